@@ -1,16 +1,19 @@
-"""The site: `sphinx-build -W --keep-going -c docs . build/site`, from the repository's root; or `sphinx-build docs out`.
+"""The site: `sphinx-build -W --keep-going -c docs . build/site`, from the repository's root; or
+`sphinx-build docs out`.
 
-README.md is its first page, so pages link to each other, to files and to figures as they do in the repository.
+README.md is its first page, so pages link to each other, to files and to figures as they do in the
+repository.
 
 To add a page:
 
-1. `docs/x.md`, whose title is a question. `pytest tests/test_docs.py -k x` runs its Python sessions, and compares what commands
-   in `console` blocks (`$ flashsim …`) print. It checks that the options of other commands exist, and that links lead somewhere.
-2. Its question in README's table, and its place in `SECTIONS`, without which the build fails. A page of `docs/reference/` shows
-   the docstring of each public name.
+1. `docs/x.md`, whose title is a question. `pytest tests/test_docs.py -k x` runs its Python
+   sessions, and compares what commands in `console` blocks (`$ flashsim …`) print. It checks that
+   the options of other commands exist, and that links lead somewhere.
+2. Its question in README's table, and its place in `SECTIONS`, without which the build fails. A
+   page of `docs/reference/` shows the docstring of each public name.
 
-Sphinx builds it, with MyST for Markdown and furo as the theme: it builds strictly, needs no network, and lets a small hook read
-docstrings as they are.
+Sphinx builds it, with MyST for Markdown and furo as the theme: it builds strictly, needs no
+network, and lets a small hook read docstrings as they are.
 """
 
 import sys
@@ -29,10 +32,25 @@ project_copyright = author
 version = release = flashsim.__version__
 language = "en"
 
-extensions = ["sphinx.ext.autodoc", "myst_parser", "commands", "docstrings", "lessons", "made", "pages"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "myst_parser",
+    "commands",
+    "docstrings",
+    "lessons",
+    "made",
+    "pages",
+]
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/reference/*.rst",
-                    "figures/kit_matrix.md", "flashsim/data/README.md"]  # fmt: skip
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "docs/reference/*.rst",
+    "figures/kit_matrix.md",
+    "flashsim/data/README.md",
+]
 nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # types in signatures, of other libraries too
 suppress_warnings = ["myst.header"]  # README of a folder may begin with a heading of any level
@@ -41,7 +59,15 @@ smartquotes_action = "qe"  # not dashes: --causal is an option
 
 SECTIONS = {
     "Tutorial": ["docs/run", "docs/watch", "docs/lessons", "docs/exercises"],
-    "How to": ["docs/code", "docs/use", "docs/conventions", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
+    "How to": [
+        "docs/code",
+        "docs/use",
+        "docs/conventions",
+        "docs/sweeps",
+        "docs/own",
+        "docs/kernels",
+        "docs/debug",
+    ],
     "Reference": ["docs/reference/index"],
     "Explanation": [
         *(
@@ -86,7 +112,9 @@ html_copy_source = False
 
 
 def setup(app: Any) -> None:
-    """Read the repository, not docs/ alone, where `sphinx-build docs out` names that as the source."""
+    """Read the repository, not docs/ alone, where `sphinx-build docs out` names that as the
+    source.
+    """
     here = Path(__file__).parent
     if app.srcdir == here:
         app.srcdir = type(app.srcdir)(here.parent)

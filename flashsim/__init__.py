@@ -1,4 +1,5 @@
-"""flashsim: FlashAttention on a simulated HBM and SRAM, with real numbers, executed counts and an enforced capacity.
+"""flashsim: FlashAttention on a simulated HBM and SRAM, with real numbers, executed counts and an
+enforced capacity.
 
 Five things one does:
 
@@ -30,7 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the public names, and where they are: type checkers read this list, and so does `_listed`
+# the public names, and where they are: type checkers read this list, and so does `_listed`
+if TYPE_CHECKING:
     from flashsim import algorithms as algorithms
     from flashsim import devices as devices
     from flashsim import masks as masks
@@ -86,7 +88,8 @@ if TYPE_CHECKING:  # the public names, and where they are: type checkers read th
 
 if not Path(__file__).is_file():
     raise ImportError(
-        f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own sources: "
+        f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own "
+        "sources: "
         "expected it installed, or unpacked"
     )
 
@@ -94,20 +97,32 @@ if not Path(__file__).is_file():
 def _listed() -> dict[str, str]:
     """Return the public names, each with the module that it is, or is in."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return {node.names[0].name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom)}
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    return {
+        node.names[0].name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+    }
 
 
 PUBLIC = _listed()
 NEEDS = {"testing": "hypothesis"}
 """Public names that a plain install cannot import, each with the package that is missing then."""
 __all__ = [
-    name for name in PUBLIC if not name.startswith("_") and (name not in NEEDS or find_spec(NEEDS[name]) is not None)
+    name
+    for name in PUBLIC
+    if not name.startswith("_") and (name not in NEEDS or find_spec(NEEDS[name]) is not None)
 ]  # so that `from flashsim import *` works
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: who imports flashsim for its memory loads no plots."""
+    """Import a public name when it is asked for: who imports flashsim for its memory loads no
+    plots.
+    """
     if name not in PUBLIC:
         raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
     where = import_module(PUBLIC[name])
@@ -118,13 +133,17 @@ def __getattr__(name: str) -> Any:
 
 
 class _Rooms:
-    """Finds `import flashsim.tune` and its like: a public name is imported where it is, in a room."""
+    """Finds `import flashsim.tune` and its like: a public name is imported where it is, in a
+    room.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return how to import a public module by its public name; None for all else."""
         package, _, public = name.rpartition(".")
-        if package != __name__ or not isinstance(PUBLIC.get(public) and __getattr__(public), ModuleType):
+        if package != __name__ or not isinstance(
+            PUBLIC.get(public) and __getattr__(public), ModuleType
+        ):
             return None
         return ModuleSpec(name, _Rooms)  # type: ignore[arg-type]
 
@@ -134,7 +153,9 @@ class _Rooms:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Put the module from its room in the place of the empty one: they are one and the same then."""
+        """Put the module from its room in the place of the empty one: they are one and the same
+        then.
+        """
         sys.modules[module.__name__] = globals()[module.__name__.rpartition(".")[2]]
 
 

@@ -1,13 +1,15 @@
-"""Measure attention over this host's GPUs, beside one GPU and PyTorch's context_parallel: figures/devices_gpu.json.
+"""Measure attention over this host's GPUs, beside one GPU and PyTorch's context_parallel:
+figures/devices_gpu.json.
 
 torchrun --standalone --nproc-per-node 2 scripts/bench_devices.py --commit "$(git rev-parse HEAD)"
 
-16 heads, d = 128, float16; the ring with zigzag and striped rows, and Ulysses; forward and backward. Of each length: errors
-against one GPU and, for two heads, float64; bytes handed over beside the model's, and, for calls that repeat, beside what the
-GPUs' NVLink counters say; and the ms of calls that take turns in one run, medians of rounds, of the slowest GPU.
+16 heads, d = 128, float16; the ring with zigzag and striped rows, and Ulysses; forward and
+backward. Of each length: errors against one GPU and, for two heads, float64; bytes handed over
+beside the model's, and, for calls that repeat, beside what the GPUs' NVLink counters say; and the
+ms of calls that take turns in one run, medians of rounds, of the slowest GPU.
 
-Calls are CUDA graphs but for those that say otherwise, and PyTorch's. "kernels alone" sends nothing, "messages alone" computes
-nothing.
+Calls are CUDA graphs but for those that say otherwise, and PyTorch's. "kernels alone" sends
+nothing, "messages alone" computes nothing.
 """
 
 import argparse
@@ -40,7 +42,8 @@ from flashsim.support.files import check_target, write_whole
 
 HEADS, WIDTH, SAMPLE = 16, 128, (0, 15)
 LENGTHS = (2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536)
-TURN_MS, COUNTED = 15.0, 2**33  # of a contestant's turn at least; bytes that go over while counters are watched
+# of a contestant's turn at least; bytes that go over while counters are watched
+TURN_MS, COUNTED = 15.0, 2**33
 DATA_TX, DATA_RX, NVLINKS = 138, 139, 18  # NVML's field values, in KiB a link
 Calls = dict[str, Callable[[], Any]]
 
@@ -57,7 +60,9 @@ class Silent(Links):
 
 def main() -> int:
     """Measure, and write the record by the first process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/devices_gpu.json"))
     parser.add_argument("--commit", help="of the sources, for the record")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
@@ -70,9 +75,14 @@ def main() -> int:
         "command": shlex.join(["torchrun", "…", "scripts/bench_devices.py", *sys.argv[1:]]),
         "commit": options.commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine() | {"gpus": engine.size, "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
-        "heads": HEADS, "d": WIDTH, "rounds": options.rounds, "results": [], "counters": [],
-    }  # fmt: skip
+        "machine": machine()
+        | {"gpus": engine.size, "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
+        "heads": HEADS,
+        "d": WIDTH,
+        "rounds": options.rounds,
+        "results": [],
+        "counters": [],
+    }
     for N in options.lengths:
         whole = inputs(N, engine.device)
         record["counters"] += counted(engine, whole)
@@ -90,7 +100,10 @@ def main() -> int:
 def inputs(N: int, device: Any) -> list[Any]:
     """Return q, k, v, do (heads, N, d), the same in each process."""
     source = torch.Generator(device).manual_seed(N)
-    return [torch.randn(HEADS, N, WIDTH, device=device, dtype=torch.float16, generator=source) for _ in range(4)]
+    return [
+        torch.randn(HEADS, N, WIDTH, device=device, dtype=torch.float16, generator=source)
+        for _ in range(4)
+    ]
 
 
 def own(engine: Any, whole: list[Any], layout: str) -> list[Any]:
@@ -103,8 +116,12 @@ def rows_of(engine: Any, N: int, layout: str) -> Any:
     return torch.tensor(positions(layout, N, engine.size)[engine.rank], device=engine.device)
 
 
-def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield results forward and backward: errors, bytes, and [median, least, most] of each contestant's ms."""
+def measured(
+    engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield results forward and backward: errors, bytes, and [median, least, most] of each
+    contestant's ms.
+    """
     q, k, v, do = whole
     N, sizes = q.shape[1], {"N": q.shape[1], "causal": causal}
     right = dict(zip(("O", "dQ", "dK", "dV"), exact(q, k, v, do, causal), strict=True))
@@ -114,7 +131,9 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
     programs = {"ring": ("ring", "zigzag"), "ulysses": ("ulysses", "contiguous")}
     if causal:
         programs["ring, striped"] = "ring", "striped"
-    errors: dict[str, Any] = {"one GPU": {X: {"float64": error(one[X][[*SAMPLE]], Y)} for X, Y in right.items()}}
+    errors: dict[str, Any] = {
+        "one GPU": {X: {"float64": error(one[X][[*SAMPLE]], Y)} for X, Y in right.items()}
+    }
     moved, parts = {}, {}
     for name, (program, layout) in programs.items():
         rows = rows_of(engine, N, layout)
@@ -125,14 +144,22 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
         handed.append(links.bytes - handed[0])
         moved[name] = engine.everyone_s((handed, model(program, part.share, engine.rank)))
         each = {
-            X: {"float64": error(Y[[*SAMPLE]], right[X][:, rows]), "one GPU": error(Y, one[X][:, rows])} for X, Y in found.items()
+            X: {
+                "float64": error(Y[[*SAMPLE]], right[X][:, rows]),
+                "one GPU": error(Y, one[X][:, rows]),
+            }
+            for X, Y in found.items()
         }
         everyone = engine.everyone_s(each)
-        errors[name] = {X: {of: max(one[X][of] for one in everyone) for of in each[X]} for X in each}
+        errors[name] = {
+            X: {of: max(one[X][of] for one in everyone) for of in each[X]} for X in each
+        }
         parts[name] = part, given
     for n, direction in enumerate(("forward", "backward")):
         with contextlib.ExitStack() as within:
-            calls, note = contestants(engine, mesh, whole, parts, causal, direction, (o, lse), within)
+            calls, note = contestants(
+                engine, mesh, whole, parts, causal, direction, (o, lse), within
+            )
             ms = race(engine, calls, rounds)
             del calls
         kept = ("dQ", "dK", "dV") if n else ("O",)
@@ -140,7 +167,10 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
             "direction": direction,
             **sizes,
             "ms": ms,
-            "bytes": {name: {"handed": [h[n] for h, _ in of], "model": [m[n] for _, m in of]} for name, of in moved.items()},
+            "bytes": {
+                name: {"handed": [h[n] for h, _ in of], "model": [m[n] for _, m in of]}
+                for name, of in moved.items()
+            },
             "errors": {name: {X: of[X] for X in kept} for name, of in errors.items()},
             **note,
         }
@@ -148,7 +178,14 @@ def measured(engine: Any, mesh: Any, whole: list[Any], causal: bool, rounds: int
 
 
 def contestants(
-    engine: Any, mesh: Any, whole: list[Any], parts: Any, causal: bool, direction: str, saved: Any, within: Any
+    engine: Any,
+    mesh: Any,
+    whole: list[Any],
+    parts: Any,
+    causal: bool,
+    direction: str,
+    saved: Any,
+    within: Any,
 ) -> tuple[Calls, dict[str, Any]]:
     """Return calls by name, and what is to be said of PyTorch's."""
     (q, k, v, do), (o, lse) = (X[None] for X in whole), saved
@@ -158,7 +195,10 @@ def contestants(
 
     def ours(name: str, links: Any) -> Callable[[], Any]:
         part, given = parts[name]
-        program, layout = part.name, {"ring, striped": "striped", "ulysses": "contiguous"}.get(name, "zigzag")
+        program, layout = (
+            part.name,
+            {"ring, striped": "striped", "ulysses": "contiguous"}.get(name, "zigzag"),
+        )
         if direction == "forward":
             return partial(forward, program, *given[:3], links=links, layout=layout, causal=causal)
         return partial(backward, replace(part, links=links), given[3])
@@ -189,9 +229,18 @@ def messages(links: Links, given: list[Any], direction: str) -> None:
 
 
 def context_parallel(
-    engine: Any, mesh: Any, whole: list[Any], parts: Any, causal: bool, direction: str, within: Any, calls: Calls
+    engine: Any,
+    mesh: Any,
+    whole: list[Any],
+    parts: Any,
+    causal: bool,
+    direction: str,
+    within: Any,
+    calls: Calls,
 ) -> dict[str, Any]:
-    """Add PyTorch's calls, with cuDNN's kernels, on one GPU and over all, which it balances under a causal mask only."""
+    """Add PyTorch's calls, with cuDNN's kernels, on one GPU and over all, which it balances
+    under a causal mask only.
+    """
     if not causal:
         return {}
     from torch.distributed.tensor.experimental import context_parallel as over_all
@@ -208,7 +257,9 @@ def context_parallel(
         one = partial(torch.autograd.grad, o, leaves, do, retain_graph=True)
     calls["one GPU, PyTorch"] = one
     buffers = [X.clone() for X in (q, k, v, do)]
-    within.enter_context(over_all(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers={*buffers}))
+    within.enter_context(
+        over_all(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers={*buffers})
+    )
     mine = [X.detach().clone().requires_grad_(direction == "backward") for X in buffers[:3]]
     gradient = buffers[3].clone()
     for method in ("allgather", "alltoall"):
@@ -225,11 +276,17 @@ def context_parallel(
             return torch.autograd.grad(o, mine, gradient, retain_graph=True)
 
         calls[f"context_parallel, {method}"] = attend if direction == "forward" else differentiate
-    return {"context_parallel's O against the ring's": max(max(each.values()) for each in engine.everyone_s(differs))}
+    return {
+        "context_parallel's O against the ring's": max(
+            max(each.values()) for each in engine.everyone_s(differs)
+        )
+    }
 
 
 def race(engine: Any, calls: Calls, rounds: int) -> dict[str, list[float]]:
-    """Return [median, least, most] over rounds of the ms of each call, of the GPU that took longest; all take turns."""
+    """Return [median, least, most] over rounds of the ms of each call, of the GPU that took
+    longest; all take turns.
+    """
     ready, found = torch.zeros(1, device=engine.device), {name: list[float]() for name in calls}
 
     def turn(call: Callable[[], Any], launches: int) -> float:
@@ -247,17 +304,27 @@ def race(engine: Any, calls: Calls, rounds: int) -> dict[str, list[float]]:
         turn(call, 2)
     launches = {}
     for name, call in calls.items():
-        launches[name] = max(1, min(100, math.ceil(TURN_MS / max(engine.everyone_s(turn(call, 2))))))
+        launches[name] = max(
+            1, min(100, math.ceil(TURN_MS / max(engine.everyone_s(turn(call, 2)))))
+        )
     for n in range(rounds):  # in another order each time: what came before warms a GPU
         for name in random.Random(n).sample(list(calls), len(calls)):
             found[name].append(turn(calls[name], launches[name]))
     everyone = engine.everyone_s(found)
-    slowest = {name: [max(each) for each in zip(*(one[name] for one in everyone), strict=True)] for name in found}
-    return {name: [round(f(ms), 5) for f in (statistics.median, min, max)] for name, ms in slowest.items()}
+    slowest = {
+        name: [max(each) for each in zip(*(one[name] for one in everyone), strict=True)]
+        for name in found
+    }
+    return {
+        name: [round(f(ms), 5) for f in (statistics.median, min, max)]
+        for name, ms in slowest.items()
+    }
 
 
 def counted(engine: Any, whole: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield, of each program, what NVLink's counters say was sent and received by each GPU, in bytes, and the model's."""
+    """Yield, of each program, what NVLink's counters say was sent and received by each GPU, in
+    bytes, and the model's.
+    """
     for program, layout in (("ring", "zigzag"), ("ulysses", "contiguous")):
         given, links = own(engine, whole, layout), Links(engine)
         part = forward(program, *given[:3], links=links, layout=layout)
@@ -277,10 +344,14 @@ def counted(engine: Any, whole: list[Any]) -> Iterator[dict[str, Any]]:
             said = [b - a for a, b in zip(before, nvlink(engine), strict=True)]
             each = engine.everyone_s((said, modelled * repeats))
             yield {
-                "program": program, "direction": direction, "N": whole[0].shape[1], "repeats": repeats,
-                "sent": [sent for (sent, _), _ in each], "received": [got for (_, got), _ in each],
+                "program": program,
+                "direction": direction,
+                "N": whole[0].shape[1],
+                "repeats": repeats,
+                "sent": [sent for (sent, _), _ in each],
+                "received": [got for (_, got), _ in each],
                 "model": [sent for _, sent in each],
-            }  # fmt: skip
+            }
 
 
 def nvlink(engine: Any) -> list[int]:
@@ -296,9 +367,14 @@ def nvlink(engine: Any) -> list[int]:
 
 
 def model(program: str, share: Any, rank: int) -> list[int]:
-    """Return the bytes that a process sends forward and backward: 16 bits a word, but 32 of the ring's dK and dV."""
+    """Return the bytes that a process sends forward and backward: 16 bits a word, but 32 of the
+    ring's dK and dV.
+    """
     if program == "ulysses":
-        return [2 * theory.ulysses_words(share, rank), 2 * theory.ulysses_kept_backward_words(share, rank)]
+        return [
+            2 * theory.ulysses_words(share, rank),
+            2 * theory.ulysses_kept_backward_words(share, rank),
+        ]
     once, twice = (theory.ring_words(share, rank, passes) for passes in (1, 2))
     return [2 * once, 2 * once + 4 * (twice - once)]
 

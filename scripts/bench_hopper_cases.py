@@ -1,14 +1,17 @@
-"""Time on Hopper what `flashsim bench` does not, beside cuDNN and FlashAttention where PyTorch has them.
+"""Time on Hopper what `flashsim bench` does not, beside cuDNN and FlashAttention where PyTorch has
+them.
 
-Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits; d = 256;
-keys in pages, and packed batches.
+Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with
+dropout; 8 bits; d = 256; keys in pages, and packed batches.
 
-python scripts/bench_hopper_cases.py                    # on a machine with a GPU: figures/gpu_hopper_cases.json
+python scripts/bench_hopper_cases.py                    # on a machine with a GPU:
+                                                        figures/gpu_hopper_cases.json
 python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backward.json
 
-All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A forward call is replayed as a graph, as programs
-that decode do it: what is timed is the GPU. Rates are of bytes that must move: K and V in decoding, Q, K, V, O with a window.
-Of the backward pass they are TFLOP/s, of five products; of 8 bits and d = 256, of two. Of sections there are µs.
+All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A forward call is replayed
+as a graph, as programs that decode do it: what is timed is the GPU. Rates are of bytes that must
+move: K and V in decoding, Q, K, V, O with a window. Of the backward pass they are TFLOP/s, of five
+products; of 8 bits and d = 256, of two. Of sections there are µs.
 """
 
 import argparse
@@ -29,9 +32,17 @@ from flashsim.support.files import check_target, write_whole
 
 def main() -> int:
     """Measure, print, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/gpu_hopper_cases.json"))
-    parser.add_argument("--only", choices=CASES, nargs="+", default=["decode", "window", "block-sparse"], help="cases")
+    parser.add_argument(
+        "--only",
+        choices=CASES,
+        nargs="+",
+        default=["decode", "window", "block-sparse"],
+        help="cases",
+    )
     parser.add_argument("--commit", help="of the sources, for the record")
     options = parser.parse_args()
     check_target(options.output)

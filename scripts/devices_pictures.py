@@ -1,4 +1,6 @@
-"""What several GPUs measured: how many times as fast as one they are, and from which length on messages hide behind kernels."""
+"""What several GPUs measured: how many times as fast as one they are, and from which length on
+messages hide behind kernels.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,18 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from flashsim.drawing.style import BLACK, BLUE, GREY, ORANGE, PURPLE, Panels, column_figure, dress, styled, ticks
+from flashsim.drawing.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    Panels,
+    column_figure,
+    dress,
+    styled,
+    ticks,
+)
 from flashsim.plots.saving import figure_of
 
 LOOKS = {
@@ -37,7 +50,9 @@ def times_one(result: Mapping[str, Any], name: str) -> float:
 
 
 def rates(record: Mapping[str, Any], causal: bool) -> tuple[float, float]:
-    """Return the operations a second of a GPU's forward kernels, and the bytes a second that it sends, at the longest N."""
+    """Return the operations a second of a GPU's forward kernels, and the bytes a second that it
+    sends, at the longest N.
+    """
     last, P = results_of(record, "forward", causal)[-1], record["machine"]["gpus"]
     pairs = last["N"] * (last["N"] + 1) / 2 if causal else last["N"] ** 2
     flops = 4 * record["heads"] * record["d"] * pairs / P
@@ -46,13 +61,16 @@ def rates(record: Mapping[str, Any], causal: bool) -> tuple[float, float]:
 
 
 def predicted(record: Mapping[str, Any], causal: bool) -> float:
-    """Return the N from which on a forward step's messages hide: P·F/B, and twice that under a causal mask, in 16 bits."""
+    """Return the N from which on a forward step's messages hide: P·F/B, and twice that under a
+    causal mask, in 16 bits.
+    """
     operations, bytes_sent = rates(record, causal)
     return (2 if causal else 1) * int(record["machine"]["gpus"]) * operations / bytes_sent
 
 
 def measured(record: Mapping[str, Any], causal: bool) -> float:
-    """Return the N from which on messages alone take less than the kernels of their steps, between measured lengths log-log.
+    """Return the N from which on messages alone take less than the kernels of their steps, between
+    measured lengths log-log.
 
     Raises ValueError where there is none.
     """
@@ -64,12 +82,16 @@ def measured(record: Mapping[str, Any], causal: bool) -> float:
     for (N, before), (longer, after) in pairwise(over):
         if before > 1 >= after:
             return float(N * (longer / N) ** (math.log(before) / math.log(before / after)))
-    raise ValueError(f"messages take {over[0][1]:.2f} to {over[-1][1]:.2f} times as long as kernels; expected 1 between")
+    raise ValueError(
+        f"messages take {over[0][1]:.2f} to {over[-1][1]:.2f} times as long as kernels; expected 1 "
+        "between"
+    )
 
 
 @styled
 def plot_devices(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw how many times as fast as one GPU each contestant is, against N: forward and backward, full and causal.
+    """Draw how many times as fast as one GPU each contestant is, against N: forward and backward,
+    full and causal.
 
     `record`: what `scripts/bench_devices.py` wrote. `ax`: four axes; None: new ones, two by two.
     """
@@ -84,18 +106,32 @@ def plot_devices(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None)
             if name in results[0]["ms"]:
                 speeds = [times_one(r, name) for r in results]
                 panel.plot(
-                    lengths, speeds, color=colour, marker=marker, markersize=4, linestyle=dashes, label=label,
+                    lengths,
+                    speeds,
+                    color=colour,
+                    marker=marker,
+                    markersize=4,
+                    linestyle=dashes,
+                    label=label,
                     gid=f"{direction} {causal} {name}",
-                )  # fmt: skip
+                )
         panel.axhline(1, color=BLACK, linewidth=0.8)
         panel.set_ylim(0, P)
         panel.set_title(f"{direction}{', causal' if causal else ''}")
-        ticks(panel.xaxis, FixedLocator([N for N in lengths if N & (N - 1) == 0][1::2]), FuncFormatter(_in_k))
+        ticks(
+            panel.xaxis,
+            FixedLocator([N for N in lengths if N & (N - 1) == 0][1::2]),
+            FuncFormatter(_in_k),
+        )
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel("N")
         panel.set_ylabel(f"speed of {P} GPUs ÷ one's")
         panel.label_outer()
-    known = {label: line for panel in ax for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    known = {
+        label: line
+        for panel in ax
+        for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     figure_of(ax).legend(known.values(), known, loc="outside lower center", ncols=2)
     said = f"{P} × {record['machine']['gpu']}\n{record['heads']} heads, d = {record['d']}"
     figure_of(ax).suptitle(said, x=0.02, ha="left", fontsize=8.5, fontweight="bold")

@@ -1,6 +1,8 @@
-"""Write the tables of README.md and docs/ that come from records: between their own markers, and nowhere else.
+"""Write the tables of README.md and docs/ that come from records: between their own markers, and
+nowhere else.
 
-python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/
+python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels,
+                                      and from figures/
 """
 
 import argparse
@@ -35,7 +37,9 @@ CONTESTANTS = {
 
 def main() -> None:
     """Write the tables and print what has changed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
     for page in TABLES:
         before = (ROOT / page).read_text(encoding="utf-8")
@@ -45,7 +49,9 @@ def main() -> None:
 
 
 def written(page: str, text: str) -> str:
-    """Return a page's text with its tables made anew. Raises ValueError where a marker is not there exactly once."""
+    """Return a page's text with its tables made anew. Raises ValueError where a marker is not
+    there exactly once.
+    """
     for name, rows in TABLES[page].items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
@@ -61,7 +67,11 @@ def algorithms() -> Iterator[tuple[str, ...]]:
     yield "name", "forward", "backward"
     yield "---", "---", "---"
     for name, algorithm in FORWARD.items():
-        yield f"`{name}`", linked(algorithm), "<br>".join(linked(BACKWARD[back]) for back in backward_passes(name))
+        yield (
+            f"`{name}`",
+            linked(algorithm),
+            "<br>".join(linked(BACKWARD[back]) for back in backward_passes(name)),
+        )
 
 
 def linked(algorithm: Algorithm) -> str:
@@ -73,45 +83,91 @@ def linked(algorithm: Algorithm) -> str:
 
 def kernels() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of kernels, those that the record has a rate of."""
-    results = json.loads((ROOT / "figures" / "gpu_bench.json").read_text(encoding="utf-8"))["results"]
+    results = json.loads((ROOT / "figures" / "gpu_bench.json").read_text(encoding="utf-8"))[
+        "results"
+    ]
     rates: dict[str, dict[str, str]] = {}
     for result in results:
         if all(result[key] == value for key, value in SETTING.items()):
             for timing in result["timings"]:
                 if not timing["failed"]:
-                    rates.setdefault(timing["name"], {})[result["direction"]] = f"{timing['tflops']:.1f}"
+                    rates.setdefault(timing["name"], {})[result["direction"]] = (
+                        f"{timing['tflops']:.1f}"
+                    )
     yield "kernel", "what it is", "source", "forward", "backward"
     yield "---", "---", "---", "--:", "--:"
     about = {name: rung.about for name, rung in ladder().items()} | CONTESTANTS
     for name in [name for name in about if name in rates]:
-        files = dict.fromkeys(variant.file for variant in ladder()[name].variants) if name in ladder() else ()
+        files = (
+            dict.fromkeys(variant.file for variant in ladder()[name].variants)
+            if name in ladder()
+            else ()
+        )
         sources = ", ".join(f"[{file}](../flashsim/gpu/kernels/{file})" for file in files)
-        yield f"`{name}`", about[name], sources, *(rates[name].get(way, "–") for way in ("forward", "backward"))
+        yield (
+            f"`{name}`",
+            about[name],
+            sources,
+            *(rates[name].get(way, "–") for way in ("forward", "backward")),
+        )
 
 
 def steps() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of `hopper`'s ideas, in the words of Tiles' docstring, from the rung before to the peers."""
-    records = [json.loads((ROOT / "figures" / f"gpu_ladder{of}.json").read_text(encoding="utf-8")) for of in ("", "_causal")]
-    rates = [{step["name"]: f"{step['tflops']:.0f}" for step in record["steps"]} for record in records]
+    """Yield the rows of the table of `hopper`'s ideas, in the words of Tiles' docstring, from
+    the rung before to the peers.
+    """
+    records = [
+        json.loads((ROOT / "figures" / f"gpu_ladder{of}.json").read_text(encoding="utf-8"))
+        for of in ("", "_causal")
+    ]
+    rates = [
+        {step["name"]: f"{step['tflops']:.0f}" for step in record["steps"]} for record in records
+    ]
     said = dict(re.findall(r"^    (\w+) +(.*)$", Tiles.__doc__ or "", re.MULTILINE))
-    about = {name: rung.about for name, rung in ladder().items()} | CONTESTANTS | {"hopper, plain": "wgmma and TMA"}
-    about |= {name: said[idea] for name in rates[0] for idea in [name.removeprefix("hopper, + ")] if idea != name}
-    yield "step", "what it is", *(f"N = {r['setting']['N']:,}{', causal' * r['setting']['causal']}" for r in records)
+    about = (
+        {name: rung.about for name, rung in ladder().items()}
+        | CONTESTANTS
+        | {"hopper, plain": "wgmma and TMA"}
+    )
+    about |= {
+        name: said[idea]
+        for name in rates[0]
+        for idea in [name.removeprefix("hopper, + ")]
+        if idea != name
+    }
+    yield (
+        "step",
+        "what it is",
+        *(f"N = {r['setting']['N']:,}{', causal' * r['setting']['causal']}" for r in records),
+    )
     yield "---", "---", "--:", "--:"
-    for name in ("tensor_core", *(name for name in rates[0] if name.startswith("hopper,")), "fa4", "torch_cudnn"):
+    for name in (
+        "tensor_core",
+        *(name for name in rates[0] if name.startswith("hopper,")),
+        "fa4",
+        "torch_cudnn",
+    ):
         yield f"`{name}`", about[name], *(rate[name] for rate in rates)
 
 
 def constants() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of attention's constants: what their functions say, and what they return at d = 64."""
+    """Yield the rows of the table of attention's constants: what their functions say, and what
+    they return at d = 64.
+    """
     yield "accesses of", "are between c₁ and c₂ times", "c₁", "c₂"
     yield "---", "---", "--:", "--:"
     for name in theory.__all__:
         if name.endswith("_constants") and not name.startswith("kernel_product"):
             function = getattr(theory, name)
-            found = re.match(r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.\n", inspect.getdoc(function) or "")
+            found = re.match(
+                r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.\n",
+                inspect.getdoc(function) or "",
+            )
             if found is None:
-                raise ValueError(f"theory.{name}: expected a docstring of 'Return c₁ ≤ accesses / (…) ≤ c₂ for ….'")
+                raise ValueError(
+                    f"theory.{name}: expected a docstring of 'Return c₁ ≤ accesses / (…) ≤ c₂ for "
+                    "….'"
+                )
             takes = inspect.signature(function).parameters
             for direction in ("forward", "backward") if "direction" in takes else ("",):
                 given = {"d": 64} if "d" in takes else {}
@@ -129,7 +185,14 @@ def meanings() -> Iterator[tuple[str, ...]]:
 
 def referee() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the comparison with AccelForge, by front, from figures/referee.json."""
-    yield "N, d", "points", "fewer here", "at most 1.02 times", "with a statistic's room more", "here ÷ AccelForge"
+    yield (
+        "N, d",
+        "points",
+        "fewer here",
+        "at most 1.02 times",
+        "with a statistic's room more",
+        "here ÷ AccelForge",
+    )
     yield "---", "--:", "--:", "--:", "--:", "--:"
     rows = json.loads((ROOT / "figures" / "referee.json").read_text(encoding="utf-8"))["rows"]
     fronts: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
@@ -151,7 +214,9 @@ def referee() -> Iterator[tuple[str, ...]]:
 
 
 def several_gpus() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of several GPUs: ms of one, and how many times as fast others are."""
+    """Yield the rows of the table of several GPUs: ms of one, and how many times as fast others
+    are.
+    """
     record = json.loads((ROOT / "figures" / "devices_gpu.json").read_text(encoding="utf-8"))
     others = {
         "ring": "ring",
@@ -165,16 +230,28 @@ def several_gpus() -> Iterator[tuple[str, ...]]:
     for direction, causal in devices_pictures.CASES:
         for result in devices_pictures.results_of(record, direction, causal):
             if result["N"].bit_count() == 1:
-                ratios = (f"{devices_pictures.times_one(result, name):.2f}" if name in result["ms"] else "–" for name in others)
+                ratios = (
+                    f"{devices_pictures.times_one(result, name):.2f}"
+                    if name in result["ms"]
+                    else "–"
+                    for name in others
+                )
                 which = f"{direction}{', causal' * causal}"
-                yield which, f"{result['N']:,}", f"{devices_pictures.median(result, 'one GPU'):.3f}", *ratios
+                yield (
+                    which,
+                    f"{result['N']:,}",
+                    f"{devices_pictures.median(result, 'one GPU'):.3f}",
+                    *ratios,
+                )
 
 
 def claims() -> Iterator[tuple[str, ...]]:
     """Yield the rows of what serving moves, as `flashsim verify` finds it."""
     yield "who says so", "claim", "tried", "found"
     yield "---", "---", "---", "---"
-    for claim in verify.run([check for check in verify.checks() if check.__module__ == "flashsim.verify.serving"]):
+    for claim in verify.run(
+        [check for check in verify.checks() if check.__module__ == "flashsim.verify.serving"]
+    ):
         yield claim.source, " ".join(claim.claim.split()), claim.tried, claim.measured
 
 

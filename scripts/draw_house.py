@@ -1,7 +1,9 @@
-"""Draw the rooms of flashsim and what imports what, as a Mermaid graph: `python scripts/draw_house.py` prints it.
+"""Draw the rooms of flashsim and what imports what, as a Mermaid graph: `python
+scripts/draw_house.py` prints it.
 
-An arrow from one room to another says that some module of the first imports some module of the second, in a function, too.
-Arrows that follow from others, a → c beside a → b → c, are left out. docs/code.md has what this prints.
+An arrow from one room to another says that some module of the first imports some module of the
+second, in a function, too. Arrows that follow from others, a → c beside a → b → c, are left out.
+docs/code.md has what this prints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A solution of each exercise, for teachers: written as the files that `flashsim exercise check` takes.
+"""A solution of each exercise, for teachers: written as the files that `flashsim exercise check`
+takes.
 
 python scripts/exercise_solutions.py FOLDER
 """

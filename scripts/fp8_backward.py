@@ -1,10 +1,12 @@
-"""Say how far off gradients are if the backward pass has operands of 8 bits: figures/fp8_backward.json. NumPy alone, no GPU.
+"""Say how far off gradients are if the backward pass has operands of 8 bits:
+figures/fp8_backward.json. NumPy alone, no GPU.
 
 python scripts/fp8_backward.py
 
-The operands of the five products S = Q Kᵀ, dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and dK = dSᵀ Q are rounded, and all else is exact.
-Of dO, P and dS each head has a scale, with which its largest number becomes the type's largest; a kernel would not know that of
-dS beforehand. Errors are ‖x − exact‖ / ‖exact‖, from the exact gradients of the numbers before rounding.
+The operands of the five products S = Q Kᵀ, dP = dO Vᵀ, dV = Pᵀ dO, dQ = dS K and dK = dSᵀ Q are
+rounded, and all else is exact. Of dO, P and dS each head has a scale, with which its largest number
+becomes the type's largest; a kernel would not know that of dS beforehand. Errors are ‖x − exact‖ /
+‖exact‖, from the exact gradients of the numbers before rounding.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Rounding = Callable[[Array], Array]
 
 
 def rounding(dtype: Any, largest: float = 0.0) -> Rounding:
-    """Return what rounds arrays (heads, …) to dtype; with a scale for each head, if its largest number is to be `largest`."""
+    """Return what rounds arrays (heads, …) to dtype; with a scale for each head, if its largest
+    number is to be `largest`.
+    """
 
     def rounded(X: Array) -> Array:
         scale = largest / np.abs(X).max((1, 2), keepdims=True) if largest else 1.0
@@ -38,7 +42,10 @@ def rounding(dtype: Any, largest: float = 0.0) -> Rounding:
 
 
 half, e4m3 = rounding(np.float16), rounding(ml_dtypes.float8_e4m3fn)
-scaled_e4m3, scaled_e5m2 = rounding(ml_dtypes.float8_e4m3fn, 448.0), rounding(ml_dtypes.float8_e5m2, 57344.0)
+scaled_e4m3, scaled_e5m2 = (
+    rounding(ml_dtypes.float8_e4m3fn, 448.0),
+    rounding(ml_dtypes.float8_e5m2, 57344.0),
+)
 
 
 WAYS: dict[str, tuple[Rounding, Rounding, Rounding, Rounding]] = {  # of Q, K, V; of dO, P and dS
@@ -53,7 +60,9 @@ WAYS: dict[str, tuple[Rounding, Rounding, Rounding, Rounding]] = {  # of Q, K, V
 
 def main() -> int:
     """Compute, print and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/fp8_backward.json"))
     output = parser.parse_args().output
     results = []
@@ -63,11 +72,21 @@ def main() -> int:
             exact = gradients(given, [np.asarray] * 4, causal)
             for way, roundings in WAYS.items():
                 found = zip(gradients(given, roundings, causal), exact, strict=True)
-                errors = [float(np.linalg.norm(x - wanted) / np.linalg.norm(wanted)) for x, wanted in found]
-                results.append({"distribution": name, "causal": causal, "way": way, "errors": errors})
+                errors = [
+                    float(np.linalg.norm(x - wanted) / np.linalg.norm(wanted))
+                    for x, wanted in found
+                ]
+                results.append(
+                    {"distribution": name, "causal": causal, "way": way, "errors": errors}
+                )
                 print(name, causal, way, *(f"{error:.2%}" for error in errors), flush=True)
     sizes = {"N": N, "d": D, "heads": HEADS}
-    record = {"command": "python scripts/fp8_backward.py", "made_with": made_with(), **sizes, "results": results}
+    record = {
+        "command": "python scripts/fp8_backward.py",
+        "made_with": made_with(),
+        **sizes,
+        "results": results,
+    }
     write_whole(output, json.dumps(record, indent=1) + "\n")
     return 0
 

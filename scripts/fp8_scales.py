@@ -1,10 +1,11 @@
-"""Say what scales of Q, K and V gain before they are rounded to e4m3: figures/fp8_scales.json. NumPy alone, no GPU.
+"""Say what scales of Q, K and V gain before they are rounded to e4m3: figures/fp8_scales.json.
+NumPy alone, no GPU.
 
 python scripts/fp8_scales.py
 
-A scale makes the largest number of a whole array, a head, a block of rows or a row 448. Errors are ‖O − exact‖ / ‖exact‖ of the
-exact attention of the rounded numbers; with `turned`, Q and K are first multiplied by one random orthogonal matrix, which changes
-no score.
+A scale makes the largest number of a whole array, a head, a block of rows or a row 448. Errors are
+‖O − exact‖ / ‖exact‖ of the exact attention of the rounded numbers; with `turned`, Q and K are
+first multiplied by one random orthogonal matrix, which changes no score.
 """
 
 import argparse
@@ -22,13 +23,22 @@ from flashsim.support.provenance import made_with
 
 Array = np.ndarray[Any, Any]
 N, D, HEADS, LARGEST = 768, 128, 12, 448.0
-SCALES: dict[str, int | None] = {"none": 0, "array": None, "head": N, "128 rows": 128, "64 rows": 64, "row": 1}
+SCALES: dict[str, int | None] = {
+    "none": 0,
+    "array": None,
+    "head": N,
+    "128 rows": 128,
+    "64 rows": 64,
+    "row": 1,
+}
 DISTRIBUTIONS = ("captured", "normal", "wide", "growing", "sink", "outliers", "V / 50")
 
 
 def main() -> int:
     """Compute, print and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/fp8_scales.json"))
     output = parser.parse_args().output
     results = []
@@ -42,7 +52,12 @@ def main() -> int:
             results.append({"distribution": name, "causal": causal, "errors": errors})
             print(name, causal, {of: f"{error:.2%}" for of, error in errors.items()}, flush=True)
     sizes = {"N": N, "d": D, "heads": HEADS}
-    record = {"command": "python scripts/fp8_scales.py", "made_with": made_with(), **sizes, "results": results}
+    record = {
+        "command": "python scripts/fp8_scales.py",
+        "made_with": made_with(),
+        **sizes,
+        "results": results,
+    }
     write_whole(output, json.dumps(record, indent=1) + "\n")
     return 0
 
@@ -54,7 +69,9 @@ def numbers(name: str) -> list[Array]:
     if name == "captured":
         made = captured(Setting(N, D, B=1, H=HEADS, distribution=name))
     elif name == "outliers":  # one number in 1000 is ten times as large
-        made = [X + 10 * rng.standard_normal(X.shape) * (rng.random(X.shape) < 0.001) for X in normal]
+        made = [
+            X + 10 * rng.standard_normal(X.shape) * (rng.random(X.shape) < 0.001) for X in normal
+        ]
     elif name == "V / 50":
         made = [*normal[:2], normal[2] / 50]
     else:
@@ -63,14 +80,18 @@ def numbers(name: str) -> list[Array]:
 
 
 def off(exact: Array, given: tuple[Array, ...], rows: int | None, causal: bool) -> float:
-    """Return the relative error of attention of what rounding makes of arrays, with a scale for so many rows; 0: without."""
+    """Return the relative error of attention of what rounding makes of arrays, with a scale for
+    so many rows; 0: without.
+    """
     q, k, v = (rounded(X, rows) for X in given)
     found = attention(q, k, v, causal)
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
 def rounded(X: Array, rows: int | None) -> Array:
-    """Return X (heads, N, d), divided by scales, rounded to e4m3, and multiplied by them. Rows None: one scale for all."""
+    """Return X (heads, N, d), divided by scales, rounded to e4m3, and multiplied by them. Rows
+    None: one scale for all.
+    """
     if rows == 0:
         scale: Any = 1.0
     elif rows is None:

@@ -1,6 +1,7 @@
 """What a GPU measured, drawn from its records: predicted against counted traffic, and times.
 
-Unlike the other figures these need a run on a GPU first; the records are kept in figures/ with the machine that made them.
+Unlike the other figures these need a run on a GPU first; the records are kept in figures/ with the
+machine that made them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,15 +43,21 @@ _PEERS = {
     "fa4": ("FlashAttention-4", ("green", "*", "-.")),
 }
 _DRAWN = {name: (rung.short, rung.look) for name, rung in ladder().items()} | _PEERS
-LOOKS = {name: Look(label, NAMED[colour], *shape) for name, (label, (colour, *shape)) in _DRAWN.items()}
+LOOKS = {
+    name: Look(label, NAMED[colour], *shape) for name, (label, (colour, *shape)) in _DRAWN.items()
+}
 """How each contestant is drawn, in the order of the ladder."""
 
 
 @styled
-def plot_validation(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw measured bytes over predicted bytes, each pass a point, and Algorithm 1's DRAM bytes and time over B_c.
+def plot_validation(
+    record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None
+) -> Sequence[Axes]:
+    """Draw measured bytes over predicted bytes, each pass a point, and Algorithm 1's DRAM bytes and
+    time over B_c.
 
-    `record`: what `flashsim.gpu.validation.validate` returned. `ax`: two axes; None: a new column of two.
+    `record`: what `flashsim.gpu.validation.validate` returned. `ax`: two axes; None: a new column
+    of two.
     """
     axes: Sequence[Axes] = Panels(column_figure(5.6), 2, 1) if ax is None else ax
     for panel in axes:
@@ -107,7 +114,14 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
     for key, said, style in (("predicted", "predicted", "-"), ("measured", "counted", "none")):
         total = [(row[f"{key}_reads"] + row[f"{key}_writes"]) / 1e9 for row in rows]
         look: dict[str, Any] = {"linestyle": style, "color": BLUE, "gid": f"{key} bytes"}
-        ax.plot(sizes, total, marker="o" if key == "measured" else None, mfc="none", label=f"traffic, {said}", **look)
+        ax.plot(
+            sizes,
+            total,
+            marker="o" if key == "measured" else None,
+            mfc="none",
+            label=f"traffic, {said}",
+            **look,
+        )
     ax.set_ylim(0, None)
     ax.set_ylabel("DRAM traffic (GB)", color=BLUE)
     ax.set_xlabel("column block size $B_c$ (rows of K, V)")
@@ -115,20 +129,32 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     time = ax.twinx()
     ms = [row["ms"] for row in rows]
-    (line,) = time.plot(sizes, ms, color=VERMILLION, marker="s", linestyle="--", gid="ms", label="runtime (right)")
+    (line,) = time.plot(
+        sizes, ms, color=VERMILLION, marker="s", linestyle="--", gid="ms", label="runtime (right)"
+    )
     ax.legend(handles=[*ax.get_lines(), line], loc="upper right")
     time.set_ylim(0, None)
     time.set_ylabel("runtime (ms)", color=VERMILLION)
     time.spines[["top", "left"]].set_visible(False)
-    falls = next((at for at in range(1, len(ms)) if ms[at] >= ms[at - 1]), len(ms))  # so many, and then no more
+    # so many, and then no more
+    falls = next((at for at in range(1, len(ms)) if ms[at] >= ms[at - 1]), len(ms))
     until = f", up to {sizes[falls - 1]}," if falls < len(ms) else ""
-    ax.set_title(f"Theorem 2 in silicon: Algorithm 1's traffic\nfalls with $B_c$, and{until} its runtime", x=-0.2)
+    ax.set_title(
+        f"Theorem 2 in silicon: Algorithm 1's traffic\nfalls with $B_c$, and{until} its runtime",
+        x=-0.2,
+    )
 
 
 def _by_length(
-    record: Mapping[str, Any], of: Callable[[Any, Any], float], d: int, direction: str, causal: bool = False
+    record: Mapping[str, Any],
+    of: Callable[[Any, Any], float],
+    d: int,
+    direction: str,
+    causal: bool = False,
 ) -> dict[str, dict[int, float]]:
-    """Return `of` a result and a timing in it, without dropout, by contestant and N; in `LOOKS`' order; 0 is none."""
+    """Return `of` a result and a timing in it, without dropout, by contestant and N; in `LOOKS`'
+    order; 0 is none.
+    """
     found: dict[str, dict[int, float]] = {name: {} for name in LOOKS}
     for r in record["results"]:
         if (r["d"], r["direction"], r["causal"], r["dropout_p"]) == (d, direction, causal, 0):
@@ -140,21 +166,36 @@ def _by_length(
 
 @styled
 def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
+    """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal
+    (Figure 3, left, as rates).
 
-    `record`: what `flashsim bench --json` wrote. `ax`: axes for each of these four that it has, and each d, row by row; None: new
-    ones, a column for each d, one printed column wide in all: it is read on a phone, too.
+    `record`: what `flashsim bench --json` wrote. `ax`: axes for each of these four that it has, and
+    each d, row by row; None: new ones, a column for each d, one printed column wide in all: it is
+    read on a phone, too.
     """
     heads = {r["d"]: r["H"] for r in reversed(record["results"])}
     widths, passes = sorted(heads), list(dict.fromkeys(r["direction"] for r in record["results"]))
-    cases = [(direction, causal, d) for direction in passes for causal in (False, True) for d in widths]
+    cases = [
+        (direction, causal, d) for direction in passes for causal in (False, True) for d in widths
+    ]
     if ax is None:
-        ax = Panels(column_figure(4.4 * len(passes) + 0.4), 2 * len(passes), len(widths), sharex=True, sharey="row")
+        ax = Panels(
+            column_figure(4.4 * len(passes) + 0.4),
+            2 * len(passes),
+            len(widths),
+            sharex=True,
+            sharey="row",
+        )
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel, x=2, y=10)
-        for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
+        for name, rates in _by_length(
+            record, lambda _, t: t["tflops"], d, direction, causal
+        ).items():
             panel.plot(
-                *zip(*rates.items(), strict=True), label=LOOKS[name].label, gid=f"{direction} {causal} {name}", **LOOKS[name].line
+                *zip(*rates.items(), strict=True),
+                label=LOOKS[name].label,
+                gid=f"{direction} {causal} {name}",
+                **LOOKS[name].line,
             )
         panel.set_title(f"{direction}{', causal' if causal else ''}\nd = {d}, {heads[d]} heads")
         ticks(panel.xaxis, LogLocator(4), _in_k)
@@ -163,17 +204,28 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         panel.label_outer()
     for panel in ax:
         low, high = panel.get_ylim()
-        ticks(panel.yaxis, LogLocator(10, (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 6)), lambda y, _: f"{y:g}")
-    known = {label: handle for panel in ax for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+        ticks(
+            panel.yaxis,
+            LogLocator(10, (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 5, 6)),
+            lambda y, _: f"{y:g}",
+        )
+    known = {
+        label: handle
+        for panel in ax
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     shown = [look.label for look in LOOKS.values() if look.label in known]
-    figure_of(ax).legend([known[label] for label in shown], shown, loc="outside lower center", ncols=2)
+    figure_of(ax).legend(
+        [known[label] for label in shown], shown, loc="outside lower center", ncols=2
+    )
     said = f"{record['machine']['gpu']}, {record['results'][0]['dtype']}: rates"
     figure_of(ax).suptitle(said, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
     return ax
 
 
 def plot_front(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw the top rungs' rates over N beside cuDNN's and FlashAttention-4's, forward or backward. As `plot_times`.
+    """Draw the top rungs' rates over N beside cuDNN's and FlashAttention-4's, forward or backward.
+    As `plot_times`.
 
     `record`: what `flashsim bench --json` or `scripts/bench_hopper_cases.py --only backward` wrote.
     """
@@ -181,7 +233,10 @@ def plot_front(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         {
             "direction": "backward",
             "dtype": "float16",
-            "timings": [{"name": name, "tflops": rate, "failed": ""} for name, rate in r.get("tflops", {}).items()],
+            "timings": [
+                {"name": name, "tflops": rate, "failed": ""}
+                for name, rate in r.get("tflops", {}).items()
+            ],
             **r,
         }
         for r in record["results"]
@@ -191,13 +246,22 @@ def plot_front(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
 
 @styled
 def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
-    """Draw forward + backward runtime over N, log-log, or of the one that the record has: the paper's Figure 3, left."""
+    """Draw forward + backward runtime over N, log-log, or of the one that the record has: the
+    paper's Figure 3, left.
+    """
     ax = canvas(ax, 4.2, x=2, y=10)
     directions = list(dict.fromkeys(r["direction"] for r in record["results"]))
-    times = [_by_length(record, lambda r, t: t["median"] / r["B"], d, direction) for direction in directions]
+    times = [
+        _by_length(record, lambda r, t: t["median"] / r["B"], d, direction)
+        for direction in directions
+    ]
     for name, look in LOOKS.items():
         parts = [passes.get(name, {}) for passes in times]
-        points = {N: sum(part[N] for part in parts) for N in sorted(parts[0]) if all(N in part for part in parts)}
+        points = {
+            N: sum(part[N] for part in parts)
+            for N in sorted(parts[0])
+            if all(N in part for part in parts)
+        }
         if points:
             ax.plot(*zip(*points.items(), strict=True), label=look.label, gid=name, **look.line)
     _over_N(ax, d, record)
@@ -215,7 +279,8 @@ def _over_N(ax: Axes, d: int, record: Mapping[str, Any]) -> None:
 
 @styled
 def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Draw the runtime of exact and sparse attention over N, log-log: the paper's Figure 3, left, of those that exist here.
+    """Draw the runtime of exact and sparse attention over N, log-log: the paper's Figure 3, left,
+    of those that exist here.
 
     Grey: where the paper's own lines begin to cross.
     """
@@ -223,14 +288,21 @@ def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     first, last = BETWEEN
     ax.axvspan(first, last, **BAND)
     _over_N(ax, 64, record)  # the key, with this
-    window, butterfly = (f"{pays_from(record, f'hopper_{name}', 'hopper'):,}" for name in ("window", "butterfly"))
+    window, butterfly = (
+        f"{pays_from(record, f'hopper_{name}', 'hopper'):,}" for name in ("window", "butterfly")
+    )
     since = window if window == butterfly else f"{window} (window), {butterfly} (butterfly)"
-    ax.set_title(f"Sparse is faster than exact attention\nfrom N = {since} on, {record['machine']['gpu']}", x=-0.17)
+    ax.set_title(
+        f"Sparse is faster than exact attention\nfrom N = {since} on, {record['machine']['gpu']}",
+        x=-0.17,
+    )
     return ax
 
 
 def pays_from(record: Mapping[str, Any], name: str, exact: str) -> int:
-    """Return the least measured N from which on one contestant is faster than another. Raises ValueError if there is none."""
+    """Return the least measured N from which on one contestant is faster than another. Raises
+    ValueError if there is none.
+    """
     since = None
     for r in sorted(record["results"], key=lambda r: int(r["N"])):
         ms = {t["name"]: t["median"] for t in r["timings"] if not t["failed"]}
@@ -247,7 +319,9 @@ def _in_k(x: float, _: object) -> str:
 
 @styled
 def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
-    """Draw the memory that a forward pass allocates over N, log-log, output included: the paper's Figure 3, right."""
+    """Draw the memory that a forward pass allocates over N, log-log, output included: the
+    paper's Figure 3, right.
+    """
     ax = canvas(ax, 4.2, x=2, y=10)
     drawn = _by_length(record, lambda r, t: t["extra_bytes"] / r["B"], d, "forward")
     least = min(drawn.values(), key=lambda points: points[max(points)] / max(points))
@@ -255,12 +329,18 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     for name, points in drawn.items():
         look = LOOKS[name].line
         if name in alike:  # each has its markers where the others have none
-            look |= {"markevery": (alike.index(name) % len(points), len(alike)), "markerfacecolor": LOOKS[name].colour}
+            look |= {
+                "markevery": (alike.index(name) % len(points), len(alike)),
+                "markerfacecolor": LOOKS[name].colour,
+            }
         ax.plot(*zip(*points.items(), strict=True), label=LOOKS[name].label, gid=name, **look)
     if len(alike) > 1:
         last = max(max(drawn[name]) for name in alike)
         apart = max(
-            drawn[name][N] / drawn[other][N] for name in alike for other in alike for N in drawn[name].keys() & drawn[other]
+            drawn[name][N] / drawn[other][N]
+            for name in alike
+            for other in alike
+            for N in drawn[name].keys() & drawn[other]
         )
         said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
         y = max(drawn[name].get(last, 0) for name in alike)
@@ -277,30 +357,50 @@ def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
     return all(abs(one[N] - other[N]) < 0.1 * other[N] for N in one.keys() & other)
 
 
-PAPERS_SPEEDUP = 7.6  # attention in GPT-2, FlashAttention over PyTorch: arXiv:2205.14135, Figure 1 (right), an A100
+# attention in GPT-2, FlashAttention over PyTorch: arXiv:2205.14135, Figure 1 (right), an A100
+PAPERS_SPEEDUP = 7.6
 
 
 @styled
 def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
-    """Draw the time of attention in GPT-2 medium, causal, with dropout, forward and backward: the paper's Figure 1, right.
+    """Draw the time of attention in GPT-2 medium, causal, with dropout, forward and backward: the
+    paper's Figure 1, right.
 
-    `record` holds results with dropout, of one setting, forward and backward. Beside each bar: how many times as fast as
-    unfused attention written in PyTorch, the paper's baseline.
+    `record` holds results with dropout, of one setting, forward and backward. Beside each bar: how
+    many times as fast as unfused attention written in PyTorch, the paper's baseline.
     """
     ax = canvas(ax, 2.8)
     results = {r["direction"]: r for r in record["results"] if r["dropout_p"]}
-    ms = {direction: {t["name"]: t["median"] for t in r["timings"] if not t["failed"]} for direction, r in results.items()}
+    ms = {
+        direction: {t["name"]: t["median"] for t in r["timings"] if not t["failed"]}
+        for direction, r in results.items()
+    }
     names = [name for name in LOOKS if name in ms["forward"] and name in ms["backward"]]
     total = {name: ms["forward"][name] + ms["backward"][name] for name in names}
     for row, name in enumerate(names):
         colour = tint(LOOKS[name].colour)
         forward = ms["forward"][name]
         ax.barh(row, forward, color=colour, edgecolor=BLACK, linewidth=0.6)
-        ax.barh(row, total[name] - forward, left=forward, color=colour, edgecolor=BLACK, linewidth=0.6, hatch="//////")
+        ax.barh(
+            row,
+            total[name] - forward,
+            left=forward,
+            color=colour,
+            edgecolor=BLACK,
+            linewidth=0.6,
+            hatch="//////",
+        )
         said = f"{total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
-        after = max(total[name], 1.4 * total["torch_unfused"] / PAPERS_SPEEDUP)  # right of the paper's line
+        # right of the paper's line
+        after = max(total[name], 1.4 * total["torch_unfused"] / PAPERS_SPEEDUP)
         beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-        ax.annotate(said, (after, row), (4, 0), bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5}, **beside)
+        ax.annotate(
+            said,
+            (after, row),
+            (4, 0),
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
+            **beside,
+        )
     baseline = total["torch_unfused"]
     marks = (
         ("baseline", baseline, "baseline: PyTorch, unfused"),
@@ -308,25 +408,50 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     )
     for above, (gid, at, words) in enumerate(marks):
         top = 1.07 + 0.075 * above  # up to its words
-        ax.axvline(at, ymax=top, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid=gid, zorder=0, clip_on=False)
-        ax.annotate(words, (at, top), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points", va="top")
+        ax.axvline(
+            at,
+            ymax=top,
+            color=BLACK,
+            linestyle=(0, (1, 1.5)),
+            linewidth=1,
+            gid=gid,
+            zorder=0,
+            clip_on=False,
+        )
+        ax.annotate(
+            words,
+            (at, top),
+            (3, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+        )
     ax.set_yticks(range(len(names)), [LOOKS[name].label for name in names])
     ax.invert_yaxis()
     ax.set_xlim(0, 1.52 * max(total.values()))
     one = results["forward"]
-    ax.set_xlabel(f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}")
+    ax.set_xlabel(
+        f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d "
+        f"= {one['d']}"
+    )
     ax.set_title(
-        f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}", x=-0.42, pad=26
+        (
+            f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, "
+            f"{record['machine']['gpu']}"
+        ),
+        x=-0.42,
+        pad=26,
     )
     return ax
 
 
 @styled
 def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw a step a row, peers last: its rate; and what it moves, by the model and by the hardware's counters, log.
+    """Draw a step a row, peers last: its rate; and what it moves, by the model and by the
+    hardware's counters, log.
 
-    `record`: what `flashsim bench --ladder --json` wrote. `ax`: two axes with the same rows; None: new ones, side by side, one
-    printed column wide.
+    `record`: what `flashsim bench --ladder --json` wrote. `ax`: two axes with the same rows; None:
+    new ones, side by side, one printed column wide.
     """
     steps = [step for step in record["steps"] if not step["failed"]]
     if ax is None:
@@ -339,7 +464,10 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     rates.barh(places, [s["tflops"] for s in steps], color=[_BARS[who] for who in whose])
     for place, step in zip(places, steps, strict=True):
         rates.text(step["tflops"], place, f" {step['tflops']:.0f}", va="center")
-    labels = [LOOKS[s["name"]].label if "simulated" not in s else s["name"].removeprefix("hopper, ") for s in steps]
+    labels = [
+        LOOKS[s["name"]].label if "simulated" not in s else s["name"].removeprefix("hopper, ")
+        for s in steps
+    ]
     rates.set_yticks(list(places), labels)
     rates.invert_yaxis()
     rates.set_xlim(0, 1.45 * max(s["tflops"] for s in steps))
@@ -354,7 +482,10 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
             {"marker": "o", "color": ORANGE},
             lambda step: step["seen"]["l2_reads"] + step["seen"]["l2_writes"],
         ),
-        "counted, DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
+        "counted, DRAM": (
+            {"marker": "D", "color": BLUE},
+            lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"],
+        ),
     }
     for name, (look, of) in kinds.items():
         moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)
@@ -371,10 +502,20 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     return ax
 
 
-_BARS = {"flashsim's kernels": tint(BLUE), "flashsim's kernels for Hopper": tint(VERMILLION), "peers": tint(BLACK)}
+_BARS = {
+    "flashsim's kernels": tint(BLUE),
+    "flashsim's kernels for Hopper": tint(VERMILLION),
+    "peers": tint(BLACK),
+}
 """The colours of a ladder's bars: whose kernel."""
 
 
 def _whose(step: Mapping[str, Any]) -> str:
     any_gpu, hopper, peers = _BARS
-    return peers if "simulated" not in step else hopper if step["name"].startswith("hopper") else any_gpu
+    return (
+        peers
+        if "simulated" not in step
+        else hopper
+        if step["name"].startswith("hopper")
+        else any_gpu
+    )

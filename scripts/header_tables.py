@@ -1,4 +1,5 @@
-"""Write tables of measured rates in docs/gpu-tried.md and docs/gpu.md: between "measured: NAME" and "end of measured".
+"""Write tables of measured rates in docs/gpu-tried.md and docs/gpu.md: between "measured: NAME" and
+"end of measured".
 
 python scripts/header_tables.py       # from figures/gpu_hopper*.json
 """
@@ -32,7 +33,9 @@ LABELS = {
 
 def main() -> None:
     """Write the tables and print what has changed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
     for page in (TRIED, REACHED):
         before = text = page.read_text(encoding="utf-8")
@@ -43,7 +46,9 @@ def main() -> None:
 
 
 def written(name: str, text: str) -> str:
-    """Return the page with a kernel's table made anew. Raises ValueError where a marker is not there exactly once."""
+    """Return the page with a kernel's table made anew. Raises ValueError where a marker is not
+    there exactly once.
+    """
     start = START.format(name)
     if text.count(start) != 1 or END not in text.partition(start)[2]:
         raise ValueError(f"{name}: expected {start.strip()!r} once, and then {END.strip()!r}")
@@ -52,15 +57,32 @@ def written(name: str, text: str) -> str:
     made = json.loads((ROOT / "figures" / f"{record}.json").read_text(encoding="utf-8"))
     table = list(rows(made["results"]))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
-    on = f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch {made['machine']['torch'].partition('+')[0]}"
+    lines = [
+        "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    on = (
+        f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch "
+        f"{made['machine']['torch'].partition('+')[0]}"
+    )
     lines.append(f"{on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
-    return before + start + "\n```text\n" + "\n".join(lines) + "\n```\n\n" + END + rest.partition(END)[2]
+    return (
+        before
+        + start
+        + "\n```text\n"
+        + "\n".join(lines)
+        + "\n```\n\n"
+        + END
+        + rest.partition(END)[2]
+    )
 
 
 def forward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the rows of `flashsim bench`."""
-    rows = [{**r, "tflops": {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}} for r in results]
+    rows = [
+        {**r, "tflops": {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}}
+        for r in results
+    ]
     yield from by_length(rows, "hopper", ["torch_cudnn", "fa4", "tensor_core"])
 
 
@@ -77,11 +99,17 @@ def backward_of_256(results: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 def eight_bits(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the rows of 8 bits."""
-    yield from by_length([r for r in results if r["case"] == "fp8"], "hopper_fp8", ["hopper_fp8, keys of V contiguous", "hopper"])
+    yield from by_length(
+        [r for r in results if r["case"] == "fp8"],
+        "hopper_fp8",
+        ["hopper_fp8, keys of V contiguous", "hopper"],
+    )
 
 
 def by_length(results: list[dict[str, Any]], own: str, peers: list[str]) -> Iterator[list[str]]:
-    """Yield TFLOP/s, full / causal: a column for each N, and for each d the kernel's own row and its peers'."""
+    """Yield TFLOP/s, full / causal: a column for each N, and for each d the kernel's own row and
+    its peers'.
+    """
     lengths = sorted({r["N"] for r in results})
     yield ["TFLOP/s, full / causal", *(f"N = {N}" for N in lengths)]
     for d in sorted({r["d"] for r in results}, reverse=True):
@@ -90,15 +118,22 @@ def by_length(results: list[dict[str, Any]], own: str, peers: list[str]) -> Iter
             label = f"d = {d}" if name == own else "  " + LABELS.get(name, name)
             if any(name in of for of in rates.values()):
                 both = ([rates[N, causal].get(name) for causal in (False, True)] for N in lengths)
-                yield [label, *(" / ".join(f"{rate:.0f}" if rate else "–" for rate in of) for of in both)]
+                yield [
+                    label,
+                    *(" / ".join(f"{rate:.0f}" if rate else "–" for rate in of) for of in both),
+                ]
 
 
 def distributions(results: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield `hopper`'s rate over the fastest peer's, full / causal: a column for each distribution."""
+    """Yield `hopper`'s rate over the fastest peer's, full / causal: a column for each
+    distribution.
+    """
     found = {}
     for r in results:
         rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
-        found[r["d"], r["N"], r["distribution"], r["causal"]] = rates.pop("hopper") / max(rates.values())
+        found[r["d"], r["N"], r["distribution"], r["causal"]] = rates.pop("hopper") / max(
+            rates.values()
+        )
     names = list(dict.fromkeys(r["distribution"] for r in results))
     yield ["÷ the fastest peer, full / causal", *names]
     for d, N in dict.fromkeys((r["d"], r["N"]) for r in sorted(results, key=lambda r: -r["d"])):
@@ -114,15 +149,22 @@ def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     for name in ("hopper_decode", "torch_cudnn", "fa4", "copy"):
         both = [[cases[*shape, N_q] for N_q in (1, 8)] for shape in shapes]
         moved = "copied" if name == "copy" else "bytes"
-        yield [LABELS.get(name, name), *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both)]
+        yield [
+            LABELS.get(name, name),
+            *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both),
+        ]
 
 
 def few_queries(results: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield the fastest peer's time over `hopper_decode`'s, float16 / bfloat16: a column for each number of queries."""
+    """Yield the fastest peer's time over `hopper_decode`'s, float16 / bfloat16: a column for
+    each number of queries.
+    """
     found = {}
     for r in results:
         peers = [ms for name, ms in r["ms"].items() if name != "hopper_decode"]
-        found[r["sequences"], r["N_k"], r["N_q"], r["dtype"]] = min(peers) / r["ms"]["hopper_decode"]
+        found[r["sequences"], r["N_k"], r["N_q"], r["dtype"]] = (
+            min(peers) / r["ms"]["hopper_decode"]
+        )
     queries = sorted({r["N_q"] for r in results})
     yield ["fp16 / bf16", *(f"{N_q} queries" if N_q > 1 else "1 query" for N_q in queries)]
     for B, N_k in dict.fromkeys((r["sequences"], r["N_k"]) for r in results):
@@ -131,24 +173,36 @@ def few_queries(results: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def types(results: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield `hopper`'s rate, and by how much that of FlashAttention-3 and of the fastest peer is exceeded: full / causal."""
+    """Yield `hopper`'s rate, and by how much that of FlashAttention-3 and of the fastest peer is
+    exceeded: full / causal.
+    """
     rates = {
-        (r["d"], r["dtype"], r["N"], r["causal"]): {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        (r["d"], r["dtype"], r["N"], r["causal"]): {
+            t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]
+        }
         for r in results
     }
     lengths = sorted({key[2] for key in rates})
     yield ["full / causal", *(f"N = {N:,}" for N in lengths)]
     for d, dtype in dict.fromkeys(key[:2] for key in sorted(rates, key=lambda key: -key[0])):
         columns = [[rates[d, dtype, N, causal] for causal in (False, True)] for N in lengths]
-        yield [f"d = {d}, {dtype}: TFLOP/s", *(" / ".join(f"{of['hopper']:.0f}" for of in both) for both in columns)]
+        yield [
+            f"d = {d}, {dtype}: TFLOP/s",
+            *(" / ".join(f"{of['hopper']:.0f}" for of in both) for both in columns),
+        ]
         against = [[of["hopper"] / of["fa3"] for of in both] for both in columns]
         yield ["  ÷ FlashAttention-3", *(f"{full:.2f} / {causal:.2f}" for full, causal in against)]
-        fastest = [[of["hopper"] / max(of[name] for name in of if name != "hopper") for of in both] for both in columns]
+        fastest = [
+            [of["hopper"] / max(of[name] for name in of if name != "hopper") for of in both]
+            for both in columns
+        ]
         yield ["  ÷ the fastest peer", *(f"{full:.2f} / {causal:.2f}" for full, causal in fastest)]
 
 
 def masked_backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield ms of windows, and of block masks: what part of the tiles is live, and what part of the time it takes."""
+    """Yield ms of windows, and of block masks: what part of the tiles is live, and what part of
+    the time it takes.
+    """
     windows = [r for r in results if "window" in r["case"]]
     sides = list(dict.fromkeys(tuple(r["window"]) for r in windows))
     yield ["ms, d = 64 / 128", *(f"window {left}, {right}" for left, right in sides)]
@@ -171,12 +225,19 @@ def array_masks(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         for name in ("hopper", "torch_cudnn", "torch_efficient", "scalar", "hopper, no mask"):
             rates = ([found[direction, mask, d][name] for d in (64, 128)] for mask in names)
             label = LABELS.get(name, {"scalar": "scalar rung"}.get(name, name))
-            yield [f"{direction}, {label}", *(f"{of_64:.0f} / {of_128:.0f}" for of_64, of_128 in rates)]
+            yield [
+                f"{direction}, {label}",
+                *(f"{of_64:.0f} / {of_128:.0f}" for of_64, of_128 in rates),
+            ]
 
 
 def paged(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield GB/s of K and V, by the size of pages."""
-    cases = {(r["sequences"], r["n"], r["N"], r["lengths"], r["page"]): r for r in results if r["case"] == "paged"}
+    cases = {
+        (r["sequences"], r["n"], r["N"], r["lengths"], r["page"]): r
+        for r in results
+        if r["case"] == "paged"
+    }
     pages = sorted({key[-1] for key in cases})
     sizes = " / ".join(map(str, pages))
     yield [f"GB/s, pages of {sizes}", "hopper_decode", "FlashInfer", "FlashAttention-4", "a copy"]
@@ -188,16 +249,25 @@ def paged(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         )
         copied = " / ".join(f"{r['copied'] / r['ms']['copy'] / 1e6:.0f}" if r else "–" for r in of)
         queries = f", {N} queries" * (N > 1)
-        yield [f"{b} × {'up to ' * (how == 'ragged')}{n * (1 + (how == 'ragged')):,}{queries}", *map(" / ".join, rates), copied]
+        yield [
+            f"{b} × {'up to ' * (how == 'ragged')}{n * (1 + (how == 'ragged')):,}{queries}",
+            *map(" / ".join, rates),
+            copied,
+        ]
 
 
 def varlen(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield TFLOP/s of packed batches, full / causal."""
-    cases = {(r["d"], r["lengths"], r["causal"]): r["tflops"] for r in results if r["case"] == "varlen"}
+    cases = {
+        (r["d"], r["lengths"], r["causal"]): r["tflops"] for r in results if r["case"] == "varlen"
+    }
     yield ["TFLOP/s, full / causal", "hopper", "FlashAttention-4", "PyTorch"]
     for d, name in dict.fromkeys(key[:2] for key in sorted(cases, key=lambda key: -key[0])):
         both = [cases.get((d, name, causal), {}) for causal in (False, True)]
-        rates = (" / ".join(f"{r[who]:.0f}" if who in r else "–" for r in both) for who in ("hopper, varlen", "fa4", "torch"))
+        rates = (
+            " / ".join(f"{r[who]:.0f}" if who in r else "–" for r in both)
+            for who in ("hopper, varlen", "fa4", "torch")
+        )
         yield [f"d = {d}, {name}", *rates]
 
 

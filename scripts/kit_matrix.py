@@ -1,14 +1,19 @@
-"""Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json) and .md, the table.
+"""Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json)
+and .md, the table.
 
     python scripts/kit_matrix.py --jobs 2        # two hours or more
-    python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those that it has
-    python scripts/kit_matrix.py --fill          # and the checks that were not tried on those that it has
-    python scripts/kit_matrix.py --draw          # the picture and the table again, from the record that is there
+    python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those
+                                                 that it has
+    python scripts/kit_matrix.py --fill          # and the checks that were not tried on those that
+                                                 it has
+    python scripts/kit_matrix.py --draw          # the picture and the table again, from the record
+                                                 that is there
 
-Each row is kept as it is found, in kit_matrix.rows.json: what was stopped goes on from there with the same command. Where a
-check has changed, delete its numbers in the record, and --fill them.
+Each row is kept as it is found, in kit_matrix.rows.json: what was stopped goes on from there with
+the same command. Where a check has changed, delete its numbers in the record, and --fill them.
 
-Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy and flashsim.
+Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy
+and flashsim.
 """
 
 import argparse
@@ -46,8 +51,9 @@ MUTANTS = ALL + SERVING
 
 Row = dict[str, Any]
 
-# The mutants of `late.py` were tried once on the strategies as they were frozen (commit 656928c), with seed 0. All were
-# noticed but this one; since then q, k and v may each lie in memory in their own way ("mixed").
+# The mutants of `late.py` were tried once on the strategies as they were frozen (commit 656928c),
+# with seed 0. All were noticed but this one; since then q, k and v may each lie in memory in their
+# own way ("mixed").
 MISSED_WHEN_FROZEN = ("strides_of_K_and_V_swapped",)
 
 
@@ -57,16 +63,21 @@ def matrix(
     fill: bool = False,
     progress: Callable[[int, int, Sequence[Row]], None] = lambda done, of, rows: None,
 ) -> dict[str, Any]:
-    """Return, for every mutant, how many of 300 cases each check fails on, and when a check-up of 300 examples notices it.
+    """Return, for every mutant, how many of 300 cases each check fails on, and when a check-up of
+    300 examples notices it.
 
-    The check-up is run with five seeds: `first` lists the example that first failed a check, or None. Rows that are `known`
-    are kept; `fill` adds what they lack, and their check-ups again, as with more checks each has its turn more seldom.
-    After each row `progress` is told how many are done, of how many, and all that are known.
+    The check-up is run with five seeds: `first` lists the example that first failed a check, or
+    None. Rows that are `known` are kept; `fill` adds what they lack, and their check-ups again, as
+    with more checks each has its turn more seldom. After each row `progress` is told how many are
+    done, of how many, and all that are known.
     """
     found = {row["name"]: row for row in known}
     missing = [m for m in MUTANTS if m.name not in found or (fill and _lacking(m, found[m.name]))]
     with ProcessPoolExecutor(jobs) as pool:
-        asked = [MUTANTS.index(mutant) for mutant in missing], [found.get(mutant.name) for mutant in missing]
+        asked = (
+            [MUTANTS.index(mutant) for mutant in missing],
+            [found.get(mutant.name) for mutant in missing],
+        )
         for number, row in enumerate(pool.map(_row, *asked), 1):
             found[row["name"]] = row
             progress(number, len(missing), [*found.values()])
@@ -86,7 +97,9 @@ def _subject(built: Implementation) -> Subject:
 def _lacking(mutant: Mutant, known: Row | None) -> list[str]:
     """Return the checks that apply to a mutant and that its row lacks."""
     had = {} if known is None else known["failed"]
-    return [check.name for check in applicable(_subject(mutant.build()))[0] if check.name not in had]
+    return [
+        check.name for check in applicable(_subject(mutant.build()))[0] if check.name not in had
+    ]
 
 
 def _row(at: int, known: Row | None) -> Row:
@@ -106,8 +119,10 @@ def _row(at: int, known: Row | None) -> Row:
         "part": "serving" if mutant in SERVING else mutant.part,
         "written": "before" if mutant in EARLY else "after" if mutant in LATE else "since",
         "first": first,
-        "failed": ({} if known is None else known["failed"]) | {n: tally.failed for n, tally in found.tallies.items()},
-        "tried": ({} if known is None else known["tried"]) | {n: tally.tried for n, tally in found.tallies.items()},
+        "failed": ({} if known is None else known["failed"])
+        | {n: tally.failed for n, tally in found.tallies.items()},
+        "tried": ({} if known is None else known["tried"])
+        | {n: tally.tried for n, tally in found.tallies.items()},
         "textbook": None if mutant.spec.scales else TEXTBOOK.notices(mutant, built),
     }
 
@@ -118,34 +133,58 @@ def as_markdown(data: dict[str, Any]) -> str:
     lines = [
         "# Which check notices which bug",
         "",
-        f"Failing cases of {data['cases']}, by check; blank: none; –: does not apply, or was not tried. "
-        f"*First*: the example at which a check-up of {data['examples']} first fails, with {SEEDS} seeds. "
-        "*Textbook*: whether `np.allclose` on Gaussian inputs of one aligned, square shape notices; –: of 8 bits. "
-        "Bugs marked ○ were written after the strategies were frozen, by an author who had not seen them; ● is the one of "
+        f"Failing cases of {data['cases']}, by check; blank: none; –: does not apply, or was not "
+        "tried. "
+        f"*First*: the example at which a check-up of {data['examples']} first fails, with {SEEDS} "
+        "seeds. "
+        "*Textbook*: whether `np.allclose` on Gaussian inputs of one aligned, square shape "
+        "notices; –: of 8 bits. "
+        "Bugs marked ○ were written after the strategies were frozen, by an author who had not "
+        "seen them; ● is the one of "
         "these that the frozen strategies missed, and that changed them.",
         "",
-        *(f"{number}. `{name}`: {about}" for number, (name, about) in enumerate(data["checks"].items(), 1)),
+        *(
+            f"{number}. `{name}`: {about}"
+            for number, (name, about) in enumerate(data["checks"].items(), 1)
+        ),
         "",
         f"| bug | known from | first | textbook | {' | '.join(short.values())} |",
         f"|---|---|--:|---|{'--:|' * len(short)}",
     ]
     for row in data["mutants"]:
-        late = " ●" if row["name"] in data["missed_when_frozen"] else " ○" if row["written"] == "after" else ""
+        late = (
+            " ●"
+            if row["name"] in data["missed_when_frozen"]
+            else " ○"
+            if row["written"] == "after"
+            else ""
+        )
         first = ", ".join("never" if k is None else str(k) for k in row["first"])
         cells = (str(row["failed"][name] or "") if name in row["failed"] else "–" for name in short)
         threads = ", ".join(row["threads"])
         told = {True: "yes", False: "", None: "–"}[row["textbook"]]
-        lines.append(f"| {row['name']}{late}: {row['bug']} | {threads} | {first} | {told} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {row['name']}{late}: {row['bug']} | {threads} | {first} | {told} | "
+            f"{' | '.join(cells)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Run, draw, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files"
+    )
     parser.add_argument("--jobs", type=whole(), default=1, help="processes. Default: 1")
     parser.add_argument("--new", action="store_true", help="only the mutants that the record lacks")
-    parser.add_argument("--fill", action="store_true", help="--new, and the checks that were not tried on the others")
+    parser.add_argument(
+        "--fill",
+        action="store_true",
+        help="--new, and the checks that were not tried on the others",
+    )
     parser.add_argument("--draw", action="store_true", help="draw the record that is there")
     options = parser.parse_args()
     record, rows = options.output.with_suffix(".json"), options.output.with_suffix(".rows.json")
@@ -153,8 +192,16 @@ def main() -> None:
         kept = read_record(record, "command", "machine", "data")
         _write(options.output, kept["data"], kept["command"], kept["machine"])
         return
-    known = {row["name"]: row for row in read_record(record, "data")["data"]["mutants"]} if options.new or options.fill else {}
-    known |= {row["name"]: row for row in read_record(rows, "mutants")["mutants"]} if rows.exists() else {}
+    known = (
+        {row["name"]: row for row in read_record(record, "data")["data"]["mutants"]}
+        if options.new or options.fill
+        else {}
+    )
+    known |= (
+        {row["name"]: row for row in read_record(rows, "mutants")["mutants"]}
+        if rows.exists()
+        else {}
+    )
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)
 
@@ -165,7 +212,12 @@ def main() -> None:
         data = matrix(options.jobs, [*known.values()], options.fill, keep)
     data["hypothesis"] = version("hypothesis")
     command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
-    _write(options.output, data, command, f"any with these versions: counts of cases; drawn on {platform.machine()}")
+    _write(
+        options.output,
+        data,
+        command,
+        f"any with these versions: counts of cases; drawn on {platform.machine()}",
+    )
     rows.unlink(missing_ok=True)
 
 
@@ -173,8 +225,11 @@ def _write(stem: Path, data: dict[str, Any], command: str, machine: str) -> None
     paths = save(figure_of(plot_kit_matrix(data)), stem, data, command, machine=machine)
     print(*paths, write_whole(stem.with_suffix(".md"), as_markdown(data)), sep="\n")
     always = sum(None not in row["first"] for row in data["mutants"])
-    print(f"{always} of {len(data['mutants'])} bugs are noticed with every seed; the textbook test notices "
-          f"{sum(row['textbook'] is True for row in data['mutants'])}")  # fmt: skip
+    print(
+        f"{always} of {len(data['mutants'])} bugs are noticed with every seed; the textbook test "
+        "notices "
+        f"{sum(row['textbook'] is True for row in data['mutants'])}"
+    )
 
 
 if __name__ == "__main__":

@@ -22,12 +22,21 @@ SHADES = LinearSegmentedColormap.from_list("share", ["#FFFFFF", BLUE])
 def plot_kit_matrix(data: dict[str, Any]) -> Axes:
     """Draw the share of cases in which a check notices a bug: a row a bug, a column a check."""
     checks = list(data["checks"])
-    mutants = sorted(data["mutants"], key=lambda row: (list(PARTS).index(row["part"]), row["written"] == "after"))
-    shares = np.array([[row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks] for row in mutants])
+    mutants = sorted(
+        data["mutants"], key=lambda row: (list(PARTS).index(row["part"]), row["written"] == "after")
+    )
+    shares = np.array(
+        [
+            [row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks]
+            for row in mutants
+        ]
+    )
     height = 2.0 + 0.165 * len(mutants)
     figure = Figure(figsize=(7.2, height), layout="constrained")
     ax = figure.subplots()
-    colours = ax.pcolormesh(shares**0.5, cmap=SHADES, vmin=0, vmax=1, edgecolors="#DDDDDD", linewidth=0.4)
+    colours = ax.pcolormesh(
+        shares**0.5, cmap=SHADES, vmin=0, vmax=1, edgecolors="#DDDDDD", linewidth=0.4
+    )
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
     small: dict[str, Any] = {**middle, "fontsize": 6.5}
     for y, row in enumerate(mutants):
@@ -36,16 +45,27 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
                 ax.text(x + 0.5, y + 0.5, "–", color=GREY, **small)
             elif shares[y, x]:
                 ink = "white" if shares[y, x] > 0.3 else "black"
-                ax.text(x + 0.5, y + 0.52, f"{max(1, round(100 * shares[y, x]))}", color=ink, **small)
+                ax.text(
+                    x + 0.5, y + 0.52, f"{max(1, round(100 * shares[y, x]))}", color=ink, **small
+                )
         sign, ink = {True: ("✓", "black"), False: ("·", GREY), None: ("–", GREY)}[row["textbook"]]
-        ax.text(len(checks) + 0.7, y + 0.52, sign, fontsize=8, color=ink, family="DejaVu Sans", **middle)
+        ax.text(
+            len(checks) + 0.7, y + 0.52, sign, fontsize=8, color=ink, family="DejaVu Sans", **middle
+        )
         known = [k for k in row["first"] if k is not None]
         missed = len(row["first"]) - len(known)
-        first = f"{sorted(known)[len(known) // 2]}" + f" ({missed} missed)" * bool(missed) if known else "never"
-        ax.text(len(checks) + 2.0, y + 0.52, first, color=VERMILLION if missed else "black", **small)
+        first = (
+            f"{sorted(known)[len(known) // 2]}" + f" ({missed} missed)" * bool(missed)
+            if known
+            else "never"
+        )
+        ax.text(
+            len(checks) + 2.0, y + 0.52, first, color=VERMILLION if missed else "black", **small
+        )
     missed_then = data["missed_when_frozen"]
     labels = [
-        row["name"].replace("_", " ") + (" ●" if row["name"] in missed_then else " ○" if row["written"] == "after" else "")
+        row["name"].replace("_", " ")
+        + (" ●" if row["name"] in missed_then else " ○" if row["written"] == "after" else "")
         for row in mutants
     ]
     ax.set_yticks(np.arange(len(mutants)) + 0.5, labels, fontsize=7.5)
@@ -62,11 +82,24 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
         count = sum(row["part"] == part for row in mutants)
         if start:
             ax.axhline(start, color="black", linewidth=0.8)
-        ax.text(len(checks) + 3.0, start + count / 2, said, rotation=90, ha="left", va="center", fontsize=8)
+        ax.text(
+            len(checks) + 3.0,
+            start + count / 2,
+            said,
+            rotation=90,
+            ha="left",
+            va="center",
+            fontsize=8,
+        )
         start += count
-    key = figure.colorbar(colours, ax=ax, orientation="horizontal", location="bottom", shrink=0.5, aspect=40, pad=0.01)
+    key = figure.colorbar(
+        colours, ax=ax, orientation="horizontal", location="bottom", shrink=0.5, aspect=40, pad=0.01
+    )
     percents = [0, 1, 5, 10, 25, 50, 100]
-    key.set_ticks([(percent / 100) ** 0.5 for percent in percents], labels=[f"{percent}%" for percent in percents])
+    key.set_ticks(
+        [(percent / 100) ** 0.5 for percent in percents],
+        labels=[f"{percent}%" for percent in percents],
+    )
     key.set_label("cases in which the check fails; –: the check was not tried", fontsize=8)
     key.ax.tick_params(labelsize=8)
     figure.suptitle(

@@ -1,7 +1,8 @@
 """Run the GPU's tests on a machine that has one and keep what came of them: figures/gpu_tests.json.
 
 python scripts/record_gpu_tests.py --commit "$(git rev-parse HEAD)"
-python scripts/record_gpu_tests.py --soak --commit "$(git rev-parse HEAD)"    # the long way round: figures/gpu_soak.json
+python scripts/record_gpu_tests.py --soak --commit "$(git rev-parse HEAD)"    # the long way round:
+                                                                              figures/gpu_soak.json
 """
 
 import argparse
@@ -21,17 +22,29 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-USUAL = tuple(f"tests/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving", "_delays"))
+USUAL = tuple(
+    f"tests/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving", "_delays")
+)
 SOAK = ("-m", "slow", "tests/test_gpu_soak.py", "-k")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests and write the record; return pytest's exit status, of the first run that fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the tests and write the record; return pytest's exit status, of the first run that
+    fails.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commit", required=True, help="of the sources that are tested")
-    parser.add_argument("--processes", type=int, default=8, help="how many run tests at once. Default: 8")
-    parser.add_argument("--soak", action="store_true", help="tests/test_gpu_soak.py in place of the usual tests")
-    parser.add_argument("-o", "--output", type=Path, help="Default: figures/gpu_tests.json, or gpu_soak.json")
+    parser.add_argument(
+        "--processes", type=int, default=8, help="how many run tests at once. Default: 8"
+    )
+    parser.add_argument(
+        "--soak", action="store_true", help="tests/test_gpu_soak.py in place of the usual tests"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="Default: figures/gpu_tests.json, or gpu_soak.json"
+    )
     options = parser.parse_args(arguments)
     runs: list[tuple[Sequence[str], int]] = [(USUAL, options.processes)]
     if options.soak:  # launches alone, since they look at the GPU's memory
@@ -39,11 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = [run(asked, processes) for asked, processes in runs]
     cases = [case for _, suite in done for case in suite.iter("testcase")]
     outcomes = {
-        kind: [str(case.get("name")) for case in cases if case.find(kind) is not None] for kind in ("failure", "error", "skipped")
+        kind: [str(case.get("name")) for case in cases if case.find(kind) is not None]
+        for kind in ("failure", "error", "skipped")
     }
     soak = ["--soak"] * options.soak
     record = {
-        "command": shlex.join(["python", "scripts/record_gpu_tests.py", *soak, "--commit", options.commit]),
+        "command": shlex.join(
+            ["python", "scripts/record_gpu_tests.py", *soak, "--commit", options.commit]
+        ),
         "commit": options.commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -77,7 +93,8 @@ def run(asked: Sequence[str], processes: int) -> tuple[int, ElementTree.Element]
             "-p",
             "no:benchmark",  # where it is installed it warns of xdist
         ]
-        alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # else every process has a thread a core, and all wait
+        # else every process has a thread a core, and all wait
+        alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         status = subprocess.run(command, cwd=ROOT, check=False, env=alone).returncode
         return status, next(ElementTree.parse(log).getroot().iter("testsuite"))
 

@@ -1,10 +1,13 @@
-"""Run small launches of each kernel on Hopper under compute-sanitizer and keep what it found: figures/gpu_sanitizer.json.
+"""Run small launches of each kernel on Hopper under compute-sanitizer and keep what it found:
+figures/gpu_sanitizer.json.
 
-python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"      # on a machine with a GPU and compute-sanitizer
+python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"      # on a machine with a GPU and
+                                                                     compute-sanitizer
 
-memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM. racecheck follows accesses to
-shared memory, and who arrives at an mbarrier, but does not see that a warp's lanes have met before one of them arrives for all.
-Of what it reports nvdisasm says which instructions it was: UBLKCP is a bulk copy, LDS and STS are a thread's own load and store.
+memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM.
+racecheck follows accesses to shared memory, and who arrives at an mbarrier, but does not see that a
+warp's lanes have met before one of them arrives for all. Of what it reports nvdisasm says which
+instructions it was: UBLKCP is a bulk copy, LDS and STS are a thread's own load and store.
 SANITIZER_LOG=FOLDER keeps all that the tools said.
 """
 
@@ -48,10 +51,16 @@ CODE = "import scripts.sanitize_gpu as own; own.launch_all({})"
 
 
 def main() -> int:
-    """Run every tool, print and write the record; return 1 if one found something or could not run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run every tool, print and write the record; return 1 if one found something or could not
+    run.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--commit", required=True, help="of the sources that are tested")
-    parser.add_argument("--only", choices=TOOLS, nargs="+", default=list(TOOLS), help="tools. Default: all")
+    parser.add_argument(
+        "--only", choices=TOOLS, nargs="+", default=list(TOOLS), help="tools. Default: all"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/gpu_sanitizer.json"))
     options = parser.parse_args()
     sanitizer = shutil.which("compute-sanitizer")
@@ -60,7 +69,10 @@ def main() -> int:
     found = {}
     with tempfile.TemporaryDirectory(prefix="flashsim-") as folder:
         os.environ["FLASHSIM_CACHE"] = folder  # of cubins, which are to be those that are watched
-        parts = [subprocess.Popen([sys.executable, "-c", CODE.format(part)]) for part in range(PARTS)]  # to compile
+        # to compile
+        parts = [
+            subprocess.Popen([sys.executable, "-c", CODE.format(part)]) for part in range(PARTS)
+        ]
         if sum(part.wait() for part in parts):
             raise RuntimeError("a kernel cannot be compiled or launched; its error is above")
         for tool in options.only:
@@ -79,8 +91,20 @@ def main() -> int:
 
 
 def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
-    """Run all launches under a tool: its errors, None if it did not come to an end, and the last it said."""
-    command = [sanitizer, "--tool", tool, *TOOLS[tool], "--report-api-errors", "no", sys.executable, "-c", CODE.format("")]
+    """Run all launches under a tool: its errors, None if it did not come to an end, and the last
+    it said.
+    """
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        *TOOLS[tool],
+        "--report-api-errors",
+        "no",
+        sys.executable,
+        "-c",
+        CODE.format(""),
+    ]
     start = time.monotonic()
     log = os.environ.get("SANITIZER_LOG")
     try:
@@ -96,7 +120,8 @@ def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
         "errors": int(summary[1]) if summary and whole else None,
         "of": Counter(
             re.findall(
-                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_|transpose|tensor_core)[a-z_]*)", said
+                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_|transpose|tensor_core)[a-z_]*)",  # noqa: E501
+                said,
             )
         ),
         "instructions": _instructions(said),
@@ -111,15 +136,21 @@ def _instructions(said: str) -> dict[str, dict[str, int]]:
     code = _disassembled() if reported and shutil.which("nvdisasm") else {}
     found: dict[str, Counter[str]] = {}
     for kind, function, at in reported:
-        found.setdefault(kind, Counter())[code.get((function, int(at, 16)), "not disassembled")] += 1
+        found.setdefault(kind, Counter())[
+            code.get((function, int(at, 16)), "not disassembled")
+        ] += 1
     return {kind: dict(opcodes) for kind, opcodes in found.items()}
 
 
 def _disassembled() -> dict[tuple[str, int], str]:
-    """Return the opcode at each address of each function that was loaded, from the folder of cubins."""
+    """Return the opcode at each address of each function that was loaded, from the folder of
+    cubins.
+    """
     found = {}
     for cubin in sorted(cache_folder().glob("*.load.cubin")):
-        text = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            ["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True
+        ).stdout
         function = ""
         for line in text.splitlines():
             label = re.match(r"\.text\.(\w+):", line)
@@ -131,7 +162,9 @@ def _disassembled() -> dict[tuple[str, int], str]:
 
 
 def launch_all(part: int | None = None) -> None:
-    """Launch everything once, or a part, with each array in an allocation of its own, so that its ends are watched."""
+    """Launch everything once, or a part, with each array in an allocation of its own, so that
+    its ends are watched.
+    """
     cupy = import_cupy()
     cupy.cuda.set_allocator(None)
     for name, launch in list(launches())[part :: 1 if part is None else PARTS]:
@@ -142,13 +175,17 @@ def launch_all(part: int | None = None) -> None:
 
 
 def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is launched: every kernel on wgmma and TMA, each way in which it masks, of each width, on ragged sizes."""
+    """Yield what is launched: every kernel on wgmma and TMA, each way in which it masks, of each
+    width, on ragged sizes.
+    """
     ways: dict[str, dict[str, Any]] = {
         "full": {},
         "causal": {"causal": True},
         "window": {"mask": flashsim.SlidingWindow(100, 0)},
         "window, sums for maxima": {"mask": flashsim.SlidingWindow(100, 31)},
-        "block mask": {"block_mask": lambda T_r, T_c: np.arange(T_r * T_c).reshape(T_r, T_c) % 2 == 0},
+        "block mask": {
+            "block_mask": lambda T_r, T_c: np.arange(T_r * T_c).reshape(T_r, T_c) % 2 == 0
+        },
     }
     arrays = {
         "array": {"mask": _half(300, 333)},
@@ -157,13 +194,17 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
         "array of heads": {"mask": _half(2, 300, 333)},
     }
     ways |= arrays
-    wholes = {d: [_normal(1, H, N, d) for H, N in ((2, 300), (1, 333), (1, 333), (2, 300))] for d in hopper.HEAD_DIMS}
+    wholes = {
+        d: [_normal(1, H, N, d) for H, N in ((2, 300), (1, 333), (1, 333), (2, 300))]
+        for d in hopper.HEAD_DIMS
+    }
     for d, (q, k, v, do) in wholes.items():
         for (name, asked), p in itertools.product(ways.items(), (0.0, 0.3)):
             call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, **asked)
             yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
         if d == hopper.WIDEST:
-            written = (_normal(*q.shape), _normal(*q.shape[:3], dtype="float32"))  # O and L: initcheck misses what TMA writes
+            # O and L: initcheck misses what TMA writes
+            written = (_normal(*q.shape), _normal(*q.shape[:3], dtype="float32"))
             for mask in ("full", "causal", "window"):
                 call = partial(gpu.backward, q, k, v, *written, do, kernel="hopper", **ways[mask])
                 yield f"hopper_backward_wide, {mask}", call
@@ -180,25 +221,38 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
-        for B, N_k in ((1, 300), (1, 500), (1, 3000), (1, 8000), (10, 1000)):  # whole, in clusters of 4, of 8, merged later, of 2
-            more = [_normal(B, H, N, d) for H, N in ((12, 40), (4, N_k), (4, N_k))]  # 120 queries of a KV head
+        # whole, in clusters of 4, of 8, merged later, of 2
+        for B, N_k in ((1, 300), (1, 500), (1, 3000), (1, 8000), (10, 1000)):
+            # 120 queries of a KV head
+            more = [_normal(B, H, N, d) for H, N in ((12, 40), (4, N_k), (4, N_k))]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
-            yield f"hopper_grouped, d = {d}, B = {B}, N_k = {N_k}", partial(gpu.forward, *more, **asked)
+            yield (
+                f"hopper_grouped, d = {d}, B = {B}, N_k = {N_k}",
+                partial(gpu.forward, *more, **asked),
+            )
         yield from _serving(d)
     q, k, v, _ = wholes[128]
     fours = _normal(1, 1, 332, 128)
     for causal in (False, True):
         of = "causal" if causal else "full"
         yield f"hopper_fp8, {of}", partial(_fp8, q, k, v, causal, False)
-        yield f"hopper_fp8, {of}, keys of V contiguous", partial(_fp8, q, fours, fours, causal, True)
+        yield (
+            f"hopper_fp8, {of}, keys of V contiguous",
+            partial(_fp8, q, fours, fours, causal, True),
+        )
 
 
 def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield launches on keys in pages, and on packed batches, where sequences are short, long, and empty."""
+    """Yield launches on keys in pages, and on packed batches, where sequences are short, long,
+    and empty.
+    """
     lengths, N = np.array([300, 0, 1, 3100], np.int32), 3
     for page, splits in itertools.product((16, 128), (None, 1, 3)):  # None: by pairs of blocks
         needed = -(-lengths // page)
-        table, free = np.full((len(lengths), needed.max()), -1, np.int32), np.arange(needed.sum())[::-1]
+        table, free = (
+            np.full((len(lengths), needed.max()), -1, np.int32),
+            np.arange(needed.sum())[::-1],
+        )
         for s, ends in enumerate(np.cumsum(needed)):
             table[s, : needed[s]] = free[ends - needed[s] : ends]
         pools = (_normal(len(free), 2, page, d) for _ in "kv")
@@ -207,19 +261,26 @@ def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"paged, d = {d}, pages of {page}, splits = {splits}", call
     ends_q, ends_k = (np.cumsum([0, *of]) for of in ((300, 0, 65, 1), (333, 7, 65, 200)))
     for causal in (False, True):
-        q, k, v = (_normal(heads, of[-1], d) for heads, of in ((2, ends_q), (1, ends_k), (1, ends_k)))
+        q, k, v = (
+            _normal(heads, of[-1], d) for heads, of in ((2, ends_q), (1, ends_k), (1, ends_k))
+        )
         call = partial(gpu.varlen, q, k, v, ends_q, ends_k, causal=causal, return_lse=True)
         yield f"varlen, d = {d}, {'causal' if causal else 'full'}", call
 
 
 def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:
-    # by tensor_core, since initcheck misses what TMA writes; without masks but the causal one, for want of them
-    o, lse = gpu.forward(q, k, v, return_lse=True, kernel="tensor_core", dropout_p=asked["dropout_p"])
+    # by tensor_core, since initcheck misses what TMA writes; without masks but the causal one, for
+    # want of them
+    o, lse = gpu.forward(
+        q, k, v, return_lse=True, kernel="tensor_core", dropout_p=asked["dropout_p"]
+    )
     return gpu.backward(q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **asked)
 
 
 def _fp8(q: Any, k: Any, v: Any, causal: bool, keys_contiguous: bool) -> Any:
-    return gpu.forward(gpu.to_fp8(q), gpu.to_fp8(k), gpu.to_fp8(v, keys_contiguous=keys_contiguous), causal=causal)
+    return gpu.forward(
+        gpu.to_fp8(q), gpu.to_fp8(k), gpu.to_fp8(v, keys_contiguous=keys_contiguous), causal=causal
+    )
 
 
 def _half(*shape: int) -> Any:

@@ -1,4 +1,5 @@
-"""Photograph the step player where a maximum rises by the most: figures/step.png, and step_phone.png, what a phone shows.
+"""Photograph the step player where a maximum rises by the most: figures/step.png, and
+step_phone.png, what a phone shows.
 
 python scripts/step_picture.py
 
@@ -34,7 +35,9 @@ def rise(step: Step) -> float:
 
 
 def photograph() -> None:
-    """Write the page to a temporary file, open it at the step, save what a desk and a phone show, and say which step it is."""
+    """Write the page to a temporary file, open it at the step, save what a desk and a phone
+    show, and say which step it is.
+    """
     from playwright.sync_api import sync_playwright
 
     trace, _ = recorded(parse(shlex.split(COMMAND)[1:]))
@@ -44,17 +47,24 @@ def photograph() -> None:
         page_file = trace.save(Path(folder) / "step.html")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, width, height, pixels in SCREENS:
-            page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=pixels)
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, device_scale_factor=pixels
+            )
             page.goto(f"{page_file.as_uri()}#t={step.number}")
             page.wait_for_selector("html[data-ready]", state="attached")
             write_whole(ROOT / "figures" / f"{name}.png", page.screenshot())
         browser.close()
-    print(f"{', '.join(f'figures/{name}.png' for name, *_ in SCREENS)}: step {step.number}, {step.label}")
+    print(
+        f"{', '.join(f'figures/{name}.png' for name, *_ in SCREENS)}: step {step.number}, "
+        f"{step.label}"
+    )
 
 
 def main() -> None:
     """Photograph: there are no options."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     photograph()
 
 

@@ -1,10 +1,12 @@
-"""What usual tests let pass: the kit's bugs under a course's test, and errors of bfloat16 under the rule of a factor of 2.
+"""What usual tests let pass: the kit's bugs under a course's test, and errors of bfloat16 under the
+rule of a factor of 2.
 
     python scripts/usual_tests.py        # half a minute; the tables, and figures/usual_tests.json
 
-A course's test is np.allclose at 10⁻² on Gaussian inputs of one 128 × 128 shape. The rule is that of FlashAttention's own
-tests: the largest error of O is at most twice that of standard attention which rounds to the same 16 bits. Here that
-baseline is Algorithm 0 in bfloat16, whose S and P are rounded as they are stored in HBM; both errors are against exact attention.
+A course's test is np.allclose at 10⁻² on Gaussian inputs of one 128 × 128 shape. The rule is that
+of FlashAttention's own tests: the largest error of O is at most twice that of standard attention
+which rounds to the same 16 bits. Here that baseline is Algorithm 0 in bfloat16, whose S and P are
+rounded as they are stored in HBM; both errors are against exact attention.
 """
 
 import argparse
@@ -30,7 +32,9 @@ TOLERANCE = 1e-2  # absolute and relative
 
 @dataclass(frozen=True)
 class UsualTest:
-    """Such a test: (B, H, N, d) of its inputs, of seed 0, and what it compares besides O. Gradients are for dO = 1."""
+    """Such a test: (B, H, N, d) of its inputs, of seed 0, and what it compares besides O.
+    Gradients are for dO = 1.
+    """
 
     shape: tuple[int, int, int, int]
     dtypes: tuple[str, ...] = ("float32",)
@@ -39,7 +43,9 @@ class UsualTest:
     dropout: bool = False
 
     def notices(self, mutant: Mutant, built: Implementation) -> bool:
-        """Whether the test would fail. Only a bug of dropout's is tried with dropout, the mask given."""
+        """Whether the test would fail. Only a bug of dropout's is tried with dropout, the mask
+        given.
+        """
         rng = np.random.default_rng(0)
         arrays = [rng.normal(size=self.shape) for _ in range(3)]
         dropped = (0.0, 0.2) if self.dropout and mutant.part == "dropout" else (0.0,)
@@ -55,30 +61,45 @@ class UsualTest:
         q, k, v = inputs
         options: dict[str, Any] = {"causal": causal} | ({"dropout_p": p, "seed": 1} if p else {})
         keep = built.keep((B, H, N, N), p, 1) if p else None
-        how: dict[str, Any] = {"mask": np.tri(N, dtype=bool) if causal else None, "keep": keep, "dropout_p": p}
+        how: dict[str, Any] = {
+            "mask": np.tri(N, dtype=bool) if causal else None,
+            "keep": keep,
+            "dropout_p": p,
+        }
         with np.errstate(all="ignore"):
             want = [reference.attention(q, k, v, **how)]
             gradients = self.gradients and built.backward is not None
             want += reference.gradients(q, k, v, np.ones_like(q), **how) if gradients else []
             got = [built(q, k, v, **options)[0]]
             got += built.backward(q, k, v, np.ones_like(q), **options) if gradients else []
-        return not all(np.allclose(np.asarray(a, float), b, TOLERANCE, TOLERANCE) for a, b in zip(got, want, strict=True))
+        return not all(
+            np.allclose(np.asarray(a, float), b, TOLERANCE, TOLERANCE)
+            for a, b in zip(got, want, strict=True)
+        )
 
 
-TEXTBOOK = UsualTest((1, 2, 64, 32), ("float32", "float16"), (False, True), gradients=True, dropout=True)
+TEXTBOOK = UsualTest(
+    (1, 2, 64, 32), ("float32", "float16"), (False, True), gradients=True, dropout=True
+)
 COURSE = {  # what a course's tests compare, one 128 × 128 shape, float32
     "O": UsualTest((1, 1, 128, 128)),
     "O and the gradients": UsualTest((1, 1, 128, 128), gradients=True),
     "the same, causal too": UsualTest((1, 1, 128, 128), causal=(False, True), gradients=True),
-    "the same, with dropout's mask too": UsualTest((1, 1, 128, 128), causal=(False, True), gradients=True, dropout=True),
+    "the same, with dropout's mask too": UsualTest(
+        (1, 1, 128, 128), causal=(False, True), gradients=True, dropout=True
+    ),
 }
 
 N, D, B_R, DRAWS, M = 1024, 64, 64, 20, 1 << 20
-RUNS = {f"flash, B_c = {B_c}": ("flash", B_c) for B_c in (16, 32, 64, 128)} | {"q_outer, B_c = 16": ("q_outer", 16)}
+RUNS = {f"flash, B_c = {B_c}": ("flash", B_c) for B_c in (16, 32, 64, 128)} | {
+    "q_outer, B_c = 16": ("q_outer", 16)
+}
 
 
 def bugs_that_pass() -> dict[str, int]:
-    """Return how many of the kit's bugs each of a course's tests lets pass. Each test compares all that the one before does."""
+    """Return how many of the kit's bugs each of a course's tests lets pass. Each test compares
+    all that the one before does.
+    """
     passing = [(mutant, mutant.build()) for mutant in ALL]
     found: dict[str, int] = {}
     for what, test in COURSE.items():
@@ -88,7 +109,9 @@ def bugs_that_pass() -> dict[str, int]:
 
 
 def errors(draw: int) -> dict[str, tuple[float, float]]:
-    """Return each run's error over the baseline's, for one draw of Q, K and V: the largest, and the root mean square."""
+    """Return each run's error over the baseline's, for one draw of Q, K and V: the largest, and
+    the root mean square.
+    """
     rng = np.random.default_rng(draw)
     Q, K, V = (rng.normal(size=(N, D)).astype(float_dtype("bfloat16")) for _ in range(3))
     exact = attention(Q, K, V)
@@ -115,22 +138,44 @@ def summarised(ratios: list[tuple[float, float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=Path("figures/usual_tests.json"), help="where the numbers go")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", type=Path, default=Path("figures/usual_tests.json"), help="where the numbers go"
+    )
     output = check_target(parser.parse_args().json)
     passing = bugs_that_pass()
-    print_table(("compared at 10⁻², one 128 × 128 shape", f"of {len(ALL)} bugs pass"), passing.items())
+    print_table(
+        ("compared at 10⁻², one 128 × 128 shape", f"of {len(ALL)} bugs pass"), passing.items()
+    )
     draws = [errors(draw) for draw in range(DRAWS)]
     found = {what: summarised([draw[what] for draw in draws]) for what in RUNS}
     rows = [
-        (what, *(f"{of[name]:.2f}" for name in ("rms", "largest_median", "largest")), of["beyond_2"])
+        (
+            what,
+            *(f"{of[name]:.2f}" for name in ("rms", "largest_median", "largest")),
+            of["beyond_2"],
+        )
         for what, of in found.items()
     ]
     print()
-    print_table(("error / baseline's", "RMS", "largest: median", "most", f"beyond 2, of {DRAWS}"), rows)
-    data = {"bugs": len(ALL), "pass": passing, "N": N, "d": D, "B_r": B_R, "draws": DRAWS, "errors": found}
+    print_table(
+        ("error / baseline's", "RMS", "largest: median", "most", f"beyond 2, of {DRAWS}"), rows
+    )
+    data = {
+        "bugs": len(ALL),
+        "pass": passing,
+        "N": N,
+        "d": D,
+        "B_r": B_R,
+        "draws": DRAWS,
+        "errors": found,
+    }
     command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
-    write_whole(output, json.dumps({"command": command, "data": data}, indent=1, ensure_ascii=False) + "\n")
+    write_whole(
+        output, json.dumps({"command": command, "data": data}, indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Lay the model beside the machine: bytes that the counters of a GPU read, beside what flashsim predicts, pass by pass.
+"""Lay the model beside the machine: bytes that the counters of a GPU read, beside what flashsim
+predicts, pass by pass.
 
-python scripts/validate_hardware.py                     # on a machine with a GPU and ncu: figures/validate_hardware.json
-python scripts/validate_hardware.py --draw              # draws figures/validate_hardware.png and .svg from that record
+python scripts/validate_hardware.py                     # on a machine with a GPU and ncu:
+                                                        figures/validate_hardware.json
+python scripts/validate_hardware.py --draw              # draws figures/validate_hardware.png and
+                                                        .svg from that record
 """
 
 import argparse
@@ -20,10 +23,22 @@ from flashsim.support.tables import print_table
 
 
 def main() -> int:
-    """Measure, or draw, and print the table; return 1 if a pass is off by more than its tolerance."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="draw the record that is there; needs no GPU")
-    parser.add_argument("-o", "--output", type=Path, default=Path("figures/validate_hardware"), help="stem of the files")
+    """Measure, or draw, and print the table; return 1 if a pass is off by more than its
+    tolerance.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--draw", action="store_true", help="draw the record that is there; needs no GPU"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("figures/validate_hardware"),
+        help="stem of the files",
+    )
     options = parser.parse_args()
     command = shlex.join(["python", "scripts/validate_hardware.py", *sys.argv[1:]])
     record_file = options.output.with_suffix(".json")
@@ -36,16 +51,39 @@ def main() -> int:
 
         check_target(record_file)
         measured = validate(lambda what: print(what, file=sys.stderr, flush=True))
-        data = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **measured}
+        data = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **measured,
+        }
         write_whole(record_file, json.dumps({"command": command, "data": data}, indent=1) + "\n")
     table = []
     for row in data["rows"]:
-        sizes = (row[f"{kind}_{way}"] / 1e9 for way in ("reads", "writes") for kind in ("predicted", "measured"))
+        sizes = (
+            row[f"{kind}_{way}"] / 1e9
+            for way in ("reads", "writes")
+            for kind in ("predicted", "measured")
+        )
         verdict = {True: "yes", False: "NO", None: "–"}[row["agrees"]]
-        cells = (row["level"], *(f"{size:.4f}" for size in sizes), f"{row['error']:.2%}", f"{row['ms']:.3f}", verdict)
+        cells = (
+            row["level"],
+            *(f"{size:.4f}" for size in sizes),
+            f"{row['error']:.2%}",
+            f"{row['ms']:.3f}",
+            verdict,
+        )
         table.append((f"{row['group']}: {row['name']}", *cells))
     print(f"{data['machine']['gpu']}, {data['date']}; GB")
-    headings = ("pass", "level", "read, predicted", "counted", "written, predicted", "counted", "off", "ms", "agrees")
+    headings = (
+        "pass",
+        "level",
+        "read, predicted",
+        "counted",
+        "written, predicted",
+        "counted",
+        "off",
+        "ms",
+        "agrees",
+    )
     print_table(headings, table)
     return 0 if all(row["agrees"] is not False for row in data["rows"]) else 1
 

@@ -1,4 +1,6 @@
-"""Attention problems for property tests: regime + small shape + seed, so that failures shrink to something readable."""
+"""Attention problems for property tests: regime + small shape + seed, so that failures shrink to
+something readable.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from flashsim.tracing.planting import mutated
 from . import masks
 
 Array = NDArray[Any]
-FEW = settings(max_examples=settings().max_examples // 2)  # for what is asked of each of many algorithms
+# for what is asked of each of many algorithms
+FEW = settings(max_examples=settings().max_examples // 2)
 DTYPES = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
@@ -76,9 +79,16 @@ def _ties(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
 
 
 REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Array]]] = {
-    "gaussian": _gaussian, "rising": _rising, "falling": _falling, "all equal": _equal, "±5·10⁴": _massive,
-    "all very negative": _very_negative, "masked-like": _mostly_masked_like, "outliers": _outliers, "ties": _ties,
-}  # fmt: skip
+    "gaussian": _gaussian,
+    "rising": _rising,
+    "falling": _falling,
+    "all equal": _equal,
+    "±5·10⁴": _massive,
+    "all very negative": _very_negative,
+    "masked-like": _mostly_masked_like,
+    "outliers": _outliers,
+    "ties": _ties,
+}
 
 
 Masked = tuple[Any, Array | None]  # what `forward` is given as its mask, and what that must mean
@@ -89,7 +99,9 @@ def _causal(n: int, k: int) -> Array:
 
 
 def _window(n: int, k: int, left: int, right: int) -> Array:
-    return np.array([[i + k - n - left <= j <= i + k - n + right for j in range(k)] for i in range(n)])
+    return np.array(
+        [[i + k - n - left <= j <= i + k - n + right for j in range(k)] for i in range(n)]
+    )
 
 
 def _first(n: int, k: int, keys: int) -> Array:
@@ -118,7 +130,9 @@ def _dense_mask(share: float) -> Callable[[np.random.Generator, int, int], Maske
     return make
 
 
-def _broadcast_mask(rows: bool, cols: bool, flat: bool = False) -> Callable[[np.random.Generator, int, int], Masked]:
+def _broadcast_mask(
+    rows: bool, cols: bool, flat: bool = False
+) -> Callable[[np.random.Generator, int, int], Masked]:
     def make(rng: np.random.Generator, n: int, k: int) -> Masked:
         array = _dense(rng, n if rows else 1, k if cols else 1)
         return (array[0] if flat else array), np.broadcast_to(array, (n, k))
@@ -146,7 +160,9 @@ def _offset_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
 
 def _offset_window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
     left, right, offset = (int(side) for side in rng.integers((0, 0, -n - 2), (6, 6, k + 3)))
-    return SlidingWindow(left, right, offset=offset), _window(n, k, left - offset + k - n, right + offset - k + n)
+    return SlidingWindow(left, right, offset=offset), _window(
+        n, k, left - offset + k - n, right + offset - k + n
+    )
 
 
 def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
@@ -155,9 +171,17 @@ def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
 
 
 def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
-    """One entry of a padded batch: queries and keys of lengths of their own, causal from the end of both."""
-    rows, keys, left = int(rng.integers(0, n + 1)), int(rng.integers(0, k + 1)), int(rng.integers(-1, 7))
-    mask = QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
+    """One entry of a padded batch: queries and keys of lengths of their own, causal from the end
+    of both.
+    """
+    rows, keys, left = (
+        int(rng.integers(0, n + 1)),
+        int(rng.integers(0, k + 1)),
+        int(rng.integers(-1, 7)),
+    )
+    mask = (
+        QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
+    )
     within = _window(n, k, n + k if left == -1 else left, n + k)
     causal = np.array([[j <= i + keys - rows for j in range(k)] for i in range(n)])
     return mask, _first(k, n, rows).T & within & causal & _first(n, k, keys)
@@ -190,7 +214,8 @@ MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
     "query padding": _query_padding_mask,
     "packed entry": _packed_entry,
     **{  # and those in files of their own
-        file.name: import_module(f"{masks.__name__}.{file.name}").mask for file in pkgutil.iter_modules(masks.__path__)
+        file.name: import_module(f"{masks.__name__}.{file.name}").mask
+        for file in pkgutil.iter_modules(masks.__path__)
     },
 }
 DROPOUTS = (0.0, 0.3, 0.9)
@@ -198,7 +223,9 @@ DROPOUTS = (0.0, 0.3, 0.9)
 
 @dataclass(frozen=True)
 class Case:
-    """One problem, and how to tile it. What is masked is said twice: to `forward`, and here in plain words."""
+    """One problem, and how to tile it. What is masked is said twice: to `forward`, and here in
+    plain words.
+    """
 
     regime: str
     N_q: int
@@ -214,12 +241,21 @@ class Case:
 
     def inputs(self) -> tuple[Array, Array, Array]:
         rng = np.random.default_rng(self.seed)
-        q, k, v = (rng.normal(size=s) for s in ((self.N_q, self.d), (self.N_k, self.d), (self.N_k, self.d_v)))
+        q, k, v = (
+            rng.normal(size=s)
+            for s in ((self.N_q, self.d), (self.N_k, self.d), (self.N_k, self.d_v))
+        )
         q, k = REGIMES[self.regime](rng, q, k)
-        return q.astype(DTYPES[self.dtype]), k.astype(DTYPES[self.dtype]), v.astype(DTYPES[self.dtype])
+        return (
+            q.astype(DTYPES[self.dtype]),
+            k.astype(DTYPES[self.dtype]),
+            v.astype(DTYPES[self.dtype]),
+        )
 
     def dO(self) -> Array:
-        """Random; small where keys are so large that dQ would overflow float16, which is refused."""
+        """Random; small where keys are so large that dQ would overflow float16, which is
+        refused.
+        """
         rng = np.random.default_rng((self.seed, 1))
         Q, K, _ = self.inputs()
         large = max(np.abs(Q.astype(float)).max(), np.abs(K.astype(float)).max()) > 100
@@ -304,7 +340,9 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
 
 
-def same(got: flashsim.Result | flashsim.Result | flashsim.Result, want: flashsim.Result | theory.Exact) -> None:
+def same(
+    got: flashsim.Result | flashsim.Result | flashsim.Result, want: flashsim.Result | theory.Exact
+) -> None:
     """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
     assert got.hbm.by_array == want.hbm.by_array
     assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
@@ -339,7 +377,11 @@ def count_equals_theory(algorithm: Algorithm, drawn: dict[str, Any]) -> None:
         if {"live", "splits"} & {*algorithm.parts}:
             every_tile |= {"mask": _dense_parts(drawn["mask"]), "causal": False}
         own = [option for option in FORWARD[algorithm.forward_pass].options if option.name in drawn]
-        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
+        every_tile |= {
+            option.name: None
+            for option in own
+            if isinstance(option.check(drawn[option.name]), Mask)
+        }
         whole = theory.exact(algorithm.name, **every_tile)
         assert whole.sram.peak > whole.sram.capacity
         assert whole.blocks.B_r == whole.blocks.B_c == 1
@@ -362,8 +404,15 @@ def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
     return left
 
 
-def on_each(cases: Iterable[Case], objections: Callable[..., Iterator[str]], algorithm: Algorithm, *more: Any) -> Iterator[str]:
-    """Run on each case, and yield the checks that object: "refused", too, where that is an error."""
+def on_each(
+    cases: Iterable[Case],
+    objections: Callable[..., Iterator[str]],
+    algorithm: Algorithm,
+    *more: Any,
+) -> Iterator[str]:
+    """Run on each case, and yield the checks that object: "refused", too, where that is an
+    error.
+    """
     with np.errstate(all="ignore"):
         for case in cases:
             try:
@@ -382,14 +431,18 @@ def exact_of(name: str, **asked: Any) -> theory.Exact | None:
         return None
 
 
-def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+def operands(
+    N: int, d: int, e: int, seed: int = 0, dtype: str = "float64"
+) -> tuple[Array, Array, Array]:
     """Q, K, V of a program that takes them."""
     rng = np.random.default_rng(seed)
     Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
     return Q, K, V
 
 
-def with_trace(call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any) -> tuple[Any, Trace]:
+def with_trace(
+    call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
+) -> tuple[Any, Trace]:
     """What a call returns that takes observers, and its trace."""
     recorder = Recorder()
     run = call(*given, observers=[*observers, recorder], **options)

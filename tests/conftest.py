@@ -1,9 +1,10 @@
-"""Shared by all tests: Hypothesis settings, a BLAS thread a process, how long the fuzzers run, a browser.
+"""Shared by all tests: Hypothesis settings, a BLAS thread a process, how long the fuzzers run, a
+browser.
 
 `pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
-`@settings(settings.get_profile("fuzz"))`. `pytest -m slow --part 2/16` runs a sixteenth of the slow tests, as .ci/run does; and
-of the tests of each group that take `turns`, likewise, but at least one of each group. A test in a browser that has parameters
-is such a group.
+`@settings(settings.get_profile("fuzz"))`. `pytest -m slow --part 2/16` runs a sixteenth of the slow
+tests, as .ci/run does; and of the tests of each group that take `turns`, likewise, but at least one
+of each group. A test in a browser that has parameters is such a group.
 """
 
 import os
@@ -18,10 +19,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: each core has a process of its own
+# before NumPy is imported: each core has a process of its own
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile("flashsim", deadline=None, max_examples=10, print_blob=True)
-settings.register_profile(  # scripts/research/mutation.py's: what fails, fails every time, and need not be made small
+# scripts/research/mutation.py's: what fails, fails every time, and need not be made small
+settings.register_profile(
     "mutants",
     settings.get_profile("flashsim"),
     max_examples=30,
@@ -29,19 +32,24 @@ settings.register_profile(  # scripts/research/mutation.py's: what fails, fails 
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
-settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=300)  # CONTRIBUTING.md
+# CONTRIBUTING.md
+settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=300)
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 30
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")  # the first takes half the time
+# the first takes half the time
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}  # viewports
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background job; processes started here inherit it
+# as in a shell's background job; processes started here inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _tracer() -> Iterator[None]:
-    """A debugger in a test takes the place of coverage's tracer, for all tests that follow: give it back."""
+    """A debugger in a test takes the place of coverage's tracer, for all tests that follow: give
+    it back.
+    """
     before = sys.gettrace()
     yield
     if before and sys.gettrace() is not before:
@@ -61,8 +69,12 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium from the system, driven by Playwright; without either, skip and say what is missing."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
+    """Headless Chromium from the system, driven by Playwright; without either, skip and say what
+    is missing.
+    """
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+    )
     chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
         pytest.skip("no Chromium on this system: apt-get install chromium-headless-shell")
@@ -73,7 +85,9 @@ def browser() -> Iterator[Any]:
 
 
 def until(page: Any, condition: str) -> None:
-    """Wait for a condition: not with Playwright's own waiting, which needs the `eval` that the page forbids."""
+    """Wait for a condition: not with Playwright's own waiting, which needs the `eval` that the
+    page forbids.
+    """
     deadline = time.monotonic() + 20
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
@@ -81,9 +95,17 @@ def until(page: Any, condition: str) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz", type=int, default=FUZZ_EXAMPLES, metavar="N", help="examples that each fuzzer tries")
     parser.addoption(
-        "--part", metavar="K/N", help="of the slow tests, and of each group with turns, every N-th, from the K-th on"
+        "--fuzz",
+        type=int,
+        default=FUZZ_EXAMPLES,
+        metavar="N",
+        help="examples that each fuzzer tries",
+    )
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="of the slow tests, and of each group with turns, every N-th, from the K-th on",
     )
 
 
@@ -102,16 +124,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             elif item.get_closest_marker("slow") and not item.get_closest_marker("packages"):
                 groups.setdefault("slow", []).append(item)
         k, n = map(int, part.split("/"))
-        taken = {item for at, group in enumerate(groups.values()) for item in turn(group, k + at, n)}
+        taken = {
+            item for at, group in enumerate(groups.values()) for item in turn(group, k + at, n)
+        }
         left = {item for group in groups.values() for item in group} - taken
         config.hook.pytest_deselected(items=[*left])
         kept = [item for item in items if item not in left]
         kept.sort(key=lambda item: not item.get_closest_marker("packages"))
-        items[:] = kept[::2] + kept[1::2]  # each of two processes begins with its half of the longest: compilers' tests
+        # each of two processes begins with its half of the longest: compilers' tests
+        items[:] = kept[::2] + kept[1::2]
 
 
 def turn(group: list[Any], k: int, n: int) -> list[Any]:
-    """Return every n-th of a group, from the k-th on; one at least, and each in some of n, or of as many as the group has."""
+    """Return every n-th of a group, from the k-th on; one at least, and each in some of n, or of
+    as many as the group has.
+    """
     n = min(n, len(group))
     return group[k % n :: n]
 
@@ -119,4 +146,6 @@ def turn(group: list[Any], k: int, n: int) -> list[Any]:
 def pytest_configure(config: pytest.Config) -> None:
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     examples = config.getoption("--fuzz")
-    settings.register_profile("fuzz", settings.get_profile("flashsim"), max_examples=examples, suppress_health_check=slow)
+    settings.register_profile(
+        "fuzz", settings.get_profile("flashsim"), max_examples=examples, suppress_health_check=slow
+    )

@@ -1,6 +1,8 @@
-"""What tests/test_gpu_delays.py starts: the bits of what a group of kernels returns, each case several times, as JSON.
+"""What tests/test_gpu_delays.py starts: the bits of what a group of kernels returns, each case
+several times, as JSON.
 
-python tests/delayed_kernels.py backward-128 '{"options": ["-DDELAYED=1"], "bugs": {"file.cu": [["text", "a wrong one"]]}}'
+python tests/delayed_kernels.py backward-128 '{"options": ["-DDELAYED=1"], "bugs": {"file.cu":
+[["text", "a wrong one"]]}}'
 """
 
 import hashlib
@@ -36,7 +38,9 @@ def main() -> None:
         shutil.copytree(compiling.KERNELS, folder, dirs_exist_ok=True)
         for file, changes in asked["bugs"].items():
             text = (compiling.KERNELS / file).read_text(encoding="utf-8")
-            Path(folder, file).write_text(changed(text, [(old, new) for old, new in changes], file), encoding="utf-8")
+            Path(folder, file).write_text(
+                changed(text, [(old, new) for old, new in changes], file), encoding="utf-8"
+            )
         compiling.KERNELS = Path(folder)
         cases = dict(GROUPS[sys.argv[1]]())
         with ThreadPoolExecutor(initializer=import_cupy().cuda.Device(0).use) as threads:
@@ -55,21 +59,33 @@ def forward(d: int) -> Cases:
     """Yield `hopper`'s forward pass, each way in which it masks; and of packed batches."""
     q, k, v, _ = wholes(d)
     for (name, asked), p in product(ways().items(), (0.0, 0.3)):
-        call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, seed=7, return_lse=True, **asked)
+        call = partial(
+            gpu.forward, q, k, v, kernel="hopper", dropout_p=p, seed=7, return_lse=True, **asked
+        )
         yield f"{name}, dropout {p}", call
     if d < 256:
         ends = np.arange(20) * 77, np.arange(20) * 301
-        q, k, v = (normal(heads, of[-1], d) for heads, of in zip((16, 8, 8), (ends[0], ends[1], ends[1]), strict=True))
+        q, k, v = (
+            normal(heads, of[-1], d)
+            for heads, of in zip((16, 8, 8), (ends[0], ends[1], ends[1]), strict=True)
+        )
         for causal in (False, True):
-            yield f"packed, {causal}", partial(gpu.varlen, q, k, v, *ends, causal=causal, return_lse=True)
+            yield (
+                f"packed, {causal}",
+                partial(gpu.varlen, q, k, v, *ends, causal=causal, return_lse=True),
+            )
 
 
 def backward(d: int) -> Cases:
-    """Yield `hopper`'s backward pass, each way in which it masks; in turn, since additions to dQ else change places."""
+    """Yield `hopper`'s backward pass, each way in which it masks; in turn, since additions to dQ
+    else change places.
+    """
     q, k, v, do = wholes(d)
     o, lse = normal(*q.shape), 6 + normal(*q.shape[:3]).astype("float32")
     for (name, asked), p in product(ways().items(), (0.0, 0.3)):
-        if (d == 256 and (p or name not in ("full", "causal", "window"))) or (p and "array" in name):
+        if (d == 256 and (p or name not in ("full", "causal", "window"))) or (
+            p and "array" in name
+        ):
             continue  # which it does not take
         given = {"kernel": "hopper", "dropout_p": p, "seed": 7, "deterministic": True, **asked}
         yield f"{name}, dropout {p}", partial(gpu.backward, q, k, v, o, lse, do, **given)
@@ -79,7 +95,9 @@ def to_read() -> Cases:
     """Yield the kernel to read."""
     for d, causal in product((64, 128, 256), (False, True)):
         q, k, v, _ = wholes(d)
-        call = partial(gpu.forward, q, k, v, kernel="hopper_forward", causal=causal, return_lse=True)
+        call = partial(
+            gpu.forward, q, k, v, kernel="hopper_forward", causal=causal, return_lse=True
+        )
         yield f"d = {d}, causal = {causal}", call
 
 
@@ -101,19 +119,28 @@ def decoding() -> Cases:
 
 
 def grouped() -> Cases:
-    """Yield more queries than decoding takes: whole heads, parts, and clusters; several items for a block of threads."""
-    for d, (B, N_k), causal in product((64, 128), ((1, 700), (2, 3000), (100, 1200)), (False, True)):
+    """Yield more queries than decoding takes: whole heads, parts, and clusters; several items
+    for a block of threads.
+    """
+    for d, (B, N_k), causal in product(
+        (64, 128), ((1, 700), (2, 3000), (100, 1200)), (False, True)
+    ):
         q, k, v = normal(B, 16, 40, d), normal(B, 4, N_k, d), normal(B, 4, N_k, d)
         call = partial(gpu.forward, q, k, v, kernel="hopper_decode", causal=causal, return_lse=True)
         yield f"d = {d}, {B} × {N_k}, causal = {causal}", call
 
 
 def eight_bits() -> Cases:
-    """Yield 8 bits. Each block of threads has one row block: whether it needed maxima decides how the next is computed."""
+    """Yield 8 bits. Each block of threads has one row block: whether it needed maxima decides
+    how the next is computed.
+    """
     q, k, v = (gpu.to_fp8(normal(1, 24, 640, 128)) for _ in range(3))
     by_keys = gpu.to_fp8(normal(1, 24, 640, 128), keys_contiguous=True)
     for causal, (name, of) in product((False, True), (("rows", v), ("keys", by_keys))):
-        yield f"V by {name}, {causal}", partial(gpu.forward, q, k, of, causal=causal, return_lse=True)
+        yield (
+            f"V by {name}, {causal}",
+            partial(gpu.forward, q, k, of, causal=causal, return_lse=True),
+        )
 
 
 GROUPS: dict[str, Callable[[], Cases]] = {
@@ -134,7 +161,9 @@ def ways() -> dict[str, dict[str, Any]]:
         "causal": {"causal": True},
         "window": {"mask": SlidingWindow(100, 0)},
         "window, sums for maxima": {"mask": SlidingWindow(100, 31)},
-        "block mask": {"block_mask": lambda T_r, T_c: np.arange(T_r * T_c).reshape(T_r, T_c) % 3 > 0},
+        "block mask": {
+            "block_mask": lambda T_r, T_c: np.arange(T_r * T_c).reshape(T_r, T_c) % 3 > 0
+        },
         "array": {"mask": mask},
         "array, causal": {"mask": mask, "causal": True},
     }
@@ -142,7 +171,10 @@ def ways() -> dict[str, dict[str, Any]]:
 
 def wholes(d: int) -> list[Any]:
     """Return Q, K, V and dO."""
-    return [normal(1, heads, n, d) for heads, n in ((HEADS, N_Q), (KV_HEADS, N_K), (KV_HEADS, N_K), (HEADS, N_Q))]
+    return [
+        normal(1, heads, n, d)
+        for heads, n in ((HEADS, N_Q), (KV_HEADS, N_K), (KV_HEADS, N_K), (HEADS, N_Q))
+    ]
 
 
 def normal(*shape: int) -> Any:

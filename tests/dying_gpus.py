@@ -1,6 +1,10 @@
-"""What tests/test_gpu_devices.py starts: the last process ends, and the others must say so in time, whatever they wait for.
+"""What tests/test_gpu_devices.py starts: the last process ends, and the others must say so in time,
+whatever they wait for.
 
-RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tests/dying_gpus.py nccl graph      # and rank 1
+RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tests/dying_gpus.py nccl graph      #
+                                                                                                                    and
+                                                                                                                    rank
+                                                                                                                    1
 """
 
 import os
@@ -21,17 +25,25 @@ def main() -> None:
     name, what = sys.argv[1:]
     engine: Any = distributed.engine(name, timeout=6)
     if name != "nccl":
-        tiles.attend, tiles.gradients, tiles.merge = over_gpus.attend, over_gpus.gradients, over_gpus.merge
+        tiles.attend, tiles.gradients, tiles.merge = (
+            over_gpus.attend,
+            over_gpus.gradients,
+            over_gpus.merge,
+        )
         tiles.pause = lambda device: None
     links, X = Links(engine), np.ones((64, 8))
-    q, k, v, do = (torch.randn(2, 256, 64, device=engine.device, dtype=torch.float16) for _ in range(4))
+    q, k, v, do = (
+        torch.randn(2, 256, 64, device=engine.device, dtype=torch.float16) for _ in range(4)
+    )
 
     def both() -> Any:
         part = forward("ring", q, k, v, links=links, causal=True)
         return part.O, *backward(part, do)
 
     step: Any = Captured(both) if "graph" in what else both
-    run: Any = step if what != "program" else lambda: distributed.forward("ring", X, X, X, engine=engine)
+    run: Any = (
+        step if what != "program" else lambda: distributed.forward("ring", X, X, X, engine=engine)
+    )
     run()
     links.finish()
     print("once", flush=True)

@@ -1,8 +1,12 @@
-"""Typical mistakes in each exercise: (text of the solution, what stands there instead, part of the hint)."""
+"""Typical mistakes in each exercise: (text of the solution, what stands there instead, part of
+the hint).
+"""
 
 from importlib import import_module
 
-SOLUTIONS: dict[str, str] = import_module("scripts.exercise_solutions").SOLUTIONS  # mypy knows scripts by other names
+SOLUTIONS: dict[str, str] = import_module(
+    "scripts.exercise_solutions"
+).SOLUTIONS  # mypy knows scripts by other names
 
 MISTAKES: dict[str, list[tuple[str, str, str]]] = {
     "load_a_tile": [
@@ -20,10 +24,18 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("sram.loop(len(X))", "range(len(X))", "sram.loop evicts; range does not"),
     ],
     "scores": [
-        ("K_j = sram.load(K[j])", "Q_i, K_j = sram.load(Q[i], K[j])", "Q[i] is loaded in the inner loop"),
+        (
+            "K_j = sram.load(K[j])",
+            "Q_i, K_j = sram.load(Q[i], K[j])",
+            "Q[i] is loaded in the inner loop",
+        ),
         ("Q_i @ K_j.T", "Q_i @ K_j", "The shapes of a product must meet"),
         ("Q_i @ K_j.T", "Q_i @ K_j.T / 2", "divided by √d"),
-        ("K_j = sram.load(K[j])", "K_j = sram.load(K[j]); K_j = sram.load(K[j])", "K[j] is loaded twice"),
+        (
+            "K_j = sram.load(K[j])",
+            "K_j = sram.load(K[j]); K_j = sram.load(K[j])",
+            "K[j] is loaded twice",
+        ),
     ],
     "softmax": [
         ("m = rowmax(S)", "m = 0", "exp overflows"),
@@ -41,37 +53,77 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(m - m_new) * l", "exp(m_new - m) * l", "rescaled by the inverse"),
         ("rowsum(exp(s - m_new))", "rowsum(exp(s - rowmax(s)))", "against its own maximum"),
         ("exp(m - m_new) * l + ", "", "Where is the old l?"),
-        ("exp(m - m_new) * l + rowsum(exp(s - m_new))", "exp(m - m_new) * (l + rowsum(exp(s - m_new)))", "multiplies both"),
+        (
+            "exp(m - m_new) * l + rowsum(exp(s - m_new))",
+            "exp(m - m_new) * (l + rowsum(exp(s - m_new)))",
+            "multiplies both",
+        ),
         ("rowsum(exp(s - m_new))", "rowsum(exp(s - m))", "against the old m"),
     ],
     "inner_loop": [
-        ("on_chip(Q_i @ K_j.T)", "on_chip(sram.load(Q[i]) @ K_j.T)", "Q is loaded more often than line 8 says"),
+        (
+            "on_chip(Q_i @ K_j.T)",
+            "on_chip(sram.load(Q[i]) @ K_j.T)",
+            "Q is loaded more often than line 8 says",
+        ),
         ("(l_i * exp(m_i - m_new) * O_i", "(l_i * O_i", "The old O_i is not rescaled"),
         ("(l_i * exp(m_i - m_new) * O_i", "(exp(m_i - m_new) * O_i", "Multiply by l_i"),
-        ("exp(m_tilde - m_new) * (P_tilde @ V_j)", "(P_tilde @ V_j)", "P~_ij V_j was summed against"),
-        ("on_chip(maximum(m_i, m_tilde))", "on_chip(m_tilde + 0)", "This is the block's maximum alone"),
+        (
+            "exp(m_tilde - m_new) * (P_tilde @ V_j)",
+            "(P_tilde @ V_j)",
+            "P~_ij V_j was summed against",
+        ),
+        (
+            "on_chip(maximum(m_i, m_tilde))",
+            "on_chip(m_tilde + 0)",
+            "This is the block's maximum alone",
+        ),
         ("exp(m_i - m_new) * l_i +", "l_i +", "The old l_i is not rescaled"),
-        ("exp(m_i - m_new) * l_i +", "exp(m_new - m_i) * l_i +", "The old l_i is rescaled by the inverse"),
+        (
+            "exp(m_i - m_new) * l_i +",
+            "exp(m_new - m_i) * l_i +",
+            "The old l_i is rescaled by the inverse",
+        ),
         ("exp(m_tilde - m_new) * l_tilde", "l_tilde", "l~_ij was summed against"),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T / Q_i.shape[1] ** 0.5)", "The scores are divided by √d."),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T / Q_i.shape[1])", "√d twice"),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T * Q_i.shape[1] ** 0.5)", "multiplied by √d"),
-        ("exp(S_ij - m_tilde)", "exp((S_ij - m_tilde) / Q_i.shape[1] ** 0.5)", "The argument of exp is divided"),
+        (
+            "exp(S_ij - m_tilde)",
+            "exp((S_ij - m_tilde) / Q_i.shape[1] ** 0.5)",
+            "The argument of exp is divided",
+        ),
         ("Q_i @ K_j.T", "Q_i @ K_j", "K_j is not transposed"),
         ("on_chip(rowmax(S_ij))", "on_chip(S_ij.max(axis=1))", "The shapes do not meet"),
         ("maximum(m_i, m_tilde)", "max(m_i, m_tilde)", "maximum(a, b)"),
         ("exp(S_ij - m_tilde)", "exp(S_ij - m_i)", "against the old m_i"),
-        ("exp(m_i - m_new) * l_i + exp(m_tilde - m_new) * l_tilde", "l_i + l_tilde", "Neither l_i nor l~_ij is rescaled"),
+        (
+            "exp(m_i - m_new) * l_i + exp(m_tilde - m_new) * l_tilde",
+            "l_i + l_tilde",
+            "Neither l_i nor l~_ij is rescaled",
+        ),
         ("exp(m_i - m_new) * l_i", "exp(m_new - m_i) * l_i", "rescaled by the inverse"),
-        ("exp(m_tilde - m_new) * l_tilde", "exp(m_new - m_tilde) * l_tilde", "rescaled by the inverse"),
+        (
+            "exp(m_tilde - m_new) * l_tilde",
+            "exp(m_new - m_tilde) * l_tilde",
+            "rescaled by the inverse",
+        ),
         ("l_i * exp(m_i - m_new) * O_i", "l_i * exp(m_new - m_i) * O_i", "rescaled by the inverse"),
-        ("exp(m_tilde - m_new) * (P_tilde", "exp(m_new - m_tilde) * (P_tilde", "rescaled by the inverse"),
+        (
+            "exp(m_tilde - m_new) * (P_tilde",
+            "exp(m_new - m_tilde) * (P_tilde",
+            "rescaled by the inverse",
+        ),
         ("/ l_new)", ")", "O is not divided by l_new"),
         ("/ l_new)", "/ l_new / l_new)", "divided by l_new twice"),
         ("/ l_new)", "/ l_i)", "divided by the old l_i"),
         ("            sram.store(O[i], O_new)\n", "", "Is O_new stored"),
         ("            sram.store(m[i], m_new)\n", "", "Is m_new stored"),
-        ("sram.store(m[i], m_new)", "sram.store(m[i], m_new); sram.store(m[i], m_new)", "m is stored twice"),
+        (
+            "sram.store(m[i], m_new)",
+            "sram.store(m[i], m_new); sram.store(m[i], m_new)",
+            "m is stored twice",
+        ),
         (
             "        K_j, V_j = sram.load(K[j], V[j])\n        for i in sram.loop(blocks.T_r):",
             "        for i in sram.loop(blocks.T_r):\n            K_j, V_j = sram.load(K[j], V[j])",
@@ -88,22 +140,37 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T / Q_i.shape[1] ** 0.5)", "The scores are divided by √d."),
         ("Q_i @ K_j.T)", "Q_i @ K_j.T / Q_i.shape[1])", "√d twice"),
-        ("exp(S_ij - m_new)", "exp((S_ij - m_new) / Q_i.shape[1] ** 0.5)", "The argument of exp is divided"),
+        (
+            "exp(S_ij - m_new)",
+            "exp((S_ij - m_new) / Q_i.shape[1] ** 0.5)",
+            "The argument of exp is divided",
+        ),
         ("exp(m_i - m_new) * l_i", "exp(m_new - m_i) * l_i", "rescaled by the inverse"),
         ("exp(m_i - m_new) * O_i", "exp(m_new - m_i) * O_i", "rescaled by the inverse"),
         ("P_ij @ V_j", "P_ij * V_j", "The shapes do not meet"),
         ("        O_i = on_chip(O_i / l_i, over=O_i)\n", "", "O is not divided by l_i"),
         ("O_i / l_i", "O_i / l_i / l_i", "divided by l_i twice"),
         (
-            "over=m_i)\n        O_i = on_chip(O_i / l_i, over=O_i)\n        sram.store(O[i], O_i)\n",
+            (
+                "over=m_i)\n        O_i = on_chip(O_i / l_i, over=O_i)\n        sram.store(O[i], "
+                "O_i)\n"
+            ),
             "over=m_i)\n            sram.store(O[i], on_chip(O_i / l_i))\n",
             "O is stored in the inner loop",
         ),
         ("        sram.store(O[i], O_i)\n", "", "O was never stored"),
         ("on_chip(m_new, over=m_i)", "on_chip(m_i, over=m_i)", "m_i stays what it was"),
         ("exp(m_i - m_new) * O_i +", "l_i * exp(m_i - m_new) * O_i +", ""),
-        ("O_i = sram.full(O[i].shape, 0.0)", "O_i = on_chip(1 * sram.load(O[i]))", "O_i began as O[i]"),
-        ("        sram.store(O[i], O_i)\n", "        sram.store(O[i], O_i); sram.load(O[i])\n", "O is loaded"),
+        (
+            "O_i = sram.full(O[i].shape, 0.0)",
+            "O_i = on_chip(1 * sram.load(O[i]))",
+            "O_i began as O[i]",
+        ),
+        (
+            "        sram.store(O[i], O_i)\n",
+            "        sram.store(O[i], O_i); sram.load(O[i])\n",
+            "O is loaded",
+        ),
         ("on_chip(m_new, over=m_i)", "on_chip(m_new, over=m_i); sram.load(O[i])", "O is loaded"),
     ],
     "causal_mask": [
@@ -128,9 +195,21 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "merge": [
         ("(w_a * O_a + w_b * O_b) / (w_a + w_b)", "(O_a + O_b) / 2", "The parts count equally"),
-        ("(w_a * O_a + w_b * O_b) / (w_a + w_b)", "w_a * O_a + w_b * O_b", "not divided by the sum of the weights"),
-        ("(w_a * O_a + w_b * O_b) / (w_a + w_b)", "(w_b * O_a + w_a * O_b) / (w_a + w_b)", "exchanged"),
-        ("(w_a * O_a + w_b * O_b) / (w_a + w_b)", "(3 * O_a + 7 * O_b) / 10", "how many keys they have"),
+        (
+            "(w_a * O_a + w_b * O_b) / (w_a + w_b)",
+            "w_a * O_a + w_b * O_b",
+            "not divided by the sum of the weights",
+        ),
+        (
+            "(w_a * O_a + w_b * O_b) / (w_a + w_b)",
+            "(w_b * O_a + w_a * O_b) / (w_a + w_b)",
+            "exchanged",
+        ),
+        (
+            "(w_a * O_a + w_b * O_b) / (w_a + w_b)",
+            "(3 * O_a + 7 * O_b) / 10",
+            "how many keys they have",
+        ),
         ("m + log(w_a + w_b)", "log(w_a + w_b)", "m is missing"),
         ("m + log(w_a + w_b)", "m", "Both parts count"),
         ("m + log(w_a + w_b)", "L_a + L_b", "not the sum of logarithms"),
@@ -152,7 +231,11 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("P.T @ dO_i", "P.T @ O_i", "O_i was used"),
     ],
     "choose_blocks": [
-        ("    while elements(B_c + 1) <= M:\n        B_c += 1\n", "    B_c = -(-M // (4 * d))\n", "the paper's line 1"),
+        (
+            "    while elements(B_c + 1) <= M:\n        B_c += 1\n",
+            "    B_c = -(-M // (4 * d))\n",
+            "the paper's line 1",
+        ),
         (" + B_r * B_c", "", "S_ij needs room too"),
         (" + 6 * B_r", "", "The columns need room too"),
         (" + 6 * B_r", " + 2 * B_r", "Only l_i and m_i"),
@@ -166,19 +249,31 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("(2 * N * d + 2 * N)", "2 * N * d", "l and m are read too"),
         ("2 * N * d + T_c *", "T_c * 2 * N * d + T_c *", "K and V are read once in all"),
         ("writes = N * d + 2 * N + ", "writes = ", "Line 2 writes O, l and m"),
-        ("writes = N * d + 2 * N + T_c *", "writes = N * d + 2 * N + 0 * T_c *", "for each block of keys"),
+        (
+            "writes = N * d + 2 * N + T_c *",
+            "writes = N * d + 2 * N + 0 * T_c *",
+            "for each block of keys",
+        ),
         ("T_c = -(-N // B_c)", "T_c = -(-N // B_r)", "not T_r"),
         ("T_c = -(-N // B_c)", "T_c = N / B_c", "// divides"),
         ("(2 * N * d + 2 * N)", "(N * d + 2 * N)", "O is read too"),
     ],
     "planted_bug": [
-        ("(l_i * exp(m_i - m_i_new) * O_i +", "(l_i * exp(m_tilde_ij - m_i_new) * O_i +", "The bug is still there"),
+        (
+            "(l_i * exp(m_i - m_i_new) * O_i +",
+            "(l_i * exp(m_tilde_ij - m_i_new) * O_i +",
+            "The bug is still there",
+        ),
         ("(l_i * exp(m_i - m_i_new) * O_i +", "(l_i * O_i +", "The old O_i is not rescaled"),
         ("            sram.store(m[i], m_i_new)\n", "", "Is m_new stored"),
         ("/ l_i_new, over=O_i", "/ l_i_new * 2, over=O_i", "this change makes another"),
     ],
     "ring_step": [
-        ("(rank + 1) % P, (rank - 1) % P", "(rank - 1) % P, (rank + 1) % P", "exchanged with the other"),
+        (
+            "(rank + 1) % P, (rank - 1) % P",
+            "(rank - 1) % P, (rank + 1) % P",
+            "exchanged with the other",
+        ),
         ("(rank + 1) % P", "rank + 1", "A ring closes"),
         ("(rank - s) % P", "(rank + s) % P", "Keys come from the left"),
         ("(rank - s) % P", "rank", "its own keys"),
@@ -189,6 +284,10 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("exp(S - m_new)", "exp(S - rowmax(S))", "own maximum"),
         ("l_new = exp(m - m_new) * l + ", "l_new = ", "The old l is missing"),
         ("exp(m - m_new) * O +", "O +", "The old O is not scaled"),
-        ("O_new = exp(m - m_new) * O + P_tilde @ V", "O_new = (exp(m - m_new) * O + P_tilde @ V) / l_new", "divided by l"),
+        (
+            "O_new = exp(m - m_new) * O + P_tilde @ V",
+            "O_new = (exp(m - m_new) * O + P_tilde @ V) / l_new",
+            "divided by l",
+        ),
     ],
 }

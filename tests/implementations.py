@@ -1,11 +1,13 @@
-"""Correct attentions, as the test kit takes them: this package's own, plain NumPy ones, and those of PyTorch, JAX and Triton.
+"""Correct attentions, as the test kit takes them: this package's own, plain NumPy ones, and those
+of PyTorch, JAX and Triton.
 
     from tests.implementations import IMPLEMENTATIONS
 
     subject = IMPLEMENTATIONS["flash"].build()
     check_attention(subject.fn, subject.spec, backward=subject.backward, dropout=subject.keep)
 
-Each declares what it truly promises. Packages are imported when an attention of theirs is built, not before.
+Each declares what it truly promises. Packages are imported when an attention of theirs is built,
+not before.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     import triton.language as tl  # at run time `_triton` imports it
 
 BLOCKS = dict.fromkeys(FORWARD, (4, 3))
-# One query at a time, log L rounded after every block of keys: of 3 keys each, a row of 4,100 is off by more than a Spec can
-# say (`reference.error_bound` allows for it, logs_kept=True), by up to 4 times its budget where scores are large.
+# One query at a time, log L rounded after every block of keys: of 3 keys each, a row of 4,100 is
+# off by more than a Spec can say (`reference.error_bound` allows for it, logs_kept=True), by up to
+# 4 times its budget where scores are large.
 BLOCKS["memory_efficient"] = (1, 64)
 BLOCKS["small_cache"] = (16, 16)  # a column at a time: slow in Python with smaller tiles
 BLOCKS["small_cache_hybrid"] = (16, 8)
-BLOCKS["streamed"] = BLOCKS["hybrid_streamed"] = (128, 64)  # a column at a time, and log L rounded as in memory_efficient
+# a column at a time, and log L rounded as in memory_efficient
+BLOCKS["streamed"] = BLOCKS["hybrid_streamed"] = (128, 64)
 BLOCKS["tiles_streamed"] = (1024, 64)  # an element at a time
 AMPLE = 10**6  # elements of SRAM
 
@@ -81,14 +85,19 @@ class Implementation:
     @property
     def missing(self) -> str:
         """Why it cannot be built here, or nothing."""
-        return ", ".join(f"{name} is not installed" for name in self.packages if find_spec(name) is None)
+        return ", ".join(
+            f"{name} is not installed" for name in self.packages if find_spec(name) is None
+        )
 
 
-# ------------------------------------------------------------------------------------------------- this package's own
+# -------------------------------------------------------------------------------------------------
+# this package's own
 
 RECOMBINED = (
-    "Appendix B.5 forms dP − D by way of a block's own D_j, and loses what is small against D_j: with dropout D can be, "
-    "where the heaviest keys are dropped. `reference.gradient_bounds` allows for that (recombined=True), a Spec cannot say it"
+    "Appendix B.5 forms dP − D by way of a block's own D_j, and loses what is small against D_j: "
+    "with dropout D can be, "
+    "where the heaviest keys are dropped. `reference.gradient_bounds` allows for that "
+    "(recombined=True), a Spec cannot say it"
 )
 
 
@@ -96,7 +105,13 @@ def _own(name: str) -> Subject:
     algorithm = FORWARD[name]
     keeps_logs = not {"l", "L"}.isdisjoint(algorithm.returns)
     plain = "MASK" not in algorithm.parts
-    stores = "scores" if algorithm.stores_scores else "output_per_block" if algorithm.rounds(2) == 2 else "output"
+    stores = (
+        "scores"
+        if algorithm.stores_scores
+        else "output_per_block"
+        if algorithm.rounds(2) == 2
+        else "output"
+    )
     spec = Spec(
         dtypes=("float32", "float16", "bfloat16", "float64"),
         block=BLOCKS[name],
@@ -118,22 +133,29 @@ def _own(name: str) -> Subject:
 
 
 def _run(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
-    return flashsim.forward(name, q, k, v, blocks=BLOCKS[name], M=AMPLE, check_finite=False, **options)
+    return flashsim.forward(
+        name, q, k, v, blocks=BLOCKS[name], M=AMPLE, check_finite=False, **options
+    )
 
 
 def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
     run = _run(name, q, k, v, **options)
-    return run.O if FORWARD[name].lse else (run.O, run.lse)  # where S or its statistics were stored, so is their rounding
+    # where S or its statistics were stored, so is their rounding
+    return run.O if FORWARD[name].lse else (run.O, run.lse)
 
 
-def _own_backward(name: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> tuple[Array, Array, Array]:
+def _own_backward(
+    name: str, q: Array, k: Array, v: Array, do: Array, **options: Any
+) -> tuple[Array, Array, Array]:
     found = flashsim.backward(name, _run(name, q, k, v, **options), do, check_finite=False)
     return found.dQ, found.dK, found.dV
 
 
 def _keep(shape: tuple[int, int, int, int], dropout_p: float, seed: int) -> Array:
     B, H, N_q, N_k = shape
-    return np.array([[keep_mask(seed, dropout_p, N_q, N_k, b * H + h) for h in range(H)] for b in range(B)])
+    return np.array(
+        [[keep_mask(seed, dropout_p, N_q, N_k, b * H + h) for h in range(H)] for b in range(B)]
+    )
 
 
 def _named(name: str, fn: Any) -> Any:
@@ -146,10 +168,12 @@ def _numpy(name: str) -> Subject:
     return Subject(base, base.spec, base.backward, base.keep)
 
 
-# ------------------------------------------------------------------------------------------------------------- PyTorch
+# --------------------------------------------------------------------------------------------------
+# PyTorch
 
 ZERO_TIMES_NAN = (
-    "a masked key's weight is 0, and 0 · NaN is NaN: masking sets scores to −∞, values stay in the product "
+    "a masked key's weight is 0, and 0 · NaN is NaN: masking sets scores to −∞, values stay in the "
+    "product "
     "(pytorch/pytorch#101967)"
 )
 
@@ -167,8 +191,12 @@ def _sdpa(backend: str | None) -> Subject:
             with sdpa_kernel(forced):
                 return plain(*args, **options)
 
-    wrapped = wrap(_named("scaled_dot_product_attention", fn) if backend else fn, "torch", convention="sdpa")
-    narrow: dict[str, Any] = {"d_v": False, "strides": "last_contiguous"} if backend == "FLASH_ATTENTION" else {}
+    wrapped = wrap(
+        _named("scaled_dot_product_attention", fn) if backend else fn, "torch", convention="sdpa"
+    )
+    narrow: dict[str, Any] = (
+        {"d_v": False, "strides": "last_contiguous"} if backend == "FLASH_ATTENTION" else {}
+    )
     return Subject(
         wrapped,
         wrapped.spec(**narrow),
@@ -177,10 +205,12 @@ def _sdpa(backend: str | None) -> Subject:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------- JAX
+# --------------------------------------------------------------------------------------------------
+# JAX
 
 FINITE_MASK = (
-    "a masked key's score is set to a large negative number and its weight is 0, but 0 · NaN is NaN: its value stays in the "
+    "a masked key's score is set to a large negative number and its weight is 0, but 0 · NaN is "
+    "NaN: its value stays in the "
     "product (jax/_src/nn/functions.py, _apply_masks)"
 )
 
@@ -192,15 +222,19 @@ def _jax() -> Subject:
     eager = jax.nn.dot_product_attention
     compiled = jax.jit(eager, static_argnames=("is_causal",))
 
-    def attend(q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None, mask: Any = None) -> Any:
+    def attend(
+        q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None, mask: Any = None
+    ) -> Any:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         mask = None if mask is None else mask[(None,) * (4 - mask.ndim)]  # it wants four axes
-        fn = eager if q.dtype == "float16" else compiled  # jitted for the CPU, float16 is refused: no F16_F16_F32 there
+        # jitted for the CPU, float16 is refused: no F16_F16_F32 there
+        fn = eager if q.dtype == "float16" else compiled
         return fn(q, k, v, mask=mask, scale=scale, is_causal=causal)
 
     wrapped = wrap(_named("dot_product_attention", attend), "jax")
     spec = Spec(
-        dtypes=("float32", "float16", "bfloat16"),  # its softmax is in float32 for float64 inputs, too
+        # its softmax is in float32 for float64 inputs, too
+        dtypes=("float32", "float16", "bfloat16"),
         layout="BNHD",
         causal="top_left",
         empty_rows="mean",  # all scores of such a row are the same large negative number
@@ -222,8 +256,20 @@ def _pallas() -> Subject:
         return BlockSizes(rows, keys, rows, keys, rows, keys)
 
     def attend(q: Any, k: Any, v: Any, causal: bool = False, residuals: bool = True) -> Any:
-        how: dict[str, Any] = {"sm_scale": 1 / math.sqrt(q.shape[-1]), "causal": causal, "interpret": True}
-        result = mha(q, k, v, None, block_sizes=blocks(q.shape[1], k.shape[1]), return_residuals=residuals, **how)
+        how: dict[str, Any] = {
+            "sm_scale": 1 / math.sqrt(q.shape[-1]),
+            "causal": causal,
+            "interpret": True,
+        }
+        result = mha(
+            q,
+            k,
+            v,
+            None,
+            block_sizes=blocks(q.shape[1], k.shape[1]),
+            return_residuals=residuals,
+            **how,
+        )
         return tuple(result) if residuals else result
 
     spec = Spec(
@@ -239,13 +285,26 @@ def _pallas() -> Subject:
     return Subject(forward, spec, backward)
 
 
-# -------------------------------------------------------------------------------------------------------------- Triton
+# --------------------------------------------------------------------------------------------------
+# Triton
 
 
 def attention_kernel(
-    Q: Any, K: Any, V: Any, O: Any, LSE: Any, scale: Any, N_q: Any, N_k: Any, group: Any, causal: tl.constexpr,
-    d: tl.constexpr, d_padded: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
-) -> None:  # fmt: skip
+    Q: Any,
+    K: Any,
+    V: Any,
+    O: Any,
+    LSE: Any,
+    scale: Any,
+    N_q: Any,
+    N_k: Any,
+    group: Any,
+    causal: tl.constexpr,
+    d: tl.constexpr,
+    d_padded: tl.constexpr,
+    B_r: tl.constexpr,
+    B_c: tl.constexpr,
+) -> None:
     """FlashAttention's forward in Triton: one program per head and block of B_r queries."""
     head = tl.program_id(1)
     i, cols = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d_padded)
@@ -296,12 +355,26 @@ def _triton() -> Subject:
         scale = 1 / math.sqrt(d) if scale is None else scale
         group, B_r, B_c = H // k.shape[1], 16, 16
         kernel[(-(-N_q // B_r), B * H)](
-            q, k, v, o, lse, scale, N_q, k.shape[2], group, causal, d=d, d_padded=triton.next_power_of_2(d), B_r=B_r, B_c=B_c
+            q,
+            k,
+            v,
+            o,
+            lse,
+            scale,
+            N_q,
+            k.shape[2],
+            group,
+            causal,
+            d=d,
+            d_padded=triton.next_power_of_2(d),
+            B_r=B_r,
+            B_c=B_c,
         )
         return o, lse
 
     spec = Spec(
-        dtypes=("float32", "float16"),  # the interpreter takes bfloat16 for whole numbers (triton-lang/triton#4972, #11584)
+        # the interpreter takes bfloat16 for whole numbers (triton-lang/triton#4972, #11584)
+        dtypes=("float32", "float16"),
         block=(16, 16),
         causal="bottom_right",
         lse="natural",
@@ -312,17 +385,31 @@ def _triton() -> Subject:
     return Subject(wrap(_named("attention_kernel", attend), "torch"), spec)
 
 
-# ----------------------------------------------------------------------------------------------------------------- all
+# --------------------------------------------------------------------------------------------------
+# all
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    **{name: Implementation(algorithm.title, partial(_own, name)) for name, algorithm in FORWARD.items()},
+    **{
+        name: Implementation(algorithm.title, partial(_own, name))
+        for name, algorithm in FORWARD.items()
+    },
     "numpy_tiled": Implementation("NumPy, as FlashAttention-2", partial(_numpy, "tiled")),
     "numpy_unfused": Implementation("NumPy, with the matrix of scores", partial(_numpy, "unfused")),
     "numpy_split": Implementation("NumPy, keys in parts, merged", partial(_numpy, "split")),
-    "torch_sdpa": Implementation("PyTorch SDPA, default backend, CPU", partial(_sdpa, None), ("torch",)),
-    "torch_sdpa_math": Implementation("PyTorch SDPA, MATH, CPU", partial(_sdpa, "MATH"), ("torch",)),
-    "torch_sdpa_flash": Implementation("PyTorch SDPA, FLASH_ATTENTION, CPU", partial(_sdpa, "FLASH_ATTENTION"), ("torch",)),
+    "torch_sdpa": Implementation(
+        "PyTorch SDPA, default backend, CPU", partial(_sdpa, None), ("torch",)
+    ),
+    "torch_sdpa_math": Implementation(
+        "PyTorch SDPA, MATH, CPU", partial(_sdpa, "MATH"), ("torch",)
+    ),
+    "torch_sdpa_flash": Implementation(
+        "PyTorch SDPA, FLASH_ATTENTION, CPU", partial(_sdpa, "FLASH_ATTENTION"), ("torch",)
+    ),
     "jax": Implementation("jax.nn.dot_product_attention, CPU", _jax, ("jax",)),
-    "jax_pallas": Implementation("JAX Pallas GPU kernel, interpret=True", _pallas, ("jax",), share=0.1),
-    "triton": Implementation("Triton kernel, TRITON_INTERPRET=1", _triton, ("triton", "torch"), share=0.1),
+    "jax_pallas": Implementation(
+        "JAX Pallas GPU kernel, interpret=True", _pallas, ("jax",), share=0.1
+    ),
+    "triton": Implementation(
+        "Triton kernel, TRITON_INTERPRET=1", _triton, ("triton", "torch"), share=0.1
+    ),
 }

@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-"""Algorithms that beat the simulated memory: each computes exact attention, and moves less than its loads and stores say."""
+"""Algorithms that beat the simulated memory: each computes exact attention, and moves less than
+its loads and stores say.
+"""
 
 import io
 import pickle
@@ -65,11 +67,15 @@ CHEATS = {
     "tobytes": keeping(lambda x: x.tobytes(), from_bytes),
     "bytearray": keeping(lambda x: bytearray(x.tobytes()), from_bytes),
     "tolist": keeping(lambda x: x.tolist(), lambda kept, shape, dtype: np.array(kept, dtype)),
-    "memoryview of a copy": keeping(lambda x: memoryview(x.copy()), lambda kept, shape, dtype: np.asarray(kept)),
+    "memoryview of a copy": keeping(
+        lambda x: memoryview(x.copy()), lambda kept, shape, dtype: np.asarray(kept)
+    ),
     "pickle": keeping(lambda x: pickle.dumps(x), lambda kept, shape, dtype: pickle.loads(kept)),
     "frombuffer": keeping(lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape), first),
     "int64": keeping(lambda x: (x * 1).view(np.int64), lambda kept, shape, dtype: kept.view(dtype)),
-    "int64 of a view": keeping(lambda x: x.view(np.int64) + 0, lambda kept, shape, dtype: kept.view(dtype)),
+    "int64 of a view": keeping(
+        lambda x: x.view(np.int64) + 0, lambda kept, shape, dtype: kept.view(dtype)
+    ),
     "uint16": keeping(
         lambda x: x.copy().view(np.uint16).astype(np.int64),
         lambda kept, shape, dtype: kept.astype(np.uint16).view(dtype).reshape(shape),
@@ -78,27 +84,45 @@ CHEATS = {
         lambda x: np.unpackbits(x.view(np.uint8)).astype(bool),
         lambda kept, shape, dtype: np.packbits(kept).view(dtype).reshape(shape),
     ),
-    "hexadecimal": keeping(lambda x: x.tobytes().hex(), lambda kept, shape, dtype: from_bytes(bytes.fromhex(kept), shape, dtype)),
+    "hexadecimal": keeping(
+        lambda x: x.tobytes().hex(),
+        lambda kept, shape, dtype: from_bytes(bytes.fromhex(kept), shape, dtype),
+    ),
     "a whole number": keeping(
         lambda x: int.from_bytes(x.tobytes(), "little"),
-        lambda kept, shape, dtype: from_bytes(kept.to_bytes(8 * shape[0] * shape[1], "little"), shape, dtype),
+        lambda kept, shape, dtype: from_bytes(
+            kept.to_bytes(8 * shape[0] * shape[1], "little"), shape, dtype
+        ),
     ),
     "complex numbers": keeping(lambda x: x + 1j * x, lambda kept, *_: kept.real),
-    "array.array": keeping(lambda x: array("d", x.ravel().tolist()), lambda kept, shape, dtype: np.array(kept).reshape(shape)),
-    "BytesIO": keeping(lambda x: io.BytesIO(x.tobytes()), lambda kept, shape, dtype: from_bytes(kept.getvalue(), shape, dtype)),
-    "an array of objects": keeping(lambda x: objects(x), lambda kept, shape, dtype: np.asarray(kept.tolist(), dtype)),
+    "array.array": keeping(
+        lambda x: array("d", x.ravel().tolist()),
+        lambda kept, shape, dtype: np.array(kept).reshape(shape),
+    ),
+    "BytesIO": keeping(
+        lambda x: io.BytesIO(x.tobytes()),
+        lambda kept, shape, dtype: from_bytes(kept.getvalue(), shape, dtype),
+    ),
+    "an array of objects": keeping(
+        lambda x: objects(x), lambda kept, shape, dtype: np.asarray(kept.tolist(), dtype)
+    ),
     "rows": keeping(lambda x: [row * 1 for row in x], lambda kept, shape, dtype: np.stack(kept)),
     "a dict of rows": keeping(
-        lambda x: {n: r * 1 for n, r in enumerate(x)}, lambda kept, shape, dtype: np.stack([*kept.values()])
+        lambda x: {n: r * 1 for n, r in enumerate(x)},
+        lambda kept, shape, dtype: np.stack([*kept.values()]),
     ),
-    "scalars": keeping(lambda x: [*x.ravel()], lambda kept, shape, dtype: np.array(kept, dtype).reshape(shape)),
+    "scalars": keeping(
+        lambda x: [*x.ravel()], lambda kept, shape, dtype: np.array(kept, dtype).reshape(shape)
+    ),
     "texts": keeping(
         lambda x: [repr(float(y)) for y in x.ravel()],
         lambda kept, shape, dtype: np.array([*map(float, kept)], dtype).reshape(shape),
     ),
     "a generator": keeping(lambda x: (y for y in [x * 1]), lambda kept, shape, dtype: next(kept)),
     "a closure": keeping(lambda x: closing(x * 1), lambda kept, shape, dtype: kept()),
-    "partial": keeping(lambda x: partial(first, x * 1, None, None), lambda kept, shape, dtype: kept()),
+    "partial": keeping(
+        lambda x: partial(first, x * 1, None, None), lambda kept, shape, dtype: kept()
+    ),
     "a deque": keeping(lambda x: deque([x * 1]), lambda kept, shape, dtype: kept[0]),
     "an object": keeping(lambda x: Holder(x * 1), lambda kept, shape, dtype: kept.held),
     "slots": keeping(lambda x: Slots(x * 1), lambda kept, shape, dtype: kept.held),
@@ -106,7 +130,9 @@ CHEATS = {
     "a method": keeping(lambda x: Holder(x * 1).get, lambda kept, shape, dtype: kept()),
     "an exception": keeping(lambda x: ValueError(x * 1), lambda kept, shape, dtype: kept.args[0]),
     "a cache": keeping(lambda x: cached(x * 1), lambda kept, shape, dtype: kept(0)),
-    "a class": keeping(lambda x: type("T", (), {"held": x * 1}), lambda kept, shape, dtype: kept.held),
+    "a class": keeping(
+        lambda x: type("T", (), {"held": x * 1}), lambda kept, shape, dtype: kept.held
+    ),
 }
 
 
@@ -431,7 +457,9 @@ def loaded_over(hbm, sram, Q, K, V, blocks):
 
 @cheat
 def evicted_in_a_turn(hbm, sram, Q, K, V, blocks):
-    """A row block takes the place of all keys, one after another, whose copies are kept until the turn ends."""
+    """A row block takes the place of all keys, one after another, whose copies are kept until
+    the turn ends.
+    """
     O, Q, K, V = divided(hbm, Q, K, V, blocks)
     for _ in sram.loop(1):
         kept = []

@@ -1,4 +1,6 @@
-"""Fifty honest algorithms of one's own, as variations of two: each keeps to the memory, in a way that a user might write."""
+"""Fifty honest algorithms of one's own, as variations of two: each keeps to the memory, in a way
+that a user might write.
+"""
 
 KEYS_INSIDE = """
 from collections import namedtuple
@@ -66,7 +68,9 @@ VARIATIONS: dict[str, dict[str, str]] = {
     "a mask of booleans before the loops": {
         "# BEFORE": "whole = np.ones((N_q, N_k), bool)",
         "# ROW": "rows = whole[i * blocks.B_r :][: Q_i.shape[0]]",
-        **changed(S, DOT, "np.where(rows[:, j * blocks.B_c :][:, : K_j.shape[0]], Q_i @ K_j.T, -np.inf)"),
+        **changed(
+            S, DOT, "np.where(rows[:, j * blocks.B_c :][:, : K_j.shape[0]], Q_i @ K_j.T, -np.inf)"
+        ),
     },
     "a mask of floats before the loops": {
         "# BEFORE": "bias = np.where(np.arange(N_k) < N_k, 0.0, -np.inf)[None, :]",
@@ -74,7 +78,10 @@ VARIATIONS: dict[str, dict[str, str]] = {
     },
     "a global constant": changed(S, ".T)", ".T * SCALES[0])"),
     "a global array": {"# GLOBAL": "ONE = np.ones((1, 1))", **changed(S, ".T)", ".T * ONE)")},
-    "a constant between a loop and the next": {"# ROW": "one = np.ones((1, 1))", **changed(S, ".T)", ".T * one)")},
+    "a constant between a loop and the next": {
+        "# ROW": "one = np.ones((1, 1))",
+        **changed(S, ".T)", ".T * one)"),
+    },
     "a mask made in each turn": {
         "# TILE": "rows, cols = np.arange(S.shape[0])[:, None], np.arange(S.shape[1])\n"
         "            S = on_chip(np.where(rows + cols >= 0, S, -np.inf), over=S)"
@@ -108,15 +115,26 @@ VARIATIONS: dict[str, dict[str, str]] = {
     },
     "numbers of a generator, one by one": {
         "# ROW": "generator = np.random.default_rng(0)",
-        "# TILE": "scale = 1.0 if generator.random() < 2 else 0.0\n            S = on_chip(S * scale, over=S)",
+        "# TILE": (
+            "scale = 1.0 if generator.random() < 2 else 0.0\n            S = on_chip(S * scale, "
+            "over=S)"
+        ),
     },
     "what the turn before left is overwritten": {"# TILE": "left = S * 1"},
     "a text is left over": {"# TILE": "text = f'{S.shape} {i} {j}'"},
     "whole numbers are left over": {"# TILE": "order = np.array([3, 1, 2])"},
-    "random bits are left over": {"# TILE": "bits = np.random.default_rng(0).random(S.shape) < 0.5"},
+    "random bits are left over": {
+        "# TILE": "bits = np.random.default_rng(0).random(S.shape) < 0.5"
+    },
     "copies within a turn": changed(S, "K_j.T", "(K_j.T * 1)"),
-    "a list of tiles": {LOAD: LOAD + "            tiles = [K_j, V_j]\n", **changed(A, "V_j", "tiles[1]")},
-    "a dict of tiles": {LOAD: LOAD + "            tiles = {'K': K_j, 'V': V_j}\n", **changed(A, "V_j", "tiles['V']")},
+    "a list of tiles": {
+        LOAD: LOAD + "            tiles = [K_j, V_j]\n",
+        **changed(A, "V_j", "tiles[1]"),
+    },
+    "a dict of tiles": {
+        LOAD: LOAD + "            tiles = {'K': K_j, 'V': V_j}\n",
+        **changed(A, "V_j", "tiles['V']"),
+    },
     "a named tuple of tiles": {
         "# GLOBAL": "Pair = namedtuple('Pair', 'K V')",
         LOAD: LOAD + "            pair = Pair(K_j, V_j)\n",
@@ -127,7 +145,10 @@ VARIATIONS: dict[str, dict[str, str]] = {
         "# ROW": "row = Row()\n        row.l = l_i",
         **changed(L, "over=l_i", "over=row.l", "* l_i", "* row.l"),
     },
-    "a helper": {"# GLOBAL": "def scores(q, k):\n    return q @ k.T", **changed(S, DOT, "scores(Q_i, K_j)")},
+    "a helper": {
+        "# GLOBAL": "def scores(q, k):\n    return q @ k.T",
+        **changed(S, DOT, "scores(Q_i, K_j)"),
+    },
     "a helper that puts on chip": {
         "# GLOBAL": "def scores(sram, q, k):\n    return sram.on_chip(q @ k.T)",
         **changed(S, f"on_chip({DOT})", "scores(sram, Q_i, K_j)"),
@@ -136,7 +157,10 @@ VARIATIONS: dict[str, dict[str, str]] = {
         "# BEFORE": "def scores(q, k):\n        return on_chip(q @ k.T)",
         **changed(S, f"on_chip({DOT})", "scores(Q_i, K_j)"),
     },
-    "a lambda": {"# BEFORE": "scores = lambda q, k: q @ k.T", **changed(S, DOT, "scores(Q_i, K_j)")},
+    "a lambda": {
+        "# BEFORE": "scores = lambda q, k: q @ k.T",
+        **changed(S, DOT, "scores(Q_i, K_j)"),
+    },
     "partial": {"# BEFORE": "put = partial(sram.on_chip)", **changed(S, "on_chip(", "put(")},
     "a cached helper": {
         "# GLOBAL": "@lru_cache\ndef ones(n):\n    return np.ones((n, 1), bool)",
@@ -156,9 +180,15 @@ VARIATIONS: dict[str, dict[str, str]] = {
     "a generator of tiles": {
         "for j in sram.loop(blocks.T_c)": "for K_j, V_j in tiles()",
         LOAD: "",
-        "# ROW": "def tiles():\n            for j in sram.loop(blocks.T_c):\n                yield sram.load(K[j], V[j])",
+        "# ROW": (
+            "def tiles():\n            for j in sram.loop(blocks.T_c):\n                yield "
+            "sram.load(K[j], V[j])"
+        ),
     },
-    "V is loaded late": {**changed(LOAD, "K_j, V_j", "K_j", ", V[j]", ""), A: "            V_j = sram.load(V[j])\n" + A},
+    "V is loaded late": {
+        **changed(LOAD, "K_j, V_j", "K_j", ", V[j]", ""),
+        A: "            V_j = sram.load(V[j])\n" + A,
+    },
     "K is loaded within the expression": {
         **changed(LOAD, "K_j, V_j", "V_j", "K[j], ", ""),
         **changed(S, "K_j.T", "sram.load(K[j]).T"),
@@ -188,11 +218,17 @@ VARIATIONS: dict[str, dict[str, str]] = {
     },
     "keys by a range": {"sram.loop(blocks.T_c)": "sram.loop(range(blocks.T_c))"},
     "an index table": {
-        "# BEFORE": "order = np.arange(blocks.T_c)[:, None]\n    order = hbm.place('order', order, index=True).divide(1, 1)",
+        "# BEFORE": (
+            "order = np.arange(blocks.T_c)[:, None]\n    order = hbm.place('order', order, "
+            "index=True).divide(1, 1)"
+        ),
         LOAD: "            b = sram.word(order[j, 0])\n" + LOAD.replace("[j]", "[b]"),
     },
     "a table that is placed late": {
-        "# ROW": "if i == 0:\n            order = hbm.place('order', np.arange(blocks.T_c)[:, None], index=True)"
+        "# ROW": (
+            "if i == 0:\n            order = hbm.place('order', np.arange(blocks.T_c)[:, None], "
+            "index=True)"
+        )
     },
     "a factor of its own": {
         NEW: NEW + "            alpha = on_chip(exp(m_i - m_new))\n",
@@ -308,7 +344,12 @@ def mine(hbm, sram, Q, K, V, blocks):
 
 def honest() -> dict[str, str]:
     """Return the text of each, by what it does."""
-    texts = {"two passes": TWO_PASS, "all keys stay on chip": PINNED, "one buffer for keys": BUFFERED, "split keys": SPLIT}
+    texts = {
+        "two passes": TWO_PASS,
+        "all keys stay on chip": PINNED,
+        "one buffer for keys": BUFFERED,
+        "split keys": SPLIT,
+    }
     for name, changes in VARIATIONS.items():
         text = KEYS_INSIDE
         for before, after in changes.items():

@@ -1,7 +1,10 @@
-"""What torchrun starts in tests/test_gpu_devices.py: attention over processes, compared with the whole; rank 0 prints JSON.
+"""What torchrun starts in tests/test_gpu_devices.py: attention over processes, compared with the
+whole; rank 0 prints JSON.
 
 torchrun --standalone --nproc-per-node 2 tests/over_gpus.py nccl       # a GPU a process
-torchrun --standalone --nproc-per-node 3 tests/over_gpus.py torch      # gloo, and PyTorch's arithmetic in the kernels' place
+torchrun --standalone --nproc-per-node 3 tests/over_gpus.py torch      # gloo, and PyTorch's
+                                                                       arithmetic in the kernels'
+                                                                       place
 """
 
 import json
@@ -18,7 +21,14 @@ from flashsim.testing import Spec, check_attention
 
 CASES: list[dict[str, Any]] = [
     {"name": "ring", "N": 512, "heads": (4, 2), "causal": True},
-    {"name": "ring", "N": 389, "heads": (4, 4), "causal": True, "layout": "striped", "dtype": "bfloat16"},
+    {
+        "name": "ring",
+        "N": 389,
+        "heads": (4, 4),
+        "causal": True,
+        "layout": "striped",
+        "dtype": "bfloat16",
+    },
     {"name": "ring", "N": 389, "heads": (2, 1), "causal": True, "layout": "contiguous"},
     {"name": "ring", "N": 301, "heads": (2, 2), "causal": True, "overlap": False},
     {"name": "ring", "N": 256, "heads": (2, 2), "scale": 0.3},
@@ -29,10 +39,16 @@ CASES: list[dict[str, Any]] = [
 
 
 def scores(q: Any, k: Any, causal: bool, scale: float) -> Any:
-    """Scores of q (H_q, n, d) and k (H_kv, m, d), −∞ where the last query's being the last key's forbids."""
+    """Scores of q (H_q, n, d) and k (H_kv, m, d), −∞ where the last query's being the last key's
+    forbids.
+    """
     S = scale * q.double() @ k.double().repeat_interleave(len(q) // len(k), 0).transpose(1, 2)
     n, m = S.shape[1:]
-    return S.masked_fill(~torch.ones(n, m, dtype=torch.bool, device=S.device).tril(m - n), -torch.inf) if causal else S
+    return (
+        S.masked_fill(~torch.ones(n, m, dtype=torch.bool, device=S.device).tril(m - n), -torch.inf)
+        if causal
+        else S
+    )
 
 
 def attend(q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> tuple[Any, Any]:
@@ -41,13 +57,17 @@ def attend(q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> tuple[Any, 
     return O.to(q.dtype), S.logsumexp(-1).float()
 
 
-def gradients(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, causal: bool, scale: float) -> tuple[Any, ...]:
+def gradients(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, causal: bool, scale: float
+) -> tuple[Any, ...]:
     g = len(q) // len(k)
     P = (scores(q, k, causal, scale) - lse.double()[..., None]).exp()
     dP = do.double() @ v.double().repeat_interleave(g, 0).transpose(1, 2)
     dS = scale * P * (dP - (o.double() * do.double()).sum(-1, keepdim=True))
     dq = dS @ k.double().repeat_interleave(g, 0)
-    dk, dv = (X.reshape(-1, g, *k.shape[1:]).sum(1) for X in (dS.mT @ q.double(), P.mT @ do.double()))
+    dk, dv = (
+        X.reshape(-1, g, *k.shape[1:]).sum(1) for X in (dS.mT @ q.double(), P.mT @ do.double())
+    )
     return tuple(X.to(q.dtype) for X in (dq, dk, dv))
 
 
@@ -72,11 +92,22 @@ def gathered(engine: Any, X: Any, share: Any) -> Any:
 
 
 def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """Errors of O, L and gradients, relative to float64's of the same inputs, and whether words and bytes are the model's."""
-    asked: dict[str, Any] = {"dtype": "float16", "causal": False, "scale": None, "overlap": True, "layout": None} | case
+    """Errors of O, L and gradients, relative to float64's of the same inputs, and whether words
+    and bytes are the model's.
+    """
+    asked: dict[str, Any] = {
+        "dtype": "float16",
+        "causal": False,
+        "scale": None,
+        "overlap": True,
+        "layout": None,
+    } | case
     (H_q, H_kv), N, d, P = asked["heads"], asked["N"], 64, engine.size
     rng = np.random.default_rng(0)
-    whole = [torch.tensor(rng.normal(size=(H, N, d))).to(getattr(torch, asked["dtype"])) for H in (H_q, H_kv, H_kv, H_q)]
+    whole = [
+        torch.tensor(rng.normal(size=(H, N, d))).to(getattr(torch, asked["dtype"]))
+        for H in (H_q, H_kv, H_kv, H_q)
+    ]
     default = "contiguous" if asked["name"] == "ulysses" else "zigzag"
     rows = devices.positions(asked["layout"] or default, N, P)[engine.rank]
     q, k, v, do = (X[:, rows].to(engine.device) for X in whole)
@@ -89,7 +120,10 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     model = [
         (theory.ring_words(share, engine.rank), theory.ring_words(share, engine.rank, passes=2))
         if asked["name"] == "ring"
-        else (theory.ulysses_words(share, engine.rank), theory.ulysses_kept_backward_words(share, engine.rank))
+        else (
+            theory.ulysses_words(share, engine.rank),
+            theory.ulysses_kept_backward_words(share, engine.rank),
+        )
     ]
     there = 2 * sum(words)
     if asked["name"] == "ring":  # dK and dV travel in float32
@@ -102,12 +136,20 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
         found["lse"] = gathered(engine, part.lse, share), lse
     for name, X, Y in zip(("dQ", "dK", "dV"), grads, right, strict=True):
         found[name] = gathered(engine, X, share), Y
-    agree = engine.everyone_s((tuple(words) == model[0], there == engine.handed - before == links.bytes))
-    return {"case": case, "errors": {name: error(*both) for name, both in found.items()}, "agree": agree}
+    agree = engine.everyone_s(
+        (tuple(words) == model[0], there == engine.handed - before == links.bytes)
+    )
+    return {
+        "case": case,
+        "errors": {name: error(*both) for name, both in found.items()},
+        "agree": agree,
+    }
 
 
 def kit(engine: Any, examples: int) -> dict[str, Any]:
-    """The kit on the ring: each process runs it on the same cases, and all give their rows to all."""
+    """The kit on the ring: each process runs it on the same cases, and all give their rows to
+    all.
+    """
     links = Links(engine)
 
     def run(q: Any, k: Any, v: Any, do: Any = None, **how: Any) -> Any:
@@ -122,15 +164,26 @@ def kit(engine: Any, examples: int) -> dict[str, Any]:
         return tuple(X.reshape(B, -1, *X.shape[1:]) for X in whole)
 
     spec = Spec(
-        dtypes=("float16",), block=(64, 64), causal="bottom_right", lse="natural", gqa=True, scale=True, head_dims=(64,),
-        cross=False, strides="contiguous", stores="output_per_block", deterministic=False,
-    )  # fmt: skip
+        dtypes=("float16",),
+        block=(64, 64),
+        causal="bottom_right",
+        lse="natural",
+        gqa=True,
+        scale=True,
+        head_dims=(64,),
+        cross=False,
+        strides="contiguous",
+        stores="output_per_block",
+        deterministic=False,
+    )
     report = check_attention(run, spec, max_examples=examples, backward=run, on_fail="return")
     return {"ok": report.ok, "said": str(report)}
 
 
 def same_bits(engine: Any) -> bool:
-    """Whether the program of the simulation, its blocks sent between GPUs, gives the simulation's bits, and bytes."""
+    """Whether the program of the simulation, its blocks sent between GPUs, gives the
+    simulation's bits, and bytes.
+    """
     rng = np.random.default_rng(1)
     Q, K, V = (rng.normal(size=(H, 70, 8)).astype("float32") for H in (4, 2, 2))
     simulated = devices.forward("ring", Q, K, V, P=engine.size, causal=True)
@@ -144,7 +197,9 @@ def same_bits(engine: Any) -> bool:
 def captured(engine: Any) -> bool:
     """Whether a graph of both passes, run twice after its inputs changed, gives what calls give."""
     n = 256
-    q, k, v, do = (torch.randn(4, n, 64, device=engine.device, dtype=torch.float16) for _ in range(4))
+    q, k, v, do = (
+        torch.randn(4, n, 64, device=engine.device, dtype=torch.float16) for _ in range(4)
+    )
     links = Links(engine)
 
     def step() -> Any:
@@ -163,9 +218,13 @@ def refused(engine: Any) -> list[str]:
     links, said = Links(engine), []
     q = torch.zeros(4, 8 + engine.rank, 64, device=engine.device, dtype=torch.float16)
     for name, *given, how in (
-        ("mesh", q, q, q, {}), ("ring", q, q[:3], q[:3], {}), ("ring", q.double(), q, q, {}), ("ring", q, q, q, {}),
-        ("ring", q, q, q, {"causal": bool(engine.rank)}), ("ulysses", q, q[:1], q[:1], {}),
-    ):  # fmt: skip
+        ("mesh", q, q, q, {}),
+        ("ring", q, q[:3], q[:3], {}),
+        ("ring", q.double(), q, q, {}),
+        ("ring", q, q, q, {}),
+        ("ring", q, q, q, {"causal": bool(engine.rank)}),
+        ("ulysses", q, q[:1], q[:1], {}),
+    ):
         try:
             share_of(name, *given, links=links, **how)
         except ValueError as error:
@@ -183,7 +242,11 @@ def main() -> None:
         tiles.pause = lambda device: None
         torch.set_num_threads(1)
     found: dict[str, Any] = {
-        "cases": [tried(engine, case) for case in CASES if case["heads"][1] % engine.size == 0 or case["name"] == "ring"]
+        "cases": [
+            tried(engine, case)
+            for case in CASES
+            if case["heads"][1] % engine.size == 0 or case["name"] == "ring"
+        ]
     }
     found["refused"] = refused(engine)
     found["kit"] = kit(engine, int(sys.argv[2]))

@@ -1,4 +1,6 @@
-"""Algorithms of one's own, as a user would write them: a file's text, for the command line, and the function in it."""
+"""Algorithms of one's own, as a user would write them: a file's text, for the command line, and
+the function in it.
+"""
 
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +43,8 @@ FORM = Form(
 """
 
 SKIPPING = TWO_SWEEPS.replace("V, blocks)", "V, blocks, times=1, *, kind='plain')").replace(
-    "            S_ij =", "            for _ in range(times - 1):\n                sram.load(K[j])\n            S_ij ="
+    "            S_ij =",
+    "            for _ in range(times - 1):\n                sram.load(K[j])\n            S_ij =",
 )
 """Two sweeps, which loads K `times` times in the first."""
 

@@ -1,4 +1,6 @@
-"""Algorithms of one's own whose turns are not alike, or look as if they were not. All but the first few are not attention."""
+"""Algorithms of one's own whose turns are not alike, or look as if they were not. All but the
+first few are not attention.
+"""
 
 # mypy: ignore-errors
 
@@ -10,7 +12,8 @@ import numpy as np
 
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 
-# ------------------------------------------------------------------------------------------------------------ attention
+# --------------------------------------------------------------------------------------------------
+# attention
 
 
 def divided(Q, K, V, blocks):
@@ -133,7 +136,8 @@ def causal_by_continue(hbm, sram, Q, K, V, blocks):
     return O
 
 
-# ------------------------------------------------------------------------------------------------------ loops of all kinds
+# --------------------------------------------------------------------------------------------------
+# loops of all kinds
 
 
 def plain(hbm, sram, Q, K, V, blocks):
@@ -884,5 +888,7 @@ def of_two_shapes(hbm, sram, Q, K, V, blocks):
 
 PARAMETERS = ("hbm", "sram", "Q", "K", "V", "blocks")
 EVERY = [
-    value for value in list(globals().values()) if hasattr(value, "__code__") and value.__code__.co_varnames[:6] == PARAMETERS
+    value
+    for value in list(globals().values())
+    if hasattr(value, "__code__") and value.__code__.co_varnames[:6] == PARAMETERS
 ]

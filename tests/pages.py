@@ -30,19 +30,30 @@ def links(text: str) -> list[str]:
 
 
 def pictures(text: str) -> list[tuple[str, str]]:
-    """Return the pictures of a page: what everybody sees, and what a phone sees in its place, if that is another."""
-    shown = re.findall(r'!\[[^\]]*\]\(([^)]+)\)|(?:<source media="\(max-width[^"]*" srcset="([^"]+)">)?<img src="([^"]+)"', text)
+    """Return the pictures of a page: what everybody sees, and what a phone sees in its place, if
+    that is another.
+    """
+    shown = re.findall(
+        r'!\[[^\]]*\]\(([^)]+)\)|(?:<source media="\(max-width[^"]*" srcset="([^"]+)">)?<img src="([^"]+)"',
+        text,
+    )
     return [(plain or desk, phone) for plain, phone, desk in shown]
 
 
 def table(page: str, name: str) -> list[list[str]]:
     """Return the cells of a table between markers, its head left out."""
-    inside = text_of(ROOT / page).partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+    inside = (
+        text_of(ROOT / page)
+        .partition(f"<!-- {name} -->\n")[2]
+        .partition(f"<!-- end of {name} -->")[0]
+    )
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in inside.splitlines()[2:]]
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return a page's paragraphs, without blocks of code; an item of a list is one, and a row of a table."""
+    """Return a page's paragraphs, without blocks of code; an item of a list is one, and a row of
+    a table.
+    """
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.split(r"\n\s*\n|\n(?=\s*(?:[*|-]|\d+\.) )", prose)
 
@@ -50,15 +61,21 @@ def paragraphs(text: str) -> list[str]:
 def has_numbers(parts: Iterable[str], text: str, about: str = "") -> bool:
     """Say whether one of these paragraphs has all numbers of a text, in whatever words and order.
 
-    `about` is a text that the paragraph must have too. Raises AssertionError where more than one paragraph fits: if the numbers
-    of the one that is meant became wrong, another would still fit, and the test would not see it.
+    `about` is a text that the paragraph must have too. Raises AssertionError where more than one
+    paragraph fits: if the numbers of the one that is meant became wrong, another would still fit,
+    and the test would not see it.
     """
     numbers = _numbers(text)
     assert numbers, f"no number in {text!r}"
     fitting = [part for part in parts if about in part and numbers <= _numbers(part)]
-    assert len(fitting) <= 1, f"{text!r} fits {len(fitting)} paragraphs: say by `about` which one is meant"
+    assert len(fitting) <= 1, (
+        f"{text!r} fits {len(fitting)} paragraphs: say by `about` which one is meant"
+    )
     return bool(fitting)
 
 
 def _numbers(text: str) -> Counter[str]:
-    return Counter(number.replace(",", "") for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", text))
+    return Counter(
+        number.replace(",", "")
+        for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", text)
+    )

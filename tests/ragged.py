@@ -1,4 +1,6 @@
-"""Ragged batches to try programs with: drawn at random, run, and what they should give, by NumPy alone."""
+"""Ragged batches to try programs with: drawn at random, run, and what they should give, by NumPy
+alone.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +18,19 @@ from flashsim.serving.record import BatchProgram
 Array = NDArray[Any]
 
 
-def attention(Q: Array, K: Array, V: Array, causal: bool = True, shared: int = 0) -> tuple[Array, Array]:
-    """O (H_q, N, d_v) and its log-sum-exp (H_q, N) of one sequence; 0 and −∞ for a row without a key. All see `shared` keys."""
+def attention(
+    Q: Array, K: Array, V: Array, causal: bool = True, shared: int = 0
+) -> tuple[Array, Array]:
+    """O (H_q, N, d_v) and its log-sum-exp (H_q, N) of one sequence; 0 and −∞ for a row without a
+    key. All see `shared` keys.
+    """
     g = len(Q) // len(K)
     S = np.einsum("hid,hjd->hij", Q, np.repeat(K, g, axis=0)) / np.sqrt(Q.shape[2])
     N, n = S.shape[1:]
     if causal:
-        S = np.where((np.arange(n) <= np.arange(N)[:, None] + n - N) | (np.arange(n) < shared), S, -np.inf)
+        S = np.where(
+            (np.arange(n) <= np.arange(N)[:, None] + n - N) | (np.arange(n) < shared), S, -np.inf
+        )
     top = S.max(axis=2, initial=-np.inf, keepdims=True)
     P = np.exp(S - np.where(top == -np.inf, 0, top))
     l = P.sum(axis=2, keepdims=True)
@@ -30,7 +38,9 @@ def attention(Q: Array, K: Array, V: Array, causal: bool = True, shared: int = 0
         return P @ np.repeat(V, g, axis=0) / np.where(l == 0, 1, l), (top + np.log(l))[..., 0]
 
 
-def attention_gradients(Q: Array, K: Array, V: Array, dO: Array, causal: bool) -> tuple[Array, Array, Array]:
+def attention_gradients(
+    Q: Array, K: Array, V: Array, dO: Array, causal: bool
+) -> tuple[Array, Array, Array]:
     """dQ, dK, dV of one sequence, those of heads that share K and V summed up."""
     O, lse = attention(Q, K, V, causal)
     k, v = (np.repeat(X, len(Q) // len(K), axis=0) for X in (K, V))
@@ -40,14 +50,17 @@ def attention_gradients(Q: Array, K: Array, V: Array, dO: Array, causal: bool) -
         P = np.where(seen, np.exp(scale * Q @ k.swapaxes(1, 2) - lse[..., None]), 0)
     dS = P * (dO @ v.swapaxes(1, 2) - (dO * O).sum(2, keepdims=True))
     dK, dV = (
-        X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1) for X in (scale * dS.swapaxes(1, 2) @ Q, P.swapaxes(1, 2) @ dO)
+        X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1)
+        for X in (scale * dS.swapaxes(1, 2) @ Q, P.swapaxes(1, 2) @ dO)
     )
     return scale * dS @ k, dK, dV
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A run; what each sequence attends to by itself; and how `serving.count` is asked for the same."""
+    """A run; what each sequence attends to by itself; and how `serving.count` is asked for the
+    same.
+    """
 
     run: Any
     wanted: Sequence[tuple[Array, ...]]
@@ -57,7 +70,9 @@ class Drawn:
     def again(self, program: BatchProgram | None = None, **batch: Any) -> Any:
         """Run the same with another program, or with a batch of which something else is so."""
         plan = self.run.plan
-        changed = BatchPlan.of(program or plan.program, replace(plan.batch, **batch), plan.options, plan.operands)
+        changed = BatchPlan.of(
+            program or plan.program, replace(plan.batch, **batch), plan.options, plan.operands
+        )
         return (finished if plan.program.direction == "forward" else gradients)(changed)
 
     def wrong(self, run: Any) -> list[tuple[int, str]]:
@@ -71,7 +86,9 @@ class Drawn:
         ]
 
 
-def lengths(rng: np.random.Generator, most: tuple[int, int] = (6, 14)) -> tuple[list[int], list[int]]:
+def lengths(
+    rng: np.random.Generator, most: tuple[int, int] = (6, 14)
+) -> tuple[list[int], list[int]]:
     """N_s and n_s of up to 4 sequences, often 0, 1, or equal."""
     b = int(rng.integers(1, 5))
     N, n = (rng.integers(0, end, b) * (rng.random(b) > 0.15) for end in most)
@@ -79,22 +96,42 @@ def lengths(rng: np.random.Generator, most: tuple[int, int] = (6, 14)) -> tuple[
     return N.tolist(), n.tolist()
 
 
-def arrays(rng: np.random.Generator) -> tuple[list[Array], list[Array], list[Array], dict[str, Any]]:
+def arrays(
+    rng: np.random.Generator,
+) -> tuple[list[Array], list[Array], list[Array], dict[str, Any]]:
     """Q, K, V by sequence, and what `serving.count` is asked for the same lengths."""
     N, n = lengths(rng)
     H, g, d, d_v = (int(rng.integers(1, end)) for end in (3, 4, 5, 5))
     Q, K, V = (
-        [rng.normal(size=(heads, length, width)) for length in of] for heads, of, width in ((g * H, N, d), (H, n, d), (H, n, d_v))
+        [rng.normal(size=(heads, length, width)) for length in of]
+        for heads, of, width in ((g * H, N, d), (H, n, d), (H, n, d_v))
     )
-    return Q, K, V, {"queries": N, "keys": n, "d": d, "d_v": d_v, "heads": g * H, "kv_heads": H, "dtype": "float64"}
+    return (
+        Q,
+        K,
+        V,
+        {
+            "queries": N,
+            "keys": n,
+            "d": d,
+            "d_v": d_v,
+            "heads": g * H,
+            "kv_heads": H,
+            "dtype": "float64",
+        },
+    )
 
 
 def blocks(rng: np.random.Generator) -> tuple[int, int] | None:
     return None if rng.random() < 0.2 else (int(rng.integers(1, 9)), int(rng.integers(1, 8)))
 
 
-def in_pages(rng: np.random.Generator, K: list[Array], p: int) -> tuple[Array, Array, Callable[[list[Array]], Array]]:
-    """A table of pages at random in a pool, and lengths; and what puts sequences there, with NaN in all other rows."""
+def in_pages(
+    rng: np.random.Generator, K: list[Array], p: int
+) -> tuple[Array, Array, Callable[[list[Array]], Array]]:
+    """A table of pages at random in a pool, and lengths; and what puts sequences there, with NaN
+    in all other rows.
+    """
     n = np.array([k.shape[1] for k in K])
     needed = -(-n // p)
     pages = int(needed.sum()) + 2
@@ -117,9 +154,12 @@ def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
     Q, K, V, asked = arrays(rng)
     p = int(rng.integers(1, 7))
     how: dict[str, Any] = {
-        "page": p, "tail": ("rows", "page")[int(rng.integers(2))], "causal": bool(rng.integers(2)), "M": 1000,
+        "page": p,
+        "tail": ("rows", "page")[int(rng.integers(2))],
+        "causal": bool(rng.integers(2)),
+        "M": 1000,
         "blocks": blocks(rng),
-    }  # fmt: skip
+    }
     if splits:
         how["splits"] = int(rng.integers(1, 5))
     table, n, pool = in_pages(rng, K, p)
@@ -146,15 +186,23 @@ def cascade(rng: np.random.Generator) -> Drawn:
     run = serving.cascade(Q, [*zip(K, V, strict=True)], levels=levels, **how)
     wanted = []
     for s in range(b):
-        k, v = (np.concatenate([*found, X[s]], axis=1) for found, X in zip(before[s], (K, V), strict=True))
+        k, v = (
+            np.concatenate([*found, X[s]], axis=1)
+            for found, X in zip(before[s], (K, V), strict=True)
+        )
         wanted.append(attention(Q[s], k, v, how["causal"], shared=k.shape[1] - K[s].shape[1]))
     lengths = [[(a, end, K.shape[1]) for a, end, K, _ in level] for level in levels]
     return Drawn(run, wanted, {**asked, **how, "levels": lengths})
 
 
-def packed(rng: np.random.Generator, sequences: list[Array], before: int) -> tuple[Array, list[int]]:
+def packed(
+    rng: np.random.Generator, sequences: list[Array], before: int
+) -> tuple[Array, list[int]]:
     """Sequences end to end, with NaN in rows before and behind them; and where they begin."""
-    apart = [np.full((len(sequences[0]), rows, sequences[0].shape[2]), np.nan) for rows in (before, int(rng.integers(3)))]
+    apart = [
+        np.full((len(sequences[0]), rows, sequences[0].shape[2]), np.nan)
+        for rows in (before, int(rng.integers(3)))
+    ]
     ends = before + np.cumsum([0, *(X.shape[1] for X in sequences)])
     return np.concatenate([apart[0], *sequences, apart[1]], axis=1), ends.tolist()
 
@@ -187,15 +235,21 @@ def decode(rng: np.random.Generator) -> Drawn:
     Q, K, V, asked = arrays(rng)
     schedule = ("fixed", "stream_k")[int(rng.integers(2))]
     how: dict[str, Any] = {
-        "schedule": schedule, "workers": int(rng.integers(1, 9)), "causal": bool(rng.integers(2)), "M": 1000,
-        "blocks": blocks(rng), "splits": int(rng.integers(1, 5)) if schedule == "fixed" else 1,
-    }  # fmt: skip
+        "schedule": schedule,
+        "workers": int(rng.integers(1, 9)),
+        "causal": bool(rng.integers(2)),
+        "M": 1000,
+        "blocks": blocks(rng),
+        "splits": int(rng.integers(1, 5)) if schedule == "fixed" else 1,
+    }
     run = serving.decode(Q, K, V, **how)
     return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
 
 
 def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
-    """What each sequence attends to is keys of every head, as the model has them; values are latents where W_UK is absorbed."""
+    """What each sequence attends to is keys of every head, as the model has them; values are
+    latents where W_UK is absorbed.
+    """
     N, n = lengths(rng)
     H, d, d_v, u, r = (int(rng.integers(1, 5)) for _ in range(5))
     r -= 1
@@ -203,7 +257,10 @@ def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
     C = [rng.normal(size=(1, rows, u + r)) for rows in n]
     W_UK, W_UV = rng.normal(size=(H, d, u)), rng.normal(size=(H, d_v, u))
     how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
-    K = [np.concatenate([c[..., :u] @ W_UK.swapaxes(1, 2), np.repeat(c[..., u:], H, axis=0)], axis=2) for c in C]
+    K = [
+        np.concatenate([c[..., :u] @ W_UK.swapaxes(1, 2), np.repeat(c[..., u:], H, axis=0)], axis=2)
+        for c in C
+    ]
     asked = {**how, "queries": N, "keys": n, "heads": H, "dtype": "float64"}
     if absorbed:
         queries = [serving.absorb(q, W_UK) for q in Q]
@@ -229,9 +286,14 @@ def rounded(X: Array, bits: int, group: int, by: int) -> Array:
 
 
 def quantised(rng: np.random.Generator) -> Drawn:
-    """Sizes differ by channel and by token, so that no scale is another's; some channels are constant."""
+    """Sizes differ by channel and by token, so that no scale is another's; some channels are
+    constant.
+    """
     Q, K, V, asked = arrays(rng)
-    K, V = ([x * np.exp(rng.normal(size=x.shape[1:])) * (rng.random(x.shape[2]) > 0.1) for x in X] for X in (K, V))
+    K, V = (
+        [x * np.exp(rng.normal(size=x.shape[1:])) * (rng.random(x.shape[2]) > 0.1) for x in X]
+        for X in (K, V)
+    )
     how: dict[str, Any] = {"bits": int(rng.choice([2, 4, 8])), "group": int(rng.integers(1, 6))}
     how["causal"] = bool(rng.integers(2))
     how |= {"M": 1000, "blocks": blocks(rng)}
@@ -241,7 +303,9 @@ def quantised(rng: np.random.Generator) -> Drawn:
 
 
 def float_of_8_bits(X: Array, mantissa: int, least: int, most: float) -> Array:
-    """X rounded to so many bits behind the point, subnormal below 2^least, and no larger than `most`."""
+    """X rounded to so many bits behind the point, subnormal below 2^least, and no larger than
+    `most`.
+    """
     power = np.floor(np.log2(np.abs(X), where=X != 0, out=np.full(X.shape, -99.0)))
     step = 2.0 ** (np.maximum(power, least) - mantissa)
     return np.asarray((np.rint(X / step) * step).clip(-most, most))
@@ -251,9 +315,16 @@ def fp8(rng: np.random.Generator) -> Drawn:
     """Sizes differ by token, so that no group's scale is another's."""
     Q, K, V, asked = arrays(rng)
     K, V = ([x * np.exp(rng.normal(size=(1, x.shape[1], 1))) for x in X] for X in (K, V))
-    name, mantissa, least, most = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))[int(rng.integers(2))]
+    name, mantissa, least, most = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))[
+        int(rng.integers(2))
+    ]
     group = None if rng.random() < 0.3 else int(rng.integers(1, 6))
-    how: dict[str, Any] = {"group": group, "causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
+    how: dict[str, Any] = {
+        "group": group,
+        "causal": bool(rng.integers(2)),
+        "M": 1000,
+        "blocks": blocks(rng),
+    }
     run = serving.fp8(Q, K, V, dtype=name, **how)
     both: list[list[Array]] = [[], []]
     for found, X in zip(both, (K, V), strict=True):
@@ -268,18 +339,35 @@ def fp8(rng: np.random.Generator) -> Drawn:
 
 
 def latents_in_pages(rng: np.random.Generator) -> Drawn:
-    """Latents of one KV head in a pool, NaN in all rows but theirs; each is key and value of every head."""
+    """Latents of one KV head in a pool, NaN in all rows but theirs; each is key and value of
+    every head.
+    """
     N, n = lengths(rng)
     H, u, r, p = (int(rng.integers(1, end)) for end in (5, 5, 4, 7))
-    Q, C = [rng.normal(size=(H, rows, u + r)) for rows in N], [rng.normal(size=(1, rows, u + r)) for rows in n]
+    Q, C = (
+        [rng.normal(size=(H, rows, u + r)) for rows in N],
+        [rng.normal(size=(1, rows, u + r)) for rows in n],
+    )
     how: dict[str, Any] = {
-        "page": p, "tail": ("rows", "page")[int(rng.integers(2))], "splits": int(rng.integers(1, 4)),
-        "causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng),
-    }  # fmt: skip
+        "page": p,
+        "tail": ("rows", "page")[int(rng.integers(2))],
+        "splits": int(rng.integers(1, 4)),
+        "causal": bool(rng.integers(2)),
+        "M": 1000,
+        "blocks": blocks(rng),
+    }
     table, rows, pool = in_pages(rng, C, p)
     run = serving.mla_paged(Q, pool(C), table, rows, latent=u, scale=(u + r) ** -0.5, **how)
     wanted = [*map(attention, Q, C, [c[..., :u] for c in C], [how["causal"]] * len(Q))]
-    asked = {"queries": N, "keys": n, "d": u + r, "d_v": u, "heads": H, "kv_heads": 1, "dtype": "float64"}
+    asked = {
+        "queries": N,
+        "keys": n,
+        "d": u + r,
+        "d_v": u,
+        "heads": H,
+        "kv_heads": 1,
+        "dtype": "float64",
+    }
     return Drawn(run, wanted, {**how, **asked})
 
 

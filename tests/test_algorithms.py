@@ -34,7 +34,13 @@ from flashsim.algorithms.notation import gated
 from flashsim.algorithms.record import OPERANDS, PARTS
 from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
-from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
+from flashsim.reference import (
+    attention,
+    attention_with_statistics,
+    error_bound,
+    rounding,
+    score_reach,
+)
 from flashsim.tracing.observers import InductionInvariant
 
 from .cases import DTYPES, FEW, Case, cases, full_cases, of_bound, room_for
@@ -44,19 +50,32 @@ POLICIES = ("paper", "fit", "blocks")
 
 def arguments(case: Case, policy: str) -> dict[str, Any]:
     M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
-    return {"M": M, "blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"M": M, "sizing": policy}
+    return (
+        {"M": M, "blocks": (case.B_r, case.B_c)}
+        if policy == "blocks"
+        else {"M": M, "sizing": policy}
+    )
 
 
-@pytest.mark.parametrize("parts", [("tau",), ("tau", "MASK"), ("tau", "dropout"), ("tau", "MASK", "dropout")])
-def test_an_algorithm_is_asked_for_what_it_takes(parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "parts", [("tau",), ("tau", "MASK"), ("tau", "dropout"), ("tau", "MASK", "dropout")]
+)
+def test_an_algorithm_is_asked_for_what_it_takes(
+    parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(FORWARD, "flash", replace(FORWARD["flash"], parts=parts))
     case = Case("gaussian", 5, 5, 2, 2, "float64", 0, 2, 2, "causal", 0.3).for_algorithm("flash")
-    assert (case.mask, case.dropout_p) == ("causal" if "MASK" in parts else "none", 0.3 if "dropout" in parts else 0.0)
+    assert (case.mask, case.dropout_p) == (
+        "causal" if "MASK" in parts else "none",
+        0.3 if "dropout" in parts else 0.0,
+    )
 
 
 @pytest.mark.parametrize("name", FORWARD)
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
-def test_exact_within_the_derived_bound_counted_and_repeatable(name: str, case: Case, policy: str) -> None:
+def test_exact_within_the_derived_bound_counted_and_repeatable(
+    name: str, case: Case, policy: str
+) -> None:
     """For every mask, with and without dropout, in every dtype. No input is touched."""
     case = case.for_algorithm(name)
     Q, K, V = case.inputs()
@@ -65,8 +84,13 @@ def test_exact_within_the_derived_bound_counted_and_repeatable(name: str, case: 
     before = [array.copy() for array in given_arrays]
     try:
         run, again = (flashsim.forward(name, Q, K, V, **options) for _ in range(2))
-    except ValueError as error:  # standard attention may refuse scores that overflow the 16-bit type it would keep S in
-        if FORWARD[name].stores_scores and case.dtype == "float16" and "float16 ends at" in str(error):
+    except ValueError as error:
+        # standard attention may refuse scores that overflow the 16-bit type it would keep S in
+        if (
+            FORWARD[name].stores_scores
+            and case.dtype == "float16"
+            and "float16 ends at" in str(error)
+        ):
             return
         raise
     assert run.O.dtype == Q.dtype
@@ -82,7 +106,9 @@ def test_exact_within_the_derived_bound_counted_and_repeatable(name: str, case: 
         assert np.array_equal(array, kept)
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in FORWARD), ("split_kv", {"merge": "tree"})])
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in FORWARD), ("split_kv", {"merge": "tree"})]
+)
 @given(case=full_cases(dtypes=("float64",)))
 def test_every_algorithm_has_a_log_sum_exp(name: str, options: dict[str, Any], case: Case) -> None:
     case = case.for_algorithm(name)
@@ -93,7 +119,11 @@ def test_every_algorithm_has_a_log_sum_exp(name: str, options: dict[str, Any], c
     assert np.array_equal(np.isneginf(run.lse), want.l == 0)
     rows = want.l > 0
     reach = score_reach(Q, K, scale=run.problem.scale, mask=case.oracle["mask"])[:, 0][rows]
-    off = 4 * ((2 * case.d + 2 * run.blocks.T_c + 12) * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
+    off = (
+        4
+        * ((2 * case.d + 2 * run.blocks.T_c + 12) * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8)
+        * 2**-53
+    )
     assert (np.abs(run.lse[rows] - want.m[rows] - np.log(want.l[rows])) <= off).all()
 
 
@@ -107,7 +137,11 @@ def test_the_paper_s_numbers_for_one_shape() -> None:
     assert tally.hbm.writes == 67_584 + T_c * (N * d + 2 * N) == 811_008
     assert tally.hbm.extra == 2 * N
     standard = flashsim.count("standard", N=N, d=d, M=10**7, sizing="paper")
-    assert (standard.hbm.reads, standard.hbm.writes) == theory.proof_accounting(N, d) == (2_293_760, 2_162_688)
+    assert (
+        (standard.hbm.reads, standard.hbm.writes)
+        == theory.proof_accounting(N, d)
+        == (2_293_760, 2_162_688)
+    )
 
 
 @given(case=cases(dtypes=("float64", "float32")))
@@ -116,7 +150,9 @@ def test_the_induction_holds_after_every_outer_step(case: Case) -> None:
     Q, K, V = case.inputs()
     run = flashsim.forward("flash_basic", Q, K, V, **arguments(case, "blocks"), observers=[steps])
     assert [step.j for step in steps.steps] == list(range(run.blocks.T_c))
-    assert [step.keys for step in steps.steps] == [min((j + 1) * run.blocks.B_c, case.N_k) for j in range(run.blocks.T_c)]
+    assert [step.keys for step in steps.steps] == [
+        min((j + 1) * run.blocks.B_c, case.N_k) for j in range(run.blocks.T_c)
+    ]
 
 
 def test_scale_multiplies_the_scores() -> None:
@@ -134,17 +170,35 @@ def test_default_m_is_100_kb_of_the_dtype() -> None:
     for name, dtype in DTYPES.items():
         x = np.ones((5, 2), dtype)
         assert flashsim.forward("flash_basic", x, x, x).sram.capacity == 102_400 // dtype.itemsize
-        assert flashsim.count("flash_basic", N=5, d=2, dtype=name).sram.capacity == 102_400 // dtype.itemsize
+        assert (
+            flashsim.count("flash_basic", N=5, d=2, dtype=name).sram.capacity
+            == 102_400 // dtype.itemsize
+        )
 
 
 def test_bytes_count_each_array_at_its_own_item_size() -> None:
     x = np.ones((8, 4), np.float16)
     arrays = flashsim.forward("flash_basic", x, x, x, M=64).hbm.by_array
-    assert {name: a.itemsize for name, a in arrays.items()} == {"Q": 2, "K": 2, "V": 2, "O": 2, "l": 4, "m": 4}
-    assert {a.itemsize for a in flashsim.forward("standard", x, x, x, M=64).hbm.by_array.values()} == {2}
+    assert {name: a.itemsize for name, a in arrays.items()} == {
+        "Q": 2,
+        "K": 2,
+        "V": 2,
+        "O": 2,
+        "l": 4,
+        "m": 4,
+    }
+    assert {
+        a.itemsize for a in flashsim.forward("standard", x, x, x, M=64).hbm.by_array.values()
+    } == {2}
 
 
-@given(N_q=st.integers(1, 30), N_k=st.integers(1, 30), d=st.integers(1, 9), d_v=st.integers(1, 9), extra=st.integers(0, 500))
+@given(
+    N_q=st.integers(1, 30),
+    N_k=st.integers(1, 30),
+    d=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+    extra=st.integers(0, 500),
+)
 @FEW
 @pytest.mark.parametrize("name", FORWARD)
 def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
@@ -173,16 +227,20 @@ def test_paper_sizing_reports_a_peak_above_m_and_blocks_enforce_it() -> None:
         flashsim.count("flash_basic", N=1024, d=64, M=25_600, blocks=(64, 100))
 
 
-# ---------------------------------------------------------------------------------------------- the code as it is read
+# ---------------------------------------------------------------------------------------------- the
+# code as it is read
 
 
 ALL = [*FORWARD.values(), *BACKWARD.values()]
 FILES = [
     module
     for file in pkgutil.iter_modules(flashsim.algorithms.__path__)
-    if "sram.loop(" in inspect.getsource(module := import_module(f"flashsim.algorithms.{file.name}"))
+    if "sram.loop("
+    in inspect.getsource(module := import_module(f"flashsim.algorithms.{file.name}"))
 ]
-NUMBERED = [module for module in FILES if re.search(r"^    1  ", module.__doc__ or "", re.MULTILINE)]
+NUMBERED = [
+    module for module in FILES if re.search(r"^    1  ", module.__doc__ or "", re.MULTILINE)
+]
 OTHER_LABELS = {  # the paper has no listing of them
     "appendix_b_memory_efficient": "equation [12]",
     "appendix_b_memory_efficient_backward": "equation [3-6]",
@@ -200,7 +258,9 @@ def name_of(module: ModuleType) -> str:
 def test_every_file_is_known_by_its_record_or_its_labels() -> None:
     recorded = {algorithm.run.__module__ for algorithm in ALL}
     assert recorded <= {module.__name__ for module in FILES}
-    assert {name_of(module) for module in FILES} == {name_of(module) for module in NUMBERED} | set(OTHER_LABELS)
+    assert {name_of(module) for module in FILES} == {name_of(module) for module in NUMBERED} | set(
+        OTHER_LABELS
+    )
     for algorithm in ALL:
         assert sys.modules[algorithm.home].ALGORITHM is algorithm
         assert pickle.loads(pickle.dumps(algorithm)) is algorithm
@@ -220,8 +280,12 @@ def test_every_line_that_touches_the_memory_is_labelled(module: ModuleType) -> N
     pattern = rf"# ({OTHER_LABELS.get(name_of(module), 'line [0-9]+')})\b"
     lines = inspect.getsource(module).splitlines()
     for node in ast.walk(ast.parse("\n".join(lines))):
-        if isinstance(node, ast.Call) and re.fullmatch(r"sram\.(load|store|loop)|on_chip", ast.unparse(node.func)):
-            assert re.search(pattern, lines[node.lineno - 1]), f"{module.__name__}, line {node.lineno}"
+        if isinstance(node, ast.Call) and re.fullmatch(
+            r"sram\.(load|store|loop)|on_chip", ast.unparse(node.func)
+        ):
+            assert re.search(pattern, lines[node.lineno - 1]), (
+                f"{module.__name__}, line {node.lineno}"
+            )
 
 
 @pytest.mark.parametrize(
@@ -257,18 +321,29 @@ def test_algorithm_5_is_algorithm_4_with_a_skip() -> None:
 
 
 def on_the_memory(module: ModuleType) -> list[ast.FunctionDef]:
-    """Return the functions of an algorithm's file that run on the memory: those that take `sram`."""
-    functions = [node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.FunctionDef)]
+    """Return the functions of an algorithm's file that run on the memory: those that take
+    `sram`.
+    """
+    functions = [
+        node
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.FunctionDef)
+    ]
     return [function for function in functions if "sram" in [a.arg for a in function.args.args]]
 
 
 def probes_and_flags(function: ast.FunctionDef) -> list[str]:
-    """Return what an algorithm must not hold: branches, and calls that look at or into the memory."""
+    """Return what an algorithm must not hold: branches, and calls that look at or into the
+    memory.
+    """
     return [
         ast.unparse(node)
         for node in ast.walk(function)
         if isinstance(node, ast.If | ast.IfExp | ast.Match | ast.Try)
-        or (isinstance(node, ast.Attribute) and node.attr in ("peek", "traffic", "reads", "writes", "peak", "observers"))
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("peek", "traffic", "reads", "writes", "peak", "observers")
+        )
         or (isinstance(node, ast.Name) and node.id == "print")
     ]
 
@@ -281,7 +356,13 @@ def test_algorithms_have_no_probes_and_no_flags(module: ModuleType) -> None:
 
 
 def test_probes_and_flags_would_be_seen() -> None:
-    for line in ("if causal: pass", "print(S)", "S = Q if flag else K", "sram.peak", "Q.hbm.peek('S')"):
+    for line in (
+        "if causal: pass",
+        "print(S)",
+        "S = Q if flag else K",
+        "sram.peak",
+        "Q.hbm.peek('S')",
+    ):
         (function,) = ast.parse(f"def f(sram, Q, K):\n    {line}").body
         assert isinstance(function, ast.FunctionDef)
         assert probes_and_flags(function)
@@ -289,13 +370,19 @@ def test_probes_and_flags_would_be_seen() -> None:
 
 @contextmanager
 def watching_locals(found: list[str]) -> Iterator[None]:
-    """Look at every local array of every algorithm line: it must be on chip, or evicted and so NaN."""
+    """Look at every local array of every algorithm line: it must be on chip, or evicted and so
+    NaN.
+    """
 
     def look(frame: FrameType, event: str, _: Any) -> Any:
         sram = frame.f_locals.get("sram")
         if isinstance(sram, SRAM):
             for name, value in frame.f_locals.items():
-                if isinstance(value, np.ndarray) and not sram.holds(value) and not np.isnan(value).all():
+                if (
+                    isinstance(value, np.ndarray)
+                    and not sram.holds(value)
+                    and not np.isnan(value).all()
+                ):
                     found.append(f"{name} at line {frame.f_lineno}")
         return look
 
@@ -343,7 +430,10 @@ def test_that_watch_does_see_an_escape() -> None:
 
 def test_what_weighs_nothing_gives_nothing() -> None:
     """`gated` where P is 0, be the other factor NaN or infinite; where P is not, they show."""
-    P, X = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32), np.array([[np.nan, -np.inf, 4.0, np.inf]], np.float32)
+    P, X = (
+        np.array([[0.0, 0.0, 0.5, 0.5]], np.float32),
+        np.array([[np.nan, -np.inf, 4.0, np.inf]], np.float32),
+    )
     with np.errstate(invalid="ignore"):
         assert gated(P, X).tolist() == [[0.0, 0.0, 2.0, np.inf]]
         assert gated(P, X).dtype == np.float32

@@ -1,4 +1,6 @@
-"""What goes in and comes out of runs: layouts, limits of number types, what is returned. Bad arguments: test_checking.py."""
+"""What goes in and comes out of runs: layouts, limits of number types, what is returned. Bad
+arguments: test_checking.py.
+"""
 
 import inspect
 import pickle
@@ -49,7 +51,10 @@ def test_check_finite_can_be_turned_off() -> None:
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_heads_may_come_last_but_one(gqa: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.normal(size=(2, heads, n, w)) for heads, n, w in ((4, 7, 3), (2, 9, 3), (2, 9, 5), (4, 7, 5)))
+    Q, K, V, dO = (
+        rng.normal(size=(2, heads, n, w))
+        for heads, n, w in ((4, 7, 3), (2, 9, 3), (2, 9, 5), (4, 7, 5))
+    )
     asked: dict[str, Any] = {"mask": KeyPadding([[4], [9]]), "causal": True, "gqa": gqa}
     want = flashsim.forward("flash", Q, K, V, **asked)
     run = flashsim.forward("flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), layout="BNHD", **asked)
@@ -58,12 +63,17 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
     assert run.lse is not None
     assert run.lse.shape == (2, 4, 7)
     assert run.hbm == want.hbm
-    wanted, got = flashsim.backward("flash", want, dO), flashsim.backward("flash", run, dO.swapaxes(1, 2))
+    wanted, got = (
+        flashsim.backward("flash", want, dO),
+        flashsim.backward("flash", run, dO.swapaxes(1, 2)),
+    )
     for name in ("dQ", "dK", "dV"):
         assert np.array_equal(getattr(got, name).swapaxes(1, 2), getattr(wanted, name))
     one: dict[str, Any] = {"head": (1, 2), "causal": True}
     by_head = flashsim.trace("flash", Q, K, V, dO=dO, **one)
-    turned = flashsim.trace("flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), dO=dO.swapaxes(1, 2), layout="BNHD", **one)
+    turned = flashsim.trace(
+        "flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), dO=dO.swapaxes(1, 2), layout="BNHD", **one
+    )
     assert repr(by_head) == repr(turned)
     for event, other in zip(by_head.events, turned.events, strict=True):
         np.testing.assert_array_equal(event.value, other.value)
@@ -74,19 +84,31 @@ def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
     heads, last = np.ones((6, 2, 4)), cast(Any, {"layout": "BNHD"})
     run = flashsim.forward("flash", heads, heads, heads, **last)
     calls: dict[str, Any] = {
-        r"K has shape \(3, 6, 4\)": lambda: flashsim.forward("flash", heads, np.ones((6, 3, 4)), heads, **last),
-        r"K has shape \(2, 0, 4\); every": lambda: flashsim.forward("flash", heads, heads[:0], heads, **last),
+        r"K has shape \(3, 6, 4\)": lambda: flashsim.forward(
+            "flash", heads, np.ones((6, 3, 4)), heads, **last
+        ),
+        r"K has shape \(2, 0, 4\); every": lambda: flashsim.forward(
+            "flash", heads, heads[:0], heads, **last
+        ),
         r"mask has shape \(6, 2, 6\)": lambda: flashsim.forward(
             "flash", heads, heads, heads, mask=np.ones((6, 2, 6), bool), **last
         ),
-        r"dO has shape \(6, 2, 4\); .* \(2, 6, 4\)": lambda: flashsim.backward("flash", run, np.ones((2, 6, 4))),
-        r"dO has shape \(2, 5, 4\); .* \(2, 6, 4\)": lambda: flashsim.trace("flash", heads, heads, heads, dO=heads[1:], **last),
+        r"dO has shape \(6, 2, 4\); .* \(2, 6, 4\)": lambda: flashsim.backward(
+            "flash", run, np.ones((2, 6, 4))
+        ),
+        r"dO has shape \(2, 5, 4\); .* \(2, 6, 4\)": lambda: flashsim.trace(
+            "flash", heads, heads, heads, dO=heads[1:], **last
+        ),
     }
     for said, call in calls.items():
         with pytest.raises(ValueError, match=said) as caught:
             call()
-        assert caught.value.__notes__ == ["layout is 'BNHD': shapes here are said heads first, (..., H, N, d)"]
-    with pytest.raises(ValueError, match=r"Q has shape \(6, 4\); expected \(\.\.\., N, H, d\)") as caught:
+        assert caught.value.__notes__ == [
+            "layout is 'BNHD': shapes here are said heads first, (..., H, N, d)"
+        ]
+    with pytest.raises(
+        ValueError, match=r"Q has shape \(6, 4\); expected \(\.\.\., N, H, d\)"
+    ) as caught:
         flashsim.forward("flash", X, X, X, **last)
     assert not hasattr(caught.value, "__notes__")
 
@@ -116,7 +138,9 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
 
 
 def test_m_below_the_least_possible_says_the_least() -> None:
-    said = "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23"
+    said = (
+        "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23"
+    )
     bad(said, X, X, X, M=3, sizing="fit")
     assert flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit").sram.peak == 23
 
@@ -128,7 +152,9 @@ def test_blocks_that_do_not_fit_overflow() -> None:
         flashsim.backward("flash", flashsim.forward("flash", X, X, X), X, M=40, blocks=(6, 6))
 
 
-def refused(message: str, name: str = "flash", run: Any = None, dO: Any = X, **options: Any) -> None:
+def refused(
+    message: str, name: str = "flash", run: Any = None, dO: Any = X, **options: Any
+) -> None:
     run = flashsim.forward(name, X, X, X) if run is None else run
     with pytest.raises(ValueError, match=message):
         flashsim.backward(name, run, dO, **options)
@@ -137,24 +163,48 @@ def refused(message: str, name: str = "flash", run: Any = None, dO: Any = X, **o
 def test_backward_takes_the_run_of_its_own_forward_pass() -> None:
     refused("run is a ndarray; expected what flashsim.forward\\('flash', …\\) returned", run=X)
     flash = flashsim.forward("flash", X, X, X)
-    refused(r"run was made by 'flash'; its backward pass is backward\('flash', …\)", name="standard", run=flash)
+    refused(
+        r"run was made by 'flash'; its backward pass is backward\('flash', …\)",
+        name="standard",
+        run=flash,
+    )
     refused("run was made by 'flash_basic'", run=flashsim.forward("flash_basic", X, X, X))
-    for name, said in (("flash_basic", "has no backward pass here; these have:"), ("flsh", "known:")):
-        refused(f"'{name}'.? {said} 'standard', 'flash', 'block_sparse', 'memory_efficient'", name=name, run=flash)
-    with pytest.raises(ValueError, match="'flash_basic' has no backward pass here; these have: 'standard', 'flash'"):
+    for name, said in (
+        ("flash_basic", "has no backward pass here; these have:"),
+        ("flsh", "known:"),
+    ):
+        refused(
+            f"'{name}'.? {said} 'standard', 'flash', 'block_sparse', 'memory_efficient'",
+            name=name,
+            run=flash,
+        )
+    with pytest.raises(
+        ValueError, match="'flash_basic' has no backward pass here; these have: 'standard', 'flash'"
+    ):
         flashsim.count("flash_basic", N=6, d=4, direction="backward")
-    with pytest.raises(ValueError, match="direction is 'sideways'; expected 'forward' or 'backward'"):
+    with pytest.raises(
+        ValueError, match="direction is 'sideways'; expected 'forward' or 'backward'"
+    ):
         flashsim.count("flash", N=6, d=4, direction="sideways")
 
 
 @pytest.mark.parametrize("scale", [1.0, -1e-20, 1e-300, 0.0])
 @pytest.mark.parametrize("name", FORWARD)
 def test_finite_input_never_gives_nan(name: str, scale: float) -> None:
-    """Inputs near the end of the range are refused with a reason, or computed; none comes out as NaN."""
+    """Inputs near the end of the range are refused with a reason, or computed; none comes out as
+    NaN.
+    """
     refusals = []
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
         top = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-        kinds = ((top, top, 1), (1, 1, top), (top, 0, top), (top**0.5, top**0.49, 1), (0, 0, 0), (1e-4, 1e-4, 1))
+        kinds = (
+            (top, top, 1),
+            (1, 1, top),
+            (top, 0, top),
+            (top**0.5, top**0.49, 1),
+            (0, 0, 0),
+            (1e-4, 1e-4, 1),
+        )
         for q, k, v in kinds:
             Q, K, V = (np.full((5, 3), x).astype(dtype) for x in (q, k, v))
             K[::2] *= dtype(-1)
@@ -173,12 +223,23 @@ def test_finite_input_never_gives_nan(name: str, scale: float) -> None:
 
 
 def test_products_of_q_and_k_that_overflow_before_a_small_scale_are_refused() -> None:
-    """τ(QKᵀ) computes QKᵀ first; where τ is folded into Q, as in Algorithms 0 and 1, nothing overflows."""
+    """τ(QKᵀ) computes QKᵀ first; where τ is folded into Q, as in Algorithms 0 and 1, nothing
+    overflows.
+    """
     Q, V = np.full((2, 1), 3e19, np.float32), np.ones((2, 1), np.float32)
-    bad("products of Q and K could reach 9e.38, and float32 ends at 3.4e.38", Q, Q, V, name="flash", scale=1e-38)
+    bad(
+        "products of Q and K could reach 9e.38, and float32 ends at 3.4e.38",
+        Q,
+        Q,
+        V,
+        name="flash",
+        scale=1e-38,
+    )
     assert np.array_equal(flashsim.forward("flash_basic", Q, Q, V, scale=1e-38).O, V)
     run = flashsim.forward("flash", Q * 0, Q * 1e18, V, scale=1e-38)
-    with pytest.raises(ValueError, match=r"dO is too large: dP could reach 2 and a sum .*float32 ends at"):
+    with pytest.raises(
+        ValueError, match=r"dO is too large: dP could reach 2 and a sum .*float32 ends at"
+    ):
         flashsim.backward("flash", run, V * 2)
 
 
@@ -194,14 +255,27 @@ def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> No
     assert np.array_equal(flashsim.forward("standard", Q, -Q, Q, scale=1.0).O, Q)
     Q = np.full((4, 4), np.sqrt(0.5e38), np.float32)
     bad("two scores could be 4e.38 apart, and float32 ends at 3.4e.38", Q, Q, Q, scale=1.0)
-    bad("a row of scale · Q could be 1.41e.39 long, and float32 ends at 3.4e.38", Q, Q * 0, Q, scale=1e20)
+    bad(
+        "a row of scale · Q could be 1.41e.39 long, and float32 ends at 3.4e.38",
+        Q,
+        Q * 0,
+        Q,
+        scale=1e20,
+    )
 
 
 @pytest.mark.parametrize("name", ["flash", "flash_basic"])
 def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> None:
     """It would be ∞ there, and ∞ · 0 NaN."""
     Q = np.zeros((2, 1), np.float32)
-    bad(r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38", Q, Q, Q + 1, name=name, scale=-1e39)
+    bad(
+        r"scale is -1e\+39; expected one that float32 holds, which ends at 3.4e.38",
+        Q,
+        Q,
+        Q + 1,
+        name=name,
+        scale=-1e39,
+    )
     assert np.array_equal(flashsim.forward(name, Q, Q, Q + 1, scale=3e38).O, Q + 1)
     wide = Q.astype(np.float64)
     assert np.array_equal(flashsim.forward(name, wide, wide, wide + 1, scale=-1e39).O, wide + 1)
@@ -210,7 +284,9 @@ def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> Non
 def test_gradients_that_overflow_float16_are_refused() -> None:
     Q, K, V = np.ones((3, 1)), np.array([[5e4], [-5e4], [4e4]]), np.array([[9.0], [-9.0], [3.0]])
     run = flashsim.forward("flash", *(a.astype(np.float16) for a in (Q, K, V)), scale=1e-5)
-    with pytest.raises(ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"):
+    with pytest.raises(
+        ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"
+    ):
         flashsim.backward("flash", run, np.full((3, 1), 6e4, np.float16))
     assert np.isfinite(flashsim.backward("flash", run, np.full((3, 1), 1e-2, np.float16)).dQ).all()
     run = flashsim.forward("flash", np.zeros((9, 1), np.float16), *np.ones((2, 3, 1), np.float16))
@@ -218,7 +294,8 @@ def test_gradients_that_overflow_float16_are_refused() -> None:
         flashsim.backward("flash", run, np.full((9, 1), 6e4, np.float16))
 
 
-# ------------------------------------------------------------------------------------------------- what is returned
+# -------------------------------------------------------------------------------------------------
+# what is returned
 
 
 @pytest.mark.parametrize(
@@ -229,7 +306,10 @@ def test_gradients_that_overflow_float16_are_refused() -> None:
         ("m, l, O", "returned (m, l, O); expected (O, l, m), matrices in HBM"),
         ("O[0], l, m", "returned (O[0], l, m); expected (O, l, m), matrices in HBM"),
         ("O_i_new, l, m", "returned (an array, l, m); expected (O, l, m), matrices in HBM"),
-        ('hbm.empty("O2", (3, 3), V.dtype), l, m', "returned (O2, l, m); expected (O, l, m), matrices in HBM"),
+        (
+            'hbm.empty("O2", (3, 3), V.dtype), l, m',
+            "returned (O2, l, m); expected (O, l, m), matrices in HBM",
+        ),
     ],
 )
 @pytest.mark.parametrize("arithmetic", [True, False])
@@ -240,17 +320,26 @@ def test_what_an_algorithm_returns_is_what_is_taken(
     text = inspect.getsource(sys.modules[flash.run.__module__])
     assert text.count("return O, l, m  # line 19") == 1
     scope: dict[str, Any] = {"__name__": "edited"}
-    exec(compile(text.replace("return O, l, m  #", f"return {returned}  #"), "edited.py", "exec"), scope)
+    exec(
+        compile(text.replace("return O, l, m  #", f"return {returned}  #"), "edited.py", "exec"),
+        scope,
+    )
     monkeypatch.setitem(FORWARD, "flash", replace(flash, run=scope["flash"]))
-    with pytest.raises(MemoryModelError, match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {said}")):
+    with pytest.raises(
+        MemoryModelError, match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {said}")
+    ):
         flashsim.forward("flash", X, X, X) if arithmetic else flashsim.count("flash", N=6, d=4)
 
 
 def test_a_returned_matrix_has_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wide(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix]:
+    def wide(
+        hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks
+    ) -> tuple[Matrix]:
         return (hbm.full("O", (4, 5), 0.0, V.dtype, "output"),)
 
-    monkeypatch.setitem(FORWARD, "flash_basic", replace(FORWARD["flash_basic"], run=wide, returns=("O",)))
+    monkeypatch.setitem(
+        FORWARD, "flash_basic", replace(FORWARD["flash_basic"], run=wide, returns=("O",))
+    )
     with pytest.raises(MemoryModelError, match=r"returned O of shape \(4, 5\); expected \(4, 2\)"):
         flashsim.forward("flash_basic", *(np.ones((4, 2)) for _ in range(3)))
 
@@ -264,7 +353,11 @@ def test_a_run_from_a_file_has_its_gradients() -> None:
 
 
 def test_policies_are_not_to_be_changed() -> None:
-    for policy, name in ((flashsim.Fixed(2, 3), "B_r"), (flashsim.Paper(), "x"), (flashsim.Fit(), "x")):
+    for policy, name in (
+        (flashsim.Fixed(2, 3), "B_r"),
+        (flashsim.Paper(), "x"),
+        (flashsim.Fit(), "x"),
+    ):
         with pytest.raises(FrozenInstanceError):
             setattr(policy, name, 1)
 
@@ -274,33 +367,51 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 4))
     sizes: dict[str, Any] = {"M": 200, "blocks": (4, 4)}
     counted = flashsim.count("flash", N=8, d=4, **sizes).hbm
-    with pytest.warns(UserWarning, match=r"dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, .*count\(…, dtype=…\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"dtypes differ: bytes of an element, Q 4 and 8, K 4 and 8, .*count\(…, dtype=…\)",
+    ):
         assert counted != run.hbm
-    stored = Traffic({**counted.by_array, "O": replace(counted.by_array["O"], itemsize=2)})  # as a bug might
-    with pytest.warns(UserWarning, match=r"equal, but the dtypes differ: bytes of an element, O 4 and 2$"):
+    # as a bug might
+    stored = Traffic({**counted.by_array, "O": replace(counted.by_array["O"], itemsize=2)})
+    with pytest.warns(
+        UserWarning, match=r"equal, but the dtypes differ: bytes of an element, O 4 and 2$"
+    ):
         assert counted != stored
-    assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm  # of other counts: not a word
+    # of other counts: not a word
+    assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm
     assert flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64).hbm == run.hbm
 
 
 @pytest.mark.parametrize(
     ("how", "who"),
-    [({}, "fit"), ({"sizing": "paper"}, "paper"), ({"sizing": "fit"}, "fit"), ({"blocks": (4, 4)}, "given"),
-     ({"sizing": "fit", "enforce": False}, "fit"),
-     ({"sizing": lambda problem: problem.blocks(3)}, "<lambda>")],
-)  # fmt: skip
+    [
+        ({}, "fit"),
+        ({"sizing": "paper"}, "paper"),
+        ({"sizing": "fit"}, "fit"),
+        ({"blocks": (4, 4)}, "given"),
+        ({"sizing": "fit", "enforce": False}, "fit"),
+        ({"sizing": lambda problem: problem.blocks(3)}, "<lambda>"),
+    ],
+)
 def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> None:
     if callable(how.get("sizing")):
         how["sizing"].enforced = True
     Q = np.ones((16, 4), np.float32)
     run = flashsim.forward("flash", Q, Q, Q, M=200, **how)
-    found: list[Any] = [run, flashsim.backward("flash", run, Q, M=400), flashsim.count("flash", N=16, d=4, M=200, **how)]
+    found: list[Any] = [
+        run,
+        flashsim.backward("flash", run, Q, M=400),
+        flashsim.count("flash", N=16, d=4, M=200, **how),
+    ]
     if who != "<lambda>":
         found.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))
     for result in found:
         assert result.sizing == who
         assert f" ({who}), SRAM peak" in repr(result)
-        assert f" ({who}), SRAM peak" in result._repr_html_().replace("&lt;", "<").replace("&gt;", ">")
+        assert f" ({who}), SRAM peak" in result._repr_html_().replace("&lt;", "<").replace(
+            "&gt;", ">"
+        )
     assert run.to_dict()["sizing"] == who
 
 

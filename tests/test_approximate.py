@@ -1,4 +1,6 @@
-"""What Figure 3 compares with: each method's numbers within derived bounds of its own formula, its counts, and planted bugs."""
+"""What Figure 3 compares with: each method's numbers within derived bounds of its own formula,
+its counts, and planted bugs.
+"""
 
 import math
 from typing import Any
@@ -18,7 +20,9 @@ Array = np.ndarray[Any, Any]
 
 
 def mixtures(k: int, N: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array]:
-    E, F = np.random.default_rng(seed + 1000).normal(size=(2, k, N)).astype(dtype) / dtype_of(dtype)(max(k, 1) ** 0.5)
+    E, F = np.random.default_rng(seed + 1000).normal(size=(2, k, N)).astype(dtype) / dtype_of(
+        dtype
+    )(max(k, 1) ** 0.5)
     return E, F
 
 
@@ -27,15 +31,27 @@ def dtype_of(dtype: str) -> Any:
 
 
 sizes = {
-    "N": st.integers(1, 40), "d": st.integers(1, 9), "e": st.integers(1, 9), "k": st.integers(1, 20),
-    "blocks": st.tuples(*[st.integers(1, 25)] * 4), "seed": st.integers(0, 99),
-    "dtype": st.sampled_from(["float16", "float32", "float64"]), "scale": st.sampled_from([None, 0.0, 0.7, -0.3]),
-}  # fmt: skip
+    "N": st.integers(1, 40),
+    "d": st.integers(1, 9),
+    "e": st.integers(1, 9),
+    "k": st.integers(1, 20),
+    "blocks": st.tuples(*[st.integers(1, 25)] * 4),
+    "seed": st.integers(0, 99),
+    "dtype": st.sampled_from(["float16", "float32", "float64"]),
+    "scale": st.sampled_from([None, 0.0, 0.7, -0.3]),
+}
 
 
 @given(**sizes)
 def test_linformers_numbers_are_its_formulas_within_their_bound(
-    N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
+    N: int,
+    d: int,
+    e: int,
+    k: int,
+    blocks: tuple[int, int, int, int],
+    seed: int,
+    dtype: str,
+    scale: float | None,
 ) -> None:
     given = *operands(N, d, e, seed, dtype), *mixtures(k, N, seed, dtype)
     run = approximate.linformer(*given, scale=scale, blocks=blocks)
@@ -44,20 +60,36 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
     want = reference.linformer(*given, scale=scale)
     assert of_bound(run.O, want.O, bound.O) <= 1
     assert of_bound(run.L, want.L, bound.L) <= 1
-    assert run.hbm == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+    assert (
+        run.hbm
+        == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+    )
 
 
 @pytest.mark.parametrize("phi", approximate.PHI)
 @given(**{**sizes, "scale": st.sampled_from([None, 0.0, 0.7])})
 def test_performers_numbers_are_its_formulas_within_their_bound(
-    phi: str, N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
+    phi: str,
+    N: int,
+    d: int,
+    e: int,
+    k: int,
+    blocks: tuple[int, int, int, int],
+    seed: int,
+    dtype: str,
+    scale: float | None,
 ) -> None:
     given = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
     run = approximate.performer(*given, scale=scale, phi=phi, blocks=blocks)
     parts = -(-N // blocks[1]), -(-k // blocks[3])
     bound = reference.performer_bounds(*given, scale=scale, phi=phi, blocks=parts, stored=dtype)
     assert of_bound(run.O, reference.performer(*given, scale=scale), bound) <= 1
-    assert run.hbm == approximate.exact(approximate.PHI[phi], N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+    assert (
+        run.hbm
+        == approximate.exact(
+            approximate.PHI[phi], N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype
+        ).hbm
+    )
 
 
 def test_linformers_bound_holds_where_products_vanish() -> None:
@@ -88,13 +120,18 @@ def test_performer_overflows_nowhere_where_features_would() -> None:
     Q, K, V = (40 * x for x in operands(9, 4, 3))  # e^{1600 · 4}, and log φ(K) below −1000
     W = approximate.features(6, 4, seed=1)
     bound = reference.performer_bounds(Q, K, V, W)
-    assert of_bound(approximate.performer(Q, K, V, W).O, reference.performer(Q, K, V, W), bound) <= 1
+    assert (
+        of_bound(approximate.performer(Q, K, V, W).O, reference.performer(Q, K, V, W), bound) <= 1
+    )
 
 
 def test_with_many_features_it_is_attention() -> None:
     Q, K, V = (x / 2 for x in operands(6, 4, 3))
     want = reference.attention(Q, K, V)
-    few, many = (abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max() for k in (8, 5_000))
+    few, many = (
+        abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max()
+        for k in (8, 5_000)
+    )
     assert many < 0.02 < few
 
 
@@ -119,7 +156,10 @@ def test_linformer_whose_mixtures_are_the_keys_is_attention() -> None:
 
 def test_each_method_is_linear_in_N() -> None:
     for method in approximate.METHODS:
-        once, twice = (approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm for N in (2048, 4096))
+        once, twice = (
+            approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
+            for N in (2048, 4096)
+        )
         more = twice.accesses - once.accesses
         again = approximate.count(method, N=6144, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
         assert again.accesses - twice.accesses == more
@@ -154,20 +194,39 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(ValueError, match=match):
             approximate.linformer(Q, K, V, E, F, **wrong)
     refused(
-        (r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has", lambda: approximate.linformer(Q, K, V, E[:, :4], F)),
-        (r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has", lambda: approximate.linformer(Q, K, V, E, F[:3])),
-        (r"scale is -1.0; expected at least 0", lambda: approximate.performer(Q, K, V, E[:, :2], scale=-1)),
-        (r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has", lambda: approximate.performer(Q, K, V, E[:, :3])),
+        (
+            r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has",
+            lambda: approximate.linformer(Q, K, V, E[:, :4], F),
+        ),
+        (
+            r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has",
+            lambda: approximate.linformer(Q, K, V, E, F[:3]),
+        ),
+        (
+            r"scale is -1.0; expected at least 0",
+            lambda: approximate.performer(Q, K, V, E[:, :2], scale=-1),
+        ),
+        (
+            r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has",
+            lambda: approximate.performer(Q, K, V, E[:, :3]),
+        ),
         ("phi", lambda: approximate.performer(Q, K, V, E[:, :2], phi="stored")),
         ("seed is -1", lambda: approximate.features(3, 2, seed=-1)),
         ("method", lambda: approximate.count("longformer", N=4, d=2, k=2)),
         ("k is 0", lambda: approximate.count("linformer", N=4, d=2, k=0)),
-        ("O overflows float32", lambda: approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))),
+        (
+            "O overflows float32",
+            lambda: approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5))),
+        ),
     )
 
 
-def averaged(s: float, delta: float, v: float, E_v: float, blocks: int, n: int = 1) -> tuple[float, float]:
-    """How far the average of n equal values is off, and its log-sum-exp: the module's text, in float32, C = 2."""
+def averaged(
+    s: float, delta: float, v: float, E_v: float, blocks: int, n: int = 1
+) -> tuple[float, float]:
+    """How far the average of n equal values is off, and its log-sum-exp: the module's text, in
+    float32, C = 2.
+    """
     R = math.expm1(2 * (delta + 8 * U * abs(s))) + 2 * (n + 8 * blocks + 8) * U
     E_O = R * abs(v) + (1 + R) * E_v + n * TINY * (1 + abs(v) + E_v)
     E_L = delta + 2 * ((n + 3 * blocks + 8) * U + 4 * U * abs(s) + U * abs(s + math.log(n))) + TINY
@@ -208,7 +267,9 @@ def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
 
 
 def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
-    """It meets itself in two rounds, under a bias of −log 2 in each; O and L of both are the same."""
+    """It meets itself in two rounds, under a bias of −log 2 in each; O and L of both are the
+    same.
+    """
     q, k, v, tau = 0.75, -1.25, 2.0, 0.5
     s, bias = tau * q * k, -math.log(2)
     E_O, E_L = averaged(s + bias, 2 * 5 * U * abs(s) + 2 * U * (abs(s) + 3 * abs(bias)), v, 0.0, 2)
@@ -219,6 +280,13 @@ def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
 
 
 def test_the_papers_k_is_an_eighth_of_N_and_at_most_256() -> None:
-    assert [approximate.compressed(N) for N in (1, 15, 16, 2047, 2048, 10**6)] == [1, 1, 2, 255, 256, 256]
+    assert [approximate.compressed(N) for N in (1, 15, 16, 2047, 2048, 10**6)] == [
+        1,
+        1,
+        2,
+        255,
+        256,
+        256,
+    ]
     with pytest.raises(ValueError, match="N is 0"):
         approximate.compressed(0)

@@ -1,4 +1,6 @@
-"""Live tiles counted by kind in closed form are those that looking at every tile finds; large counts finish, or are refused."""
+"""Live tiles counted by kind in closed form are those that looking at every tile finds; large
+counts finish, or are refused.
+"""
 
 import random
 from fractions import Fraction
@@ -19,15 +21,21 @@ from flashsim.simulate.live_tiles import CountedTiles
 
 
 def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
-    """A mask of positions, alone or combined, for rows of `group` heads; with lengths and blocks."""
+    """A mask of positions, alone or combined, for rows of `group` heads; with lengths and
+    blocks.
+    """
     N_q, N_k, group = rng.randint(1, 30), rng.randint(1, 30), rng.choice((1, 1, 2, 3, 4))
     B_r, B_c = rng.randint(1, group * N_q), rng.randint(1, N_k)
     offset = rng.choice((None, rng.randint(-N_q - 3, N_k + 3)))
     kinds = [
-        Causal(), Causal(offset=rng.randint(-N_q - 3, N_k + 3)),
-        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12), offset=offset), KeyPadding(rng.randint(0, N_k)),
-        QueryPadding(rng.randint(0, N_q)), Dense(np.ones((1, 1), bool)), All(),
-    ]  # fmt: skip
+        Causal(),
+        Causal(offset=rng.randint(-N_q - 3, N_k + 3)),
+        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12), offset=offset),
+        KeyPadding(rng.randint(0, N_k)),
+        QueryPadding(rng.randint(0, N_q)),
+        Dense(np.ones((1, 1), bool)),
+        All(),
+    ]
     mask: Mask = rng.choice(kinds[:5])
     for _ in range(rng.choice((0, 0, 1, 2))):
         mask = mask & rng.choice(kinds)
@@ -35,10 +43,20 @@ def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
     return groups.grouped(mask, group, N_q), Shape(group * N_q, N_k, 1, 1), blocks, group
 
 
-def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool, bool], list[tuple[int, int]]]:
-    """Return the live tiles of each kind, (last row, last column, partial), as the mask says of each."""
-    rows, cols = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c)[None, :] * blocks.B_c
-    row_ends, col_ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(cols + blocks.B_c, shape.N_k)
+def looked_at(
+    mask: Mask, shape: Shape, blocks: Blocks
+) -> dict[tuple[bool, bool, bool], list[tuple[int, int]]]:
+    """Return the live tiles of each kind, (last row, last column, partial), as the mask says of
+    each.
+    """
+    rows, cols = (
+        np.arange(blocks.T_r)[:, None] * blocks.B_r,
+        np.arange(blocks.T_c)[None, :] * blocks.B_c,
+    )
+    row_ends, col_ends = (
+        np.minimum(rows + blocks.B_r, shape.N_q),
+        np.minimum(cols + blocks.B_c, shape.N_k),
+    )
     ends = np.minimum(row_ends, mask.queries(shape, ())), np.minimum(col_ends, mask.keys(shape, ()))
     live = mask.live(rows, ends[0], cols, ends[1], shape, ())
     full = mask.full(rows, row_ends, cols, col_ends, shape, ())
@@ -52,28 +70,49 @@ def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool
 def test_kinds_are_those_of_looking_at_every_tile() -> None:
     rng = random.Random(1)
     tiles_as_wide_as_the_window = [
-        (groups.grouped(SlidingWindow(5, 3), 3, 11), Shape(33, 12, 1, 1), Blocks(8, 8, N_q=33, N_k=12), 3),
-        (groups.grouped(SlidingWindow(1, 4) & KeyPadding(7), 3, 8), Shape(24, 7, 1, 1), Blocks(5, 6, N_q=24, N_k=7), 3),
+        (
+            groups.grouped(SlidingWindow(5, 3), 3, 11),
+            Shape(33, 12, 1, 1),
+            Blocks(8, 8, N_q=33, N_k=12),
+            3,
+        ),
+        (
+            groups.grouped(SlidingWindow(1, 4) & KeyPadding(7), 3, 8),
+            Shape(24, 7, 1, 1),
+            Blocks(5, 6, N_q=24, N_k=7),
+            3,
+        ),
     ]
-    for mask, shape, blocks, group in (*tiles_as_wide_as_the_window, *(drawn(rng) for _ in range(500))):
+    for mask, shape, blocks, group in (
+        *tiles_as_wide_as_the_window,
+        *(drawn(rng) for _ in range(500)),
+    ):
         band = mask.band(shape, ())
         assert band is not None
         kinds, want = band.kinds(blocks, shape, group), looked_at(mask, shape, blocks)
         about = mask, shape, blocks, group
-        assert {kind: count for kind, (count, _) in kinds.items()} == {k: len(tiles) for k, tiles in want.items()}, about
+        assert {kind: count for kind, (count, _) in kinds.items()} == {
+            k: len(tiles) for k, tiles in want.items()
+        }, about
         assert all(at in want[kind] for kind, (_, at) in kinds.items()), about
 
 
 def test_rows_and_columns_to_run_stand_for_all() -> None:
-    """Each way round, the turns of both loops multiply to each kind's count, and the outer ones to all."""
+    """Each way round, the turns of both loops multiply to each kind's count, and the outer ones
+    to all.
+    """
     rng = random.Random(2)
     for _ in range(200):
         mask, shape, blocks, group = drawn(rng)
         band = mask.band(shape, ())
         assert band is not None
         tiles, want = CountedTiles(band, blocks, shape, group), looked_at(mask, shape, blocks)
-        by_row = {(i, j): n * m for i, n in tiles.rows_alike.items() for j, m in tiles.row(i).items()}
-        by_column = {(i, j): n * m for j, n in tiles.alike.items() for i, m in tiles.column(j).items()}
+        by_row = {
+            (i, j): n * m for i, n in tiles.rows_alike.items() for j, m in tiles.row(i).items()
+        }
+        by_column = {
+            (i, j): n * m for j, n in tiles.alike.items() for i, m in tiles.column(j).items()
+        }
         assert by_row == by_column
         assert sorted(by_row.values()) == sorted(len(found) for found in want.values())
         for outer, turns in ((tiles.rows_alike, blocks.T_r), (tiles.alike, blocks.T_c)):
@@ -96,7 +135,9 @@ def test_floor_sums() -> None:
 
 def test_a_turn_for_a_part_of_a_turn_is_refused() -> None:
     sram = SRAM(HBM(arithmetic=False), 1)
-    with pytest.raises(MemoryModelError, match="stands for 1/2 turns in all; expected a whole number"):
+    with pytest.raises(
+        MemoryModelError, match="stands for 1/2 turns in all; expected a whole number"
+    ):
         list(sram.loop(3, where=Kinds({0: Fraction(1, 2)})))
 
 
@@ -112,11 +153,14 @@ SKIPPING: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     "mask",
     [
-        Causal(), SlidingWindow(5000, 0), KeyPadding(10**12) & Causal(), Causal(offset=-(10**13)),
+        Causal(),
+        SlidingWindow(5000, 0),
+        KeyPadding(10**12) & Causal(),
+        Causal(offset=-(10**13)),
         Causal(offset=7 * 10**8) & SlidingWindow(5000, 0) & QueryPadding(10**9 + 1),
     ],
     ids=["causal", "window", "padding", "offset", "two offsets and query padding"],
-)  # fmt: skip
+)
 def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: Mask) -> None:
     """10¹⁴ tokens, and theory says the same."""
     at: dict[str, Any] = {"N": 99_999_999_999_999, "d": 64, "M": 25_600, "mask": mask, **asked}
@@ -129,7 +173,10 @@ def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: M
 def test_what_would_run_for_hours_is_refused_before_it_runs() -> None:
     """Where each tile is looked at: trees, masks of one's own, functions of (T_r, T_c)."""
     tree = Tree([-1, 0, 1])
-    with pytest.raises(ValueError, match=r"mask is Tree\(\[-1, 0, 1\]\): .* T_r × T_c = 1 × 15,625,000 .* 0\.4 hours"):
+    with pytest.raises(
+        ValueError,
+        match=r"mask is Tree\(\[-1, 0, 1\]\): .* T_r × T_c = 1 × 15,625,000 .* 0\.4 hours",
+    ):
         flashsim.count("flash", N_q=3, N_k=10**9, d=64, mask=tree, blocks=(3, 64))
     wide = theory.exact("flash", N_q=3, N_k=10**9, d=64, mask=tree, blocks=(3, 64))
     assert wide.hbm.by_array["tree"].reads == 3
@@ -140,9 +187,14 @@ def test_what_would_run_for_hours_is_refused_before_it_runs() -> None:
         def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
             return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
 
-    assert flashsim.count("q_outer", N=9, d=2, M=99, mask=Even()).hbm == flashsim.count("q_outer", N=9, d=2, M=99).hbm
+    assert (
+        flashsim.count("q_outer", N=9, d=2, M=99, mask=Even()).hbm
+        == flashsim.count("q_outer", N=9, d=2, M=99).hbm
+    )
     with pytest.raises(ValueError, match=r"its tiles are counted one by one"):
         flashsim.count("q_outer", N=2**20, d=2, M=99, mask=Even())
     for function in (flashsim.count, theory.exact):
-        with pytest.raises(ValueError, match=r"it would return 49,978,015,744 entries.* at most 268,435,456"):
+        with pytest.raises(
+            ValueError, match=r"it would return 49,978,015,744 entries.* at most 268,435,456"
+        ):
             function("block_sparse", N=2**24, d=64, block_mask=flashsim.patterns.butterfly)

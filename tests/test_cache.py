@@ -1,4 +1,6 @@
-"""The L2: exact where it can be known, the same as `pycachesim`, and never worse for being larger."""
+"""The L2: exact where it can be known, the same as `pycachesim`, and never worse for being
+larger.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,7 +22,9 @@ from flashsim.problem.inputs import Array
 HUGE = 10**9
 
 
-def inputs(N_q: int, N_k: int, d: int, d_v: int | None = None, dtype: str = "float64") -> tuple[Array, Array, Array]:
+def inputs(
+    N_q: int, N_k: int, d: int, d_v: int | None = None, dtype: str = "float64"
+) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
     shapes = (N_q, d), (N_k, d), (N_k, d_v or d)
     Q, K, V = (rng.normal(size=shape).astype(dtype) for shape in shapes)
@@ -47,7 +51,9 @@ class Recorder(L2):
 
 
 @cache
-def trace_of(name: str, direction: str = "forward", *, line: int, N: int = 24, d: int = 4, M: int = 64) -> list[Access]:
+def trace_of(
+    name: str, direction: str = "forward", *, line: int, N: int = 24, d: int = 4, M: int = 64
+) -> list[Access]:
     recorder = Recorder(line=line)
     Q, K, V = inputs(N, N, d)
     watched = [recorder] if direction == "forward" else []
@@ -58,7 +64,9 @@ def trace_of(name: str, direction: str = "forward", *, line: int, N: int = 24, d
     return recorder.trace
 
 
-def replay(trace: Sequence[Access], size: int, line: int, flush: bool = True, of: Callable[..., L2] = L2) -> L2:
+def replay(
+    trace: Sequence[Access], size: int, line: int, flush: bool = True, of: Callable[..., L2] = L2
+) -> L2:
     l2 = of(size, line=line)
     for access in trace:
         l2.access(*access)
@@ -67,20 +75,26 @@ def replay(trace: Sequence[Access], size: int, line: int, flush: bool = True, of
     return l2
 
 
-# --------------------------------------------------------------------------------- where nothing, and where all, is held
+# --------------------------------------------------------------------------------- where nothing,
+# and where all, is held
 
 
 PARTS = {"causal": "MASK", "mask": "MASK", "dropout_p": "dropout"}
 RUNS: dict[str, dict[str, Any]] = {
-    "plain": {}, "causal": {"causal": True}, "dropout": {"dropout_p": 0.2, "seed": 3},
-    "dense mask": {"mask": "random", "dropout_p": 0.1}, "one row mask": {"mask": "row"},
-}  # fmt: skip
+    "plain": {},
+    "causal": {"causal": True},
+    "dropout": {"dropout_p": 0.2, "seed": 3},
+    "dense mask": {"mask": "random", "dropout_p": 0.1},
+    "one row mask": {"mask": "row"},
+}
 
 
 TAKEN = [  # what each algorithm takes of these
-    (name, case) for name, algorithm in FORWARD.items() for case, asked in RUNS.items()
+    (name, case)
+    for name, algorithm in FORWARD.items()
+    for case, asked in RUNS.items()
     if {PARTS[part] for part in asked if part in PARTS} <= {*algorithm.parts}
-]  # fmt: skip
+]
 
 
 def turn(name: str, case: str) -> int:
@@ -89,15 +103,22 @@ def turn(name: str, case: str) -> int:
 
 def arguments(case: str, N_q: int, N_k: int) -> dict[str, Any]:
     asked = dict(RUNS[case])
-    masks = {"random": np.random.default_rng(1).random((N_q, N_k)) < 0.7, "row": np.arange(N_k)[None] % 5 > 0}
+    masks = {
+        "random": np.random.default_rng(1).random((N_q, N_k)) < 0.7,
+        "row": np.arange(N_k)[None] % 5 > 0,
+    }
     if isinstance(asked.get("mask"), str):
         asked["mask"] = masks[asked["mask"]]
     return asked
 
 
-def run_both_ways(name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int) -> list[Any]:
+def run_both_ways(
+    name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int
+) -> list[Any]:
     Q, K, V = inputs(*shape)
-    runs: list[Any] = [flashsim.forward(name, Q, K, V, M=M, sizing="paper", observers=[observer], **asked)]
+    runs: list[Any] = [
+        flashsim.forward(name, Q, K, V, M=M, sizing="paper", observers=[observer], **asked)
+    ]
     if name in BACKWARD:
         dO = np.random.default_rng(2).normal(size=runs[0].O.shape)
         runs.append(flashsim.backward(name, runs[0], dO, observers=[observer]))
@@ -122,12 +143,17 @@ def test_without_room_every_access_reaches_dram_by_array(name: str, case: str) -
 
 @pytest.mark.parametrize(
     ("name", "direction"),
-    [*((name, "forward") for name in FORWARD), *((name, "backward") for name in FORWARD if name in BACKWARD)],
+    [
+        *((name, "forward") for name in FORWARD),
+        *((name, "backward") for name in FORWARD if name in BACKWARD),
+    ],
 )
 def test_with_room_for_all_only_compulsory_traffic_is_left(name: str, direction: str) -> None:
     Q, K, V = inputs(13, 22, 3, 5)
     l2 = L2(HUGE)
-    run: Any = flashsim.forward(name, Q, K, V, M=60, observers=[l2] if direction == "forward" else [])
+    run: Any = flashsim.forward(
+        name, Q, K, V, M=60, observers=[l2] if direction == "forward" else []
+    )
     if direction == "backward":
         run = flashsim.backward(name, run, np.ones_like(run.O), observers=[l2])
     l2.flush()
@@ -156,12 +182,15 @@ def test_flash_that_fits_moves_inputs_and_outputs_alone_and_standard_its_squares
     all_of_it = L2(HUGE)
     flashsim.forward("standard", Q, K, V, M=M, observers=[all_of_it])
     all_of_it.flush()
-    assert all_of_it.dram_accesses == 4 * N * d + 2 * N * N  # nobody reads S and P from DRAM, but they end there
+    # nobody reads S and P from DRAM, but they end there
+    assert all_of_it.dram_accesses == 4 * N * d + 2 * N * N
 
 
 @pytest.mark.parametrize(("itemsize", "reaches_dram"), [(4, True), (2, False)])
 def test_theorem_2_in_dram_on_an_h200(itemsize: int, reaches_dram: bool) -> None:
-    """One head has 1/132 of 60 MB of L2. In float32 Q and O exceed it, in float16 they fit: as measured."""
+    """One head has 1/132 of 60 MB of L2. In float32 Q and O exceed it, in float16 they fit: as
+    measured.
+    """
     N, d, B = 1024, 64, 64
     Q, K, V = inputs(N, N, d, dtype="float32")
     l2 = L2(60 * 2**20 // 132 // itemsize)
@@ -169,13 +198,16 @@ def test_theorem_2_in_dram_on_an_h200(itemsize: int, reaches_dram: bool) -> None
     l2.flush()
     if reaches_dram:
         assert l2.dram_reads >= 0.98 * run.hbm.reads
-        assert 264 * 4 * l2.dram_reads == pytest.approx(2.388e9, rel=0.02)  # bytes, measured for 264 heads
-        assert 264 * 4 * l2.dram_writes == pytest.approx(1.121e9, rel=0.05)  # … which left dirty lines in the L2
+        # bytes, measured for 264 heads
+        assert 264 * 4 * l2.dram_reads == pytest.approx(2.388e9, rel=0.02)
+        # … which left dirty lines in the L2
+        assert 264 * 4 * l2.dram_writes == pytest.approx(1.121e9, rel=0.05)
     else:
         assert (l2.dram_reads, l2.dram_writes) == (3 * N * d, N * d + 2 * N)
 
 
-# -------------------------------------------------------------------------------------------------- where blocks lie
+# --------------------------------------------------------------------------------------------------
+# where blocks lie
 
 
 class Finder(L2):
@@ -189,8 +221,12 @@ class Finder(L2):
         if event.kind in ("load", "store"):
             array = event.name.partition("[")[0]
             values, first = event.sram.hbm.peek(array).ravel(), self._places[array][0]
-            found = np.concatenate([values[start - first :][:elements] for start, elements in self.asked])
-            np.testing.assert_array_equal(found, np.asarray(event.tile).astype(values.dtype).ravel(), event.name)
+            found = np.concatenate(
+                [values[start - first :][:elements] for start, elements in self.asked]
+            )
+            np.testing.assert_array_equal(
+                found, np.asarray(event.tile).astype(values.dtype).ravel(), event.name
+            )
             self.checked += 1
 
     def access(self, array: str, start: int, elements: int, write: bool) -> None:
@@ -216,7 +252,9 @@ def test_blocks_are_found_where_they_lie_in_any_block_mask(data: st.DataObject) 
     mask = np.array(tiles).reshape(T_r, T_c)
     Q, K, V = inputs(N_q, N_k, 2)
     finder = Finder(0)
-    run = flashsim.forward("block_sparse", Q, K, V, M=10**4, blocks=(B_r, B_c), block_mask=mask, observers=[finder])
+    run = flashsim.forward(
+        "block_sparse", Q, K, V, M=10**4, blocks=(B_r, B_c), block_mask=mask, observers=[finder]
+    )
     flashsim.backward("block_sparse", run, np.ones_like(run.O), observers=[finder])
 
 
@@ -228,18 +266,28 @@ def test_blocks_are_where_they_say_whatever_came_before() -> None:
     sram = SRAM(hbm, 100, observers=[recorder])
     sram.load(X.divide(5)[2])
     sram.load(X.divide(4)[0], X.divide(3)[1])
-    assert [(access.start, access.elements) for access in recorder.trace] == [(20, 4), (0, 8), (6, 6)]
+    assert [(access.start, access.elements) for access in recorder.trace] == [
+        (20, 4),
+        (0, 8),
+        (6, 6),
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------- properties of LRU
+# --------------------------------------------------------------------------------------------------
+# properties of LRU
 
 
-accesses = st.lists(st.builds(Access, st.sampled_from("AB"), st.integers(0, 60), st.integers(1, 20), st.booleans()), max_size=60)
+accesses = st.lists(
+    st.builds(Access, st.sampled_from("AB"), st.integers(0, 60), st.integers(1, 20), st.booleans()),
+    max_size=60,
+)
 
 
 @settings(deadline=None)
 @given(accesses, st.integers(0, 12), st.integers(0, 12), st.sampled_from([1, 4, 8]))
-def test_a_larger_cache_holds_what_a_smaller_one_holds(trace: list[Access], small: int, more: int, line: int) -> None:
+def test_a_larger_cache_holds_what_a_smaller_one_holds(
+    trace: list[Access], small: int, more: int, line: int
+) -> None:
     caches = [L2(lines * line, line=line) for lines in (small, small + more)]
     for access in trace:
         for l2 in caches:
@@ -254,7 +302,9 @@ def test_a_larger_cache_holds_what_a_smaller_one_holds(trace: list[Access], smal
 
 
 def stack_distances(trace: Sequence[Access], line: int) -> list[int | None]:
-    """Return, for each line touched, how many other lines were touched since it was last: Mattson's definition, slowly."""
+    """Return, for each line touched, how many other lines were touched since it was last:
+    Mattson's definition, slowly.
+    """
     order: list[int] = []
     distances: list[int | None] = []
     for _, start, elements, _ in trace:
@@ -266,14 +316,19 @@ def stack_distances(trace: Sequence[Access], line: int) -> list[int | None]:
     return distances
 
 
-@pytest.mark.parametrize("key", [("flash", "forward"), ("standard", "forward"), ("flash", "backward")], ids=" ".join)
+@pytest.mark.parametrize(
+    "key", [("flash", "forward"), ("standard", "forward"), ("flash", "backward")], ids=" ".join
+)
 def test_hits_are_the_accesses_of_small_stack_distance(key: tuple[str, str]) -> None:
     distances = stack_distances(trace_of(*key, line=1), 1)
     for size in (0, 3, 50, 150, 300, 1000):
-        assert replay(trace_of(*key, line=1), size, 1).hits == sum(x is not None and x < size for x in distances)
+        assert replay(trace_of(*key, line=1), size, 1).hits == sum(
+            x is not None and x < size for x in distances
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------- pycachesim
+# --------------------------------------------------------------------------------------------------
+# pycachesim
 
 
 def counts(l2: L2) -> tuple[int, int, int]:
@@ -305,7 +360,9 @@ RECORDED = {  # (algorithm, direction, line, lines): HIT, MISS and EVICT of pyca
 
 
 def whole_lines(name: str, direction: str, line: int) -> list[Access]:
-    """A trace that touches whole lines only: blocks are multiples of a line, as pycachesim fetches lines whole."""
+    """A trace that touches whole lines only: blocks are multiples of a line, as pycachesim
+    fetches lines whole.
+    """
     if line == 1:
         return trace_of(name, direction, line=1)
     trace = trace_of(name, direction, line=line, N=32, d=8, M=256)
@@ -313,12 +370,15 @@ def whole_lines(name: str, direction: str, line: int) -> list[Access]:
 
 
 def pycachesim(trace: Sequence[Access], lines: int, line: int) -> tuple[int, int, int]:
-    """Run a trace on pycachesim: one set, `lines` ways, LRU, write back, write allocate, 4 bytes an element.
+    """Run a trace on pycachesim: one set, `lines` ways, LRU, write back, write allocate, 4 bytes an
+    element.
 
-    Its stores do not count hits and do not refresh what they hit, as if each store had its load before it; so each
-    store is given one.
+    Its stores do not count hits and do not refresh what they hit, as if each store had its load
+    before it; so each store is given one.
     """
-    cachesim: Any = pytest.importorskip("cachesim", reason="pycachesim, the independent cache simulator, is not installed")
+    cachesim: Any = pytest.importorskip(
+        "cachesim", reason="pycachesim, the independent cache simulator, is not installed"
+    )
     memory = cachesim.MainMemory()
     cache = cachesim.Cache("L2", 1, lines, 4 * line, "LRU", write_back=True, write_allocate=True)
     memory.load_to(cache)
@@ -347,7 +407,8 @@ def test_same_as_pycachesim_where_it_is_not_installed(key: tuple[str, str, int, 
     assert counts(replay(whole_lines(name, direction, line), lines * line, line)) == RECORDED[key]
 
 
-# ----------------------------------------------------------------------------------------------------------- planted bugs
+# --------------------------------------------------------------------------------------------------
+# planted bugs
 
 
 class Stuck(OrderedDict[int, Any]):
@@ -390,13 +451,20 @@ class NeverDirty(L2):
                     self._lines[number].dirty = 0
 
 
-PLANTED: list[Callable[..., L2]] = [never_refreshed, most_recent_first, one_line_too_many, NeverDirty]
+PLANTED: list[Callable[..., L2]] = [
+    never_refreshed,
+    most_recent_first,
+    one_line_too_many,
+    NeverDirty,
+]
 
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_are_noticed_by_what_pycachesim_counted(bug: Callable[..., L2]) -> None:
     wrong = [
-        key for key, want in RECORDED.items() if counts(replay(whole_lines(*key[:3]), key[2] * key[3], key[2], of=bug)) != want
+        key
+        for key, want in RECORDED.items()
+        if counts(replay(whole_lines(*key[:3]), key[2] * key[3], key[2], of=bug)) != want
     ]
     assert wrong
 
@@ -408,7 +476,8 @@ def test_never_refreshed_breaks_inclusion() -> None:
     assert [replay(trace, size, 1).misses for size in (3, 4)] == [10, 8]
 
 
-# ------------------------------------------------------------------------------------------------------------------ use
+# --------------------------------------------------------------------------------------------------
+# use
 
 
 def test_heads_have_arrays_of_their_own_and_share_the_cache() -> None:
@@ -437,7 +506,9 @@ def test_partial_lines_move_the_elements_asked_for_alone() -> None:
     l2.access("A", 2, 3, write=False)
     l2.access("A", 4, 3, write=True)
     l2.access("A", 0, 8, write=False)
-    assert l2.by_array["A"] == CacheTraffic(reads=11, writes=3, hits=1 + 5, dram_reads=3 + 3, dram_writes=0)
+    assert l2.by_array["A"] == CacheTraffic(
+        reads=11, writes=3, hits=1 + 5, dram_reads=3 + 3, dram_writes=0
+    )
     l2.access("B", 8, 1, write=False)
     assert l2.by_array["A"].dram_writes == 3
     assert l2.by_array["B"] == CacheTraffic(reads=1, dram_reads=1)
@@ -459,12 +530,18 @@ def test_arguments_are_checked_and_the_state_is_printed() -> None:
     assert shown.splitlines()[-1].split() == ["total", "16", "0", "16", "0"]
 
 
-@pytest.mark.parametrize(("name", "options"), [("q_outer", {}), ("standard", {}), ("split_kv", {"splits": 3})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("q_outer", {}), ("standard", {}), ("split_kv", {"splits": 3})]
+)
 def test_the_lower_bound_holds_beneath_each_level(name: str, options: dict[str, Any]) -> None:
-    """What is above a cut is one memory: SRAM alone, then SRAM and L2. At d = 1 phases say more than compulsory there."""
+    """What is above a cut is one memory: SRAM alone, then SRAM and L2. At d = 1 phases say more
+    than compulsory there.
+    """
     N, sharp = 40, 0
     caches = [L2(size, line=1) for size in (8, 30, 200)]
-    run = flashsim.forward(name, *inputs(N, N, 1), blocks=(2, 1), M=9, enforce=False, observers=caches, **options)
+    run = flashsim.forward(
+        name, *inputs(N, N, 1), blocks=(2, 1), M=9, enforce=False, observers=caches, **options
+    )
     for l2 in caches:
         l2.flush()
         for moved, M in ((l2.accesses, run.sram.peak), (l2.dram_accesses, run.sram.peak + l2.size)):

@@ -1,4 +1,6 @@
-"""`flashsim debug`: it stops in the algorithm's own frame, at the line and tile that it is given."""
+"""`flashsim debug`: it stops in the algorithm's own frame, at the line and tile that it is
+given.
+"""
 
 import bdb
 import inspect
@@ -25,12 +27,16 @@ SIZES = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3, the
 
 
 @pytest.fixture
-def debug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+def debug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
     """What a session shows, given the options and what is typed."""
     monkeypatch.setenv("HOME", "/nonexistent")
     before = signal.getsignal(signal.SIGINT)
 
-    def session(*options: str, typed: str = "", hook: str = "", status: int = 0, error: str = "") -> str:
+    def session(
+        *options: str, typed: str = "", hook: str = "", status: int = 0, error: str = ""
+    ) -> str:
         monkeypatch.setenv("PYTHONBREAKPOINT", hook)
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
         assert main(["debug", *options]) == status
@@ -45,7 +51,9 @@ def debug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 def source_line(shown: str) -> tuple[str, str]:
     """Return the last (function, source) that pdb said it stopped at."""
-    function, source = re.findall(r"^(?:\(Pdb\) )?> .*\)(\w+)\(\)\n-> (.*)$", shown, re.MULTILINE)[-1]
+    function, source = re.findall(r"^(?:\(Pdb\) )?> .*\)(\w+)\(\)\n-> (.*)$", shown, re.MULTILINE)[
+        -1
+    ]
     return function, source
 
 
@@ -65,13 +73,16 @@ def test_the_tile_is_the_one_asked_for_and_its_numbers_are_right(debug: Debug) -
     printed = re.search(r"\[\[.*\]\]", shown)
     assert printed
     assert np.allclose(eval(printed[0]), np.exp(S_ij - S_ij.max(axis=1, keepdims=True)), rtol=1e-5)
-    for part in ("K[2]", "Q[3]", "accesses", "<Q in HBM, 11×3, in 6 × 1 blocks>"):  # of SRAM, and of HBM
+    # of SRAM, and of HBM
+    for part in ("K[2]", "Q[3]", "accesses", "<Q in HBM, 11×3, in 6 × 1 blocks>"):
         assert part in shown
     assert "ran to its end" not in shown
 
 
 @pytest.mark.slow
-def test_without_at_it_stops_at_every_tile_once_and_then_says_that_the_run_is_over(debug: Debug) -> None:
+def test_without_at_it_stops_at_every_tile_once_and_then_says_that_the_run_is_over(
+    debug: Debug,
+) -> None:
     shown = debug("flash_basic", "--line", "12", *SIZES, typed="p 'at', j, i\nc\n" * 18)
     visited = [(int(j), int(i)) for j, i in re.findall(r"\('at', (\d), (\d)\)", shown)]
     assert visited == [(j, i) for j in range(3) for i in range(6)]
@@ -94,7 +105,9 @@ def test_a_tile_of_a_loop_that_does_not_begin_at_0(debug: Debug) -> None:
 def test_commands_come_from_a_file_and_its_end_quits(debug: Debug, tmp_path: Path) -> None:
     file = tmp_path / "commands"
     file.write_text("p 'at', i\nn\n", encoding="utf-8")
-    shown = debug("flash", "--line", "9", "--at", "i=2", "--commands", str(file), *SIZES, typed="p 'typed'\n")
+    shown = debug(
+        "flash", "--line", "9", "--at", "i=2", "--commands", str(file), *SIZES, typed="p 'typed'\n"
+    )
     assert "('at', 1)" in shown
     assert source_line(shown) == ("flash", "S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10")
     assert "'typed'" not in shown
@@ -103,27 +116,37 @@ def test_commands_come_from_a_file_and_its_end_quits(debug: Debug, tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_backward_pass(debug: Debug) -> None:
-    shown = debug(*("flash", "--backward", "--line", "13", "--at", "i=5,j=2", *SIZES), typed="p 'at', j, i\nq\n")
+    shown = debug(
+        *("flash", "--backward", "--line", "13", "--at", "i=5,j=2", *SIZES),
+        typed="p 'at', j, i\nq\n",
+    )
     assert "('at', 1, 4)" in shown
     assert source_line(shown)[0] == "flash_backward"
 
 
 def test_an_overflow_can_be_debugged_up_to_where_it_happens(debug: Debug) -> None:
     asked = ("flash", "--line", "10", *SIZES, "--M", "40")
-    assert "(Pdb) 40\n" in debug(*asked, typed="p sram.occupancy\nc\n", status=2, error="does not fit in SRAM")
+    assert "(Pdb) 40\n" in debug(
+        *asked, typed="p sram.occupancy\nc\n", status=2, error="does not fit in SRAM"
+    )
 
 
 def test_a_process_of_its_own_reads_what_is_piped_into_it() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "flashsim", "debug", "flash", "--line", "8", *SIZES],
-        input="p 'at', j\nq\n", env={**os.environ, "PYTHONBREAKPOINT": "", "HOME": "/nonexistent"},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        input="p 'at', j\nq\n",
+        env={**os.environ, "PYTHONBREAKPOINT": "", "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "('at', 0)" in done.stdout
 
 
-# -------------------------------------------------------------------------------------------------------- other hooks
+# --------------------------------------------------------------------------------------------------
+# other hooks
 
 HOOK = """
 import pdb, sys
@@ -155,13 +178,19 @@ def test_another_hook_is_called_by_the_algorithms_own_frame(debug: Debug) -> Non
     options = ("flash_basic", "--line", "12", "--at", "j=3,i=4", *SIZES)
     shown = debug(*options, hook="hooks.told").splitlines()
     asked = next(number for number, line in enumerate(lines, 1) if line.endswith("# line 12"))
-    assert shown[1:] == ["at flash_basic 2 3", f"then {module} {asked}", "Algorithm 1, FlashAttention ran to its end."]
+    assert shown[1:] == [
+        "at flash_basic 2 3",
+        f"then {module} {asked}",
+        "Algorithm 1, FlashAttention ran to its end.",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hooks")
 def test_another_pdb_quits_quietly(debug: Debug) -> None:
-    shown = debug("flash_basic", "--line", "10", *SIZES, typed="p 'at', i\nq\n", hook="hooks.set_trace")
+    shown = debug(
+        "flash_basic", "--line", "10", *SIZES, typed="p 'at', i\nq\n", hook="hooks.set_trace"
+    )
     assert source_line(shown) == ("flash_basic", "m_tilde_ij = on_chip(rowmax(S_ij))  # line 10")
     assert "('at', 0)" in shown
     assert "ran to its end" not in shown
@@ -202,7 +231,8 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
                 assert np.isfinite(flashsim.backward(stopping, made, dO).dQ).all()
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------
+# refusals
 
 
 def test_breakpoints_that_are_off_and_commands_for_another_debugger_are_refused(
@@ -228,7 +258,8 @@ def test_of_lines_that_share_a_label_the_first_in_the_loops_asked_for(label: str
     assert [variable for variable, _ in inside.loops] == ["i", "j"]
 
 
-# --------------------------------------------------------------------------------------------------------- summaries
+# --------------------------------------------------------------------------------------------------
+# summaries
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -249,11 +280,19 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
     for algorithm in (FORWARD if direction == "forward" else BACKWARD).values():
         seen: set[tuple[str, int]] = set()
         takes: dict[str, dict[str, Any]] = {"MASK": {"causal": True}, "dropout": {"dropout_p": 0.1}}
-        parts = {name: value for part in takes if part in algorithm.parts for name, value in takes[part].items()}
+        parts = {
+            name: value
+            for part in takes
+            if part in algorithm.parts
+            for name, value in takes[part].items()
+        }
         watched = [look] if direction == "forward" else []
-        slow = "streamed" in algorithm.name or algorithm.name == "memory_efficient"  # a word or a row at a time
+        # a word or a row at a time
+        slow = "streamed" in algorithm.name or algorithm.name == "memory_efficient"
         Q, K, V, dO = (array[:18] if slow else array for array in arrays)
-        made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes, **parts, observers=watched)
+        made = flashsim.forward(
+            algorithm.forward_pass, Q, K, V, **sizes, **parts, observers=watched
+        )
         if direction == "backward":
             flashsim.backward(algorithm.name, made, dO, observers=[look])
         assert seen

@@ -1,4 +1,6 @@
-"""Command lines that make no sense: status 2, nothing on stdout, and one line on stderr that names what is wrong."""
+"""Command lines that make no sense: status 2, nothing on stdout, and one line on stderr that
+names what is wrong.
+"""
 
 import argparse
 import os
@@ -23,7 +25,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make a folder of files to be refused, and work in it."""
     with chdir(tmp_path_factory.mktemp("hostile")):
         rng = np.random.default_rng(0)
-        good: dict[str, Any] = {name: rng.normal(size=(2, 6, 4)).astype(np.float32) for name in "qkv"}
+        good: dict[str, Any] = {
+            name: rng.normal(size=(2, 6, 4)).astype(np.float32) for name in "qkv"
+        }
         np.savez("good.npz", **good)
         np.savez("ints.npz", **{name: a.astype(int) for name, a in good.items()})
         np.savez("large.npz", **{name: (300 * a).astype(np.float16) for name, a in good.items()})
@@ -44,9 +48,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
         Path("junk.safetensors").write_bytes(b"\xff" * 40)
         Path("latin").write_bytes(b"p '\xe9'\n")
-        for name, text in {"odd": "n,d\n8,4\n", "empty": "N,d\n", "twice": "N,d,N\n8,4,9\n", "ragged": "N,d\n8,4,5\n"}.items():
+        for name, text in {
+            "odd": "n,d\n8,4\n",
+            "empty": "N,d\n",
+            "twice": "N,d,N\n8,4,9\n",
+            "ragged": "N,d\n8,4,5\n",
+        }.items():
             Path(f"{name}.csv").write_text(text, encoding="utf-8")
-        Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
+        # where what is imported is compiled, unless Python is told not to
+        Path("__pycache__").mkdir()
         Path("folder").mkdir()
         Path("folder.png").mkdir()
         if hasattr(os, "mkfifo"):
@@ -57,9 +67,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("notes.json").write_text("{}", encoding="utf-8")
         Path("other.py").write_text("x = 1\n", encoding="utf-8")
         Path("binary.py").write_bytes(b"\xff\xfe\x00")
-        within = "    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return attention\n"
+        within = (
+            "    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return "
+            "attention\n"
+        )
         Path("inner.py").write_text(f"def make():\n{within}made = make()\n", encoding="utf-8")
-        Path("kernels.py").write_text("import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8")
+        Path("kernels.py").write_text(
+            "import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8"
+        )
         yield
 
 
@@ -77,7 +92,10 @@ REFUSED = {  # command line: what is said
     "count --casual": "unrecognized arguments: --casual, perhaps you mean '--causal'\n",
     "run --colour": "unrecognized arguments: --colour\n",
     "step --blok 3": "unrecognized arguments: --blok, perhaps you mean '--blocks'\n",
-    "run --N 64": "unrecognized arguments: --N; --N is for step, debug, count, sweep, tune, devices, plot, prove, bench\n",
+    "run --N 64": (
+        "unrecognized arguments: --N; --N is for step, debug, count, sweep, tune, devices, plot, "
+        "prove, bench\n"
+    ),
     "run flash": "unrecognized arguments: flash; an algorithm is given as --algorithm flash\n",
     "run 'a\nb'": "unrecognized arguments: a b",
     "count 'a\x1b[2Jb' --d 4": "there is no algorithm 'a",
@@ -433,11 +451,23 @@ def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -
     assert err.rstrip("\n").isprintable()
     assert len(err) < 1000
     assert REFUSED[command] in err, err
-    assert name in err or name not in ("run", "count", "plot", "tune", "bench", "check", "step", "debug", "verify")
+    assert name in err or name not in (
+        "run",
+        "count",
+        "plot",
+        "tune",
+        "bench",
+        "check",
+        "step",
+        "debug",
+        "verify",
+    )
     assert sorted(os.listdir()) == before
     if name in COMMANDS:
         known = {*typed, "--help", *flags(name)}
-        assert [flag for flag in re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", err) if flag not in known] == []
+        assert [
+            flag for flag in re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", err) if flag not in known
+        ] == []
 
 
 def flags(name: str) -> list[str]:

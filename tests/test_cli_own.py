@@ -1,4 +1,6 @@
-"""An algorithm of one's own, FILE.py:NAME, goes wherever a name goes on the command line; what is wrong with it is one line."""
+"""An algorithm of one's own, FILE.py:NAME, goes wherever a name goes on the command line; what
+is wrong with it is one line.
+"""
 
 import bdb
 import io
@@ -79,7 +81,9 @@ def said(capsys: pytest.CaptureFixture[str], *command: str, status: int = 0) -> 
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_compares_with_naive_attention_and_with_the_form(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 24, 4)).astype(np.float32)
     np.savez("small.npz", q=q, k=k, v=v)
@@ -96,13 +100,25 @@ def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.Capt
         "no closed form",
     ]
     assert out.count("TOO LARGE") == 1  # other.py's
-    numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["algorithms"]
+    numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"][
+        "algorithms"
+    ]
     assert list(numbers) == ["flash_basic", *(f"{file}:two_sweeps" for file in files)]
     run = flashsim.forward(two_sweeps, q, k, v, M=256, sizing="fit")
     bound = error_bound(q, k, v, **rounding(two_sweeps, run.blocks))
-    assert numbers["mine.py:two_sweeps"]["error_of_rounding_bound"] == of_bound(run.O, attention(q, k, v), bound) > 0
+    assert (
+        numbers["mine.py:two_sweeps"]["error_of_rounding_bound"]
+        == of_bound(run.O, attention(q, k, v), bound)
+        > 0
+    )
     assert numbers["other.py:two_sweeps"]["error_of_rounding_bound"] > 1
-    assert [numbers[f"{file}:two_sweeps"]["equals_theory"] for file in files] == [None, True, False, False, None]
+    assert [numbers[f"{file}:two_sweeps"]["equals_theory"] for file in files] == [
+        None,
+        True,
+        False,
+        False,
+        None,
+    ]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -111,12 +127,37 @@ def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixt
     q, k, v = rng.normal(size=(3, 24, 4)).astype(np.float32)
     np.savez("small.npz", q=q, k=k, v=v)
     own = "both.py:RECORD", "both.py:attention"
-    said(capsys, "run", "--qkv", "small.npz", "--M", "256", "--causal", "--backward", "--algorithm", "flash", *own)
+    said(
+        capsys,
+        "run",
+        "--qkv",
+        "small.npz",
+        "--M",
+        "256",
+        "--causal",
+        "--backward",
+        "--algorithm",
+        "flash",
+        *own,
+    )
     numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["backward"]
     flash, *mine = numbers.values()
     assert [found["accesses"] for found in mine] == 2 * [flash["accesses"]]
-    assert [found["error_of_rounding_bound"] for found in mine] == 2 * [flash["error_of_rounding_bound"]]
-    wrong = said(capsys, "run", "--qkv", "small.npz", "--M", "256", "--backward", "--algorithm", "twice.py:RECORD", status=1)
+    assert [found["error_of_rounding_bound"] for found in mine] == 2 * [
+        flash["error_of_rounding_bound"]
+    ]
+    wrong = said(
+        capsys,
+        "run",
+        "--qkv",
+        "small.npz",
+        "--M",
+        "256",
+        "--backward",
+        "--algorithm",
+        "twice.py:RECORD",
+        status=1,
+    )
     assert "backward" in wrong
 
 
@@ -128,10 +169,16 @@ def test_a_mask_from_a_file_and_an_offset_hold_both(capsys: pytest.CaptureFixtur
     np.save("mask.npy", mask)
     blocks = "--causal", "--offset", "1", "--blocks", "2", "2", "--algorithm", "split_kv"
     said(capsys, "run", "--qkv", "small.npz", "--mask", "mask.npy", *blocks)
-    (found,) = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["algorithms"].values()
+    (found,) = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"][
+        "algorithms"
+    ].values()
     moved = [
         flashsim.forward("split_kv", q, q, q, blocks=(2, 2), mask=each).hbm.accesses
-        for each in (flashsim.Causal(1) & flashsim.Dense(mask), flashsim.Dense(mask), flashsim.Causal(1))
+        for each in (
+            flashsim.Causal(1) & flashsim.Dense(mask),
+            flashsim.Dense(mask),
+            flashsim.Causal(1),
+        )
     ]
     assert found["accesses"] == moved[0]
     assert moved[0] not in moved[1:]
@@ -151,50 +198,103 @@ def test_a_file_that_did_not_load_is_read_again(capsys: pytest.CaptureFixture[st
 def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     size = ("--N", "64", "--d", "8", "--M", "4KB", "--blocks", "16", "16")
     out = said(capsys, "count", "mine.py:two_sweeps", *size)
-    line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "sram.load(K[j], V[j])" in text)
+    line = next(
+        n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "sram.load(K[j], V[j])" in text
+    )
     assert re.search(rf"^{line} of mine.py  load +V +16 +2,048$", out, re.MULTILINE)
     assert " accesses, 28 KB; no closed form" in out
     assert out == said(capsys, "count", "--algorithm", "mine.py:two_sweeps", *size)
     out = said(capsys, "count", "formed.py:two_sweeps", *size)
     assert "equal to the closed form" in out
     assert "2·T_r·N_k·d" in out
-    assert "NOT EQUAL TO THE CLOSED FORM" in said(capsys, "count", "wrong.py:two_sweeps", *size, status=1)
+    assert "NOT EQUAL TO THE CLOSED FORM" in said(
+        capsys, "count", "wrong.py:two_sweeps", *size, status=1
+    )
 
 
-def test_count_says_whose_shape_blocks_have_and_that_tune_looks_for_others(capsys: pytest.CaptureFixture[str]) -> None:
-    size, hint = ("--N", "64", "--d", "8", "--M", "4KB"), "flashsim tune, with this function and sizes, looks for"
+def test_count_says_whose_shape_blocks_have_and_that_tune_looks_for_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    size, hint = (
+        ("--N", "64", "--d", "8", "--M", "4KB"),
+        "flashsim tune, with this function and sizes, looks for",
+    )
     out = said(capsys, "count", "mine.py:two_sweeps", *size)
     assert "the largest blocks of Algorithm 1's shape, or turned, that fit\n" in out
     assert hint in " ".join(out.split())
-    for other in (["mine.py:two_sweeps", "--blocks", "4", "4"], ["formed.py:two_sweeps"], ["flash"]):
+    for other in (
+        ["mine.py:two_sweeps", "--blocks", "4", "4"],
+        ["formed.py:two_sweeps"],
+        ["flash"],
+    ):
         assert "flashsim tune" not in said(capsys, "count", *other, *size)
 
 
 def test_tune_tries_it_too(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "tune", "--N", "16", "--d", "2", "--M", "100", "--algorithm", "mine.py:two_sweeps", "rabe_staats")
+    out = said(
+        capsys,
+        "tune",
+        "--N",
+        "16",
+        "--d",
+        "2",
+        "--M",
+        "100",
+        "--algorithm",
+        "mine.py:two_sweeps",
+        "rabe_staats",
+    )
     assert re.search(r"two_sweeps +two_sweeps", out)
     assert re.search(r"rabe_staats +Appendix B.5, Rabe and Staats", out)
 
 
 def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "step", "--algorithm", "formed.py:two_sweeps", "--vs", "flash_basic", "--n", "4", "--d", "2")
+    said(
+        capsys,
+        "step",
+        "--algorithm",
+        "formed.py:two_sweeps",
+        "--vs",
+        "flash_basic",
+        "--n",
+        "4",
+        "--d",
+        "2",
+    )
     assert "two_sweeps and Algorithm 1" in Path("flashsim-step.html").read_text(encoding="utf-8")
     text = said(capsys, "step", "--algorithm", "mine.py:two_sweeps", *SMALL, "--text")
     assert "step 0 · line 13 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
 
 
-def test_debug_stops_at_a_line_of_the_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_stops_at_a_line_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "O_i = on_chip(" in text)
     monkeypatch.setattr(sys, "stdin", io.StringIO("p 'at', i, j, K_j.shape\nq\n"))
     monkeypatch.setenv("PYTHONBREAKPOINT", "")
-    out = said(capsys, "debug", "--algorithm", "mine.py:two_sweeps", "--stop", str(line), "--at", "i=3,j=2", *SMALL)
-    assert f"two_sweeps, line {line}, i = 3 of 1…6, j = 2 of 1…3 (in Python i == 2 and j == 1). The memories" in out
+    out = said(
+        capsys,
+        "debug",
+        "--algorithm",
+        "mine.py:two_sweeps",
+        "--stop",
+        str(line),
+        "--at",
+        "i=3,j=2",
+        *SMALL,
+    )
+    assert (
+        f"two_sweeps, line {line}, i = 3 of 1…6, j = 2 of 1…3 (in Python i == 2 and j == 1). "
+        "The memories"
+    ) in out
     assert f"mine.py({line})two_sweeps()\n-> O_i = on_chip(O_i + on_chip" in out
     assert "('at', 2, 1, (4, 3))" in out
     bdb.Breakpoint.clearBreakpoints()
 
 
-def test_debug_with_another_hook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_with_another_hook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: seen.append(sys._getframe(1).f_locals["i"]))
     assert "ran to its end" in said(capsys, "debug", "mine.py:two_sweeps", "--line", "24", *SMALL)
@@ -248,7 +348,9 @@ def test_what_is_wrong_is_one_line(command: str, capsys: pytest.CaptureFixture[s
     assert set(os.listdir()) - {"__pycache__"} == before
 
 
-def test_files_that_need_files_beside_them_and_names_of_pythons_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_need_files_beside_them_and_names_of_pythons_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     size = ("--N", "8", "--d", "2", "--json", "-")
     want = json.loads(said(capsys, "count", "mine.py:two_sweeps", *size))["accesses"]
     assert json.loads(said(capsys, "count", "helped.py:f", *size))["accesses"] == want
@@ -270,7 +372,9 @@ def test_files_that_need_files_beside_them_and_names_of_pythons_own(capsys: pyte
         "step --algorithm loads.py:two_sweeps --vs flash --n 11 --d 3 --blocks 2 4",
     ],
 )
-def test_options_of_ones_own_are_given_by_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_ones_own_are_given_by_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def printed(*more: str) -> str:
         assert main([*command.split(), *more]) == 0
         return re.sub(r'"(command|date|seconds)": .*|--option \S+', "", capsys.readouterr().out)
@@ -279,14 +383,34 @@ def test_options_of_ones_own_are_given_by_name(command: str, capsys: pytest.Capt
     if "--vs" not in command:
         assert printed("--option", "times=3", "kind=b").replace('"times": 3', '"times": 1') != once
     assert main([*command.split(), "--option", "tmes=3"]) == 2
-    theirs = "argument --option: there is no option 'tmes', perhaps you mean 'times'; there are kind, times"
+    theirs = (
+        "argument --option: there is no option 'tmes', perhaps you mean 'times'; there are kind, "
+        "times"
+    )
     assert theirs in capsys.readouterr().err
     assert main([*command.split(), "--option", "times"]) == 2
-    assert "argument --option: got 'times'; expected NAME=VALUE, such as window=64" in capsys.readouterr().err
+    assert (
+        "argument --option: got 'times'; expected NAME=VALUE, such as window=64"
+        in capsys.readouterr().err
+    )
 
 
-def test_several_values_of_an_option_are_swept_and_elsewhere_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["loads.py:two_sweeps", "--n", "11", "--d", "3", "--blocks", "2", "4", "--option", "times=1", "times=3"]
+def test_several_values_of_an_option_are_swept_and_elsewhere_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = [
+        "loads.py:two_sweeps",
+        "--n",
+        "11",
+        "--d",
+        "3",
+        "--blocks",
+        "2",
+        "4",
+        "--option",
+        "times=1",
+        "times=3",
+    ]
     assert main(["sweep", *sizes, "--csv", "-"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert main(["count", *sizes]) == 2

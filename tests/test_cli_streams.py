@@ -1,4 +1,6 @@
-"""How a command ends where its streams or its files fail, or Ctrl-C is pressed: a status, a line, and nothing half done."""
+"""How a command ends where its streams or its files fail, or Ctrl-C is pressed: a status, a
+line, and nothing half done.
+"""
 
 import errno
 import io
@@ -40,13 +42,21 @@ def run_in(encoding: str, *command: str) -> tuple[str, str]:
     return out.read(), err.read()
 
 
-# --------------------------------------------------------------------------------------------------------- encodings
+# --------------------------------------------------------------------------------------------------
+# encodings
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 @pytest.mark.parametrize(
     "command",
-    [COUNT, ("tune", "--N", "64", "--d", "8"), STEP, ("example", "prefill"), ("check", "--list"), ("--help",)]
+    [
+        COUNT,
+        ("tune", "--N", "64", "--d", "8"),
+        STEP,
+        ("example", "prefill"),
+        ("check", "--list"),
+        ("--help",),
+    ]
     + [(name, "--help") for name in COMMANDS],
     ids=" ".join,
 )
@@ -58,9 +68,14 @@ def test_what_an_encoding_lacks_is_spelled(command: tuple[str, ...], encoding: s
 
 
 @pytest.mark.parametrize("columns", ["1", "3", "20", "500"])
-@pytest.mark.parametrize("command", [COUNT, ("tune", "--N", "64", "--d", "8"), STEP, ("tune", "--help")], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [COUNT, ("tune", "--N", "64", "--d", "8"), STEP, ("tune", "--help")], ids=" ".join
+)
 def test_a_terminal_may_have_any_width(
-    command: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert main(command) == 0
@@ -83,7 +98,9 @@ def test_letters_that_are_alike_take_the_place_of_others() -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="file names are UTF-8 or UTF-16 there")
+@pytest.mark.skipif(
+    sys.platform in ("darwin", "win32"), reason="file names are UTF-8 or UTF-16 there"
+)
 def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 8, 4)).astype(np.float32)
@@ -95,7 +112,9 @@ def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith("\\xff.npz\n")
     assert "Saved \\xfe.png, \\xfe.svg, \\xfe.json" in out
     assert json.loads(Path(target).read_text(encoding="utf-8"))["source"] == "\\xff.npz"
-    assert json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))["command"].startswith("flashsim run --qkv '\\xff")
+    assert json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))["command"].startswith(
+        "flashsim run --qkv '\\xff"
+    )
     assert main(["step", "--qkv", given, "-o", f"{stem}.html"]) == 0
     assert main(["step", "--qkv", given, "-o", f"{stem}.json.gz"]) == 0
     capsys.readouterr()
@@ -103,7 +122,8 @@ def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error: no\\xff.npz is not there" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------- pipes and streams
+# -------------------------------------------------------------------------------------------------
+# pipes and streams
 
 
 class Broken(io.TextIOWrapper):
@@ -118,19 +138,29 @@ class Broken(io.TextIOWrapper):
 
 
 @pytest.mark.parametrize(
-    "command", [COUNT, STEP, (*COUNT, "--json", "-"), ("--help",), ("count", "--help"), ("--version",)], ids=" ".join
+    "command",
+    [COUNT, STEP, (*COUNT, "--json", "-"), ("--help",), ("count", "--help"), ("--version",)],
+    ids=" ".join,
 )
 @pytest.mark.parametrize(("number", "status"), [(errno.EPIPE, 141), (errno.ENOSPC, 2)])
 def test_a_stream_that_fails(
-    command: tuple[str, ...], number: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    number: int,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Broken(number))
         assert main(command) == status
-    assert capsys.readouterr().err.partition(": error: ")[2] == ("" if status == 141 else "No space left on device\n")
+    assert capsys.readouterr().err.partition(": error: ")[2] == (
+        "" if status == 141 else "No space left on device\n"
+    )
 
 
-def test_closed_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_streams(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
         assert main(COUNT) == 2
@@ -142,7 +172,9 @@ def test_closed_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         assert capsys.readouterr().out == ""
 
 
-def test_a_reader_that_has_gone_on_windows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reader_that_has_gone_on_windows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "win32")  # where a closed pipe is an invalid argument
         patch.setattr(sys, "stdout", Broken(errno.EINVAL))
@@ -156,14 +188,19 @@ def test_a_reader_that_has_gone_on_windows(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_real_pipe() -> None:
     script = f'"{sys.executable}" -m flashsim {" ".join(COUNT)} | true; exit ${{PIPESTATUS[0]}}'
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False, timeout=60, env=buffered)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, check=False, timeout=60, env=buffered
+    )
     assert (done.returncode, done.stdout, done.stderr) == (141, b"", b"")
 
 
-# ------------------------------------------------------------------------------------------------- room and interrupts
+# -------------------------------------------------------------------------------------------------
+# room and interrupts
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large to convert to C long")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OverflowError("too large to convert to C long")], ids=repr
+)
 def test_what_is_too_large_is_said_so(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,13 +222,21 @@ def test_what_is_too_large_is_said_so(
         (("run", "--json", "numbers.json"), comparison, "run_all"),
         (("plot", "arrays", "--json", "numbers.json"), plots, "save"),
         (("verify", "--json", "numbers.json"), verify, "checks"),
-        (("check", "flashsim.testing.mutants:D_omitted", "--json", "numbers.json"), testing, "check_attention"),
+        (
+            ("check", "flashsim.testing.mutants:D_omitted", "--json", "numbers.json"),
+            testing,
+            "check_attention",
+        ),
         (("run", "--json", "numbers.json"), Path, "replace"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
-    command: tuple[str, ...], where: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    where: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -208,8 +253,13 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
 
 
 def test_a_real_ctrl_c() -> None:
-    code = "import sys; from flashsim.cli import main; print('ready', flush=True); sys.exit(main(['verify', '--full']))"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    code = (
+        "import sys; from flashsim.cli import main; print('ready', flush=True); "
+        "sys.exit(main(['verify', '--full']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout
         running.stdout.readline()
         time.sleep(0.3)
@@ -218,14 +268,22 @@ def test_a_real_ctrl_c() -> None:
     assert (running.returncode, out, err) == (130, "", "interrupted\n")
 
 
-# ---------------------------------------------------------------------------------------- before the work, and after
+# ---------------------------------------------------------------------------------------- before
+# the work, and after
 
 
-def test_targets_are_checked_before_the_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_are_checked_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def work(*_: object, **__: object) -> None:
         raise AssertionError("it has worked first")
 
-    for where, name in ((comparison, "run_all"), (verify, "checks"), (testing, "check_attention"), (plots, "run_figure")):
+    for where, name in (
+        (comparison, "run_all"),
+        (verify, "checks"),
+        (testing, "check_attention"),
+        (plots, "run_figure"),
+    ):
         monkeypatch.setattr(where, name, work)
     for command in (
         "run --json none/x",
@@ -239,11 +297,14 @@ def test_targets_are_checked_before_the_work(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    outputs.write_json("-", {"a": [float("nan"), (float("inf"), np.float64("-inf"))], "b": {"c": 1.5}})
+    outputs.write_json(
+        "-", {"a": [float("nan"), (float("inf"), np.float64("-inf"))], "b": {"c": 1.5}}
+    )
     assert json.loads(capsys.readouterr().out) == {"a": [None, [None, None]], "b": {"c": 1.5}}
 
 
-# -------------------------------------------------------------------------------------------------------------- scripts
+# --------------------------------------------------------------------------------------------------
+# scripts
 
 
 @pytest.mark.parametrize(
@@ -253,15 +314,33 @@ def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) 
         (b"{", "record.json is not JSON"),
         (b"\xff", "record.json is not JSON"),
         (b"[" * 100_000, "record.json is not JSON"),
-        (b"[]", "record.json has no machine and no results; expected a JSON object with machine, results"),
-        (b"3", "record.json has no machine and no results; expected a JSON object with machine, results"),
-        (b'{"steps": []}', "record.json has no machine; expected a JSON object with machine, steps"),
+        (
+            b"[]",
+            (
+                "record.json has no machine and no results; expected a JSON object with machine, "
+                "results"
+            ),
+        ),
+        (
+            b"3",
+            (
+                "record.json has no machine and no results; expected a JSON object with machine, "
+                "results"
+            ),
+        ),
+        (
+            b'{"steps": []}',
+            "record.json has no machine; expected a JSON object with machine, steps",
+        ),
         (b'{"machine": 1, "results": [3]}', "record.json has not what gpu_times draws: TypeError"),
         (None, "record.json is not there; expected a JSON file"),
     ],
 )
 def test_a_record_that_is_none_is_refused_in_one_line(
-    content: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    content: bytes | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if content is not None:
         Path("record.json").write_bytes(content)

@@ -1,4 +1,6 @@
-"""Reformer's and SMYRF's clusters: numbers within derived bounds of their formulas, their counts, hashing, and planted bugs."""
+"""Reformer's and SMYRF's clusters: numbers within derived bounds of their formulas, their
+counts, hashing, and planted bugs.
+"""
 
 from typing import Any
 
@@ -35,12 +37,27 @@ def rounds_of(method: str, h: int, N: int, seed: int = 0, different: int = 4) ->
 
 @each
 @given(
-    N=st.integers(1, 12), d=st.integers(1, 9), e=st.integers(1, 9), h=st.integers(1, 3), C=st.integers(1, 14),
-    different=st.integers(1, 9), seed=st.integers(0, 99), dtype=st.sampled_from(["float16", "float32", "float64"]),
+    N=st.integers(1, 12),
+    d=st.integers(1, 9),
+    e=st.integers(1, 9),
+    h=st.integers(1, 3),
+    C=st.integers(1, 14),
+    different=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    dtype=st.sampled_from(["float16", "float32", "float64"]),
     scale=st.sampled_from([None, 0.0, 0.7, -0.3]),
-)  # fmt: skip
+)
 def test_the_numbers_are_the_formulas_within_their_bound(
-    method: str, N: int, d: int, e: int, h: int, C: int, different: int, seed: int, dtype: str, scale: float | None
+    method: str,
+    N: int,
+    d: int,
+    e: int,
+    h: int,
+    C: int,
+    different: int,
+    seed: int,
+    dtype: str,
+    scale: float | None,
 ) -> None:
     given = *operands(N, d, e, seed, dtype), *rounds_of(method, h, N, seed, different)
     run = DOORS[method](*given, C=C, scale=scale)
@@ -52,7 +69,8 @@ def test_the_numbers_are_the_formulas_within_their_bound(
 
 @given(st.integers(1, 3000), st.integers(1, 99), st.integers(1, 8), st.integers(1, 200))
 def test_accesses_are_those_of_the_two_methods_in_words(N: int, d: int, h: int, C: int) -> None:
-    """Each round gathers N queries and S keys and values by S words; parts go out and come back; O goes out once.
+    """Each round gathers N queries and S keys and values by S words; parts go out and come back; O
+    goes out once.
 
     SMYRF reads words for its queries, too. Reformer reads each of S rows' homes in h rounds.
     """
@@ -61,39 +79,61 @@ def test_accesses_are_those_of_the_two_methods_in_words(N: int, d: int, h: int, 
         S = N + looks_back * (-(-N // C) - 1) * C
         words = h * h * S if looks_back else h * N
         exact = approximate.exact(method, N=N, d=d, rounds=h, C=C, M=10**9)
-        assert exact.hbm.accesses == h * (N * d + S * (2 * d + 1)) + 2 * h * N * (d + 1) + N * d + words
+        assert (
+            exact.hbm.accesses
+            == h * (N * d + S * (2 * d + 1)) + 2 * h * N * (d + 1) + N * d + words
+        )
         assert exact.hbm.extra == h * N * (d + 1)
 
 
 @each
 def test_what_an_order_says_moves_no_more(method: str) -> None:
-    first, second = (DOORS[method](*operands(30, 4, 3), *rounds_of(method, 3, 30, seed), C=7).hbm for seed in (0, 1))
-    assert first == second == approximate.count(method, N=30, d=4, e=3, rounds=3, C=7, dtype="float64").hbm
+    first, second = (
+        DOORS[method](*operands(30, 4, 3), *rounds_of(method, 3, 30, seed), C=7).hbm
+        for seed in (0, 1)
+    )
+    assert (
+        first
+        == second
+        == approximate.count(method, N=30, d=4, e=3, rounds=3, C=7, dtype="float64").hbm
+    )
 
 
 def test_one_cluster_of_one_bucket_is_attention() -> None:
     Q, K, V = operands(9, 4, 3)
     want = reference.attention(Q, K, V)
-    for rounds in (1, 3):  # Reformer divides by how often a pair meets, SMYRF's weights all grow alike
-        assert pytest.approx(want) == approximate.reformer(Q, K, V, np.zeros((rounds, 9), int), C=100).O
-        halves = approximate.reformer(Q, K, V, np.full((rounds, 9), -5), C=5).O  # the second looks back at the first
+    # Reformer divides by how often a pair meets, SMYRF's weights all grow alike
+    for rounds in (1, 3):
+        assert (
+            pytest.approx(want)
+            == approximate.reformer(Q, K, V, np.zeros((rounds, 9), int), C=100).O
+        )
+        # the second looks back at the first
+        halves = approximate.reformer(Q, K, V, np.full((rounds, 9), -5), C=5).O
         assert halves[5:] == pytest.approx(want[5:])
         assert halves[:5] == pytest.approx(reference.attention(Q[:5], K[:5], V[:5]))
-        assert pytest.approx(want) == approximate.smyrf(Q, K, V, *rounds_of("smyrf", rounds, 9), C=9).O
+        assert (
+            pytest.approx(want) == approximate.smyrf(Q, K, V, *rounds_of("smyrf", rounds, 9), C=9).O
+        )
 
 
 def test_a_pair_that_meets_twice_counts_once_in_reformer_and_twice_in_smyrf() -> None:
     Q, K, V = np.zeros((4, 1)), np.zeros((4, 1)), np.arange(4.0)[:, None]  # all weights are equal
     buckets = np.array([[0, 0, 1, 1], [0, 0, 0, 1]])
-    assert approximate.reformer(Q, K, V, buckets, C=4).O[:, 0] == pytest.approx([1, 1, 6 / 4, 5 / 2])
+    assert approximate.reformer(Q, K, V, buckets, C=4).O[:, 0] == pytest.approx(
+        [1, 1, 6 / 4, 5 / 2]
+    )
     hashes = np.array([[0.0, 1, 2, 3], [0, 1, 3, 2]])  # 0 meets 0, 1 twice; 2 meets 2, 3 twice
-    assert approximate.smyrf(Q, K, V, hashes, hashes[:, [0, 2, 1, 3]], C=2).O[:, 0] == pytest.approx([1, 1, 2, 2])
+    assert approximate.smyrf(Q, K, V, hashes, hashes[:, [0, 2, 1, 3]], C=2).O[
+        :, 0
+    ] == pytest.approx([1, 1, 2, 2])
 
 
 def test_a_home_is_a_bucket_within_a_cluster() -> None:
     order, home = homes(np.array([[1, 0, 1, 1, 2, 1, 3]]), 2)
     assert order.tolist() == [[1, 0, 2, 3, 5, 4, 6]]
-    assert home[order[0], 0].tolist() == [0, 2, 3, 3, 4, 6, 8]  # bucket 1 goes on in the second and the third cluster
+    # bucket 1 goes on in the second and the third cluster
+    assert home[order[0], 0].tolist() == [0, 2, 3, 3, 4, 6, 8]
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 6), st.integers(0, 99))
@@ -122,7 +162,10 @@ def test_near_rows_share_buckets_and_clusters() -> None:
     Q, K = rng.normal(size=(2, 64, 4)) * 3
     weights, found = np.exp(Q @ K.T / 2), 0.0
     for seed in range(20):
-        q, k = (np.argsort(np.argsort(hashes[0])) // 8 for hashes in approximate.lsh_hashes(Q, K, 1, seed=seed))
+        q, k = (
+            np.argsort(np.argsort(hashes[0])) // 8
+            for hashes in approximate.lsh_hashes(Q, K, 1, seed=seed)
+        )
         found += (weights * (q[:, None] == k)).sum() / weights.sum() / 20
     assert found > 2 / 8  # by chance it would be an eighth
     again = approximate.lsh_hashes(Q * 1e200, K * 1e200, 1, seed=seed)
@@ -130,12 +173,16 @@ def test_near_rows_share_buckets_and_clusters() -> None:
 
 
 def test_hashes_are_the_nearer_the_larger_the_product() -> None:
-    """Over many directions, their mean squared distance is ‖F(q) − G(k)‖² = 2r² − 2q · k, of what they are divided by."""
+    """Over many directions, their mean squared distance is ‖F(q) − G(k)‖² = 2r² − 2q · k, of
+    what they are divided by.
+    """
     Q, K = np.random.default_rng(0).normal(size=(2, 5, 3))
     q, k = approximate.lsh_hashes(Q, K, 4000)
     squares = ((q[:, :, None] - k[:, None, :]) ** 2).mean(axis=0)
     r2 = (Q * Q).sum(axis=1).max() + (K * K).sum(axis=1).max()
-    np.testing.assert_allclose(squares, (2 * r2 - 2 * Q @ K.T) / abs(np.stack([Q, K])).max() ** 2, rtol=0.15)
+    np.testing.assert_allclose(
+        squares, (2 * r2 - 2 * Q @ K.T) / abs(np.stack([Q, K])).max() ** 2, rtol=0.15
+    )
 
 
 def test_rounds_bring_reformer_nearer_to_attention() -> None:
@@ -143,7 +190,10 @@ def test_rounds_bring_reformer_nearer_to_attention() -> None:
     K = Q / np.linalg.norm(Q, axis=1, keepdims=True)
     want = reference.attention(Q, K, V)
     few, many = (
-        abs(approximate.reformer(Q, K, V, approximate.lsh_buckets(Q, rounds, 8), C=16).O - want).mean() for rounds in (1, 16)
+        abs(
+            approximate.reformer(Q, K, V, approximate.lsh_buckets(Q, rounds, 8), C=16).O - want
+        ).mean()
+        for rounds in (1, 16)
     )
     assert many < few / 2
 
@@ -163,12 +213,18 @@ def run_of(program: Any, method: str) -> tuple[Result, Array, Array]:
 @pytest.mark.parametrize(
     ("method", "bug", "array"),
     [
-        ("reformer", ("else r_i", "else [sram.word(order[a, n]) for n in places(i, C, N)]"), "order"),
+        (
+            "reformer",
+            ("else r_i", "else [sram.word(order[a, n]) for n in places(i, C, N)]"),
+            "order",
+        ),
         ("reformer", ("if back else H_i", "if back else sram.load(home.at(r_j))"), "home"),
         ("smyrf", ("S_i = on_chip(tau", "sram.load(V.at(k_i)); S_i = on_chip(tau"), "V"),
     ],
 )
-def test_words_that_are_read_twice_are_noticed(method: str, bug: tuple[str, str], array: str) -> None:
+def test_words_that_are_read_twice_are_noticed(
+    method: str, bug: tuple[str, str], array: str
+) -> None:
     want = approximate.exact(method, N=11, d=4, rounds=3, C=4, dtype="float64").hbm.by_array
     run, _, _ = run_of(programs()[method], method)
     assert run.hbm.by_array == want
@@ -183,21 +239,41 @@ def test_bad_input_is_named(method: str) -> None:
     first = "buckets" if method == "reformer" else "hashes_Q"
     for wrong, match in (
         ({"C": 0}, "C is 0; expected at least 1"),
-        ({"M": 20}, rf"M = 20 elements is too small for '{method}' with C = 64: it needs at least M = \d+, or smaller"),
+        (
+            {"M": 20},
+            rf"M = 20 elements is too small for '{method}' with C = 64: it needs at least M = \d+, or smaller",
+        ),
         ({"scale": float("nan")}, "scale"),
         ({"enforce": 3}, "enforce"),
         ({"observers": 3}, "observers"),
     ):
         with pytest.raises(ValueError, match=match):
             door(Q, K, V, *rounds, **wrong)
-    for bad in (rounds[0][:, :4], rounds[0][0], rounds[0][:0], rounds[0] + 1j, rounds[0] > 0, "X", [["a"] * 5]):
+    for bad in (
+        rounds[0][:, :4],
+        rounds[0][0],
+        rounds[0][:0],
+        rounds[0] + 1j,
+        rounds[0] > 0,
+        "X",
+        [["a"] * 5],
+    ):
         with pytest.raises(ValueError, match=rf"^{first} (has shape|is 'X').*"):
             door(Q, K, V, bad, *rounds[1:])
     refused(
-        (r"K has shape \(4, 2\); expected \(N, d\) with N = 5, as Q has", lambda: door(Q, K[:4], V, *rounds)),
+        (
+            r"K has shape \(4, 2\); expected \(N, d\) with N = 5, as Q has",
+            lambda: door(Q, K[:4], V, *rounds),
+        ),
         ("Q has shape", lambda: door(Q[0], K, V, *rounds)),
-        (r"O overflows float32, .* Scale Q and K and V down, or", lambda: door(*np.full((3, 5, 2), 1e30, np.float32), *rounds)),
-        (r"M = 20 elements is too small", lambda: approximate.count(method, N=5, d=2, rounds=1, C=3, M=20)),
+        (
+            r"O overflows float32, .* Scale Q and K and V down, or",
+            lambda: door(*np.full((3, 5, 2), 1e30, np.float32), *rounds),
+        ),
+        (
+            r"M = 20 elements is too small",
+            lambda: approximate.count(method, N=5, d=2, rounds=1, C=3, M=20),
+        ),
         (
             r"rounds · N is 137,438,953,472; expected at most 268,435,456, .* `exact` has no such",
             lambda: approximate.count(method, N=2**36, d=2, rounds=2, C=3),
@@ -224,9 +300,15 @@ def test_bad_input_of_the_hashes_is_named() -> None:
         ("number is 3; expected an even number", lambda: approximate.lsh_buckets(Q, 1, 3)),
         ("rounds is 0", lambda: approximate.lsh_buckets(Q, 0, 2)),
         ("X holds NaN or ∞", lambda: approximate.lsh_buckets(Q * np.nan, 1, 2)),
-        (r"K has shape \(5, 1\); expected \(N, d\) with d = 2", lambda: approximate.lsh_hashes(Q, K[:, :1], 1)),
+        (
+            r"K has shape \(5, 1\); expected \(N, d\) with d = 2",
+            lambda: approximate.lsh_hashes(Q, K[:, :1], 1),
+        ),
         ("seed is -1", lambda: approximate.lsh_hashes(Q, K, 1, seed=-1)),
-        ("hashes_Q has 2 rounds, hashes_K 1; expected as many", lambda: approximate.smyrf(Q, K, V, two, one)),
+        (
+            "hashes_Q has 2 rounds, hashes_K 1; expected as many",
+            lambda: approximate.smyrf(Q, K, V, two, one),
+        ),
         ("hashes_K holds NaN", lambda: approximate.smyrf(Q, K, V, one, np.nan * one)),
         (
             "C is 4; expected none, as 'linformer' has k mixtures or features",

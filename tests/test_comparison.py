@@ -22,7 +22,9 @@ GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9
 
 def compared(algorithm: Algorithm) -> comparison.Comparison:
     with np.errstate(all="ignore"):
-        forwards, _ = comparison.run_all(GIVEN, [algorithm], lambda *_: lambda *_: None, both_ways=False, M=100)
+        forwards, _ = comparison.run_all(
+            GIVEN, [algorithm], lambda *_: lambda *_: None, both_ways=False, M=100
+        )
     return forwards[algorithm.name]
 
 
@@ -42,28 +44,45 @@ def test_a_right_run_is_ok_and_watched() -> None:
 def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
     for mask in (None, Causal()):
         asked = {"blocks": (3, 3), "M": 200, "block_mask": "live", "mask": mask}
-        for results in comparison.run_all(GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **asked):
+        for results in comparison.run_all(
+            GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **asked
+        ):
             assert results["block_sparse"].ok
             assert results["block_sparse"].error_of_bound is not None
 
 
-@pytest.mark.parametrize("sizes", [{"sizing": "paper"}, {"sizing": "fit", "blocks": (2, 2)}], ids=str)
-def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(sizes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "sizes", [{"sizing": "paper"}, {"sizing": "fit", "blocks": (2, 2)}], ids=str
+)
+def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(
+    sizes: dict[str, Any],
+) -> None:
     asked = {"M": 100, "block_mask": "live"}
     back = BACKWARD["block_sparse"]
-    assert isinstance(comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})["sizing"], Fixed)
-    assert comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked | sizes) == asked | sizes
+    assert isinstance(
+        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})[
+            "sizing"
+        ],
+        Fixed,
+    )
+    assert (
+        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked | sizes) == asked | sizes
+    )
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
-def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(gqa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(
+    gqa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Q, K, V = (rng.normal(size=(heads, 9, 4)) for heads in (4, 2, 2))
     given = QKV(Q, K, V, "a test")
     mask = Sink([3.0, -1.0, -np.inf, 0.5]) & Causal(offset=-1)
 
     def results() -> list[comparison.Comparison]:
         asked = {"mask": mask, "gqa": gqa, "blocks": (4, 3), "M": 200}
-        both = comparison.run_all(given, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **asked)
+        both = comparison.run_all(
+            given, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **asked
+        )
         return [found["q_outer"] for found in both]
 
     assert all(result.ok and (result.error_of_bound or 0) > 0 for result in results())
@@ -73,14 +92,19 @@ def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(gqa: str, monk
 
 @pytest.mark.parametrize("factor", ["float('nan')", "float('inf')", "1.001"])
 def test_a_wrong_result_is_not_ok(factor: str) -> None:
-    result = compared(planted(FORWARD["flash"], ("/ nonzero(l_i_new)", f"/ nonzero(l_i_new) * {factor}")))
+    result = compared(
+        planted(FORWARD["flash"], ("/ nonzero(l_i_new)", f"/ nonzero(l_i_new) * {factor}"))
+    )
     assert result.equals_theory is not None
     assert not result.ok
 
 
 def test_a_wrong_count_is_not_ok() -> None:
     result = compared(
-        planted(FORWARD["flash"], ("sram.store(m[i], m_i_new)", "sram.store(m[i], m_i_new); sram.store(m[i], m_i_new)"))
+        planted(
+            FORWARD["flash"],
+            ("sram.store(m[i], m_i_new)", "sram.store(m[i], m_i_new); sram.store(m[i], m_i_new)"),
+        )
     )
     assert result.equals_theory is False
     assert not result.ok
@@ -89,10 +113,17 @@ def test_a_wrong_count_is_not_ok() -> None:
 @pytest.mark.parametrize(
     ("got", "want", "bound", "part"),
     [
-        ([1.0, 2.0], [1.0, 2.5], [0.1, 1.0], 0.5), ([1.0], [1.0], [0.0], 0.0), ([1.0], [1.5], [0.0], np.inf),
-        ([np.nan], [1.0], [1.0], np.inf), ([np.nan], [1.0], [np.inf], np.inf), ([np.inf], [1.0], [1.0], np.inf),
-        ([np.inf], [1.0], [np.inf], 0.0), ([], [], [], 0.0),
+        ([1.0, 2.0], [1.0, 2.5], [0.1, 1.0], 0.5),
+        ([1.0], [1.0], [0.0], 0.0),
+        ([1.0], [1.5], [0.0], np.inf),
+        ([np.nan], [1.0], [1.0], np.inf),
+        ([np.nan], [1.0], [np.inf], np.inf),
+        ([np.inf], [1.0], [1.0], np.inf),
+        ([np.inf], [1.0], [np.inf], 0.0),
+        ([], [], [], 0.0),
     ],
-)  # fmt: skip
-def test_the_part_of_its_bound_that_an_error_is(got: object, want: object, bound: object, part: float) -> None:
+)
+def test_the_part_of_its_bound_that_an_error_is(
+    got: object, want: object, bound: object, part: float
+) -> None:
     assert reference.of_bound(got, want, bound) == part

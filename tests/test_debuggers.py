@@ -1,4 +1,5 @@
-"""Debuggers stop in the run on numbers alone: pdb, and debugpy over DAP, which VS Code speaks; in all, with the default blocks.
+"""Debuggers stop in the run on numbers alone: pdb, and debugpy over DAP, which VS Code speaks; in
+all, with the default blocks.
 
 A debugger knows a breakpoint by its file and line. Blocks that fit are found without reaching it.
 """
@@ -63,21 +64,32 @@ def written(folder: Path, stop: str = "pass") -> Path:
 
 
 def line_of(file: Path, mark: str) -> int:
-    return next(n for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1) if mark in line)
+    return next(
+        n for n, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1) if mark in line
+    )
 
 
 def stops_of_pdb(folder: Path, typed: list[str], *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, *command, "mine.py"], input="\n".join([*typed, "q", ""]), cwd=folder, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, *command, "mine.py"],
+        input="\n".join([*typed, "q", ""]),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     return done.stdout
 
 
 @pytest.mark.parametrize("mark", ["# here", "# helper"])
 def test_pdb_stops_in_the_run_alone(mark: str, tmp_path: Path) -> None:
     file = written(tmp_path)
-    typed = [f"b mine.py:{line_of(file, mark)}", *["c", "p 'seen', type(Q_i).__name__"] * TILES, "c"]
+    typed = [
+        f"b mine.py:{line_of(file, mark)}",
+        *["c", "p 'seen', type(Q_i).__name__"] * TILES,
+        "c",
+    ]
     output = stops_of_pdb(tmp_path, typed, "-m", "pdb")
     assert output.count("('seen', 'ndarray')") == TILES
     assert f"tiles {TILES}" in output  # no further stop
@@ -93,7 +105,9 @@ def test_a_breakpoint_in_the_function_stops_once_for_each_tile(tmp_path: Path) -
 
 def test_pdb_stops_in_a_built_in_algorithm_s_run_alone(tmp_path: Path) -> None:
     call = "flashsim.forward('flash', *np.random.default_rng(0).normal(size=(3, 12, 4)), M=100)"
-    (tmp_path / "mine.py").write_text(f"import numpy as np, flashsim\nrun = {call}\nprint('tiles', run.blocks.tiles)\n")
+    (tmp_path / "mine.py").write_text(
+        f"import numpy as np, flashsim\nrun = {call}\nprint('tiles', run.blocks.tiles)\n"
+    )
     algorithm = "flashsim/algorithms/algorithm_2_flash.py"
     line = line_of(ROOT / algorithm, "S_ij = on_chip")
     tiles = flashsim.count("flash", N=12, d=4, M=100, dtype="float64").blocks.tiles
@@ -125,14 +139,18 @@ class Client:
 
     def send(self, command: str, **arguments: Any) -> int:
         self._sent += 1
-        message = json.dumps({"seq": self._sent, "type": "request", "command": command, "arguments": arguments}).encode()
+        message = json.dumps(
+            {"seq": self._sent, "type": "request", "command": command, "arguments": arguments}
+        ).encode()
         self._file.write(b"Content-Length: %d\r\n\r\n%s" % (len(message), message))
         self._file.flush()
         return self._sent
 
     def ask(self, command: str, **arguments: Any) -> Any:
         sent = self.send(command, **arguments)
-        answer = self.wait(lambda message: message["type"] == "response" and message["request_seq"] == sent)
+        answer = self.wait(
+            lambda message: message["type"] == "response" and message["request_seq"] == sent
+        )
         assert answer["success"], answer
         return answer.get("body")
 
@@ -161,25 +179,53 @@ class Client:
 
 
 @contextlib.contextmanager
-def debugged(folder: Path, script: str, breakpoints: dict[Path, list[dict[str, Any]]]) -> Iterator[Client]:
-    """Run a script under debugpy as VS Code's F5 does, and stop at breakpoints of these files and lines."""
-    pytest.importorskip("debugpy", reason="debugpy is not installed: pip install ipykernel, which brings it")
+def debugged(
+    folder: Path, script: str, breakpoints: dict[Path, list[dict[str, Any]]]
+) -> Iterator[Client]:
+    """Run a script under debugpy as VS Code's F5 does, and stop at breakpoints of these files
+    and lines.
+    """
+    pytest.importorskip(
+        "debugpy", reason="debugpy is not installed: pip install ipykernel, which brings it"
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
-    process = subprocess.Popen([*command, script], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command = [
+        sys.executable,
+        "-Xfrozen_modules=off",
+        "-m",
+        "debugpy",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--wait-for-client",
+    ]
+    process = subprocess.Popen(
+        [*command, script], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     try:
         client = Client(port)
         try:
-            client.ask("initialize", adapterID="debugpy", pathFormat="path", linesStartAt1=True, columnsStartAt1=True)
+            client.ask(
+                "initialize",
+                adapterID="debugpy",
+                pathFormat="path",
+                linesStartAt1=True,
+                columnsStartAt1=True,
+            )
             attached = client.send("attach", justMyCode=False)
             client.event("initialized")
             for file, of in breakpoints.items():
-                breakpoints_set = client.ask("setBreakpoints", source={"path": str(file)}, breakpoints=of)
-                assert all(each["verified"] for each in breakpoints_set["breakpoints"]), breakpoints_set
+                breakpoints_set = client.ask(
+                    "setBreakpoints", source={"path": str(file)}, breakpoints=of
+                )
+                assert all(each["verified"] for each in breakpoints_set["breakpoints"]), (
+                    breakpoints_set
+                )
             client.ask("configurationDone")
-            client.wait(lambda message: message["type"] == "response" and message["request_seq"] == attached)
+            client.wait(
+                lambda message: message["type"] == "response" and message["request_seq"] == attached
+            )
             yield client
         finally:
             client.close()
@@ -196,7 +242,10 @@ def stops(client: Client, *expressions: str) -> Iterator[list[str]]:
             return
         thread = event["body"]["threadId"]
         frame = client.ask("stackTrace", threadId=thread, startFrame=0, levels=1)["stackFrames"][0]
-        worth = [client.ask("evaluate", expression=each, frameId=frame["id"], context="watch")["result"] for each in expressions]
+        worth = [
+            client.ask("evaluate", expression=each, frameId=frame["id"], context="watch")["result"]
+            for each in expressions
+        ]
         yield [f"{Path(frame['source']['path']).name}:{frame['line']}", *worth]
         client.send("continue", threadId=thread)
 
@@ -219,17 +268,30 @@ def test_an_editor_stops_at_a_breakpoint_in_the_function_once_for_each_tile(tmp_
 
 
 def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
-    """docs/debug.md's breakpoints, in the file of an algorithm and in one of one's own, by default blocks."""
+    """docs/debug.md's breakpoints, in the file of an algorithm and in one of one's own, by
+    default blocks.
+    """
     for page in (ROOT / "docs" / "debug.md", OWN):
         for text in blocks(page, "python"):
             if text.startswith(("# walk.py", "# try_it.py", "# mine.py")):
-                (tmp_path / re.findall(r"\w+\.py", text)[0]).write_text(textwrap.dedent(text), encoding="utf-8")
-    where = "import flashsim; print(flashsim.__file__)"  # what a script of the user's imports, wherever it is installed
-    done = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True)
+                (tmp_path / re.findall(r"\w+\.py", text)[0]).write_text(
+                    textwrap.dedent(text), encoding="utf-8"
+                )
+    # what a script of the user's imports, wherever it is installed
+    where = "import flashsim; print(flashsim.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     algorithm = Path(done.stdout.strip()).parent / "algorithms" / "algorithm_1_flash_basic.py"
-    with debugged(tmp_path, "walk.py", {algorithm: [{"line": 46, "condition": "j == 1"}]}) as client:
+    with debugged(
+        tmp_path, "walk.py", {algorithm: [{"line": 46, "condition": "j == 1"}]}
+    ) as client:
         met = next(stops(client, "S_ij.round(2).tolist()", "sram.capacity"))
-    assert met == ["algorithm_1_flash_basic.py:46", "[[-0.06, -0.15, -0.11], [0.34, 0.08, -0.38]]", "40"]
+    assert met == [
+        "algorithm_1_flash_basic.py:46",
+        "[[-0.06, -0.15, -0.11], [0.34, 0.08, -0.38]]",
+        "40",
+    ]
     with debugged(tmp_path, "try_it.py", {tmp_path / "mine.py": [{"line": 15}]}) as client:
         first, *others = stops(client, "(i, j)", "S_ij.round(2).tolist()[0]")
     assert first == ["mine.py:15", "(0, 0)", "[-0.15, -0.04]"]

@@ -1,4 +1,6 @@
-"""Attention over devices: numbers, counts `==` theory, words on links, and the rules of the links."""
+"""Attention over devices: numbers, counts `==` theory, words on links, and the rules of the
+links.
+"""
 
 import time
 from collections.abc import Callable
@@ -37,8 +39,17 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     H_kv, g, N = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 16))
     d, d_v = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    Q, K, V, dO = (rng.normal(size=(h, N, w)) for h, w in ((g * H_kv, d), (H_kv, d), (H_kv, d_v), (g * H_kv, d_v)))
-    masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)), EveryThird())
+    Q, K, V, dO = (
+        rng.normal(size=(h, N, w))
+        for h, w in ((g * H_kv, d), (H_kv, d), (H_kv, d_v), (g * H_kv, d_v))
+    )
+    masks = (
+        None,
+        flashsim.Causal(),
+        flashsim.SlidingWindow(3, 1),
+        flashsim.KeyPadding(max(N - 2, 0)),
+        EveryThird(),
+    )
     how: dict[str, Any] = {
         "P": draw(st.integers(1, 6)),
         "layout": draw(st.sampled_from(LAYOUTS)),
@@ -64,7 +75,9 @@ def agrees(tally: devices.DevicesResult) -> None:
 
 @pytest.mark.parametrize("name", FORWARD)
 @given(problems())
-def test_numbers_are_one_device_s_and_counts_are_theory_s(name: str, drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_numbers_are_one_device_s_and_counts_are_theory_s(
+    name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
     arrays, how = drawn
     Q, K, V = (arrays[X] for X in "QKV")
     how["columns"] = some_columns(name, how["P"], arrays)
@@ -77,26 +90,42 @@ def test_numbers_are_one_device_s_and_counts_are_theory_s(name: str, drawn: tupl
     B_r, B_c = how["blocks"]
     most = FORMS[name, "forward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
     assert max(device.sram.peak for device in run.devices) <= most
-    lengths = {"N": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
+    lengths = {
+        "N": Q.shape[1],
+        "d": Q.shape[2],
+        "d_v": V.shape[2],
+        "heads": len(Q),
+        "kv_heads": len(K),
+    }
     assert devices.count(name, **lengths, **how, dtype="float64").devices == run.devices
 
 
 @pytest.mark.parametrize("name", sorted(programs("backward")))
 @given(problems())
-def test_gradients_are_one_device_s_and_counts_are_theory_s(name: str, drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_gradients_are_one_device_s_and_counts_are_theory_s(
+    name: str, drawn: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
     arrays, how = drawn
     Q, K, V, dO = arrays.values()
     run = devices.forward("ring", Q, K, V, **how)
     how["columns"] = some_columns(name, how["P"], arrays)
     back = devices.backward(name, run, dO, columns=how["columns"], blocks=how["blocks"])
-    one = flashsim.backward("q_outer", flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit"), dO)
+    one = flashsim.backward(
+        "q_outer", flashsim.forward("q_outer", Q, K, V, mask=how["mask"], M=1000, sizing="fit"), dO
+    )
     for X in ("dQ", "dK", "dV"):
         np.testing.assert_allclose(getattr(back, X), getattr(one, X), rtol=0, atol=1e-11)
     agrees(back)
     B_r, B_c = how["blocks"]
     most = FORMS[name, "backward"].peak(B_r, B_c, Q.shape[-1], V.shape[-1])
     assert max(device.sram.peak for device in back.devices) <= most
-    lengths = {"N": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
+    lengths = {
+        "N": Q.shape[1],
+        "d": Q.shape[2],
+        "d_v": V.shape[2],
+        "heads": len(Q),
+        "kv_heads": len(K),
+    }
     counted = devices.count(name, direction="backward", **lengths, **how, dtype="float64")
     assert counted.devices == back.devices
 
@@ -117,7 +146,9 @@ def test_types_are_the_inputs_and_travel_as_such(dtype: str) -> None:
 
 
 @given(problems(), st.integers(0, 16))
-def test_a_tree_decodes_queries_fewer_than_keys(drawn: tuple[dict[str, Any], dict[str, Any]], fewer: int) -> None:
+def test_a_tree_decodes_queries_fewer_than_keys(
+    drawn: tuple[dict[str, Any], dict[str, Any]], fewer: int
+) -> None:
     arrays, how = drawn
     Q, K, V = (arrays[X] for X in "QKV")
     Q = Q[:, fewer:] if fewer < Q.shape[1] else Q[:, -1:]
@@ -127,12 +158,23 @@ def test_a_tree_decodes_queries_fewer_than_keys(drawn: tuple[dict[str, Any], dic
     np.testing.assert_allclose(run.O, one.O, rtol=0, atol=1e-12)
     np.testing.assert_allclose(run.lse, one.lse, rtol=0, atol=1e-12)
     agrees(run)
-    lengths = {"N_q": Q.shape[1], "d": Q.shape[2], "d_v": V.shape[2], "heads": len(Q), "kv_heads": len(K)}
-    assert devices.count("tree", N=K.shape[1], **lengths, **how, dtype="float64").devices == run.devices
+    lengths = {
+        "N_q": Q.shape[1],
+        "d": Q.shape[2],
+        "d_v": V.shape[2],
+        "heads": len(Q),
+        "kv_heads": len(K),
+    }
+    assert (
+        devices.count("tree", N=K.shape[1], **lengths, **how, dtype="float64").devices
+        == run.devices
+    )
 
 
 def test_a_tree_sends_as_much_whatever_the_number_of_keys() -> None:
-    """Each of 7 devices but the root is sent Q, 2 words a head, and sends a part, 2 + 2 words a head; the root has 3 children."""
+    """Each of 7 devices but the root is sent Q, 2 words a head, and sends a part, 2 + 2 words a
+    head; the root has 3 children.
+    """
     for N in (16, 64):
         tally = devices.count("tree", N=N, N_q=1, d=2, heads=3, P=7, M=100)
         assert tally.words == 6 * 3 * (2 + 2 + 2)
@@ -143,14 +185,22 @@ def test_the_blocks_that_fit_are_taken() -> None:
     tally = devices.count("ring", N=256, d=16, P=4, M=2000)
     assert max(device.sram.peak for device in tally.devices) <= 2000
     with pytest.raises(flashsim.SramOverflow):
-        devices.count("ring", N=256, d=16, P=4, M=2000, blocks=(tally.share.B_r + 1, tally.share.B_c))
+        devices.count(
+            "ring", N=256, d=16, P=4, M=2000, blocks=(tally.share.B_r + 1, tally.share.B_c)
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["ring", "ulysses", "mesh"])
 def test_a_block_that_is_counted_stands_for_those_of_its_kind_alone(name: str, layout: str) -> None:
     """Of a device's many blocks some meet another device's keys in a window, and others do not."""
-    how: dict[str, Any] = {"P": 2, "layout": layout, "blocks": (2, 3), "M": 100, "mask": flashsim.SlidingWindow(5, 2)}
+    how: dict[str, Any] = {
+        "P": 2,
+        "layout": layout,
+        "blocks": (2, 3),
+        "M": 100,
+        "mask": flashsim.SlidingWindow(5, 2),
+    }
     arrays = np.random.default_rng(0).normal(size=(3, 1, 29, 2))
     run = devices.forward(name, *arrays, **how)
     back = devices.backward(name, run, run.O, blocks=how["blocks"])
@@ -159,24 +209,34 @@ def test_a_block_that_is_counted_stands_for_those_of_its_kind_alone(name: str, l
         assert tally.devices == counted.devices
 
 
-@pytest.mark.parametrize(("name", "causal"), [("ring", True), ("ulysses", True), ("mesh", True), ("mesh", False)])
+@pytest.mark.parametrize(
+    ("name", "causal"), [("ring", True), ("ulysses", True), ("mesh", True), ("mesh", False)]
+)
 def test_equal_heads_and_row_blocks_are_counted_once(name: str, causal: bool) -> None:
-    """Running each of 64 heads of 65,536 rows would take hours. Of 8 devices each has an eighth of Ulysses's heads."""
+    """Running each of 64 heads of 65,536 rows would take hours. Of 8 devices each has an eighth
+    of Ulysses's heads.
+    """
     asked: dict[str, Any] = {"P": 8, "N": 65_536, "d": 128, "M": 25_600, "causal": causal}
     began = time.process_time()
     many = devices.count(name, **asked, heads=64, kv_heads=8, columns=2 if name == "mesh" else None)
     assert time.process_time() - began < 3  # half a second on a quiet machine
     agrees(many)
     few = devices.count(name, **asked, heads=8, columns=2 if name == "mesh" else None)
-    reads = [sum(one.hbm.by_array[X].reads for X in one.hbm.by_array if X[0] == "K") for one in (*many.devices, *few.devices)]
+    reads = [
+        sum(one.hbm.by_array[X].reads for X in one.hbm.by_array if X[0] == "K")
+        for one in (*many.devices, *few.devices)
+    ]
     assert {more / less for more, less in zip(reads[:8], reads[8:], strict=True)} == {8}
 
 
-# ------------------------------------------------------------------------------------------------------ words, by hand
+# --------------------------------------------------------------------------------------------------
+# words, by hand
 
 
 def test_words_by_hand() -> None:
-    """4 devices of 4 rows, d = d_v = 2: a ring sends 3 times 4 rows of K and V; Ulysses, with 4 heads, a quarter of each."""
+    """4 devices of 4 rows, d = d_v = 2: a ring sends 3 times 4 rows of K and V; Ulysses, with 4
+    heads, a quarter of each.
+    """
     ring = devices.count("ring", N=16, d=2, P=4, M=100)
     assert [device.words for device in ring.devices] == [3 * 4 * 4] * 4
     assert {to: link.messages for to, link in ring.devices[0].links.items()} == {1: 6}
@@ -190,9 +250,14 @@ def test_words_by_hand() -> None:
 
 
 def test_ring_beats_ulysses_where_groups_are_large() -> None:
-    """Ring ÷ Ulysses = P·H_kv / (H_q + max(H_kv, P)) words: 0.89 with 64 and 8 heads on 8 devices, P/2 without groups."""
+    """Ring ÷ Ulysses = P·H_kv / (H_q + max(H_kv, P)) words: 0.89 with 64 and 8 heads on 8
+    devices, P/2 without groups.
+    """
     for H_kv, ratio in ((8, Fraction(8 * 8, 64 + 8)), (64, Fraction(8 * 64, 64 + 64))):
-        of = {name: devices.count(name, N=16, d=2, P=8, heads=64, kv_heads=H_kv, M=100).words for name in ("ring", "ulysses")}
+        of = {
+            name: devices.count(name, N=16, d=2, P=8, heads=64, kv_heads=H_kv, M=100).words
+            for name in ("ring", "ulysses")
+        }
         assert Fraction(of["ring"], of["ulysses"]) == ratio
 
 
@@ -200,32 +265,46 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
 def test_the_figure_has_what_is_counted() -> None:
     data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 16), devices=4)
     of = data["of_shared"]
-    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [(of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))]
+    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [
+        (of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))
+    ]
     for lines, at, P, H_kv in points:
         for name, words in lines["words"].items():
-            tally = devices.count(name, N=64, d=2, heads=8, kv_heads=H_kv, P=P, layout="contiguous", M=100)
+            tally = devices.count(
+                name, N=64, d=2, heads=8, kv_heads=H_kv, P=P, layout="contiguous", M=100
+            )
             most = max(device.words for device in tally.devices)
             assert words[at] == (None if (name, P) == ("ulysses", 16) else most)
     ring, ulysses = of["words"]["ring"], of["words"]["ulysses"]
-    assert [a <= b for a, b in zip(ring, ulysses, strict=True)] == [8 // H_kv >= 4 - 1 for H_kv in of["kv_heads"]]
+    assert [a <= b for a, b in zip(ring, ulysses, strict=True)] == [
+        8 // H_kv >= 4 - 1 for H_kv in of["kv_heads"]
+    ]
 
 
 def test_balance() -> None:
-    """Causally, contiguous rows leave the last device nearly twice the mean; striped and zigzag rows are shared out evenly."""
+    """Causally, contiguous rows leave the last device nearly twice the mean; striped and zigzag
+    rows are shared out evenly.
+    """
     N, P = 4096, 8
-    found = {name: balance(positions(name, N, P), lambda rows, cols: rows[:, None] >= cols) for name in LAYOUTS}
+    found = {
+        name: balance(positions(name, N, P), lambda rows, cols: rows[:, None] >= cols)
+        for name in LAYOUTS
+    }
     n = N // P
     assert found["contiguous"] == (2 * P - 1 + Fraction(1, n)) / (P + Fraction(1, n))
     assert found["striped"] == Fraction(N + P, N + 1)
     assert found["zigzag"] == 1
 
 
-# --------------------------------------------------------------------------------------------------- rules of the links
+# --------------------------------------------------------------------------------------------------
+# rules of the links
 
 
 def place(device: Device) -> tuple[Any, Any]:
     """One matrix that is there, and one that is empty."""
-    return device.hbm.place("X", np.full((2, 2), device.rank + 1.0)), device.hbm.empty("Y", (2, 2), np.float64)
+    return device.hbm.place("X", np.full((2, 2), device.rank + 1.0)), device.hbm.empty(
+        "Y", (2, 2), np.float64
+    )
 
 
 def right(device: Device) -> int:
@@ -249,8 +328,10 @@ def test_a_message_arrives_at_wait_and_reads_as_nan_before() -> None:
 
     Network(3, 100).run(program)
     assert {rank: (bool(nan), values[0, 0]) for rank, (nan, values) in seen.items()} == {
-        0: (True, 3.0), 1: (True, 1.0), 2: (True, 2.0)
-    }  # fmt: skip
+        0: (True, 3.0),
+        1: (True, 1.0),
+        2: (True, 2.0),
+    }
 
 
 def changes_what_it_sends(device: Device) -> None:
@@ -303,13 +384,28 @@ def sends_to_itself(device: Device) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (changes_what_it_sends, r"sends Y to rank \d, and it was changed before rank \d, at line \d+ of test_devices.py, waited"),
+        (
+            changes_what_it_sends,
+            r"sends Y to rank \d, and it was changed before rank \d, at line \d+ of test_devices.py, waited",
+        ),
         (writes_where_it_receives, r"receives Y from rank \d, and it was written to before"),
-        (is_never_received, r"wait for ever: rank 0, at line \d+ .* with X to be received by rank 1, which has ended"),
-        (receives_from_nobody, r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1"),
-        (waits_for_nothing, r"rank 0, at line \d+ .* posts a message, and ends without waiting for it"),
+        (
+            is_never_received,
+            r"wait for ever: rank 0, at line \d+ .* with X to be received by rank 1, which has ended",
+        ),
+        (
+            receives_from_nobody,
+            r"wait for ever: rank 0, .*; rank 1, .*; rank 2, at line \d+ .* for a message from rank 1",
+        ),
+        (
+            waits_for_nothing,
+            r"rank 0, at line \d+ .* posts a message, and ends without waiting for it",
+        ),
         (waits_twice, "expected a ticket of its own, once"),
-        (sends_another_shape, r"sends X\[0:1\] \(1, 2\) float64 to rank \d, .* which expects Y \(2, 2\) float64"),
+        (
+            sends_another_shape,
+            r"sends X\[0:1\] \(1, 2\) float64 to rank \d, .* which expects Y \(2, 2\) float64",
+        ),
         (sends_to_itself, "expected another one of 3 ranks"),
     ],
 )
@@ -389,8 +485,12 @@ def test_n_q_and_n_k_must_be_one() -> None:
 def test_gradients_of_a_mesh_of_rows_and_columns(P: int, columns: int) -> None:
     rng = np.random.default_rng(0)
     Q, K, V, dO = (rng.normal(size=(1, 7 * P, 3)) for _ in range(4))
-    back = devices.backward("mesh", devices.forward("ring", Q, K, V, P=P, M=1000), dO, columns=columns)
-    one = flashsim.backward("q_outer", flashsim.forward("q_outer", Q, K, V, M=1000, sizing="fit"), dO)
+    back = devices.backward(
+        "mesh", devices.forward("ring", Q, K, V, P=P, M=1000), dO, columns=columns
+    )
+    one = flashsim.backward(
+        "q_outer", flashsim.forward("q_outer", Q, K, V, M=1000, sizing="fit"), dO
+    )
     for X in ("dQ", "dK", "dV"):
         np.testing.assert_allclose(getattr(back, X), getattr(one, X), rtol=0, atol=1e-12)
     agrees(back)
@@ -439,6 +539,7 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
         return O, L
 
     program = DevicesProgram(name="every_other_row", title="Every other row", run=every_other_row)
+
     counted: Any = devices.count(program, P=2, N=14, d=3, M=100, blocks=(1, 1))  # type: ignore[arg-type]
     assert [device.hbm.by_array["Q"].reads for device in counted.devices] == [3 * 3, 3 * 3]
 
@@ -446,9 +547,18 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
 def test_what_is_no_result_on_devices_is_refused() -> None:
     X = np.ones((4, 2))
     run = flashsim.forward("flash", X, X, X, M=100)
-    with pytest.raises(ValueError, match=r"tally is Result\('flash'.*; expected what flashsim.devices' functions return"):
+    with pytest.raises(
+        ValueError,
+        match=r"tally is Result\('flash'.*; expected what flashsim.devices' functions return",
+    ):
         devices.exact(run)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"run is Result\('flash'.*; expected what flashsim.devices.forward returned"):
+    with pytest.raises(
+        ValueError,
+        match=r"run is Result\('flash'.*; expected what flashsim.devices.forward returned",
+    ):
         devices.backward("ring", run, X)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"run is Result\('flash': \d+ HBM accesses.*; expected what flashsim.forward"):
+    with pytest.raises(
+        ValueError,
+        match=r"run is Result\('flash': \d+ HBM accesses.*; expected what flashsim.forward",
+    ):
         flashsim.backward("flash", flashsim.count("flash", N=4, d=2, M=100), X)

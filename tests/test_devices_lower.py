@@ -1,4 +1,6 @@
-"""What devices must receive at least: below every program's words, below optima that a search finds, and checked apart."""
+"""What devices must receive at least: below every program's words, below optima that a search
+finds, and checked apart.
+"""
 
 import json
 import subprocess
@@ -36,13 +38,28 @@ def bound_of(tally: devices.DevicesResult, S: int | None = None) -> Any:
 @given(st.data())
 def test_no_program_sends_less(name: str, data: st.DataObject) -> None:
     H_kv, g, N = (data.draw(st.integers(1, most)) for most in (3, 3, 24))
-    masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)))
+    masks = (
+        None,
+        flashsim.Causal(),
+        flashsim.SlidingWindow(3, 1),
+        flashsim.KeyPadding(max(N - 2, 0)),
+    )
     tally = devices.count(
-        name, P=data.draw(st.integers(1, 8)), N=N, d=data.draw(st.integers(1, 6)), d_v=data.draw(st.integers(1, 6)),
-        heads=g * H_kv, kv_heads=H_kv, M=1000, blocks=(4, 4), mask=data.draw(st.sampled_from(masks)),
+        name,
+        P=data.draw(st.integers(1, 8)),
+        N=N,
+        d=data.draw(st.integers(1, 6)),
+        d_v=data.draw(st.integers(1, 6)),
+        heads=g * H_kv,
+        kv_heads=H_kv,
+        M=1000,
+        blocks=(4, 4),
+        mask=data.draw(st.sampled_from(masks)),
         layout=data.draw(st.sampled_from(LAYOUTS)),
-    )  # fmt: skip
-    room = max(sum(array.size for array in one.hbm.by_array.values()) + 1000 for one in tally.devices)
+    )
+    room = max(
+        sum(array.size for array in one.hbm.by_array.values()) + 1000 for one in tally.devices
+    )
     for S in (None, room):
         bound = bound_of(tally, S)
         assert bound.words <= tally.words
@@ -57,7 +74,9 @@ WORDS: dict[str, Any] = {
 
 
 def backward_of(name: str, share: Share, columns: int = 1) -> tuple[int, Any]:
-    """What a program's devices send, by the formulas that counts equal, and the bound for devices that do as much."""
+    """What a program's devices send, by the formulas that counts equal, and the bound for
+    devices that do as much.
+    """
     more = (columns,) if name == "mesh" else ()
     sent = sum(WORDS[name](share, p, *more) for p in range(len(share.where)))
     return sent, lower_words_backward(share, most_work(programs("backward")[name], share, columns))
@@ -67,18 +86,38 @@ def backward_of(name: str, share: Share, columns: int = 1) -> tuple[int, Any]:
 @given(st.data())
 def test_no_backward_program_sends_less(name: str, data: st.DataObject) -> None:
     H_kv, g, N, P, d, d_v = (data.draw(st.integers(1, most)) for most in (3, 3, 60, 16, 6, 6))
-    masks = (None, flashsim.Causal(), flashsim.SlidingWindow(3, 1), flashsim.KeyPadding(max(N - 2, 0)))
+    masks = (
+        None,
+        flashsim.Causal(),
+        flashsim.SlidingWindow(3, 1),
+        flashsim.KeyPadding(max(N - 2, 0)),
+    )
     where = positions(data.draw(st.sampled_from(LAYOUTS)), N, P)
-    asked: dict[str, Any] = {"N": N, "d": d, "d_v": d_v, "heads": g * H_kv, "kv_heads": H_kv, "M": 1000}
+    asked: dict[str, Any] = {
+        "N": N,
+        "d": d,
+        "d_v": d_v,
+        "heads": g * H_kv,
+        "kv_heads": H_kv,
+        "M": 1000,
+    }
     share = Share(Problem.of(**asked, mask=data.draw(st.sampled_from(masks))), where, where, 1, 1)
-    sent, bound = backward_of(name, share, data.draw(st.sampled_from([C for C in range(1, P + 1) if P % C == 0])))
+    sent, bound = backward_of(
+        name, share, data.draw(st.sampled_from([C for C in range(1, P + 1) if P % C == 0]))
+    )
     assert bound.words <= sent
     check(bound.certificate())
 
 
 def test_how_near_backward_programs_come() -> None:
-    """A device of the mesh sends 7d(√P − 1)n, and L and D; the bound is 6.49d√P n, less 7dn for own rows."""
-    for name, P, heads, columns, ratio in (("mesh", 16, 1, 4, 1.110), ("mesh", 64, 1, 8, 1.093), ("ulysses", 16, 16, 1, 1.154)):
+    """A device of the mesh sends 7d(√P − 1)n, and L and D; the bound is 6.49d√P n, less 7dn for
+    own rows.
+    """
+    for name, P, heads, columns, ratio in (
+        ("mesh", 16, 1, 4, 1.110),
+        ("mesh", 64, 1, 8, 1.093),
+        ("ulysses", 16, 16, 1, 1.154),
+    ):
         sent, bound = backward_of(name, share_of(65_536, P, heads, 128, 128), columns)
         assert round(sent / bound.words, 3) == ratio
 
@@ -86,7 +125,13 @@ def test_how_near_backward_programs_come() -> None:
 def test_the_least_sum_of_theorem_3_is_least() -> None:
     """By a grid over s, and whether λ holds for fewer terms than c, which its proof says."""
     kappa = 2 / (3 * 3**0.5)
-    for share in (share_of(64, 4), share_of(64, 16), share_of(60, 4, 2), share_of(640, 64), share_of(7, 3)):
+    for share in (
+        share_of(64, 4),
+        share_of(64, 16),
+        share_of(60, 4, 2),
+        share_of(640, 64),
+        share_of(7, 3),
+    ):
         bound = lower_words_backward(share)
         s_0, E_0, c = bound.q + bound.n, bound.q + 2 * bound.n, 3 * min(bound.pairs, bound.W)
         rate = bound.up / bound.down
@@ -105,15 +150,23 @@ def test_a_backward_certificate_that_says_too_much_is_refused() -> None:
         assert bound.words > 0
         assert f"backward, receive at least {bound.words} words" in check(bound.certificate())
         for change in (
-            {"words": bound.words + 1}, {"up": bound.up * 102 // 100 + 1}, {"s": bound.s + 1}, {"free": bound.free - 2}, {"n": 1},
-            {"W": 1}, {"pairs": 10**9}, {"P": 0},
-        ):  # fmt: skip
+            {"words": bound.words + 1},
+            {"up": bound.up * 102 // 100 + 1},
+            {"s": bound.s + 1},
+            {"free": bound.free - 2},
+            {"n": 1},
+            {"W": 1},
+            {"pairs": 10**9},
+            {"P": 0},
+        ):
             with pytest.raises(ValueError, match=r"proves|too large|too few|no such"):
                 check(bound.certificate() | change)
 
 
 def test_it_is_reached() -> None:
-    """By the mesh but for ℓ and m, by Ulysses but for 1/P, by the ring in groups of P; decoding by the tree but for ℓ and m."""
+    """By the mesh but for ℓ and m, by Ulysses but for 1/P, by the ring in groups of P; decoding
+    by the tree but for ℓ and m.
+    """
 
     def ratio(name: str, **asked: Any) -> Any:
         tally = devices.count(name, d=4, M=1000, **asked)
@@ -125,14 +178,22 @@ def test_it_is_reached() -> None:
     assert ratio("tree", N=256, P=8, N_q=1, heads=8, kv_heads=2) == 1 + 1 / 4
 
 
-@pytest.mark.parametrize(("N", "P", "heads", "d", "d_v"), [(3, 3, 1, 2, 1), (2, 2, 2, 1, 2), (2, 2, 3, 1, 1)])
-def test_it_is_below_the_optimum_of_whole_pairs(N: int, P: int, heads: int, d: int, d_v: int) -> None:
-    """Each way to give pairs to devices, as many to each, costs the rows that they touch and do not have."""
+@pytest.mark.parametrize(
+    ("N", "P", "heads", "d", "d_v"), [(3, 3, 1, 2, 1), (2, 2, 2, 1, 2), (2, 2, 3, 1, 1)]
+)
+def test_it_is_below_the_optimum_of_whole_pairs(
+    N: int, P: int, heads: int, d: int, d_v: int
+) -> None:
+    """Each way to give pairs to devices, as many to each, costs the rows that they touch and do
+    not have.
+    """
     share = share_of(N, P, heads, d, d_v)
     pairs = [*product(range(heads), range(N), range(N))]
     owner = [p for p, rows in enumerate(share.where) for _ in rows]
     most, best = -(-len(pairs) // P), 10**9
-    ways = (way for way in product(range(P), repeat=len(pairs)) if max(map(way.count, range(P))) <= most)
+    ways = (
+        way for way in product(range(P), repeat=len(pairs)) if max(map(way.count, range(P))) <= most
+    )
     for way in ways:
         rows = {(p, h, i) for p, (h, i, _) in zip(way, pairs, strict=True) if owner[i] != p}
         keys = {(p, h, j) for p, (h, _, j) in zip(way, pairs, strict=True) if owner[j] != p}
@@ -146,7 +207,9 @@ def share_of(N: int, P: int, heads: int = 1, d: int = 4, d_v: int = 4) -> Share:
 
 
 def test_little_room_binds_where_devices_are_many() -> None:
-    """Room for twice own rows: the second theorem is above the first from some P on, and a certificate of its own holds."""
+    """Room for twice own rows: the second theorem is above the first from some P on, and a
+    certificate of its own holds.
+    """
     share = share_of(4096, 512)
     room = 2 * 4 * 8 * 4
     free, bound = lower_words(share), lower_words(share, S=room)
@@ -161,7 +224,13 @@ def test_a_certificate_that_says_too_much_is_refused() -> None:
     """Whatever case of λ binds: the corner, the curve, an end of it, one's own rows."""
     bounds = [
         lower_words(share)
-        for share in (share_of(64, 8, 16), share_of(64, 8), share_of(64, 9), share_of(60, 4, 2), share_of(8, 4, d=1, d_v=1))
+        for share in (
+            share_of(64, 8, 16),
+            share_of(64, 8),
+            share_of(64, 9),
+            share_of(60, 4, 2),
+            share_of(8, 4, d=1, d_v=1),
+        )
     ]
     for bound in bounds:
         check(bound.certificate())
@@ -169,7 +238,15 @@ def test_a_certificate_that_says_too_much_is_refused() -> None:
         for change in ({"words": bound.words + 1}, {"up": near}):
             with pytest.raises(ValueError, match=r"proves|too large"):
                 check(bound.certificate() | change)
-    wrong: list[dict[str, Any]] = [{"n": 1}, {"W": 1}, {"q": 1}, {"pairs": 10**9}, {"P": 0}, {"kind": "lower bound"}, {"up": 0.5}]
+    wrong: list[dict[str, Any]] = [
+        {"n": 1},
+        {"W": 1},
+        {"q": 1},
+        {"pairs": 10**9},
+        {"P": 0},
+        {"kind": "lower bound"},
+        {"up": 0.5},
+    ]
     for other in wrong:
         with pytest.raises(ValueError, match=r"too few|no such|not a certificate|expected a whole"):
             check(bounds[0].certificate() | other)
@@ -180,12 +257,16 @@ def test_the_checker_runs_alone(tmp_path: Path) -> None:
     bound = lower_words(share_of(64, 4))
     for words, code in ((bound.words, 0), (bound.words + 1, 1)):
         file.write_text(json.dumps(replace(bound, words=words).certificate()))
-        done = subprocess.run([sys.executable, certificate.__file__, str(file)], capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, certificate.__file__, str(file)], capture_output=True, check=False
+        )
         assert done.returncode == code
 
 
 def test_the_most_work_by_hand() -> None:
-    """Of 5 heads on 2 devices Ulysses gives 3 to one, with all pairs; a ring gives 4 of 7 rows of each head."""
+    """Of 5 heads on 2 devices Ulysses gives 3 to one, with all pairs; a ring gives 4 of 7 rows
+    of each head.
+    """
     problem = Problem.of(N=7, d=2, M=100, heads=5, kv_heads=5)
     where = positions("contiguous", 7, 2)
     share = Share(problem, where, where, 2, 2)

@@ -1,4 +1,6 @@
-"""Costs by formula alone: what is counted, quickly for thousands of devices, and time by the model."""
+"""Costs by formula alone: what is counted, quickly for thousands of devices, and time by the
+model.
+"""
 
 import time
 from typing import Any
@@ -24,20 +26,34 @@ from flashsim.devices.share import Share
 def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
     H_kv, g, N = (data.draw(st.integers(1, most)) for most in (3, 3, 40))
     asked: dict[str, Any] = {
-        "P": data.draw(st.integers(1, min(8, H_kv * g) if name == "ulysses" else 8)), "N": N, "d": 3, "d_v": 2, "heads": g * H_kv,
-        "kv_heads": H_kv, "M": 200, "causal": data.draw(st.booleans()), "layout": data.draw(st.sampled_from(LAYOUTS)),
-    }  # fmt: skip
+        "P": data.draw(st.integers(1, min(8, H_kv * g) if name == "ulysses" else 8)),
+        "N": N,
+        "d": 3,
+        "d_v": 2,
+        "heads": g * H_kv,
+        "kv_heads": H_kv,
+        "M": 200,
+        "causal": data.draw(st.booleans()),
+        "layout": data.draw(st.sampled_from(LAYOUTS)),
+    }
     tally, found = devices.count(name, **asked), plan(name, **asked)
     share = tally.share
     assert found.words == tally.words
     assert found.most_words == max(one.words for one in tally.devices)
     assert found.columns == tally.plan.columns
-    assert found.room == max(sum(array.size for array in one.hbm.by_array.values()) for one in tally.devices) + 200
+    assert (
+        found.room
+        == max(sum(array.size for array in one.hbm.by_array.values()) for one in tally.devices)
+        + 200
+    )
     if found.accesses is not None:
         assert found.accesses in [one.hbm.accesses for one in tally.devices]
     if name == "ring":
         for s, most in enumerate(lock_step(share, asked["layout"])):
-            each = [allowed(share, share.where[p], share.where[(p - s) % found.P]) for p in range(found.P)]
+            each = [
+                allowed(share, share.where[p], share.where[(p - s) % found.P])
+                for p in range(found.P)
+            ]
             assert most == max(each)
     if name == "mesh":
         for C in (C for C in range(1, found.P + 1) if found.P % C == 0):
@@ -46,19 +62,25 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
                 assert theory.mesh_total(share, C, direction) == sent
             rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, found.P, C)]
             cols = [np.concatenate([*share.where[c::C]]) for c in range(C)]
-            assert most_work(tally.plan.program, share, C) == g * H_kv * max(allowed(share, r, c) for r in rows for c in cols)
+            assert most_work(tally.plan.program, share, C) == g * H_kv * max(
+                allowed(share, r, c) for r in rows for c in cols
+            )
 
 
 def test_thousands_of_devices_take_a_second() -> None:
     for name, causal in (("ring", True), ("mesh", True), ("ring", False)):
         began = time.process_time()
-        found = plan(name, P=4096, N=2**20, d=128, heads=64, kv_heads=8, causal=causal, flops=1e15, link=1e11)
+        found = plan(
+            name, P=4096, N=2**20, d=128, heads=64, kv_heads=8, causal=causal, flops=1e15, link=1e11
+        )
         assert time.process_time() - began < 3  # under a second on a quiet machine
         assert found.words == 4096 * found.most_words
 
 
 def test_time_by_hand() -> None:
-    """4 devices of 4 rows, d = d_v = 2, float32: a tile of 16 pairs is 128 operations, a hop 64 bytes."""
+    """4 devices of 4 rows, d = d_v = 2, float32: a tile of 16 pairs is 128 operations, a hop 64
+    bytes.
+    """
     asked: dict[str, Any] = {"P": 4, "N": 16, "d": 2, "M": 100, "flops": 128.0}
     ring = plan("ring", **asked, link=64.0)
     assert (ring.compute, ring.links, ring.seconds) == (4, 3, 4)
@@ -70,8 +92,17 @@ def test_time_by_hand() -> None:
 
 
 def test_what_a_causal_ring_wastes() -> None:
-    """In step, contiguous rows cost as much as no mask but in the first step; zigzag and striped ones half."""
-    asked: dict[str, Any] = {"P": 8, "N": 4096, "d": 64, "flops": 1e12, "link": 1e30, "causal": True}
+    """In step, contiguous rows cost as much as no mask but in the first step; zigzag and striped
+    ones half.
+    """
+    asked: dict[str, Any] = {
+        "P": 8,
+        "N": 4096,
+        "d": 64,
+        "flops": 1e12,
+        "link": 1e30,
+        "causal": True,
+    }
     wasted = {}
     for layout in LAYOUTS:
         found = plan("ring", layout=layout, **asked)
@@ -81,7 +112,9 @@ def test_what_a_causal_ring_wastes() -> None:
 
 
 def test_from_where_messages_are_hidden() -> None:
-    """One row less than said, and a hop takes longer than its tile; at the row said, it does not."""
+    """One row less than said, and a hop takes longer than its tile; at the row said, it does
+    not.
+    """
     speeds: dict[str, Any] = {"flops": 312e12, "link": 300e9}
     assert hidden_from(heads=1, kv_heads=1, itemsize=2, **speeds) == 1040
     assert hidden_from(heads=8, kv_heads=2, itemsize=2, causal=True, **speeds) == 520
@@ -91,7 +124,9 @@ def test_from_where_messages_are_hidden() -> None:
 
 
 def test_star_trail_by_hand() -> None:
-    """C = 2 of 4 devices: each gathers the other's Q, K, V; half pass the team's K, V on; no ring; parts of O come back."""
+    """C = 2 of 4 devices: each gathers the other's Q, K, V; half pass the team's K, V on; no
+    ring; parts of O come back.
+    """
     where = positions("contiguous", 16, 4)
     share = Share(Problem.of(N=16, d=2, M=100), where, where, 1, 1)
     assert star_trail(share) == (2, 4 * (4 * 2 + 4 * 4 + 4 * (2 + 2)) + 2 * 8 * 4)
@@ -110,7 +145,10 @@ def test_star_trail_by_hand() -> None:
 )
 def test_what_makes_no_sense_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(name, **({"P": 2, "N": 8, "d": 2, "heads": 2, "M": 100, "flops": 1.0, "link": 1.0} | change))
+        plan(
+            name,
+            **({"P": 2, "N": 8, "d": 2, "heads": 2, "M": 100, "flops": 1.0, "link": 1.0} | change),
+        )
 
 
 def test_programs_that_are_planned_are_programs() -> None:
@@ -118,22 +156,58 @@ def test_programs_that_are_planned_are_programs() -> None:
 
 
 def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["devices", "--plan", "--P", "4:8:x2", "--N", "4096", "--d", "64", "--flops", "1e14", "--link", "1e11"]
+    arguments = [
+        "devices",
+        "--plan",
+        "--P",
+        "4:8:x2",
+        "--N",
+        "4096",
+        "--d",
+        "64",
+        "--flops",
+        "1e14",
+        "--link",
+        "1e11",
+    ]
     assert main(arguments) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1] in ("4", "8")]
-    assert [row[1].rstrip(",") for row in rows] == ["ring", "TASP", "StarTrail", "mesh", "ring", "TASP", "StarTrail", "mesh"]
+    assert [row[1].rstrip(",") for row in rows] == [
+        "ring",
+        "TASP",
+        "StarTrail",
+        "mesh",
+        "ring",
+        "TASP",
+        "StarTrail",
+        "mesh",
+    ]
     found = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
     assert found.seconds is not None
-    assert rows[3][-4:] == [f"{found.most_words:,}", "1.008", f"{found.room:,}", f"{found.seconds * 1e3:.3f}"]
+    assert rows[3][-4:] == [
+        f"{found.most_words:,}",
+        "1.008",
+        f"{found.room:,}",
+        f"{found.seconds * 1e3:.3f}",
+    ]
     assert rows[0][-3] == rows[1][-3] == "1.500"
     for wrong in (["--P", "4:8"], ["--flops", "1e12"], ["--plan", "--backward"]):
         assert main(["devices", "--N", "64", "--d", "4", *wrong]) == 2
 
 
 def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
-    data = plots.FIGURES["devices_time"].data(N=256, d=4, heads=8, kv_heads=2, P=(4, 16), links=(1e9,), flops=1e12)
+    data = plots.FIGURES["devices_time"].data(
+        N=256, d=4, heads=8, kv_heads=2, P=(4, 16), links=(1e9,), flops=1e12
+    )
     lines = data["panels"][0]["lines"]
-    asked: dict[str, Any] = {"N": 256, "d": 4, "heads": 8, "kv_heads": 2, "dtype": "bfloat16", "causal": True}
+    asked: dict[str, Any] = {
+        "N": 256,
+        "d": 4,
+        "heads": 8,
+        "kv_heads": 2,
+        "dtype": "bfloat16",
+        "causal": True,
+    }
     found = plan("ring", P=4, layout="contiguous", flops=1e12, link=1e9, **asked)
     assert found.seconds is not None
     alone = 8 * (256 * 257 // 2) * 16 / 4 / 1e12
@@ -147,7 +221,11 @@ def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
 
 def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_16_bits() -> None:
     kept = plots.FIGURES["hops"].data(N=96, d=8, P=(1, 12))["kept"]
-    assert kept["float32"][0] == pytest.approx(kept["float32"][1], rel=0.02) == pytest.approx(kept["bfloat16"][0], rel=0.02)
+    assert (
+        kept["float32"][0]
+        == pytest.approx(kept["float32"][1], rel=0.02)
+        == pytest.approx(kept["bfloat16"][0], rel=0.02)
+    )
     assert kept["bfloat16"][1] > 1.8 * kept["float32"][1]
 
 

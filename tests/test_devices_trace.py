@@ -1,4 +1,6 @@
-"""Traces of programs over devices: the observer that traces all else, and a lane for each device."""
+"""Traces of programs over devices: the observer that traces all else, and a lane for each
+device.
+"""
 
 import gzip
 import json
@@ -29,7 +31,11 @@ def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: s
         moved = {array.name: (array.reads, array.writes) for array in found.about.arrays}
         assert moved == {X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()}
         assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
-        columns = {(array.name[0], array.kind[1]) for array in found.about.arrays if array.name[0] in "QKVO"}
+        columns = {
+            (array.name[0], array.kind[1])
+            for array in found.about.arrays
+            if array.name[0] in "QKVO"
+        }
         assert columns == {("Q", "d"), ("K", "d"), ("V", "d_v"), ("O", "d_v")}
     assert found.lanes is not None
     sent: dict[tuple[int, int], int] = {}
@@ -37,7 +43,11 @@ def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: s
         sent[from_, to] = sent.get((from_, to), 0) + 1
         assert found.lanes.kinds[from_][posted] == "post"
         assert found.lanes.kinds[to][arrived] == "wait"
-    assert sent == {(p, to): link.messages for p, one in enumerate(run.devices) for to, link in one.links.items()}
+    assert sent == {
+        (p, to): link.messages
+        for p, one in enumerate(run.devices)
+        for to, link in one.links.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +60,12 @@ def test_messages_are_in_flight_while_the_ring_computes() -> None:
     assert found.lanes is not None
     steps = {step.number: step for step in found.steps}
     mine = [message for message in found.lanes.messages if message[0] == 0]
-    assert [(message[2], message[4]) for message in mine] == [(1, "K"), (1, "V"), (1, "K_0"), (1, "V_0")]
+    assert [(message[2], message[4]) for message in mine] == [
+        (1, "K"),
+        (1, "V"),
+        (1, "K_0"),
+        (1, "V_0"),
+    ]
     for _, posted, _, arrived, _ in mine:
         assert (steps[posted].label, steps[arrived].label) == ("line 3", "line 15")
         assert any(found.lanes.kinds[0][t] == "compute" for t in range(posted, arrived))
@@ -70,14 +85,25 @@ def test_a_saved_trace_has_its_lanes_when_it_is_read(ring: Trace, tmp_path: Path
     [
         ({"rank": 3}, "lanes.rank is 3; expected one of 3 lanes"),
         ({"rank": True}, "lanes.rank is True"),
-        ({"kinds": [["post"], ["wait"], ["evict"]]}, "lanes.kinds is 'evict'; expected one of init"),
-        ({"messages": [[0, 0, 3, 0, "K"]]}, r"lanes.messages\[0\] is .*; expected lanes and steps that there are"),
-        ({"messages": [[0, 10**6, 1, 0, "K"]]}, r"lanes.messages\[0\] is .*; expected lanes and steps that there are"),
+        (
+            {"kinds": [["post"], ["wait"], ["evict"]]},
+            "lanes.kinds is 'evict'; expected one of init",
+        ),
+        (
+            {"messages": [[0, 0, 3, 0, "K"]]},
+            r"lanes.messages\[0\] is .*; expected lanes and steps that there are",
+        ),
+        (
+            {"messages": [[0, 10**6, 1, 0, "K"]]},
+            r"lanes.messages\[0\] is .*; expected lanes and steps that there are",
+        ),
         ({"messages": [[0, 0, -1, 0, "K"]]}, r"lanes.messages\[0\]\[2\] is -1"),
         ({"more": 1}, "lanes has 'more'"),
     ],
 )
-def test_lanes_that_are_damaged_are_refused(change: dict[str, Any], said: str, ring: Trace, tmp_path: Path) -> None:
+def test_lanes_that_are_damaged_are_refused(
+    change: dict[str, Any], said: str, ring: Trace, tmp_path: Path
+) -> None:
     file = ring.save(tmp_path / "ring.json.gz")
     data = json.loads(gzip.decompress(file.read_bytes()))
     data["lanes"] |= change
@@ -94,8 +120,12 @@ def test_a_trace_is_of_one_head_and_of_a_rank_that_there_is() -> None:
 
 
 def test_the_page_has_a_lane_for_each_device(browser: Any, tmp_path: Path) -> None:
-    """The picture below is higher by four lanes; at a step in which messages are in flight, more of it is red."""
-    file = trace("ring", *operands(16), P=4, layout="contiguous", **HOW).save(tmp_path / "ring.html")
+    """The picture below is higher by four lanes; at a step in which messages are in flight, more
+    of it is red.
+    """
+    file = trace("ring", *operands(16), P=4, layout="contiguous", **HOW).save(
+        tmp_path / "ring.html"
+    )
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     page.goto(file.as_uri())
     page.wait_for_function("document.documentElement.dataset.ready")

@@ -1,4 +1,6 @@
-"""What people hand in: other libraries' arrays by DLPack, lists; M and dtypes as they write them."""
+"""What people hand in: other libraries' arrays by DLPack, lists; M and dtypes as they write
+them.
+"""
 
 import ctypes
 import re
@@ -40,7 +42,9 @@ class Foreign:
 
 
 class Tensor(Foreign):
-    """One that is also an array to NumPy, but for bfloat16, and that may require gradients, as PyTorch's."""
+    """One that is also an array to NumPy, but for bfloat16, and that may require gradients, as
+    PyTorch's.
+    """
 
     requires_grad = True
 
@@ -69,7 +73,9 @@ def test_an_array_with_dlpack_is_one_of_numpy(kind: Any, dtype: Any) -> None:
     assert run.O.dtype == np.dtype(dtype)
     assert np.array_equal(run.O, want.O)
     dO = np.ones_like(want.O)
-    assert np.array_equal(flashsim.backward("flash", run, kind(dO)).dK, flashsim.backward("flash", want, dO).dK)
+    assert np.array_equal(
+        flashsim.backward("flash", run, kind(dO)).dK, flashsim.backward("flash", want, dO).dK
+    )
 
 
 def test_bfloat16_by_dlpack_keeps_every_bit_in_any_layout() -> None:
@@ -113,7 +119,9 @@ def test_what_is_on_a_device_is_copied_or_refused_by_name() -> None:
             return self.array.__dlpack__()
 
     assert np.array_equal(check_array("Q", Copies(Q, device=2)), Q)
-    with pytest.raises(ValueError, match=r"^Q is <.*>; expected an array: it is in a device's memory.*\.cpu\(\)"):
+    with pytest.raises(
+        ValueError, match=r"^Q is <.*>; expected an array: it is in a device's memory.*\.cpu\(\)"
+    ):
         flashsim.forward("flash", Foreign(Q, device=2), K, V)
 
 
@@ -126,14 +134,24 @@ def test_lists_have_the_type_of_the_arrays_beside_them() -> None:
         flashsim.forward("flash", np.array([[1]]), [[2.0]], [[3.0]])
 
 
-# ---------------------------------------------------------------------------------------------------- M, and dtypes
+# --------------------------------------------------------------------------------------------------
+# M, and dtypes
 
 
 @pytest.mark.parametrize(
     ("M", "elements"),
-    [("100KB", 25_600), ("100 KiB", 25_600), ("25600", 25_600), ("1e5", 100_000), ("2.5e4", 25_000), (1e5, 100_000),
-     (np.float32(64), 64), (np.int8(64), 64), (None, 25_600)],
-)  # fmt: skip
+    [
+        ("100KB", 25_600),
+        ("100 KiB", 25_600),
+        ("25600", 25_600),
+        ("1e5", 100_000),
+        ("2.5e4", 25_000),
+        (1e5, 100_000),
+        (np.float32(64), 64),
+        (np.int8(64), 64),
+        (None, 25_600),
+    ],
+)
 def test_m_is_taken_as_people_write_it(M: Any, elements: int) -> None:
     assert check_M(M, 4) == elements
     assert flashsim.count("flash", N=64, d=8, M=M).sram.capacity == elements
@@ -142,10 +160,15 @@ def test_m_is_taken_as_people_write_it(M: Any, elements: int) -> None:
 
 @pytest.mark.parametrize(
     ("M", "said"),
-    [("100QB", "M: '100QB' is not a size; write elements (25600) or bytes with a unit (100KB)"),
-     ("3B", "M: '3B' is 0 elements; expected a whole number of at least 1"), ("1e99", "M is 1"),
-     (2.5, "M is 2.5; expected a whole number"), (float("nan"), "M is nan; expected"), (np.inf, "M is inf; expected")],
-)  # fmt: skip
+    [
+        ("100QB", "M: '100QB' is not a size; write elements (25600) or bytes with a unit (100KB)"),
+        ("3B", "M: '3B' is 0 elements; expected a whole number of at least 1"),
+        ("1e99", "M is 1"),
+        (2.5, "M is 2.5; expected a whole number"),
+        (float("nan"), "M is nan; expected"),
+        (np.inf, "M is inf; expected"),
+    ],
+)
 def test_what_is_no_size_is_refused_by_name(M: Any, said: str) -> None:
     for asked in (flashsim.count, exact):
         with pytest.raises(ValueError, match="^" + re.escape(said)):
@@ -154,10 +177,18 @@ def test_what_is_no_size_is_refused_by_name(M: Any, said: str) -> None:
 
 def test_dtypes_are_taken_as_people_write_them() -> None:
     for said, name in (
-        ("fp16", "float16"), ("half", "float16"), ("torch.float16", "float16"), (np.float16, "float16"),
-        ("bf16", "bfloat16"), (BF16, "bfloat16"), (ml_dtypes.bfloat16, "bfloat16"), ("fp32", "float32"), (">f4", "float32"),
-        ("fp64", "float64"), (float, "float64"),
-    ):  # fmt: skip
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("torch.float16", "float16"),
+        (np.float16, "float16"),
+        ("bf16", "bfloat16"),
+        (BF16, "bfloat16"),
+        (ml_dtypes.bfloat16, "bfloat16"),
+        ("fp32", "float32"),
+        (">f4", "float32"),
+        ("fp64", "float64"),
+        (float, "float64"),
+    ):
         assert float_dtype(said).name == name
         both = [counted("flash", N=64, d=16, dtype=said) for counted in (flashsim.count, exact)]
         assert both[0].hbm == both[1].hbm == flashsim.count("flash", N=64, d=16, dtype=name).hbm

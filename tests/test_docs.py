@@ -1,4 +1,6 @@
-"""What README and docs/ show is what happens: code runs, output is real, links lead somewhere, numbers are the recorded ones."""
+"""What README and docs/ show is what happens: code runs, output is real, links lead somewhere,
+numbers are the recorded ones.
+"""
 
 import ast
 import doctest
@@ -26,10 +28,26 @@ from flashsim.testing.mutants import ALL, SERVING
 from flashsim.theory.measured import FIGURE_2
 
 from .implementations import IMPLEMENTATIONS
-from .pages import OWN, PAGES, README, ROOT, blocks, has_numbers, links, paragraphs, pictures, table, text_of
+from .pages import (
+    OWN,
+    PAGES,
+    README,
+    ROOT,
+    blocks,
+    has_numbers,
+    links,
+    paragraphs,
+    pictures,
+    table,
+    text_of,
+)
 
 KNOWN = parsers()
-COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
+COMMANDS = [
+    pytest.param(page, block, id=block.splitlines()[0])
+    for page in PAGES
+    for block in blocks(page, "console")
+]
 
 
 def matches(shown: str, line: str) -> bool:
@@ -40,7 +58,11 @@ def matches(shown: str, line: str) -> bool:
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("page", "block"), COMMANDS)
 def test_commands_print_what_is_shown(
-    page: Path, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    block: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command, *shown = block.splitlines()
@@ -71,7 +93,9 @@ def test_tables_are_whole_and_outputs_have_single_empty_lines(page: Path) -> Non
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_are_named_have_the_options_that_are_named(page: Path) -> None:
     """Those that are shown without their output, in blocks or within a sentence."""
-    for command, rest in re.findall(r"(?:^|[`(] ?|&& |\$ )flashsim ([a-z]+)([^`\n#|]*)", text_of(page), re.MULTILINE):
+    for command, rest in re.findall(
+        r"(?:^|[`(] ?|&& |\$ )flashsim ([a-z]+)([^`\n#|]*)", text_of(page), re.MULTILINE
+    ):
         known = {flag for action in KNOWN[command]._actions for flag in action.option_strings}
         assert {word.partition("=")[0] for word in rest.split() if re.match("-.", word)} <= known
 
@@ -80,7 +104,9 @@ def sessions(page: Path) -> list[str]:
     return [block for block in blocks(page, "python") if block.startswith(">>>")]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if sessions(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if sessions(page)], ids=lambda page: page.name
+)
 def test_python_sessions_print_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +172,9 @@ def test_the_debugging_walk_is_real(script: str, tmp_path: Path) -> None:
     in_order(shown, done.stdout.replace("(Pdb) ", ""))
 
 
-def test_debugging_at_a_tile_is_real(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debugging_at_a_tile_is_real(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (block,) = blocks(ROOT / "docs" / "debug.md", "text")
     typed, shown = session(block)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*typed, "q", ""])))
@@ -161,12 +189,15 @@ def test_debugging_an_algorithm_of_ones_own_is_real(
     (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO("p i, j\nq\n"))
-    (command,) = re.findall(r"^flashsim (debug [^#\n]*)", text_of(ROOT / "docs" / "own.md"), re.MULTILINE)
+    (command,) = re.findall(
+        r"^flashsim (debug [^#\n]*)", text_of(ROOT / "docs" / "own.md"), re.MULTILINE
+    )
     assert main(shlex.split(command)) == 0
     assert "(0, 1)" in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------------------------------------------- links
+# --------------------------------------------------------------------------------------------------
+# links
 
 
 def without_code(page: Path) -> str:
@@ -175,7 +206,9 @@ def without_code(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as a code host links to them."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -191,7 +224,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pictures_can_be_read_on_a_phone(page: Path) -> None:
-    """A figure is a printed column wide, 700 pixels, or has another for phones; `tests/test_player.py` reads a film's words."""
+    """A figure is a printed column wide, 700 pixels, or has another for phones;
+    `tests/test_player.py` reads a film's words.
+    """
     for shown, phone in pictures(without_code(page)):
         assert all((page.parent / picture).exists() for picture in (shown, phone) if picture), shown
         if shown.endswith(".png"):
@@ -201,23 +236,31 @@ def test_pictures_can_be_read_on_a_phone(page: Path) -> None:
 
 def test_readme_has_every_page_and_pages_are_questions() -> None:
     pages = {page.name: text_of(page).splitlines()[0] for page in (ROOT / "docs").glob("*.md")}
-    assert {Path(link).name for link in links(text_of(README)) if link.startswith("docs/")} == set(pages)
+    assert {Path(link).name for link in links(text_of(README)) if link.startswith("docs/")} == set(
+        pages
+    )
     assert [title for title in pages.values() if not re.fullmatch(r"# .*\?", title)] == []
 
 
-# -------------------------------------------------------------------------------------------------- numbers and words
+# --------------------------------------------------------------------------------------------------
+# numbers and words
 
 
 def test_the_words_that_the_code_leaves_to_the_page_are_there() -> None:
     assert "docs/words.md" in (masks.__doc__ or "")
     words = re.findall(r"\*\*(\w+)\*\*", text_of(ROOT / "docs" / "words.md"))
-    assert {"full", "partial", "empty", "live", "row", "grouped", "folded"} <= {word.lower() for word in words}
+    assert {"full", "partial", "empty", "live", "row", "grouped", "folded"} <= {
+        word.lower() for word in words
+    }
 
 
 def test_what_line_1_s_blocks_need_is_counted() -> None:
     rows = re.findall(
         r"^\| N = (\d+), d = (\d+), M = (\d+) \| (.*?) \| (\d+%) of M \| (.*?) \| (\d+) → (\d+) \|$",
-        text_of(ROOT / "docs" / "questions.md").replace(",", "").replace(" d =", ", d =").replace(" M =", ", M ="),
+        text_of(ROOT / "docs" / "questions.md")
+        .replace(",", "")
+        .replace(" d =", ", d =")
+        .replace(" M =", ", M ="),
         re.MULTILINE,
     )
     assert len(rows) == 2
@@ -225,28 +268,50 @@ def test_what_line_1_s_blocks_need_is_counted() -> None:
         size: dict[str, Any] = {"N": int(N), "d": int(d), "M": int(M)}
         for sizing, shown, accesses in (("paper", own, moved), ("fit", fitting, moved_fitting)):
             exact = flashsim.theory.exact("flash_basic", **size, sizing=sizing)
-            assert (f"{exact.blocks.B_r} × {exact.blocks.B_c}", str(exact.accesses)) == (shown, accesses)
+            assert (f"{exact.blocks.B_r} × {exact.blocks.B_c}", str(exact.accesses)) == (
+                shown,
+                accesses,
+            )
             assert (exact.sram.peak <= exact.sram.capacity) is (sizing == "fit")
             assert sizing == "fit" or f"{exact.sram.peak / exact.sram.capacity:.0%}" == needs
 
 
 def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
-    found = re.findall(r"^\| (\d+) KB[^|]*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (\d+%) of M \|$",
-                       text_of(ROOT / "docs" / "paper.md"), re.MULTILINE)  # fmt: skip
+    found = re.findall(
+        r"^\| (\d+) KB[^|]*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (\d+%) of M \|$",
+        text_of(ROOT / "docs" / "paper.md"),
+        re.MULTILINE,
+    )
     fit, paper = (FIGURES["traffic"].data(sizing=sizing)["model"] for sizing in ("fit", "paper"))
     of = zip(fit["standard"]["by_M"], fit["flash"]["by_M"], paper["flash"]["by_M"], strict=True)
-    counted = [(str(a["KB"]), *(f"{at['bytes'] / 1e9:.3g}" for at in (a, b, c)), f"{c['peak'] / c['M']:.0%}") for a, b, c in of]
+    counted = [
+        (
+            str(a["KB"]),
+            *(f"{at['bytes'] / 1e9:.3g}" for at in (a, b, c)),
+            f"{c['peak'] / c['M']:.0%}",
+        )
+        for a, b, c in of
+    ]
     assert found == counted
 
 
 def test_what_is_wrong_with_the_papers_gflops_is_counted() -> None:
-    """Six and seven products of 2N²d each for each head; the paper's numbers are of something else."""
+    """Six and seven products of 2N²d each for each head; the paper's numbers are of something
+    else.
+    """
     page, head = paragraphs(text_of(ROOT / "docs" / "paper.md")), 2 * 1024**2 * 64
     counted = {}
     for name, products in (("standard", 6), ("flash", 7)):
-        ways = [flashsim.count(name, N=1024, d=64, heads=1024, direction=way).flops.matmul for way in ("forward", "backward")]
+        ways = [
+            flashsim.count(name, N=1024, d=64, heads=1024, direction=way).flops.matmul
+            for way in ("forward", "backward")
+        ]
         counted[name] = sum(ways)
-        assert counted[name] == products * head * 1024 == FIGURES["traffic"].data()["model"][name]["flops"]["matmul"]
+        assert (
+            counted[name]
+            == products * head * 1024
+            == FIGURES["traffic"].data()["model"][name]["flops"]["matmul"]
+        )
         if name == "standard":
             assert has_numbers(page, "{:.1f} {:.1f}".format(*(n / 1e9 for n in ways)))
     standard, flash = (counted[name] / 1e9 for name in ("standard", "flash"))
@@ -280,8 +345,12 @@ def count(name: str, M: int) -> int:
 
 def test_what_grouped_heads_save_with_queries_outermost_is_counted() -> None:
     asked: dict[str, Any] = {"N": 1024, "d": 64, "heads": 32, "kv_heads": 8, "sizing": "fit"}
-    separate, grouped = (flashsim.count("q_outer", **asked, gqa=way).hbm.accesses for way in ("separate", "grouped"))
-    assert has_numbers(paragraphs(text_of(ROOT / "docs" / "paper.md")), f"{1 - grouped / separate:.1%} 1,024 64")
+    separate, grouped = (
+        flashsim.count("q_outer", **asked, gqa=way).hbm.accesses for way in ("separate", "grouped")
+    )
+    assert has_numbers(
+        paragraphs(text_of(ROOT / "docs" / "paper.md")), f"{1 - grouped / separate:.1%} 1,024 64"
+    )
 
 
 def record(name: str) -> Any:
@@ -289,8 +358,14 @@ def record(name: str) -> Any:
 
 
 def test_speeds_are_the_benchmarked_ones() -> None:
-    measured = re.findall(r"^\| [^|]+ \| ([\d.]+) \| [≤≥] [\d.]+ \|$", text_of(ROOT / "docs" / "speed.md"), re.MULTILINE)
-    values = [row["value"] for row in record("bench_cpu")["rows"] if "interpret=True" not in row["what"]]
+    measured = re.findall(
+        r"^\| [^|]+ \| ([\d.]+) \| [≤≥] [\d.]+ \|$",
+        text_of(ROOT / "docs" / "speed.md"),
+        re.MULTILINE,
+    )
+    values = [
+        row["value"] for row in record("bench_cpu")["rows"] if "interpret=True" not in row["what"]
+    ]
     order = [*values[:5], values[6], values[5]]  # the page puts Triton first
     assert len(measured) == len(order)
     for number, value in zip(measured, order, strict=True):
@@ -299,7 +374,10 @@ def test_speeds_are_the_benchmarked_ones() -> None:
 
 
 def test_numbers_about_real_data_are_the_measured_ones() -> None:
-    statistics, page = record("qkv_statistics")["statistics"], paragraphs(text_of(ROOT / "docs" / "real-data.md"))
+    statistics, page = (
+        record("qkv_statistics")["statistics"],
+        paragraphs(text_of(ROOT / "docs" / "real-data.md")),
+    )
     first, gaussian = statistics["layer 0"], statistics["gaussian"]
     assert has_numbers(page, f"{-first['score_min']:.0f} {first['score_max']:.0f}")
     assert has_numbers(page, f"{first['by_key_block']['32']['largest_rise']:.0f} 32")
@@ -308,7 +386,9 @@ def test_numbers_about_real_data_are_the_measured_ones() -> None:
     layers = [statistics[f"layer {n}"] for n in range(6)]
     assert has_numbers(page, f"{sum(layer['rows'] for layer in layers):,}")
     assert sum(layer["rows_with_negative_max"] for layer in layers) == 1
-    shares = [round(100 * layer["rows_with_max_at_first_token"] / layer["rows"]) for layer in layers]
+    shares = [
+        round(100 * layer["rows_with_max_at_first_token"] / layer["rows"]) for layer in layers
+    ]
     assert has_numbers(page, " ".join(map(str, shares)))
     rising = gaussian["by_key_block"]["32"]["mean_rising_blocks"]
     assert all(layer["by_key_block"]["32"]["mean_rising_blocks"] < rising for layer in layers[1:])
@@ -319,15 +399,22 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
     late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
     own = [row for row in data["mutants"] if row["part"] != "serving"]
     assert [row["name"] for row in own] == [mutant.name for mutant in ALL]
-    assert {row["name"] for row in data["mutants"]} - {row["name"] for row in own} <= {mutant.name for mutant in SERVING}
-    assert all(None not in row["first"] for row in data["mutants"]), "a bug that some seed does not show"
-    assert all(any(row["failed"].get(check) for row in data["mutants"]) for check in CHECKS), "a check that never fails"
+    assert {row["name"] for row in data["mutants"]} - {row["name"] for row in own} <= {
+        mutant.name for mutant in SERVING
+    }
+    assert all(None not in row["first"] for row in data["mutants"]), (
+        "a bug that some seed does not show"
+    )
+    assert all(any(row["failed"].get(check) for row in data["mutants"]) for check in CHECKS), (
+        "a check that never fails"
+    )
     assert has_numbers(page, f"{len(ALL)} {sum(row['textbook'] for row in own)}")
     assert has_numbers(page, f"{len(late)} {len(late) - len(data['missed_when_frozen'])}")
 
     kit = record("kit_conformance")
     subjects = kit["implementations"]
-    assert set(IMPLEMENTATIONS) - set(FORWARD) <= set(subjects) <= set(IMPLEMENTATIONS)  # a new algorithm may come later
+    # a new algorithm may come later
+    assert set(IMPLEMENTATIONS) - set(FORWARD) <= set(subjects) <= set(IMPLEMENTATIONS)
     assert all(subject["ok"] for subject in subjects.values())
     assert has_numbers(page, f"{kit['examples']:,}", about="examples")
     fewer = [name for name, subject in subjects.items() if subject["examples"] < kit["examples"]]
@@ -338,9 +425,15 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
 def test_numbers_about_usual_tests_are_the_recorded_ones() -> None:
     data = record("usual_tests")["data"]
     assert data["bugs"] == len(ALL)
-    assert table("docs/kernels.md", "bugs that pass") == [[what, str(count)] for what, count in data["pass"].items()]
+    assert table("docs/kernels.md", "bugs that pass") == [
+        [what, str(count)] for what, count in data["pass"].items()
+    ]
     assert table("docs/kernels.md", "errors over the baseline's") == [
-        [what, *(f"{of[at]:.2f}" for at in ("rms", "largest_median", "largest")), str(of["beyond_2"])]
+        [
+            what,
+            *(f"{of[at]:.2f}" for at in ("rms", "largest_median", "largest")),
+            str(of["beyond_2"]),
+        ]
         for what, of in data["errors"].items()
     ]
     shown = f"{data['N']:,} {data['d']} {data['B_r']} {data['draws']}"
@@ -352,6 +445,7 @@ def test_numbers_about_usual_tests_are_measured_again() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "usual_tests.py"))
     data = record("usual_tests")["data"]
     assert script["bugs_that_pass"]() == data["pass"]
-    for what, (largest, mean) in script["errors"](0).items():  # other machines round sums in another order
+    # other machines round sums in another order
+    for what, (largest, mean) in script["errors"](0).items():
         assert largest <= 1.1 * data["errors"][what]["largest"]
         assert mean == pytest.approx(data["errors"][what]["rms"], rel=0.1)

@@ -1,4 +1,6 @@
-"""Dropout: the generator is Philox4x32-10, an element's fate is its own, and Z is 1/(1 − p) or 0."""
+"""Dropout: the generator is Philox4x32-10, an element's fate is its own, and Z is 1/(1 − p) or
+0.
+"""
 
 from typing import Any
 
@@ -18,9 +20,21 @@ DROPPING = tuple(name for name in FORWARD if "dropout" in FORWARD[name].parts)
 
 # Random123's kat_vectors, philox4x32, 10 rounds
 KNOWN = [
-    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (
+        "00000000 00000000 00000000 00000000",
+        "00000000 00000000",
+        "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    ),
+    (
+        "ffffffff ffffffff ffffffff ffffffff",
+        "ffffffff ffffffff",
+        "408f276d 41c83b0e a20bc7c6 6d5451fd",
+    ),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
 ]
 
 
@@ -46,27 +60,45 @@ def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
     return [c0, c1, c2, c3]
 
 
-@given(seed=st.integers(0, 2**64 - 1), row=st.integers(0, 40), col=st.integers(0, 70), head=st.integers(0, 2**32 - 1))
-def test_an_element_is_kept_if_its_own_half_word_is_at_least_p(seed: int, row: int, col: int, head: int) -> None:
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    row=st.integers(0, 40),
+    col=st.integers(0, 70),
+    head=st.integers(0, 2**32 - 1),
+)
+def test_an_element_is_kept_if_its_own_half_word_is_at_least_p(
+    seed: int, row: int, col: int, head: int
+) -> None:
     down, r = divmod(row, 16)
     across, c = divmod(col, 32)
-    word = philox_slowly([16 * down + r % 8, 32 * across + c % 8, head, 0], [seed % 2**32, seed >> 32])[
-        2 * (r >= 8) + (c % 16 >= 8)
-    ]
+    word = philox_slowly(
+        [16 * down + r % 8, 32 * across + c % 8, head, 0], [seed % 2**32, seed >> 32]
+    )[2 * (r >= 8) + (c % 16 >= 8)]
     half = word // 2**16 if c < 16 else word % 2**16
     u = half / 2**16
-    for p in (0.0, 0.1, 0.5, 0.999, u, min(np.nextafter(u, 1), np.nextafter(1.0, 0.0)), min(u + 2**-16, 1 - 2**-20)):
+    for p in (
+        0.0,
+        0.1,
+        0.5,
+        0.999,
+        u,
+        min(np.nextafter(u, 1), np.nextafter(1.0, 0.0)),
+        min(u + 2**-16, 1 - 2**-20),
+    ):
         assert keep_mask(seed, p, 41, 71, head)[row, col] == (u >= p)
 
 
 def test_the_eight_elements_of_a_call_are_as_independent_as_others() -> None:
-    """Of all pairs among the 16 × 32 elements that share their calls: over many heads each pair agrees as two fair coins do."""
+    """Of all pairs among the 16 × 32 elements that share their calls: over many heads each pair
+    agrees as two fair coins do.
+    """
     heads = 600
     masks = np.array([keep_mask(11, 0.5, 16, 32, head) for head in range(heads)]).reshape(heads, -1)
     signs = np.where(masks, 1.0, -1.0)
     agreement = signs.T @ signs
     pairs = np.abs(agreement[np.triu_indices(len(agreement), 1)])
-    assert pairs.max() <= np.sqrt(2 * heads * np.log(2 * len(pairs) * 1e9))  # Hoeffding, for all pairs together
+    # Hoeffding, for all pairs together
+    assert pairs.max() <= np.sqrt(2 * heads * np.log(2 * len(pairs) * 1e9))
 
 
 def test_p_0_keeps_all_and_p_close_to_1_keeps_next_to_nothing() -> None:
@@ -77,7 +109,9 @@ def test_p_0_keeps_all_and_p_close_to_1_keeps_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9, 0.999])
 def test_as_many_are_kept_as_chance_allows(p: float) -> None:
-    """Chernoff: a count of n kept with probability 1 − p is off by √(n·ln(2·10⁹)/2) with probability below 10⁻⁹."""
+    """Chernoff: a count of n kept with probability 1 − p is off by √(n·ln(2·10⁹)/2) with
+    probability below 10⁻⁹.
+    """
     n = 1000 * 1000
     off = abs(int(keep_mask(round(1000 * p), p, 1000, 1000).sum()) - round(n * (1 - p)))
     assert off <= np.sqrt(n * np.log(2e9) / 2)
@@ -108,7 +142,9 @@ def test_rows_columns_heads_and_seeds_do_not_repeat_one_another() -> None:
     k=st.integers(1, 30),
     more=st.integers(0, 9),
 )
-def test_a_longer_mask_begins_with_the_shorter(p: float, seed: int, n: int, k: int, more: int) -> None:
+def test_a_longer_mask_begins_with_the_shorter(
+    p: float, seed: int, n: int, k: int, more: int
+) -> None:
     assert np.array_equal(keep_mask(seed, p, n + more, k + more)[:n, :k], keep_mask(seed, p, n, k))
 
 
@@ -118,13 +154,16 @@ def test_a_tile_of_few_elements_is_a_part_of_the_same_mask() -> None:
     assert np.array_equal(few, dropout.keep((3, 4), 0.5, rows, cols, heads))
 
 
-# ---------------------------------------------------------------------------------------------------- as algorithms drop
+# --------------------------------------------------------------------------------------------------
+# as algorithms drop
 
 
 def weights(name: str, p: float, seed: int, **options: Any) -> Array:
     """With Q = 0 and V the identity, O is the dropped weights themselves: Z / N_k."""
     n, k = 7, 11
-    run = flashsim.forward(name, np.zeros((n, 2)), np.zeros((k, 2)), np.eye(k), dropout_p=p, seed=seed, **options)
+    run = flashsim.forward(
+        name, np.zeros((n, 2)), np.zeros((k, 2)), np.eye(k), dropout_p=p, seed=seed, **options
+    )
     O: Array = run.O
     return O * k
 
@@ -149,7 +188,9 @@ def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name:
 @pytest.mark.parametrize("name", DROPPING)
 def test_p_next_to_1_drops_all_and_gives_zeros(name: str) -> None:
     case = Case("gaussian", 9, 14, 4, 3, "float64", 0, 1, 1)
-    run = flashsim.forward(name, *case.inputs(), M=70, sizing="paper", dropout_p=float(np.nextafter(1.0, 0.0)))
+    run = flashsim.forward(
+        name, *case.inputs(), M=70, sizing="paper", dropout_p=float(np.nextafter(1.0, 0.0))
+    )
     passes = [flashsim.backward(back, run, case.dO()) for back in backward_passes(name)]
     for values in (run.O, *(part for got in passes for part in (got.dQ, got.dK, got.dV))):
         assert (values == 0).all()

@@ -1,7 +1,9 @@
-"""The book chapter's worked examples: its numbers as it prints them, where they are right, and what is wrong in it.
+"""The book chapter's worked examples: its numbers as it prints them, where they are right, and what
+is wrong in it.
 
-The numbers below are typed from the chapter ("FlashAttention: Theory and Practice"). Each is held against an exact value,
-computed here with 50 digits and apart from the examples' code, and then looked for in the examples' steps and in their text.
+The numbers below are typed from the chapter ("FlashAttention: Theory and Practice"). Each is held
+against an exact value, computed here with 50 digits and apart from the examples' code, and then
+looked for in the examples' steps and in their text.
 """
 
 import importlib
@@ -22,7 +24,14 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.cli import main
-from flashsim.learn.examples import EXAMPLES, as_json, exp_overflow, not_bit_for_bit, prefill, same_curve
+from flashsim.learn.examples import (
+    EXAMPLES,
+    as_json,
+    exp_overflow,
+    not_bit_for_bit,
+    prefill,
+    same_curve,
+)
 from flashsim.learn.examples.text import number as as_number
 from flashsim.learn.examples.transformer import initial, loss_and_gradients
 from flashsim.reference import attention, error_bound, rounding
@@ -49,7 +58,11 @@ def same(value: Any, printed: str) -> bool:
 
 def flat(items: Any) -> list[Any]:
     """Return the numbers or texts in order, out of whatever tuples and arrays hold them."""
-    return [one for item in items for one in flat(item)] if isinstance(items, tuple | np.ndarray) else [items]
+    return (
+        [one for item in items for one in flat(item)]
+        if isinstance(items, tuple | np.ndarray)
+        else [items]
+    )
 
 
 def printed_by(capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -59,7 +72,8 @@ def printed_by(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return out
 
 
-# ------------------------------------------------------------------------------------------------ the chapter's numbers
+# ------------------------------------------------------------------------------------------------
+# the chapter's numbers
 
 # Prefill, query tile 0 and key tile 0.
 PREFILL_PRODUCTS = (("0.65", "0.70", "0.30"), ("0.17", "0.46", "-0.16"))
@@ -74,13 +88,19 @@ PREFILL_DIFFERENCE = "-0.205"  # of row 1's scores, in its exponential
 
 # exp(x): what is printed, whether that is right to its digits, and its fate in float32 as said.
 EXPONENTIALS = (
-    ("100", "2.69e43", "finite"), ("89", "4.49e38", "overflow"), ("90", None, "overflow"), ("85", None, "overflow"),
-    ("-5", "0.0067", "finite"), ("-100", "3.72e-44", "finite"), ("-104", None, "zero"),
-)  # fmt: skip
+    ("100", "2.69e43", "finite"),
+    ("89", "4.49e38", "overflow"),
+    ("90", None, "overflow"),
+    ("85", None, "overflow"),
+    ("-5", "0.0067", "finite"),
+    ("-100", "3.72e-44", "finite"),
+    ("-104", None, "zero"),
+)
 WRONG_IN_FLOAT32 = {"100", "85"}
 
 
-# ------------------------------------------------------------------------------------------------------------- prefill
+# --------------------------------------------------------------------------------------------------
+# prefill
 
 
 def test_prefill_s_printed() -> None:
@@ -102,7 +122,13 @@ def test_prefill_s_printed() -> None:
     assert as_printed(first - second, PREFILL_DIFFERENCE) == PREFILL_DIFFERENCE
     exact = (
         (d("0.65") / root, (d(1), d(0), d(0)), (d(1), d(0)), d(1), (d(1), d(0))),
-        (second, (weight, d(1), d(0)), (weight, d(1)), weight + 1, (weight / (weight + 1), 1 / (weight + 1))),
+        (
+            second,
+            (weight, d(1), d(0)),
+            (weight, d(1)),
+            weight + 1,
+            (weight / (weight + 1), 1 / (weight + 1)),
+        ),
     )
     for i, (row, numbers, printed) in enumerate(zip(tile.rows, exact, PREFILL_ROWS, strict=True)):
         assert row.correction == 0
@@ -120,12 +146,24 @@ def test_prefill_goes_on_to_the_other_query_tiles_and_skips_one_tile() -> None:
     ]
     skipped = [[tile.skipped for tile in row.tiles] for row in run.query_tiles]
     assert skipped == [[False, True], [False, False], [False, False]]
-    assert skipped == [[(q + 1) * 2 <= k * 3 for k in range(2)] for q in range(3)]  # the chapter's own condition
-    masked_whole = run.query_tiles[1].tiles[1].rows[0]  # query 2 sees none of keys 3 to 5, and is not disturbed
-    assert (masked_whole.query, masked_whole.correction, masked_whole.weights.tolist()) == (2, 1, [0, 0, 0])
+    # the chapter's own condition
+    assert skipped == [[(q + 1) * 2 <= k * 3 for k in range(2)] for q in range(3)]
+    # query 2 sees none of keys 3 to 5, and is not disturbed
+    masked_whole = run.query_tiles[1].tiles[1].rows[0]
+    assert (masked_whole.query, masked_whole.correction, masked_whole.weights.tolist()) == (
+        2,
+        1,
+        [0, 0, 0],
+    )
     assert (masked_whole.m, masked_whole.s) == (masked_whole.m_old, masked_whole.s_old)
     assert masked_whole.O.tolist() == masked_whole.O_old.tolist()
-    raised = [row.query for tile in run.query_tiles for part in tile.tiles[1:] for row in part.rows if row.new_maximum]
+    raised = [
+        row.query
+        for tile in run.query_tiles
+        for part in tile.tiles[1:]
+        for row in part.rows
+        if row.new_maximum
+    ]
     assert raised == [4, 5]
 
 
@@ -136,19 +174,35 @@ def test_prefill_is_attention_and_flashsim_s_own_with_the_same_tiles() -> None:
     np.testing.assert_array_equal(run.naive, naive)
     np.testing.assert_allclose(run.output, naive, rtol=1e-14)
     own = flashsim.forward(
-        "block_sparse", run.Q, run.K, run.V, causal=True, block_mask="live", blocks=(run.B_q, run.B_k), M=1_000
+        "block_sparse",
+        run.Q,
+        run.K,
+        run.V,
+        causal=True,
+        block_mask="live",
+        blocks=(run.B_q, run.B_k),
+        M=1_000,
     )
     assert own.m is not None
     assert own.l is not None
     np.testing.assert_allclose(run.output, own.O, rtol=1e-14)
-    np.testing.assert_allclose([m for tile in run.query_tiles for m in tile.m], own.m.ravel(), rtol=1e-14)
-    np.testing.assert_allclose([s for tile in run.query_tiles for s in tile.s], own.l.ravel(), rtol=1e-14)
+    np.testing.assert_allclose(
+        [m for tile in run.query_tiles for m in tile.m], own.m.ravel(), rtol=1e-14
+    )
+    np.testing.assert_allclose(
+        [s for tile in run.query_tiles for s in tile.s], own.l.ravel(), rtol=1e-14
+    )
     computed = sum(not part.skipped for tile in run.query_tiles for part in tile.tiles)
-    assert own.hbm.by_array["Q"].reads == computed * run.B_q * 2  # it loads Q_i once for each of the five tiles
+    # it loads Q_i once for each of the five tiles
+    assert own.hbm.by_array["Q"].reads == computed * run.B_q * 2
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 10), st.integers(1, 10), st.integers(0, 99))
-def test_prefill_of_any_tiles_is_attention(n: int, width: int, B_q: int, B_k: int, seed: int) -> None:
+@given(
+    st.integers(1, 9), st.integers(1, 4), st.integers(1, 10), st.integers(1, 10), st.integers(0, 99)
+)
+def test_prefill_of_any_tiles_is_attention(
+    n: int, width: int, B_q: int, B_k: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     Q, K, V = (rng.normal(size=(n, width)) for _ in range(3))
     run = prefill.prefill(Q, K, V, B_q, B_k)
@@ -156,7 +210,8 @@ def test_prefill_of_any_tiles_is_attention(n: int, width: int, B_q: int, B_k: in
     steps = math.ceil(n / B_k)
     bound = error_bound(Q, K, V, mask=mask, steps=steps) + error_bound(Q, K, V, mask=mask)
     assert (abs(run.output - attention(Q, K, V, mask=mask)) <= bound).all()
-    for part in (part for tile in run.query_tiles for part in tile.tiles):  # skipped where no query sees any key, only
+    # skipped where no query sees any key, only
+    for part in (part for tile in run.query_tiles for part in tile.tiles):
         assert part.skipped == (not mask[np.ix_(part.queries, part.keys)].any())
 
 
@@ -180,7 +235,8 @@ def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count(": skipped") == 1
 
 
-# ------------------------------------------------------------------------------------------- the two wrong statements
+# ------------------------------------------------------------------------------------------- the
+# two wrong statements
 
 
 def test_tiled_attention_is_not_standard_attention_bit_for_bit() -> None:
@@ -204,10 +260,13 @@ def test_the_same_at_other_sizes_and_counted_otherwise(dtype: Any, blocks: tuple
     rng = np.random.default_rng(1)
     Q, K, V = (rng.normal(size=(24, 8)).astype(dtype) for _ in range(3))
     standard, tiled = (
-        flashsim.forward(name, Q, K, V, M=10_000, blocks=b) for name, b in (("standard", None), ("flash_basic", blocks))
+        flashsim.forward(name, Q, K, V, M=10_000, blocks=b)
+        for name, b in (("standard", None), ("flash_basic", blocks))
     )
     assert standard.O.tobytes() != tiled.O.tobytes()
-    differing = sum(a.tobytes() != b.tobytes() for a, b in zip(standard.O.ravel(), tiled.O.ravel(), strict=True))
+    differing = sum(
+        a.tobytes() != b.tobytes() for a, b in zip(standard.O.ravel(), tiled.O.ravel(), strict=True)
+    )
     assert not_bit_for_bit.bits_differ(standard.O, tiled.O) == differing > 0
     exact = attention(Q, K, V)
     for found in (standard, tiled):
@@ -240,7 +299,11 @@ def test_exp_of_100_is_infinite_in_float32() -> None:
         exact, at = d(x).exp(), claims[x]
         if printed is not None:
             digits = len(printed.partition("e")[0].partition(".")[2])
-            rounded = f"{exact:.{digits}e}".lower().replace("e+", "e") if "e" in printed else as_printed(exact, printed)
+            rounded = (
+                f"{exact:.{digits}e}".lower().replace("e+", "e")
+                if "e" in printed
+                else as_printed(exact, printed)
+            )
             assert rounded == printed
         assert at.claimed == said
         assert (exact > largest) == np.isinf(at.in_float32)
@@ -248,7 +311,8 @@ def test_exp_of_100_is_infinite_in_float32() -> None:
         assert at.right == (x not in WRONG_IN_FLOAT32)
     assert claims["100"].in_float32 == np.inf
     assert claims["85"].in_float32 == pytest.approx(8.223e36, rel=1e-4)  # the chapter: "overflow"
-    assert claims["89"].in_float64 < claims["100"].in_float64  # and yet the chapter has only the first overflow
+    # and yet the chapter has only the first overflow
+    assert claims["89"].in_float64 < claims["100"].in_float64
 
 
 def test_where_the_exponential_ends() -> None:
@@ -256,10 +320,15 @@ def test_where_the_exponential_ends() -> None:
     assert single.dtype == "float32"
     assert f"{single.last_finite_x:.5f}" == "88.72283"
     assert d(single.last_finite_x).exp() < d(single.largest) < d(single.first_infinite_x).exp()
-    assert np.nextafter(np.float32(single.last_finite_x), np.float32(np.inf)) == np.float32(single.first_infinite_x)
+    assert np.nextafter(np.float32(single.last_finite_x), np.float32(np.inf)) == np.float32(
+        single.first_infinite_x
+    )
     assert math.log(float(np.finfo(np.float32).max)) == pytest.approx(88.7228390)
-    assert -104 < single.last_nonzero_x < -87.3  # −103.97208, unless the machine flushes subnormal numbers
-    assert np.nextafter(np.float32(single.last_nonzero_x), np.float32(-np.inf)) == np.float32(single.first_zero_x)
+    # −103.97208, unless the machine flushes subnormal numbers
+    assert -104 < single.last_nonzero_x < -87.3
+    assert np.nextafter(np.float32(single.last_nonzero_x), np.float32(-np.inf)) == np.float32(
+        single.first_zero_x
+    )
     assert single.last_normal_x == pytest.approx(-87.33654, abs=1e-4)
     assert f"{double.last_finite_x:.4f}" == "709.7827"
 
@@ -275,7 +344,9 @@ OF_OUR_OWN = ("kernel_product", "same_curve")
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in OF_OUR_OWN])
-def test_who_reads_of_a_chapter_reads_which_one(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_reads_of_a_chapter_reads_which_one(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = " ".join(printed_by(capsys, name).split())
     assert out.count('"FlashAttention: Theory and Practice"') == 1
 
@@ -283,7 +354,8 @@ def test_who_reads_of_a_chapter_reads_which_one(name: str, capsys: pytest.Captur
 def test_their_text(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed_by(capsys, "not_bit_for_bit")
     assert " ".join(out.split()).startswith(
-        "Is tiled attention the same as standard attention, bit for bit, as a book chapter says? No."
+        "Is tiled attention the same as standard attention, bit for bit, as a book chapter says? "
+        "No."
     )
     assert "rounding explains all of it" in out.replace("\n", " ")
     out = printed_by(capsys, "exp_overflow")
@@ -291,12 +363,14 @@ def test_their_text(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split() for line in out.splitlines() if line.startswith("  exp(")]
     assert rows[0] == ["exp(100)", "2.69e43,", "fine", "inf", "2.688e+43", "WRONG"]
     assert [row[-1] for row in rows if row[-1] in ("right", "WRONG")] == [
-        "WRONG" if x in WRONG_IN_FLOAT32 else "right" for x in ("100", "90", "89", "85", "-5", "-100", "-104")
+        "WRONG" if x in WRONG_IN_FLOAT32 else "right"
+        for x in ("100", "90", "89", "85", "-5", "-100", "-104")
     ]
     assert "88.72283   exp = 3.4028e+38" in out
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# --------------------------------------------------------------------------------------------------
+# the command
 
 
 @pytest.mark.parametrize("command", [[], ["--list"], ["prefill", "--list"]])
@@ -315,8 +389,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXAMPLES, "same_curve", replace(example, compute=lambda: two_steps()))
 
 
-def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for CuPy and for the kernels: what these get, and that columns of zeros are taken off again."""
+def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stand-ins for CuPy and for the kernels: what these get, and that columns of zeros are
+    taken off again.
+    """
     widths: list[int] = []
 
     def forward(q: Any, k: Any, v: Any, **_: Any) -> Any:
@@ -327,7 +405,9 @@ def test_heads_are_filled_up_to_the_32_columns_that_a_gpu_s_kernels_take(monkeyp
         widths.append(do.shape[-1])
         return q, k, v
 
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(asarray=np.asarray, asnumpy=np.asarray))
+    monkeypatch.setitem(
+        sys.modules, "cupy", SimpleNamespace(asarray=np.asarray, asnumpy=np.asarray)
+    )
     monkeypatch.setattr("flashsim.gpu.forward", forward)
     monkeypatch.setattr("flashsim.gpu.backward", backward)
     Q, K, V = np.random.default_rng(0).normal(size=(3, 1, 1, 4, 6))
@@ -343,20 +423,30 @@ def two_steps() -> same_curve.SameCurve:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_s_text_fits_a_terminal_and_says_where_the_step_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_example_s_text_fits_a_terminal_and_says_where_the_step_is(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = printed_by(capsys, name)
     assert max(map(len, out.splitlines())) <= 80
     assert not any(line != line.rstrip() for line in out.splitlines())
     assert "The same step in flashsim:\n  " in out
-    assert "\nIn flashsim: " in (importlib.import_module(f"flashsim.learn.examples.{name}").__doc__ or "")
+    assert "\nIn flashsim: " in (
+        importlib.import_module(f"flashsim.learn.examples.{name}").__doc__ or ""
+    )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_as_json(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_example_as_json(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = printed_by(capsys, name, "--json", "-")
     data = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert data["command"] == f"flashsim example {name} --json -"
-    assert (data["example"], data["about"], data["where"]) == (name, EXAMPLES[name].about, EXAMPLES[name].where)
+    assert (data["example"], data["about"], data["where"]) == (
+        name,
+        EXAMPLES[name].about,
+        EXAMPLES[name].where,
+    )
     assert data["steps"] == json.loads(json.dumps(as_json(EXAMPLES[name].compute())))
     target = tmp_path / "steps.json"
     assert printed_by(capsys, name, "--json", str(target)).endswith("\n")
@@ -373,7 +463,8 @@ def test_steps_as_data() -> None:
     assert as_json(exp_overflow.compute())["unsafe"][0] == "nan"
 
 
-# ------------------------------------------------------------------------------------------------------ training curves
+# --------------------------------------------------------------------------------------------------
+# training curves
 
 
 @pytest.mark.parametrize("name", initial(3, 0, "float64"))
@@ -383,17 +474,31 @@ def test_the_transformer_s_gradients_are_slopes_of_its_loss(name: str) -> None:
     attend = same_curve.Setup("standard", None, "float64", 0).attend()
     _, gradients = loss_and_gradients(weights, tokens, attend)
     way = rng.normal(size=weights[name].shape)
-    there, back = (loss_and_gradients({**weights, name: weights[name] + h * way}, tokens, attend)[0] for h in (1e-6, -1e-6))
+    there, back = (
+        loss_and_gradients({**weights, name: weights[name] + h * way}, tokens, attend)[0]
+        for h in (1e-6, -1e-6)
+    )
     assert (there - back) / 2e-6 == pytest.approx((gradients[name] * way).sum(), rel=1e-6)
 
 
 def test_right_attentions_train_alike_and_a_bug_shows_in_two_steps() -> None:
     for at in two_steps().distances:
         assert at.shows == (2 if at.bug else None), at
-        assert at.all > 1e-5 if at.bug else at.all <= 1e-12 if at.dtype == "float64" else at.early <= 1e-5
+        assert (
+            at.all > 1e-5
+            if at.bug
+            else at.all <= 1e-12
+            if at.dtype == "float64"
+            else at.early <= 1e-5
+        )
     assert {(at.title.partition(",")[0], at.bug) for at in two_steps().distances if at.bug} == {
         (name, bug.what)
-        for name in ("standard", "flash", "q_outer", *([same_curve.GPU] if same_curve.has_gpu() else []))
+        for name in (
+            "standard",
+            "flash",
+            "q_outer",
+            *([same_curve.GPU] if same_curve.has_gpu() else []),
+        )
         for bug in (same_curve.SCALED_TWICE, same_curve.NO_D)
     }
 
@@ -403,22 +508,38 @@ def test_in_float32_a_bug_shows_in_the_first_steps_and_drift_is_none() -> None:
 
     def shown(step: int, by: float) -> int | None:
         losses = [loss + by if at >= step - 1 else loss for at, loss in enumerate(right)]
-        curves = (same_curve.Curve(name, "float32", "", tuple(of)) for name, of in (("standard", right), ("gpu", losses)))
+        curves = (
+            same_curve.Curve(name, "float32", "", tuple(of))
+            for name, of in (("standard", right), ("gpu", losses))
+        )
         (found,) = same_curve.distances(tuple(curves))
         return found.shows
 
-    assert [shown(2, 2e-5), shown(10, -2e-5), shown(11, 1.0), shown(2, 5e-6), shown(2, math.nan)] == [2, 10, None, None, 2]
+    assert [
+        shown(2, 2e-5),
+        shown(10, -2e-5),
+        shown(11, 1.0),
+        shown(2, 5e-6),
+        shown(2, math.nan),
+    ] == [2, 10, None, None, 2]
 
 
 def test_curves_that_differ_are_said_to() -> None:
     first, wrong = (
-        same_curve.Curve(name, "float64", "", losses) for name, losses in (("standard", (4.0, 3.0)), ("flash", (4.0, math.nan)))
+        same_curve.Curve(name, "float64", "", losses)
+        for name, losses in (("standard", (4.0, 3.0)), ("flash", (4.0, math.nan)))
     )
     run = same_curve.SameCurve(
-        10, 5, 2, (first, wrong, replace(first, dtype="float32")), tuple(same_curve.distances((first, wrong)))
+        10,
+        5,
+        2,
+        (first, wrong, replace(first, dtype="float32")),
+        tuple(same_curve.distances((first, wrong))),
     )
     assert run.distances[0].shows == 2
-    assert "THE CURVES ARE NOT THE SAME: flash (float64, from step 2)." in " ".join(same_curve.lines(run))
+    assert "THE CURVES ARE NOT THE SAME: flash (float64, from step 2)." in " ".join(
+        same_curve.lines(run)
+    )
 
 
 @pytest.mark.slow
@@ -441,11 +562,20 @@ def test_the_recorded_curves_agree_and_show_a_bug_that_the_eye_does_not_see() ->
     for at in data["distances"]:
         assert at["shows"] == (2 if at["bug"] else None), at
         assert at["bug"] or at["all"] <= 1e-12 or at["dtype"] == "float32", at
-    right, ends = (data["curves"][0], {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300})
+    right, ends = (
+        data["curves"][0],
+        {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300},
+    )
     end = float(np.mean(right["losses"][-20:]))
     assert ends[same_curve.SCALED_TWICE.what] == pytest.approx(end, rel=0.02)
     assert ends[same_curve.NO_D.what] > end + 0.2
 
 
 def test_a_number_has_as_many_digits_as_it_needs() -> None:
-    assert [as_number(x) for x in (1.0, 0.5, 0.12, 0.7408182, -np.inf)] == ["1.0", "0.5", "0.1200", "0.7408", "−∞"]
+    assert [as_number(x) for x in (1.0, 0.5, 0.12, 0.7408182, -np.inf)] == [
+        "1.0",
+        "0.5",
+        "0.1200",
+        "0.7408",
+        "−∞",
+    ]

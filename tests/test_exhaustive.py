@@ -1,4 +1,6 @@
-"""The lower bounds against all schedules of attention's scalars, by a search that knows nothing of their proofs."""
+"""The lower bounds against all schedules of attention's scalars, by a search that knows nothing
+of their proofs.
+"""
 
 import sys
 from heapq import heappop, heappush
@@ -14,13 +16,19 @@ from flashsim.theory import lower_bound, lower_bound_backward
 Word = tuple[Any, ...]
 
 
-def plain(N_q: int, N_k: int, d: int, M: int, d_v: int | None = None, *, backward: bool = False) -> int | None:
-    """The fewest accesses by the rules alone, one step at a time: no normal form, no symmetry, nothing to guide it.
+def plain(
+    N_q: int, N_k: int, d: int, M: int, d_v: int | None = None, *, backward: bool = False
+) -> int | None:
+    """The fewest accesses by the rules alone, one step at a time: no normal form, no symmetry,
+    nothing to guide it.
 
-    A word is an input, or the set of terms in a part of a sum: (name, terms). Recomputing is free to happen, of outputs too.
+    A word is an input, or the set of terms in a part of a sum: (name, terms). Recomputing is free
+    to happen, of outputs too.
     """
     I, J, C, D = map(range, (N_q, N_k, d, d if d_v is None else d_v))
-    terms: dict[Word, set[Word]] = {("S", i, k): {(("Q", i, c), ("K", k, c)) for c in C} for i, k in product(I, J)}
+    terms: dict[Word, set[Word]] = {
+        ("S", i, k): {(("Q", i, c), ("K", k, c)) for c in C} for i, k in product(I, J)
+    }
     if backward:
         terms |= {("dP", i, k): {(("dO", i, c), ("V", k, c)) for c in D} for i, k in product(I, J)}
         terms |= {("dS", i, k): {(("S", i, k), ("dP", i, k))} for i, k in product(I, J)}
@@ -54,7 +62,9 @@ def plain(N_q: int, N_k: int, d: int, M: int, d_v: int | None = None, *, backwar
             for term in of:
                 if all(word(operand) in chip for operand in term):
                     made += [((), (name, frozenset({term})))]
-                    made += [((part,), (name, part[1] | {term})) for part in parts if term not in part[1]]
+                    made += [
+                        ((part,), (name, part[1] | {term})) for part in parts if term not in part[1]
+                    ]
             made += [((a, b), (name, a[1] | b[1])) for a in parts for b in parts if not a[1] & b[1]]
         for old, new in made:
             nexts += [(0, (chip - {w} | {new}, hbm)) for w in chip]
@@ -69,12 +79,23 @@ def plain(N_q: int, N_k: int, d: int, M: int, d_v: int | None = None, *, backwar
 @pytest.mark.parametrize(
     "sizes",
     [  # N_q, N_k, d, M, d_v
-        (1, 1, 1, 1, 1), (1, 1, 1, 2, 1), (2, 1, 1, 2, 1), (1, 2, 1, 2, 1), (1, 2, 1, 3, 1), (3, 1, 1, 2, 1), (1, 3, 1, 2, 1),
-        (1, 1, 1, 2, 2), (1, 1, 2, 2, 2), (1, 1, 2, 3, 2), (1, 2, 1, 2, 2), (2, 1, 1, 3, 2),
-        pytest.param((2, 2, 1, 2, 1), marks=pytest.mark.slow), pytest.param((1, 3, 1, 3, 1), marks=pytest.mark.slow),
+        (1, 1, 1, 1, 1),
+        (1, 1, 1, 2, 1),
+        (2, 1, 1, 2, 1),
+        (1, 2, 1, 2, 1),
+        (1, 2, 1, 3, 1),
+        (3, 1, 1, 2, 1),
+        (1, 3, 1, 2, 1),
+        (1, 1, 1, 2, 2),
+        (1, 1, 2, 2, 2),
+        (1, 1, 2, 3, 2),
+        (1, 2, 1, 2, 2),
+        (2, 1, 1, 3, 2),
+        pytest.param((2, 2, 1, 2, 1), marks=pytest.mark.slow),
+        pytest.param((1, 3, 1, 3, 1), marks=pytest.mark.slow),
         pytest.param((1, 2, 1, 3, 2), marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_the_fewest_are_a_plain_dijkstra_s(sizes: tuple[int, int, int, int, int]) -> None:
     N_q, N_k, d, M, d_v = sizes
     assert exhaustive.fewest(N_q, N_k, d, M, d_v=d_v).fewest == plain(*sizes)
@@ -86,7 +107,9 @@ def test_backward_too(M: int) -> None:
 
 
 def test_by_hand() -> None:
-    """One query, three words: Q K₁, S over K₁, V₁, O over V₁; K₂, S over Q, V₂, O. Five loads and a store, all compulsory."""
+    """One query, three words: Q K₁, S over K₁, V₁, O over V₁; K₂, S over Q, V₂, O. Five loads
+    and a store, all compulsory.
+    """
     assert exhaustive.fewest(1, 2, 1, 3).fewest == 6
 
 
@@ -100,7 +123,8 @@ def test_by_hand() -> None:
         ((2, 2, 1, 5), 8),  # all that is compulsory
         ((1, 2, 2, 4), 12),
         ((2, 3, 1, 3), 17),
-        pytest.param((3, 3, 1, 2), 42, marks=pytest.mark.slow),  # the bound, 14, is more than what is compulsory
+        # the bound, 14, is more than what is compulsory
+        pytest.param((3, 3, 1, 2), 42, marks=pytest.mark.slow),
     ],
 )
 def test_no_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int | None) -> None:
@@ -111,7 +135,8 @@ def test_no_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int | 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "fewest"), [((1, 1, 1, 3), 9), ((1, 1, 1, 4), 7), pytest.param((2, 2, 1, 8), 15, marks=pytest.mark.slow)]
+    ("sizes", "fewest"),
+    [((1, 1, 1, 3), 9), ((1, 1, 1, 4), 7), pytest.param((2, 2, 1, 8), 15, marks=pytest.mark.slow)],
 )
 def test_no_backward_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int) -> None:
     N_q, N_k, d, M = sizes
@@ -126,8 +151,12 @@ def test_a_search_that_is_cut_off_leaves_a_bound(most: int) -> None:
     assert 10 <= found.at_least <= 17  # compulsory, and the fewest
 
 
-@pytest.mark.parametrize(("sizes", "M", "backward"), [((1, 2, 2, 1), 4, False), ((1, 1, 1, 1), 4, True)])
-def test_what_is_kept_of_a_search_is_what_a_new_one_finds(sizes: tuple[int, ...], M: int, backward: bool) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "M", "backward"), [((1, 2, 2, 1), 4, False), ((1, 1, 1, 1), 4, True)]
+)
+def test_what_is_kept_of_a_search_is_what_a_new_one_finds(
+    sizes: tuple[int, ...], M: int, backward: bool
+) -> None:
     searches = exhaustive.Searches(M, backward, 10**6)
     searches[sizes].fewest()
     for own, search in searches.items():
@@ -159,7 +188,9 @@ def test_the_script_holds_the_bound_against_what_it_found(
     assert "is not tried" in out
 
 
-def test_the_script_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments, why in (
         ("1 1 3 4", "two terms at most"),
         ("1 1 1 2 --d-v -1", "d_v is -1; expected at least 1"),

@@ -37,14 +37,27 @@ def test_a_tally_as_plain_data() -> None:
         "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
     }
     traffic = found["hbm"]
-    assert [traffic[name] for name in ("reads", "writes", "init_writes", "accesses", "bytes", "extra")] == [
-        LARGE.hbm.reads, LARGE.hbm.writes, LARGE.hbm.init_writes, LARGE.hbm.accesses, LARGE.hbm.bytes, LARGE.hbm.extra
-    ]  # fmt: skip
+    assert [
+        traffic[name] for name in ("reads", "writes", "init_writes", "accesses", "bytes", "extra")
+    ] == [
+        LARGE.hbm.reads,
+        LARGE.hbm.writes,
+        LARGE.hbm.init_writes,
+        LARGE.hbm.accesses,
+        LARGE.hbm.bytes,
+        LARGE.hbm.extra,
+    ]
     O = LARGE.hbm.by_array["O"]
     assert traffic["by_array"]["O"] == {
-        "reads": O.reads, "writes": O.writes, "init_writes": O.init_writes, "accesses": O.accesses, "bytes": O.bytes,
-        "size": O.size, "itemsize": 4, "role": "output",
-    }  # fmt: skip
+        "reads": O.reads,
+        "writes": O.writes,
+        "init_writes": O.init_writes,
+        "accesses": O.accesses,
+        "bytes": O.bytes,
+        "size": O.size,
+        "itemsize": 4,
+        "role": "output",
+    }
     assert list(traffic["by_array"]) == list(LARGE.hbm.by_array)
 
 
@@ -56,7 +69,8 @@ def test_options_are_their_values_in_json_and_objects_are_named() -> None:
 def test_json_is_the_dictionary(tmp_path: Path) -> None:
     for result in (LARGE, LARGE.hbm, *run(), flashsim.sweep(N=[2**42, 0], d=4)):
         text = result.to_json()
-        assert result.to_json(tmp_path / "result.json") is None  # a notebook shows what its last line returns
+        # a notebook shows what its last line returns
+        assert result.to_json(tmp_path / "result.json") is None
         assert (tmp_path / "result.json").read_text(encoding="utf-8") == text
         held = json.loads(text)
         made = held.pop("made_with")
@@ -72,7 +86,9 @@ def test_the_commit_is_that_of_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "file").write_text("1", encoding="utf-8")
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "x"], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     monkeypatch.setattr(provenance, "SOURCES", tmp_path)
     assert provenance.commit.__wrapped__() == head
     (tmp_path / "file").write_text("2", encoding="utf-8")
@@ -91,10 +107,20 @@ def test_a_command_s_json_says_what_it_was_made_with(capsys: pytest.CaptureFixtu
 def test_a_run_says_what_it_was_of() -> None:
     forward, backward = run()
     found = forward.to_dict()
-    assert {name: found[name] for name in ("direction", "N_q", "N_k", "d", "d_v", "leading", "dtype", "scale", "gqa")} == {
-        "direction": "forward", "N_q": 12, "N_k": 12, "d": 4, "d_v": 4, "leading": [2], "dtype": "float32", "scale": 0.5,
+    assert {
+        name: found[name]
+        for name in ("direction", "N_q", "N_k", "d", "d_v", "leading", "dtype", "scale", "gqa")
+    } == {
+        "direction": "forward",
+        "N_q": 12,
+        "N_k": 12,
+        "d": 4,
+        "d_v": 4,
+        "leading": [2],
+        "dtype": "float32",
+        "scale": 0.5,
         "gqa": "separate",
-    }  # fmt: skip
+    }
     assert (found["mask"], found["dropout_p"], found["seed"]) == ("Causal()", 0.0, 0)
     assert backward.to_dict()["direction"] == "backward"
     assert backward.to_dict()["hbm"] == backward.hbm.to_dict()
@@ -115,12 +141,15 @@ def test_a_table_by_array() -> None:
             assert table[name].tolist() == [getattr(a, name) for a in traffic.by_array.values()]
             assert table[name].sum() == sum(getattr(a, name) for a in traffic.by_array.values())
     assert str(forward.to_pandas().reads.dtype) == "int64"
-    assert exporting.to_pandas([{"n": 2**63}, {"n": 1}], ["n"])["n"].tolist() == [2**63, 1]  # more than int64 holds
+    # more than int64 holds
+    assert exporting.to_pandas([{"n": 2**63}, {"n": 1}], ["n"])["n"].tolist() == [2**63, 1]
     assert forward.to_pandas().attrs["blocks"] == {"B_r": 4, "B_c": 5, "T_r": 3, "T_c": 3}
 
 
 @pytest.mark.parametrize("what", ["Tally", "Traffic", "Sweep"])
-def test_without_pandas_the_error_says_what_to_install(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_error_says_what_to_install(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     result: Any = {"Tally": LARGE, "Traffic": LARGE.hbm, "Sweep": flashsim.sweep(N=8, d=4)}[what]
     with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[pandas\]"'):

@@ -85,7 +85,9 @@ def test_links_stay_links(tmp_path: Path) -> None:
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader = threading.Thread(
+        target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True
+    )
     reader.start()
     write_whole(tmp_path / "pipe", "text")
     reader.join(10)
@@ -97,7 +99,8 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/dev/stdout", "link"])
 def test_standard_output_is_written_to_be_it_a_pipe_or_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to("/dev/stdout")
-    code = f"import runpy; runpy.run_path({files.__file__!r})['write_whole']({name!r}, 'text')"  # imports no NumPy
+    # imports no NumPy
+    code = f"import runpy; runpy.run_path({files.__file__!r})['write_whole']({name!r}, 'text')"
     run = [sys.executable, "-c", code]
     assert subprocess.run(run, cwd=tmp_path, capture_output=True, check=True).stdout == b"text"
     with (tmp_path / "out").open("wb") as out:
@@ -195,4 +198,6 @@ def test_nothing_else_writes_files() -> None:
     sources = [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
     others = {Path(files.__file__), Path(keeping.__file__)}  # a sweep's rows are kept as they come
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path not in others}
-    assert [f"{path}: {found[0]}" for path, text in texts.items() for found in WRITES.finditer(text)] == []
+    assert [
+        f"{path}: {found[0]}" for path, text in texts.items() for found in WRITES.finditer(text)
+    ] == []

@@ -1,4 +1,6 @@
-"""A result of a user's function that is computed with, but was not put on chip, is told at the line that made it."""
+"""A result of a user's function that is computed with, but was not put on chip, is told at the
+line that made it.
+"""
 
 import re
 import sys
@@ -48,25 +50,53 @@ SCORES = "S = on_chip(Q_i @ K_j.T)"
 FORGOTTEN = {
     "scores": (SCORES, "S = Q_i @ K_j.T", "S (4×5)"),
     "of what is loaded within": (SCORES, "S = Q_i @ sram.load(K[j]).T", "S (4×5)"),
-    "of nothing but what is loaded within": ("Q_i = sram.load(Q[i])", "Q_i = 1 * sram.load(Q[i])", "Q_i (4×4)"),
+    "of nothing but what is loaded within": (
+        "Q_i = sram.load(Q[i])",
+        "Q_i = 1 * sram.load(Q[i])",
+        "Q_i (4×4)",
+    ),
     "over several lines": (SCORES, "S = (\n                Q_i @ K_j.T\n            )", "S (4×5)"),
-    "a view of a result": (SCORES, "S = Q_i @ K_j.T\n            S = on_chip((1 * S).T.T)", "S (4×5)"),
+    "a view of a result": (
+        SCORES,
+        "S = Q_i @ K_j.T\n            S = on_chip((1 * S).T.T)",
+        "S (4×5)",
+    ),
     "one of two": (SCORES, "S, left = Q_i @ K_j.T, j", "S (4×5)"),
-    "changed in place": (SCORES, "S = Q_i @ K_j.T\n            S *= 1\n            S = on_chip(S)", "S (4×5)"),
+    "changed in place": (
+        SCORES,
+        "S = Q_i @ K_j.T\n            S *= 1\n            S = on_chip(S)",
+        "S (4×5)",
+    ),
     "a copy": (SCORES, "K_T = K_j.T.copy()\n            S = on_chip(Q_i @ K_T)", "K_T (4×5)"),
-    "a column": ("m_new = on_chip(maximum(m_i, rowmax(S)))", "m_new = maximum(m_i, rowmax(S))", "m_new (4×1)"),
-    "in the turn before": ("sram.load(K[j], V[j])", "sram.load(K[j], V[j]); X = 0 if i + j == 0 else X + Q_i", "X (4×4)"),
-    "after the loop": ("O_i = on_chip(O_i / l_i, over=O_i)", "x = O_i / l_i\n        O_i = on_chip(1 * x, over=O_i)", "x (4×4)"),
+    "a column": (
+        "m_new = on_chip(maximum(m_i, rowmax(S)))",
+        "m_new = maximum(m_i, rowmax(S))",
+        "m_new (4×1)",
+    ),
+    "in the turn before": (
+        "sram.load(K[j], V[j])",
+        "sram.load(K[j], V[j]); X = 0 if i + j == 0 else X + Q_i",
+        "X (4×4)",
+    ),
+    "after the loop": (
+        "O_i = on_chip(O_i / l_i, over=O_i)",
+        "x = O_i / l_i\n        O_i = on_chip(1 * x, over=O_i)",
+        "x (4×4)",
+    ),
 }
 
 
 @pytest.mark.parametrize(("right", "wrong", "said"), FORGOTTEN.values(), ids=list(FORGOTTEN))
-def test_a_forgotten_on_chip_is_told_at_its_line(right: str, wrong: str, said: str, tmp_path: Path) -> None:
+def test_a_forgotten_on_chip_is_told_at_its_line(
+    right: str, wrong: str, said: str, tmp_path: Path
+) -> None:
     text = MINE.replace("SCORES", SCORES)
     assert right in text
     file = tmp_path / "mine.py"
     mine = module_of(text.replace(right, wrong), file).mine
-    with pytest.raises(NotOnChip, match=re.escape(f"{said} was not put on chip, and line ")) as caught:
+    with pytest.raises(
+        NotOnChip, match=re.escape(f"{said} was not put on chip, and line ")
+    ) as caught:
         flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=500)
     (note,) = caught.value.__notes__
     line = re.escape(next(line for line in wrong.splitlines() if said.split()[0] in line).strip())
@@ -77,10 +107,14 @@ def test_a_forgotten_on_chip_is_told_at_its_line(right: str, wrong: str, said: s
 FINE = {
     "put there by the next statement": "S = Q_i @ K_j.T\n            repr(S)\n            S = sram.on_chip(S)",
     "never computed with": "other = Q_i @ K_j.T\n            S = on_chip(Q_i @ K_j.T)",
-    "views": "K_T = K_j.T\n            half = K_T.T.reshape(-1)[::2]\n            S = on_chip(Q_i @ K_T + 0 * half.sum())",
+    "views": (
+        "K_T = K_j.T\n            half = K_T.T.reshape(-1)[::2]\n            S = on_chip(Q_i @ K_T "
+        "+ 0 * half.sum())"
+    ),
     "of no tile": "near = 0.0 * np.arange(Q_i.shape[0])[:, None] - np.arange(len(K_j)) * 0.0\n"
     "            S = on_chip(Q_i @ K_j.T + near)",
-    "booleans, indices, scalars": "S = on_chip(Q_i @ K_j.T)\n            keep, top = S > -np.inf, S.argmax(axis=1)\n"
+    "booleans, indices, scalars": "S = on_chip(Q_i @ K_j.T)\n            keep, top = S > -np.inf, "
+    "S.argmax(axis=1)\n"
     "            most = S.max()\n            S = on_chip(np.where(keep, S, most * top[0]), over=S)",
     "within the expression": "S = on_chip(np.log((lambda S: exp(S))(Q_i @ K_j.T)))",
     "by another name": "put = on_chip\n            S = put(Q_i @ K_j.T)",

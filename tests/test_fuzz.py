@@ -1,13 +1,17 @@
-"""A fuzz of the public API: every function, with arguments that make sense and arguments that do not.
+"""A fuzz of the public API: every function, with arguments that make sense and arguments that do
+not.
 
-A call ends in one of two ways: a correct result, or an error that flashsim itself raises. Neither warns, changes an argument,
-or leaves NumPy's error state or BLAS's threads other than they were. `pytest tests/test_fuzz.py --fuzz 100000` tries that many
-calls in each test, and three times as many of the cheap ones.
+A call ends in one of two ways: a correct result, or an error that flashsim itself raises. Neither
+warns, changes an argument, or leaves NumPy's error state or BLAS's threads other than they were.
+`pytest tests/test_fuzz.py --fuzz 100000` tries that many calls in each test, and three times as
+many of the cheap ones.
 
-Last long run: both files with `-n 0 --fuzz 750 --hypothesis-seed=20261124` at commit c29c757 on 22 November 2026, on a busy
-machine of two cores (Python 3.11.7, NumPy 2.4.6, Hypothesis 6.170.15; CuPy was installed): 750 calls in each of 17 tests here and
-4 of the kit's, and 2,250 in each of two, 20,250 in all, in 45 minutes. One thing was found: `testing.wrap` took any object for a
-device of CuPy's; it is refused now, and the test that found it passes. Before it, 5,700 calls at commit 7cdcd50; all passed.
+Last long run: both files with `-n 0 --fuzz 750 --hypothesis-seed=20261124` at commit c29c757 on 22
+November 2026, on a busy machine of two cores (Python 3.11.7, NumPy 2.4.6, Hypothesis 6.170.15; CuPy
+was installed): 750 calls in each of 17 tests here and 4 of the kit's, and 2,250 in each of two,
+20,250 in all, in 45 minutes. One thing was found: `testing.wrap` took any object for a device of
+CuPy's; it is refused now, and the test that found it passes. Before it, 5,700 calls at commit
+7cdcd50; all passed.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,11 +40,21 @@ from flashsim.plots.roofline import roofline_data
 from .cases import DROPOUTS, DTYPES, MASKS, REGIMES, Case, of_bound
 from .fuzzing import FUZZ, JUNK, accepted, outcome
 
-CHEAP = settings(FUZZ, max_examples=3 * FUZZ.max_examples)  # for calls that take a millisecond or two
+# for calls that take a millisecond or two
+CHEAP = settings(FUZZ, max_examples=3 * FUZZ.max_examples)
 OWN: list[Any] = [
-    "paper", "fit", "live", "forward", "backward", "flash", "tree",
-    flashsim.Causal(), flashsim.Causal, flashsim.KeyPadding(1), flashsim.Tree([-1, 0]),
-]  # fmt: skip
+    "paper",
+    "fit",
+    "live",
+    "forward",
+    "backward",
+    "flash",
+    "tree",
+    flashsim.Causal(),
+    flashsim.Causal,
+    flashsim.KeyPadding(1),
+    flashsim.Tree([-1, 0]),
+]
 junk = st.sampled_from(JUNK + OWN)
 
 
@@ -52,11 +66,17 @@ def arguments(draw: st.DrawFn, valid: Mapping[str, st.SearchStrategy[Any]]) -> d
     return {**given, **{name: draw(junk) for name in spoiled}, "spoiled": spoiled}
 
 
-# --------------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------------
+# runs
 
 HEADS = [((), ()), ((2,), (2,)), ((4,), (2,)), ((2, 2), (2, 1))]
 small = st.integers(1, 9)
-BLOCK_MASKS = [None, "live", patterns.butterfly, lambda T_r, T_c: [[(i + j) % 2 for j in range(T_c)] for i in range(T_r)]]
+BLOCK_MASKS = [
+    None,
+    "live",
+    patterns.butterfly,
+    lambda T_r, T_c: [[(i + j) % 2 for j in range(T_c)] for i in range(T_r)],
+]
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "M": st.sampled_from([None, 10_000, 200, 9]),
     "sizing": st.sampled_from(["paper", "fit", flashsim.Fit(), flashsim.Paper(enforced=True)]),
@@ -69,27 +89,42 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "causal": st.booleans(),
 }
 ONLY = {
-    "splits": "splits", "merge": "splits", "block_mask": "block_mask", "dropout_p": "dropout", "causal": "MASK",
+    "splits": "splits",
+    "merge": "splits",
+    "block_mask": "block_mask",
+    "dropout_p": "dropout",
+    "causal": "MASK",
     "mask": "MASK",
-}  # fmt: skip
+}
 RUN = {
-    **OPTIONS, "scale": st.sampled_from([None, 1.0, -0.3, 0, np.float32(0.1)]),
-    "seed": st.sampled_from([0, 5, 2**64 - 1]), "check_finite": st.just(True), "observers": st.just(()),
+    **OPTIONS,
+    "scale": st.sampled_from([None, 1.0, -0.3, 0, np.float32(0.1)]),
+    "seed": st.sampled_from([0, 5, 2**64 - 1]),
+    "check_finite": st.just(True),
+    "observers": st.just(()),
     "on_head": st.none(),
-}  # fmt: skip
+}
 
 
-def options_of(name: str, options: Mapping[str, st.SearchStrategy[Any]]) -> dict[str, st.SearchStrategy[Any]]:
+def options_of(
+    name: str, options: Mapping[str, st.SearchStrategy[Any]]
+) -> dict[str, st.SearchStrategy[Any]]:
     """Leave out the options that are of parts which an algorithm does not have."""
     parts = FORWARD[BACKWARD[name].forward_pass if name in BACKWARD else name].parts
-    return {option: values for option, values in options.items() if ONLY.get(option, "") in ("", *parts)}
+    return {
+        option: values for option, values in options.items() if ONLY.get(option, "") in ("", *parts)
+    }
 
 
 def inputs(case: Case, heads: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[NDArray[Any], ...]:
     rng, (of_q, of_kv) = np.random.default_rng(case.seed), heads
     q, k, v = (
         rng.normal(size=(*lead, *size))
-        for lead, size in ((of_q, (case.N_q, case.d)), (of_kv, (case.N_k, case.d)), (of_kv, (case.N_k, case.d_v)))
+        for lead, size in (
+            (of_q, (case.N_q, case.d)),
+            (of_kv, (case.N_k, case.d)),
+            (of_kv, (case.N_k, case.d_v)),
+        )
     )
     q, k = REGIMES[case.regime](rng, q.reshape(-1, case.d), k.reshape(-1, case.d))
     Q, K = q.reshape(*of_q, case.N_q, case.d), k.reshape(*of_kv, case.N_k, case.d)
@@ -97,8 +132,14 @@ def inputs(case: Case, heads: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[
 
 
 def oracles(run: flashsim.Result, case: Case, options: dict[str, Any]) -> Any:
-    """Yield each head's index, its KV head's, and what the reference takes, made of the arguments alone."""
-    (n, k), (B_r, B_c), g = (case.N_q, case.N_k), (run.blocks.B_r, run.blocks.B_c), run.plan.inputs.group
+    """Yield each head's index, its KV head's, and what the reference takes, made of the
+    arguments alone.
+    """
+    (n, k), (B_r, B_c), g = (
+        (case.N_q, case.N_k),
+        (run.blocks.B_r, run.blocks.B_c),
+        run.plan.inputs.group,
+    )
     member_rows = g if options["gqa"] == "grouped" else 1
     array = case.masked()[1]
     allowed = np.broadcast_to(np.True_ if array is None else array, (n, k))
@@ -112,7 +153,11 @@ def oracles(run: flashsim.Result, case: Case, options: dict[str, Any]) -> Any:
             whole = tiles.repeat(B_r, 0)[: n * member_rows].repeat(B_c, 1)[:, :k]
             mask = mask & whole[number % member_rows :: member_rows]
         kept = dropout.keep_mask(options["seed"], p, n, k, number) if p else None
-        yield head, run.plan.inputs.kv(head), {"scale": run.problem.scale, "mask": mask, "keep": kept, "dropout_p": p}
+        yield (
+            head,
+            run.plan.inputs.kv(head),
+            {"scale": run.problem.scale, "mask": mask, "keep": kept, "dropout_p": p},
+        )
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -153,23 +198,45 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
         return
     K, V = run.plan.inputs.K, run.plan.inputs.V
     for head, shared, oracle in oracles(run, case, asked):
-        bound = reference.error_bound(Q[head], K[shared], V[shared], **reference.rounding(name, run.blocks), **oracle)
-        assert of_bound(run.O[head], reference.attention(Q[head], K[shared], V[shared], **oracle), bound) <= 1
+        bound = reference.error_bound(
+            Q[head], K[shared], V[shared], **reference.rounding(name, run.blocks), **oracle
+        )
+        assert (
+            of_bound(
+                run.O[head], reference.attention(Q[head], K[shared], V[shared], **oracle), bound
+            )
+            <= 1
+        )
     for backward in backward_passes(name):
         rng = np.random.default_rng((case.seed, 1))
         dO = rng.normal(size=run.O.shape).astype(run.O.dtype)
-        how = data.draw(arguments({"dO": st.just(dO), "M": st.sampled_from([None, 5_000]), "check_finite": st.just(True),
-                                   "observers": st.just(()), "on_head": st.none()}))  # fmt: skip
+        how = data.draw(
+            arguments(
+                {
+                    "dO": st.just(dO),
+                    "M": st.sampled_from([None, 5_000]),
+                    "check_finite": st.just(True),
+                    "observers": st.just(()),
+                    "on_head": st.none(),
+                }
+            )
+        )
         spoiled = how.pop("spoiled")
         got = outcome(flashsim.backward, backward, run, **how)
         if accepted(got) and not spoiled and run.plan.inputs.group == 1:
             rounded = reference.backward_rounding(backward, run.blocks, got.blocks)
             for head, _, oracle in oracles(run, case, asked):
                 arrays = (Q[head], K[head], V[head], dO[head])
-                want, bounds = (reference.gradients(*arrays, **oracle), reference.gradient_bounds(*arrays, **rounded, **oracle))
+                want, bounds = (
+                    reference.gradients(*arrays, **oracle),
+                    reference.gradient_bounds(*arrays, **rounded, **oracle),
+                )
                 for part in ("dQ", "dK", "dV"):
                     found = getattr(got, part)[head]
-                    assert of_bound(found, getattr(want, part), getattr(bounds, part)) <= 1, (backward, part)
+                    assert of_bound(found, getattr(want, part), getattr(bounds, part)) <= 1, (
+                        backward,
+                        part,
+                    )
 
 
 X = np.random.default_rng(0).standard_normal((5, 3))
@@ -184,10 +251,14 @@ def test_trace(name: str, data: st.DataObject) -> None:
     recorded = outcome(flashsim.trace, name, X, X, X, **asked)
     if accepted(recorded):
         run = flashsim.forward(name, X, X, X, **asked)
-        assert (recorded.events[-1].reads, recorded.events[-1].writes) == (run.hbm.reads, run.hbm.writes)
+        assert (recorded.events[-1].reads, recorded.events[-1].writes) == (
+            run.hbm.reads,
+            run.hbm.writes,
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------- counts
+# --------------------------------------------------------------------------------------------------
+# counts
 
 length = st.integers(1, 40)
 COUNT = {
@@ -201,10 +272,18 @@ COUNT = {
     "kv_heads": st.sampled_from([None, 1, 2]),
     "dtype": st.sampled_from([*DTYPES, *DTYPES.values(), np.float32, ">f4"]),
     "mask": st.sampled_from(
-        [None, flashsim.KeyPadding(1), flashsim.SlidingWindow(3, 1), np.array([True]), flashsim.Tree([None])]
+        [
+            None,
+            flashsim.KeyPadding(1),
+            flashsim.SlidingWindow(3, 1),
+            np.array([True]),
+            flashsim.Tree([None]),
+        ]
     ),
 }
-ALGORITHMS = [(name, way) for way, table in (("forward", FORWARD), ("backward", BACKWARD)) for name in table]
+ALGORITHMS = [
+    (name, way) for way, table in (("forward", FORWARD), ("backward", BACKWARD)) for name in table
+]
 
 
 @CHEAP
@@ -212,7 +291,9 @@ ALGORITHMS = [(name, way) for way, table in (("forward", FORWARD), ("backward", 
 def test_count_and_exact(data: st.DataObject) -> None:
     """Where both answer they are equal; only what does not fit is refused by one alone."""
     name, way = data.draw(st.sampled_from(ALGORITHMS))
-    asked = data.draw(arguments({**options_of(name, COUNT), "name": st.just(name), "direction": st.just(way)}))
+    asked = data.draw(
+        arguments({**options_of(name, COUNT), "name": st.just(name), "direction": st.just(way)})
+    )
     del asked["spoiled"]
     counted, exact = (outcome(f, **asked) for f in (flashsim.count, theory.exact))
     if accepted(counted) and accepted(exact):
@@ -244,7 +325,8 @@ def test_tune(options: dict[str, Any]) -> None:
         assert tuned.best.accesses == min(choice.accesses for choice in tuned.by_loops.values())
 
 
-# ---------------------------------------------------------------------------------------------- everything else, by table
+# ----------------------------------------------------------------------------------------------
+# everything else, by table
 
 fraction, way = st.floats(0, 1), st.sampled_from(["forward", "backward"])
 sizes = {"N_q": length, "N_k": length, "d": small, "d_v": small}
@@ -254,8 +336,22 @@ machine = st.sampled_from(list(machines.MACHINES.values()))
 floats = st.sampled_from(["float16", "float32", np.float64])
 q = st.sampled_from([X, X[None], X[:2], X.astype(np.float32), X.tolist(), X.astype(">f8")])
 attends = st.sampled_from([None, np.eye(5, dtype=bool), np.zeros((5, 5), bool), [[True] * 5]])
-data = {"Q": q, "K": q, "V": q, "scale": st.sampled_from([None, 0.5]), "mask": attends, "keep": attends, "dropout_p": fraction}
-bound = {**data, "steps": small, "stores": st.none() | small, "logs_rounded": small, "C": st.sampled_from([1.0, 2.0])}
+data = {
+    "Q": q,
+    "K": q,
+    "V": q,
+    "scale": st.sampled_from([None, 0.5]),
+    "mask": attends,
+    "keep": attends,
+    "dropout_p": fraction,
+}
+bound = {
+    **data,
+    "steps": small,
+    "stores": st.none() | small,
+    "logs_rounded": small,
+    "C": st.sampled_from([1.0, 2.0]),
+}
 record = st.builds(flashsim.Blocks, small, small, N_q=length, N_k=length)
 forward = st.sampled_from(sorted(FORWARD))
 FUNCTIONS: list[tuple[Callable[..., Any], dict[str, st.SearchStrategy[Any]]]] = [
@@ -264,31 +360,52 @@ FUNCTIONS: list[tuple[Callable[..., Any], dict[str, st.SearchStrategy[Any]]]] = 
     (theory.compulsory, {**sizes, "direction": way}),
     (theory.symbols, {**sizes, "M": length, "blocks": record, "direction": way}),
     (theory.proof_accounting, {"N": length, "d": small, "direction": way}),
-    (theory.theorem_2_flash, NMd), (theory.theorem_5_flash, NMd), (theory.theorem_saha_ye, NMd),
-    (theory.theorem_2_standard, {"N": length, "d": small}), (theory.theorem_5_standard, {"N": length, "d": small}),
+    (theory.theorem_2_flash, NMd),
+    (theory.theorem_5_flash, NMd),
+    (theory.theorem_saha_ye, NMd),
+    (theory.theorem_2_standard, {"N": length, "d": small}),
+    (theory.theorem_5_standard, {"N": length, "d": small}),
     (theory.proposition_4, {**NMd, "s": fraction}),
-    (theory.flash_constants, {"d": small}), (theory.flash_backward_constants, {"d": small}),
-    (theory.q_outer_constants, {"d": small, "direction": way}), (theory.block_sparse_constants, {"d": small, "direction": way}),
+    (theory.flash_constants, {"d": small}),
+    (theory.flash_backward_constants, {"d": small}),
+    (theory.q_outer_constants, {"d": small, "direction": way}),
+    (theory.block_sparse_constants, {"d": small, "direction": way}),
     (theory.flash_over_compulsory_constant, {"d": small, "direction": way, "c": fraction}),
     (theory.small_cache_constants, {"d": small, "least": length}),
-    (patterns.butterfly, {"T_r": small, "T_c": small}), (patterns.local, {"T_r": small, "T_c": small, "width": small}),
+    (patterns.butterfly, {"T_r": small, "T_c": small}),
+    (patterns.local, {"T_r": small, "T_c": small, "width": small}),
     (patterns.strided, {"T_r": small, "T_c": small, "stride": small}),
     (dropout.keep_mask, {"seed": length, "p": fraction, "n_q": small, "n_k": small, "head": small}),
     (L2, {"size": length, "line": small}),
     (machines.roofline, {"machine": machine, "nbytes": length, "flops": length, "dtype": floats}),
-    (machines.predict, {"machine": machine, "algorithm": forward, "N": length, "d": small, "dtype": floats}),
+    (
+        machines.predict,
+        {"machine": machine, "algorithm": forward, "N": length, "d": small, "dtype": floats},
+    ),
     (machines.kv_tile, {"B_q": small, "B_k": small, "d": small, "itemsize": small}),
-    (machines.MACHINES["H100"].M, {"dtype": floats}), (machines.MACHINES["M2"].ridge, {"dtype": floats}),
-    (reference.attention, {**data, "dtype": floats}), (reference.attention_with_statistics, data),
-    (reference.gradients, {**data, "dO": q}), (reference.error_bound, bound), (reference.gradient_bounds, {**bound, "dO": q}),
+    (machines.MACHINES["H100"].M, {"dtype": floats}),
+    (machines.MACHINES["M2"].ridge, {"dtype": floats}),
+    (reference.attention, {**data, "dtype": floats}),
+    (reference.attention_with_statistics, data),
+    (reference.gradients, {**data, "dO": q}),
+    (reference.error_bound, bound),
+    (reference.gradient_bounds, {**bound, "dO": q}),
     (reference.score_reach, {"Q": q, "K": q, "scale": fraction, "mask": attends}),
     (reference.rounding, {"name": forward, "blocks": record}),
     (reference.backward_rounding, {"name": st.sampled_from(sorted(BACKWARD)), "blocks": record}),
     (cache_size_data, {"N": st.integers(1, 4), "d": st.integers(1, 3)}),
     (pareto_data, {"N": st.integers(1, 4), "d": st.integers(1, 3), "M": small, "dtype": floats}),
     (blocks_data, {"N": st.integers(1, 4), "d": st.integers(1, 3), "M": length, "dtype": floats}),
-    (roofline_data, {"machine": st.sampled_from(sorted(machines.MACHINES)), "N": st.just(16), "d": st.just(4), "dtype": floats}),
-]  # fmt: skip
+    (
+        roofline_data,
+        {
+            "machine": st.sampled_from(sorted(machines.MACHINES)),
+            "N": st.just(16),
+            "d": st.just(4),
+            "dtype": floats,
+        },
+    ),
+]
 
 
 @CHEAP
@@ -304,20 +421,31 @@ def test_functions(data: st.DataObject) -> None:
 
 @FUZZ
 @given(
-    parts=st.lists(st.sampled_from(["KeyPadding", "SlidingWindow", "Dense", "Tree", "Causal"]), min_size=1, max_size=3),
+    parts=st.lists(
+        st.sampled_from(["KeyPadding", "SlidingWindow", "Dense", "Tree", "Causal"]),
+        min_size=1,
+        max_size=3,
+    ),
     data=st.data(),
 )
 def test_masks(parts: list[str], data: st.DataObject) -> None:
-    """Any mask that can be made and combined, of junk or not, is refused by a run or means what its array says."""
+    """Any mask that can be made and combined, of junk or not, is refused by a run or means what
+    its array says.
+    """
     valid: dict[str, st.SearchStrategy[Any]] = {
-        "KeyPadding": st.integers(0, 5), "SlidingWindow": st.integers(-1, 5),
-        "Dense": attends, "Tree": st.just([None, 0, 0, 1, -1]),
-    }  # fmt: skip
+        "KeyPadding": st.integers(0, 5),
+        "SlidingWindow": st.integers(-1, 5),
+        "Dense": attends,
+        "Tree": st.just([None, 0, 0, 1, -1]),
+    }
     combined: Any = flashsim.Causal()
     for kind in parts:
         made = flashsim.Causal()
         if kind != "Causal":
-            values = [data.draw(st.one_of(valid[kind], junk)) for _ in range(2 if kind == "SlidingWindow" else 1)]
+            values = [
+                data.draw(st.one_of(valid[kind], junk))
+                for _ in range(2 if kind == "SlidingWindow" else 1)
+            ]
             made = outcome(getattr(flashsim, kind), *values)
         combined = outcome(lambda a, b: a & b, combined, made) if accepted(made) else combined
         if not accepted(combined):
@@ -325,5 +453,7 @@ def test_masks(parts: list[str], data: st.DataObject) -> None:
     run = outcome(flashsim.forward, "flash", X, X, X, mask=combined)
     if accepted(run):
         whole = combined.whole(flashsim.problem.shapes.Shape(5, 5, 3, 3), ())
-        bound = reference.error_bound(X, X, X, mask=whole, **reference.rounding("flash", run.blocks))
+        bound = reference.error_bound(
+            X, X, X, mask=whole, **reference.rounding("flash", run.blocks)
+        )
         assert of_bound(run.O, reference.attention(X, X, X, mask=whole), bound) <= 1

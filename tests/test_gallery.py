@@ -60,7 +60,9 @@ def data_of(page: str) -> list[dict[str, Any]]:
 
 @cache
 def traces(name: str) -> list[Trace]:
-    return [trace_of(one, base64.b64decode(one["values"])) for one in data_of(made()[f"{name}.html"])]
+    return [
+        trace_of(one, base64.b64decode(one["values"])) for one in data_of(made()[f"{name}.html"])
+    ]
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,10 @@ class Link:
 
 
 def links(text: str) -> list[Link]:
-    return [Link(page, int(step), html.unescape(event), words) for page, step, event, words in LINK.findall(text)]
+    return [
+        Link(page, int(step), html.unescape(event), words)
+        for page, step, event, words in LINK.findall(text)
+    ]
 
 
 def plain(fragment: str) -> str:
@@ -89,24 +94,35 @@ def text_of(name: str) -> str:
     return plain(" ".join(paragraphs(made()[f"{name}.html"])))
 
 
-# ------------------------------------------------------------------------------------------------------------ the files
+# --------------------------------------------------------------------------------------------------
+# the files
 
 
 def test_there_is_a_page_for_each_lesson_in_the_order_of_a_course() -> None:
-    assert set(made()) == {"index.html", "playground.html", *(f"{lesson}.html" for lesson in LESSONS)}
+    assert set(made()) == {
+        "index.html",
+        "playground.html",
+        *(f"{lesson}.html" for lesson in LESSONS),
+    }
     orders = [page.order for page in gallery.pages().values()]
     assert len(set(orders)) == len(orders)
     assert LESSONS[:5] == ["online_softmax", "standard", "flash_basic", "causal", "backward"]
-    later = [LESSONS.index(name) for name in ("backward", "pinned", "optimum", "streamed", "hybrid")]
+    later = [
+        LESSONS.index(name) for name in ("backward", "pinned", "optimum", "streamed", "hybrid")
+    ]
     assert later == sorted(later)  # what needs the first five
 
 
 @pytest.mark.slow
 def test_every_run_makes_the_same_bytes(tmp_path: Path) -> None:
     """Also one with hashes of its own, in whose sets words lie in another order."""
-    code = "import sys; from flashsim.cli import main; sys.exit(main(['lessons', '-o', sys.argv[1]]))"
+    code = (
+        "import sys; from flashsim.cli import main; sys.exit(main(['lessons', '-o', sys.argv[1]]))"
+    )
     env = {**os.environ, "PYTHONHASHSEED": "12345"}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=env, stdout=subprocess.DEVNULL, check=True
+    )
     assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()} == made()
 
 
@@ -121,20 +137,29 @@ def test_the_command_writes_the_pages_over_its_own_files_and_no_others_and_opens
     index = tmp_path / "flashsim-lessons" / "index.html"
     for _ in range(2):
         assert main(["lessons", "--open"]) == 0
-        assert {file.name: file.read_text(encoding="utf-8") for file in index.parent.iterdir()} == pages
+        assert {
+            file.name: file.read_text(encoding="utf-8") for file in index.parent.iterdir()
+        } == pages
         assert "Saved flashsim-lessons/index.html" in capsys.readouterr().out
     assert opened == [index.as_uri()] * 2
     index.write_text("lessons of my own", encoding="utf-8")
     assert main(["lessons"]) == 2
-    assert "has an index.html of its own; expected a folder for the lessons" in capsys.readouterr().err
+    assert (
+        "has an index.html of its own; expected a folder for the lessons" in capsys.readouterr().err
+    )
     assert index.read_text(encoding="utf-8") == "lessons of my own"
 
 
-def test_the_command_writes_a_lesson_that_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_a_lesson_that_stands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its neighbours are not there: nothing links to them."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert main(["lessons", "causal", "online_softmax", "-o", str(tmp_path / "a" / "b"), "--open"]) == 0
+    assert (
+        main(["lessons", "causal", "online_softmax", "-o", str(tmp_path / "a" / "b"), "--open"])
+        == 0
+    )
     files = sorted((tmp_path / "a" / "b").iterdir())
     assert [file.name for file in files] == ["causal.html", "online_softmax.html"]
     assert not re.findall(r'href="\w+\.html"', files[0].read_text(encoding="utf-8"))
@@ -142,12 +167,18 @@ def test_the_command_writes_a_lesson_that_stands_alone(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_pages_are_small_and_keep_their_values_and_the_index_shows_their_size_and_tiles(name: str) -> None:
+def test_pages_are_small_and_keep_their_values_and_the_index_shows_their_size_and_tiles(
+    name: str,
+) -> None:
     page = made()[f"{name}.html"]
     assert len(page.encode("utf-8")) < LARGEST_PAGE
     for trace in traces(name):
         assert len(trace.steps) <= MOST_STEPS
-        assert all(event.value is not None for event in trace.events if event.kind in ("load", "compute", "store"))
+        assert all(
+            event.value is not None
+            for event in trace.events
+            if event.kind in ("load", "compute", "store")
+        )
         assert trace.about.notes == ()
     assert f'<span class="size">{len(page.encode()) / 1000:,.0f} kB</span>' in article(name)
     (entry,) = re.findall(rf'<li>(<svg .*?</svg>)<article id="{name}">', made()["index.html"])
@@ -157,13 +188,19 @@ def test_pages_are_small_and_keep_their_values_and_the_index_shows_their_size_an
     assert entry.count("var(--ground)") == blocks.T_r * blocks.T_c - len(visited)
 
 
-@pytest.mark.parametrize("name", ["index.html", "playground.html", *(f"{lesson}.html" for lesson in LESSONS)])
+@pytest.mark.parametrize(
+    "name", ["index.html", "playground.html", *(f"{lesson}.html" for lesson in LESSONS)]
+)
 def test_pages_are_self_contained(name: str) -> None:
     text = TRACE.sub("", made()[name])
     assert "default-src 'none'" in text
-    addresses = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing is loaded from
+    # a name, which nothing is loaded from
+    addresses = text.replace("http://www.w3.org/2000/svg", "")
     assert (
-        re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://|fetch\(|XMLHttpRequest|\bimport\(""", addresses)
+        re.findall(
+            r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://|fetch\(|XMLHttpRequest|\bimport\(""",
+            addresses,
+        )
         == []
     )
     assert re.findall(r"\{\{|/\* player\.", addresses) == []  # of the template
@@ -193,12 +230,22 @@ def broken(page: Page) -> list[str]:
     """The rules of `flashsim/learn/gallery/page.py` that a lesson breaks, in words."""
     lesson, steps = page.lesson, [moment.step for moment in page.lesson.moments]
     rules = {
-        f"its docstring has {len(page.about)} characters; expected at least 20, for the index": len(page.about) >= 20,
-        f"its text has {len(lesson.text.split())} words; expected at least 80": len(lesson.text.split()) >= 80,
+        f"its docstring has {len(page.about)} characters; expected at least 20, for the index": len(
+            page.about
+        )
+        >= 20,
+        f"its text has {len(lesson.text.split())} words; expected at least 80": len(
+            lesson.text.split()
+        )
+        >= 80,
         f"it has {len(steps)} moments; expected at least 3": len(steps) >= 3,
-        f"its moments are at steps {steps}; expected each at another": len(set(steps)) == len(steps),
+        f"its moments are at steps {steps}; expected each at another": len(set(steps))
+        == len(steps),
         "it asks nothing; expected at least one question": bool(lesson.stops),
-        f"it has {len(page.traces[0].steps)} steps; expected at most {MOST_STEPS}": len(page.traces[0].steps) <= MOST_STEPS,
+        f"it has {len(page.traces[0].steps)} steps; expected at most {MOST_STEPS}": len(
+            page.traces[0].steps
+        )
+        <= MOST_STEPS,
     }
     for stop in lesson.stops:
         said = f"its question {stop.asks!r}"
@@ -215,7 +262,13 @@ def test_lessons_keep_the_rules_and_call_others_by_name(name: str) -> None:
     """Not by their place, as another may come between."""
     lesson = gallery.pages()[name].lesson
     assert broken(gallery.pages()[name]) == []
-    words = " ".join([lesson.text, *(m.words for m in lesson.moments), *(s.asks + s.because for s in lesson.stops)])
+    words = " ".join(
+        [
+            lesson.text,
+            *(m.words for m in lesson.moments),
+            *(s.asks + s.because for s in lesson.stops),
+        ]
+    )
     place = r"(?:next|previous|following|preceding|first|last|\w+th) lesson|lessons? (?:before|after|\d+)"
     assert re.findall(place, " ".join(words.split())) == []
 
@@ -240,21 +293,40 @@ def test_a_lesson_that_breaks_the_rules_is_told_which() -> None:
     asks_nothing = replace(page, teach=lambda trace: bad.partition("[asks")[0])
     assert "bad: it asks nothing; expected at least one question" in broken(asks_nothing)
     asks_at_once = replace(page, teach=lambda trace: bad.replace("asks @ last step", "asks @ 0"))
-    assert "bad: its question 'Which' is asked before the first step; expected a later one" in broken(asks_at_once)
+    assert (
+        "bad: its question 'Which' is asked before the first step; expected a later one"
+        in broken(asks_at_once)
+    )
 
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_index_has_each_lesson_s_text_and_folds_what_it_asks_before_it_shows(name: str) -> None:
-    """And what the page tells after its questions; it promises a question where the page asks one."""
+    """And what the page tells after its questions; it promises a question where the page asks
+    one.
+    """
     page, lesson = made()[f"{name}.html"], gallery.pages()[name].lesson
     later = re.findall(r'<div class="after" hidden><p>(.*?)</p></div>', page, re.DOTALL)
     for paragraph in paragraphs(page):
-        told = f"</summary><span>{paragraph}</span></details>" if paragraph in later else f"<p>{paragraph}</p>"
+        told = (
+            f"</summary><span>{paragraph}</span></details>"
+            if paragraph in later
+            else f"<p>{paragraph}</p>"
+        )
         assert told in article(name)
-    promised = re.findall(r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>', lesson.html(f"{name}.html"))
-    stops, moments = {stop.step for stop in lesson.stops}, {moment.step for moment in lesson.moments}
+    promised = re.findall(
+        r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>',
+        lesson.html(f"{name}.html"),
+    )
+    stops, moments = (
+        {stop.step for stop in lesson.stops},
+        {moment.step for moment in lesson.moments},
+    )
     assert {*map(int, promised)} == stops & moments
-    seen = re.sub(r"<details><summary>(the page asks first|after the question)</summary>.*?</details>", "", article(name))
+    seen = re.sub(
+        r"<details><summary>(the page asks first|after the question)</summary>.*?</details>",
+        "",
+        article(name),
+    )
     assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
         at for at in moments if at < min(stops)
     }
@@ -282,19 +354,27 @@ def test_the_same_commands_make_the_same_runs(name: str, tmp_path: Path) -> None
     assert data_of(made()[f"{name}.html"]) == fresh
 
 
-# ------------------------------------------------------------------------------------------------------------- moments
+# --------------------------------------------------------------------------------------------------
+# moments
 
 
 def events(trace: Trace, step: Step) -> list[tuple[str, str]]:
-    return [(event.kind, event.name.partition("[")[0]) for event in trace.events[step.first : step.last + 1]]
+    return [
+        (event.kind, event.name.partition("[")[0])
+        for event in trace.events[step.first : step.last + 1]
+    ]
 
 
 def maxima(trace: Trace, step: Step) -> tuple[Any, Any]:
-    """Return the largest score of each row before and after a step that computes one, from the events alone."""
+    """Return the largest score of each row before and after a step that computes one, from the
+    events alone.
+    """
     after = next(e.value for e in trace.events[step.first : step.last + 1] if e.name == "m_i_new")
     before = None
     for event in reversed(trace.events[: step.first]):
-        if (event.kind == "load" and event.array == "m") or (event.kind == "compute" and event.name == "m_i"):
+        if (event.kind == "load" and event.array == "m") or (
+            event.kind == "compute" and event.name == "m_i"
+        ):
             before = event.value
             break
     return before, after
@@ -307,7 +387,9 @@ def tile_leaves(trace: Trace, step: Step) -> int:
 
 
 def skips(trace: Trace, step: Step) -> bool:
-    """Say whether tiles lie between this step's tile, or its row's end, and the one before it, and none is ever visited."""
+    """Say whether tiles lie between this step's tile, or its row's end, and the one before it,
+    and none is ever visited.
+    """
     visited = {s.tile for s in trace.steps}
     i, j = next(s.tile for s in reversed(trace.steps[: step.number]) if s.tile is not None)
     if step.tile is None:
@@ -351,16 +433,24 @@ def holds(name: str, link: Link) -> bool:
     if word == "line":
         return step.label == link.event
     if word in ("read", "write", "initialize"):
-        return ({"read": "load", "write": "store", "initialize": "init"}[word], array) in events(trace, step)
+        return ({"read": "load", "write": "store", "initialize": "init"}[word], array) in events(
+            trace, step
+        )
     if word == "over":
-        return trace.events[step.last].occupancy > trace.about.M and ("compute", "S_ij") in events(trace, step)
+        return trace.events[step.last].occupancy > trace.about.M and ("compute", "S_ij") in events(
+            trace, step
+        )
     checks: dict[str, Callable[[], bool]] = {
         "rescale": lambda: is_rise(trace, step),
         "first maximum": lambda: is_start(trace, step),
         "maximum stays": lambda: is_still(trace, step),
         "tiles skipped": lambda: skips(trace, step),
-        "partial tile": lambda: tile_leaves(trace, step) == 2 and ("compute", "S_masked_ij") in events(trace, step),
-        "full tile": lambda: tile_leaves(trace, step) == 1 and ("compute", "S_masked_ij") in events(trace, step),
+        "partial tile": lambda: (
+            tile_leaves(trace, step) == 2 and ("compute", "S_masked_ij") in events(trace, step)
+        ),
+        "full tile": lambda: (
+            tile_leaves(trace, step) == 1 and ("compute", "S_masked_ij") in events(trace, step)
+        ),
         "first difference": lambda: is_first_difference(name, step),
         "last step": lambda: step is trace.steps[-1],
     }
@@ -376,10 +466,13 @@ def test_links_are_in_the_trace_and_what_they_are_said_to_be(name: str) -> None:
         assert link.step < len(traces(name)[0].steps)
         assert holds(name, link), link
     in_page = links(made()[f"{name}.html"])
-    assert [(link.step, link.event, link.words) for link in in_page] == [(k.step, k.event, k.words) for k in found]
+    assert [(link.step, link.event, link.words) for link in in_page] == [
+        (k.step, k.event, k.words) for k in found
+    ]
 
 
-# ------------------------------------------------------------------------------------ what the texts say, worked out anew
+# ------------------------------------------------------------------------------------ what the
+# texts say, worked out anew
 
 
 def test_online_softmax_has_the_numbers_of_its_scores() -> None:
@@ -388,7 +481,11 @@ def test_online_softmax_has_the_numbers_of_its_scores() -> None:
     m = [max(scores[:i]) for i in range(1, 5)]
     s = [np.exp(scores[:i] - most).sum() for i, most in enumerate(m, 1)]
     trace = traces("online_softmax")[0]
-    shown = [e.value.item() for e in trace.events if e.name == "l_i" and e.value is not None and e.label == "line 5"]
+    shown = [
+        e.value.item()
+        for e in trace.events
+        if e.name == "l_i" and e.value is not None and e.label == "line 5"
+    ]
     np.testing.assert_allclose(shown, s, rtol=1e-6)
     assert len(trace.about.listing) == 9
     assert not [line for line in trace.about.listing if "MASK" in line or "dropout" in line.lower()]
@@ -408,13 +505,16 @@ def test_real_data_is_where_the_maximum_moves_most() -> None:
     assert trace.about.blocks.B_c == size
     (rise,) = [link for link in links(article("real_data")) if link.event == "rescale"]
     before, after = maxima(trace, trace.steps[rise.step])
-    assert float((after - before).max()) == pytest.approx(most[size], abs=2e-3)  # the sample is kept in 16 bits
+    # the sample is kept in 16 bits
+    assert float((after - before).max()) == pytest.approx(most[size], abs=2e-3)
     text = text_of("real_data")
     assert f"here by {most[size]:.4g}, the most in any head for blocks of {size} keys" in text
     assert f"for blocks of {min(most)} it is {most[min(most)]:.4g}" in text
     row = int((after - before).argmax())
     assert f"Row {row} is token" in text
-    assert plain(rise.words).startswith(f"Row {row}: m from {before[row, 0]:.4g} to {after[row, 0]:.4g}")
+    assert plain(rise.words).startswith(
+        f"Row {row}: m from {before[row, 0]:.4g} to {after[row, 0]:.4g}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -427,24 +527,39 @@ def test_real_data_is_where_the_maximum_moves_most() -> None:
         ("backward", "flash", {"direction": "backward"}),
     ],
 )
-def test_counts_in_texts_are_the_closed_forms(name: str, algorithm: str, options: dict[str, Any]) -> None:
+def test_counts_in_texts_are_the_closed_forms(
+    name: str, algorithm: str, options: dict[str, Any]
+) -> None:
     about = traces(name)[0].about
     blocks = (about.blocks.B_r, about.blocks.B_c)
-    exact = theory.exact(algorithm, N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks, **options)
+    exact = theory.exact(
+        algorithm, N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks, **options
+    )
     said = text_of(name) + plain(article(name))
     assert f"{exact.hbm.accesses:,} " in said
     if name == "causal":
-        by_array, whole = exact.hbm.by_array, theory.exact("q_outer", N=12, d=4, M=about.M, blocks=blocks).hbm
+        by_array, whole = (
+            exact.hbm.by_array,
+            theory.exact("q_outer", N=12, d=4, M=about.M, blocks=blocks).hbm,
+        )
         assert f"K and V cost {by_array['K'].reads + by_array['V'].reads} accesses" in said
-        assert f"without the mask they would cost {whole.by_array['K'].reads + whole.by_array['V'].reads}." in said
+        assert (
+            "without the mask they would cost "
+            f"{whole.by_array['K'].reads + whole.by_array['V'].reads}."
+        ) in said
         assert f"{exact.hbm.accesses} accesses of {whole.accesses} without a mask" in said
     if name == "block_sparse":
         dense = theory.exact("flash", N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks)
         most = f"{dense.hbm.accesses:,}"
-        assert f"This run makes {exact.hbm.accesses:,} accesses, and with all tiles it would make {most}." in said
+        assert (
+            f"This run makes {exact.hbm.accesses:,} accesses, and with all tiles it would make "
+            f"{most}."
+        ) in said
     if name in ("flash_basic", "backward"):
         direction = options.get("direction", "forward")
-        standard = theory.exact("standard", N=about.shape.N_q, d=about.shape.d, M=about.M, direction=direction)
+        standard = theory.exact(
+            "standard", N=about.shape.N_q, d=about.shape.d, M=about.M, direction=direction
+        )
         assert f"{standard.hbm.accesses:,}." in said
 
 
@@ -454,16 +569,23 @@ def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
     for trace, name in zip(traces("streamed"), ("streamed", "q_outer"), strict=True):
         pairs = [(B_r, B_c) for B_r in range(1, 7) for B_c in range(1, 7)]
         counted = {pair: theory.exact(name, N=6, d=4, M=34, blocks=pair) for pair in pairs}
-        moves = {pair: tally.hbm.accesses for pair, tally in counted.items() if tally.sram.peak <= 34}
+        moves = {
+            pair: tally.hbm.accesses for pair, tally in counted.items() if tally.sram.peak <= 34
+        }
         here = (trace.about.blocks.B_r, trace.about.blocks.B_c)
         assert (trace.about.algorithm, moves[here]) == (name, min(moves.values()))
         sides[name] = (counted[here].hbm.accesses, counted[here].sram.peak, here[0])
     (few, peak, rows), (many, other, fewer) = sides["streamed"], sides["q_outer"]
-    assert f"{6 // rows} times instead of {6 // fewer}: {few} accesses, and q_outer makes {many} with" in said
+    assert (
+        f"{6 // rows} times instead of {6 // fewer}: {few} accesses, and q_outer makes {many} with"
+        in said
+    )
     assert f"At most {peak} elements are on chip here, and {other} there." in said
     loads = [e for e in traces("streamed")[0].events if e.kind == "load" and e.array in ("K", "V")]
     assert {np.size(e.value) for e in loads if e.value is not None} == {1}
-    long = {name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name].accesses for name in sides}
+    long = {
+        name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name].accesses for name in sides
+    }
     assert f"that is {long['streamed']:,} accesses against {long['q_outer']:,}: 4.3% fewer." in said
     assert 100 * (1 - long["streamed"] / long["q_outer"]) == pytest.approx(4.3, abs=0.05)
 
@@ -473,13 +595,18 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     mask = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
     small: dict[str, Any] = {"N": 4, "d": 4, "f": 8, "o": 2, "mask1": mask, "blocks": (2, 2, 2, 2)}
     fused, unfused = (mlp.count(**small, fused=fused).hbm.accesses for fused in (True, False))
-    assert f"This run moves {fused} elements; with H in HBM and the same blocks it would be {unfused}." in said
+    assert (
+        f"This run moves {fused} elements; with H in HBM and the same blocks it would be {unfused}."
+        in said
+    )
     for M, words in (
         (1024**2 // 9, "moves {0:g} elements for each element of H if fused, and {1:g} in"),
         (1024**2, "{0:g} instead of {1:g}."),
     ):
         ways: tuple[dict[str, Any], ...] = ({}, {"fused": False, "tiles": "square"})
-        moved = (mlp.exact(N=2048, d=1024, f=4096, M=M, **way).hbm.accesses / 2048 / 4096 for way in ways)
+        moved = (
+            mlp.exact(N=2048, d=1024, f=4096, M=M, **way).hbm.accesses / 2048 / 4096 for way in ways
+        )
         assert words.format(*moved) in said
 
 
@@ -497,14 +624,20 @@ def test_the_missing_rescale_is_wrong_where_it_says() -> None:
     error = np.abs(gathered(wrong, "store", "O") - want).max(axis=1)
     bad = int((error > 1e-3).sum())
     text = text_of("missing_rescale")
-    assert f"At the end {bad} of {len(error)} rows are wrong, row {error.argmax()} by {error.max():.4g}." in text
+    assert (
+        f"At the end {bad} of {len(error)} rows are wrong, row {error.argmax()} by "
+        f"{error.max():.4g}."
+    ) in text
     assert f"({', '.join(map(str, np.flatnonzero(error <= 1e-3)))})" in text
-    assert [(a.reads, a.writes) for a in right.about.arrays] == [(a.reads, a.writes) for a in wrong.about.arrays]
+    assert [(a.reads, a.writes) for a in right.about.arrays] == [
+        (a.reads, a.writes) for a in wrong.about.arrays
+    ]
     assert [e.occupancy for e in right.events] == [e.occupancy for e in wrong.events]
     assert np.array_equal(gathered(right, "store", "l"), gathered(wrong, "store", "l"))
 
 
-# ------------------------------------------------------------------------------------------------- a lesson, by itself
+# -------------------------------------------------------------------------------------------------
+# a lesson, by itself
 
 
 def short_trace() -> Trace:
@@ -515,22 +648,33 @@ def short_trace() -> Trace:
 def test_symbols_are_set_and_all_else_is_escaped() -> None:
     found = typeset("m_i^new of B_r rows, a factor e^{−3}, 10^{−14} & <b>; row’s `S_ij` L6-v2 A")
     assert plain(found) == "mnewi of Br rows, a factor e−3, 10−14 & <b>; row’s S_ij L6-v2 A"
-    assert found.startswith('<span class="symbol"><i>m</i><span class="ss"><sup>new</sup><sub><i>i</i></sub></span></span> of ')
+    assert found.startswith(
+        '<span class="symbol"><i>m</i><span '
+        'class="ss"><sup>new</sup><sub><i>i</i></sub></span></span> of '
+    )
     assert "10<sup>−14</sup> &amp; &lt;" in found
     assert found.endswith("row’s <code>S_ij</code> L6-v2 A")
-    assert typeset("loss_i of loss") == '<span class="symbol"><i>loss</i><sub><i>i</i></sub></span> of loss'
-    assert typeset("W1_cj, W1, X_{i,T_d}") == (
-        '<span class="symbol"><i>W</i>1<sub><i>cj</i></sub></span>, W1, <span class="symbol"><i>X</i><sub>'
-        '<span class="symbol"><i>i</i></span>,<span class="symbol"><i>T</i><sub><i>d</i></sub></span></sub></span>'
+    assert (
+        typeset("loss_i of loss")
+        == '<span class="symbol"><i>loss</i><sub><i>i</i></sub></span> of loss'
     )
-    page = short_trace().html(lesson=Lesson("<b>", "{{trace}} </details><script>", (Moment(0, '"', "&"),)))
+    assert typeset("W1_cj, W1, X_{i,T_d}") == (
+        '<span class="symbol"><i>W</i>1<sub><i>cj</i></sub></span>, W1, <span '
+        'class="symbol"><i>X</i><sub>'
+        '<span class="symbol"><i>i</i></span>,<span '
+        'class="symbol"><i>T</i><sub><i>d</i></sub></span></sub></span>'
+    )
+    page = short_trace().html(
+        lesson=Lesson("<b>", "{{trace}} </details><script>", (Moment(0, '"', "&"),))
+    )
     assert "<summary>&lt;b&gt;</summary>" in page
     assert "</details>&lt;script&gt;" not in page
     assert "&lt;/details&gt;&lt;" in page
     assert page.count('<script id="trace"') == 1
 
 
-# ----------------------------------------------------------------------------------------------------------- the browser
+# --------------------------------------------------------------------------------------------------
+# the browser
 
 
 @pytest.fixture(scope="session")
@@ -544,7 +688,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def page(browser: Any, folder: str) -> Iterator[Any]:
-    """A page of a desk's size; at the end, see that nothing but the gallery's files was asked for, and no complaint made."""
+    """A page of a desk's size; at the end, see that nothing but the gallery's files was asked
+    for, and no complaint made.
+    """
     context = browser.new_context(viewport=DESK, base_url=folder)
     found = context.new_page()
     complaints: list[str] = []
@@ -555,7 +701,9 @@ def page(browser: Any, folder: str) -> Iterator[Any]:
     yield found
     context.close()
     assert complaints == []
-    assert [url for url in requests if not re.fullmatch(rf"{re.escape(folder)}\w+\.html(#.*)?", url)] == []
+    assert [
+        url for url in requests if not re.fullmatch(rf"{re.escape(folder)}\w+\.html(#.*)?", url)
+    ] == []
 
 
 def opened(page: Any, name: str, at: str = "") -> Any:
@@ -570,7 +718,9 @@ def opened(page: Any, name: str, at: str = "") -> Any:
 def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str) -> None:
     opened(page, name)
     assert page.locator("#message").is_hidden()
-    assert plain(paragraphs(made()[f"{name}.html"])[0]) == plain(page.locator("#lesson p").first.text_content())
+    assert plain(paragraphs(made()[f"{name}.html"])[0]) == plain(
+        page.locator("#lesson p").first.text_content()
+    )
     assert page.locator("#lesson p").first.is_visible()
     for number, link in enumerate(links(article(name))):
         if number == 0:
@@ -591,7 +741,8 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
             assert page.locator(".hbm .active").count() > 0
         if link.event == "last step":
             assert page.evaluate("player.t === player.length - 1")
-            said = "times this run's" if name == "optimum" else "equal the prediction."  # a search's schedule has no closed form
+            # a search's schedule has no closed form
+            said = "times this run's" if name == "optimum" else "equal the prediction."
             assert said in page.locator(".versus").first.text_content()
     assert page.locator("#lesson .moments .here").count() == 1
     page.evaluate("player.lesson.stops = []")
@@ -615,7 +766,9 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280×720", "390×844"])
-def test_the_index_fits_and_follows_the_colour_scheme(browser: Any, folder: str, viewport: dict[str, int]) -> None:
+def test_the_index_fits_and_follows_the_colour_scheme(
+    browser: Any, folder: str, viewport: dict[str, int]
+) -> None:
     page = browser.new_page(viewport=viewport, base_url=folder)
     page.goto("index.html")
     fits_and_follows_the_colour_scheme(page)
@@ -665,29 +818,47 @@ FITS = """(() => {
 })()"""
 CUT = """[...document.querySelectorAll(".two :is(.pairs, .memory .scroll)")]
   .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.innerText)"""
-SEEN = (".now", ".listing .on, .source .on", ".grid", ".pairs thead th:nth-child(-n + 4)", ".pairs tbody tr:first-child > *")
+SEEN = (
+    ".now",
+    ".listing .on, .source .on",
+    ".grid",
+    ".pairs thead th:nth-child(-n + 4)",
+    ".pairs tbody tr:first-child > *",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("viewport", [DESK, PHONE, FRAME], ids=["1280×720", "390×844", "960×480"])
 @pytest.mark.parametrize("name", LESSONS)
-def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, viewport: dict[str, int]) -> None:
-    """The lit line, the picture, m, ℓ, O and their first row, at each moment and some steps between; nothing covers them.
+def test_what_a_step_is_about_is_seen_without_scrolling(
+    page: Any, name: str, viewport: dict[str, int]
+) -> None:
+    """The lit line, the picture, m, ℓ, O and their first row, at each moment and some steps
+    between; nothing covers them.
 
-    Where panels are below each other, m, ℓ, O to their last row. On a desk no table of two runs is cut.
+    Where panels are below each other, m, ℓ, O to their last row. On a desk no table of two runs is
+    cut.
     """
-    seen = [*SEEN, *([".pairs tbody tr:last-child > :nth-child(-n + 2)"] if viewport == PHONE else [])]
+    seen = [
+        *SEEN,
+        *([".pairs tbody tr:last-child > :nth-child(-n + 2)"] if viewport == PHONE else []),
+    ]
     page.set_viewport_size(viewport)
     opened(page, name)
     fits_and_follows_the_colour_scheme(page)
     moments = {link.step for link in links(article(name))}
     steps = sorted(moments | set(range(0, len(traces(name)[0].steps), 17)))
-    assert page.locator("#lesson p").first.is_visible() == (viewport != PHONE)  # where it would hide the picture
+    # where it would hide the picture
+    assert page.locator("#lesson p").first.is_visible() == (viewport != PHONE)
     for step in steps:
         page.evaluate(f"player.go({step})")
-        assert page.locator("#lesson p").first.is_visible() == (step == 0 and viewport != PHONE)  # it folds later
+        # it folds later
+        assert page.locator("#lesson p").first.is_visible() == (step == 0 and viewport != PHONE)
         if step:
-            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            page.evaluate(
+                "() => new Promise((done) => requestAnimationFrame(() => "
+                "requestAnimationFrame(done)))"
+            )
             assert page.evaluate(UNSEEN, seen) == [], step
         assert viewport != DESK or page.evaluate(CUT) == [], step
     assert page.evaluate(FITS)
@@ -699,7 +870,11 @@ def test_a_covered_part_is_found(page: Any) -> None:
     found = page.evaluate(UNSEEN, list(SEEN))
     assert [part for part in found if "cut off by listing" in part]
     page.evaluate("document.querySelector('#views').style.flex = 'none'")
-    assert [part for part in page.evaluate(UNSEEN, list(SEEN)) if "beyond" in part or "not to be clicked" in part]
+    assert [
+        part
+        for part in page.evaluate(UNSEEN, list(SEEN))
+        if "beyond" in part or "not to be clicked" in part
+    ]
 
 
 TOTALS = """() => [...document.querySelectorAll(".hbm tbody tr")].flatMap((row) => [3, 5].map((n) => row.cells[n].textContent))"""
@@ -712,9 +887,11 @@ SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
-    """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once, and can be skipped.
+    """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once,
+    and can be skipped.
 
-    What it asks is shown before neither in the predicted totals nor in the moments; the last step, reached by a key, shows all.
+    What it asks is shown before neither in the predicted totals nor in the moments; the last step,
+    reached by a key, shows all.
     """
     opened(page, name)
     stops = page.evaluate("player.lesson.stops.map(([step]) => step)")
@@ -769,21 +946,37 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
 
 
 ANSWERS = {
-    "online_softmax": "0.04979", "line_1": "all of M", "real_data": "smaller than float32 can add",
-    "optimum": "turns around", "pinned": "saves 2 of 3", "streamed": "150", "hybrid": "252",
-    "causal": "leave these tiles out", "sliding_window": "Twice the length", "block_sparse": "768",
-    "decoding": "No split is rescaled", "missing_rescale": "is right everywhere",
-    "kernel_product": "nothing is rescaled", "ring": "3 times its 4 rows", "sparse_mlp": "leaves the tile out",
-}  # fmt: skip
-GIVEN_AWAY = [("pinned", "whole run"), ("pinned", "stay"), ("streamed", "fewer"),
-              ("sparse_mlp", "tiles of H pass before")]  # fmt: skip
+    "online_softmax": "0.04979",
+    "line_1": "all of M",
+    "real_data": "smaller than float32 can add",
+    "optimum": "turns around",
+    "pinned": "saves 2 of 3",
+    "streamed": "150",
+    "hybrid": "252",
+    "causal": "leave these tiles out",
+    "sliding_window": "Twice the length",
+    "block_sparse": "768",
+    "decoding": "No split is rescaled",
+    "missing_rescale": "is right everywhere",
+    "kernel_product": "nothing is rescaled",
+    "ring": "3 times its 4 rows",
+    "sparse_mlp": "leaves the tile out",
+}
+GIVEN_AWAY = [
+    ("pinned", "whole run"),
+    ("pinned", "stay"),
+    ("streamed", "fewer"),
+    ("sparse_mlp", "tiles of H pass before"),
+]
 
 
 @pytest.mark.parametrize(("name", "answer"), GIVEN_AWAY)
 def test_no_moment_answers_a_question_that_is_still_to_come(name: str, answer: str) -> None:
     """Neither the text that is seen at first nor a moment that is not folded in the index."""
     whole = gallery.pages()[name].lesson.html()
-    seen = re.sub(r'<div class="after" hidden>.*?</div>|<details>.*?</details>', "", whole, flags=re.DOTALL)
+    seen = re.sub(
+        r'<div class="after" hidden>.*?</div>|<details>.*?</details>', "", whole, flags=re.DOTALL
+    )
     assert len(seen) < len(whole)
     assert answer not in html.unescape(re.sub(r"<[^>]*>", "", seen))
 
@@ -801,7 +994,9 @@ def test_no_text_answers_its_question_before_it_is_asked(name: str) -> None:
 def test_a_page_tells_what_answers_its_question_once_it_has_asked(page: Any) -> None:
     opened(page, "causal")
     assert page.locator("#lesson .after").count() == 2
-    assert page.evaluate("[...document.querySelectorAll('#lesson .after')].every(one => one.hidden)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('#lesson .after')].every(one => one.hidden)"
+    )
     (stop,) = gallery.pages()["causal"].lesson.stops
     for _ in range(stop.step):
         page.keyboard.press("ArrowRight")
@@ -848,12 +1043,19 @@ def test_right_answers_are_right() -> None:
 
     assert right_answers("standard") == ["S and P"]
     assert most("standard", ("load", "store", "init"), "Q K V S P O") in "SP"
-    assert right_answers("flash_basic") == [most("flash_basic", ("load", "store", "init"), "Q K V O")]
+    assert right_answers("flash_basic") == [
+        most("flash_basic", ("load", "store", "init"), "Q K V O")
+    ]
     assert right_answers("backward") == [most("backward", ("store", "init"), "dQ dK dV")]
     line_1 = traces("line_1")[0].about
     assert right_answers("line_1") == ["all of it"]
     assert 2 * line_1.shape.d * (line_1.blocks.B_r + line_1.blocks.B_c) == line_1.M
-    twice = [theory.exact("sliding_window", N=n, d=4, M=64, blocks=(2, 2), window=4).hbm.by_array["K"].reads for n in (16, 32)]
+    twice = [
+        theory.exact("sliding_window", N=n, d=4, M=64, blocks=(2, 2), window=4)
+        .hbm.by_array["K"]
+        .reads
+        for n in (16, 32)
+    ]
     assert right_answers("sliding_window") == [f"{round(twice[1] / twice[0])} times"]
     assert right_answers("decoding") == ["never"]
     assert right_answers("missing_rescale") == ["O"]
@@ -865,7 +1067,9 @@ def test_right_answers_are_right() -> None:
 
 
 def test_a_marked_text_comes_apart() -> None:
-    """Marks begin a line; moments and stops are in order of their steps, wherever the text has them."""
+    """Marks begin a line; moments and stops are in order of their steps, wherever the text has
+    them.
+    """
     (trace,) = traces("standard")
     marked = """
         One [line 3] stays.
@@ -886,17 +1090,26 @@ def test_a_marked_text_comes_apart() -> None:
     assert text.split() == ["One", "[line", "3]", "stays.", "Two."]
     assert stops == (Stop(trace.steps[-1].number, "Which?", ("a", "b c"), "b c", "As it is."),)
     assert [(moment.event, moment.words) for moment in moments] == [
-        ("a name", "Out."), ("read K", "Anew."), ("read S", "Back again.")
-    ]  # fmt: skip
+        ("a name", "Out."),
+        ("read K", "Anew."),
+        ("read S", "Back again."),
+    ]
     out, anew, back = (trace.steps[moment.step] for moment in moments)
-    assert (("store", "S") in events(trace, out), ("load", "S") in events(trace, back)) == (True, True)
+    assert (("store", "S") in events(trace, out), ("load", "S") in events(trace, back)) == (
+        True,
+        True,
+    )
     assert dict(anew.loops)["i"] == 1
-    with pytest.raises(ValueError, match=r"event is 'reed K' with \{\}; expected one that a step after -1 is"):
+    with pytest.raises(
+        ValueError, match=r"event is 'reed K' with \{\}; expected one that a step after -1 is"
+    ):
         parts_of("[reed K] x", trace)
 
 
 def test_a_lesson_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    """A right answer that cannot be chosen, moments and stops at no step, a file that is no page."""
+    """A right answer that cannot be chosen, moments and stops at no step, a file that is no
+    page.
+    """
     trace, steps = short_trace(), rf"expected steps from 0 to {len(short_trace().steps) - 1}$"
     with pytest.raises(ValueError, match="right is 'c'; expected one of the choices, a, b"):
         Stop(0, "?", ("a", "b"), "c", "")

@@ -1,4 +1,5 @@
-"""The kernels on a GPU: results against the reference, counts against `flashsim.count`, and what is written and what is not.
+"""The kernels on a GPU: results against the reference, counts against `flashsim.count`, and what is
+written and what is not.
 
 Skipped, with the reason, where there is no GPU. What needs none is in test_gpu_compile.py.
 """
@@ -173,10 +174,14 @@ def run(rung: Kernel, problem: Given, backward: bool = False, **asked: Any) -> R
     if backward:
         assert rung.backward is not None
         outs = [Poisoned(X.shape, X.dtype) for X in inputs]
-        rung.backward(*inputs, o.array, lse.array, sent["do"], *(out.array for out in outs), options)
+        rung.backward(
+            *inputs, o.array, lse.array, sent["do"], *(out.array for out in outs), options
+        )
         results += [out.get() for out in outs]
     for name, array in sent.items():
-        assert (array.get().view(np.uint8) == getattr(problem, name).view(np.uint8)).all(), f"{name} was modified"
+        assert (array.get().view(np.uint8) == getattr(problem, name).view(np.uint8)).all(), (
+            f"{name} was modified"
+        )
     return Result(*results)
 
 
@@ -194,7 +199,13 @@ def bounded(rung: Kernel, problem: Given) -> dict[str, Any]:
 
 
 def assert_near(
-    rung: Kernel, problem: Given, found: Result, mask: Any = None, keep: Any = None, p: float = 0.0, scale: float | None = None
+    rung: Kernel,
+    problem: Given,
+    found: Result,
+    mask: Any = None,
+    keep: Any = None,
+    p: float = 0.0,
+    scale: float | None = None,
 ) -> None:
     """Hold results against the reference, in float64 on the same numbers, and its bounds."""
     q, k, v = problem.q, problem.full(problem.k), problem.full(problem.v)
@@ -203,7 +214,9 @@ def assert_near(
     rounded = rounding(rung.model, model_blocks(rung, problem, "forward"))
     bound = error_bound(q, k, v, **rounded, **bounded(rung, problem), **data)
     worst = np.max(np.abs(found.o - O) - bound)
-    assert worst <= 0, f"O is off by {np.abs(found.o - O).max():.3g}, {worst:.3g} more than its bound"
+    assert worst <= 0, (
+        f"O is off by {np.abs(found.o - O).max():.3g}, {worst:.3g} more than its bound"
+    )
     with np.errstate(divide="ignore"):
         lse = m + np.log(l)
     assert (np.isneginf(lse) == np.isneginf(found.lse)).all()
@@ -226,10 +239,14 @@ def assert_near(
         wanted, allowed = getattr(exact, name), getattr(bounds, name)
         if name != "dQ" and problem.group > 1:
             by_group = (q.shape[0], -1, problem.group, *wanted.shape[2:])
-            allowed = group_bound(wanted.reshape(by_group), allowed.reshape(by_group), stored=q.dtype)
+            allowed = group_bound(
+                wanted.reshape(by_group), allowed.reshape(by_group), stored=q.dtype
+            )
             wanted = wanted.reshape(by_group).sum(axis=2)
         worst = np.max(np.abs(array - wanted) - allowed)
-        assert worst <= 0, f"{name} is off by {np.abs(array - wanted).max():.3g}, {worst:.3g} more than its bound"
+        assert worst <= 0, (
+            f"{name} is off by {np.abs(array - wanted).max():.3g}, {worst:.3g} more than its bound"
+        )
 
 
 def skip_unless(rung: Kernel, dtype: str, shape: tuple[int, ...], causal: bool = False) -> None:
@@ -246,7 +263,9 @@ def skip_unless(rung: Kernel, dtype: str, shape: tuple[int, ...], causal: bool =
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("rung", RUNGS, ids=by_name)
-def test_results_lie_within_rounding_of_the_reference(rung: Kernel, shape: tuple[int, ...], dtype: str, causal: bool) -> None:
+def test_results_lie_within_rounding_of_the_reference(
+    rung: Kernel, shape: tuple[int, ...], dtype: str, causal: bool
+) -> None:
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype, outliers=shape[3] == 1000)
     found = run(rung, problem, backward=rung.backward is not None, causal=causal)
@@ -257,19 +276,25 @@ def test_results_lie_within_rounding_of_the_reference(rung: Kernel, shape: tuple
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
-def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str, d: int, causal: bool) -> None:
+def test_dropout_lies_within_rounding_of_the_reference(
+    rung: Kernel, dtype: str, d: int, causal: bool
+) -> None:
     shape = (1, 2, 2, 129, 150, d)
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype)
     p, seed = 0.3, 2**40 + 5
     keep = np.stack([keep_mask(seed, p, 129, 150, head) for head in range(2)])[None]
-    found = run(rung, problem, backward=rung.backward is not None, causal=causal, dropout_p=p, seed=seed)
+    found = run(
+        rung, problem, backward=rung.backward is not None, causal=causal, dropout_p=p, seed=seed
+    )
     assert_near(rung, problem, found, problem.causal if causal else None, keep, p)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
 def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
-    """With q = 0 every weight is 1/N_k, and with 64 rows of the identity for V, O shows the mask of 64 keys."""
+    """With q = 0 every weight is 1/N_k, and with 64 rows of the identity for V, O shows the mask
+    of 64 keys.
+    """
     dtype = rung.dtypes[-1]
     B, H, N_q, N_k, d, p, seed = 2, 3, 130, 192, 64, 0.7, 0xFEDCBA9876543210
     for first in range(0, N_k, d):
@@ -285,7 +310,9 @@ def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal and dense"])
 @pytest.mark.parametrize("broadcast", [(2, 3, 65, 130), (2, 1, 1, 130), (1, 3, 65, 1), (130,)])
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if "mask" in rung.takes], ids=by_name)
-def test_masks_lie_within_rounding_of_the_reference(rung: Kernel, broadcast: tuple[int, ...], causal: bool) -> None:
+def test_masks_lie_within_rounding_of_the_reference(
+    rung: Kernel, broadcast: tuple[int, ...], causal: bool
+) -> None:
     import cupy
 
     problem = given((2, 3, 3, 65, 130, 64), rung.dtypes[-1])
@@ -296,7 +323,8 @@ def test_masks_lie_within_rounding_of_the_reference(rung: Kernel, broadcast: tup
     assert_near(rung, problem, found, whole & problem.causal if causal else whole)
 
 
-# ---------------------------------------------------------------------------------------------------------------- counts
+# --------------------------------------------------------------------------------------------------
+# counts
 
 COUNTED = {  # B, H_q, H_kv, N_q, N_k, d, blocks
     "whole": (1, 2, 2, 128, 128, 64, None),
@@ -310,10 +338,21 @@ COUNTED = {  # B, H_q, H_kv, N_q, N_k, d, blocks
 }
 
 
-def tally(name: str, shape: tuple[Any, ...], direction: str = "forward", **asked: Any) -> dict[str, tuple[int, int]]:
+def tally(
+    name: str, shape: tuple[Any, ...], direction: str = "forward", **asked: Any
+) -> dict[str, tuple[int, int]]:
     B, H_q, H_kv, N_q, N_k, d, blocks = shape
     counted = flashsim.count(
-        name, N_q=N_q, N_k=N_k, d=d, heads=B * H_q, kv_heads=B * H_kv, blocks=blocks, M=10**9, direction=direction, **asked
+        name,
+        N_q=N_q,
+        N_k=N_k,
+        d=d,
+        heads=B * H_q,
+        kv_heads=B * H_kv,
+        blocks=blocks,
+        M=10**9,
+        direction=direction,
+        **asked,
     )
     return {array: (a.reads, a.writes) for array, a in counted.hbm.by_array.items()}
 
@@ -326,10 +365,14 @@ def moved(counters: dict[str, gpu.Moved]) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 @pytest.mark.parametrize("shape", COUNTED.values(), ids=COUNTED)
 @pytest.mark.parametrize("rung", COUNTING, ids=by_name)
-def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout_p: float, masked: str) -> None:
+def test_counts_are_the_simulators(
+    rung: Kernel, shape: tuple[Any, ...], dropout_p: float, masked: str
+) -> None:
     import cupy
 
-    if (masked != "full" and "causal" not in rung.takes) or (dropout_p and "dropout_p" not in rung.takes):
+    if (masked != "full" and "causal" not in rung.takes) or (
+        dropout_p and "dropout_p" not in rung.takes
+    ):
         pytest.skip(f"{rung.name} has neither mask nor dropout")
     if "dense" in masked and "mask" not in rung.takes:
         pytest.skip(f"{rung.name} has no dense masks")
@@ -349,9 +392,15 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     asked: dict[str, Any] = {"causal": masked.startswith("causal"), "dropout_p": dropout_p}
     dense = np.ones((sizes[3], sizes[4]), bool)
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
-    run_with = {**asked, "mask": cupy.asarray(dense) if "dense" in masked else None, "kernel": rung.name, "blocks": blocks}
+    run_with = {
+        **asked,
+        "mask": cupy.asarray(dense) if "dense" in masked else None,
+        "kernel": rung.name,
+        "blocks": blocks,
+    }
     model_with = {**asked, "mask": dense if "dense" in masked else None}
-    unwritten = {"R"} if rung.name == "hopper" else set()  # the seed comes with the call, and is not written
+    # the seed comes with the call, and is not written
+    unwritten = {"R"} if rung.name == "hopper" else set()
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
     ours = (*sizes, blocks or chosen(sizes[5], dtype, "forward"))
     wanted = tally(rung.model, ours, **model_with)
@@ -374,7 +423,9 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     ],
 )
 def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> None:
-    """As q_outer's, but that L is copied, dQ's sums are rounded where rows see a key, and a group has one K_j and V_j."""
+    """As q_outer's, but that L is copied, dQ's sums are rounded where rows see a key, and a
+    group has one K_j and V_j.
+    """
     import cupy
 
     B, H, H_kv, N_q, N_k, d = shape
@@ -396,7 +447,9 @@ def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> N
 @pytest.mark.parametrize("scale", [1e9, -1e9, 0.0])
 @pytest.mark.parametrize("rung", BACKWARD, ids=by_name)
 def test_gradients_of_huge_scores_are_finite(rung: Kernel, scale: float) -> None:
-    """P = e^(S − L) would not be at most 1 where S and L are so large that their rounding exceeds 1."""
+    """P = e^(S − L) would not be at most 1 where S and L are so large that their rounding
+    exceeds 1.
+    """
     if rung.name == "standard":
         pytest.skip("it divides by ℓ, and has no L")
     problem = given((1, 1, 1, 130, 130, 64), rung.dtypes[-1])
@@ -416,10 +469,12 @@ def test_algorithm_1_counts_at_every_block_size_of_figure_2(B_c: int) -> None:
     q, k, v = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v))
     o, counted = gpu.forward(q, k, v, kernel="algorithm_1", blocks=(64, B_c), count=True)
     assert moved(counted) == tally("flash_basic", (1, 3, 3, 333, 333, 64, (64, B_c)))
-    assert (o == gpu.forward(q, k, v, kernel="algorithm_1", blocks=(64, B_c))).all()  # counting changes no bit
+    # counting changes no bit
+    assert (o == gpu.forward(q, k, v, kernel="algorithm_1", blocks=(64, B_c))).all()
 
 
-# ------------------------------------------------------------------------------------------------------------- behaviour
+# --------------------------------------------------------------------------------------------------
+# behaviour
 
 
 @pytest.mark.parametrize("rung", RUNGS, ids=by_name)
@@ -447,12 +502,16 @@ def test_strides_are_honoured(rung: Kernel) -> None:
         assert (gpu.forward(*views[:3], kernel=rung.name) == o).all()
         if rung.backward:
             options: dict[str, Any] = {"kernel": rung.name, "deterministic": True}
-            wanted, found = (gpu.backward(a, b, c, o, lse, do, **options) for a, b, c, do in (plain, views))
+            wanted, found = (
+                gpu.backward(a, b, c, o, lse, do, **options) for a, b, c, do in (plain, views)
+            )
             assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
 
 
 def test_offsets_are_64_bit() -> None:
-    """More than 2³¹ elements: 520,000 heads of 65 × 64, the same thousand over and over, but for the last."""
+    """More than 2³¹ elements: 520,000 heads of 65 × 64, the same thousand over and over, but for
+    the last.
+    """
     import cupy
 
     if cupy.cuda.runtime.memGetInfo()[0] < 40 * 2**30:
@@ -485,7 +544,8 @@ def test_the_current_stream_is_respected() -> None:
         "wait",
     )
     stream = cupy.cuda.Stream(non_blocking=True)
-    for first in (True, False):  # the first time, memory is allocated and kernels are loaded, which waits for the GPU
+    # the first time, memory is allocated and kernels are loaded, which waits for the GPU
+    for first in (True, False):
         late = cupy.full_like(q, float("nan"))
         cupy.cuda.Device().synchronize()
         with stream:
@@ -503,17 +563,30 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
 
     hopper = cupy.cuda.Device().compute_capability == "90"
     fast = "hopper" if hopper else "tensor_core"
-    half, single, small = (cupy.ones((1, 2, 70, d), dtype) for d, dtype in ((64, "float16"), (64, "float32"), (32, "float16")))
+    half, single, small = (
+        cupy.ones((1, 2, 70, d), dtype)
+        for d, dtype in ((64, "float16"), (64, "float32"), (32, "float16"))
+    )
     wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
     mask = cupy.ones((70, 70), bool)
     for X, asked, wanted, why in (
         (half, {}, fast, "70 keys" if hopper else "capability"),
         (half, {"dropout_p": 0.5, "causal": True}, fast, ""),
-        (half[:, :, :8], {}, "hopper_decode" if hopper else fast, "the fastest" if hopper else "capability"),
+        (
+            half[:, :, :8],
+            {},
+            "hopper_decode" if hopper else fast,
+            "the fastest" if hopper else "capability",
+        ),
         (half, {"mask": flashsim.SlidingWindow(9, 0)}, "hopper" if hopper else "q_outer", ""),
         (small, {}, "tensor_core", "d is 32" if hopper else ""),
         (wide, {}, "q_outer", "multiples of 16"),
-        (half, {"mask": mask}, "hopper" if hopper else "q_outer", "70 keys" if hopper else "does not take mask"),
+        (
+            half,
+            {"mask": mask},
+            "hopper" if hopper else "q_outer",
+            "70 keys" if hopper else "does not take mask",
+        ),
         (single, {}, "q_outer", "does not take float32"),
     ):
         found = gpu.plan(X, X, X, **asked)
@@ -531,15 +604,21 @@ def test_torch_tensors_go_in_and_come_back() -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            o, lse = gpu.forward(q.requires_grad_(), k, v, kernel="algorithm_2", causal=True, return_lse=True)
+            o, lse = gpu.forward(
+                q.requires_grad_(), k, v, kernel="algorithm_2", causal=True, return_lse=True
+            )
             dq, dk, dv = gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2", causal=True)
         side.synchronize()
-        wanted = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), is_causal=True
+        )
         assert o.dtype == dtype
         assert (o.float() - wanted).abs().max().item() < (1e-5 if dtype == torch.float32 else 3e-2)
         wanted.backward(do.float())
         assert q.grad is not None
-        assert (dq.float() - q.grad.float()).abs().max().item() < (1e-4 if dtype == torch.float32 else 1e-1)
+        assert (dq.float() - q.grad.float()).abs().max().item() < (
+            1e-4 if dtype == torch.float32 else 1e-1
+        )
         assert dk.shape == dv.shape == k.shape
 
 
@@ -553,8 +632,16 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("d = 48", lambda: gpu.forward(q[..., :48], q[..., :48], q[..., :48])),
         ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
         ("(256, 64)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
-        ("multiples of 16", lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper")),
-        ("blocks is given", lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", blocks=(128, 128))),
+        (
+            "multiples of 16",
+            lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper"),
+        ),
+        (
+            "blocks is given",
+            lambda: gpu.backward(
+                half, half, half, half, q[..., 0], half, kernel="hopper", blocks=(128, 128)
+            ),
+        ),
         ("kernel is 'tensor'", lambda: gpu.forward(q, q, q, kernel="tensor")),
         ("q is a numpy.ndarray not on a GPU", lambda: forward(q.get(), q, q)),
         ("k is a list", lambda: forward(q, [1], q)),
@@ -564,7 +651,12 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("d = 48", lambda: forward(q[..., :48], q[..., :48], q[..., :48])),
         ("k has shape", lambda: forward(q, q[..., :32], q[..., :32])),
         ("v has shape", lambda: forward(q, q, q[:, :, :4])),
-        ("q has 2 heads", lambda: forward(q, cupy.zeros((1, 3, 8, 64), "float32"), cupy.zeros((1, 3, 8, 64), "float32"))),
+        (
+            "q has 2 heads",
+            lambda: forward(
+                q, cupy.zeros((1, 3, 8, 64), "float32"), cupy.zeros((1, 3, 8, 64), "float32")
+            ),
+        ),
         ("q has strides", lambda: forward(cupy.zeros((1, 2, 8, 128), "float32")[..., ::2], q, q)),
         ("every axis", lambda: forward(q, q[:, :, :0], q[:, :, :0])),
         ("causal is 1", lambda: forward(q, q, q, causal=1)),
@@ -579,8 +671,16 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("mask has shape", lambda: forward(q, q, q, mask=cupy.ones((3, 8), bool))),
         ("no backward pass", lambda: gpu.backward(q, q, q, q, q, q, kernel="q_outer")),
         ("lse has", lambda: gpu.backward(q, q, q, q, q, q, kernel="algorithm_2")),
-        ("do has shape", lambda: gpu.backward(q, q, q, q, q[..., 0], q[:, :, :4], kernel="algorithm_2")),
-        ("N and B·H of", lambda: forward(*(cupy.broadcast_to(q[:1, :1, :1], (2**16, 2**15, 1, 64)) for _ in "qkv"))),
+        (
+            "do has shape",
+            lambda: gpu.backward(q, q, q, q, q[..., 0], q[:, :, :4], kernel="algorithm_2"),
+        ),
+        (
+            "N and B·H of",
+            lambda: forward(
+                *(cupy.broadcast_to(q[:1, :1, :1], (2**16, 2**15, 1, 64)) for _ in "qkv")
+            ),
+        ),
         ("a grid has", lambda: launch("q_outer.cu", "q_outer", 2**31, 0, (), (), Options(1.0))),
     ]
     for message, call in bad:
@@ -608,13 +708,17 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
 
     def backward(q: Any, k: Any, v: Any, do: Any, **asked: Any) -> Any:
         q, k, v, do = (cupy.asarray(X) for X in (q, k, v, do))
-        asked = {name: cupy.asarray(X) if isinstance(X, np.ndarray) else X for name, X in asked.items()}
+        asked = {
+            name: cupy.asarray(X) if isinstance(X, np.ndarray) else X for name, X in asked.items()
+        }
         o, lse = gpu.forward(q, k, v, kernel=rung.name, return_lse=True, **asked)
         found = gpu.backward(q, k, v, o, lse, do, kernel=rung.name, deterministic=True, **asked)
         return tuple(X.get() for X in found)
 
     def dropout(shape: tuple[int, ...], p: float, seed: int) -> Array:
-        heads = [keep_mask(seed, p, shape[2], shape[3], head) for head in range(shape[0] * shape[1])]
+        heads = [
+            keep_mask(seed, p, shape[2], shape[3], head) for head in range(shape[0] * shape[1])
+        ]
         return np.stack(heads).reshape(shape)
 
     drops = "dropout_p" in rung.takes and "dropout_p" not in rung.not_backward.get(d, ())
@@ -628,9 +732,11 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
         scale=True,
         head_dims=(d,),
         strides="contiguous" if rung.tensor_cores else "last_contiguous",
-        stores={"algorithm_1": "output_per_block", "algorithm_2": "output_per_block", "standard": "scores"}.get(
-            rung.name, "output"
-        ),
+        stores={
+            "algorithm_1": "output_per_block",
+            "algorithm_2": "output_per_block",
+            "standard": "scores",
+        }.get(rung.name, "output"),
     )
     check_attention(
         wrap(forward, "cupy"),
@@ -638,13 +744,17 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
         max_examples=examples,
         backward=backward if rung.backward else None,
         dropout=dropout if drops else None,
-        expected_failures=dict.fromkeys(("masked_kv_poison", "backward_poison"), "0 · NaN is NaN to cuBLAS")
+        expected_failures=dict.fromkeys(
+            ("masked_kv_poison", "backward_poison"), "0 · NaN is NaN to cuBLAS"
+        )
         if rung.name == "standard"
         else None,
     )
 
 
-@pytest.mark.parametrize("bug", [None, *same_curve.ON_GPU], ids=lambda bug: bug.what if bug else "right")
+@pytest.mark.parametrize(
+    "bug", [None, *same_curve.ON_GPU], ids=lambda bug: bug.what if bug else "right"
+)
 def test_a_kernel_s_bug_shows_in_two_steps_of_training(bug: same_curve.Bug | None) -> None:
     first = same_curve.train(same_curve.Setup("standard", None, "float32", 2))
     curve = same_curve.train(same_curve.Setup(same_curve.GPU, None, "float32", 2, bug))

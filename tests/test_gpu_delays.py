@@ -1,6 +1,8 @@
-"""Kernels on Hopper return the same bits in a build in which much happens as late as it may: kernels/delays.cuh.
+"""Kernels on Hopper return the same bits in a build in which much happens as late as it may:
+kernels/delays.cuh.
 
-There a thread that does not wait for all that it needs is overtaken. Planted, each such race is seen.
+There a thread that does not wait for all that it needs is overtaken. Planted, each such race is
+seen.
 """
 
 import json
@@ -80,7 +82,9 @@ def digests(group: str, *options: str, bugs: dict[str, Any] | None = None) -> An
     """Return, by case, the digests of what each run returned."""
     asked = json.dumps({"options": options, "bugs": bugs or {}})
     command = [sys.executable, str(WORKER), group, asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=WORKER.parents[1], timeout=240)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=WORKER.parents[1], timeout=240
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,4 +1,6 @@
-"""Attention over several GPUs: its pieces, its messages over gloo without a GPU, and all of it where there are two or more."""
+"""Attention over several GPUs: its pieces, its messages over gloo without a GPU, and all of it
+where there are two or more.
+"""
 
 import json
 import os
@@ -67,7 +69,14 @@ def test_pieces_of_rows_that_are_anywhere() -> None:
 
 def found_on(engine: str, processes: int, examples: int) -> dict[str, Any]:
     """What the worker's processes found."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
     done = started([*torchrun, str(WORKER), engine, str(examples)])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("FOUND "))
@@ -83,15 +92,20 @@ def look_at(found: dict[str, Any], processes: int) -> None:
         assert tried["agree"] == [[True, True]] * processes  # words, and bytes handed over
     assert found["kit"]["ok"], found["kit"]["said"]
     expected = (
-        "name is 'mesh'; expected 'ring' or 'ulysses'", "expected (H_q, n, d) and twice (H_kv, n, d)",
-        "expected all float16 or all bfloat16", "rows are shared out", "the processes were asked for different things",
+        "name is 'mesh'; expected 'ring' or 'ulysses'",
+        "expected (H_q, n, d) and twice (H_kv, n, d)",
+        "expected all float16 or all bfloat16",
         "rows are shared out",
-    )  # fmt: skip
+        "the processes were asked for different things",
+        "rows are shared out",
+    )
     for said, part in zip(found["refused"], expected, strict=True):
         assert part in said
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason='torch is not installed: pip install -e ".[dist]"')
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason='torch is not installed: pip install -e ".[dist]"'
+)
 def test_messages_and_pieces_make_up_attention_on_three_processes() -> None:
     """PyTorch's arithmetic in the kernels' place; of three parts O is summed in float32."""
     look_at(found_on("torch", 3, 3), 3)
@@ -101,12 +115,21 @@ def gpus() -> int:
     """How many GPUs PyTorch sees here."""
     if find_spec("torch") is None:
         return 0
-    count = "import torch; print(torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0)"
-    return int(subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True).stdout)
+    count = (
+        "import torch; print(torch.cuda.device_count() if torch.distributed.is_nccl_available() "
+        "else 0)"
+    )
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", count], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def test_attention_over_all_gpus_of_this_host() -> None:
-    """Kernels and NCCL; and the simulation's program, whose blocks travel between GPUs; and both passes as a graph."""
+    """Kernels and NCCL; and the simulation's program, whose blocks travel between GPUs; and both
+    passes as a graph.
+    """
     P = gpus()
     if P < 2:
         pytest.skip(f"{P} GPUs with PyTorch and NCCL; expected 2 or more")
@@ -115,19 +138,28 @@ def test_attention_over_all_gpus_of_this_host() -> None:
     assert found["same bits"] == found["captured"] == [True] * P
 
 
-RECORD: dict[str, Any] = json.loads((ROOT / "figures" / "devices_gpu.json").read_text(encoding="utf-8"))
+RECORD: dict[str, Any] = json.loads(
+    (ROOT / "figures" / "devices_gpu.json").read_text(encoding="utf-8")
+)
 
 
 def test_the_record_is_of_every_length_and_way() -> None:
     lengths = sorted({result["N"] for result in RECORD["results"]})
     assert (lengths[0], lengths[-1], RECORD["heads"], RECORD["d"]) == (2048, 65_536, 16, 128)
     ways = [(r["N"], r["causal"], r["direction"]) for r in RECORD["results"]]
-    assert ways == [(N, causal, way) for N in lengths for causal in (False, True) for way in ("forward", "backward")]
+    assert ways == [
+        (N, causal, way)
+        for N in lengths
+        for causal in (False, True)
+        for way in ("forward", "backward")
+    ]
     assert RECORD["machine"]["gpus"] >= 2
     assert len(RECORD["commit"]) == 40
     for result in RECORD["results"]:
         names = set(devices_pictures.LOOKS) | {"one GPU", "kernels alone", "messages alone"}
-        assert set(result["ms"]) >= {name for name in names if result["causal"] or "context" not in name}
+        assert set(result["ms"]) >= {
+            name for name in names if result["causal"] or "context" not in name
+        }
         assert all(0 < least <= median <= most for median, least, most in result["ms"].values())
 
 
@@ -144,17 +176,25 @@ def model(program: str, N: int) -> dict[str, list[int]]:
     once, twice = ([theory.ring_words(of, p, passes) for p in range(P)] for passes in (1, 2))
     return {
         "forward": [2 * words for words in once],
-        "backward": [2 * a + 4 * (b - a) for a, b in zip(once, twice, strict=True)],  # dK and dV in 32 bits
+        # dK and dV in 32 bits
+        "backward": [2 * a + 4 * (b - a) for a, b in zip(once, twice, strict=True)],
     }
 
 
 def test_bytes_handed_over_are_the_model_s_and_nvlink_s_within_a_hundredth() -> None:
     for result in RECORD["results"]:
         for name, of in result["bytes"].items():
-            assert of["handed"] == of["model"] == model(name.split(",")[0], result["N"])[result["direction"]]
+            assert (
+                of["handed"]
+                == of["model"]
+                == model(name.split(",")[0], result["N"])[result["direction"]]
+            )
     assert len(RECORD["counters"]) == 4 * len({result["N"] for result in RECORD["results"]})
     for counted in RECORD["counters"]:
-        modelled = [counted["repeats"] * sent for sent in model(counted["program"], counted["N"])[counted["direction"]]]
+        modelled = [
+            counted["repeats"] * sent
+            for sent in model(counted["program"], counted["N"])[counted["direction"]]
+        ]
         assert counted["model"] == modelled
         for end in ("sent", "received"):
             assert counted[end] == pytest.approx(modelled, rel=0.01)
@@ -173,15 +213,22 @@ def test_the_pages_numbers_are_the_measured_ones() -> None:
     results = RECORD["results"]
 
     def most(name: str, of: str, names: tuple[str, ...]) -> str:
-        of_name = (r["errors"][each] for r in results for each in r["errors"] if each.split(",")[0] == name)
+        of_name = (
+            r["errors"][each] for r in results for each in r["errors"] if each.split(",")[0] == name
+        )
         return f"{max(errors[X][of] for errors in of_name for X in errors if X in names):.1e}"
 
     grads = "dQ", "dK", "dV"
-    errors = most("ring", "one GPU", ("O",)), most("ring", "float64", ("O",)), most("one GPU", "float64", ("O",))
+    errors = (
+        most("ring", "one GPU", ("O",)),
+        most("ring", "float64", ("O",)),
+        most("one GPU", "float64", ("O",)),
+    )
     assert has_numbers(page, f"{' '.join(errors)} {most('ring', 'one GPU', grads)}")
     assert {most("ulysses", "one GPU", (X,)) for X in ("O", "dK", "dV")} == {"0.0e+00"}
     ratios = [
-        [a / b for c in RECORD["counters"] for a, b in zip(c[end], c["model"], strict=True)] for end in ("sent", "received")
+        [a / b for c in RECORD["counters"] for a, b in zip(c[end], c["model"], strict=True)]
+        for end in ("sent", "received")
     ]
     assert has_numbers(page, " ".join(f"{min(each):.4f} {max(each):.4f}" for each in ratios))
     operations, bytes_sent = devices_pictures.rates(RECORD, causal=False)
@@ -190,25 +237,36 @@ def test_the_pages_numbers_are_the_measured_ones() -> None:
         assert has_numbers(page, f"{say(RECORD, False):,.0f} {say(RECORD, True):,.0f}")
     (one,) = (r for r in devices_pictures.results_of(RECORD, "forward", True) if r["N"] == 16_384)
     messages, alone, ring, without = (
-        devices_pictures.median(one, name) for name in ("messages alone", "kernels alone", "ring", "ring, no overlap")
+        devices_pictures.median(one, name)
+        for name in ("messages alone", "kernels alone", "ring", "ring, no overlap")
     )
     assert has_numbers(page, f"16,384 {messages:.2f} {ring - alone:.2f} {without - alone:.2f}")
     last = devices_pictures.results_of(RECORD, "forward", True)[-1]
     theirs, of_one, ours = (
-        devices_pictures.median(last, name) for name in ("context_parallel, allgather", "one GPU, PyTorch", "ring")
+        devices_pictures.median(last, name)
+        for name in ("context_parallel, allgather", "one GPU, PyTorch", "ring")
     )
     assert has_numbers(page, f"{of_one / theirs:.2f} {theirs:.1f} {ours:.1f}")
-    assert [5 * sent for sent in model("ulysses", last["N"])["backward"]] == model("ring", last["N"])["backward"]
+    assert [5 * sent for sent in model("ulysses", last["N"])["backward"]] == model(
+        "ring", last["N"]
+    )["backward"]
 
 
 def test_messages_hide_where_the_lines_cross() -> None:
     ms = {2048: (4.0, 1.0), 8192: (1.0, 4.0)}  # messages, kernels of two steps
     results = [
-        {"N": N, "causal": False, "direction": "forward", "ms": {"messages alone": [m], "kernels alone": [k]}, "bytes": {}}
+        {
+            "N": N,
+            "causal": False,
+            "direction": "forward",
+            "ms": {"messages alone": [m], "kernels alone": [k]},
+            "bytes": {},
+        }
         for N, (m, k) in ms.items()
     ]
     record = {"machine": {"gpus": 2}, "results": results}
-    assert devices_pictures.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))  # 8 falls to 1/2
+    # 8 falls to 1/2
+    assert devices_pictures.measured(record, False) == pytest.approx(2048 * 4 ** (3 / 4))
     with pytest.raises(ValueError, match=r"8\.00 to 8\.00 times"):
         devices_pictures.measured({**record, "results": results[:1]}, False)
 
@@ -219,24 +277,37 @@ def test_the_figure_has_a_line_for_each_contestant() -> None:
         results = devices_pictures.results_of(RECORD, direction, causal)
         drawn = {str(line.get_gid()): line for line in panel.get_lines()}
         ring = drawn[f"{direction} {causal} ring"]
-        assert np.asarray(ring.get_ydata()).tolist() == [r["ms"]["one GPU"][0] / r["ms"]["ring"][0] for r in results]
+        assert np.asarray(ring.get_ydata()).tolist() == [
+            r["ms"]["one GPU"][0] / r["ms"]["ring"][0] for r in results
+        ]
         assert (f"{direction} {causal} context_parallel, allgather" in drawn) == causal
 
 
 def dying(engine: str, processes: int, what: str) -> list[tuple[int, str, str]]:
-    """What each process returns and says: they are started alone, as torchrun would end them for one that ended."""
+    """What each process returns and says: they are started alone, as torchrun would end them for
+    one that ended.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    around = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WORLD_SIZE": str(processes)}
+    around = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "WORLD_SIZE": str(processes),
+    }
     around |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     script = [sys.executable, str(WORKER.with_name("dying_gpus.py")), engine, what]
     each = [
         subprocess.Popen(
-            script, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+            script,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
             env=around | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        ) for rank in range(processes)
-    ]  # fmt: skip
+        )
+        for rank in range(processes)
+    ]
     try:
         said = [one.communicate(timeout=240) for one in each]
     finally:
@@ -257,7 +328,9 @@ def look_at_the_dead(found: list[tuple[int, str, str]], most: float) -> None:
 
 
 class Stuck:
-    """A GPU that is never done, whose engine cannot be ended: as NCCL's, which waits for graphs to go."""
+    """A GPU that is never done, whose engine cannot be ended: as NCCL's, which waits for graphs
+    to go.
+    """
 
     Event = property(lambda self: lambda: self)
     cuda = group = WORLD = property(lambda self: self)
@@ -282,7 +355,9 @@ def test_an_engine_that_cannot_be_ended_is_left() -> None:
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason='torch is not installed: pip install -e ".[dist]"')
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason='torch is not installed: pip install -e ".[dist]"'
+)
 @pytest.mark.parametrize("what", ["links", "program"])
 def test_a_process_that_ends_is_noticed_by_the_others_over_gloo(what: str) -> None:
     look_at_the_dead(dying("torch", 2, what), 10)

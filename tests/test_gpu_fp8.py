@@ -20,8 +20,11 @@ KERNEL = gpu.kernel("hopper_fp8")
 OFFSET = 2  # the kernel's
 LAGS = 9 - OFFSET  # powers of two by which m lags so far that it is raised
 ROWS, KEYS = 16, 64  # of a warp; of a half of a tile
-HALF, LEAST = 2.0**-4, 2.0**-10  # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
-PRODUCTS = 2.0**-7  # of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and O's
+# rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
+HALF, LEAST = 2.0**-4, 2.0**-10
+# of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and
+# O's
+PRODUCTS = 2.0**-7
 SHAPES = [  # B, H_q, H_kv, N_q, N_k, d
     (1, 1, 1, 1, 1, 128),
     (2, 3, 3, 128, 128, 128),
@@ -39,7 +42,9 @@ def fours(N_k: int) -> int:
 
 def rounded(shape: tuple[int, ...], seed: int = 0) -> Given:
     problem = given(shape, "float32", seed)
-    return Given(*(X.astype(hopper_fp8.dtype()) for X in (problem.q, problem.k, problem.v, problem.do)))
+    return Given(
+        *(X.astype(hopper_fp8.dtype()) for X in (problem.q, problem.k, problem.v, problem.do))
+    )
 
 
 def on_gpu(problem: Given, keys_contiguous: bool = False) -> list[Any]:
@@ -48,13 +53,17 @@ def on_gpu(problem: Given, keys_contiguous: bool = False) -> list[Any]:
     q, k, v = (cupy.asarray(X.view(np.uint8)) for X in (problem.q, problem.k, problem.v))
     if keys_contiguous:
         *others, N, d = v.shape
-        turned = cupy.full((*others, d, -(-N // 16) * 16 + 16), 0x7F, "uint8")[..., :N].swapaxes(2, 3)
+        turned = cupy.full((*others, d, -(-N // 16) * 16 + 16), 0x7F, "uint8")[..., :N].swapaxes(
+            2, 3
+        )
         turned[...] = v
         v = turned
     return [X.view(hopper_fp8.dtype()) for X in (q, k, v)]
 
 
-def run(problem: Given, scale: float, causal: bool, keys_contiguous: bool = False) -> tuple[Array, Array]:
+def run(
+    problem: Given, scale: float, causal: bool, keys_contiguous: bool = False
+) -> tuple[Array, Array]:
     """Into outputs of NaN between guard bands; inputs are as they were."""
     sent = on_gpu(problem, keys_contiguous)
     o, lse = Poisoned(problem.q.shape, "float16"), Poisoned(problem.q.shape[:3], "float32")
@@ -65,8 +74,12 @@ def run(problem: Given, scale: float, causal: bool, keys_contiguous: bool = Fals
 
 
 def assert_near(problem: Given, o: Array, lse: Array, scale: float, causal: bool) -> None:
-    """Every weight is off by half a step of e4m3, P̃ being 2^OFFSET or more times a weight over the row's largest one."""
-    q, k, v = (X.astype(np.float64) for X in (problem.q, problem.full(problem.k), problem.full(problem.v)))
+    """Every weight is off by half a step of e4m3, P̃ being 2^OFFSET or more times a weight over
+    the row's largest one.
+    """
+    q, k, v = (
+        X.astype(np.float64) for X in (problem.q, problem.full(problem.k), problem.full(problem.v))
+    )
     mask = problem.causal if causal else None
     O, l, m = attention_with_statistics(q, k, v, mask=mask, scale=scale)
     sizes, _, _ = attention_with_statistics(q, k, np.abs(v), mask=mask, scale=scale)  # P |V|
@@ -99,9 +112,15 @@ def test_200_random_shapes(part: int) -> None:
     for n in range(part, 200, 4):
         rng = np.random.default_rng(n)
         N_q, N_k = (int(np.exp(rng.uniform(0, np.log(700)))) for _ in "qk")
-        H_kv, group, causal = int(rng.integers(1, 3)), int(rng.integers(1, 4)), bool(rng.integers(2))
+        H_kv, group, causal = (
+            int(rng.integers(1, 3)),
+            int(rng.integers(1, 4)),
+            bool(rng.integers(2)),
+        )
         B, keys_contiguous = int(rng.integers(1, 3)), bool(rng.integers(2))
-        problem = rounded((B, group * H_kv, H_kv, N_q, fours(N_k) if keys_contiguous else N_k, 128), n)
+        problem = rounded(
+            (B, group * H_kv, H_kv, N_q, fours(N_k) if keys_contiguous else N_k, 128), n
+        )
         assert_near(problem, *run(problem, 128**-0.5, causal, keys_contiguous), 128**-0.5, causal)
 
 
@@ -120,7 +139,9 @@ def test_every_row_block_comes_where_heads_come_in_several_sections(
     hopper_fp8._launch.cache_clear()
 
 
-def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_keys_are_no_fours() -> None:
+def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_keys_are_no_fours() -> (
+    None
+):
     cupy = import_cupy()
     for N_k in (332, 333):
         problem = rounded((2, 4, 2, 300, N_k, 128))
@@ -147,7 +168,9 @@ def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_k
 @pytest.mark.parametrize("growth", [0.5, 3.9, 4.1, 7.9, 20, 200])
 @pytest.mark.parametrize("hot", [0, 1, 2], ids=lambda tile: f"tile {tile}")
 def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, hot: int) -> None:
-    """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more; of one key 2^4.8 would fit."""
+    """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more;
+    of one key 2^4.8 would fit.
+    """
     N, keys = 512, slice(128 * hot, 128 * hot + 128)
     problem = rounded((1, 1, 1, N, N, 128))
     problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0
@@ -159,7 +182,9 @@ def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, ho
 
 
 def raised(problem: Given, scale: float, causal: bool = False) -> tuple[int, int]:
-    """Return of how many halves of tiles a warp mended P̃ with a higher m, and computed its scores again."""
+    """Return of how many halves of tiles a warp mended P̃ with a higher m, and computed its
+    scores again.
+    """
     counters = Counters()
     o = Poisoned(problem.q.shape, "float16")
     KERNEL.forward(*on_gpu(problem), o.array, None, Options(scale, causal, counters=counters))
@@ -180,7 +205,9 @@ def steps(heads: int, tiles: int, heights: list[int]) -> Given:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("growth", [0.5, 0.9, 3.9, 4.1, 4.9, 7.9, 20, 200])
 def test_p_is_mended_once_where_the_maximum_grows_once(growth: float, causal: bool) -> None:
-    """Were m not to become the maximum, though it lags by little, sums would be too large in all the tiles that follow."""
+    """Were m not to become the maximum, though it lags by little, sums would be too large in all
+    the tiles that follow.
+    """
     tiles = 8
     grown = (2 * 128 if causal else 128 * tiles) // ROWS
     fits = 16 * 2 ** (OFFSET + growth) <= hopper_fp8.LARGEST
@@ -198,7 +225,9 @@ def test_of_normal_numbers_little_is_mended(causal: bool) -> None:
 
 
 def test_the_largest_weight_of_a_row_is_exact_once_p_is_mended() -> None:
-    """Its P̃ is a power of two. V says how large a share it has: were P̃ another number, it would be rounded by up to 1/16."""
+    """Its P̃ is a power of two. V says how large a share it has: were P̃ another number, it
+    would be rounded by up to 1/16.
+    """
     N = 512
     problem = rounded((1, 1, 1, N, N, 128))
     problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0
@@ -224,7 +253,8 @@ def test_results_of_more_row_blocks_than_multiprocessors_where_maxima_grow() -> 
     assert_near(problem, *run(problem, LAGS * np.log(2), False), LAGS * np.log(2), False)
     problem.v[...] = 1
     o, _ = run(problem, LAGS * np.log(2), False)
-    assert np.abs(o - 1).max() < HALF  # were m to lag by more than P̃ has room for, P̃ would end at 448
+    # were m to lag by more than P̃ has room for, P̃ would end at 448
+    assert np.abs(o - 1).max() < HALF
 
 
 def test_repeats_strides_and_the_plan() -> None:
@@ -234,7 +264,10 @@ def test_repeats_strides_and_the_plan() -> None:
     o, lse = gpu.forward(q, k, v, causal=True, return_lse=True)
     assert o.dtype == np.float16
     cupy = import_cupy()
-    turned = [cupy.ascontiguousarray(X.view("uint8").swapaxes(1, 2)).swapaxes(1, 2).view(q.dtype) for X in (q, k, v)]
+    turned = [
+        cupy.ascontiguousarray(X.view("uint8").swapaxes(1, 2)).swapaxes(1, 2).view(q.dtype)
+        for X in (q, k, v)
+    ]
     for given_again in [turned, *[(q, k, v)] * 10]:
         again = gpu.forward(*given_again, causal=True, return_lse=True)
         assert all((a == b).all() for a, b in zip(again, (o, lse), strict=True))
@@ -258,11 +291,14 @@ def words() -> Array:
     device = cupy.cuda.runtime.getDevice()
     at = launching.counter(device, cupy.cuda.get_current_stream().ptr)
     memory = cupy.cuda.UnownedMemory(at, 4 * launching.WORDS_EACH, None, device)
+
     return cupy.ndarray(launching.WORDS_EACH, "uint32", cupy.cuda.MemoryPointer(memory, 0)).get()  # type: ignore[no-any-return]
 
 
 def stale(rows: int) -> None:
-    """Leave in the pool of memory, where V transposed comes to lie, something else than another call's."""
+    """Leave in the pool of memory, where V transposed comes to lie, something else than another
+    call's.
+    """
     cupy = import_cupy()
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.full(rows * 128, 0x55, "uint8")
@@ -270,10 +306,14 @@ def stale(rows: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("shape", TOGETHER)
-def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(shape: tuple[int, ...], causal: bool) -> None:
+def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(
+    shape: tuple[int, ...], causal: bool
+) -> None:
     B, H, H_kv, N_q, N_k = shape
     cupy = import_cupy()
-    numbers = cupy.asarray(np.arange(256, dtype=np.uint8).view(hopper_fp8.dtype()).astype(np.float32))
+    numbers = cupy.asarray(
+        np.arange(256, dtype=np.uint8).view(hopper_fp8.dtype()).astype(np.float32)
+    )
     for seed in range(5):
         rng = cupy.random.default_rng(seed)
         q, k, v = (
@@ -294,7 +334,9 @@ def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(shap
 
 
 def test_streams_and_graphs_at_once() -> None:
-    """Grids that share the GPU, so that neither is there as a whole, come to an end, and to what they come to alone."""
+    """Grids that share the GPU, so that neither is there as a whole, come to an end, and to what
+    they come to alone.
+    """
     cupy = import_cupy()
     given = [on_gpu(rounded((2, 16, 16, 640, 640, 128), seed)) for seed in range(3)]
     alone = [gpu.forward(*arrays, causal=True) for arrays in given]
@@ -322,9 +364,15 @@ def test_counts_are_the_simulators_and_v_is_transposed_once_or_taken_as_it_is(ca
         given = on_gpu(rounded(shape), keys_contiguous)
         *_, counted = gpu.forward(*given, causal=causal, return_lse=True, count=True)
         wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
-        if causal:  # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came before all others
+        # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came
+        # before all others
+        if causal:
             padded = *shape[:3], 260 + 64, *shape[4:]
-            wanted |= {X: a for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items() if X in "KV"}
+            wanted |= {
+                X: a
+                for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items()
+                if X in "KV"
+            }
         once = 2 * 2 * N_k * 128
         turned = {} if keys_contiguous else {"V transposed": (once, once)}
         assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | turned
@@ -334,7 +382,11 @@ def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:
     cupy = import_cupy()
     torch = pytest.importorskip("torch")
     for dtype in ("float32", "float16", "bfloat16"):
-        x = cupy.random.default_rng(0).standard_normal((3, 4, 5, 128), dtype=cupy.float32).astype(dtype)
+        x = (
+            cupy.random.default_rng(0)
+            .standard_normal((3, 4, 5, 128), dtype=cupy.float32)
+            .astype(dtype)
+        )
         for place, number in enumerate((1e-3, 1000, -1000)):
             x[0, 0, 0, place] = number
         wanted = np.clip(x.get().astype(np.float32), -448, 448).astype(hopper_fp8.dtype())

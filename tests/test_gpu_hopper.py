@@ -1,4 +1,6 @@
-"""What only the rungs on Hopper's own instructions do: decoding, windows, lists of tiles, on a GPU of compute capability 90."""
+"""What only the rungs on Hopper's own instructions do: decoding, windows, lists of tiles, on a
+GPU of compute capability 90.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -22,31 +24,41 @@ pytestmark = ON_HOPPER
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 777, 64), (2, 2, 2, 300, 900, 64), (1, 1, 1, 700, 130, 64)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 1, 1000, 777, 64), (2, 2, 2, 300, 900, 64), (1, 1, 1, 700, 130, 64)]
+)
 def test_hopper_counts_with_its_blocks_given(shape: tuple[int, ...], causal: bool) -> None:
     problem = given(shape, "bfloat16")
     q, k, v = on_gpu(problem)
     blocks = (128, 64) if causal else (256, 64)
     asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "blocks": blocks}
     o, counted = gpu.forward(q, k, v, count=True, **asked)
-    assert moved(counted) | {"L": (0, 0)} == tally("q_outer", (*shape, blocks), causal=causal) | {"L": (0, 0)}
+    assert moved(counted) | {"L": (0, 0)} == tally("q_outer", (*shape, blocks), causal=causal) | {
+        "L": (0, 0)
+    }
     assert (o == gpu.forward(q, k, v, **asked)).all()  # counting changes no bit
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
-    ("d", "name"), [(d, name) for d in hopper.TILES for name in hopper.steps(d)], ids=lambda value: str(value)
+    ("d", "name"),
+    [(d, name) for d in hopper.TILES for name in hopper.steps(d)],
+    ids=lambda value: str(value),
 )
 def test_each_step_of_the_ladder_is_attention(d: int, name: str, causal: bool) -> None:
     """With more row blocks than multiprocessors, whole tiles of keys and a ragged one."""
     problem, tiles = given((1, 30, 3, 600, 333, d), "float16"), hopper.steps(d)[name]
     step = replace(gpu.kernel("hopper"), forward=partial(hopper.launch, tiles))
-    assert_near(step, problem, run(step, problem, causal=causal), problem.causal if causal else None)
+    assert_near(
+        step, problem, run(step, problem, causal=causal), problem.causal if causal else None
+    )
 
 
 @pytest.mark.parametrize("d", hopper.HEAD_DIMS)
 def test_every_row_block_comes_where_heads_come_in_several_sections(d: int) -> None:
-    """The last section has fewer heads than others; each head has three row blocks, of which the last sees most."""
+    """The last section has fewer heads than others; each head has three row blocks, of which the
+    last sees most.
+    """
     heads = 2 * hopper.MOST_HEADS + 13
     problem, rung = given((1, heads, 1, 300, 300, d), "float16"), gpu.kernel("hopper")
     assert_near(rung, problem, run(rung, problem, causal=True), problem.causal)
@@ -57,19 +69,25 @@ WINDOWS = [(127, 0), (0, 0), (64, 64), (300, 5), (-1, 20), (400, -1)]
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 1000, 64), (1, 2, 2, 300, 777, 128), (2, 1, 1, 777, 300, 64)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 1, 1000, 1000, 64), (1, 2, 2, 300, 777, 128), (2, 1, 1, 777, 300, 64)]
+)
 def test_windows_lie_within_rounding_and_skip_dead_tiles(
     shape: tuple[int, ...], window: tuple[int, int], dropout_p: float
 ) -> None:
     B, H, _, N_q, N_k, d = shape
     problem, mask = given(shape, "float16"), flashsim.SlidingWindow(*window)
     allowed = mask.whole(Shape(N_q, N_k, d, d), ())
-    keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(B, H, N_q, N_k)
+    keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(
+        B, H, N_q, N_k
+    )
     rung = gpu.kernel("hopper")
     found = run(rung, problem, backward=True, window=window, dropout_p=dropout_p, seed=7)
     assert_near(rung, problem, found, allowed, keep if dropout_p else None, dropout_p)
     tiles = hopper.choose_tiles(d, "WINDOW", dropout_p > 0)
-    _, counted = gpu.forward(*on_gpu(problem), mask=mask, dropout_p=dropout_p, count=True, kernel="hopper")
+    _, counted = gpu.forward(
+        *on_gpu(problem), mask=mask, dropout_p=dropout_p, count=True, kernel="hopper"
+    )
     wanted = tally("q_outer", (*shape, (tiles.B_r, tiles.B_c)), mask=mask)
     assert moved(counted) | {"L": (0, 0)} == wanted | {"L": (0, 0)}
 
@@ -89,19 +107,32 @@ def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: boo
     live = table.copy()
     if causal:
         live &= np.arange(11) * 128 <= np.minimum(np.arange(8) * 128 + 127, 999)[:, None] + 300
-    columns = int((live * np.minimum(128, 1300 - np.arange(11) * 128)).sum())  # of K and V, as Algorithm 5 skips tiles
+    # of K and V, as Algorithm 5 skips tiles
+    columns = int((live * np.minimum(128, 1300 - np.arange(11) * 128)).sum())
     assert moved(counted)["K"] == moved(counted)["V"] == (2 * columns * d, 0)
-    butterfly = gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly, kernel="hopper")
-    assert (butterfly == gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly(8, 11))).all()
+    butterfly = gpu.forward(
+        *on_gpu(problem), block_mask=flashsim.patterns.butterfly, kernel="hopper"
+    )
+    assert (
+        butterfly == gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly(8, 11))
+    ).all()
 
 
 def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, int]]:
-    """Return what the kernel moves of a problem's tiles (T_r, T_c) that are live, (reads, writes) by array."""
+    """Return what the kernel moves of a problem's tiles (T_r, T_c) that are live, (reads,
+    writes) by array.
+    """
     B, H, H_kv, N_q, N_k, d = shape
     B_r, B_c = hopper_backward.choose_blocks(d)
-    rows, keys = (np.minimum(step, N - np.arange(0, N, step)) for N, step in ((N_q, B_r), (N_k, B_c)))
+    rows, keys = (
+        np.minimum(step, N - np.arange(0, N, step)) for N, step in ((N_q, B_r), (N_k, B_c))
+    )
     often, seen = B * H * int((rows @ live).sum()), B * H * int(rows @ live.any(axis=1))
-    keys_seen, all_rows, all_keys = B * H_kv * int(live.any(axis=0) @ keys) * d, B * H * N_q, B * H_kv * N_k * d
+    keys_seen, all_rows, all_keys = (
+        B * H_kv * int(live.any(axis=0) @ keys) * d,
+        B * H * N_q,
+        B * H_kv * N_k * d,
+    )
     return {
         "Q": (often * d, 0),
         "K": (keys_seen, 0),
@@ -117,9 +148,15 @@ def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, 
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 1000, 64), (1, 4, 2, 300, 777, 128), (2, 1, 1, 777, 300, 64)])
-def test_gradients_of_windows_and_block_masks_count(shape: tuple[int, ...], window: tuple[int, int]) -> None:
-    """A window's as q_outer's, but for what `test_hoppers_backward_pass_counts` says, and keys that nobody sees; bits repeat."""
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 1, 1000, 1000, 64), (1, 4, 2, 300, 777, 128), (2, 1, 1, 777, 300, 64)]
+)
+def test_gradients_of_windows_and_block_masks_count(
+    shape: tuple[int, ...], window: tuple[int, int]
+) -> None:
+    """A window's as q_outer's, but for what `test_hoppers_backward_pass_counts` says, and keys
+    that nobody sees; bits repeat.
+    """
     cupy = import_cupy()
     _, _, _, N_q, N_k, d = shape
     problem, mask = given(shape, "float16"), flashsim.SlidingWindow(*window)
@@ -133,7 +170,10 @@ def test_gradients_of_windows_and_block_masks_count(shape: tuple[int, ...], wind
     blocks = hopper_backward.choose_blocks(d)
     sees = mask.whole(Shape(N_q, N_k, d, d), ())
     live = np.array(
-        [[sees[r : r + blocks[0], c : c + blocks[1]].any() for c in range(0, N_k, blocks[1])] for r in range(0, N_q, blocks[0])]
+        [
+            [sees[r : r + blocks[0], c : c + blocks[1]].any() for c in range(0, N_k, blocks[1])]
+            for r in range(0, N_q, blocks[0])
+        ]
     )
     wanted = counted_backward(shape, live)
     assert moved(counted) == wanted
@@ -156,7 +196,9 @@ DRAWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("asked", DRAWN.values(), ids=DRAWN)
 def test_row_blocks_beyond_the_places_are_drawn(asked: dict[str, Any]) -> None:
-    """With d = 64 a multiprocessor has two at a time: here there are 600, and a second launch finds the counter at 0."""
+    """With d = 64 a multiprocessor has two at a time: here there are 600, and a second launch
+    finds the counter at 0.
+    """
     problem, rung = given((5, 60, 6, 130, 140, 64), "float16"), gpu.kernel("hopper")
     allowed = problem.causal
     if "window" in asked:
@@ -173,7 +215,10 @@ WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "causal": ((2, 2, 2, 300, 300, 256), {"causal": True}),
     "rows without keys": ((1, 1, 1, 333, 130, 256), {"causal": True}),
     "window": ((1, 2, 1, 400, 400, 256), {"window": (100, 3)}),
-    "block mask": ((1, 1, 1, 300, 300, 256), {"block_mask": np.eye(3, 5, dtype=bool), "causal": True}),
+    "block mask": (
+        (1, 1, 1, 300, 300, 256),
+        {"block_mask": np.eye(3, 5, dtype=bool), "causal": True},
+    ),
 }
 
 
@@ -189,13 +234,19 @@ def test_heads_of_256_lie_within_rounding_and_count(
     if "window" in asked:
         allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(N_q, N_k, d, d), ())
     if "block_mask" in asked:
-        allowed = allowed & asked["block_mask"].repeat(128, axis=0)[:N_q].repeat(64, axis=1)[:, :N_k]
-    keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(B, H, N_q, N_k)
+        allowed = (
+            allowed & asked["block_mask"].repeat(128, axis=0)[:N_q].repeat(64, axis=1)[:, :N_k]
+        )
+    keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(
+        B, H, N_q, N_k
+    )
     found = run(rung, problem, **asked, dropout_p=dropout_p, seed=7)
     assert_near(rung, problem, found, allowed, keep if dropout_p else None, dropout_p)
     if "block_mask" not in asked:
         mask = {"mask": flashsim.SlidingWindow(*asked["window"])} if "window" in asked else asked
-        *_, counted = gpu.forward(*on_gpu(problem), return_lse=True, count=True, dropout_p=dropout_p, **mask)
+        *_, counted = gpu.forward(
+            *on_gpu(problem), return_lse=True, count=True, dropout_p=dropout_p, **mask
+        )
         assert moved(counted) == tally("q_outer", (*shape, (128, 64)), **mask)
 
 
@@ -213,7 +264,9 @@ WIDE_GRADIENTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
     shape: tuple[int, ...], asked: dict[str, Any], dtype: str
 ) -> None:
-    """dK's and dV's pass moves as q_outer_two_pass's in tiles of 64 × 64, dQ's in those of 128 × 64; and L is copied."""
+    """dK's and dV's pass moves as q_outer_two_pass's in tiles of 64 × 64, dQ's in those of 128 ×
+    64; and L is copied.
+    """
     cupy = import_cupy()
     problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper")
     B, H, H_kv, N_q, N_k, d = shape
@@ -226,15 +279,23 @@ def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
     o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **mask)
     *again, counted = gpu.backward(q, k, v, o, lse, do, count=True, **mask)
-    assert all((a.get() == b).all() for a, b in zip(again, (found.dq, found.dk, found.dv), strict=True))
+    assert all(
+        (a.get() == b).all() for a, b in zip(again, (found.dq, found.dk, found.dv), strict=True)
+    )
     wanted = tally("q_outer_two_pass", (*shape, (64, 64)), "backward", **mask)
     of_queries = tally("q_outer_two_pass", (*shape, (128, 64)), "backward", **mask)
     rows, columns = B * H * N_q, B * H_kv * N_k * d
     wanted = {name: a for name, a in wanted.items() if "parts" not in name}
-    wanted |= {name: (of_queries[name][0] - (H // H_kv - 1) * columns, 0) for name in "KV"}  # dK's pass: once a KV head
+    # dK's pass: once a KV head
+    wanted |= {name: (of_queries[name][0] - (H // H_kv - 1) * columns, 0) for name in "KV"}
     wanted |= {"L": (wanted["L"][0] + rows, rows), "dK": (0, columns), "dV": (0, columns)}
     if "window" in asked:  # keys that nobody sees are not read by dK's pass
-        unseen = B * H_kv * d * sum(min(64, N_k - x) for x in range(0, N_k, 64) if not allowed[:, x : x + 64].any())
+        unseen = (
+            B
+            * H_kv
+            * d
+            * sum(min(64, N_k - x) for x in range(0, N_k, 64) if not allowed[:, x : x + 64].any())
+        )
         wanted |= {name: (wanted[name][0] - unseen, 0) for name in "KV"}
     assert moved(counted) == wanted
 
@@ -248,7 +309,9 @@ def test_gradients_of_heads_of_256_take_neither_dropout_nor_lists_of_tiles() -> 
 
 @pytest.mark.parametrize("name", ["hopper", "hopper_decode", "hopper_fp8"])
 def test_offsets_are_64_bit(name: str) -> None:
-    """Of more than 2³¹ elements: heads of 65 keys, the same thousand over and over, but that the last one is the first."""
+    """Of more than 2³¹ elements: heads of 65 keys, the same thousand over and over, but that the
+    last one is the first.
+    """
     import cupy
 
     if cupy.cuda.runtime.memGetInfo()[0] < 90 * 2**30:
@@ -269,19 +332,25 @@ def test_offsets_are_64_bit(name: str) -> None:
     def results(q: Any, k: Any, v: Any) -> list[Any]:
         o, lse = gpu.forward(q, k, v, kernel=name, causal=True, return_lse=True)
         backward = name == "hopper"
-        gradients = gpu.backward(q, k, v, o, lse, q, kernel=name, causal=True, deterministic=True) if backward else ()
+        gradients = (
+            gpu.backward(q, k, v, o, lse, q, kernel=name, causal=True, deterministic=True)
+            if backward
+            else ()
+        )
         return [o, lse, *gradients]
 
     for found, wanted in zip(results(*large), results(*small), strict=True):
         parts = found.reshape(repeats, heads, *found.shape[2:])
         wanted = cupy.stack([wanted[0], wanted[0]])
         wanted[1, -1] = wanted[1, 0]
-        for n, part in enumerate(parts):  # of 8 bits, whether maxima are taken is a matter of the row block before, too
+        # of 8 bits, whether maxima are taken is a matter of the row block before, too
+        for n, part in enumerate(parts):
             off = abs(part - wanted[int(n == repeats - 1)]).max()
             assert float(off) <= (0.3 if eight else 0), n
 
 
-GROWTH = (0, 9, 9, 12, 23, 5, 120, 0, 700, 701, 711, 690)  # of scores, tile by tile in the order of the kernel
+# of scores, tile by tile in the order of the kernel
+GROWTH = (0, 9, 9, 12, 23, 5, 120, 0, 700, 701, 711, 690)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -290,7 +359,8 @@ GROWTH = (0, 9, 9, 12, 23, 5, 120, 0, 700, 701, 711, 690)  # of scores, tile by 
 def test_scores_that_grow_from_tile_to_tile(d: int, dtype: str, causal: bool) -> None:
     """So that weights with the maximum of before would be large, too large for fp16, or infinite.
 
-    Causally the first row of a row block sees none of the first tile, but all of the second: it comes there without a maximum.
+    Causally the first row of a row block sees none of the first tile, but all of the second: it
+    comes there without a maximum.
     """
     problem, rung = given((1, 2, 1, 256, 64 * len(GROWTH) - 1, d), dtype), gpu.kernel("hopper")
     problem.q[...] = 1
@@ -302,16 +372,22 @@ def test_scores_that_grow_from_tile_to_tile(d: int, dtype: str, causal: bool) ->
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize(("dtype", "d"), [("float16", 64), ("float16", 128), ("bfloat16", 128), ("float16", 256)])
+@pytest.mark.parametrize(
+    ("dtype", "d"), [("float16", 64), ("float16", 128), ("bfloat16", 128), ("float16", 256)]
+)
 def test_what_the_benchmark_draws(dtype: str, d: int, causal: bool, distribution: str) -> None:
-    """Where a row's maximum grows by a factor that a sum of weights tells, they are multiplied, and not computed again."""
+    """Where a row's maximum grows by a factor that a sum of weights tells, they are multiplied,
+    and not computed again.
+    """
     shape = (1, 2, 2, 1000, 1000, d)
     setting = Setting(1000, d, B=1, H=2, distribution=distribution)
     problem, rung = given(shape, dtype), gpu.kernel("hopper")
     normal = [x.astype(np.float32) for x in (problem.q, problem.k, problem.v)]
     for name, x in zip("qkv", drawn(setting, normal, np), strict=True):
         getattr(problem, name)[...] = x.astype(problem.q.dtype)
-    assert_near(rung, problem, run(rung, problem, causal=causal), problem.causal if causal else None)
+    assert_near(
+        rung, problem, run(rung, problem, causal=causal), problem.causal if causal else None
+    )
 
 
 def test_a_window_is_an_array_to_kernels_that_take_masks() -> None:
@@ -346,20 +422,28 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     monkeypatch.setattr(hopper_decode, "is_slower", lambda *_: False)
     found = run(rung, problem, causal=causal)
     assert_near(rung, problem, found, problem.causal if causal else None)
-    *_, counted = gpu.forward(*on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True)
+    *_, counted = gpu.forward(
+        *on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True
+    )
     group, T_c = H_q // H_kv, -(-N_k // 64)
     places = 2 * import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     reads, writes = Counter[str](), Counter[str]()
     blocks = hopper_decode.grid(B * H_kv, T_c, group * N_q, places)
-    merged = blocks // hopper_decode.cluster(B * H_kv, blocks)  # what a cluster's blocks have leaves the chip as one part
+    # what a cluster's blocks have leaves the chip as one part
+    merged = blocks // hopper_decode.cluster(B * H_kv, blocks)
     for t in hopper_decode.parts(B * H_kv, T_c, merged):
         one = (1, group, 1, N_q, N_k, d, (64, 64))
         split: dict[str, Any] = {"splits": t} if t > 1 else {}
-        for array, (read, written) in tally("split_kv" if t > 1 else "q_outer", one, gqa="grouped", **split).items():
-            reads[array] += read * (blocks // merged if array == "Q" else 1)  # each of its blocks reads Q
+        for array, (read, written) in tally(
+            "split_kv" if t > 1 else "q_outer", one, gqa="grouped", **split
+        ).items():
+            # each of its blocks reads Q
+            reads[array] += read * (blocks // merged if array == "Q" else 1)
             writes[array] += written
     writes["L"] = B * H_q * N_q  # which split_kv does not make
-    assert moved(counted) == {a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]}
+    assert moved(counted) == {
+        a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]
+    }
 
 
 GROUPED = {  # B, H_q, H_kv, N_q, N_k, d: more than 64 rows a KV head, or few heads
@@ -393,14 +477,18 @@ def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
     assert not hopper_decode.takes(*sizes) or hopper_decode.is_slower(*sizes, processors)
     found = run(rung, problem, causal=causal)
     assert_near(rung, problem, found, problem.causal if causal else None)
-    *_, counted = gpu.forward(*on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True)
+    *_, counted = gpu.forward(
+        *on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True
+    )
     group = H_q // H_kv
     rows = hopper_grouped.block_rows(group)
     row_blocks = B * H_kv * -(-group * N_q // rows)
     cut = hopper_grouped.choose_cut(row_blocks, -(-N_k // hopper_grouped.KEYS), processors)
     split: dict[str, Any] = {"splits": cut.parts} if cut.parts > 1 else {}
     problem_sizes = (B, H_q, H_kv, N_q, N_k, d, (rows, hopper_grouped.KEYS))
-    wanted = tally("split_kv" if split else "q_outer", problem_sizes, gqa="grouped", causal=causal, **split)
+    wanted = tally(
+        "split_kv" if split else "q_outer", problem_sizes, gqa="grouped", causal=causal, **split
+    )
     wanted["Q"] = (wanted["Q"][0] * cut.cluster, 0)  # each of a cluster's blocks reads Q
     assert moved(counted) == wanted | {"L": (0, B * H_q * N_q)}  # which split_kv does not make
 
@@ -409,7 +497,9 @@ def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
 def test_a_scale_of_more_queries_may_be_negative_or_0(scale: float) -> None:
     q, k, v = on_gpu(given((1, 12, 4, 40, 900, 128), "float16"))
     asked: dict[str, Any] = {"causal": True, "scale": scale, "return_lse": True}
-    found, wanted = (gpu.forward(q, k, v, kernel=name, **asked) for name in ("hopper_decode", "hopper"))
+    found, wanted = (
+        gpu.forward(q, k, v, kernel=name, **asked) for name in ("hopper_decode", "hopper")
+    )
     for one, other in zip(found, wanted, strict=True):
         assert abs(one.astype("float32") - other.astype("float32")).max() < 2e-3
 
@@ -428,20 +518,32 @@ def test_of_more_queries_bits_stay_and_nothing_else_is_written() -> None:
 
 @pytest.mark.parametrize(("causal", "dropout_p"), [(False, 0.0), (True, 0.0), (True, 0.3)])
 @pytest.mark.parametrize("d", [64, 128])
-def test_a_block_of_threads_has_one_key_block_after_another(d: int, causal: bool, dropout_p: float) -> None:
-    """Of many heads, more than two of a backward pass: the same bits as of few, where each has a block of threads of its own."""
+def test_a_block_of_threads_has_one_key_block_after_another(
+    d: int, causal: bool, dropout_p: float
+) -> None:
+    """Of many heads, more than two of a backward pass: the same bits as of few, where each has a
+    block of threads of its own.
+    """
     import cupy
 
     processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
     problem = given((1, 36, 36, 70, 900, d), "float16")
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
-    asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "dropout_p": dropout_p, "seed": 7}
+    asked: dict[str, Any] = {
+        "kernel": "hopper",
+        "causal": causal,
+        "dropout_p": dropout_p,
+        "seed": 7,
+    }
     o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
     whole = gpu.backward(q, k, v, o, lse, do, deterministic=True, **asked)
     assert all(found.any() for found in whole)
-    few = slice(0, 10) if causal else slice(26, 36)  # dropout counts heads from the first; causally, all take turns
+    # dropout counts heads from the first; causally, all take turns
+    few = slice(0, 10) if causal else slice(26, 36)
     assert 10 * -(-900 // 128) <= processors < 36 * -(-900 // 128) / 2
-    part = gpu.backward(*(X[:, few].copy() for X in (q, k, v, o, lse, do)), deterministic=True, **asked)
+    part = gpu.backward(
+        *(X[:, few].copy() for X in (q, k, v, o, lse, do)), deterministic=True, **asked
+    )
     assert all((found[:, few] == wanted).all() for found, wanted in zip(whole, part, strict=True))
 
 
@@ -450,7 +552,9 @@ def test_calls_are_captured_in_a_graph_of_pytorchs() -> None:
     torch = pytest.importorskip("torch")
     for shape in ((2, 3, 200, 128), (1, 8, 1, 128)):
         q = torch.randn(*shape, device="cuda", dtype=torch.float16)
-        k, v = (torch.randn(*shape[:2], 5000, 128, device="cuda", dtype=torch.float16) for _ in "kv")
+        k, v = (
+            torch.randn(*shape[:2], 5000, 128, device="cuda", dtype=torch.float16) for _ in "kv"
+        )
 
         def step(q: Any = q, k: Any = k, v: Any = v) -> list[Any]:
             o, lse = gpu.forward(q, k, v, return_lse=True)

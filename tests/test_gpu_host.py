@@ -1,4 +1,6 @@
-"""What a call on a GPU keeps for the next one, and that it is the next one's: with a driver that only writes down launches."""
+"""What a call on a GPU keeps for the next one, and that it is the next one's: with a driver that
+only writes down launches.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,34 @@ from flashsim.gpu.masking import InTiles
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
 LAUNCHING = (
-    hopper, hopper_backward, hopper_backward_wide, hopper_decode, hopper_fp8, hopper_grouped, hopper_paged, hopper_parts,
+    hopper,
+    hopper_backward,
+    hopper_backward_wide,
+    hopper_decode,
+    hopper_fp8,
+    hopper_grouped,
+    hopper_paged,
+    hopper_parts,
     hopper_varlen,
-)  # fmt: skip
+)
 CACHES = (
-    settling._settled_before, of_gpus._library, compiling.capability, hopper._launch, hopper_backward._launches,
-    hopper_backward_wide._launches, hopper_decode._launches, hopper_fp8._launch, hopper_grouped._launches,
-    hopper_paged._launches, hopper_varlen._launch, hopper_varlen._packed, tensor_maps.rows_map, tensor_maps.tensor_map,
-    launching._counters, launching._words,
-)  # fmt: skip
+    settling._settled_before,
+    of_gpus._library,
+    compiling.capability,
+    hopper._launch,
+    hopper_backward._launches,
+    hopper_backward_wide._launches,
+    hopper_decode._launches,
+    hopper_fp8._launch,
+    hopper_grouped._launches,
+    hopper_paged._launches,
+    hopper_varlen._launch,
+    hopper_varlen._packed,
+    tensor_maps.rows_map,
+    tensor_maps.tensor_map,
+    launching._counters,
+    launching._words,
+)
 Launches = list[tuple[Any, ...]]
 
 
@@ -66,7 +87,9 @@ class Array:
 
     at = 0  # where the next one is
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, ptr: int = 0, strides: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: Any, ptr: int = 0, strides: tuple[int, ...] = ()
+    ) -> None:
         self.shape, self.dtype, self.itemsize = shape, np.dtype(dtype), np.dtype(dtype).itemsize
         self.strides = strides or tensor_maps.contiguous(shape, self.dtype.itemsize)
         self.data = SimpleNamespace(ptr=ptr or _place(), device_id=DEVICE)
@@ -92,7 +115,9 @@ class Tensor:
         self.is_neg = lambda: False
 
     def new_empty(self, shape: Any, dtype: Dtype) -> Tensor:
-        return Tensor(Array(shape if isinstance(shape, tuple) else (shape,), dtype.removeprefix("torch.")))
+        return Tensor(
+            Array(shape if isinstance(shape, tuple) else (shape,), dtype.removeprefix("torch."))
+        )
 
 
 class Size(tuple[int, ...]):
@@ -112,7 +137,9 @@ def _place() -> int:
     return Array.at
 
 
-def _encode(found: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any, box: Any, *__: Any) -> int:
+def _encode(
+    found: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any, box: Any, *__: Any
+) -> int:
     """Write down, in the place of the driver's description, what is to be described."""
     words = kind, pointer.value, *dims, *strides, *box  # fewer of a mask's
     ctypes.memmove(found.value, struct.pack(f"<{len(words)}Q", *words).ljust(128, b"\0"), 128)
@@ -121,13 +148,20 @@ def _encode(found: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    """What was launched, on a GPU that is not there: function, grid, threads, arguments, shared memory."""
+    """What was launched, on a GPU that is not there: function, grid, threads, arguments, shared
+    memory.
+    """
     found: Launches = []
-    device = MagicMock(compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20})
-    runtime = SimpleNamespace(getDeviceCount=lambda: 8, getDevice=lambda: DEVICE, CUDARuntimeError=RuntimeError)
+    device = MagicMock(
+        compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20}
+    )
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: 8, getDevice=lambda: DEVICE, CUDARuntimeError=RuntimeError
+    )
     stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
     cupy = ModuleType("cupy")
     cupy.ndarray = Array  # type: ignore[attr-defined]
+
     cupy.zeros = lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=64))  # type: ignore[attr-defined]
     cupy.ascontiguousarray = lambda x: Array(x.shape, x.dtype)  # type: ignore[attr-defined]
     graphs: list[Launches] = []
@@ -166,7 +200,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     def ready(_: int, __: str, asked: tuple[str, ...], *___: Any) -> tuple[Any, ...]:
         names.extend(asked)
         functions = range(len(names) - len(asked), len(names))
-        return tuple(SimpleNamespace(kernel=SimpleNamespace(ptr=function)) for function in functions)
+        return tuple(
+            SimpleNamespace(kernel=SimpleNamespace(ptr=function)) for function in functions
+        )
 
     def launch_kernel(function: int, *how: int) -> None:
         *how_much, stream, at, _ = how
@@ -175,19 +211,30 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     class InMemory(launching.InMemory):
         def __init__(self, arguments: Sequence[Any]) -> None:
             super().__init__(arguments)
-            table = (ctypes.c_void_p * len(arguments)).from_address(self.at)  # as the driver reads it
-            kept[self.at] = [ctypes.string_at(at or 0, value.nbytes) for at, value in zip(table, arguments, strict=True)]
+            # as the driver reads it
+            table = (ctypes.c_void_p * len(arguments)).from_address(self.at)
+            kept[self.at] = [
+                ctypes.string_at(at or 0, value.nbytes)
+                for at, value in zip(table, arguments, strict=True)
+            ]
 
     kept: dict[int, list[bytes]] = {}
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
     runtime.setDevice = lambda device: None
     monkeypatch.setattr(launching, "InMemory", InMemory)
-    monkeypatch.setattr(launching, "launch_early", lambda function, *how: launch_kernel(function, *how, 0))
+    monkeypatch.setattr(
+        launching, "launch_early", lambda function, *how: launch_kernel(function, *how, 0)
+    )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     torch = ModuleType("torch")
+
     torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]
-    torch.float32, torch.float16, torch.uint8 = map(Dtype, ("torch.float32", "torch.float16", "torch.uint8"))  # type: ignore[attr-defined]
+
+    torch.float32, torch.float16, torch.uint8 = map(  # type: ignore[attr-defined]
+        Dtype, ("torch.float32", "torch.float16", "torch.uint8")
+    )
     torch.empty_like, torch.contiguous_format = _like, "contiguous"  # type: ignore[attr-defined]
+
     torch.cuda = SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=STREAM))  # type: ignore[attr-defined]
     torch._C = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -214,7 +261,9 @@ def arrays(
     strided: tuple[str, ...] = (),
     swapped: bool = False,
 ) -> dict[str, Array]:
-    """Return q, k, v, o, lse, do: some elsewhere, some with rows further apart, k and v in each other's place."""
+    """Return q, k, v, o, lse, do: some elsewhere, some with rows further apart, k and v in each
+    other's place.
+    """
     places = {name: n * 2**24 for n, name in enumerate(("q", "k", "v", "o", "lse", "do"), 1)}
     if swapped:
         places["k"], places["v"] = places["v"], places["k"]
@@ -224,15 +273,31 @@ def arrays(
         shape = (1, H, rows) if name == "lse" else (1, H, rows, d)
         kind = np.dtype("float32" if name == "lse" else dtype)
         apart = tuple(kind.itemsize * n for n in (H * rows * 2 * d, rows * 2 * d, 2 * d, 1))
-        found[name] = Array(shape, kind, place + 2**20 * (name in moved), apart if name in strided else ())
+        found[name] = Array(
+            shape, kind, place + 2**20 * (name in moved), apart if name in strided else ()
+        )
     return found
 
 
 VARIATIONS: list[dict[str, Any]] = [
-    {}, {"moved": "q"}, {"moved": "k"}, {"moved": "v"}, {"moved": ("do",)}, {"moved": ("o",)}, {"moved": ("lse",)},
-    {"strided": "q"}, {"strided": "k"}, {"strided": "v"}, {"strided": ("do",)}, {"swapped": True},
-    {"dtype": ml_dtypes.bfloat16}, {"d": 64}, {"more": (1, 0)}, {"more": (0, 1)}, {"group": 4},
-]  # fmt: skip
+    {},
+    {"moved": "q"},
+    {"moved": "k"},
+    {"moved": "v"},
+    {"moved": ("do",)},
+    {"moved": ("o",)},
+    {"moved": ("lse",)},
+    {"strided": "q"},
+    {"strided": "k"},
+    {"strided": "v"},
+    {"strided": ("do",)},
+    {"swapped": True},
+    {"dtype": ml_dtypes.bfloat16},
+    {"d": 64},
+    {"more": (1, 0)},
+    {"more": (0, 1)},
+    {"group": 4},
+]
 ASKED: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.5}, {"scale": -0.5}]
 WINDOWS = [{"mask": flashsim.SlidingWindow(*sides)} for sides in ((9, 0), (9, 1), (8, 0))]
 
@@ -251,10 +316,26 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
         {"kernel": "hopper"},
         [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}, *WINDOWS],
     ),
-    "hopper_decode": (_forward, {"kernel": "hopper_decode", "N": (3, 20_000)}, [{"return_lse": True}]),
-    "hopper_decode, more queries": (_forward, {"kernel": "hopper_decode", "N": (99, 20_000)}, [{"return_lse": True}]),
-    "hopper_fp8": (_forward, {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn}, [{"return_lse": True}]),
-    "backward": (_backward, {"kernel": "hopper"}, [{"deterministic": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}]),
+    "hopper_decode": (
+        _forward,
+        {"kernel": "hopper_decode", "N": (3, 20_000)},
+        [{"return_lse": True}],
+    ),
+    "hopper_decode, more queries": (
+        _forward,
+        {"kernel": "hopper_decode", "N": (99, 20_000)},
+        [{"return_lse": True}],
+    ),
+    "hopper_fp8": (
+        _forward,
+        {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn},
+        [{"return_lse": True}],
+    ),
+    "backward": (
+        _backward,
+        {"kernel": "hopper"},
+        [{"deterministic": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}],
+    ),
 }
 
 
@@ -273,15 +354,24 @@ LIBRARIES: dict[str, Callable[[Array], Any]] = {"CuPy": lambda x: x, "PyTorch": 
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_call_keeps_is_never_another_calls(name: str, library: Callable[[Array], Any], launches: Launches) -> None:
-    """Every variation after every other: the launches are those of a call that has nothing to remember."""
+def test_what_a_call_keeps_is_never_another_calls(
+    name: str, library: Callable[[Array], Any], launches: Launches
+) -> None:
+    """Every variation after every other: the launches are those of a call that has nothing to
+    remember.
+    """
     call, always, more = CALLS[name]
     always = dict(always)
     of = {key: always.pop(key) for key in ("N", "dtype") if key in always}
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, asked) for asked in ASKED + more] + [
-        (variation, {}) for variation in VARIATIONS[1:] if not ("dtype" in of and {"dtype", "d"} & set(variation))
+        (variation, {})
+        for variation in VARIATIONS[1:]
+        if not ("dtype" in of and {"dtype", "d"} & set(variation))
     ]
-    made = [({name: library(x) for name, x in arrays(**of | variation).items()}, asked) for variation, asked in pairs]
+    made = [
+        ({name: library(x) for name, x in arrays(**of | variation).items()}, asked)
+        for variation, asked in pairs
+    ]
     alone = []
     for X, asked in made:
         _forget()
@@ -301,7 +391,9 @@ def test_what_a_call_keeps_is_never_another_calls(name: str, library: Callable[[
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_stream(name: str, launches: Launches) -> None:
+def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_stream(
+    name: str, launches: Launches
+) -> None:
     call, always, _ = CALLS[name]
     X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always}, strided=("v",))
     asked = {key: value for key, value in always.items() if key == "kernel"}
@@ -315,9 +407,16 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
     assert found == [(*launch[:8], STREAM, *launch[9:]) for launch in wanted]
 
 
-def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(launches: Launches) -> None:
+def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
+    launches: Launches,
+) -> None:
     """On another device, negated on reading, sparse, or on the CPU."""
-    elsewhere = {"is_neg": lambda: True, "get_device": lambda: DEVICE + 1, "is_cuda": False, "layout": "sparse_coo"}
+    elsewhere = {
+        "is_neg": lambda: True,
+        "get_device": lambda: DEVICE + 1,
+        "is_cuda": False,
+        "layout": "sparse_coo",
+    }
     for name, value in elsewhere.items():
         tensors = [Tensor(x) for x in arrays().values()]
         assert of_gpus.PyTorch().look(tensors, DEVICE)
@@ -332,7 +431,9 @@ def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: La
     assert function == hopper.WIDE.function("float16", 128, "FULL", False)
     assert (grid, threads, stream) == (4, 384, 0)
     for tensor_map, array, rows in ((Q, X["q"], 128), (K, X["k"], 128), (V, X["v"], 128)):
-        kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = struct.unpack("<16Q", tensor_map)
+        kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = (
+            struct.unpack("<16Q", tensor_map)
+        )
         assert (kind, pointer) == (6, array.data.ptr)
         assert dims == [64, array.shape[2], 2, array.shape[1], 1]
         assert (row, half, head) == (array.strides[2], 128, array.strides[1])
@@ -353,7 +454,12 @@ def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
         ("v has dtype float32", lambda: forward(q, k, Array(v.shape, "float32", 2**24))),
         ("count is 0", lambda: forward(q, k, v, count=0)),
         ("causal is 1", lambda: forward(q, k, v, causal=1)),
-        ("strides", lambda: _backward(X | {"do": Array(X["do"].shape, "float16", strides=strides)}, kernel="hopper")),
+        (
+            "strides",
+            lambda: _backward(
+                X | {"do": Array(X["do"].shape, "float16", strides=strides)}, kernel="hopper"
+            ),
+        ),
     ]
     for _ in range(2):
         forward(q, k, v)
@@ -367,16 +473,29 @@ def eight_bits(x: Any, keys_contiguous: bool = False) -> Array:
     """As `gpu.to_fp8` does it, but for numbers."""
     _, H, N, d = x.shape
     steps = -(-N // 16) * 16
-    return Array(x.shape, ml_dtypes.float8_e4m3fn, 0, (H * d * steps, d * steps, 1, steps) if keys_contiguous else ())
+    return Array(
+        x.shape,
+        ml_dtypes.float8_e4m3fn,
+        0,
+        (H * d * steps, d * steps, 1, steps) if keys_contiguous else (),
+    )
 
 
-def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sanitizer_watches_every_kernel_of_hoppers(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sanitize_gpu = importlib.import_module("scripts.sanitize_gpu")
 
-    monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape, dtype="float16": Array(shape, dtype))
+    monkeypatch.setattr(
+        sanitize_gpu, "_normal", lambda *shape, dtype="float16": Array(shape, dtype)
+    )
     monkeypatch.setattr(sanitize_gpu, "_half", lambda *shape: Array(shape, "bool"))
-    monkeypatch.setattr(sys.modules["cupy"], "broadcast_to", lambda x, onto: Array(onto, x.dtype), raising=False)
-    monkeypatch.setattr(sys.modules["cupy"], "asarray", lambda x, _="": Array(x.shape, "int32"), raising=False)
+    monkeypatch.setattr(
+        sys.modules["cupy"], "broadcast_to", lambda x, onto: Array(onto, x.dtype), raising=False
+    )
+    monkeypatch.setattr(
+        sys.modules["cupy"], "asarray", lambda x, _="": Array(x.shape, "int32"), raising=False
+    )
     for module in (hopper, hopper_backward):
         tiles = InTiles(Array((1, 300, 336), "bool"), (1, 300, 333), (16, 336, 1), (1, 0, 0))
         monkeypatch.setattr(module, "in_tiles", lambda _, tiles=tiles: tiles)
@@ -384,17 +503,26 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     monkeypatch.setattr(gpu, "to_fp8", eight_bits)
     monkeypatch.setattr(tensor_core, "_ready", lambda *_: lambda *_, **__: None)
     monkeypatch.setattr(hopper, "_on_gpu", lambda *_: (Array((9,), "int32"), Array((9,), "int32")))
-    monkeypatch.setattr(hopper_backward, "_on_gpu", lambda *_: tuple(Array((9,), "int32") for _ in range(3)))
+    monkeypatch.setattr(
+        hopper_backward, "_on_gpu", lambda *_: tuple(Array((9,), "int32") for _ in range(3))
+    )
     for _, launch in sanitize_gpu.launches():
         launch()
     rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
     variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
-    wanted = {name for v in variants for name in v.functions if "bfloat16" not in name and "round_to_8" not in name}
+    wanted = {
+        name
+        for v in variants
+        for name in v.functions
+        if "bfloat16" not in name and "round_to_8" not in name
+    }
     assert wanted == {launch[0] for launch in launches}
 
 
 class TensorLike:
-    """What `to_fp8` asks of a tensor before anything is on a GPU: as PyTorch's, `size` is a method."""
+    """What `to_fp8` asks of a tensor before anything is on a GPU: as PyTorch's, `size` is a
+    method.
+    """
 
     def __init__(self, dtype: str, *shape: int, memory: str = "GPU") -> None:
         self.dtype, self.shape, self.memory = Dtype(dtype), shape, memory
@@ -408,9 +536,18 @@ class TensorLike:
 
 def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(launches: Launches) -> None:
     for given, message in (
-        (TensorLike("torch.int64", 8), "x has dtype int64 and 8 elements; expected one of float16, bfloat16, float32"),
-        (TensorLike("torch.float16", 3, 5), "x has dtype float16 and 15 elements; .*, and a multiple of 4 elements"),
-        (TensorLike("torch.float16", 8, memory="CPU"), "x is a tensor in the CPU's memory; expected one on a GPU"),
+        (
+            TensorLike("torch.int64", 8),
+            "x has dtype int64 and 8 elements; expected one of float16, bfloat16, float32",
+        ),
+        (
+            TensorLike("torch.float16", 3, 5),
+            "x has dtype float16 and 15 elements; .*, and a multiple of 4 elements",
+        ),
+        (
+            TensorLike("torch.float16", 8, memory="CPU"),
+            "x is a tensor in the CPU's memory; expected one on a GPU",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             hopper_fp8.to_fp8(given)
@@ -418,9 +555,14 @@ def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(launches: Launches
 
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
-def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
+def test_strides_of_axes_of_length_1_may_be_any(
+    library: Callable[[Array], Any], launches: Launches
+) -> None:
     """DLPack may give such axes the stride of one element."""
-    plain, odd = ([library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2)))
+    plain, odd = (
+        [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"]
+        for strides in ((), (2, 2, 128, 2))
+    )
     assert gpu.plan(*plain) == gpu.plan(*odd) == settling.Plan("hopper", gpu.plan(*plain).why)
     for arrays in (plain, odd):
         gpu.forward(*arrays)
@@ -429,19 +571,31 @@ def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any],
     assert "hopper: needs rows that start at multiples of 16 bytes" in gpu.plan(*wide).why
 
 
-@pytest.mark.parametrize("heads_kv", [(1, 2), (3, 7), (31, 2), (9, 7), (62, 1), (1, 125), (5, 100), (300, 13)])
-def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(launches: Launches, heads_kv: tuple[int, int]) -> None:
-    """Counts end where all of their heads' tiles have been transposed, and all of their heads' row blocks have seen it."""
+@pytest.mark.parametrize(
+    "heads_kv", [(1, 2), (3, 7), (31, 2), (9, 7), (62, 1), (1, 125), (5, 100), (300, 13)]
+)
+def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
+    launches: Launches, heads_kv: tuple[int, int]
+) -> None:
+    """Counts end where all of their heads' tiles have been transposed, and all of their heads'
+    row blocks have seen it.
+    """
     (B, H_kv), group, N_q, N_k = heads_kv, 3, 300, 700
     kind = ml_dtypes.float8_e4m3fn
-    gpu.forward(*(Array((B, H, N, 128), kind) for H, N in ((H_kv * group, N_q), (H_kv, N_k), (H_kv, N_k))))
+    gpu.forward(
+        *(Array((B, H, N, 128), kind) for H, N in ((H_kv * group, N_q), (H_kv, N_k), (H_kv, N_k)))
+    )
     ((name, grid, *_, counters, given, _),) = launches
     assert name == hopper_fp8.function(False, False)
     words = struct.unpack("<3Q", counters)
     assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
     problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
     T_r, T_c, heads = 2, 6, B * H_kv
-    assert (problem["T_c"], problem["tiles"], problem["last_draw"]) == (T_c, heads * T_c, heads * T_c + grid - 1)
+    assert (problem["T_c"], problem["tiles"], problem["last_draw"]) == (
+        T_c,
+        heads * T_c,
+        heads * T_c + grid - 1,
+    )
     counted = np.bincount(np.arange(heads) >> problem["together"])  # heads
     assert len(counted) == problem["last"] + 1 <= launching.WORDS_EACH - 2
     for n, of in enumerate(counted):
@@ -457,7 +611,9 @@ def test_what_hopper_takes_forward_alone_another_rung_has_backward(launches: Lau
         assert gpu.plan(X, X, X, direction="backward", **asked).kernel == "hopper"
 
 
-def test_lists_of_tiles_live_as_long_as_what_reads_them(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_tiles_live_as_long_as_what_reads_them(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call that is settled is kept for the next one, longer than the lists themselves may be."""
     made: list[weakref.ref[Array]] = []
 
@@ -478,7 +634,11 @@ def test_lists_of_tiles_live_as_long_as_what_reads_them(launches: Launches, monk
 
 def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launches) -> None:
     """Nobody adds to their dQ_i: `prepare` writes its zeros."""
-    for N_q, N_k, causal, unseen in ((1000, 100, True, 7), (1000, 1000, True, 0), (1000, 100, False, 0)):
+    for N_q, N_k, causal, unseen in (
+        (1000, 100, True, 7),
+        (1000, 1000, True, 0),
+        (1000, 100, False, 0),
+    ):
         q, o, do = (Array((1, 2, N_q, 64), np.float16) for _ in range(3))
         k, v = (Array((1, 2, N_k, 64), np.float16) for _ in "kv")
         gpu.backward(q, k, v, o, Array((1, 2, N_q), np.float32), do, causal=causal, kernel="hopper")
@@ -486,17 +646,29 @@ def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launch
         assert problem["unseen"] == unseen, (N_q, N_k, causal)
 
 
-def test_row_blocks_and_sections_of_8_bits(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Causally the first row block has what does not fill one, in warpgroups: a copy to HBM may not begin before the array.
+def test_row_blocks_and_sections_of_8_bits(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Causally the first row block has what does not fill one, in warpgroups: a copy to HBM may not
+    begin before the array.
 
-    Sections are small while V is transposed, but for the last, whose first head is where whole sections end.
+    Sections are small while V is transposed, but for the last, whose first head is where whole
+    sections end.
     """
     kind = ml_dtypes.float8_e4m3fn
-    for N_q, causal, ahead in ((1024, True, 128), (260, True, 64), (384, True, 0), (1024, False, 0)):
+    for N_q, causal, ahead in (
+        (1024, True, 128),
+        (260, True, 64),
+        (384, True, 0),
+        (1024, False, 0),
+    ):
         gpu.forward(*(Array((1, 2, N, 128), kind) for N in (N_q, 1024, 1024)), causal=causal)
         problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
         assert problem["ahead"] == ahead, (N_q, causal)
-    of_l2 = {128: ((20, (20, 0)), (64, (32, 0)), (80, (32, 32)), (128, (32, 32)), (256, (32, 128))), 64: ((150, (32, 96)),)}
+    of_l2 = {
+        128: ((20, (20, 0)), (64, (32, 0)), (80, (32, 32)), (128, (32, 32)), (256, (32, 128))),
+        64: ((150, (32, 96)),),
+    }
     for l2, sections in (of_l2 | {8: ((150, (8, 144)),)}).items():
         for heads, wanted in sections:
             monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
@@ -507,9 +679,13 @@ def test_row_blocks_and_sections_of_8_bits(launches: Launches, monkeypatch: pyte
     _forget()
 
 
-def test_sections_are_equal_and_larger_where_two_row_blocks_are_computed_at_a_time(launches: Launches) -> None:
+def test_sections_are_equal_and_larger_where_two_row_blocks_are_computed_at_a_time(
+    launches: Launches,
+) -> None:
     for d, heads, section in ((128, 512, 64), (64, 512, 128), (128, 160, 54), (64, 160, 80)):
-        gpu.forward(*(Array((1, heads, 512, d), np.float16) for _ in "qkv"), causal=True, kernel="hopper")
+        gpu.forward(
+            *(Array((1, heads, 512, d), np.float16) for _ in "qkv"), causal=True, kernel="hopper"
+        )
         assert np.frombuffer(launches.pop()[-2], hopper.PROBLEM)[0]["section"] == section
 
 
@@ -531,11 +707,16 @@ int main(int, char** asked) {
 """
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler, to run the kernel's own function here")
+@pytest.mark.skipif(
+    shutil.which("c++") is None,
+    reason="needs a C++ compiler, to run the kernel's own function here",
+)
 def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`in_order` itself, on the CPU. Of each section, causally those that see most first; else each head's last at the end."""
+    """`in_order` itself, on the CPU. Of each section, causally those that see most first; else
+    each head's last at the end.
+    """
     source = (KERNELS / hopper_fp8.FILE).read_text(encoding="utf-8")
     own = source[source.index("struct Problem {") : source.index("// A row block's first query.")]
     shared = (KERNELS / "hopper_softmax.cuh").read_text(encoding="utf-8")
@@ -557,7 +738,9 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
         i, _, head = np.frombuffer(found, "i4").reshape(-1, 3).T
         assert sorted(zip(head, i, strict=True)) == [*itertools.product(range(heads), range(T_r))]
         problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
-        whole = [*range(0, heads if keys else int(problem["last_section"]), int(problem["section"]))]
+        whole = [
+            *range(0, heads if keys else int(problem["last_section"]), int(problem["section"]))
+        ]
         begins = [*whole, *([] if keys else [int(problem["last_section"])]), heads]
         for begin, end in itertools.pairwise(begins):
             within = slice(begin * T_r, end * T_r)
@@ -567,9 +750,15 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
     _forget()
 
 
-def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_other(launches: Launches) -> None:
-    """K comes in pairs, the first of 16 fours of keys and then the second; V as it lies, so that there is no scratch memory."""
-    q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000)))
+def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_other(
+    launches: Launches,
+) -> None:
+    """K comes in pairs, the first of 16 fours of keys and then the second; V as it lies, so that
+    there is no scratch memory.
+    """
+    q, k, v = (
+        Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000))
+    )
     turned = eight_bits(v, keys_contiguous=True)
     assert turned.strides == (3 * 128 * 1008, 128 * 1008, 1, 1008)
     assert gpu.plan(q, k, turned).kernel == "hopper_fp8"
@@ -585,20 +774,30 @@ def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_o
 
 
 @pytest.mark.parametrize("N_k", [701, 702, 703])
-def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(launches: Launches, N_k: int) -> None:
-    q, k, v = (Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, N_k), (3, N_k)))
+def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(
+    launches: Launches, N_k: int
+) -> None:
+    q, k, v = (
+        Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, N_k), (3, N_k))
+    )
     for given in (v, eight_bits(v, keys_contiguous=True)):
         gpu.forward(q, k, given)
     (own, copied) = launches
     assert own[0] == copied[0] == hopper_fp8.function(False, False)
-    (_, place, *rest), (_, other, *same) = (struct.unpack("<16Q", launch[11]) for launch in launches)
+    (_, place, *rest), (_, other, *same) = (
+        struct.unpack("<16Q", launch[11]) for launch in launches
+    )
     assert rest == same
     assert place == v.data.ptr != other
-    with pytest.raises(ValueError, match="its keys stride 1; hopper_fp8 then expects a multiple of 4 keys"):
+    with pytest.raises(
+        ValueError, match="its keys stride 1; hopper_fp8 then expects a multiple of 4 keys"
+    ):
         hopper_fp8.prepare(DEVICE, q, k, eight_bits(v, keys_contiguous=True), False, Options(1.0))
     with pytest.raises(ValueError, match=r"v is at .* with strides .*; expected multiples of 16"):
         gpu.forward(q, q, Array(q.shape, q.dtype, 0, (6 * 128 * 300, 128 * 300, 1, 300)))
-    half, turned = (Array((2, 3, 64, 128), "float16", 0, strides) for strides in ((), (2**20, 2**18, 2, 256)))
+    half, turned = (
+        Array((2, 3, 64, 128), "float16", 0, strides) for strides in ((), (2**20, 2**18, 2, 256))
+    )
     with pytest.raises(ValueError, match=r"v has strides .* expected 2 for the last axis"):
         gpu.forward(half, half, turned, kernel="hopper")
 
@@ -608,7 +807,8 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
 ) -> None:
     """The two kernels of the backward pass, on a stream that is captured in turns."""
     runtime, X = sys.modules["cupy"].cuda.runtime, arrays()
-    launch, capturing = (runtime.graphLaunch, iter([True, True, False, False, True, False]))  # not asked in the first call
+    # not asked in the first call
+    launch, capturing = (runtime.graphLaunch, iter([True, True, False, False, True, False]))
     launched: list[int] = []
 
     def launch_graph(graph: int, stream: int) -> None:
@@ -646,22 +846,33 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
     o = Array(q.shape, "float16")
     for name, said in (("hopper", ["tensor_core"]), ("hopper_decode", ["hopper", "tensor_core"])):
         rung = gpu.kernel(name)
-        for call in (partial(gpu.forward, q, k, v, kernel=name), partial(rung.forward, q, k, v, o, None, Options(1.0))):
+        for call in (
+            partial(gpu.forward, q, k, v, kernel=name),
+            partial(rung.forward, q, k, v, o, None, Options(1.0)),
+        ):
             with pytest.warns(RuntimeWarning) as warned:
                 call()
             assert [str(one.message).split()[0] for one in warned] == said
             assert {one.filename for one in warned} == {__file__}
     assert len(ran) == 4
     assert not launches
-    with pytest.raises(ValueError, match=r"window is given; .* runs instead of hopper because the GPU has .* 80"):
+    with pytest.raises(
+        ValueError, match=r"window is given; .* runs instead of hopper because the GPU has .* 80"
+    ):
         gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
-    with pytest.raises(ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"):
+    with pytest.raises(
+        ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"
+    ):
         gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")
 
 
-def test_every_stream_and_thread_has_a_counter_of_its_own(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stream_and_thread_has_a_counter_of_its_own(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launching, "WORDS", 3 * launching.WORDS_EACH)
-    monkeypatch.setattr(sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place())))
+    monkeypatch.setattr(
+        sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place()))
+    )
     found = [launching.counter(DEVICE, stream) for stream in range(8)]
     other = Thread(target=lambda: found.append(launching.counter(DEVICE, 0)))
     other.start()

@@ -1,4 +1,6 @@
-"""Masks that are arrays, on Hopper's own instructions: forward and backward beside the reference, and what they count."""
+"""Masks that are arrays, on Hopper's own instructions: forward and backward beside the
+reference, and what they count.
+"""
 
 from typing import Any
 
@@ -39,8 +41,12 @@ MASKS: dict[str, Any] = {
     "few": lambda rng, shape: rng.random(shape) < 0.02,
     "of a head": lambda rng, shape: rng.random((1, shape[1], *shape[2:])) < 0.5,
     "of a batch entry": lambda rng, shape: rng.random((shape[0], 1, *shape[2:])) < 0.5,
-    "padding": lambda rng, shape: np.arange(shape[3]) < rng.integers(1, shape[3] + 1, (shape[0], 1, 1, 1)),
-    "padding to the left": lambda rng, shape: np.arange(shape[3]) >= rng.integers(0, shape[3], (shape[0], 1, 1, 1)),
+    "padding": lambda rng, shape: (
+        np.arange(shape[3]) < rng.integers(1, shape[3] + 1, (shape[0], 1, 1, 1))
+    ),
+    "padding to the left": lambda rng, shape: (
+        np.arange(shape[3]) >= rng.integers(0, shape[3], (shape[0], 1, 1, 1))
+    ),
     "queries": lambda rng, shape: rng.random((shape[2], 1)) < 0.5,
     "documents": lower,
     "nothing": lambda rng, shape: np.zeros((1, 1), bool),
@@ -50,7 +56,9 @@ MASKS: dict[str, Any] = {
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_masks_lie_within_rounding_of_the_reference(shape: tuple[int, ...], mask: Any, causal: bool) -> None:
+def test_masks_lie_within_rounding_of_the_reference(
+    shape: tuple[int, ...], mask: Any, causal: bool
+) -> None:
     cupy, rung = import_cupy(), gpu.kernel("hopper")
     B, H, _, N_q, N_k, d = shape
     problem = given(shape, "float16" if causal else "bfloat16")
@@ -61,12 +69,19 @@ def test_masks_lie_within_rounding_of_the_reference(shape: tuple[int, ...], mask
     assert_near(rung, problem, found, whole & problem.causal if causal else whole)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 2, 300, 290, 64), (1, 2, 1, 200, 320, 128), (1, 1, 1, 200, 200, 256)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 2, 300, 290, 64), (1, 2, 1, 200, 320, 128), (1, 1, 1, 200, 200, 256)]
+)
 def test_masks_with_dropout(shape: tuple[int, ...]) -> None:
     cupy, rung = import_cupy(), gpu.kernel("hopper")
     B, H, _, N_q, N_k, _ = shape
-    problem, whole = given(shape, "float16"), np.random.default_rng(1).random((B, H, N_q, N_k)) < 0.5
-    keep = np.stack([keep_mask(7, 0.3, N_q, N_k, head) for head in range(B * H)]).reshape(whole.shape)
+    problem, whole = (
+        given(shape, "float16"),
+        np.random.default_rng(1).random((B, H, N_q, N_k)) < 0.5,
+    )
+    keep = np.stack([keep_mask(7, 0.3, N_q, N_k, head) for head in range(B * H)]).reshape(
+        whole.shape
+    )
     found = run(rung, problem, mask=cupy.asarray(whole), dropout_p=0.3, seed=7)
     assert_near(rung, problem, found, whole, keep, 0.3)
     q, k, v = on_gpu(problem)
@@ -78,7 +93,9 @@ def test_masks_with_dropout(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("d", [64, 128])
 def test_masks_however_they_lie(d: int) -> None:
-    """Rows at odd addresses, columns first, backwards, every second, and bytes other than 1: the same bits."""
+    """Rows at odd addresses, columns first, backwards, every second, and bytes other than 1: the
+    same bits.
+    """
     cupy = import_cupy()
     problem = given((2, 2, 2, 200, 160, d), "float16")
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
@@ -98,7 +115,11 @@ def test_masks_however_they_lie(d: int) -> None:
 
     def found(given: Any) -> list[Any]:
         o, lse = gpu.forward(q, k, v, mask=given, return_lse=True, kernel="hopper")
-        return [o, lse, *gpu.backward(q, k, v, o, lse, do, mask=given, kernel="hopper", deterministic=True)]
+        return [
+            o,
+            lse,
+            *gpu.backward(q, k, v, o, lse, do, mask=given, kernel="hopper", deterministic=True),
+        ]
 
     wanted = found(mask)
     for how, given_mask in others.items():
@@ -108,8 +129,12 @@ def test_masks_however_they_lie(d: int) -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("broadcast", [False, True], ids=["(N_q, N_k)", "(1, N_k)"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_masks_count_as_the_simulator_counts_them(shape: tuple[int, ...], broadcast: bool, causal: bool) -> None:
-    """A byte an element, each tile's once, and of what broadcasts over queries a row; bits repeat."""
+def test_masks_count_as_the_simulator_counts_them(
+    shape: tuple[int, ...], broadcast: bool, causal: bool
+) -> None:
+    """A byte an element, each tile's once, and of what broadcasts over queries a row; bits
+    repeat.
+    """
     cupy = import_cupy()
     *_, N_q, N_k, d = shape
     problem = given(shape, "float16")
@@ -118,7 +143,9 @@ def test_masks_count_as_the_simulator_counts_them(shape: tuple[int, ...], broadc
     asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "mask": cupy.asarray(array)}
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **asked)
     tiles = hopper.choose_tiles(d, "ARRAY")
-    assert moved(counted) == tally("q_outer", (*shape, (tiles.B_r, tiles.B_c)), causal=causal, mask=array)
+    assert moved(counted) == tally(
+        "q_outer", (*shape, (tiles.B_r, tiles.B_c)), causal=causal, mask=array
+    )
     assert (gpu.forward(q, k, v, **asked) == o).all()  # counting changes no bit
     if d == 256:
         return
@@ -137,7 +164,9 @@ def test_masks_count_as_the_simulator_counts_them(shape: tuple[int, ...], broadc
     )
     sees = problem.causal if causal else np.ones((N_q, N_k), bool)
     tops, lefts = (range(0, N, step) for N, step in zip((N_q, N_k), blocks, strict=True))
-    live = np.array([[sees[r : r + blocks[0], c : c + blocks[1]].any() for c in lefts] for r in tops])
+    live = np.array(
+        [[sees[r : r + blocks[0], c : c + blocks[1]].any() for c in lefts] for r in tops]
+    )
     assert moved(counted) == counted_backward(shape, live) | {"mask": model["mask"]}
     assert all(model[name] == moved(counted)[name] for name in ("Q", "O", "dO"))
 
@@ -148,5 +177,7 @@ def test_a_mask_goes_to_hopper_but_not_with_a_block_mask() -> None:
     mask = cupy.ones((300, 300), bool)
     assert gpu.plan(q, k, v, mask=mask).kernel == "hopper"
     assert gpu.plan(q, k, v, direction="backward", mask=mask, causal=True).kernel == "hopper"
-    with pytest.raises(ValueError, match=r"block_mask with mask is given; kernel 'hopper' does not take it"):
+    with pytest.raises(
+        ValueError, match=r"block_mask with mask is given; kernel 'hopper' does not take it"
+    ):
         gpu.forward(q, k, v, mask=mask, block_mask=np.ones((3, 3), bool), kernel="hopper")

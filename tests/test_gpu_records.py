@@ -52,7 +52,9 @@ from flashsim.reference import attention
 from .pages import ROOT, has_numbers, paragraphs
 
 FIGURES = ROOT / "figures"
-PAGE, TRIED = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "gpu-tried"))
+PAGE, TRIED = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "gpu-tried")
+)
 IN_PAGE, IN_TRIED = (paragraphs(text) for text in (PAGE, TRIED))
 NOT_REACHED = paragraphs(PAGE.partition("## What is not reached")[2].partition("\n## ")[0])
 
@@ -97,7 +99,9 @@ def test_the_counters_of_a_pass_are_those_between_its_markers() -> None:
         (1000, 1011, False, 0.011),
     ],
 )
-def test_writes_may_lack_what_the_l2_holds_and_nothing_else(reads: int, writes: int, agrees: bool, error: float) -> None:
+def test_writes_may_lack_what_the_l2_holds_and_nothing_else(
+    reads: int, writes: int, agrees: bool, error: float
+) -> None:
     each = Pass("standard", "S", "DRAM", 1000, 1000, 0.01, lambda: None)
     row = _row(each, {"reads": reads, "writes": writes}, 60)
     assert row["error"] == pytest.approx(error)
@@ -126,7 +130,9 @@ def test_a_rung_takes_part_in_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize("N", [64, 300, 1024])
-def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(N: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
+    N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting, called = Setting(N, 64), []
     monkeypatch.setattr(contestants, "torch_if_there", lambda: None)
     monkeypatch.setattr(contestants, "arrays", lambda *_: [np.zeros((1, 1, N, 64), np.float16)] * 4)
@@ -147,7 +153,9 @@ def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(N: int,
         else:
             tiles = butterfly(-(-N // 128), -(-N // 128))
             live[name] = tiles[np.ix_(at // 128, at // 128)]
-    assert {name: contestants.share(name, setting) for name in SPARSE} == {name: m.mean() for name, m in live.items()}
+    assert {name: contestants.share(name, setting) for name in SPARSE} == {
+        name: m.mean() for name, m in live.items()
+    }
     assert contestants.share("hopper", setting) == 1
 
 
@@ -155,15 +163,23 @@ def test_a_rate_is_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None
     setting = Setting(1024, 64)
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
-    monkeypatch.setattr(benchmark, "interleaved", lambda calls, *_: {name: [2.0, 1.0, 3.0] for name in calls})
-    timed = benchmark.race(setting, [(name, lambda: lambda: None) for name in ("hopper", "hopper_window")], 3)
+    monkeypatch.setattr(
+        benchmark, "interleaved", lambda calls, *_: {name: [2.0, 1.0, 3.0] for name in calls}
+    )
+    timed = benchmark.race(
+        setting, [(name, lambda: lambda: None) for name in ("hopper", "hopper_window")], 3
+    )
     whole, window = (timing.tflops for timing in timed)
     assert whole == setting.flops / 2e9
     assert window == pytest.approx(whole * (256 * 1024 - 128 * 129 / 2 - 127 * 128 / 2) / 1024**2)
 
 
-def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another left in its pool may be in the way once; freed, it goes on. What fails again is out."""
+def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What another left in its pool may be in the way once; freed, it goes on. What fails again
+    is out.
+    """
     freed: list[int] = []
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
@@ -179,13 +195,21 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
 
     makers = [(name, partial(partial, call, name)) for name in calls]
     timed = list(benchmark.race(Setting(1024, 64), makers, 7))
-    assert [(t.name, t.failed) for t in timed] == [("standard", "MemoryError: full"), ("hopper", ""), ("torch_flash", "")]
+    assert [(t.name, t.failed) for t in timed] == [
+        ("standard", "MemoryError: full"),
+        ("hopper", ""),
+        ("torch_flash", ""),
+    ]
     assert [t.median for t in timed][1:] == [2.0, 2.0]
     assert len(freed) == 3  # before either's second try, and at the end
 
 
-def test_what_takes_much_memory_leaves_none_of_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Freed after each contestant, and at the end; what takes little is freed at the end alone, since freeing takes long."""
+def test_what_takes_much_memory_leaves_none_of_it_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Freed after each contestant, and at the end; what takes little is freed at the end alone,
+    since freeing takes long.
+    """
     freed: list[str] = []
     extra = {"hopper": 2**20, "standard": 2**35, "tensor_core": 2**21, "torch_unfused": 2**31}
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
@@ -203,8 +227,12 @@ def test_what_takes_much_memory_leaves_none_of_it_to_the_others(monkeypatch: pyt
     assert freed == ["standard", "torch_unfused", "torch_unfused"]
 
 
-def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten launches say how long a short call takes. Memory is asked for in the first call, which does not count."""
+def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten launches say how long a short call takes. Memory is asked for in the first call, which
+    does not count.
+    """
     ms = {"short": 0.5, "medium": 4.0, "slow": 50.0}
     measured: dict[str, list[int]] = {name: [] for name in ms}
 
@@ -214,11 +242,17 @@ def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatc
 
     monkeypatch.setattr(benchmark, "_time", timed)
     times = benchmark.interleaved({name: partial(str, name) for name in ms}, 5, turn_ms=20)
-    assert measured == {"short": [1, 1, 10, *[40] * 5], "medium": [1, 1, *[5] * 5], "slow": [1, *[1] * 5]}
+    assert measured == {
+        "short": [1, 1, 10, *[40] * 5],
+        "medium": [1, 1, *[5] * 5],
+        "slow": [1, *[1] * 5],
+    }
     assert times == {name: [taken] * 5 for name, taken in ms.items()}
 
 
-def test_kernels_are_compiled_side_by_side_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_compiled_side_by_side_before_the_clock_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each kind's once, of its shortest setting; that one fails is not told here."""
     both, called = Barrier(2, timeout=10), []
 
@@ -238,10 +272,14 @@ def test_kernels_are_compiled_side_by_side_before_the_clock_starts(monkeypatch: 
     asked = settings((4096, 128), (64,), directions=("forward",))
     benchmark.compile_first(benchmark._shortest(asked, ()))
     assert not both.broken
-    assert sorted(called) == [(name, 128, causal) for name in ("hopper", "standard") for causal in (False, True)]
+    assert sorted(called) == [
+        (name, 128, causal) for name in ("hopper", "standard") for causal in (False, True)
+    ]
 
 
-def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_what_a_call_takes_though_the_pool_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Pool:
         """As CuPy's: a chunk that is in use in part stays, and its rest is given out again."""
 
@@ -280,13 +318,26 @@ def benchmark_record() -> dict[str, Any]:
         rate = {"tensor_core": 300.0, "torch_flash": 310.0, "standard": 40.0}[name]
         failed = "OutOfMemoryError: no" if name == "standard" and setting.N > 1024 else ""
         median = None if failed else setting.flops / rate / 1e9
-        numbers = {"median": median, "least": median, "most": median, "tflops": None if failed else rate}
-        return {"name": name, **numbers, "extra_bytes": None if failed else 1000 * setting.N, "failed": failed}
+        numbers = {
+            "median": median,
+            "least": median,
+            "most": median,
+            "tflops": None if failed else rate,
+        }
+        return {
+            "name": name,
+            **numbers,
+            "extra_bytes": None if failed else 1000 * setting.N,
+            "failed": failed,
+        }
 
     results = []
     for setting in settings((1024, 4096), (64, 128)):
         timings = [timing(name, setting) for name in ("tensor_core", "torch_flash", "standard")]
-        plain = {key: getattr(setting, key) for key in ("N", "d", "causal", "direction", "dtype", "H", "dropout_p")}
+        plain = {
+            key: getattr(setting, key)
+            for key in ("N", "d", "causal", "direction", "dtype", "H", "dropout_p")
+        }
         results.append({**plain, "B": setting.batch, "flops": setting.flops, "timings": timings})
     return {"machine": {"gpu": "a GPU", "cupy": "14", "torch": "2"}, "results": results}
 
@@ -333,7 +384,10 @@ def test_the_front_is_drawn_beside_its_peers() -> None:
     (legend,) = figure_of(axes).legends
     shown = [text.get_text() for text in legend.get_texts()]
     assert shown == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
-    assert [ax.get_title(loc="left").partition(", ")[2] for ax in axes][:2] == ["32 heads", "16 heads"]
+    assert [ax.get_title(loc="left").partition(", ")[2] for ax in axes][:2] == [
+        "32 heads",
+        "16 heads",
+    ]
     low, high = axes[2].get_ylim()  # less than a decade
     assert sum(low <= y <= high for y in axes[2].get_yticks()) >= 4
 
@@ -342,13 +396,25 @@ def test_the_front_is_drawn_backward() -> None:
     """From the record of cases: the rates of each contestant that has a look, without dropout."""
     record = figure("gpu_hopper_backward")
     axes = plot_front(record)
-    assert [ax.get_title(loc="left") for ax in axes][1:3] == ["backward\nd = 128, 16 heads", "backward, causal\nd = 64, 32 heads"]
+    assert [ax.get_title(loc="left") for ax in axes][1:3] == [
+        "backward\nd = 128, 16 heads",
+        "backward, causal\nd = 64, 32 heads",
+    ]
     drawn = {
-        str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist()) for line in axes[1].get_lines()
+        str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist())
+        for line in axes[1].get_lines()
     }
-    wanted = [r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)]
+    wanted = [
+        r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)
+    ]
     assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in wanted}
-    assert {gid.split()[-1] for gid in drawn} == {"tensor_core", "hopper", "torch_flash", "torch_cudnn", "fa4"}
+    assert {gid.split()[-1] for gid in drawn} == {
+        "tensor_core",
+        "hopper",
+        "torch_flash",
+        "torch_cudnn",
+        "fa4",
+    }
 
 
 def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:
@@ -358,7 +424,9 @@ def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:
             r["timings"].append({**r["timings"][0], "name": "hopper_fp8"})
     (legend,) = figure_of(plot_times(record)).legends
     shown = [text.get_text() for text in legend.get_texts()]
-    assert shown == [LOOKS[name].label for name in ("standard", "tensor_core", "hopper_fp8", "torch_flash")]
+    assert shown == [
+        LOOKS[name].label for name in ("standard", "tensor_core", "hopper_fp8", "torch_flash")
+    ]
 
 
 def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
@@ -368,7 +436,8 @@ def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
         timings = {N: zip(("one", "other"), both, strict=True) for N, both in ms.items()}
         return {
             "results": [
-                {"N": N, "timings": [{"name": name, "median": t, "failed": ""} for name, t in of]} for N, of in timings.items()
+                {"N": N, "timings": [{"name": name, "median": t, "failed": ""} for name, t in of]}
+                for N, of in timings.items()
             ]
         }
 
@@ -379,8 +448,21 @@ def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
 
 def test_the_picture_of_predicted_and_measured() -> None:
     def row(group: str, B_c: int | None, size: float, agrees: bool | None = True) -> dict[str, Any]:
-        sizes = {f"{kind}_{way}": size for kind in ("predicted", "measured") for way in ("reads", "writes")}
-        return {"group": group, "B_c": B_c, "ms": 1.0, "error": 0.004, "within": 0.01, "agrees": agrees, "level": "DRAM", **sizes}
+        sizes = {
+            f"{kind}_{way}": size
+            for kind in ("predicted", "measured")
+            for way in ("reads", "writes")
+        }
+        return {
+            "group": group,
+            "B_c": B_c,
+            "ms": 1.0,
+            "error": 0.004,
+            "within": 0.01,
+            "agrees": agrees,
+            "level": "DRAM",
+            **sizes,
+        }
 
     rows = [
         row("standard", None, 2e9),
@@ -391,9 +473,20 @@ def test_the_picture_of_predicted_and_measured() -> None:
     assert axes[0].get_title(loc="left").endswith("DRAM within 0.4%, SM ↔ L2 within 4.0%")
     legend = axes[1].get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["traffic, predicted", "traffic, counted", "runtime (right)"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "traffic, predicted",
+        "traffic, counted",
+        "runtime (right)",
+    ]
     shown = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
-    assert {"standard", "algorithm_1", "on chip", "predicted bytes", "measured bytes", "ms"} <= shown
+    assert {
+        "standard",
+        "algorithm_1",
+        "on chip",
+        "predicted bytes",
+        "measured bytes",
+        "ms",
+    } <= shown
 
 
 def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,13 +505,19 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     q, k, v = (rng.standard_normal((2, 3, 9, 4)) for _ in range(3))
     unfused = contestants._unfused(Setting(9, 4, causal), torch, device="cpu")
     mask = np.tril(np.ones((9, 9), bool)) if causal else None
-    assert np.allclose(unfused(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-12)
+    assert np.allclose(
+        unfused(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-12
+    )
     dropped = contestants._unfused(Setting(9, 4, causal, dropout_p=0.5), torch, device="cpu")
-    assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
+    assert not np.allclose(
+        dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2
+    )
 
 
 def test_records_name_machine_and_date() -> None:
-    names = {"validate_hardware", *(path.stem for path in FIGURES.glob("*gpu*.json"))} - {"gpu_same_curve"}
+    names = {"validate_hardware", *(path.stem for path in FIGURES.glob("*gpu*.json"))} - {
+        "gpu_same_curve"
+    }
     assert len(names) > 20
     for name in names:
         record = figure(name)
@@ -430,7 +529,9 @@ def test_records_name_machine_and_date() -> None:
         assert name == "validate_hardware" or re.fullmatch("[0-9a-f]{7,40}", record["commit"]), name
 
 
-def test_the_passes_of_standard_attention_move_what_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_passes_of_standard_attention_move_what_the_simulator_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With each operand read once: M so large that one panel holds all of Q."""
     monkeypatch.setattr(standard, "import_cupy", lambda: np)
     N, d = 48, 8
@@ -457,17 +558,27 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
     assert capsys.readouterr().err == "flashsim bench: error: no GPU: none here\n"
 
 
-def timings(N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0) -> dict[str, dict[str, Any]]:
+def timings(
+    N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0
+) -> dict[str, dict[str, Any]]:
     asked = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
     record = figure("gpu_gpt2" if dropout_p else "gpu_bench")
-    (found,) = (r for r in record["results"] if all(r[key] == value for key, value in asked.items()))
+    (found,) = (
+        r for r in record["results"] if all(r[key] == value for key, value in asked.items())
+    )
     return {t["name"]: t for t in found["timings"] if not t["failed"]}
 
 
 def test_the_pages_ladder_is_the_recorded_one() -> None:
-    forward, backward = (timings(2048, 64, False, direction) for direction in ("forward", "backward"))
+    forward, backward = (
+        timings(2048, 64, False, direction) for direction in ("forward", "backward")
+    )
     for name, timing in forward.items():
-        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{name}` | ") and line.count("|") == 6)
+        (row,) = (
+            line
+            for line in PAGE.splitlines()
+            if line.startswith(f"| `{name}` | ") and line.count("|") == 6
+        )
         back = f"{backward[name]['tflops']:.1f}" if name in backward else "–"
         assert row.endswith(f"| {timing['tflops']:.1f} | {back} |"), name
     slowdown = forward["tensor_core"]["tflops"] / forward["algorithm_1"]["tflops"]
@@ -511,13 +622,17 @@ def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
 
 
 def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bool], float]:
-    """`hopper`'s rate over the faster one's of FlashAttention-4 and cuDNN, by N, d and whether causal."""
+    """`hopper`'s rate over the faster one's of FlashAttention-4 and cuDNN, by N, d and whether
+    causal.
+    """
     found = {}
     for r in figure(name)["results"]:
         if r.get("case", "") == case:
             rate = r["tflops"] if case else {t["name"]: t["tflops"] for t in r["timings"]}
             if "fa4" in rate:  # not with dropout
-                found[r["N"], r["d"], r["causal"]] = rate["hopper"] / max(rate["fa4"], rate["torch_cudnn"])
+                found[r["N"], r["d"], r["causal"]] = rate["hopper"] / max(
+                    rate["fa4"], rate["torch_cudnn"]
+                )
     return found
 
 
@@ -529,7 +644,9 @@ def test_the_pages_numbers_on_hopper_are_the_recorded_ones() -> None:
     assert has_numbers(IN_PAGE, f"{first} {second}")
     assert has_numbers(IN_PAGE, f"{len(forward)}", about="FlashAttention-4")
     assert min(forward.values()) >= 1
-    assert [of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05] == [missed]
+    assert [
+        of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05
+    ] == [missed]
     assert has_numbers(NOT_REACHED, f"{forward[missed]:.2f} 128 512")
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
     assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True)]
@@ -547,7 +664,9 @@ def test_the_pages_numbers_on_decoding_and_windows_are_the_recorded_ones() -> No
             windows.append((r["bytes"] / ms["hopper"]) / (r["copied"] / ms["copy"]))
         if r["case"] == "block-sparse":
             faster = ms["s = 0.5"] / ms["dense"]
-            assert has_numbers(IN_PAGE, f"{faster / r['live']['s = 0.5']:.2f} {r['d']}", about="`block_mask`")
+            assert has_numbers(
+                IN_PAGE, f"{faster / r['live']['s = 0.5']:.2f} {r['d']}", about="`block_mask`"
+            )
             assert faster > 0.5
     ratios = [ratio for _, ratio in decoding]
     assert has_numbers(IN_PAGE, f"{min(ratios):.2f} {max(ratios):.1f}")
@@ -561,7 +680,9 @@ def test_the_pages_numbers_on_few_queries_are_the_recorded_ones() -> None:
     for r in figure("gpu_few_queries")["results"]:
         peers = {name: ms for name, ms in r["ms"].items() if name != "hopper_decode"}
         assert {"fa3", "fa4"} <= set(peers)
-        ratios.setdefault((r["N_q"], r["N_k"]), []).append(min(peers.values()) / r["ms"]["hopper_decode"])
+        ratios.setdefault((r["N_q"], r["N_k"]), []).append(
+            min(peers.values()) / r["ms"]["hopper_decode"]
+        )
     every = [ratio for of in ratios.values() for ratio in of]
     assert len(every) == 144
     assert has_numbers(IN_PAGE, f"{min(every):.2f} {max(every):.2f}")
@@ -593,7 +714,9 @@ def test_the_pages_numbers_on_what_serves_are_the_recorded_ones() -> None:
     for r in figure("gpu_serving")["results"]:
         (own,) = (ms for name, ms in r["ms"].items() if name.startswith("hopper"))
         peers = [ms for name, ms in r["ms"].items() if name in ("fa4", "flashinfer", "torch")]
-        found.setdefault((r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []).append(min(peers) / own)
+        found.setdefault((r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []).append(
+            min(peers) / own
+        )
     alike, ragged, packed = found["paged", False], found["paged", True], found["varlen", False]
     assert (len(alike), len(ragged), len(packed)) == (15, 2, 16)
     assert has_numbers(IN_PAGE, f"{min(alike):.2f} {max(alike):.2f}")
@@ -613,7 +736,9 @@ def test_the_pages_numbers_on_the_backward_pass_are_the_recorded_ones() -> None:
     wide = [r["tflops"] for r in figure("gpu_hopper_backward_wide")["results"]]
     beside = [rate["hopper"] / rate["torch_cudnn"] for rate in wide]
     unfused = [rate["hopper"] / rate["standard"] for rate in wide if "standard" in rate]
-    assert has_numbers(IN_PAGE, f"{min(beside):.2f} {max(beside):.2f} {min(unfused):.1f} {max(unfused):.1f}")
+    assert has_numbers(
+        IN_PAGE, f"{min(beside):.2f} {max(beside):.2f} {min(unfused):.1f} {max(unfused):.1f}"
+    )
 
 
 def test_the_pages_numbers_on_8_bits_are_the_recorded_ones() -> None:
@@ -626,7 +751,11 @@ def test_the_pages_numbers_on_8_bits_are_the_recorded_ones() -> None:
     assert has_numbers(IN_PAGE, f"{min(ratios):.2f} {max(ratios):.2f}")
     assert has_numbers(IN_PAGE, f"{full:.2f} {causal:.2f}")
     assert has_numbers(IN_PAGE, f"{min(given):.2f} {max(given):.2f}")
-    *narrow, widest = (r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"] for r in results if r["case"] == "fp8 by spread")
+    *narrow, widest = (
+        r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"]
+        for r in results
+        if r["case"] == "fp8 by spread"
+    )
     assert has_numbers(IN_PAGE, "{:.2f} {:.2f} {:.2f}".format(*narrow, widest))
     assert min(narrow) >= 1.3 > widest
     assert has_numbers(NOT_REACHED, f"{widest:.2f} 9 16")
@@ -636,7 +765,9 @@ def test_the_pages_numbers_on_8_bits_are_the_recorded_ones() -> None:
 
 
 def test_the_table_of_shifts_is_the_recorded_one() -> None:
-    """Of captured data and of wide ones: error in %, and rate, full / causal; and what OFFSET 8 costs of captured data's rate."""
+    """Of captured data and of wide ones: error in %, and rate, full / causal; and what OFFSET 8
+    costs of captured data's rate.
+    """
     found = {(r["distribution"], r["causal"]): r for r in figure("gpu_fp8_shift")["results"]}
     rows = re.findall(r"^\| (\d), (\d)[^|]* (\|.*\|)$", TRIED, re.MULTILINE)
     assert [row[:2] for row in rows] == [("4", "4"), ("8", "0"), ("2", "6"), ("0", "8")]
@@ -644,16 +775,28 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
         wanted = []
         for name in ("captured", "wide"):
             both = [found[name, causal] for causal in (False, True)]
-            wanted.append(" / ".join(f"{100 * of['errors'][f'{offset},{limit}']:.2f}" for of in both))
-            wanted.append(" / ".join(f"{of['tflops, N = 4096'][f'{offset},{limit}']:.0f}" for of in both))
+            wanted.append(
+                " / ".join(f"{100 * of['errors'][f'{offset},{limit}']:.2f}" for of in both)
+            )
+            wanted.append(
+                " / ".join(f"{of['tflops, N = 4096'][f'{offset},{limit}']:.0f}" for of in both)
+            )
         assert cells == f"| {' | '.join(wanted)} |", offset
-    full, causal = (100 - 100 * of["8,0"] / of["2,6"] for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True)))
+    full, causal = (
+        100 - 100 * of["8,0"] / of["2,6"]
+        for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True))
+    )
     assert has_numbers(IN_TRIED, f"{full:.0f} {causal:.0f}")
-    short = [found[name, causal]["tflops, N = 1024"] for name in ("normal", "captured") for causal in (False, True)]
+    short = [
+        found[name, causal]["tflops, N = 1024"]
+        for name in ("normal", "captured")
+        for causal in (False, True)
+    ]
     gains = " ".join(f"{of['2,6'] / of['4,4']:.2f}" for of in short)
     assert has_numbers(IN_TRIED, f"2 6 4 4 {gains}")
     inputs = {
-        name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True)) for name in ("captured", "wide")
+        name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True))
+        for name in ("captured", "wide")
     }
     assert has_numbers(IN_TRIED, f"{inputs['captured']} {inputs['wide']}")
 
@@ -673,10 +816,15 @@ def test_the_pages_numbers_on_sections_are_the_recorded_ones() -> None:
     assert has_numbers(IN_TRIED, f"80 80 128 32 {gain(64, 1024, 160, '128', '80')}")
     times = (short[name] for name in ("copy of as much", "64", "torch_cudnn"))
     assert has_numbers(IN_PAGE, "{:.0f} {:.0f} {:.0f}".format(*times))
-    longer = [short[f"loop, {name}"] / short[graph] for name, graph in (("hopper", "64"), ("torch_cudnn",) * 2)]
+    longer = [
+        short[f"loop, {name}"] / short[graph]
+        for name, graph in (("hopper", "64"), ("torch_cudnn",) * 2)
+    ]
     assert has_numbers(IN_PAGE, f"{max(longer) - 1:.0%}", about="Python")
     for r in figure("gpu_sections")["results"]:
-        assert r["us"][str(r["chosen"])] <= 1.02 * min(taken for heads, taken in r["us"].items() if heads.isdigit())
+        assert r["us"][str(r["chosen"])] <= 1.02 * min(
+            taken for heads, taken in r["us"].items() if heads.isdigit()
+        )
 
 
 def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
@@ -685,26 +833,45 @@ def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
     found = {(r["distribution"], r["causal"]): r["errors"] for r in record["results"]}
     for name in ("captured", "normal", "outliers"):
         both = [found[name, causal] for causal in (False, True)]
-        cells = (" / ".join(f"{100 * of[way]:.2f}" for of in both) for way in ("none", "head", "128 rows", "row", "turned"))
-        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| {name}") and line.count("|") == 7)
+        cells = (
+            " / ".join(f"{100 * of[way]:.2f}" for of in both)
+            for way in ("none", "head", "128 rows", "row", "turned")
+        )
+        (row,) = (
+            line
+            for line in PAGE.splitlines()
+            if line.startswith(f"| {name}") and line.count("|") == 7
+        )
         assert row.endswith(f" | {' | '.join(cells)} |"), name
     script = importlib.import_module("scripts.fp8_scales")
     given = tuple(X[:2] for X in script.numbers("captured"))
     exact = script.attention(*given, False)
     ways = {way: script.off(exact, given, rows, False) for way, rows in script.SCALES.items()}
     assert 0.01 < ways["row"] < ways["none"] < 0.1
-    twice = script.rounded(given[0] * 4096, script.N)  # a scale follows, so that nothing is beyond 448
+    # a scale follows, so that nothing is beyond 448
+    twice = script.rounded(given[0] * 4096, script.N)
     assert (twice == 4096 * script.rounded(given[0], script.N)).all()
     assert np.abs(script.rounded(given[0] * 4096, 0)).max() == script.LARGEST
 
 
 def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
-    """And the script rounds what it says: of fp16 gradients are nearly exact, and Q, K and V cost the most in 8 bits."""
-    found = {(r["distribution"], r["way"]): r["errors"] for r in figure("fp8_backward")["results"] if not r["causal"]}
-    rows = re.findall(r"^\| [^|]*(?:fp16|Q, K, V|all)[^|]* \| (\d[^|]*) \| (\d[^|]*) \|$", PAGE, re.MULTILINE)
+    """And the script rounds what it says: of fp16 gradients are nearly exact, and Q, K and V
+    cost the most in 8 bits.
+    """
+    found = {
+        (r["distribution"], r["way"]): r["errors"]
+        for r in figure("fp8_backward")["results"]
+        if not r["causal"]
+    }
+    rows = re.findall(
+        r"^\| [^|]*(?:fp16|Q, K, V|all)[^|]* \| (\d[^|]*) \| (\d[^|]*) \|$", PAGE, re.MULTILINE
+    )
     script = importlib.import_module("scripts.fp8_backward")
     wanted = [
-        tuple(", ".join(f"{100 * error:.2f}" for error in found[name, way]) for name in ("captured", "normal"))
+        tuple(
+            ", ".join(f"{100 * error:.2f}" for error in found[name, way])
+            for name in ("captured", "normal")
+        )
         for way in script.WAYS
     ]
     assert rows == wanted
@@ -713,7 +880,8 @@ def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
     exact = script.gradients(given, [np.asarray] * 4, True)
     off = {
         way: [
-            np.linalg.norm(x - of) / np.linalg.norm(of) for x, of in zip(script.gradients(given, how, True), exact, strict=True)
+            np.linalg.norm(x - of) / np.linalg.norm(of)
+            for x, of in zip(script.gradients(given, how, True), exact, strict=True)
         ]
         for way, how in script.WAYS.items()
     }
@@ -743,7 +911,10 @@ def test_the_pages_numbers_on_clocks_and_the_host_are_the_recorded_ones() -> Non
 
 
 def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
-    full, causal = ({s["name"]: s for s in figure(name)["steps"]} for name in ("gpu_ladder", "gpu_ladder_causal"))
+    full, causal = (
+        {s["name"]: s for s in figure(name)["steps"]}
+        for name in ("gpu_ladder", "gpu_ladder_causal")
+    )
 
     def bought(of: dict[str, dict[str, Any]], idea: str) -> float:
         names = list(of)
@@ -752,7 +923,11 @@ def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
     ideas = [name for name in full if name.startswith("hopper, +")]
     for name in ("tensor_core", "hopper, plain", *ideas, "fa4", "torch_cudnn"):
         cells = " | ".join(f"{of[name]['tflops']:.0f}" for of in (full, causal))
-        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{name}` | ") and line.count("|") == 5)
+        (row,) = (
+            line
+            for line in PAGE.splitlines()
+            if line.startswith(f"| `{name}` | ") and line.count("|") == 5
+        )
         assert row.endswith(f" | {cells} |"), name
     for of, most in ((full, "hopper, + lazy"), (causal, "hopper, + persistent")):
         assert max(ideas, key=partial(bought, of)) == most
@@ -771,15 +946,26 @@ def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
     assert has_numbers(IN_PAGE, split, about="masked")
     without = 1 - full["hopper, + lazy"]["tflops"] / full["hopper, + turns"]["tflops"]
     assert has_numbers(IN_PAGE, f"{without:.0%}", about="gpu_ladder_wide.json")
-    rates = [[of[name]["tflops"] for of in (full, causal)] for name in ("hopper", "hopper, + turns", "hopper, plain")]
+    rates = [
+        [of[name]["tflops"] for of in (full, causal)]
+        for name in ("hopper", "hopper, + turns", "hopper, plain")
+    ]
     (alone, last, plain), rungs = rates, [of["tensor_core"]["tflops"] for of in (full, causal)]
     assert has_numbers(IN_PAGE, f"{alone[0]:.0f} {alone[1]:.0f}")
-    assert has_numbers(IN_PAGE, f"{max(b / a for a, b in zip(alone, last, strict=True)) - 1:.0%}", about="difference")
+    assert has_numbers(
+        IN_PAGE,
+        f"{max(b / a for a, b in zip(alone, last, strict=True)) - 1:.0%}",
+        about="difference",
+    )
     for over, under in ((plain, rungs), (last, plain)):
         assert has_numbers(IN_PAGE, f"{over[0] / under[0]:.2f} {over[1] / under[1]:.2f}")
     seen = full["hopper_fp8"]["seen"]["l2_reads"] + full["hopper_fp8"]["seen"]["l2_writes"]
-    assert has_numbers(IN_PAGE, f"{seen / sum(full['hopper_fp8']['simulated'].values()):.2f}", about="byte")
-    assert len(plot_ladder(figure("gpu_ladder"))[0].patches) == sum(not step["failed"] for step in full.values())
+    assert has_numbers(
+        IN_PAGE, f"{seen / sum(full['hopper_fp8']['simulated'].values()):.2f}", about="byte"
+    )
+    assert len(plot_ladder(figure("gpu_ladder"))[0].patches) == sum(
+        not step["failed"] for step in full.values()
+    )
 
 
 @pytest.mark.parametrize("name", ["gpu_ladder", "gpu_ladder_causal"])
@@ -789,7 +975,9 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     low, high = traffic.get_xlim()
     labels = [
         label
-        for place, label in zip(traffic.xaxis.get_ticklocs(), traffic.get_xticklabels(), strict=True)
+        for place, label in zip(
+            traffic.xaxis.get_ticklocs(), traffic.get_xticklabels(), strict=True
+        )
         if low <= place <= high
     ] + [label for label in traffic.get_xticklabels(minor=True) if label.get_text()]
     assert len(labels) >= 3
@@ -798,8 +986,12 @@ def test_bytes_of_a_ladder_have_labels_that_can_be_read(name: str) -> None:
     assert all(right < left for (_, right), (left, _) in pairwise(boxes))
 
 
-def test_a_record_is_drawn_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ladder as one, whatever its file is called; of rates, which have a row for each distribution, those of normal numbers."""
+def test_a_record_is_drawn_by_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ladder as one, whatever its file is called; of rates, which have a row for each
+    distribution, those of normal numbers.
+    """
     script = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))
     drawn: list[Any] = []
 
@@ -809,20 +1001,42 @@ def test_a_record_is_drawn_by_what_it_holds(tmp_path: Path, monkeypatch: pytest.
 
     script["DRAWN"]["rates"] = {"rates": plot}
     script["main"].__globals__["drawn"] = lambda figure, form: b""
-    rates = [{**r, "distribution": name} for r in benchmark_record()["results"] for name in ("wide", "normal")]
-    for name, record in (("rates", {**figure("gpu_bench"), "results": rates}), ("mine", figure("gpu_ladder_causal"))):
+    rates = [
+        {**r, "distribution": name}
+        for r in benchmark_record()["results"]
+        for name in ("wide", "normal")
+    ]
+    for name, record in (
+        ("rates", {**figure("gpu_bench"), "results": rates}),
+        ("mine", figure("gpu_ladder_causal")),
+    ):
         own = tmp_path / f"{name}.json"
         own.write_text(json.dumps(record), encoding="utf-8")
-        monkeypatch.setattr("sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)])
+        monkeypatch.setattr(
+            "sys.argv", ["gpu_figures.py", "--record", str(own), "-o", str(tmp_path)]
+        )
         script["main"]()
-        assert {path.name for path in tmp_path.glob(f"{name}.*")} == {f"{name}{suffix}" for suffix in (".json", ".png", ".svg")}
+        assert {path.name for path in tmp_path.glob(f"{name}.*")} == {
+            f"{name}{suffix}" for suffix in (".json", ".png", ".svg")
+        }
     assert [r["distribution"] for r in drawn[0]["results"]] == ["normal"] * (len(rates) // 2)
 
 
-def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ladders_table_says_where_counts_are_the_simulators(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     bench.print_ladder(figure("gpu_ladder"))
-    rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("q_outer")]
-    assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.264"]
+    rows = [
+        line.split()[1:]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("q_outer")
+    ]
+    assert functools.reduce(operator.iadd, rows, [])[2:] == [
+        "4,362,338,304",
+        "==",
+        "8.728",
+        "0.264",
+    ]
 
 
 def test_tables_of_rates_are_as_made() -> None:
@@ -855,12 +1069,17 @@ def test_no_peer_is_faster_on_any_distribution() -> None:
     assert has_numbers(IN_PAGE, f"{lazy} {sums} {mends} {turns}")
 
 
-def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(contestants, "torch_if_there", object)
     monkeypatch.setattr(contestants, "version", lambda _: "4")
 
     def names(direction: str, *asked: str) -> set[str]:
-        return {name for name, _ in contestants.contestants(Setting(1024, 64, direction=direction), asked)}
+        return {
+            name
+            for name, _ in contestants.contestants(Setting(1024, 64, direction=direction), asked)
+        }
 
     assert {"fa3", "fa4"} <= names("forward")
     assert not {"fa3", "fa4"} & names("backward")
@@ -868,11 +1087,16 @@ def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(monkeypatch: 
     assert set(contestants.absent(())) == {"fa3, backward", "fa4, backward"}
     assert set(contestants.absent(("hopper", "fa4"))) == {"fa3, backward"}
     monkeypatch.setattr(contestants, "version", lambda _: None)
-    assert contestants.absent(()) == {"fa3": "tokenspeed-fa3 is not installed", "fa4": "flash-attn-4 is not installed"}
+    assert contestants.absent(()) == {
+        "fa3": "tokenspeed-fa3 is not installed",
+        "fa4": "flash-attn-4 is not installed",
+    }
     assert not {"fa3", "fa4"} & names("forward", "hopper", "fa3", "fa4")
 
 
-def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_look_ends_with_bars(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[Any] = []
 
     def timed(settings: Any, **how: Any) -> Any:
@@ -887,7 +1111,11 @@ def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (how["rounds"], how["turn_ms"]) == (3, 8)
     assert main(["bench", "--quick", "--N", "512", "--rounds", "5", "--turn", "2", "--quiet"]) == 0
     assert (asked[1][1]["rounds"], asked[1][1]["turn_ms"]) == (5, 2)
-    rates = {t["name"]: t["tflops"] for t in benchmark_record()["results"][0]["timings"] if not t["failed"]}
+    rates = {
+        t["name"]: t["tflops"]
+        for t in benchmark_record()["results"][0]["timings"]
+        if not t["failed"]
+    }
     most = max(rates, key=lambda name: rates[name])
     assert f"{most:<14}{'█' * bench.BAR} {rates[most]:.0f}\n" in said
 
@@ -895,7 +1123,10 @@ def test_a_quick_look_ends_with_bars(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.parametrize("distribution", contestants.DISTRIBUTIONS)
 def test_distributions_are_what_they_say(distribution: str) -> None:
     setting = Setting(512, 64, B=1, H=2, distribution=distribution)
-    normal = [np.random.default_rng(seed).standard_normal((1, 2, 512, 64), dtype=np.float32) for seed in range(3)]
+    normal = [
+        np.random.default_rng(seed).standard_normal((1, 2, 512, 64), dtype=np.float32)
+        for seed in range(3)
+    ]
     Q, K, V = contestants.drawn(setting, normal, np)
     S = Q @ K.swapaxes(-1, -2) / 8
     assert Q.shape == K.shape == V.shape == (1, 2, 512, 64)
@@ -910,13 +1141,21 @@ def test_distributions_are_what_they_say(distribution: str) -> None:
         sample = np.load(SAMPLE)
         q, k = (sample[name].astype(np.float32)[:2, sample["attend"]] for name in "qk")
         n = min(512, q.shape[1])
-        assert np.allclose(S[0, :, :n, :n], q[:, :n] @ k[:, :n].swapaxes(-1, -2) / 32**0.5, rtol=1e-3, atol=1e-3)
+        assert np.allclose(
+            S[0, :, :n, :n], q[:, :n] @ k[:, :n].swapaxes(-1, -2) / 32**0.5, rtol=1e-3, atol=1e-3
+        )
     else:
         assert S.std() == pytest.approx({"normal": 1, "wide": 9}[distribution], rel=0.1)
 
 
 def test_the_ladder_is_one_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ("--N 1 2", "--distribution wide sink", "--direction backward", "--only hopper", "--dropout 0.1"):
+    for more in (
+        "--N 1 2",
+        "--distribution wide sink",
+        "--direction backward",
+        "--only hopper",
+        "--dropout 0.1",
+    ):
         assert main(["bench", "--ladder", "--quiet", *more.split()]) == 2
         assert more.split()[0] in capsys.readouterr().err
 
@@ -925,7 +1164,11 @@ def test_the_pages_numbers_on_the_counters_are_the_recorded_ones() -> None:
     rows = figure("validate_hardware")["data"]["rows"]
     assert all(row["agrees"] is not False for row in rows)
     assert max(row["error"] for row in rows if row["level"] == "DRAM") < 0.002
-    total = [(row["measured_reads"] + row["measured_writes"]) / 1e9 for row in rows if row["group"] == "algorithm_1"]
+    total = [
+        (row["measured_reads"] + row["measured_writes"]) / 1e9
+        for row in rows
+        if row["group"] == "algorithm_1"
+    ]
     assert has_numbers(IN_PAGE, f"{total[0]:.1f} {total[-1]:.1f}")
     tests = figure("gpu_tests")
     assert has_numbers(IN_PAGE, f"{tests['passed']} {len(tests['skipped'])}")
@@ -944,9 +1187,13 @@ def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     def run(command: list[str], **_: Any) -> Any:
         ran.append(command)
-        (log,) = (part.removeprefix("--junitxml=") for part in command if part.startswith("--junitxml="))
+        (log,) = (
+            part.removeprefix("--junitxml=") for part in command if part.startswith("--junitxml=")
+        )
         failure = "<failure/>" if "launches" in command else ""
-        suite = f'<testsuite time="1.5"><testcase name="{len(ran)}">{failure}</testcase></testsuite>'
+        suite = (
+            f'<testsuite time="1.5"><testcase name="{len(ran)}">{failure}</testcase></testsuite>'
+        )
         Path(log).write_text(f"<testsuites>{suite}</testsuites>", encoding="utf-8")
         return MagicMock(returncode=len(failure))
 
@@ -957,7 +1204,12 @@ def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [command[command.index("-n") + 1] for command in ran] == ["8", "0"]
     record = json.loads(output.read_text(encoding="utf-8"))
     assert record["command"] == "python scripts/record_gpu_tests.py --soak --commit abc"
-    assert (record["tests"], record["passed"], record["failure"], record["seconds"]) == (2, 1, ["2"], 3.0)
+    assert (record["tests"], record["passed"], record["failure"], record["seconds"]) == (
+        2,
+        1,
+        ["2"],
+        3.0,
+    )
     assert script.main(["--commit", "abc", "-o", str(output)]) == 0
     assert "tests/test_gpu.py" in ran[-1]
 
@@ -971,7 +1223,9 @@ def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
     assert at["baseline"] == pytest.approx(7.6 * at["paper"])
     assert at["baseline"] == sum(found["torch_unfused"]["median"] for found in both)
     for name in both[1]:
-        total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_unfused"))
+        total, unfused = (
+            sum(found[which]["median"] for found in both) for which in (name, "torch_unfused")
+        )
         assert f"{total:.1f} ms, {unfused / total:.1f}×" in said
 
 
@@ -980,17 +1234,25 @@ def test_the_picture_of_figure_3_says_the_recorded_lengths() -> None:
     ax, since = plot_figure_3(record), {pays_from(record, name, "hopper") for name in SPARSE}
     assert f"\nfrom N = {since.pop():,} on" in ax.get_title(loc="left")
     assert not since  # both from the same length on
-    for timing in (t for r in record["results"][:-1] for t in r["timings"] if t["name"] == "hopper_window"):
+    for timing in (
+        t for r in record["results"][:-1] for t in r["timings"] if t["name"] == "hopper_window"
+    ):
         timing["median"] *= 20.0
     later = " (window), ".join(f"{pays_from(record, name, 'hopper'):,}" for name in SPARSE)
     assert f"from N = {later} (butterfly) on" in plot_figure_3(record).get_title(loc="left")
     (band,) = (patch for patch in ax.patches if patch.get_gid() == "paper")
     assert band.get_extents().x0 < band.get_extents().x1
-    assert {line.get_gid() for line in ax.get_lines()} == {t["name"] for t in record["results"][0]["timings"]}
+    assert {line.get_gid() for line in ax.get_lines()} == {
+        t["name"] for t in record["results"][0]["timings"]
+    }
 
 
 def test_the_pages_numbers_on_training_are_the_recorded_ones() -> None:
-    of_gpu = {at["bug"]: at for at in figure("gpu_same_curve")["steps"]["distances"] if at["title"] == "gpu"}
+    of_gpu = {
+        at["bug"]: at
+        for at in figure("gpu_same_curve")["steps"]["distances"]
+        if at["title"] == "gpu"
+    }
     assert of_gpu[""]["shows"] is None
     assert {at["shows"] for bug, at in of_gpu.items() if bug} == {2}
     twice, no_D = (tiny(of_gpu[bug]["all"]) for bug in ("dK scaled by τ twice", "no − D in dS"))
@@ -1009,11 +1271,15 @@ EXACT = ("hopper", "torch_flash", "standard", "torch_unfused")
 
 def test_the_pages_numbers_on_figure_3_are_the_recorded_ones() -> None:
     record = figure("gpu_figure_3")
-    window, butterfly = ({name: pays_from(record, sparse, name) for name in EXACT} for sparse in SPARSE)
+    window, butterfly = (
+        {name: pays_from(record, sparse, name) for name in EXACT} for sparse in SPARSE
+    )
     assert window["hopper"] == butterfly["hopper"]
     assert has_numbers(IN_PAGE, f"{window['hopper']}", about="FlashAttention-2")
     shortest, longest = record["results"][0], record["results"][-1]
-    assert {of[name] for of in (window, butterfly) for name in EXACT if name != "hopper"} == {shortest["N"]}
+    assert {of[name] for of in (window, butterfly) for name in EXACT if name != "hopper"} == {
+        shortest["N"]
+    }
     ms = {t["name"]: t["median"] for t in longest["timings"]}
     faster = " ".join(f"{ms['hopper'] / ms[name]:.0f}" for name in SPARSE)
     assert has_numbers(IN_PAGE, f"{longest['N']:,} {faster}")
@@ -1025,7 +1291,9 @@ def test_the_pages_numbers_on_figure_3_are_the_recorded_ones() -> None:
         """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128."""
         whole = theory.exact("q_outer", N=N, d=d, M=10**6, blocks=(256, 64)).hbm
         columns = int(patterns.butterfly(N // 128, N // 128).sum()) * 128
-        return whole.accesses, whole.accesses + 2 * columns * d - whole.by_array["K"].reads - whole.by_array["V"].reads
+        return whole.accesses, whole.accesses + 2 * columns * d - whole.by_array[
+            "K"
+        ].reads - whole.by_array["V"].reads
 
     assert moved(1024)[0] == moved(1024)[1]
     fewer = (
@@ -1039,8 +1307,19 @@ def test_the_pages_numbers_on_figure_3_are_the_recorded_ones() -> None:
 def test_kernels_are_as_fast_as_at_an_older_commit() -> None:
     """Forward and backward, full and causal, of both rungs for tensor cores."""
     record = figure("gpu_bench_against")
-    assert len({tuple(r[key] for key in ("kernel", "N", "d", "causal", "direction")) for r in record["results"]}) == 48
-    assert min(r["before ÷ now"][1] for r in record["results"]) >= importlib.import_module("bench_against").LEAST
+    assert (
+        len(
+            {
+                tuple(r[key] for key in ("kernel", "N", "d", "causal", "direction"))
+                for r in record["results"]
+            }
+        )
+        == 48
+    )
+    assert (
+        min(r["before ÷ now"][1] for r in record["results"])
+        >= importlib.import_module("bench_against").LEAST
+    )
 
 
 FAKE = {
@@ -1071,7 +1350,11 @@ import_cupy = Cupy
 
 @pytest.mark.parametrize(("before", "status"), [(1.0, 0), (0.9375, 1)])
 def test_a_kernel_that_has_become_slower_is_told(
-    before: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    before: float,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = importlib.import_module("bench_against")
     for name, ms in (("now", 1.0), ("before", before)):
@@ -1085,13 +1368,28 @@ def test_a_kernel_that_has_become_slower_is_told(
     monkeypatch.setattr(script, "HERE", here / "bench_against.py")
     monkeypatch.setattr(script, "machine", dict)
     output = tmp_path / "record.json"
-    asked = ["bench_against.py", str(tmp_path / "before"), "--before", "old", "--commit", "new", "--starts", "1", "--N", "64"]
+    asked = [
+        "bench_against.py",
+        str(tmp_path / "before"),
+        "--before",
+        "old",
+        "--commit",
+        "new",
+        "--starts",
+        "1",
+        "--N",
+        "64",
+    ]
     monkeypatch.setattr("sys.argv", [*asked, "-o", str(output)])
     assert script.main() == status
     found = json.loads(output.read_text(encoding="utf-8"))["results"]
     assert len(found) == 2 * 2 * 2 * 2
     assert {(r["before ÷ now"][1], r["again ÷ now"][1]) for r in found} == {(before, 1.0)}
-    monkeypatch.setattr(script, "process", lambda *_: nullcontext(lambda _: "/elsewhere/flashsim/__init__.py"))
-    with pytest.raises(ValueError, match=r"/elsewhere/flashsim/__init__.py was imported; expected a file in "):
+    monkeypatch.setattr(
+        script, "process", lambda *_: nullcontext(lambda _: "/elsewhere/flashsim/__init__.py")
+    )
+    with pytest.raises(
+        ValueError, match=r"/elsewhere/flashsim/__init__.py was imported; expected a file in "
+    ):
         script.main()
     assert "before ÷ now" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""Keys in pages and packed batches on a GPU of compute capability 90: results, counts against `flashsim.serving`, and the kit."""
+"""Keys in pages and packed batches on a GPU of compute capability 90: results, counts against
+`flashsim.serving`, and the kit.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -22,7 +24,9 @@ PAGE = 16  # rows, as the kit is given them
 
 
 def in_pages(keys: list[Array], page: int, seed: int = 0) -> tuple[Any, Any, Any]:
-    """Return a pool (pages, H_kv, page, d) on the GPU with the keys of sequences, NaN elsewhere; their table; their lengths."""
+    """Return a pool (pages, H_kv, page, d) on the GPU with the keys of sequences, NaN elsewhere;
+    their table; their lengths.
+    """
     cupy, rng = import_cupy(), np.random.default_rng(seed)
     lengths = np.array([x.shape[1] for x in keys], np.int32)
     needed = -(-lengths // page)
@@ -43,8 +47,12 @@ def normal(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
 
 
 def totals(tally: Any, twice: tuple[str, ...] = ()) -> dict[str, tuple[int, int]]:
-    """Return what the simulator counts by array, (reads, writes); what a cluster's two blocks both read is read twice."""
-    found = {name: (a.reads * (1 + (name in twice)), a.writes) for name, a in tally.hbm.by_array.items()}
+    """Return what the simulator counts by array, (reads, writes); what a cluster's two blocks
+    both read is read twice.
+    """
+    found = {
+        name: (a.reads * (1 + (name in twice)), a.writes) for name, a in tally.hbm.by_array.items()
+    }
     return {name: of for name, of in found.items() if any(of)}
 
 
@@ -53,13 +61,21 @@ def moved(counters: dict[str, Moved]) -> dict[str, tuple[int, int]]:
 
 
 def near(found: Any, q: Array, k: Array, v: Array, causal: bool) -> bool:
-    """Whether O and lse of one sequence are near float64's; P̃ is rounded to the inputs' type, and O."""
+    """Whether O and lse of one sequence are near float64's; P̃ is rounded to the inputs' type,
+    and O.
+    """
     O, lse = (x.get().astype(np.float64) for x in found)
-    want, want_lse = attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), causal)
+    want, want_lse = attention(
+        q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), causal
+    )
     eps = 2.0 ** (-9 if q.dtype.name == "bfloat16" else -12)
     within = 4 * eps * np.abs(v.astype(np.float64)).max(initial=0)
     both = np.isfinite(lse) == np.isfinite(want_lse)
-    return bool((np.abs(O - want) <= within).all() and both.all() and np.allclose(lse, want_lse, atol=1e-4, rtol=1e-5))
+    return bool(
+        (np.abs(O - want) <= within).all()
+        and both.all()
+        and np.allclose(lse, want_lse, atol=1e-4, rtol=1e-5)
+    )
 
 
 PAGED = {  # N, lengths, H_q, H_kv, d, page
@@ -97,7 +113,14 @@ def test_paged_decoding_is_attention_and_its_counts_are_the_simulators(
     places = 2 * cupy.cuda.Device().attributes["MultiProcessorCount"]
     t = splits or hopper_paged.parts(len(lengths) * H_kv, max(lengths), N * H_q // H_kv, places)
     pair = splits is None and t % 2 == 0
-    sizes: dict[str, Any] = {"queries": N, "keys": lengths, "d": d, "heads": H_q, "kv_heads": H_kv, "M": 10**9}
+    sizes: dict[str, Any] = {
+        "queries": N,
+        "keys": lengths,
+        "d": d,
+        "heads": H_q,
+        "kv_heads": H_kv,
+        "M": 10**9,
+    }
     sizes |= {"causal": causal, "page": page, "tail": "page", "blocks": (64, min(64, page))}
     cut: dict[str, Any] = {"splits": t // (1 + pair)} if t // (1 + pair) > 1 else {}
     tally = serving.count("paged_split" if cut else "paged", **sizes, **cut)
@@ -106,7 +129,9 @@ def test_paged_decoding_is_attention_and_its_counts_are_the_simulators(
 
 @ON_HOPPER
 def test_pools_of_any_strides_and_pages_of_two_sequences() -> None:
-    """(pages, page, H_kv, d) with its axes swapped gives the same bits; so do pages of two sequences, and no look at words."""
+    """(pages, page, H_kv, d) with its axes swapped gives the same bits; so do pages of two
+    sequences, and no look at words.
+    """
     cupy, rng = import_cupy(), np.random.default_rng(0)
     q = cupy.asarray(normal(rng, "float16", 2, 8, 1, 128))
     k, v = ([normal(rng, "float16", 2, 100, 128)] * 2 for _ in "kv")
@@ -123,15 +148,25 @@ VARLEN = {  # N_s, n_s, H_q, H_kv, d
     "one": ([1], [1], 1, 1, 64),
     "zeros": ([0, 5, 0, 130, 7, 0], [3, 0, 0, 130, 300, 9], 2, 1, 128),
     "alike": ([256] * 4, [256] * 4, 4, 4, 128),
-    "ragged": ([1, 2, 63, 64, 65, 127, 128, 129, 1000], [1, 5, 63, 64, 70, 127, 500, 129, 1000], 4, 2, 64),
+    "ragged": (
+        [1, 2, 63, 64, 65, 127, 128, 129, 1000],
+        [1, 5, 63, 64, 70, 127, 500, 129, 1000],
+        4,
+        2,
+        64,
+    ),
     "ragged, d = 128": ([1000, 17, 16, 15, 500, 257], [1000, 17, 900, 15, 100, 257], 4, 2, 128),
     "many": (list(range(0, 300, 7)), list(range(0, 300, 7)), 12, 3, 64),
     "no keys at all": ([3, 200], [0, 0], 2, 2, 128),
 }
 
 
-def packed(rng: np.random.Generator, dtype: str, heads: int, lengths: list[int], d: int, spare: int = 0) -> Any:
-    """Return sequences end to end, with rows of NaN before and behind; and where each begins, and the last ends."""
+def packed(
+    rng: np.random.Generator, dtype: str, heads: int, lengths: list[int], d: int, spare: int = 0
+) -> Any:
+    """Return sequences end to end, with rows of NaN before and behind; and where each begins,
+    and the last ends.
+    """
     around = np.full((heads, spare, d), np.nan, float_dtype(dtype))
     rows = np.concatenate([around, normal(rng, dtype, heads, sum(lengths), d), around], axis=1)
     return rows, np.cumsum([spare, *lengths])
@@ -144,10 +179,14 @@ def packed(rng: np.random.Generator, dtype: str, heads: int, lengths: list[int],
 def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
     case: tuple[Any, ...], dtype: str, causal: bool
 ) -> None:
-    """And of a sequence the same bits as alone. cu_q's words are read where the row block is there, as cu_k's: order says so."""
+    """And of a sequence the same bits as alone. cu_q's words are read where the row block is
+    there, as cu_k's: order says so.
+    """
     N, n, H_q, H_kv, d = case
     cupy, rng = import_cupy(), np.random.default_rng(len(N))
-    (q, cu_q), (k, cu_k), (v, _) = (packed(rng, dtype, *of, d, 5) for of in ((H_q, N), (H_kv, n), (H_kv, n)))
+    (q, cu_q), (k, cu_k), (v, _) = (
+        packed(rng, dtype, *of, d, 5) for of in ((H_q, N), (H_kv, n), (H_kv, n))
+    )
     Q, K, V = (cupy.asarray(x) for x in (q, k, v))
     O, lse = gpu.varlen(Q, K, V, cu_q, cu_k, causal=causal, return_lse=True)
     assert not O[:, :5].any()
@@ -158,10 +197,18 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
         assert near((O[:, rows], lse[:, rows]), q[:, rows], k[:, keys], v[:, keys], causal), s
         alone = gpu.varlen(Q[:, rows], K[:, keys], V[:, keys], [0, N[s]], [0, n[s]], causal=causal)
         assert (alone == O[:, rows]).all(), s
-    again, _, counted = gpu.varlen(Q, K, V, cupy.asarray(cu_q), cupy.asarray(cu_k), causal=causal, count=True, return_lse=True)
+    again, _, counted = gpu.varlen(
+        Q, K, V, cupy.asarray(cu_q), cupy.asarray(cu_k), causal=causal, count=True, return_lse=True
+    )
     assert (again == O).all()
     tiles = hopper.varlen_tiles(d, causal)
-    asked: dict[str, Any] = {"d": d, "heads": H_q, "kv_heads": H_q, "M": 10**9, "blocks": (tiles.B_r, tiles.B_c)}
+    asked: dict[str, Any] = {
+        "d": d,
+        "heads": H_q,
+        "kv_heads": H_q,
+        "M": 10**9,
+        "blocks": (tiles.B_r, tiles.B_c),
+    }
     wanted = totals(serving.count("varlen", queries=N, keys=n, causal=causal, **asked))
     assert moved(counted) == {**wanted, "cu_q": wanted["cu_k"], "order": wanted["cu_k"]}
 
@@ -185,7 +232,9 @@ def test_an_other_sequences_nan_reaches_nobody() -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [64, 128])
 def test_short_row_blocks_one_after_another(d: int, causal: bool) -> None:
-    """The producer is at one when consumers are at the one before the last: 450 sequences, row blocks of a tile or two."""
+    """The producer is at one when consumers are at the one before the last: 450 sequences, row
+    blocks of a tile or two.
+    """
     cupy, rng, often = import_cupy(), np.random.default_rng(0), 150
     lengths = [1, 129, 40]
     (q, cu), (k, _), (v, _) = (packed(rng, "float16", 16, lengths, d) for _ in "qkv")
@@ -194,7 +243,9 @@ def test_short_row_blocks_one_after_another(d: int, causal: bool) -> None:
     Q, K, V = (cupy.tile(x, (1, often, 1)) for x in one)
     ends = np.cumsum([0, *lengths * often])
     for _ in range(20):
-        assert (gpu.varlen(Q, K, V, ends, ends, causal=causal) == cupy.tile(alone, (1, often, 1))).all()
+        assert (
+            gpu.varlen(Q, K, V, ends, ends, causal=causal) == cupy.tile(alone, (1, often, 1))
+        ).all()
 
 
 @ON_HOPPER
@@ -207,7 +258,9 @@ def test_a_scale_may_be_negative_or_0() -> None:
         turned = q.astype(np.float64) * scale * 128**0.5
         for s in range(3):
             rows = slice(*cu[s : s + 2])
-            want, _ = attention(turned[:, rows], k[:, rows].astype(np.float64), v[:, rows].astype(np.float64))
+            want, _ = attention(
+                turned[:, rows], k[:, rows].astype(np.float64), v[:, rows].astype(np.float64)
+            )
             assert np.allclose(O[:, rows].get(), want, atol=4e-3)
 
 
@@ -230,14 +283,20 @@ def test_torch_tensors_serve() -> None:
     assert (cupy.from_dlpack(O) == gpu.paged(few, pool, pool, table, n)).all()
 
 
-def through_pages(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None) -> Any:
-    """Attention as the kit asks for it, from pages at random in a pool of NaN, as many queries at a time as the kernel takes.
+def through_pages(
+    q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None
+) -> Any:
+    """Attention as the kit asks for it, from pages at random in a pool of NaN, as many queries at a
+    time as the kernel takes.
 
     Behind each sequence comes a decoy of another length.
     """
     cupy = import_cupy()
     (B, H, N, _), (_, H_kv, n, _) = q.shape, k.shape
-    both = ([x for own in X.get() for x in (own, np.resize(own, (H_kv, n // 2 + 1, own.shape[2])))] for X in (k, v))
+    both = (
+        [x for own in X.get() for x in (own, np.resize(own, (H_kv, n // 2 + 1, own.shape[2])))]
+        for X in (k, v)
+    )
     (K, table, lengths), (V, *_) = (in_pages(keys, PAGE) for keys in both)
     O, lse, most = cupy.empty_like(q), cupy.empty((B, H, N), "float32"), max(1, 64 * H_kv // H)
     for a in range(0, N, most):
@@ -249,13 +308,19 @@ def through_pages(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float 
     return O, lse
 
 
-def among_others(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None) -> Any:
-    """Attention as the kit asks for it, each sequence behind a decoy of another length, which holds NaN."""
+def among_others(
+    q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None
+) -> Any:
+    """Attention as the kit asks for it, each sequence behind a decoy of another length, which
+    holds NaN.
+    """
     cupy = import_cupy()
 
     def ends_to_end(X: Any) -> tuple[Any, list[int]]:
         rows = [
-            part for b, own in enumerate(X) for part in (cupy.full_like(own, np.nan, shape=(len(own), b % 3, own.shape[2])), own)
+            part
+            for b, own in enumerate(X)
+            for part in (cupy.full_like(own, np.nan, shape=(len(own), b % 3, own.shape[2])), own)
         ]
         return cupy.concatenate(rows, axis=1), np.cumsum([0, *[x.shape[1] for x in rows]]).tolist()
 
@@ -266,7 +331,12 @@ def among_others(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float |
 
 
 def run_kit(way: Any, dtype: str, d: int, examples: int, **how: Any) -> Any:
-    asked: dict[str, Any] = {"dtypes": (dtype,), "head_dims": (d,), "block": (64, 64), "strides": "contiguous"}
+    asked: dict[str, Any] = {
+        "dtypes": (dtype,),
+        "head_dims": (d,),
+        "block": (64, 64),
+        "strides": "contiguous",
+    }
     spec = Spec(causal="bottom_right", lse="natural", gqa=True, scale=True, **asked)
     return check_attention(wrap(way, "cupy"), spec, max_examples=examples, **how)
 
@@ -279,16 +349,22 @@ def test_the_kit_finds_nothing(way: Any, dtype: str, d: int) -> None:
     run_kit(way, dtype, d, 40)
 
 
-# ------------------------------------------------------------------------------------------------------- without a GPU
+# --------------------------------------------------------------------------------------------------
+# without a GPU
 
 
 def test_row_blocks_that_see_most_keys_come_first() -> None:
-    """Each row block once, whatever the lengths; an empty sequence has none. Groups of long sequences come first."""
+    """Each row block once, whatever the lengths; an empty sequence has none. Groups of long
+    sequences come first.
+    """
     N, n = np.array([300, 0, 5, 128]), np.array([300, 7, 0, 1000])
     for causal in (False, True):
         listed = hopper_varlen.order(N, n, 128, causal, 10_000, 64)
         assert sorted(map(tuple, listed.tolist())) == [(0, 0), (0, 1), (0, 2), (2, 0), (3, 0)]
-        seen = [min(max(min(128 * (i + 1), N[s]) + n[s] - N[s], 0), n[s]) if causal else n[s] for s, i in listed]
+        seen = [
+            min(max(min(128 * (i + 1), N[s]) + n[s] - N[s], 0), n[s]) if causal else n[s]
+            for s, i in listed
+        ]
         assert seen == sorted(seen, reverse=True)
     assert hopper_varlen.order(N[1:2], n[1:2], 128, True, 10, 1).shape == (0, 2)
     alike = np.array([256] * 4 + [512])  # 2 row blocks each, and 4
@@ -298,13 +374,18 @@ def test_row_blocks_that_see_most_keys_come_first() -> None:
         assert [sorted(set(listed[a:b].tolist())) for a, b in pairwise(ends)] == groups
 
 
-@pytest.mark.parametrize(("heads", "longest", "t"), [(256, 8192, 1), (64, 8192, 2), (8, 131_072, 32), (512, 8192, 1), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("heads", "longest", "t"),
+    [(256, 8192, 1), (64, 8192, 2), (8, 131_072, 32), (512, 8192, 1), (1, 0, 1)],
+)
 def test_heads_are_cut_where_they_do_not_fill_the_machine(heads: int, longest: int, t: int) -> None:
     assert hopper_paged.parts(heads, longest, 8, 264) == t
 
 
 def test_a_row_blocks_sequence_is_written_where_nobody_reads_it() -> None:
-    """In hopper.cu, as its number is: once Q_i is free. Before, who still was at the last but one read the new one's lengths."""
+    """In hopper.cu, as its number is: once Q_i is free. Before, who still was at the last but
+    one read the new one's lengths.
+    """
     code = (KERNELS / "hopper.cu").read_text(encoding="utf-8")
     producer = code[code.index("void produce(") : code.index("struct Consumer {")]
     free = producer.index("sram.Q_i.wait_free(q);")
@@ -314,7 +395,10 @@ def test_a_row_blocks_sequence_is_written_where_nobody_reads_it() -> None:
 
 def test_pages_that_no_tile_is_made_of_are_refused() -> None:
     for page in (1, 4, 24, 96):
-        with pytest.raises(ValueError, match=rf"k has pages of {page} rows; expected 8, 16, 32, or a multiple of 64"):
+        with pytest.raises(
+            ValueError,
+            match=rf"k has pages of {page} rows; expected 8, 16, 32, or a multiple of 64",
+        ):
             hopper_paged.check_page(page)
     for page in (8, 16, 32, 64, 128, 192):
         hopper_paged.check_page(page)
@@ -324,8 +408,13 @@ def test_errors_name_sequence_and_page() -> None:
     from flashsim.serving.checks import check_mapped, check_pages
 
     table, n = np.array([[1, 0], [3, 4]], np.uint32), np.array([20, 17], np.uint32)
-    with pytest.raises(ValueError, match=r"table\[1, 1\] is 4, but sequence 1 has keys on its page 1; expected one of 4"):
+    with pytest.raises(
+        ValueError,
+        match=r"table\[1, 1\] is 4, but sequence 1 has keys on its page 1; expected one of 4",
+    ):
         check_mapped(table, n, 16, 4)
-    with pytest.raises(ValueError, match=r"lengths\[1\] is 33; expected at most 32, as table has 2 pages of 16"):
+    with pytest.raises(
+        ValueError, match=r"lengths\[1\] is 33; expected at most 32, as table has 2 pages of 16"
+    ):
         check_pages(table, [20, 33], 2, 16)
     check_mapped(table, np.array([20, 16], np.uint32), 16, 4)  # what is not needed may be anything

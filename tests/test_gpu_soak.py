@@ -1,7 +1,11 @@
 """The long way round, on a GPU: random shapes by the hundred, and ten thousand launches.
 
-OPENBLAS_NUM_THREADS=1 pytest -m slow tests/test_gpu_soak.py -k "not launches"    # in as many processes as there are cores
-pytest -m slow tests/test_gpu_soak.py -k launches -n 0                            # alone, as it looks at the GPU's memory
+OPENBLAS_NUM_THREADS=1 pytest -m slow tests/test_gpu_soak.py -k "not launches"    # in as many
+                                                                                  processes as there
+                                                                                  are cores
+pytest -m slow tests/test_gpu_soak.py -k launches -n 0                            # alone, as it
+                                                                                  looks at the GPU's
+                                                                                  memory
 
 SOAK_SECONDS=40 ends the launches after so many seconds.
 """
@@ -38,7 +42,9 @@ SECONDS = float(os.environ.get("SOAK_SECONDS", "inf"))
 
 @dataclass(frozen=True)
 class Drawn:
-    """A problem of what a rung takes: (B, H_q, H_kv, N_q, N_k, d), a dtype, and fields of `Options`."""
+    """A problem of what a rung takes: (B, H_q, H_kv, N_q, N_k, d), a dtype, and fields of
+    `Options`.
+    """
 
     rung: Kernel
     shape: tuple[int, ...]
@@ -48,7 +54,9 @@ class Drawn:
     @property
     def backward(self) -> bool:
         """Whether it has a backward pass."""
-        lacks = {"window", "block_mask", *self.rung.not_backward.get(self.shape[-1], ())} & set(self.asked)
+        lacks = {"window", "block_mask", *self.rung.not_backward.get(self.shape[-1], ())} & set(
+            self.asked
+        )
         return self.rung.backward is not None and not lacks
 
     @property
@@ -59,7 +67,10 @@ class Drawn:
         allowed = flashsim.SlidingWindow(*window).whole(Shape(N_q, N_k, d, d), ())
         if "block_mask" in self.asked:
             B_r, B_c = _tiles(d)
-            allowed = allowed & self.asked["block_mask"].repeat(B_r, axis=0)[:N_q].repeat(B_c, axis=1)[:, :N_k]
+            allowed = (
+                allowed
+                & self.asked["block_mask"].repeat(B_r, axis=0)[:N_q].repeat(B_c, axis=1)[:, :N_k]
+            )
         return None if allowed.all() else allowed
 
     @property
@@ -67,7 +78,9 @@ class Drawn:
         """Which weights dropout keeps, (B, H_q, N_q, N_k), or None."""
         B, H, _, N_q, N_k, _ = self.shape
         p = self.asked.get("dropout_p", 0.0)
-        heads = [keep_mask(self.asked["seed"], p, N_q, N_k, head) for head in range(B * H)] if p else []
+        heads = (
+            [keep_mask(self.asked["seed"], p, N_q, N_k, head) for head in range(B * H)] if p else []
+        )
         return np.stack(heads).reshape(B, H, N_q, N_k) if p else None
 
 
@@ -83,10 +96,17 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
 
     group, H_kv = int(rng.integers(1, 4)), int(rng.integers(1, 3))
     few = rung.unsuited is not None  # queries, and keys enough to be split
-    N_q, N_k, d = (min(length(), 64 // group) if few else length(), length(9000 if few else 700), rng.choice(rung.head_dims))
+    N_q, N_k, d = (
+        min(length(), 64 // group) if few else length(),
+        length(9000 if few else 700),
+        rng.choice(rung.head_dims),
+    )
     shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
-    asked: dict[str, Any] = {"scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))}
-    own = rung.why_not is None or not rung.why_not(capability(current_device()), int(d))  # else another runs in its place
+    asked: dict[str, Any] = {
+        "scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))
+    }
+    # else another runs in its place
+    own = rung.why_not is None or not rung.why_not(capability(current_device()), int(d))
     kind = rng.random()
     if "window" in rung.takes and own and kind < 0.2:
         asked["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
@@ -120,12 +140,15 @@ def checked(case: Drawn, seed: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rung", "part"), [(rung, part) for part in range(PARTS) for rung in tests.RUNGS], ids=lambda x: getattr(x, "name", x)
+    ("rung", "part"),
+    [(rung, part) for part in range(PARTS) for rung in tests.RUNGS],
+    ids=lambda x: getattr(x, "name", x),
 )
 def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: int) -> None:
     """Into outputs of NaN between guard bands, forward and backward, 200 in all.
 
-    A part has what is alike, so that few kernels are compiled by two processes: that takes longer than all else.
+    A part has what is alike, so that few kernels are compiled by two processes: that takes longer
+    than all else.
     """
     cases = [(drawn(rung, np.random.default_rng(n)), n) for n in range(SHAPES)]
     cases.sort(key=lambda case: (case[0].shape[-1], case[0].dtype, *sorted(case[0].asked)))
@@ -170,7 +193,9 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
     cases = [drawn(rungs[n % len(rungs)], rng) for n in range(PROBLEMS)]
     made: list[tuple[Callable[[int], list[Any]], list[Any]]] = []
     with ThreadPoolExecutor() as threads:  # in which kernels are compiled
-        problems = threads.map(lambda n, case: checked(case, n, deterministic=True), range(PROBLEMS), cases)
+        problems = threads.map(
+            lambda n, case: checked(case, n, deterministic=True), range(PROBLEMS), cases
+        )
         for n, (case, problem) in enumerate(zip(cases, problems, strict=True)):
             launch = _launched(case, problem, tensors=n % 3 == 0)
             made.append((launch, [x.copy() for x in launch(0)]))
@@ -204,19 +229,27 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
 
 
 def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[Any]]:
-    """Return what launches on a stream and returns CuPy's arrays; where there is PyTorch, of its tensors."""
+    """Return what launches on a stream and returns CuPy's arrays; where there is PyTorch, of its
+    tensors.
+    """
     cupy, asked = import_cupy(), {"kernel": case.rung.name, **case.asked}
     if "window" in asked:
         asked["mask"] = flashsim.SlidingWindow(*asked.pop("window"))
     bits = [getattr(problem, name).view(np.uint8) for name in ("q", "k", "v", "do")]
     q, k, v, do = given = [cupy.asarray(x).view(problem.q.dtype) for x in bits]
-    torch: Any = importlib.import_module("torch") if tensors and importlib.util.find_spec("torch") else None
+    torch: Any = (
+        importlib.import_module("torch") if tensors and importlib.util.find_spec("torch") else None
+    )
     if torch is not None:
         kind = getattr(torch, problem.q.dtype.name)
         q, k, v, do = (torch.from_dlpack(x.view("uint8")).view(kind) for x in given)
 
     def launch(stream: int) -> list[Any]:
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream)) if torch is not None else nullcontext():
+        with (
+            torch.cuda.stream(torch.cuda.ExternalStream(stream))
+            if torch is not None
+            else nullcontext()
+        ):
             o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
             results = [o, lse]
             if case.backward:

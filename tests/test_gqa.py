@@ -1,7 +1,9 @@
-"""Query heads that share KV heads: both schedules compute what repeated K and V would, and their counts differ as theory says.
+"""Query heads that share KV heads: both schedules compute what repeated K and V would, and their
+counts differ as theory says.
 
-The oracle repeats K and V with `np.repeat` and sums dK and dV over each group. Which row of a group is whose is said here once
-more, row by row (`packed`). Planted bugs, at the end, must be caught by `objections`, which asks what the tests above ask.
+The oracle repeats K and V with `np.repeat` and sums dK and dV over each group. Which row of a group
+is whose is said here once more, row by row (`packed`). Planted bugs, at the end, must be caught by
+`objections`, which asks what the tests above ask.
 """
 
 import json
@@ -26,24 +28,47 @@ from flashsim.masks.rules import as_mask
 from flashsim.problem.inputs import Inputs
 from flashsim.problem.qkv import QKV
 from flashsim.problem.shapes import Shape
-from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, group_bound, rounding
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    group_bound,
+    rounding,
+)
 from flashsim.simulate import interleaving as groups
 from flashsim.simulate import outcome, stacking, sums
 from flashsim.tracing.about import tiles_of
 from flashsim.tracing.observers import InductionInvariant
 
-from .cases import DTYPES, FEW, MASKS, Array, exact_of, of_bound, room_for, same, swap, unnoticed, with_trace
+from .cases import (
+    DTYPES,
+    FEW,
+    MASKS,
+    Array,
+    exact_of,
+    of_bound,
+    room_for,
+    same,
+    swap,
+    unnoticed,
+    with_trace,
+)
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
 Masked = tuple[Any, Array | None]
 
-# ------------------------------------------------------------------------------------------------- what is drawn
+# -------------------------------------------------------------------------------------------------
+# what is drawn
 
 
 def _padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
     lengths = rng.integers(0, k + 1, size=heads)
-    return KeyPadding(lengths), np.broadcast_to(np.arange(k) < lengths[:, None, None], (heads, n, k))
+    return KeyPadding(lengths), np.broadcast_to(
+        np.arange(k) < lengths[:, None, None], (heads, n, k)
+    )
 
 
 def _causal_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
@@ -59,7 +84,9 @@ def _window_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> 
 
 
 def _offsets(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
-    """Heads with offsets and lengths of their own, and a window that some offsets move away from it."""
+    """Heads with offsets and lengths of their own, and a window that some offsets move away from
+    it.
+    """
     offsets, rows = rng.integers(-n - 1, k + 2, size=heads), rng.integers(0, n + 1, size=heads)
     i, j = np.arange(n)[:, None], np.arange(k)
     allowed = (j <= i + offsets[:, None, None]) & (i < rows[:, None, None]) & (j >= i + k - n - 4)
@@ -98,7 +125,9 @@ PER_HEAD: dict[str, Callable[[np.random.Generator, int, int, int], Masked]] = {
 
 @dataclass(frozen=True)
 class Shared:
-    """A problem of g·H_kv query heads, or of as many in each of two batches. `mask` is a name in MASKS or PER_HEAD, or "tree"."""
+    """A problem of g·H_kv query heads, or of as many in each of two batches. `mask` is a name in
+    MASKS or PER_HEAD, or "tree".
+    """
 
     H_kv: int
     g: int
@@ -123,19 +152,34 @@ class Shared:
         """Q, K, V and dO."""
         rng = np.random.default_rng(self.seed)
         lead = () if self.batches is None else (self.batches,)
-        sizes = (self.g, self.N_q, self.d), (1, self.N_k, self.d), (1, self.N_k, self.d_v), (self.g, self.N_q, self.d_v)
-        Q, K, V, dO = (rng.normal(size=(*lead, share * self.H_kv, *size)).astype(DTYPES[self.dtype]) for share, *size in sizes)
+        sizes = (
+            (self.g, self.N_q, self.d),
+            (1, self.N_k, self.d),
+            (1, self.N_k, self.d_v),
+            (self.g, self.N_q, self.d_v),
+        )
+        Q, K, V, dO = (
+            rng.normal(size=(*lead, share * self.H_kv, *size)).astype(DTYPES[self.dtype])
+            for share, *size in sizes
+        )
         return Q, K, V, dO
 
     def masked(self) -> Masked:
         rng = np.random.default_rng((self.seed, 2))
         if self.mask in PER_HEAD:
             return PER_HEAD[self.mask](rng, self.g * self.H_kv, self.N_q, self.N_k)
-        return _tree(rng, 1, self.N_q, self.N_k) if self.mask == "tree" else MASKS[self.mask](rng, self.N_q, self.N_k)
+        return (
+            _tree(rng, 1, self.N_q, self.N_k)
+            if self.mask == "tree"
+            else MASKS[self.mask](rng, self.N_q, self.N_k)
+        )
 
     def options(self, name: str) -> dict[str, Any]:
         """As `forward` takes them; Algorithm 1 has neither mask nor dropout."""
-        how: dict[str, Any] = {"blocks": (self.B_r, self.B_c), "M": 4 * room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k)}
+        how: dict[str, Any] = {
+            "blocks": (self.B_r, self.B_c),
+            "M": 4 * room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k),
+        }
         if name in DROPPING:
             how |= {"mask": self.masked()[0], "dropout_p": self.dropout_p, "seed": self.seed}
         return how
@@ -143,7 +187,10 @@ class Shared:
     def oracle(self, name: str) -> dict[str, Any]:
         if name not in DROPPING:
             return {}
-        kept = [keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k, head=h) for h in range(self.heads)]
+        kept = [
+            keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k, head=h)
+            for h in range(self.heads)
+        ]
         lead = () if self.batches is None else (self.batches,)
         keep = np.array(kept).reshape(*lead, -1, self.N_q, self.N_k) if self.dropout_p else None
         return {"mask": self.masked()[1], "keep": keep, "dropout_p": self.dropout_p}
@@ -151,7 +198,13 @@ class Shared:
     @property
     def shape(self) -> dict[str, Any]:
         """As `count` takes it."""
-        lengths = {"N_q": self.N_q, "N_k": self.N_k, "d": self.d, "d_v": self.d_v, "dtype": self.dtype}
+        lengths = {
+            "N_q": self.N_q,
+            "N_k": self.N_k,
+            "d": self.d,
+            "d_v": self.d_v,
+            "dtype": self.dtype,
+        }
         return lengths | {"heads": self.heads, "kv_heads": self.heads // self.g}
 
 
@@ -194,18 +247,25 @@ def backward_of(name: str) -> list[str]:
     return [back for back, algorithm in BACKWARD.items() if (algorithm.of or back) == name]
 
 
-# ------------------------------------------------------------------------------------------------------ what they compute
+# --------------------------------------------------------------------------------------------------
+# what they compute
 
 
 def of_output(case: Shared, name: str, run: flashsim.Result) -> float:
     """O's error, as a part of its bound."""
     Q, K, V, _ = case.inputs()
     operands, oracle = (Q, repeated(K, case.g), repeated(V, case.g)), case.oracle(name)
-    return of_bound(run.O, attention(*operands, **oracle), error_bound(*operands, **rounding(name, run.blocks), **oracle))
+    return of_bound(
+        run.O,
+        attention(*operands, **oracle),
+        error_bound(*operands, **rounding(name, run.blocks), **oracle),
+    )
 
 
 def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Result) -> float:
-    """The worst error of dQ, dK, dV. Grouped, dK and dV are sums over g·N_q queries; else of parts that were stored."""
+    """The worst error of dQ, dK, dV. Grouped, dK and dV are sums over g·N_q queries; else of
+    parts that were stored.
+    """
     Q, K, V, dO = case.inputs()
     g, oracle = case.g, case.oracle(run.algorithm)
     repeats = Q, repeated(K, g), repeated(V, g), dO
@@ -214,7 +274,9 @@ def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Re
     if run.problem.gqa == "separate":
         bounds = gradient_bounds(*repeats, **rounded, **oracle)
         dQ, parts = bounds.dQ, zip((want.dK, want.dV), (bounds.dK, bounds.dV), strict=True)
-        summed = [group_bound(over_groups(a, g), over_groups(b, g), stored=K.dtype) for a, b in parts]
+        summed = [
+            group_bound(over_groups(a, g), over_groups(b, g), stored=K.dtype) for a, b in parts
+        ]
         within = bounds.dQ, *((bounds.dK, bounds.dV) if g == 1 else summed)
     else:
         lead = Q.shape[:-2]
@@ -234,7 +296,9 @@ def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Re
 @pytest.mark.parametrize("name", FORWARD)
 @given(case=shared())
 @FEW
-def test_both_schedules_compute_what_repeated_heads_would(name: str, gqa: str, case: Shared) -> None:
+def test_both_schedules_compute_what_repeated_heads_would(
+    name: str, gqa: str, case: Shared
+) -> None:
     """Every mask, by query head too; dropout; a batch axis; H_kv = 1; g = 1; every dtype."""
     Q, K, V, dO = case.inputs()
     run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
@@ -252,7 +316,9 @@ def test_both_schedules_compute_what_repeated_heads_would(name: str, gqa: str, c
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*MASKS, "tree", *PER_HEAD])
 def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
-    """Every public method, and traces, forward and backward, against rows packed one by one: a tree's of every algorithm."""
+    """Every public method, and traces, forward and backward, against rows packed one by one: a
+    tree's of every algorithm.
+    """
     case = Shared(1, 3, 3, 5, 2, 2, "float64", 8, 5, 3, kind)
     Q, K, V, dO = case.inputs()
     given, allowed = case.masked()
@@ -276,7 +342,9 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
         assert tree.paths() == mask.tree.paths()
     turn = [*MASKS, *PER_HEAD].index(kind) % 5 if kind != "tree" else None
     for name in DROPPING if turn is None else DROPPING[turn::5]:
-        run, run_trace = with_trace(flashsim.forward, name, Q, K, V, gqa="grouped", **case.options(name))
+        run, run_trace = with_trace(
+            flashsim.forward, name, Q, K, V, gqa="grouped", **case.options(name)
+        )
         assert of_output(case, name, run) <= 1
         assert run_trace.about.tiles == tiles_of(want, run.blocks)
         for back in backward_of(name):
@@ -315,7 +383,9 @@ def test_one_query_head_for_each_kv_head_is_as_before_bit_for_bit(name: str) -> 
     assert runs[0].hbm == runs[1].hbm == alone[0].hbm.times(3)
     for back in backward_of(name):
         one, other = (flashsim.backward(back, run, dO) for run in runs)
-        assert all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("dQ", "dK", "dV"))
+        assert all(
+            np.array_equal(getattr(one, part), getattr(other, part)) for part in ("dQ", "dK", "dV")
+        )
         assert one.hbm == other.hbm == flashsim.backward(back, alone[0], dO[0]).hbm.times(3)
         assert "dK_parts" not in one.hbm.by_array
 
@@ -326,7 +396,12 @@ def test_what_is_masked_in_a_kv_head_stays_there(name: str) -> None:
     Q, K, V, dO = Shared(2, 2, 5, 8, 3, 3, "float64", 1, 3, 3).inputs()
     K[:, 6:] = V[:, 6:] = np.nan
     for gqa in SCHEDULES:
-        asked: dict[str, Any] = {"mask": KeyPadding([2, 6, 5, 0]), "M": 10**4, "check_finite": False, "gqa": gqa}
+        asked: dict[str, Any] = {
+            "mask": KeyPadding([2, 6, 5, 0]),
+            "M": 10**4,
+            "check_finite": False,
+            "gqa": gqa,
+        }
         run = flashsim.forward(name, Q, K, V, blocks=(4, 3), **asked)
         assert np.isfinite(run.O).all()
         assert (run.O[3] == 0).all()
@@ -347,7 +422,8 @@ def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
     assert (got.dV == 0).all()
 
 
-# ------------------------------------------------------------------------------------------------------------ what they count
+# --------------------------------------------------------------------------------------------------
+# what they count
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)
@@ -381,15 +457,30 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gqa", SCHEDULES)
-@pytest.mark.parametrize(("direction", "name"), [("forward", n) for n in FORWARD] + [("backward", n) for n in BACKWARD])
+@pytest.mark.parametrize(
+    ("direction", "name"), [("forward", n) for n in FORWARD] + [("backward", n) for n in BACKWARD]
+)
 def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) -> None:
     """32 query heads on 8, and on 1; a long cache."""
-    shapes = {"N": 4096, "d": 128}, {"N_q": 3, "N_k": 32_768, "d": 128}, {"N": 333, "d": 64, "d_v": 40}
+    shapes = (
+        {"N": 4096, "d": 128},
+        {"N_q": 3, "N_k": 32_768, "d": 128},
+        {"N": 333, "d": 64, "d_v": 40},
+    )
     for shape, kv_heads in zip(shapes, (8, 1, 8), strict=True):
-        asked: dict[str, Any] = {**shape, "heads": 32, "kv_heads": kv_heads, "gqa": gqa, "direction": direction}
+        asked: dict[str, Any] = {
+            **shape,
+            "heads": 32,
+            "kv_heads": kv_heads,
+            "gqa": gqa,
+            "direction": direction,
+        }
         if name != "flash_basic":
             asked["causal"] = True
-        same(flashsim.count(name, **asked, dtype="bfloat16"), theory.exact(name, **asked, dtype="bfloat16"))
+        same(
+            flashsim.count(name, **asked, dtype="bfloat16"),
+            theory.exact(name, **asked, dtype="bfloat16"),
+        )
 
 
 def both(name: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -399,7 +490,9 @@ def both(name: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_algorithm_1_reads_k_and_v_once_a_group_by_hand() -> None:
-    """N = 8, d = 2, M = 16: B_r = B_c = 2, Nd = 16. Twelve query heads on three: K and V 12·Nd each, or 3·Nd."""
+    """N = 8, d = 2, M = 16: B_r = B_c = 2, Nd = 16. Twelve query heads on three: K and V 12·Nd
+    each, or 3·Nd.
+    """
     separate, grouped = both("flash_basic", N=8, d=2, M=16, sizing="paper", heads=12, kv_heads=3)
     for array in ("K", "V"):
         assert (separate[array].reads, grouped[array].reads) == (12 * 16, 3 * 16)
@@ -410,25 +503,42 @@ def test_algorithm_1_reads_k_and_v_once_a_group_by_hand() -> None:
 
 
 def test_live_tiles_of_groups_by_hand() -> None:
-    """Causal, N = 4, two heads: rows 0 to 3 are positions 0, 0, 1, 1, so of keys in twos the first block needs one, of 2 keys."""
-    asked: dict[str, Any] = {"N": 4, "d": 3, "M": 10_000, "heads": 2, "kv_heads": 1, "blocks": (4, 2), "causal": True}
+    """Causal, N = 4, two heads: rows 0 to 3 are positions 0, 0, 1, 1, so of keys in twos the
+    first block needs one, of 2 keys.
+    """
+    asked: dict[str, Any] = {
+        "N": 4,
+        "d": 3,
+        "M": 10_000,
+        "heads": 2,
+        "kv_heads": 1,
+        "blocks": (4, 2),
+        "causal": True,
+    }
     separate, grouped = both("q_outer", **asked)
     assert separate["K"].reads == 2 * 4 * 3  # the one row block has position 3
     assert grouped["K"].reads == (2 + 4) * 3
     rng = np.random.default_rng(0)
     Q, K, V = rng.normal(size=(2, 5, 3)), rng.normal(size=(1, 8, 3)), rng.normal(size=(1, 8, 3))
     how: dict[str, Any] = {"blocks": (4, 2), "M": 1000, "mask": KeyPadding([2, 7])}
-    separate, grouped = (dict(flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how).hbm.by_array) for gqa in SCHEDULES)
+    separate, grouped = (
+        dict(flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how).hbm.by_array) for gqa in SCHEDULES
+    )
     assert separate["K"].reads == (2 * 2 + 2 * 8) * 3  # two row blocks each: one tile, and four
-    assert grouped["K"].reads == 3 * 8 * 3  # three row blocks, each with rows of the head that attends to more
+    # three row blocks, each with rows of the head that attends to more
+    assert grouped["K"].reads == 3 * 8 * 3
     how = {"M": 100, "gqa": "grouped", "sizing": "fit"}
-    fit, alike = (flashsim.forward("q_outer", Q, K, V, mask=KeyPadding(n), **how) for n in ([2, 7], 7))
+    fit, alike = (
+        flashsim.forward("q_outer", Q, K, V, mask=KeyPadding(n), **how) for n in ([2, 7], 7)
+    )
     assert fit.blocks == alike.blocks  # blocks that fit, though each head has a mask of its own
     assert fit.sram.peak <= 100
 
 
 def test_summing_over_groups_by_hand() -> None:
-    """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros and once more, and read."""
+    """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros
+    and once more, and read.
+    """
     asked: dict[str, Any] = {
         "N": 8,
         "d": 2,
@@ -442,9 +552,18 @@ def test_summing_over_groups_by_hand() -> None:
     separate, grouped = both("flash", **asked)
     for X, elements in (("dK", 16), ("dV", 24)):
         parts, total = separate[f"{X}_parts"], separate[X]
-        assert (parts.reads, parts.writes, parts.init_writes) == (6 * elements, 12 * elements, 6 * elements)
+        assert (parts.reads, parts.writes, parts.init_writes) == (
+            6 * elements,
+            12 * elements,
+            6 * elements,
+        )
         assert (parts.size, parts.role) == (6 * elements, "extra")
-        assert (total.reads, total.writes, total.init_writes, total.size) == (0, 2 * elements, 0, 2 * elements)
+        assert (total.reads, total.writes, total.init_writes, total.size) == (
+            0,
+            2 * elements,
+            0,
+            2 * elements,
+        )
         assert (grouped[X].writes, grouped[X].init_writes) == (4 * elements, 2 * elements)
         assert f"{X}_parts" not in grouped
     assert flashsim.count("flash", gqa="separate", **asked).hbm.extra == 6 * (16 + 24)
@@ -456,17 +575,34 @@ def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
     parts = rng.normal(size=(3, 7)).astype(np.float16), rng.normal(size=(3, 12)).astype(np.float16)
     hbm = HBM()
     sram = SRAM(hbm, M, enforced=M > 1, dtype=np.float32)
-    placed = (hbm.place(name, values) for name, values in zip(("dK_parts", "dV_parts"), parts, strict=True))
+    placed = (
+        hbm.place(name, values)
+        for name, values in zip(("dK_parts", "dV_parts"), parts, strict=True)
+    )
     group_sum.sum_over_group(hbm, sram, *placed)
     assert sram.peak == 2 * tile
     for name, values in zip(("dK", "dV"), parts, strict=True):
         wide = values.astype(np.float32)
         assert np.array_equal(hbm.peek(name)[0], (wide[0] + wide[1] + wide[2]).astype(np.float16))
     assert {name: (a.reads, a.writes) for name, a in hbm.traffic.by_array.items()} == {
-        "dK_parts": (21, 0), "dV_parts": (36, 0), "dK": (0, 7), "dV": (0, 12),
-    }  # fmt: skip
-    asked: dict[str, Any] = {"N": 2, "d": 1, "M": 3, "heads": 2, "kv_heads": 1, "direction": "backward"}
-    assert flashsim.count("standard", **asked).sram.peak == 3 == theory.exact("standard", **asked).sram.peak
+        "dK_parts": (21, 0),
+        "dV_parts": (36, 0),
+        "dK": (0, 7),
+        "dV": (0, 12),
+    }
+    asked: dict[str, Any] = {
+        "N": 2,
+        "d": 1,
+        "M": 3,
+        "heads": 2,
+        "kv_heads": 1,
+        "direction": "backward",
+    }
+    assert (
+        flashsim.count("standard", **asked).sram.peak
+        == 3
+        == theory.exact("standard", **asked).sram.peak
+    )
 
 
 def test_progress_is_told_by_problem_and_the_induction_holds_for_groups() -> None:
@@ -482,7 +618,8 @@ def test_progress_is_told_by_problem_and_the_induction_holds_for_groups() -> Non
     assert told == [(1, 2), (2, 2)]
 
 
-# ---------------------------------------------------------------------------------------------------------- the command line
+# --------------------------------------------------------------------------------------------------
+# the command line
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -499,15 +636,27 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
         told = json.loads(capsys.readouterr().out)
         for direction in ("algorithms", "backward"):
             assert all(result["equals_theory"] for result in told[direction].values())
-            assert all(result["error_of_rounding_bound"] <= 1 for result in told[direction].values())
+            assert all(
+                result["error_of_rounding_bound"] <= 1 for result in told[direction].values()
+            )
         reads[gqa] = told["algorithms"]["flash"]["by_array"]["K"]["reads"]
     assert reads["separate"] == 3 * reads["grouped"]
     assert main(["run", "--qkv", str(file), "--head", "4", *stem]) == 0  # with KV head 1
-    assert main(["run", "--qkv", str(file), "--gqa", "grouped", "-o", str(tmp_path / "out"), "--quiet"]) == 0
-    assert "6 heads on 2 KV heads, N_q = 12, N_k = 16, d = 4, float32, query heads grouped" in capsys.readouterr().out
+    assert (
+        main(
+            ["run", "--qkv", str(file), "--gqa", "grouped", "-o", str(tmp_path / "out"), "--quiet"]
+        )
+        == 0
+    )
+    assert (
+        "6 heads on 2 KV heads, N_q = 12, N_k = 16, d = 4, float32, query heads grouped"
+        in capsys.readouterr().out
+    )
     for head in range(6):
         one = QKV(Q, K, V, "made up").head(str(head))
-        assert all(map(np.array_equal, (one.Q, one.K, one.V), (Q[head], K[head // 3], V[head // 3])))
+        assert all(
+            map(np.array_equal, (one.Q, one.K, one.V), (Q[head], K[head // 3], V[head // 3]))
+        )
 
 
 def test_count_takes_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -523,7 +672,8 @@ def test_count_takes_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dK_parts" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------------------------------------------------- planted bugs
+# --------------------------------------------------------------------------------------------------
+# planted bugs
 
 TRIED = [
     Shared(2, 3, 7, 9, 4, 3, "float64", 0, 5, 4),
@@ -537,11 +687,17 @@ TRIED = [
 ]
 
 
-CHECKS = {f"{check}, {gqa}" for check in ("exact", "gradients", "counts", "counts backward") for gqa in SCHEDULES}
+CHECKS = {
+    f"{check}, {gqa}"
+    for check in ("exact", "gradients", "counts", "counts backward")
+    for gqa in SCHEDULES
+}
 
 
 def objections(checks: set[str] = CHECKS) -> Iterator[str]:
-    """Yield what of this is wrong with either schedule: O ("exact"), gradients, or counts, run against theory."""
+    """Yield what of this is wrong with either schedule: O ("exact"), gradients, or counts, run
+    against theory.
+    """
     schedules = [gqa for gqa in SCHEDULES if any(check.endswith(gqa) for check in checks)]
     for case, name, gqa in product(TRIED, ("flash", "q_outer", "standard"), schedules):
         Q, K, V, dO = case.inputs()
@@ -555,7 +711,9 @@ def objections(checks: set[str] = CHECKS) -> Iterator[str]:
             yield f"gradients, {gqa}"
         if case.mask in PER_HEAD:
             continue
-        asked = {key: value for key, value in case.options(name).items() if key != "seed"} | {"gqa": gqa}
+        asked = {key: value for key, value in case.options(name).items() if key != "seed"} | {
+            "gqa": gqa
+        }
         if run.hbm != theory.exact(name, **case.shape, **asked).hbm:
             yield f"counts, {gqa}"
         if got.hbm != theory.exact(name, **case.shape, **asked, direction="backward").hbm:
@@ -563,49 +721,171 @@ def objections(checks: set[str] = CHECKS) -> Iterator[str]:
 
 
 PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
-    ("KV head by modulo", Inputs.kv, "head[-1] // self.group", "head[-1] % self.K.shape[-3]", {"exact, separate"}),
-    ("rows not interleaved", groups.interleave, ".swapaxes(-3, -2)", "", {"exact, grouped", "gradients, grouped"}),
-    ("results not taken apart", groups.by_head, "heads, rows // group, group, width).swapaxes(-3, -2)",
-     "heads, group, rows // group, width)", {"exact, grouped", "gradients, grouped"}),
-    ("mask of concatenated heads", groups.GroupedMask.allows, "rows[mine] // self._group",
-     "rows[mine] % (shape.N_q // self._group)", {"exact, grouped", "gradients, grouped"}),
-    ("mask by row, not by position", groups.GroupedMask.allows, "rows[mine] // self._group", "rows[mine]",
-     {"exact, grouped"}),
-    ("mask of the group's first head", groups.GroupedMask._heads, "+ member", "", {"exact, grouped"}),
-    ("mask of the wrong head", groups.GroupedMask.allows, "rows % self._group == member",
-     "rows % self._group == self._group - 1 - member", {"exact, grouped"}),
-    ("live tiles by row", groups.GroupedMask.live, "rows // self._group", "rows", {"exact, grouped"}),
-    ("live tiles of one position fewer", groups.GroupedMask.live, "(row_ends - 1) // self._group + 1",
-     "(row_ends - 1) // self._group", {"exact, grouped"}),
-    ("live for all heads, not for any", groups.GroupedMask.live, "np.any", "np.all", {"exact, grouped"}),
+    (
+        "KV head by modulo",
+        Inputs.kv,
+        "head[-1] // self.group",
+        "head[-1] % self.K.shape[-3]",
+        {"exact, separate"},
+    ),
+    (
+        "rows not interleaved",
+        groups.interleave,
+        ".swapaxes(-3, -2)",
+        "",
+        {"exact, grouped", "gradients, grouped"},
+    ),
+    (
+        "results not taken apart",
+        groups.by_head,
+        "heads, rows // group, group, width).swapaxes(-3, -2)",
+        "heads, group, rows // group, width)",
+        {"exact, grouped", "gradients, grouped"},
+    ),
+    (
+        "mask of concatenated heads",
+        groups.GroupedMask.allows,
+        "rows[mine] // self._group",
+        "rows[mine] % (shape.N_q // self._group)",
+        {"exact, grouped", "gradients, grouped"},
+    ),
+    (
+        "mask by row, not by position",
+        groups.GroupedMask.allows,
+        "rows[mine] // self._group",
+        "rows[mine]",
+        {"exact, grouped"},
+    ),
+    (
+        "mask of the group's first head",
+        groups.GroupedMask._heads,
+        "+ member",
+        "",
+        {"exact, grouped"},
+    ),
+    (
+        "mask of the wrong head",
+        groups.GroupedMask.allows,
+        "rows % self._group == member",
+        "rows % self._group == self._group - 1 - member",
+        {"exact, grouped"},
+    ),
+    (
+        "live tiles by row",
+        groups.GroupedMask.live,
+        "rows // self._group",
+        "rows",
+        {"exact, grouped"},
+    ),
+    (
+        "live tiles of one position fewer",
+        groups.GroupedMask.live,
+        "(row_ends - 1) // self._group + 1",
+        "(row_ends - 1) // self._group",
+        {"exact, grouped"},
+    ),
+    (
+        "live for all heads, not for any",
+        groups.GroupedMask.live,
+        "np.any",
+        "np.all",
+        {"exact, grouped"},
+    ),
     ("keys of the head with fewest", groups.GroupedMask.keys, "max(", "min(", {"exact, grouped"}),
-    ("a dense array's rows in the wrong order", groups._grouped_array, "array.repeat(group, axis=-2)",
-     "np.concatenate([array] * group, axis=-2)", {"exact, grouped"}),
-    ("dropout of the group's first head", TileDropout._kept, "+ rows % self._group", "", {"exact, grouped"}),
-    ("dropout by row, not by position", TileDropout._kept, "rows // self._group, cols", "rows, cols",
-     {"exact, grouped"}),
-    ("dropout of the KV head's number", TileDropout._kept, "self._group * self._head + rows % self._group",
-     "self._head", {"exact, grouped"}),
-    ("dK not summed", group_sum.sum_over_group, "sum_i + part_hi", "part_hi + 0", {"gradients, separate"}),
-    ("a mean, not a sum", group_sum.sum_over_group, "sum_i + part_hi", "sum_i + part_hi / g", {"gradients, separate"}),
-    ("last head left out", group_sum.sum_over_group, "sram.loop(g)", "sram.loop(g - 1)",
-     {"gradients, separate", "counts backward, separate"}),
-    ("parts of neighbouring groups", sums.key_gradients, "a.reshape(-1, plan.problem.group, prod(a.shape[-2:]))",
-     "a.reshape(plan.problem.group, -1, prod(a.shape[-2:])).swapaxes(0, 1)", {"gradients, separate"}),
-    ("K and V as large as their copies", stacking.cost_of, "// plan.problem.group", "", {"counts, separate"}),
-    ("parts not written", outcome.Cost.with_sums, "replace(array, role=\"extra\")", "replace(array, role=\"extra\", writes=0)",
-     {"counts backward, separate"}),
-    ("parts as large twice", outcome.Cost.with_sums, "replace(array, size=0)", "array", {"counts backward, separate"}),
-]  # fmt: skip
+    (
+        "a dense array's rows in the wrong order",
+        groups._grouped_array,
+        "array.repeat(group, axis=-2)",
+        "np.concatenate([array] * group, axis=-2)",
+        {"exact, grouped"},
+    ),
+    (
+        "dropout of the group's first head",
+        TileDropout._kept,
+        "+ rows % self._group",
+        "",
+        {"exact, grouped"},
+    ),
+    (
+        "dropout by row, not by position",
+        TileDropout._kept,
+        "rows // self._group, cols",
+        "rows, cols",
+        {"exact, grouped"},
+    ),
+    (
+        "dropout of the KV head's number",
+        TileDropout._kept,
+        "self._group * self._head + rows % self._group",
+        "self._head",
+        {"exact, grouped"},
+    ),
+    (
+        "dK not summed",
+        group_sum.sum_over_group,
+        "sum_i + part_hi",
+        "part_hi + 0",
+        {"gradients, separate"},
+    ),
+    (
+        "a mean, not a sum",
+        group_sum.sum_over_group,
+        "sum_i + part_hi",
+        "sum_i + part_hi / g",
+        {"gradients, separate"},
+    ),
+    (
+        "last head left out",
+        group_sum.sum_over_group,
+        "sram.loop(g)",
+        "sram.loop(g - 1)",
+        {"gradients, separate", "counts backward, separate"},
+    ),
+    (
+        "parts of neighbouring groups",
+        sums.key_gradients,
+        "a.reshape(-1, plan.problem.group, prod(a.shape[-2:]))",
+        "a.reshape(plan.problem.group, -1, prod(a.shape[-2:])).swapaxes(0, 1)",
+        {"gradients, separate"},
+    ),
+    (
+        "K and V as large as their copies",
+        stacking.cost_of,
+        "// plan.problem.group",
+        "",
+        {"counts, separate"},
+    ),
+    (
+        "parts not written",
+        outcome.Cost.with_sums,
+        'replace(array, role="extra")',
+        'replace(array, role="extra", writes=0)',
+        {"counts backward, separate"},
+    ),
+    (
+        "parts as large twice",
+        outcome.Cost.with_sums,
+        "replace(array, size=0)",
+        "array",
+        {"counts backward, separate"},
+    ),
+]
 
 
 def test_the_original_is_not_accused() -> None:
     assert list(objections()) == []
 
 
-@pytest.mark.parametrize(("bug", "function", "before", "after", "by"), PLANTED, ids=[bug[0] for bug in PLANTED])
+@pytest.mark.parametrize(
+    ("bug", "function", "before", "after", "by"), PLANTED, ids=[bug[0] for bug in PLANTED]
+)
 def test_bugs_are_caught(
-    bug: str, function: Callable[..., Any], before: str, after: str, by: set[str], monkeypatch: pytest.MonkeyPatch
+    bug: str,
+    function: Callable[..., Any],
+    before: str,
+    after: str,
+    by: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     swap(function, before, after, monkeypatch)
     with np.errstate(all="ignore"):
@@ -613,14 +893,26 @@ def test_bugs_are_caught(
 
 
 def test_the_mask_of_each_query_head_of_a_group_is_what_its_result_attends_to() -> None:
-    """A mask by head and a block mask of interleaved rows, as the reference needs them: `Plan.attended`."""
+    """A mask by head and a block mask of interleaved rows, as the reference needs them:
+    `Plan.attended`.
+    """
     rng = np.random.default_rng(0)
     Q, K, V = rng.normal(size=(4, 9, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 2))
     skip = np.ones((6, 3), bool)  # 2 · 9 rows in blocks of 3, 7 keys in blocks of 3
     skip[1, 0] = skip[2, 1] = skip[4, 2] = False
     run = flashsim.forward(
-        "block_sparse", Q, K, V, mask=rng.random((4, 9, 7)) < 0.7, block_mask=skip, gqa="grouped", blocks=(3, 3), M=200
+        "block_sparse",
+        Q,
+        K,
+        V,
+        mask=rng.random((4, 9, 7)) < 0.7,
+        block_mask=skip,
+        gqa="grouped",
+        blocks=(3, 3),
+        M=200,
     )
     for head in range(4):
         mask = run.plan.attended((head,))
-        assert np.allclose(run.O[head], attention(Q[head], K[head // 2], V[head // 2], mask=mask), rtol=1e-12)
+        assert np.allclose(
+            run.O[head], attention(Q[head], K[head // 2], V[head // 2], mask=mask), rtol=1e-12
+        )

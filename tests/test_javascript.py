@@ -1,4 +1,6 @@
-"""The pages' scripts read as other code does: one statement a line, without the comma operator, in lines of 120 characters."""
+"""The pages' scripts read as other code does: one statement a line, without the comma operator,
+in lines of 120 characters.
+"""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ CONTROL = {"for", "if", "while", "switch"}
 
 
 def tokens(text: str) -> Iterator[tuple[str, int]]:
-    """Yield what the script is made of, with its line; a string, a regex, or a template's text as one '""'."""
+    """Yield what the script is made of, with its line; a string, a regex, or a template's text
+    as one '""'.
+    """
     at, before = 0, ""
     templates: list[int] = []  # of each template that is open, how many of its braces are
     while at < len(text):
@@ -40,7 +44,9 @@ def tokens(text: str) -> Iterator[tuple[str, int]]:
             before = '""' if end[1] == "`" else "+"
             at = end.end()
             continue
-        is_value = before and (before[-1] in ")]}\"'" or (re.match(r"[\w$]", before) and before not in BEFORE_VALUE))
+        is_value = before and (
+            before[-1] in ")]}\"'" or (re.match(r"[\w$]", before) and before not in BEFORE_VALUE)
+        )
         regex = None if is_value or text[at : at + 2] in ("//", "/*") else REGEX.match(text, at)
         found = regex or TOKEN.match(text, at)
         assert found is not None
@@ -54,10 +60,16 @@ def tokens(text: str) -> Iterator[tuple[str, int]]:
 
 def faults(text: str) -> list[str]:
     """Return what is against the rules, as "line: what"."""
-    found = [f"{n}: {len(line)} characters" for n, line in enumerate(text.splitlines(), 1) if len(line) > 120]
+    found = [
+        f"{n}: {len(line)} characters"
+        for n, line in enumerate(text.splitlines(), 1)
+        if len(line) > 120
+    ]
     all_ = [("", 0), *tokens(text), ("", 0)]
-    opened: list[tuple[str, bool]] = []  # brackets, and whether a comma in one is an operator or parts declarations
-    commas: dict[int, list[int]] = {}  # of each bracket that is open, by where it is: its commas' lines
+    # brackets, and whether a comma in one is an operator or parts declarations
+    opened: list[tuple[str, bool]] = []
+    # of each bracket that is open, by where it is: its commas' lines
+    commas: dict[int, list[int]] = {}
     places: list[int] = []
     for n in range(1, len(all_) - 1):
         (before, _), (token, line), (after, next_line) = all_[n - 1 : n + 2]
@@ -70,7 +82,8 @@ def faults(text: str) -> list[str]:
         elif token in ")]}":
             _, odd = opened.pop()
             place = places.pop()
-            if token != ")" or after not in ("=>", "{") or all_[place - 1][0] in CONTROL:  # else what it takes
+            # else what it takes
+            if token != ")" or after not in ("=>", "{") or all_[place - 1][0] in CONTROL:
                 found += [f"{at}: comma" for at in commas.get(place, ()) if odd]
         elif token == "," and not opened:
             found.append(f"{line}: comma")
@@ -116,8 +129,14 @@ FINE = {
     "what is taken and listed": "const f = (a, [b, c], { d, e }) => g(a, [b, c], { d, e: [1, 2] });",
     "destructured": "const { a, b } = this;\nlet [c, d] = e;\nfor (const [f, g] of h) i(f, g);",
     "a loop": "for (let i = 0; i < n; i++) {\n  f(i, n);\n}",
-    "methods": "class A extends B {\n  c(d, e) {\n    return { d, e };\n  }\n}\nfunction f(g, h) {\n  k(g, h);\n}",
-    "texts": "f('a, b; c', \"d; e\", `g, h; ${i(j, k)}, l`); // a, b; c\n/* d, e; f */\nx = /,;/.test(y);",
+    "methods": (
+        "class A extends B {\n  c(d, e) {\n    return { d, e };\n  }\n}\nfunction f(g, h) {\n  "
+        "k(g, h);\n}"
+    ),
+    "texts": (
+        "f('a, b; c', \"d; e\", `g, h; ${i(j, k)}, l`); // a, b; c\n/* d, e; f */\nx = "
+        "/,;/.test(y);"
+    ),
     "an async arrow's block": "open(async (a, b) => {\n  await f(a, b);\n});",
     "a division": "const a = (b + c) / d;\nconst e = f[g] / h;",
 }

@@ -37,7 +37,9 @@ def test_windows_takes_61_processes_at_most(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_processes_that_are_not_its_own_go_on() -> None:
-    """Its own are ended with it, and no other: neither a caller's, nor those of a second call in another thread."""
+    """Its own are ended with it, and no other: neither a caller's, nor those of a second call in
+    another thread.
+    """
     others = []
     for _ in in_any_order(abs, [-1, -2], 2):
         others.append(multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)))
@@ -55,4 +57,7 @@ def test_a_process_that_is_killed_is_said_in_a_line(capsys: pytest.CaptureFixtur
     """As Linux does where memory runs out."""
     assert guarded("flashsim verify", lambda: len(list(in_any_order(os._exit, [1, 1], 2)))) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for want")
+    assert said.startswith(
+        "flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for "
+        "want"
+    )

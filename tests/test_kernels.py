@@ -1,4 +1,6 @@
-"""Kernel products: their numbers, within derived bounds; what they cost, within Theorem 2's constants; the tie to attention."""
+"""Kernel products: their numbers, within derived bounds; what they cost, within Theorem 2's
+constants; the tie to attention.
+"""
 
 import math
 import re
@@ -23,7 +25,13 @@ ORDERS, KERNELS = [*kernels.ORDERS], [*PROFILES]
 
 
 def clouds(
-    seed: int = 0, N: int = 7, n: int = 9, d: int = 3, e: int = 2, dtype: str = "float64", offset: float = 0.0
+    seed: int = 0,
+    N: int = 7,
+    n: int = 9,
+    d: int = 3,
+    e: int = 2,
+    dtype: str = "float64",
+    offset: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """X, Z and V, in which a few points coincide, and a few weights are 0."""
     rng = np.random.default_rng(seed)
@@ -34,7 +42,8 @@ def clouds(
     return X.astype(dtype), Z.astype(dtype), V.astype(dtype)
 
 
-# ------------------------------------------------------------------------------------------------------------- numbers
+# --------------------------------------------------------------------------------------------------
+# numbers
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -43,9 +52,14 @@ def test_numbers_are_the_naive_ones_within_their_bounds(order: str, data: st.Dat
     N, n, d = (data.draw(st.integers(1, 12)) for _ in range(3))
     e = data.draw(st.integers(1, 4))
     dtype = data.draw(st.sampled_from(["float16", "float32", "float64"]))
-    X, Z, V = clouds(data.draw(st.integers(0, 99)), N, n, d, e, dtype, data.draw(st.sampled_from([0.0, 100.0])))
+    X, Z, V = clouds(
+        data.draw(st.integers(0, 99)), N, n, d, e, dtype, data.draw(st.sampled_from([0.0, 100.0]))
+    )
     sigmas = [1.0, 30.0] if dtype == "float16" else [1e-3, 1.0, 30.0]
-    how: dict[str, Any] = {"kernel": data.draw(st.sampled_from(KERNELS)), "sigma": data.draw(st.sampled_from(sigmas))}
+    how: dict[str, Any] = {
+        "kernel": data.draw(st.sampled_from(KERNELS)),
+        "sigma": data.draw(st.sampled_from(sigmas)),
+    }
     blocks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
     run = kernels.product(X, Z, V, order=order, blocks=blocks, **how)
     T_c = -(-n // blocks[1])
@@ -67,9 +81,15 @@ def assert_within(got: Array, want: Array, bound: Array) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_bounds_hold_where_numbers_are_tiny_or_huge(kernel: str) -> None:
-    """Squares of distances overflow; products of dY and V vanish, and are divided by a tiny sigma."""
+    """Squares of distances overflow; products of dY and V vanish, and are divided by a tiny
+    sigma.
+    """
     rng = np.random.default_rng(0)
-    for size, sigma, weight, slope in ((1e-10, 1e-10, 1e-20, 1e-25), (1e-10, 1e-10, 1, 1e-43), (1e25, 1.0, 1, 1)):
+    for size, sigma, weight, slope in (
+        (1e-10, 1e-10, 1e-20, 1e-25),
+        (1e-10, 1e-10, 1, 1e-43),
+        (1e25, 1.0, 1, 1),
+    ):
         X, Z = (size * rng.normal(size=(n, 2)).astype(np.float32) for n in (5, 6))
         V, dY = np.full((6, 1), weight, np.float32), np.full(5, 1.23 * slope, np.float32)
         how: dict[str, Any] = {"kernel": kernel, "sigma": sigma}
@@ -120,9 +140,11 @@ def test_bounds_of_a_single_pair_are_those_derived(kernel: str, order: str) -> N
 
 
 ORACLES: tuple[tuple[Any, tuple[Array, ...]], ...] = (  # and what they take besides X, Z and V: dY
-    (reference.kernel_product, ()), (reference.kernel_product_bounds, ()),
-    (reference.kernel_gradient, (np.ones((7, 2)),)), (reference.kernel_gradient_bounds, (np.ones((7, 2)),)),
-)  # fmt: skip
+    (reference.kernel_product, ()),
+    (reference.kernel_product_bounds, ()),
+    (reference.kernel_gradient, (np.ones((7, 2)),)),
+    (reference.kernel_gradient_bounds, (np.ones((7, 2)),)),
+)
 
 
 def test_defaults_of_the_oracle_are_those_of_its_docstrings() -> None:
@@ -179,7 +201,12 @@ def test_any_function_is_a_kernel() -> None:
     own = kernels.product(X, Z, V, kernel=f)
     dY = np.ones_like(named.Y)
     assert np.allclose(own.Y, named.Y, rtol=1e-14, atol=0)
-    assert np.allclose(kernels.gradient(own, dY, derivative=df).dX, kernels.gradient(named, dY).dX, rtol=0, atol=1e-13)
+    assert np.allclose(
+        kernels.gradient(own, dY, derivative=df).dX,
+        kernels.gradient(named, dY).dX,
+        rtol=0,
+        atol=1e-13,
+    )
     assert own.hbm == named.hbm
 
 
@@ -227,10 +254,13 @@ def test_distances_neither_overflow_nor_vanish_on_the_way(size: float) -> None:
     assert distances(X, Z) == pytest.approx(5 * size, rel=1e-15)
     run = kernels.product(X, Z, np.ones(1), kernel="laplace", sigma=size)
     assert pytest.approx(np.exp(-5), rel=1e-14) == run.Y
-    assert kernels.gradient(run, np.ones(1)).dX == pytest.approx(np.exp(-5) * np.array([[-0.6, 0.8]]) / size, rel=1e-14)
+    assert kernels.gradient(run, np.ones(1)).dX == pytest.approx(
+        np.exp(-5) * np.array([[-0.6, 0.8]]) / size, rel=1e-14
+    )
 
 
-# --------------------------------------------------------------------------------------------------- tie to attention
+# --------------------------------------------------------------------------------------------------
+# tie to attention
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -241,7 +271,9 @@ def test_attention_is_a_kernel_product_with_one_more_column(order: str) -> None:
         return np.asarray((q * k).sum(axis=-1) / 2)
 
     how: dict[str, Any] = {"order": order, "blocks": (3, 4)}
-    run = kernels.product(Q, K, np.hstack([V, np.ones((11, 1))]), kernel=lambda q, k: np.exp(score(q, k)), **how)
+    run = kernels.product(
+        Q, K, np.hstack([V, np.ones((11, 1))]), kernel=lambda q, k: np.exp(score(q, k)), **how
+    )
     bound = reference.error_bound(Q, K, V, steps=3)
     assert (np.abs(run.Y[:, :-1] / run.Y[:, -1:] - reference.attention(Q, K, V)) <= bound).all()
     attention = flashsim.forward("q_outer", Q, K, V, blocks=(3, 4), M=1000)
@@ -252,7 +284,8 @@ def test_attention_is_a_kernel_product_with_one_more_column(order: str) -> None:
         assert run.hbm.accesses == one_more.hbm.accesses - one_more.hbm.by_array["L"].accesses
 
 
-# -------------------------------------------------------------------------------------------------------------- counts
+# --------------------------------------------------------------------------------------------------
+# counts
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -266,7 +299,11 @@ def test_theorem_2_carries_over_with_its_constants(order: str, data: st.DataObje
         return
     M = data.draw(st.integers(least, most))
     accesses = kernels.exact(N=N, n=n, d=d, e=e, M=M, order=order, sizing="paper").hbm.accesses
-    bound = N * n + (N + n) * w if order == "materialised" else theory.kernel_product_bound(N, n, d, e, M)
+    bound = (
+        N * n + (N + n) * w
+        if order == "materialised"
+        else theory.kernel_product_bound(N, n, d, e, M)
+    )
     low, high = getattr(theory, f"kernel_{order}_constants")()
     assert low * bound <= accesses <= high * bound
 
@@ -276,7 +313,10 @@ def test_a_million_points_in_three_dimensions_move_1600_times_fewer() -> None:
     fused, naive = kernels.count(**how), kernels.count(**how, order="materialised")
     assert naive.hbm.accesses / fused.hbm.accesses == pytest.approx(1600, rel=0.01)
     assert (fused.hbm.extra, naive.hbm.extra) == (0, 10**12)
-    assert (fused.hbm, naive.hbm) == (kernels.exact(**how).hbm, kernels.exact(**how, order="materialised").hbm)
+    assert (fused.hbm, naive.hbm) == (
+        kernels.exact(**how).hbm,
+        kernels.exact(**how, order="materialised").hbm,
+    )
 
 
 def test_counts_by_hand() -> None:
@@ -292,29 +332,51 @@ def test_counts_by_hand() -> None:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# --------------------------------------------------------------------------------------------------
+# bad input
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kernel": "gauss"}, "unknown kernel 'gauss'; known: 'gaussian', 'laplace', 'cauchy', or a function f(x, z)"),
+        (
+            {"kernel": "gauss"},
+            "unknown kernel 'gauss'; known: 'gaussian', 'laplace', 'cauchy', or a function f(x, z)",
+        ),
         ({"sigma": 0}, "sigma is 0; expected a number from 2.23e-308 to 1.8e+308"),
         ({"sigma": float("nan")}, "sigma is nan; expected a number from 2.23e-308"),
         ({"sigma": float("inf")}, "sigma is inf; expected a number from 2.23e-308"),
         ({"order": "y"}, "order is 'y'; expected 'x_outer' or 'z_outer' or 'materialised'"),
         ({"kernel": max, "sigma": 2}, "sigma is 2; expected none, as the kernel is a function"),
-        ({"kernel": lambda x, z: 1.0}, "kernel returned shape (); expected (7, 3), a value for each pair of rows that it got"),
-        ({"kernel": lambda x, z: (x * z).sum(-1) * np.nan}, "kernel returned float64, at most nan; expected finite real numbers"),
-        ({"kernel": lambda x, z: (x * z).sum(-1) * 1j}, "kernel returned complex128; expected real numbers"),
+        (
+            {"kernel": lambda x, z: 1.0},
+            "kernel returned shape (); expected (7, 3), a value for each pair of rows that it got",
+        ),
+        (
+            {"kernel": lambda x, z: (x * z).sum(-1) * np.nan},
+            "kernel returned float64, at most nan; expected finite real numbers",
+        ),
+        (
+            {"kernel": lambda x, z: (x * z).sum(-1) * 1j},
+            "kernel returned complex128; expected real numbers",
+        ),
         ({"Z": np.ones((9, 2))}, "Z has shape (9, 2); expected (n, d) with d = 3, as X has"),
         ({"V": np.ones((8, 2))}, "V has shape (8, 2); expected (n, e) with n = 9, as Z has"),
         ({"V": np.full((9, 2), 1e308)}, "Y overflows float64, which ends at 1.8e+308"),
         ({"V": np.full((9, 2), -1e308)}, "Y overflows float64, which ends at 1.8e+308"),
-        ({"X": np.full((7, 3), 9e307), "Z": np.full((9, 3), -9e307), "sigma": 1e308}, "X and Z are too far apart"),
+        (
+            {"X": np.full((7, 3), 9e307), "Z": np.full((9, 3), -9e307), "sigma": 1e308},
+            "X and Z are too far apart",
+        ),
         ({"sigma": 1e-307, "X": np.full((7, 3), 1e3)}, "X and Z are too far apart"),
-        ({"sigma": 1e-310}, "sigma is 1e-310; expected a number from 2.23e-308 to 1.8e+308, as float64 holds it"),
-        ({"kernel": max, "sigma": np.ones(2)}, "sigma is array([1., 1.]); expected none, as the kernel is a function"),
+        (
+            {"sigma": 1e-310},
+            "sigma is 1e-310; expected a number from 2.23e-308 to 1.8e+308, as float64 holds it",
+        ),
+        (
+            {"kernel": max, "sigma": np.ones(2)},
+            "sigma is array([1., 1.]); expected none, as the kernel is a function",
+        ),
         ({"M": 3}, "M = 3 elements is too small for 'kernel_x_outer' even with blocks of one row"),
         ({"blocks": (0, 1)}, "blocks, B_r, is 0; expected at least 1"),
     ],
@@ -331,27 +393,40 @@ def test_sigma_and_distances_must_be_numbers_of_the_chip_s_type() -> None:
     for sigma in (1e-50, 1e-40, 1e39):
         with pytest.raises(ValueError, match=said):
             kernels.product(X, Z, V, sigma=sigma)
-    X, Z = (np.full((3, 1), x, np.float32) for x in (2e38, -2e38))  # in float64 their distance is a number
-    with pytest.raises(ValueError, match=r"X and Z are too far apart: .* 4e\+38, and float32 ends at 3.4e\+38"):
+    # in float64 their distance is a number
+    X, Z = (np.full((3, 1), x, np.float32) for x in (2e38, -2e38))
+    with pytest.raises(
+        ValueError, match=r"X and Z are too far apart: .* 4e\+38, and float32 ends at 3.4e\+38"
+    ):
         kernels.product(X, Z, np.ones((3, 1), np.float32))
 
 
 def test_bad_input_of_a_gradient_is_refused_by_name() -> None:
     X, Z, V = clouds()
-    run, own = kernels.product(X, Z, V), kernels.product(X, Z, V, kernel=lambda x, z: (x * z).sum(-1))
+    run, own = (
+        kernels.product(X, Z, V),
+        kernels.product(X, Z, V, kernel=lambda x, z: (x * z).sum(-1)),
+    )
     for arguments, message in (
         ((run, np.ones(7)), r"dY has shape \(7,\); expected that of Y, \(7, 2\)"),
         ((own, run.Y), "derivative is None; expected a function ∂f/∂x"),
-        ((kernels.gradient(run, run.Y), run.Y), "run is Result.*; expected what flashsim.kernels.product returned"),
+        (
+            (kernels.gradient(run, run.Y), run.Y),
+            "run is Result.*; expected what flashsim.kernels.product returned",
+        ),
         ((3, run.Y), "run is 3; expected"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             kernels.gradient(*arguments)
     with pytest.raises(ValueError, match="derivative is 3; expected a function"):
         kernels.gradient(own, own.Y, derivative=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"derivative is .*; expected none, as 'gaussian' has its own"):
+    with pytest.raises(
+        ValueError, match=r"derivative is .*; expected none, as 'gaussian' has its own"
+    ):
         kernels.gradient(run, run.Y, derivative=lambda x, z: x)
-    with pytest.raises(ValueError, match="order is 'z_outer'; expected 'x_outer', the gradient's only one"):
+    with pytest.raises(
+        ValueError, match="order is 'z_outer'; expected 'x_outer', the gradient's only one"
+    ):
         kernels.count(N=5, d=2, order="z_outer", direction="backward")
 
 
@@ -364,14 +439,22 @@ def test_what_does_not_fit_the_type_that_it_is_stored_in_is_refused() -> None:
         kernels.product(X, Z, V / 100, order="materialised", **large)
 
 
-# -------------------------------------------------------------------------------------------------------------- PyKeOps
+# --------------------------------------------------------------------------------------------------
+# PyKeOps
 
 
 def test_numbers_are_keops() -> None:
-    keops = pytest.importorskip("pykeops.numpy", reason="PyKeOps is not installed: pip install pykeops (it needs a C++ compiler)")
+    keops = pytest.importorskip(
+        "pykeops.numpy",
+        reason="PyKeOps is not installed: pip install pykeops (it needs a C++ compiler)",
+    )
     X, Z, V = clouds(N=30, n=40)
     x, z = keops.LazyTensor(X[:, None, :]), keops.LazyTensor(Z[None, :, :])
     squares = ((x - z) ** 2).sum(-1)
-    named = {"gaussian": (-squares / 2).exp(), "laplace": (-squares.sqrt()).exp(), "cauchy": 1 / (1 + squares)}
+    named = {
+        "gaussian": (-squares / 2).exp(),
+        "laplace": (-squares.sqrt()).exp(),
+        "cauchy": 1 / (1 + squares),
+    }
     for kernel, k in named.items():
         assert np.allclose(k @ V, kernels.product(X, Z, V, kernel=kernel).Y, rtol=1e-13, atol=0)

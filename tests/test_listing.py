@@ -24,9 +24,9 @@ def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
     by_name = {each.name: each for each in found}
     assert by_name["split_kv"].options == ("splits", "merge")
     assert (by_name["flash_basic"].mask, by_name["flash"].dropout) == (False, True)
-    assert (
-        repr(by_name["q_outer"])
-        == "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_stored, q_outer_streamed, q_outer_two_pass>"
+    assert repr(by_name["q_outer"]) == (
+        "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_stored, "
+        "q_outer_streamed, q_outer_two_pass>"
     )
 
 

@@ -1,4 +1,6 @@
-"""The row game's lower bound: each step of its proof tried on random schedules, its constant, and what is in the class."""
+"""The row game's lower bound: each step of its proof tried on random schedules, its constant,
+and what is in the class.
+"""
 
 import random
 from collections import Counter, defaultdict
@@ -24,18 +26,27 @@ NEEDS = {  # for a product: rows of a query, rows of a key
 }
 MEETINGS = {**NEEDS, "dK": (("Q", "dO"), ("V", "dK"))}  # step 3
 SUMS = {"dQ", "dK", "dV"}
-ROW_GAME = [name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}]
+ROW_GAME = [
+    name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}
+]
 
-# ------------------------------------------------------------------------------------------------------ steps of the proof
+# --------------------------------------------------------------------------------------------------
+# steps of the proof
 
 
-def a_schedule(rng: random.Random, N_q: int, N_k: int, m: int) -> tuple[list[tuple[int, Row]], dict[Any, int]]:
-    """Return rows that come (+1) and go (−1), and a moment for each product: after so many of these."""
+def a_schedule(
+    rng: random.Random, N_q: int, N_k: int, m: int
+) -> tuple[list[tuple[int, Row]], dict[Any, int]]:
+    """Return rows that come (+1) and go (−1), and a moment for each product: after so many of
+    these.
+    """
     rows: list[Row] = [(of, i) for of in ("Q", "dO", "dQ") for i in range(N_q)]
     rows += [(of, k) for of in ("K", "V", "dK", "dV") for k in range(N_k)]
     chip: list[Row] = []
     events: list[tuple[int, Row]] = []
-    moments: dict[Any, list[int]] = {(of, i, k): [] for of in NEEDS for i in range(N_q) for k in range(N_k)}
+    moments: dict[Any, list[int]] = {
+        (of, i, k): [] for of in NEEDS for i in range(N_q) for k in range(N_k)
+    }
     directed, eager = rng.choice((0.3, 0.9, 1.0)), rng.choice((0.3, 1.0))
 
     def needs(product: Any) -> list[Row]:
@@ -57,10 +68,14 @@ def a_schedule(rng: random.Random, N_q: int, N_k: int, m: int) -> tuple[list[tup
             if {*needs(product)} <= {*chip} and (rng.random() < eager or product == near):
                 at.append(len(events))
     rng.shuffle(chip)
-    return events + [(-1, row) for row in chip], {product: rng.choice(at) for product, at in moments.items()}
+    return events + [(-1, row) for row in chip], {
+        product: rng.choice(at) for product, at in moments.items()
+    }
 
 
-def loads(events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[str]) -> tuple[dict[int, float], set[Stay]]:
+def loads(
+    events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[str]
+) -> tuple[dict[int, float], set[Stay]]:
     """Return what steps 3 to 6 load on each coming and going, and the stays that are needed."""
     at_time: dict[Row, int] = {}
     stays: dict[Row, list[Stay]] = defaultdict(list)
@@ -92,7 +107,9 @@ def loads(events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[
         if of == "dQ":
             continue
         later, key = moments["dQ", i, k], "K" if of == "dV" else "V"
-        same = [row for row in (("Q", i), ("dO", i), (key, k)) if stay(row, moment) == stay(row, later)]
+        same = [
+            row for row in (("Q", i), ("dO", i), (key, k)) if stay(row, moment) == stay(row, later)
+        ]
         if (key, k) not in same or len(same) < 2:
             continue  # nothing is lost
         x, z = stay(("dQ", i), later), stay((of, k), moment)
@@ -116,12 +133,17 @@ def loads(events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[
         load[at] += 1 / 2
     for at, side, key in counted:
         chip = chips[at + 1]
-        load[at] += sum(of == key if side == "keys" else of == "Q" and ("dO", i) in chip for of, i in chip) / 2
+        load[at] += (
+            sum(of == key if side == "keys" else of == "Q" and ("dO", i) in chip for of, i in chip)
+            / 2
+        )
     return load, needed
 
 
 def test_the_proof_holds_of_random_schedules() -> None:
-    """Its loads are 14·pairs at least, and none is more than a stay can bear, nor C(m − 1) less than they are."""
+    """Its loads are 14·pairs at least, and none is more than a stay can bear, nor C(m − 1) less
+    than they are.
+    """
     seen: Counter[str] = Counter()
     for seed in range(250):
         rng = random.Random(seed)
@@ -137,19 +159,25 @@ def test_the_proof_holds_of_random_schedules() -> None:
     assert min(seen[case] for case in ("overlap", "1 lost", "2 lost")) > 20
 
 
-# ---------------------------------------------------------------------------------------------------------------- constant
+# --------------------------------------------------------------------------------------------------
+# constant
 
 
 @pytest.mark.parametrize(
-    ("N_q", "N_k", "m", "rows"), [(1, 1, 5, 7), (1, 2, 5, 11), (2, 2, 7, 15), pytest.param(2, 2, 5, 20, marks=pytest.mark.slow)]
+    ("N_q", "N_k", "m", "rows"),
+    [(1, 1, 5, 7), (1, 2, 5, 11), (2, 2, 7, 15), pytest.param(2, 2, 5, 20, marks=pytest.mark.slow)],
 )
 def test_the_fewest_of_all_schedules(N_q: int, N_k: int, m: int, rows: int) -> None:
-    """With one pair or two each row comes once: at 2 × 2, twice the constant would be refuted, 28·4/4 − 6 = 22."""
+    """With one pair or two each row comes once: at 2 × 2, twice the constant would be refuted,
+    28·4/4 − 6 = 22.
+    """
     assert row_game.fewest(N_q, N_k, m) == rows >= lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
 
 
 def test_no_schedule_of_the_smallest_games_moves_fewer() -> None:
-    """The bound exceeds what is compulsory, 21; and a search that is cut off above what there is finds it."""
+    """The bound exceeds what is compulsory, 21; and a search that is cut off above what there is
+    finds it.
+    """
     assert lower_bound_rows(N=3, d=1, M=5) == 23
     assert row_game.fewest(3, 3, 5, below=23) is None
     assert row_game.fewest(2, 2, 7, below=16) == 15
@@ -157,7 +185,11 @@ def test_no_schedule_of_the_smallest_games_moves_fewer() -> None:
 
 def test_the_constant_is_reached() -> None:
     """As N and d grow, and M more, `q_outer_streamed` moves what the bound says."""
-    for N, d, M, most in ((2**16, 64, 25_600, 1.03), (2**20, 256, 2**20, 1.012), (2**30, 4096, 2**33, 1.003)):
+    for N, d, M, most in (
+        (2**16, 64, 25_600, 1.03),
+        (2**20, 256, 2**20, 1.012),
+        (2**30, 4096, 2**33, 1.003),
+    ):
         blocks = ((M - 2 * d) // (3 * d + 3), (M - 2 * d - 2) // (4 * d + 1))
         exact = theory.exact("q_outer_streamed", N=N, d=d, M=M, direction="backward", blocks=blocks)
         bound = lower_bound_rows(N=N, d=d, M=M)
@@ -182,13 +214,16 @@ def test_what_keeps_dS_is_not_in_the_class() -> None:
 
 def test_sizes_by_hand() -> None:
     assert lower_bound_rows(N_q=20, N_k=30, d=4, M=27) == 4 * (14 * 600 // 5 - 20 - 60)  # six rows
-    assert lower_bound_rows(N_q=20, N_k=30, d=9, d_v=4, M=27) == lower_bound_rows(N_q=20, N_k=30, d=4, M=27)
+    assert lower_bound_rows(N_q=20, N_k=30, d=9, d_v=4, M=27) == lower_bound_rows(
+        N_q=20, N_k=30, d=4, M=27
+    )
     assert lower_bound_rows(N=100, d=4, M=27, pairs=1001) == 4 * (2803 - 300)  # ⌈14 · 1001 / 5⌉
     assert lower_bound_rows(N=100, d=4, M=19) == 0  # four rows
     assert lower_bound_rows(N=2, d=4, M=1000) == 0
 
 
-# ------------------------------------------------------------------------------------------------------------ certificate
+# --------------------------------------------------------------------------------------------------
+# certificate
 
 
 def test_a_certificate_holds_the_bound() -> None:
@@ -201,4 +236,6 @@ def test_a_certificate_holds_the_bound() -> None:
     with pytest.raises(ValueError, match=f"proves {proof.rows}"):
         check({**held, "rows": held["rows"] + 1})
     assert flashsim.prove(N=512, d=16, M=1600).rows is None
-    assert "row game" not in check(flashsim.prove(N=64, d=16, M=6400, direction="backward").certificate())
+    assert "row game" not in check(
+        flashsim.prove(N=64, d=16, M=6400, direction="backward").certificate()
+    )

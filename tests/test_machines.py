@@ -30,27 +30,52 @@ def test_presets_are_complete_and_say_their_sources() -> None:
     for name, machine in MACHINES.items():
         assert machine.name == name
         told = ", ".join(machine.sources)
-        assert all(what in told for what in ("sram_per_sm", "sms", "l2", "hbm", "bandwidth", "peak"))
-        assert machine.sram_per_sm < machine.l2 < machine.hbm or (name, machine.l2) == ("TPU v5p", 0)
+        assert all(
+            what in told for what in ("sram_per_sm", "sms", "l2", "hbm", "bandwidth", "peak")
+        )
+        assert machine.sram_per_sm < machine.l2 < machine.hbm or (name, machine.l2) == (
+            "TPU v5p",
+            0,
+        )
         assert machine.notes
         if name != "TPU v5p":
-            assert machine.peak_for("float16") == machine.peak_for("bfloat16") >= machine.peak_for("float32")
+            assert (
+                machine.peak_for("float16")
+                == machine.peak_for("bfloat16")
+                >= machine.peak_for("float32")
+            )
         assert machine.M("float32") * 2 == machine.M("float16") == machine.sram_per_sm // 2
     ridges = {name: round(machine.ridge("bfloat16")) for name, machine in MACHINES.items()}
-    assert ridges == {"A100-40GB": 201, "H100": 295, "H200": 206, "B200": 281, "MI300X": 247, "TPU v5p": 166, "M2": 36}
+    assert ridges == {
+        "A100-40GB": 201,
+        "H100": 295,
+        "H200": 206,
+        "B200": 281,
+        "MI300X": 247,
+        "TPU v5p": 166,
+        "M2": 36,
+    }
     assert MACHINES["H200"].l2_share("float32") == 60 * 2**20 // 132 // 4
-    with pytest.raises(ValueError, match="M2 has no float64 arithmetic; it has float16, bfloat16, float32"):
+    with pytest.raises(
+        ValueError, match="M2 has no float64 arithmetic; it has float16, bfloat16, float32"
+    ):
         MACHINES["M2"].ridge("float64")
 
 
 def test_roofline_is_the_longer_of_the_two_times() -> None:
     moving = roofline(ROUND, nbytes=200, flops=1000, dtype="float16")
-    assert (moving.time, moving.intensity, moving.bound, moving.ridge) == (2.0, 5.0, "bandwidth", 10.0)
+    assert (moving.time, moving.intensity, moving.bound, moving.ridge) == (
+        2.0,
+        5.0,
+        "bandwidth",
+        10.0,
+    )
     assert moving.reached == 500
     computing = roofline(ROUND, nbytes=50, flops=1000, dtype="float16")
     assert (computing.time, computing.intensity, computing.bound) == (1.0, 20.0, "compute")
     assert computing.reached == 1000
-    assert roofline(ROUND, nbytes=100, flops=1000, dtype="float16").bound == "compute"  # at the ridge both take as long
+    # at the ridge both take as long
+    assert roofline(ROUND, nbytes=100, flops=1000, dtype="float16").bound == "compute"
     assert roofline(ROUND, 0, 10, dtype="float16").intensity == math.inf
     assert roofline(ROUND, 10, 0, dtype="float16").bound == "bandwidth"
     for nbytes, flops in ((-1, 1), (1, -1), (0, 0), (math.nan, 1)):
@@ -61,19 +86,37 @@ def test_roofline_is_the_longer_of_the_two_times() -> None:
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: str) -> None:
-    at: dict[str, Any] = {"N": 2048, "d": 64, "heads": 16, "dtype": "bfloat16", "direction": direction}
-    predicted = {name: predict(machine, name, **at) for name in ("standard", "flash", "memory_efficient")}
+    at: dict[str, Any] = {
+        "N": 2048,
+        "d": 64,
+        "heads": 16,
+        "dtype": "bfloat16",
+        "direction": direction,
+    }
+    predicted = {
+        name: predict(machine, name, **at) for name in ("standard", "flash", "memory_efficient")
+    }
     for name, line in predicted.items():
         tally = flashsim.count(name, M=machine.sram_per_sm // 2, **at)
         assert (line.nbytes, line.flops) == (tally.hbm.bytes, tally.flops.total)
-        assert line.time == max(line.nbytes / machine.bandwidth, line.flops / machine.peak["bfloat16"])
+        assert line.time == max(
+            line.nbytes / machine.bandwidth, line.flops / machine.peak["bfloat16"]
+        )
         assert line.bound == ("compute" if line.intensity >= line.ridge else "bandwidth")
-    assert max(predicted["flash"].time, predicted["standard"].time) < predicted["memory_efficient"].time
-    small = machine.sram_per_sm // 2 < 8 * 64**2  # M/d²: the larger tiles of a backward pass need more room to pay
-    assert (predicted["flash"].time < predicted["standard"].time) == (direction == "forward" or not small)
+    assert (
+        max(predicted["flash"].time, predicted["standard"].time)
+        < predicted["memory_efficient"].time
+    )
+    # M/d²: the larger tiles of a backward pass need more room to pay
+    small = machine.sram_per_sm // 2 < 8 * 64**2
+    assert (predicted["flash"].time < predicted["standard"].time) == (
+        direction == "forward" or not small
+    )
     assert predicted["standard"].bound == "bandwidth"
     if "float32" in machine.peak:  # the dtype that all else is of
-        assert predict(machine, "flash", N=64, d=16) == predict(machine, "flash", N=64, d=16, dtype="float32")
+        assert predict(machine, "flash", N=64, d=16) == predict(
+            machine, "flash", N=64, d=16, dtype="float32"
+        )
 
 
 def test_the_chapters_prefill_tile_is_32_flop_per_byte_and_prints_as_32_75() -> None:
@@ -92,9 +135,14 @@ def test_the_chapters_decode_is_1_flop_per_byte() -> None:
     assert tile.intensity == tile.as_printed == 1
     for rows in (1, 32):  # nor is the prefill tile bound by arithmetic at any of these bandwidths
         tile = kv_tile(B_q=rows, B_k=32, d=128)
-        assert {roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound for m in MACHINES.values()} == {"bandwidth"}
+        assert {
+            roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound for m in MACHINES.values()
+        } == {"bandwidth"}
     larger = kv_tile(B_q=64, B_k=32, d=128)
-    bound = {n: roofline(m, larger.nbytes, larger.flops, dtype="bfloat16").bound for n, m in MACHINES.items()}
+    bound = {
+        n: roofline(m, larger.nbytes, larger.flops, dtype="bfloat16").bound
+        for n, m in MACHINES.items()
+    }
     assert [n for n, by in bound.items() if by == "compute"] == ["M2"]
 
 
@@ -105,10 +153,12 @@ def test_the_chapters_decode_time() -> None:
     line = roofline(chapter, kv_cache, 4 * 4096 * 128, dtype="float16")
     assert (line.intensity, line.bound) == (1, "bandwidth")
     assert 1e3 * line.time == pytest.approx(0.01, rel=0.05)  # "~0.01 ms per head"
-    assert 32e3 * line.time == pytest.approx(0.32, rel=0.05)  # "~0.32 ms for 32 heads": 0.336, rounded before × 32
+    # "~0.32 ms for 32 heads": 0.336, rounded before × 32
+    assert 32e3 * line.time == pytest.approx(0.32, rel=0.05)
 
 
-# -------------------------------------------------------------------------------------------------------------- figures
+# --------------------------------------------------------------------------------------------------
+# figures
 
 
 @cache
@@ -122,13 +172,17 @@ def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "N"), [*((name, 64) for name in MACHINES), ("A100-40GB", 1024)])
+@pytest.mark.parametrize(
+    ("machine", "N"), [*((name, 64) for name in MACHINES), ("A100-40GB", 1024)]
+)
 def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> None:
     """Backward, 1024 rows do not move where there is an L2."""
     on = MACHINES[machine]
     dtype = next(iter(on.peak))
     data = at(machine, N, dtype)
-    for ax, (direction, points) in zip(plot_roofline(data), data["directions"].items(), strict=True):
+    for ax, (direction, points) in zip(
+        plot_roofline(data), data["directions"].items(), strict=True
+    ):
         (left, low), corner, (right, high) = xy(ax, "roof")
         assert corner == (on.ridge(dtype), on.peak[dtype])
         assert low == pytest.approx(left * on.bandwidth)
@@ -136,7 +190,8 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         for name in ("standard", "flash", "memory_efficient"):
             line = predict(on, name, N=N, d=64, dtype=dtype, direction=direction, sizing="fit")
             assert points["algorithms"][name]["time"] == line.time
-            if not any(drawn.get_gid() == name for drawn in ax.get_lines()):  # as it hardly differs from FlashAttention
+            # as it hardly differs from FlashAttention
+            if not any(drawn.get_gid() == name for drawn in ax.get_lines()):
                 flash = points["algorithms"]["flash"]["intensity"]
                 assert max(line.intensity, flash) <= _APART * min(line.intensity, flash)
                 continue
@@ -147,7 +202,8 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         legend = ax.get_legend()
         moved = any("→" in text.get_text() for text in legend.get_texts())
         assert ("→ with L2" in legend.get_title().get_text()) == moved
-    assert data["chapter"]["prefill"]["intensity"] == 32  # the first dtype of each machine has 2 bytes
+    # the first dtype of each machine has 2 bytes
+    assert data["chapter"]["prefill"]["intensity"] == 32
     assert data["chapter"]["prefill"]["printed"] == 32.75
     assert data["chapter"]["decode"]["intensity"] == data["chapter"]["decode"]["printed"] == 1
 
@@ -155,24 +211,43 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
 @pytest.mark.parametrize(
     ("machine", "dtype", "whose", "binds"),
     [
-        ("A100-40GB", "float32", "19.5 TFLOP/s, float32\nwithout tensor cores.\n",
-         "Arithmetic binds FlashAttention and standard"),
-        ("A100-40GB", "float16", "312 TFLOP/s, float16.\n", "Bandwidth binds FlashAttention and standard"),
-        ("M2", "float32", "3.6 TFLOP/s, float32.\n", "Bandwidth binds FlashAttention and standard;\n"
-         "with the L2, arithmetic binds FlashAttention"),
+        (
+            "A100-40GB",
+            "float32",
+            "19.5 TFLOP/s, float32\nwithout tensor cores.\n",
+            "Arithmetic binds FlashAttention and standard",
+        ),
+        (
+            "A100-40GB",
+            "float16",
+            "312 TFLOP/s, float16.\n",
+            "Bandwidth binds FlashAttention and standard",
+        ),
+        (
+            "M2",
+            "float32",
+            "3.6 TFLOP/s, float32.\n",
+            "Bandwidth binds FlashAttention and standard;\n"
+            "with the L2, arithmetic binds FlashAttention",
+        ),
     ],
-)  # fmt: skip
+)
 def test_roofline_says_whose_peak_it_is(machine: str, dtype: str, whose: str, binds: str) -> None:
     data = roofline_data(machine=machine, dtype=dtype, N=256)
     title = plot_roofline(data)[0].get_title("left")
     assert whose in title
     assert title.endswith(binds)
     itemsize = np.dtype(dtype).itemsize
-    assert [data["chapter"][tile]["intensity"] for tile in ("prefill", "decode")] == [64 / itemsize, 2 / itemsize]
+    assert [data["chapter"][tile]["intensity"] for tile in ("prefill", "decode")] == [
+        64 / itemsize,
+        2 / itemsize,
+    ]
 
 
 def test_the_roofline_is_by_default_of_what_attention_runs_on() -> None:
-    """16 bits, on tensor cores, where standard attention is bound by bandwidth, as the paper says."""
+    """16 bits, on tensor cores, where standard attention is bound by bandwidth, as the paper
+    says.
+    """
     for name, machine in MACHINES.items():
         data = roofline_data(machine=name, N=64)
         assert data["dtype"] == ("bfloat16" if name == "TPU v5p" else "float16")
@@ -181,7 +256,10 @@ def test_the_roofline_is_by_default_of_what_attention_runs_on() -> None:
     plain = Machine("plain", 96 * 1024, 10, 0, 0, 1e9, {"float32": 1e10}, {})
     assert roofline_data(machine=plain, N=64)["dtype"] == "float32"
     title = plot_roofline(roofline_data())[0].get_title("left")
-    assert "Bandwidth binds FlashAttention and standard;\nwith the L2, arithmetic binds FlashAttention" in title
+    assert (
+        "Bandwidth binds FlashAttention and standard;\nwith the L2, arithmetic binds FlashAttention"
+        in title
+    )
 
 
 @pytest.mark.parametrize("bounds", list(product(("compute", "bandwidth"), repeat=4)))
@@ -194,7 +272,10 @@ def test_what_a_roofline_claims_follows_from_its_numbers(bounds: tuple[str, ...]
     said = _point(data).lower().replace("\n", " ")
     words = {"compute": "arithmetic", "bandwidth": "bandwidth"}
     before, _, after = said.partition("; with the l2, ")
-    for name, bound, through in (("flashattention", flash, flash_l2), ("standard", standard, standard_l2)):
+    for name, bound, through in (
+        ("flashattention", flash, flash_l2),
+        ("standard", standard, standard_l2),
+    ):
         of_name = re.split(", ", before) if flash != standard else [before]
         (clause,) = (clause for clause in of_name if name in clause)
         assert words[bound] in clause
@@ -252,9 +333,18 @@ def test_dram_bytes_take_each_array_at_its_own_size() -> None:
     assert l2.dram_bytes(run.hbm) == run.hbm.bytes > 2 * run.hbm.accesses
 
 
-# --------------------------------------------------------------------------------------------------- machines of one's own
+# --------------------------------------------------------------------------------------------------
+# machines of one's own
 
-MINE = {"name": "mine", "sram_per_sm": "96KB", "sms": 40, "l2": "32MB", "hbm": "24GB", "bandwidth": 6e11, "peak": {"fp16": 1e14}}
+MINE = {
+    "name": "mine",
+    "sram_per_sm": "96KB",
+    "sms": 40,
+    "l2": "32MB",
+    "hbm": "24GB",
+    "bandwidth": 6e11,
+    "peak": {"fp16": 1e14},
+}
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -267,21 +357,35 @@ def test_the_documented_file_is_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert (on.bandwidth, on.peak) == (6e11, {"float16": 1.2e14, "float32": 3e13})
     monkeypatch.chdir(tmp_path)
     mine = ["--machine", "mine.toml"]
-    assert main(["plot", "roofline", *mine, "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"]) == 0
+    assert (
+        main(["plot", "roofline", *mine, "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"])
+        == 0
+    )
     data = json.loads(Path("r.json").read_text(encoding="utf-8"))["data"]
     assert (data["machine"], data["peak"], data["M"]) == ("my GPU", 1.2e14, on.M("float16"))
     assert main(["plot", "l2", *mine, "--N", "16", "--d", "4", "--json", "l2.json", "-o", "l"]) == 0
-    assert json.loads(Path("l2.json").read_text(encoding="utf-8"))["per_sm"] == {"my GPU": on.l2_share("float32")}
+    assert json.loads(Path("l2.json").read_text(encoding="utf-8"))["per_sm"] == {
+        "my GPU": on.l2_share("float32")
+    }
 
 
 def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
-    file.write_text(json.dumps({**MINE, "sources": {"sms": "the shop"}, "notes": "old"}), encoding="utf-8")
+    file.write_text(
+        json.dumps({**MINE, "sources": {"sms": "the shop"}, "notes": "old"}), encoding="utf-8"
+    )
     on = read_machine(file)
-    assert (on.sram_per_sm, on.peak, on.sources, on.notes) == (96 * 1024, {"float16": 1e14}, {"sms": "the shop"}, "old")
+    assert (on.sram_per_sm, on.peak, on.sources, on.notes) == (
+        96 * 1024,
+        {"float16": 1e14},
+        {"sms": "the shop"},
+        "old",
+    )
     assert predict(on, "flash", N=64, d=16, dtype="float16").ridge == 1e14 / 6e11
     assert roofline_data(machine=on, N=64, dtype="float16")["machine"] == "mine"
-    file.write_text(json.dumps({name: value for name, value in MINE.items() if name != "l2"}), encoding="utf-8")
+    file.write_text(
+        json.dumps({name: value for name, value in MINE.items() if name != "l2"}), encoding="utf-8"
+    )
     assert read_machine(file).l2 == 0
     assert roofline_data(machine=str(file), N=64, dtype="float16")["l2_share"] == 0
 
@@ -298,7 +402,10 @@ def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
         ({"bandwidth": "fast"}, "bandwidth is 'fast'; expected bytes/s, a finite number above 0"),
         ({"peak": {}}, "peak is {}; expected FLOP/s by dtype"),
         ({"peak": {"float17": 1e12}}, "float17"),
-        ({"peak": {"float16": 0}}, "peak of float16 is 0; expected FLOP/s, a finite number above 0"),
+        (
+            {"peak": {"float16": 0}},
+            "peak of float16 is 0; expected FLOP/s, a finite number above 0",
+        ),
         ({"name": ""}, "name is ''; expected text"),
         ({"sources": ["x"]}, "sources is ['x']; expected text by what it is of"),
     ],
@@ -330,5 +437,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
             read_machine(tmp_path / name)
     with pytest.raises(ValueError, match=r"no\.json cannot be read: No such file"):
         machine_of("no.json")
-    with pytest.raises(ValueError, match=r"unknown machine 3; known: .*; yours is FILE\.json or FILE\.toml"):
+    with pytest.raises(
+        ValueError, match=r"unknown machine 3; known: .*; yours is FILE\.json or FILE\.toml"
+    ):
         machine_of(3)  # type: ignore[arg-type]

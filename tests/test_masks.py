@@ -34,12 +34,25 @@ from .own import module_of
 MASKED = tuple(BACKWARD)  # and what has no backward pass, by the kit: test_testing_conformance.py
 # where what a mask is does not know of loops
 SOME = ("flash", "block_sparse", "q_outer", "memory_efficient", "standard")
-OF_POSITIONS = {"causal", "padding", "window", "window, left open", "causal, offset", "window, offset", "query padding"}
-KEEP_STATISTICS = [name for name, a in FORWARD.items() if {"l", "m"} <= {*a.returns} and "MASK" in a.parts]
+OF_POSITIONS = {
+    "causal",
+    "padding",
+    "window",
+    "window, left open",
+    "causal, offset",
+    "window, offset",
+    "query padding",
+}
+KEEP_STATISTICS = [
+    name for name, a in FORWARD.items() if {"l", "m"} <= {*a.returns} and "MASK" in a.parts
+]
 
 
 def tiled(case: Case) -> dict[str, Any]:
-    return {"M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k), "blocks": (case.B_r, case.B_c)}
+    return {
+        "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
+        "blocks": (case.B_r, case.B_c),
+    }
 
 
 @given(case=cases(masks=tuple(MASKS)))
@@ -52,14 +65,27 @@ def test_each_mask_is_what_its_words_say(case: Case) -> None:
 
 @given(case=cases(masks=tuple(MASKS)))
 def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
-    """Exactly those for a mask of positions; never too few where several are combined or an array has its say."""
+    """Exactly those for a mask of positions; never too few where several are combined or an
+    array has its say.
+    """
     mask, allowed = case.masked()
     shape = Shape(case.N_q, case.N_k, case.d, case.d_v)
-    rows, cols = np.arange(0, case.N_q, case.B_r)[:, None], np.arange(0, case.N_k, case.B_c)[None, :]
-    row_ends, col_ends = np.minimum(rows + case.B_r, case.N_q), np.minimum(cols + case.B_c, case.N_k)
+    rows, cols = (
+        np.arange(0, case.N_q, case.B_r)[:, None],
+        np.arange(0, case.N_k, case.B_c)[None, :],
+    )
+    row_ends, col_ends = (
+        np.minimum(rows + case.B_r, case.N_q),
+        np.minimum(cols + case.B_c, case.N_k),
+    )
     live = as_mask(mask, False, shape, ()).live(rows, row_ends, cols, col_ends, shape, ())
     want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
-    tiles = np.array([[want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()] for i in rows[:, 0].tolist()])
+    tiles = np.array(
+        [
+            [want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()]
+            for i in rows[:, 0].tolist()
+        ]
+    )
     assert (live | ~tiles).all()
     if case.mask in OF_POSITIONS:
         assert np.array_equal(live, tiles)
@@ -82,7 +108,9 @@ def test_causal_by_hand_is_aligned_at_the_bottom_right() -> None:
 def test_an_array_that_says_the_same_gives_the_same_numbers(name: str, case: Case) -> None:
     mask, allowed = case.masked()
     Q, K, V = case.inputs()
-    runs = [flashsim.forward(forward_of(name), Q, K, V, mask=m, **tiled(case)) for m in (mask, allowed)]
+    runs = [
+        flashsim.forward(forward_of(name), Q, K, V, mask=m, **tiled(case)) for m in (mask, allowed)
+    ]
     assert np.array_equal(runs[0].O, runs[1].O)
     one, other = (flashsim.backward(name, run, case.dO()) for run in runs)
     for gradient in ("dQ", "dK", "dV"):
@@ -102,15 +130,21 @@ def test_causal_can_be_asked_for_either_way_and_combines(name: str) -> None:
     assert not np.array_equal(both.O, flag.O)
 
 
-# ------------------------------------------------------------------------------------------------ masks that do nothing
+# ------------------------------------------------------------------------------------------------
+# masks that do nothing
 
 
 @given(case=cases(), policy=st.sampled_from(("paper", "fit", "blocks")))
 def test_flash_with_nothing_to_do_is_algorithm_1_bit_for_bit(case: Case, policy: str) -> None:
     Q, K, V = case.inputs()
-    options: dict[str, Any] = tiled(case) if policy == "blocks" else {"M": tiled(case)["M"], "sizing": policy}
+    options: dict[str, Any] = (
+        tiled(case) if policy == "blocks" else {"M": tiled(case)["M"], "sizing": policy}
+    )
     basic = flashsim.forward("flash_basic", Q, K, V, scale=1.0, **options)
-    nothings: tuple[dict[str, Any], ...] = ({}, {"mask": None, "causal": False, "dropout_p": 0.0, "seed": 5})
+    nothings: tuple[dict[str, Any], ...] = (
+        {},
+        {"mask": None, "causal": False, "dropout_p": 0.0, "seed": 5},
+    )
     for extras in nothings:
         complete = flashsim.forward("flash", Q, K, V, scale=1.0, **options, **extras)
         for values in ("O", "l", "m"):
@@ -118,7 +152,11 @@ def test_flash_with_nothing_to_do_is_algorithm_1_bit_for_bit(case: Case, policy:
         for counts in ("hbm", "sram", "blocks"):
             assert getattr(complete, counts) == getattr(basic, counts)
     # implicit masks that allow everything read nothing either
-    for mask in (KeyPadding(case.N_k), SlidingWindow(-1, -1), SlidingWindow(case.N_q + case.N_k, case.N_q)):
+    for mask in (
+        KeyPadding(case.N_k),
+        SlidingWindow(-1, -1),
+        SlidingWindow(case.N_q + case.N_k, case.N_q),
+    ):
         allowing = flashsim.forward("flash", Q, K, V, scale=1.0, mask=mask, **options)
         assert np.array_equal(allowing.O, basic.O)
         assert allowing.hbm == basic.hbm
@@ -130,22 +168,35 @@ def test_flash_with_nothing_to_do_is_algorithm_1_bit_for_bit(case: Case, policy:
 def test_masks_that_allow_everything_change_no_number(name: str, case: Case) -> None:
     Q, K, V = case.inputs()
     plain = flashsim.forward(forward_of(name), Q, K, V, **tiled(case))
-    masks: tuple[Any, ...] = (KeyPadding(case.N_k), SlidingWindow(-1, -1), np.ones((1, 1), bool), np.array(True))
+    masks: tuple[Any, ...] = (
+        KeyPadding(case.N_k),
+        SlidingWindow(-1, -1),
+        np.ones((1, 1), bool),
+        np.array(True),
+    )
     for mask in masks:
-        assert np.array_equal(flashsim.forward(forward_of(name), Q, K, V, mask=mask, **tiled(case)).O, plain.O)
+        assert np.array_equal(
+            flashsim.forward(forward_of(name), Q, K, V, mask=mask, **tiled(case)).O, plain.O
+        )
 
 
-# --------------------------------------------------------------------------------------------------- rows and tiles gone
+# --------------------------------------------------------------------------------------------------
+# rows and tiles gone
 
 
 @pytest.mark.parametrize("name", MASKED)
 @FEW
 @given(case=full_cases())
 def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
-    """O = 0, ℓ = 0, m = −∞, gradients 0: exactly, and without a warning (pytest makes them errors)."""
+    """O = 0, ℓ = 0, m = −∞, gradients 0: exactly, and without a warning (pytest makes them
+    errors).
+    """
     allowed = case.oracle["mask"]
     if allowed is None or case.regime == "±5·10⁴":
-        allowed, case = np.zeros((case.N_q, case.N_k), bool), replace(case, mask="padding", regime="gaussian")
+        allowed, case = (
+            np.zeros((case.N_q, case.N_k), bool),
+            replace(case, mask="padding", regime="gaussian"),
+        )
         options = {**case.options, "mask": KeyPadding(0)}
     else:
         options = case.options
@@ -156,7 +207,9 @@ def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
     assert (run.O[rows] == 0).all()
     assert run.l is None or ((run.l[rows] == 0).all() and (run.l[~rows] > 0).all())
     for logarithm in (run.m, run.lse):
-        assert logarithm is None or (np.isneginf(logarithm[rows]).all() and np.isfinite(logarithm[~rows]).all())
+        assert logarithm is None or (
+            np.isneginf(logarithm[rows]).all() and np.isfinite(logarithm[~rows]).all()
+        )
     assert (gradient.dQ[rows] == 0).all()
     assert (gradient.dK[keys] == 0).all()
     assert (gradient.dV[keys] == 0).all()
@@ -164,16 +217,22 @@ def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
 
 @given(case=cases(dtypes=("float64", "float32", "float16")), dead=st.integers(1, 4))
 def test_leading_tiles_that_are_masked_leave_no_trace(case: Case, dead: int) -> None:
-    """A running maximum clamped at 0, or a finite stand-in for −∞, would show where later scores are very negative."""
+    """A running maximum clamped at 0, or a finite stand-in for −∞, would show where later scores
+    are very negative.
+    """
     Q, K, V = case.inputs()
     dead *= case.B_c
     rng = np.random.default_rng(case.seed)
-    longer_K, longer_V = (np.vstack([rng.normal(size=(dead, X.shape[1])).astype(X.dtype), X]) for X in (K, V))
+    longer_K, longer_V = (
+        np.vstack([rng.normal(size=(dead, X.shape[1])).astype(X.dtype), X]) for X in (K, V)
+    )
     live = np.broadcast_to(np.arange(dead + case.N_k) >= dead, (case.N_q, dead + case.N_k))
     options: dict[str, Any] = {**tiled(case), "M": tiled(case)["M"] + dead}
     for name in KEEP_STATISTICS:
         with_dead = flashsim.forward(forward_of(name), Q, longer_K, longer_V, mask=live, **options)
-        without = flashsim.forward(forward_of(name), Q, K, V, mask=np.ones((case.N_q, case.N_k), bool), **options)
+        without = flashsim.forward(
+            forward_of(name), Q, K, V, mask=np.ones((case.N_q, case.N_k), bool), **options
+        )
         for values in ("O", "l", "m"):
             assert np.array_equal(getattr(with_dead, values), getattr(without, values))
 
@@ -196,19 +255,26 @@ def test_statistics_are_those_of_the_allowed_scores(case: Case) -> None:
         assert of_bound(run.l, want.l, relative * want.l) <= 1
 
 
-# ------------------------------------------------------------------------------------------------------- never read
+# --------------------------------------------------------------------------------------------------
+# never read
 
 POISON = (np.nan, np.inf, -np.inf)
 
 
 @pytest.mark.parametrize("name", MASKED)
 @given(
-    case=cases(masks=tuple(MASKS)[1:], dropouts=(0.0, 0.3), regimes=("gaussian", "rising", "all very negative")),
+    case=cases(
+        masks=tuple(MASKS)[1:],
+        dropouts=(0.0, 0.3),
+        regimes=("gaussian", "rising", "all very negative"),
+    ),
     poison=st.sampled_from(POISON),
     where=st.sampled_from(("K", "V", "K and V")),
 )
 @FEW
-def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(name: str, case: Case, poison: float, where: str) -> None:
+def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
+    name: str, case: Case, poison: float, where: str
+) -> None:
     Q, K, V = case.inputs()
     dO, oracle = case.dO(), case.oracle
     dead = ~oracle["mask"].any(axis=0)
@@ -217,18 +283,26 @@ def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(name: str, case: 
         bad_K[dead] = poison
     if "V" in where:
         bad_V[dead] = poison
-    run = flashsim.forward(forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case))
+    run = flashsim.forward(
+        forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case)
+    )
     bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
     assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
     got = flashsim.backward(name, run, dO, check_finite=False)
-    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
-    for gradient, want, most in zip((got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True):
+    bounds = gradient_bounds(
+        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle
+    )
+    for gradient, want, most in zip(
+        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True
+    ):
         assert of_bound(gradient, want, most) <= 1
 
 
 @pytest.mark.parametrize("name", MASKED)
 @given(
-    case=cases(masks=("causal", "dense", "dense, few", "window", "first keys"), regimes=("gaussian",)),
+    case=cases(
+        masks=("causal", "dense", "dense, few", "window", "first keys"), regimes=("gaussian",)
+    ),
     poison=st.sampled_from(POISON),
     which=st.integers(0, 10**6),
     where=st.sampled_from("KV"),
@@ -241,12 +315,19 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
     dO, oracle, key = case.dO(), case.oracle, which % case.N_k
     bad_K, bad_V = K.copy(), V.copy()
     (bad_K if where == "K" else bad_V)[key] = poison
-    run = flashsim.forward(forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case))
+    run = flashsim.forward(
+        forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case)
+    )
     got = flashsim.backward(name, run, dO, check_finite=False)
     attend = oracle["mask"][:, key]
     bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
-    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
-    pairs = ((run.O, attention(Q, K, V, **oracle), bound), (got.dQ, gradients(Q, K, V, dO, **oracle).dQ, bounds.dQ))
+    bounds = gradient_bounds(
+        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle
+    )
+    pairs = (
+        (run.O, attention(Q, K, V, **oracle), bound),
+        (got.dQ, gradients(Q, K, V, dO, **oracle).dQ, bounds.dQ),
+    )
     for values, want, most in pairs:
         if not attend.all():
             assert of_bound(values[~attend], want[~attend], most[~attend]) <= 1
@@ -256,7 +337,8 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
         assert of_bound(got.dV, gradients(Q, K, V, dO, **oracle).dV, bounds.dV) <= 1
 
 
-# ------------------------------------------------------------------------------------------------------------- heads
+# --------------------------------------------------------------------------------------------------
+# heads
 
 HEADS: dict[str, Any] = {
     "one length": KeyPadding(5),
@@ -270,12 +352,15 @@ HEADS: dict[str, Any] = {
     "dense rows for each": "(2, 3, 1, 7)",
     "causal": Causal(),
     "an offset for each batch": Causal(offset=[[0], [-2]]),
-    "an offset for each, and lengths": Causal(offset=np.arange(6).reshape(2, 3)) & QueryPadding([[4], [6]]),
+    "an offset for each, and lengths": Causal(offset=np.arange(6).reshape(2, 3))
+    & QueryPadding([[4], [6]]),
 }
 
 
-@pytest.mark.parametrize(  # each name with a third of the kinds, and the other way round: heads do not know of loops
-    ("name", "kind"), [(name, kind) for at, name in enumerate(MASKED) for kind in [*HEADS][at % 3 :: 3]]
+# each name with a third of the kinds, and the other way round: heads do not know of loops
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for at, name in enumerate(MASKED) for kind in [*HEADS][at % 3 :: 3]],
 )
 def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
     rng = np.random.default_rng(0)
@@ -288,7 +373,9 @@ def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
     forward_sum, backward_sum = Traffic(), Traffic()
     for b, h in np.ndindex(2, 3):
         alone_mask = of_head(mask, b, h)
-        alone = flashsim.forward(forward_of(name), Q[b, h], K[b, h], V[b, h], M=60, sizing="paper", mask=alone_mask)
+        alone = flashsim.forward(
+            forward_of(name), Q[b, h], K[b, h], V[b, h], M=60, sizing="paper", mask=alone_mask
+        )
         assert np.array_equal(run.O[b, h], alone.O)
         gradient = flashsim.backward(name, alone, dO[b, h])
         for part in ("dQ", "dK", "dV"):
@@ -319,7 +406,11 @@ def test_a_run_keeps_its_own_copies(name: str) -> None:
         Q, K, V = case.inputs()
         dense, lengths = np.array(case.masked()[1]), np.array(8)
         mask = Dense(dense) & KeyPadding(lengths)
-        block_mask = {"block_mask": np.eye(3, dtype=bool) | (np.arange(3) == 0)} if name == "block_sparse" else {}
+        block_mask = (
+            {"block_mask": np.eye(3, dtype=bool) | (np.arange(3) == 0)}
+            if name == "block_sparse"
+            else {}
+        )
         options: dict[str, Any] = {**tiled(case), "mask": mask, "dropout_p": 0.2, **block_mask}
         run = flashsim.forward(forward_of(name), Q, K, V, **options)
         if meddle:
@@ -350,8 +441,15 @@ def test_an_offset_is_where_the_first_query_stands() -> None:
     shape: dict[str, Any] = {"N_q": 40, "N_k": 60, "d": 4, "M": 400, "blocks": (8, 8)}
     dense = np.tri(40, 60, dtype=bool)
     for name in KEEP_STATISTICS:
-        plain, offset = flashsim.count(name, **shape), flashsim.count(name, **shape, mask=Causal(offset=0))
-        assert offset.hbm.accesses <= plain.hbm.accesses < flashsim.count(name, **shape, mask=dense).hbm.accesses
+        plain, offset = (
+            flashsim.count(name, **shape),
+            flashsim.count(name, **shape, mask=Causal(offset=0)),
+        )
+        assert (
+            offset.hbm.accesses
+            <= plain.hbm.accesses
+            < flashsim.count(name, **shape, mask=dense).hbm.accesses
+        )
     skipped = flashsim.count("block_sparse", **shape, mask=Causal(offset=0), block_mask="live")
     assert skipped.hbm.by_array["l"].reads == 8 * (1 + 2 + 3 + 4 + 5)
 
@@ -370,9 +468,16 @@ def test_masks_show_what_they_are() -> None:
 
 @pytest.mark.parametrize("name", BACKWARD)
 def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -> None:
-    """Its row of Q and of dO may hold anything: O's others, dK and dV stay finite, and its own are 0."""
+    """Its row of Q and of dO may hold anything: O's others, dK and dV stay finite, and its own
+    are 0.
+    """
     rng = np.random.default_rng(0)
-    Q, K, V, dO = rng.normal(size=(9, 3)), rng.normal(size=(7, 3)), rng.normal(size=(7, 2)), rng.normal(size=(9, 2))
+    Q, K, V, dO = (
+        rng.normal(size=(9, 3)),
+        rng.normal(size=(7, 3)),
+        rng.normal(size=(7, 2)),
+        rng.normal(size=(9, 2)),
+    )
     mask = np.ones((9, 7), bool)
     mask[4] = False
     clean = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=200)
@@ -388,7 +493,10 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
 
 AN_ARRAY, BOOLEANS = "returned an array of", "expected booleans of shape (4, 2)"
 OWN_MASKS = {
-    "numbers to add": ("np.where(rows[:, None] >= cols, 0.0, -np.inf)", f"{AN_ARRAY} float64 of shape (4, 2); expected"),
+    "numbers to add": (
+        "np.where(rows[:, None] >= cols, 0.0, -np.inf)",
+        f"{AN_ARRAY} float64 of shape (4, 2); expected",
+    ),
     "nothing": ("None", f"returned None; {BOOLEANS}, True = attend, such as rows[:, None] >= cols"),
     "one of a tile": ("True", f"returned True; {BOOLEANS}"),
     "columns down": ("rows >= cols[:, None]", f"{AN_ARRAY} bool of shape (2, 4); {BOOLEANS}"),
@@ -399,7 +507,9 @@ OWN_MASKS = {
 
 
 @pytest.mark.parametrize(("returned", "said"), OWN_MASKS.values(), ids=list(OWN_MASKS))
-def test_a_mask_of_ones_own_that_returns_what_it_should_not(returned: str, said: str, tmp_path: Path) -> None:
+def test_a_mask_of_ones_own_that_returns_what_it_should_not(
+    returned: str, said: str, tmp_path: Path
+) -> None:
     lines = f"""import flashsim, numpy as np
 class Mine(flashsim.Mask):
     def allows(self, rows, cols, shape, head):

@@ -15,7 +15,15 @@ import pytest
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.parts import EveryTile
-from flashsim.machine.memory import HBM, SRAM, Event, MemoryModelError, NotOnChip, Observer, SramOverflow
+from flashsim.machine.memory import (
+    HBM,
+    SRAM,
+    Event,
+    MemoryModelError,
+    NotOnChip,
+    Observer,
+    SramOverflow,
+)
 from flashsim.masks.dropout import NoDropout
 from flashsim.problem.shapes import Blocks
 from flashsim.simulate.tile_masks import NoSink
@@ -30,7 +38,8 @@ def matrix(rows: int = 6, cols: int = 2) -> np.ndarray[Any, np.dtype[np.float64]
     return np.arange(rows * cols, dtype=float).reshape(rows, cols)
 
 
-# ------------------------------------------------------------------------------------------------------------- bypass
+# --------------------------------------------------------------------------------------------------
+# bypass
 
 WAYS_ROUND: dict[str, Callable[[Any], Any]] = {
     "np.exp(Q)": np.exp,
@@ -62,7 +71,10 @@ WAYS_ROUND: dict[str, Callable[[Any], Any]] = {
 def test_what_lives_in_hbm_is_not_an_array(way: Callable[[Any], Any], what: str) -> None:
     hbm, _ = chip()
     Q = hbm.place("Q", matrix())
-    with pytest.raises(NotOnChip, match=r"Q.* is in HBM(\. To compute .*sram\.load.* hbm\.peek\(\"Q\"\)|.*sram\.store)"):
+    with pytest.raises(
+        NotOnChip,
+        match=r"Q.* is in HBM(\. To compute .*sram\.load.* hbm\.peek\(\"Q\"\)|.*sram\.store)",
+    ):
         way(Q if what == "matrix" else Q[0])
 
 
@@ -74,7 +86,10 @@ class Bench:
         self.hbm, self.sram = chip(dtype=np.float32)
         self.Q, self.O = self.hbm.place("Q", matrix()), self.hbm.empty("O", (6, 2), np.float64)
         self.rows, self.tiles = self.Q.divide(4), self.Q.divide(4, 1)
-        self.K, self.V = self.hbm.place("K", matrix(5)).divide(3), self.hbm.place("V", matrix(5, 3)).divide(3)
+        self.K, self.V = (
+            self.hbm.place("K", matrix(5)).divide(3),
+            self.hbm.place("V", matrix(5, 3)).divide(3),
+        )
         self.S, self.here, self.small = self.sram.load(self.Q[0], self.K[0], self.K[1])
 
 
@@ -82,26 +97,78 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda on: on.sram.on_chip(on.Q), NotOnChip, "Q.*is in HBM"),
     (lambda on: on.sram.store(on.Q[0], on.Q[0]), NotOnChip, "is in HBM"),
     (lambda on: on.sram.store(on.O[0], np.ones((6, 2))), NotOnChip, "never registered"),
-    (lambda on: on.sram.store(on.O.divide(4)[0], on.S), ValueError, r"6×2 tile cannot be stored to O\[0\], which is 4×2"),
+    (
+        lambda on: on.sram.store(on.O.divide(4)[0], on.S),
+        ValueError,
+        r"6×2 tile cannot be stored to O\[0\], which is 4×2",
+    ),
     (lambda on: on.sram.load(np.ones(3)), TypeError, "takes blocks in HBM"),
     (lambda on: on.sram.load(on.Q), TypeError, "takes blocks in HBM"),
-    (lambda on: on.sram.load(on.K[0], over=on.small), ValueError, r"K\[0\], which is 3×2, cannot be loaded over a 2×2"),
-    (lambda on: on.sram.load(on.V[1], over=on.here), ValueError, r"V\[1\], which is 2×3, cannot be loaded over a 3×2"),
-    (lambda on: on.sram.load(on.K[0], over=np.ones((3, 2))), NotOnChip, "a 3×2 array is not on chip"),
-    (lambda on: on.sram.load(on.K[0], on.V[0], over=on.here), TypeError, "takes one block in HBM such as"),
-    (lambda on: on.sram.on_chip(on.S[:3] + 1, over=on.S), ValueError, "3×2 result cannot overwrite a 6×2 tile"),
-    (lambda on: on.sram.on_chip(on.S + 1, over=np.ones((6, 2), np.float32)), NotOnChip, "not on chip"),
-    (lambda on: on.sram.on_chip(on.S[:3] + 1, over=np.ones((6, 2), np.float32)[:3]), NotOnChip, "not on chip"),
-    (lambda on: on.sram.on_chip(on.S + 1, over=on.S[:, :1]), ValueError, "6×2 result cannot overwrite a 6×1 tile"),
-    (lambda on: on.sram.on_chip(on.S.astype(float)), TypeError, "float64 came on chip, which computes in float32"),
+    (
+        lambda on: on.sram.load(on.K[0], over=on.small),
+        ValueError,
+        r"K\[0\], which is 3×2, cannot be loaded over a 2×2",
+    ),
+    (
+        lambda on: on.sram.load(on.V[1], over=on.here),
+        ValueError,
+        r"V\[1\], which is 2×3, cannot be loaded over a 3×2",
+    ),
+    (
+        lambda on: on.sram.load(on.K[0], over=np.ones((3, 2))),
+        NotOnChip,
+        "a 3×2 array is not on chip",
+    ),
+    (
+        lambda on: on.sram.load(on.K[0], on.V[0], over=on.here),
+        TypeError,
+        "takes one block in HBM such as",
+    ),
+    (
+        lambda on: on.sram.on_chip(on.S[:3] + 1, over=on.S),
+        ValueError,
+        "3×2 result cannot overwrite a 6×2 tile",
+    ),
+    (
+        lambda on: on.sram.on_chip(on.S + 1, over=np.ones((6, 2), np.float32)),
+        NotOnChip,
+        "not on chip",
+    ),
+    (
+        lambda on: on.sram.on_chip(on.S[:3] + 1, over=np.ones((6, 2), np.float32)[:3]),
+        NotOnChip,
+        "not on chip",
+    ),
+    (
+        lambda on: on.sram.on_chip(on.S + 1, over=on.S[:, :1]),
+        ValueError,
+        "6×2 result cannot overwrite a 6×1 tile",
+    ),
+    (
+        lambda on: on.sram.on_chip(on.S.astype(float)),
+        TypeError,
+        "float64 came on chip, which computes in float32",
+    ),
     *[(lambda on, at=at: on.rows[at], IndexError, "2 × 1 blocks") for at in (2, -1, (0, 1))],
     *[
-        (lambda on, at=at: on.tiles[at], IndexError, rf"Q\[{re.escape(str(at))}\]: Q has 2 × 2 blocks")
+        (
+            lambda on, at=at: on.tiles[at],
+            IndexError,
+            rf"Q\[{re.escape(str(at))}\]: Q has 2 × 2 blocks",
+        )
         for at in (0, (0, 9), (2, 0))
     ],
     (lambda on: on.Q.divide(0), ValueError, "at least 1"),
-    (lambda on: operator.setitem(on.rows, 1, np.zeros((2, 2))), NotOnChip, r"^Q\[1\] is in HBM: write .*store\(Q\[1\], …\)$"),
-    (lambda on: operator.setitem(on.rows[0], 1, 0.0), NotOnChip, r"^Q\[0\] is in HBM: write .*store\(Q\[0\], …\)$"),
+    (
+        lambda on: operator.setitem(on.rows, 1, np.zeros((2, 2))),
+        NotOnChip,
+        r"^Q\[1\] is in HBM: write .*store\(Q\[1\], …\)$",
+    ),
+    (
+        lambda on: operator.setitem(on.rows[0], 1, 0.0),
+        NotOnChip,
+        r"^Q\[0\] is in HBM: write .*store\(Q\[0\], …\)$",
+    ),
 ]
 
 
@@ -118,7 +185,9 @@ def test_what_is_against_the_rules_is_refused_and_moves_nothing(
     assert (len(on.rows), on.rows[1].shape) == (2, (2, 2))
 
 
-def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_in_hbm_stays() -> None:
+def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_in_hbm_stays() -> (
+    None
+):
     hbm, sram = chip()
     given = matrix()
     Q, O = hbm.place("Q", given), hbm.empty("O", (6, 2), np.float64)
@@ -138,7 +207,10 @@ def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_i
         sram.store(O[0], Q_i)
     assert np.array_equal(hbm.peek("O"), matrix() * 2)
     assert np.array_equal(given, matrix())
-    for name, values, gone in (("Z", np.ones((2, 2), bool), False), ("R", np.ones((2, 2), np.uint32), 2**32 - 1)):
+    for name, values, gone in (
+        ("Z", np.ones((2, 2), bool), False),
+        ("R", np.ones((2, 2), np.uint32), 2**32 - 1),
+    ):
         block = hbm.place(name, values)[0]
         for _ in sram.loop(1):
             tile = sram.load(block)
@@ -198,12 +270,17 @@ def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:
     assert hbm.traffic.by_array["K"].reads == 6 + 4 + 6
     assert sram.load(K.at([4, 0, 4]), over=here).tolist() == matrix(5)[[4, 0, 4]].tolist()
     assert [(e.name, e.elements) for e in told if e.kind == "load"] == [
-        ("K[0]", 6), ("K[1]", 4), ("K[0]", 6), ("K[[4, 0, 4]]", 6),
-    ]  # fmt: skip
+        ("K[0]", 6),
+        ("K[1]", 4),
+        ("K[0]", 6),
+        ("K[[4, 0, 4]]", 6),
+    ]
     assert told[-1].rows == (4, 0, 4)
 
 
-@pytest.mark.parametrize("turns", [range(0), range(3, 4), range(2, 7), range(6, -1, -1), range(0, 7, 2)])
+@pytest.mark.parametrize(
+    "turns", [range(0), range(3, 4), range(2, 7), range(6, -1, -1), range(0, 7, 2)]
+)
 def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
     """Seven rows in blocks of 2: the last is ragged, whichever end it is at."""
     counted, run = HBM(arithmetic=False), HBM()
@@ -213,9 +290,13 @@ def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
         for j in sram.loop(turns):
             sram.load(K[j])
             seen.append(j)
-        assert seen == (list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]])))
+        assert seen == (
+            list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]]))
+        )
     assert counted.traffic == run.traffic
-    with pytest.raises(ValueError, match=r"sram.loop\(range\(0, 2\), …\) has a where or an alike as well"):
+    with pytest.raises(
+        ValueError, match=r"sram.loop\(range\(0, 2\), …\) has a where or an alike as well"
+    ):
         next(iter(sram.loop(range(2), alike=[0, 0])))
 
 
@@ -237,7 +318,8 @@ def test_peek_is_read_only_and_moves_nothing_and_an_hbm_that_counts_has_nothing_
         counting.place("Q", (3, 2), np.float32)
 
 
-# ------------------------------------------------------------------------------------------------------------- counts
+# --------------------------------------------------------------------------------------------------
+# counts
 
 
 def test_reads_and_writes_are_counted_by_array() -> None:
@@ -250,7 +332,12 @@ def test_reads_and_writes_are_counted_by_array() -> None:
     q, o = hbm.traffic.by_array["Q"], hbm.traffic.by_array["O"]
     assert (q.reads, q.writes, q.init_writes) == (12, 0, 0)
     assert (o.reads, o.writes, o.init_writes) == (12, 24, 12)
-    assert (hbm.traffic.reads, hbm.traffic.writes, hbm.traffic.init_writes, hbm.traffic.accesses) == (24, 24, 12, 48)
+    assert (
+        hbm.traffic.reads,
+        hbm.traffic.writes,
+        hbm.traffic.init_writes,
+        hbm.traffic.accesses,
+    ) == (24, 24, 12, 48)
     assert hbm.traffic.bytes == 12 * 8 + 36 * 4
 
 
@@ -284,7 +371,8 @@ def test_a_part_of_a_tile_is_overwritten_in_place() -> None:
     assert (counting.peak, counting.resident) == (12, {"O_i": 12})
 
 
-# ----------------------------------------------------------------------------------------------------------- capacity
+# --------------------------------------------------------------------------------------------------
+# capacity
 
 
 def test_overflow_names_what_was_asked_what_is_resident_and_how_big() -> None:
@@ -295,7 +383,12 @@ def test_overflow_names_what_was_asked_what_is_resident_and_how_big() -> None:
     with pytest.raises(SramOverflow) as caught:
         S_ij = on_chip(Q_i @ Q_i.T)  # noqa: F841 - the name is what the message is about
     error = caught.value
-    assert (error.asked, error.elements, error.resident, error.capacity) == ("S_ij", 36, {"Q[0]": 12}, 20)
+    assert (error.asked, error.elements, error.resident, error.capacity) == (
+        "S_ij",
+        36,
+        {"Q[0]": 12},
+        20,
+    )
     for part in ("S_ij (6×6 = 36 elements)", "12 of M = 20", "28 too many", "Q[0] 12"):
         assert part in str(error)
     assert sram.peak == 12
@@ -312,7 +405,8 @@ def test_without_enforcement_the_peak_is_reported_and_summaries_fit_one_screen()
     assert "accesses 12" in repr(hbm)
 
 
-# ------------------------------------------------------------------------------------------------------ counting only
+# --------------------------------------------------------------------------------------------------
+# counting only
 
 
 def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
@@ -329,7 +423,8 @@ def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
     assert hbm.traffic.reads == 7 * 2 * (10**9 + 1)
     assert sram.peak == 20
     assert (sram.flops.matmul, sram.flops.other) == (7 * 3 * len(Q), 7 * 2 * len(Q))
-    for taken, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):  # the first turn that is taken stands for its like
+    # the first turn that is taken stands for its like
+    for taken, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
         assert list(sram.loop(5, where=np.isin(range(5), taken))) == stand
 
 
@@ -351,7 +446,9 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS.keys())
-def test_without_numbers_no_operation_takes_what_an_ended_turn_made(operation: Callable[[Any, Any], Any], left: bool) -> None:
+def test_without_numbers_no_operation_takes_what_an_ended_turn_made(
+    operation: Callable[[Any, Any], Any], left: bool
+) -> None:
     hbm = HBM(arithmetic=False)
     sram = SRAM(hbm, 1000)
     K = hbm.place("K", (4, 2), "float64").divide(2)
@@ -370,7 +467,9 @@ def test_without_numbers_no_operation_takes_what_an_ended_turn_made(operation: C
 def test_shapes_must_agree_without_numbers_too() -> None:
     hbm = HBM(arithmetic=False)
     sram = SRAM(hbm, 100)
-    Q_i, K_j = sram.load(hbm.place("Q", (3, 2), np.float32)[0], hbm.place("K", (4, 3), np.float32)[0])
+    Q_i, K_j = sram.load(
+        hbm.place("Q", (3, 2), np.float32)[0], hbm.place("K", (4, 3), np.float32)[0]
+    )
     with pytest.raises(ValueError, match="matmul"):
         Q_i @ K_j.T
     with pytest.raises(ValueError, match="broadcast"):
@@ -379,7 +478,8 @@ def test_shapes_must_agree_without_numbers_too() -> None:
     assert (sram.flops.matmul, sram.flops.other) == (2 * 4 * 2 * 3, 0)
 
 
-# ---------------------------------------------------------------------------------------------------------- observers
+# --------------------------------------------------------------------------------------------------
+# observers
 
 
 def test_observers_hear_every_event_with_names_from_the_source() -> None:
@@ -401,14 +501,20 @@ def test_observers_hear_every_event_with_names_from_the_source() -> None:
     assert heard[4].name == "Q[0]"
     assert heard[0].name == "i"
     l_i = sram.full((3, 1), 0.0)  # a constant, too
-    assert (heard[-1].kind, heard[-1].name, heard[-1].elements, heard[-1].tile is l_i) == ("compute", "l_i", 3, True)
+    assert (heard[-1].kind, heard[-1].name, heard[-1].elements, heard[-1].tile is l_i) == (
+        "compute",
+        "l_i",
+        3,
+        True,
+    )
     heard.clear()
     for _i in sram.loop(2):  # line 5
         sram.load(Q[0])
         for j in sram.loop(1):  # line 7
             sram.load(Q[j + 1])
     evicted = [(event.name, event.label) for event in heard if event.kind == "evict"]
-    assert evicted == [("Q[1]", "line 7"), ("Q[0]", "line 5")] * 2  # at the line of the loop that ends
+    # at the line of the loop that ends
+    assert evicted == [("Q[1]", "line 7"), ("Q[0]", "line 5")] * 2
 
 
 def nested(observers: Sequence[Observer] = ()) -> None:
@@ -433,7 +539,9 @@ def ignored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_what_an_observer_raises_reaches_the_caller_whatever_it_was_told(error: type[BaseException], ignored: list[Any]) -> None:
+def test_what_an_observer_raises_reaches_the_caller_whatever_it_was_told(
+    error: type[BaseException], ignored: list[Any]
+) -> None:
     heard: list[Event] = []
     nested([heard.append])
     for n in range(len(heard)):
@@ -449,7 +557,9 @@ def test_what_an_observer_raises_reaches_the_caller_whatever_it_was_told(error: 
 
 
 def test_an_interrupt_at_any_line_of_a_loop_reaches_the_caller(ignored: list[Any]) -> None:
-    """Ctrl-C comes between any two lines. Here it does so after each in turn, until a run is left alone."""
+    """Ctrl-C comes between any two lines. Here it does so after each in turn, until a run is
+    left alone.
+    """
     code = {SRAM.loop.__code__, SRAM._evict.__code__}
 
     def interrupting(after: int) -> Callable[..., Any]:
@@ -500,51 +610,91 @@ def test_after_an_error_in_a_turn_the_chip_holds_what_it_held_before(ignored: li
     assert ignored == []
 
 
-def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_same_function() -> None:
-    """Python's code objects are equal if their text is, whatever their file, and, in some versions, their lines."""
+def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_same_function() -> (
+    None
+):
+    """Python's code objects are equal if their text is, whatever their file, and, in some
+    versions, their lines.
+    """
     seen: list[tuple[str, int]] = []
     _, sram = chip(observers=[lambda event: seen.append(event.site)])
     text = "def double(sram, tile):\n    twice = sram.on_chip(tile + tile)\n    sram.evict(twice)\n"
     tile = sram.full((1, 1), 1.0)
     seen.clear()
-    for file, source in (("one.py", text), ("two.py", text), ("two.py", text.replace("    twice", "\n    twice"))):
+    for file, source in (
+        ("one.py", text),
+        ("two.py", text),
+        ("two.py", text.replace("    twice", "\n    twice")),
+    ):
         scope: dict[str, Any] = {}
         exec(compile(source, file, "exec"), scope)
         scope["double"](sram, tile)
-    assert seen == [("one.py", 2), ("one.py", 3), ("two.py", 2), ("two.py", 3), ("two.py", 3), ("two.py", 4)]
+    assert seen == [
+        ("one.py", 2),
+        ("one.py", 3),
+        ("two.py", 2),
+        ("two.py", 3),
+        ("two.py", 3),
+        ("two.py", 4),
+    ]
 
 
-# --------------------------------------------------------------------------------------------- blocks that cover a matrix
+# ---------------------------------------------------------------------------------------------
+# blocks that cover a matrix
 
 
-@pytest.mark.parametrize("lengths", [{"N_q": 12, "N_k": 9}, {"N_q": 8, "N_k": 12}, {"N_q": 12, "N_k": 15}])
-@pytest.mark.parametrize("name", ["flash_basic", "q_outer", "standard", "small_cache", "memory_efficient"])
-def test_blocks_of_another_length_are_refused_where_an_algorithm_divides(name: str, lengths: dict[str, int]) -> None:
-    """Called by hand: a key block would never be read, or rows of O never written, and O be wrong in silence."""
+@pytest.mark.parametrize(
+    "lengths", [{"N_q": 12, "N_k": 9}, {"N_q": 8, "N_k": 12}, {"N_q": 12, "N_k": 15}]
+)
+@pytest.mark.parametrize(
+    "name", ["flash_basic", "q_outer", "standard", "small_cache", "memory_efficient"]
+)
+def test_blocks_of_another_length_are_refused_where_an_algorithm_divides(
+    name: str, lengths: dict[str, int]
+) -> None:
+    """Called by hand: a key block would never be read, or rows of O never written, and O be
+    wrong in silence.
+    """
     X = matrix(12, 4)
     run = FORWARD[name].run
     hbm, sram = chip(10_000)
     operands = [hbm.place(operand, X) for operand in "QKV"]
     parts = [PARTS_BY_HAND[part] for part in FORWARD[name].parts]
-    with pytest.raises(ValueError, match=r"has 12 rows and .*made for a length of (9|8|15): expected Blocks\(.*N_q=…, N_k=…"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 12 rows and .*made for a length of (9|8|15): expected Blocks\(.*N_q=…, N_k=…",
+    ):
         run(hbm, sram, *operands, Blocks(B_r=4, B_c=3, **lengths), *parts)
 
 
 PARTS_BY_HAND: dict[str, Any] = {
-    "tau": 1.0, "MASK": lambda S, i, j: S, "dropout": NoDropout(), "live": EveryTile(), "sink": NoSink(), "block_mask": None,
-}  # fmt: skip
+    "tau": 1.0,
+    "MASK": lambda S, i, j: S,
+    "dropout": NoDropout(),
+    "live": EveryTile(),
+    "sink": NoSink(),
+    "block_mask": None,
+}
 
 
 def test_blocks_say_what_they_make_of_their_lengths() -> None:
     blocks = Blocks(B_r=4, B_c=5, N_q=12, N_k=11)
     assert (blocks.T_r, blocks.T_c, blocks.tiles) == (3, 3, 9)
-    assert eval(repr(blocks)) == blocks == pickle.loads(pickle.dumps(blocks)) == copy.deepcopy(blocks)
+    assert (
+        eval(repr(blocks)) == blocks == pickle.loads(pickle.dumps(blocks)) == copy.deepcopy(blocks)
+    )
     assert Blocks(4, 99, N_q=12, N_k=11).B_c == 11
     assert Blocks(4, 5, N_q=0, N_k=11).T_r == 0  # a device may have no queries
     for wrong in ({"T_r": 3, "T_c": 3}, {"N_q": 12}, {}):
         with pytest.raises(TypeError):
             Blocks(4, 5, **wrong)
-    for sizes in ((0, 5, 12, 11), (4, -1, 12, 11), (4, 5, -1, 11), (4, 5, 12, 2.5), ("4", 5, 12, 11)):
+    for sizes in (
+        (0, 5, 12, 11),
+        (4, -1, 12, 11),
+        (4, 5, -1, 11),
+        (4, 5, 12, 2.5),
+        ("4", 5, 12, 11),
+    ):
         with pytest.raises(ValueError, match=r"expected a whole number of at least [01]"):
             Blocks(sizes[0], sizes[1], N_q=sizes[2], N_k=sizes[3])  # type: ignore[arg-type]
 

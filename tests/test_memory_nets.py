@@ -1,4 +1,6 @@
-"""The simulated memory cannot be beaten: copies die with their turn, free reads and writes are refused, and so is too little."""
+"""The simulated memory cannot be beaten: copies die with their turn, free reads and writes are
+refused, and so is too little.
+"""
 
 import os
 from dataclasses import replace
@@ -43,7 +45,9 @@ def test_a_count_that_beats_the_memory_is_refused(cheat: str) -> None:
 
 
 def of_inputs(K: Any, V: Any) -> Any:
-    """Return an algorithm that has K and V from a closure, not from HBM: nothing of it is a tile, and nothing can die."""
+    """Return an algorithm that has K and V from a closure, not from HBM: nothing of it is a
+    tile, and nothing can die.
+    """
     keys, values = K, V
 
     def beating(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
@@ -85,10 +89,14 @@ def test_without_both_nets_the_copies_are_exact_and_cheap(monkeypatch: pytest.Mo
     assert run.hbm.accesses == 4 * N * D
 
 
-def test_a_record_s_backward_pass_is_compared_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_s_backward_pass_is_compared_with_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     flash = replace(BACKWARD["flash"], name="mine", of="flash")
     run = flashsim.forward("flash", Q, K, V, **HOW)
-    assert np.array_equal(flashsim.backward(flash, run, V).dQ, flashsim.backward("flash", run, V).dQ)
+    assert np.array_equal(
+        flashsim.backward(flash, run, V).dQ, flashsim.backward("flash", run, V).dQ
+    )
     monkeypatch.setattr("flashsim.simulate.rehearsal.least_accesses", lambda *_: 10**6)
     with pytest.raises(MemoryModelError, match="no schedule makes fewer than 1,000,000"):
         flashsim.backward(flash, run, V)
@@ -136,16 +144,21 @@ def test_a_count_raises_what_forward_raises_at_these_sizes(tmp_path: Path) -> No
 def test_an_algorithm_that_leaves_out_pairs_of_its_own_is_counted(tmp_path: Path) -> None:
     """Causal by tiles, by a plain `if`: it is attention of the pairs that it brings together."""
     text = honest()["as it stands"].replace(
-        "            K_j, V_j", "            if j > i:\n                continue\n            K_j, V_j"
+        "            K_j, V_j",
+        "            if j > i:\n                continue\n            K_j, V_j",
     )
     mine = module_of(text, tmp_path / "mine.py").mine
     tally = flashsim.count(mine, N=N, d=D, dtype="float64", blocks=(4, 4), M=300)
     assert tally.blocks.T_r == 6
 
 
-@pytest.mark.parametrize("turns", ["range(0, blocks.T_c, 2)", "max(blocks.T_c - 1, 1)", "range(min(2, blocks.T_c))"])
+@pytest.mark.parametrize(
+    "turns", ["range(0, blocks.T_c, 2)", "max(blocks.T_c - 1, 1)", "range(min(2, blocks.T_c))"]
+)
 def test_a_pattern_that_leaves_out_keys_is_counted_as_it_runs(turns: str, tmp_path: Path) -> None:
-    """Every other block, all but the last, the first two: each query meets a key, and that is what its O is attention of."""
+    """Every other block, all but the last, the first two: each query meets a key, and that is
+    what its O is attention of.
+    """
     text = honest()["as it stands"].replace("sram.loop(blocks.T_c)", f"sram.loop({turns})")
     mine = module_of(text, tmp_path / "mine.py").mine
     run = flashsim.forward(mine, Q, K, V, **HOW)
@@ -154,7 +167,9 @@ def test_a_pattern_that_leaves_out_keys_is_counted_as_it_runs(turns: str, tmp_pa
     assert tally.sram == run.sram
 
 
-def test_a_rehearsal_is_run_once_for_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_is_run_once_for_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     run = rehearsal._run
 
@@ -175,11 +190,19 @@ def test_a_matrix_is_placed_and_peeked_at_by_hand_before_and_after_the_loops_onl
     sram = SRAM(hbm, 100)
     for i in sram.loop(2):
         tile = sram.load(X[i])
-        with pytest.raises(MemoryModelError, match=r"hbm.peek\('X'\) in an algorithm is a read of HBM that is not counted"):
+        with pytest.raises(
+            MemoryModelError,
+            match=r"hbm.peek\('X'\) in an algorithm is a read of HBM that is not counted",
+        ):
             hbm.peek("X")
-        with pytest.raises(MemoryModelError, match=r"hbm.place\('Y\d', …\) in an algorithm .* would be a write"):
+        with pytest.raises(
+            MemoryModelError, match=r"hbm.place\('Y\d', …\) in an algorithm .* would be a write"
+        ):
             hbm.place(f"Y{i}", tile)
-        with pytest.raises(MemoryModelError, match="takes numbers of rows or blocks, 4 at most here; got 1,065,353,216"):
+        with pytest.raises(
+            MemoryModelError,
+            match="takes numbers of rows or blocks, 4 at most here; got 1,065,353,216",
+        ):
             hbm.place(f"Y{i}", np.ones((1, 1), np.float32).view(np.uint32), index=True)
         hbm.place(f"table{i}", np.array([[1, 2**32 - 1]]), index=True)
     assert hbm.peek("X").shape == (4, 2)
@@ -235,7 +258,10 @@ def test_an_honest_algorithm_is_not_accused(name: str, tmp_path: Path) -> None:
         V_ = rng.normal(size=(N, width))
         run = flashsim.forward(mine, Q, K, V_, blocks=blocks, M=400)
         assert np.allclose(run.O, attention(Q, K, V_), rtol=1e-9), blocks
-        assert flashsim.count(mine, N=N, d=D, d_v=width, dtype="float64", blocks=blocks, M=400).hbm == run.hbm
+        assert (
+            flashsim.count(mine, N=N, d=D, d_v=width, dtype="float64", blocks=blocks, M=400).hbm
+            == run.hbm
+        )
 
 
 def test_hbm_is_closed_to_an_algorithm_that_has_loaded_something_outside_of_loops_too() -> None:

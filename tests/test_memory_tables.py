@@ -1,4 +1,6 @@
-"""Windows of rows, and tables of words that a program follows: counted alike with numbers and without."""
+"""Windows of rows, and tables of words that a program follows: counted alike with numbers and
+without.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ def placed(hbm: HBM, name: str, rows: int, cols: int = D) -> Matrix:
     return hbm.place(name, values if hbm.arithmetic else (rows, cols), np.float64)
 
 
-# ------------------------------------------------------------------------------------------------------ loops of none
+# --------------------------------------------------------------------------------------------------
+# loops of none
 
 
 @pytest.mark.parametrize("arithmetic", [True, False])
-def test_a_loop_of_no_turns_runs_none_and_a_matrix_of_no_rows_has_no_blocks(arithmetic: bool) -> None:
+def test_a_loop_of_no_turns_runs_none_and_a_matrix_of_no_rows_has_no_blocks(
+    arithmetic: bool,
+) -> None:
     hbm, sram = memory(arithmetic)
     choices: list[dict[str, Any]] = [{}, {"where": np.zeros(0, bool)}, {"alike": []}]
     assert [list(sram.loop(0, **choice)) for choice in choices] == [[], [], []]
@@ -39,7 +44,8 @@ def test_a_loop_of_no_turns_runs_none_and_a_matrix_of_no_rows_has_no_blocks(arit
     assert list(sram.loop(len(K))) == []
 
 
-# ------------------------------------------------------------------------------------------------------------ windows
+# --------------------------------------------------------------------------------------------------
+# windows
 
 
 def test_a_window_is_divided_from_its_own_first_row_and_may_be_stored_to() -> None:
@@ -52,7 +58,10 @@ def test_a_window_is_divided_from_its_own_first_row_and_may_be_stored_to() -> No
     first, last = sram.load(window[0], window[1])
     assert np.array_equal(first, hbm.peek("K")[3:7])
     assert np.array_equal(last, hbm.peek("K")[7:9])
-    assert [(e.name, e.where[0]) for e in heard if e.where] == [("K[3:7]", slice(3, 7)), ("K[7:9]", slice(7, 9))]
+    assert [(e.name, e.where[0]) for e in heard if e.where] == [
+        ("K[3:7]", slice(3, 7)),
+        ("K[7:9]", slice(7, 9)),
+    ]
     assert hbm.traffic.by_array["K"].reads == 6 * D
     assert window.rows(1, 3).name == "K[4:6]"
     assert window.divide(1, 2)[5, 1].name == "K[8:9, 1]"
@@ -66,11 +75,14 @@ def test_a_window_is_divided_from_its_own_first_row_and_may_be_stored_to() -> No
 @pytest.mark.parametrize(("a", "b"), [(-1, 3), (4, 3), (0, 6), (6, 6), (1.0, 2), (None, 2)])
 def test_windows_that_are_none_are_refused(a: Any, b: Any) -> None:
     hbm, _ = memory()
-    with pytest.raises(ValueError, match=r"^K\[1:6\]\.rows\(a=.*, b=.*\): expected whole numbers 0 ≤ a ≤ b ≤ 5"):
+    with pytest.raises(
+        ValueError, match=r"^K\[1:6\]\.rows\(a=.*, b=.*\): expected whole numbers 0 ≤ a ≤ b ≤ 5"
+    ):
         placed(hbm, "K", 9).rows(1, 6).rows(a, b)
 
 
-# -------------------------------------------------------------------------------------------------------------- words
+# --------------------------------------------------------------------------------------------------
+# words
 
 
 @pytest.mark.parametrize("arithmetic", [True, False])
@@ -91,7 +103,12 @@ def test_words_are_told_and_take_room() -> None:
     table = hbm.place("table", np.array([[1], [2]], np.uint8), index=True).divide(1)
     sram.word(table[1])
     (e,) = heard
-    assert (e.kind, e.name, e.elements, e.where) == ("load", "table[1]", 1, (slice(1, 2), slice(0, 1)))
+    assert (e.kind, e.name, e.elements, e.where) == (
+        "load",
+        "table[1]",
+        1,
+        (slice(1, 2), slice(0, 1)),
+    )
     with pytest.raises(SramOverflow, match=r"table\[0\] .* does not fit"):
         sram.word(table[0])
 
@@ -99,21 +116,38 @@ def test_words_are_told_and_take_room() -> None:
 def test_what_is_no_word_is_refused() -> None:
     hbm, sram = memory()
     table = hbm.place("table", np.array([[1, 2]]), index=True)
-    with pytest.raises(ValueError, match=r"sram\.word reads one element; table\[0\] is 1×2: divide\(1, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"sram\.word reads one element; table\[0\] is 1×2: divide\(1, 1\)"
+    ):
         sram.word(table[0])
-    with pytest.raises(TypeError, match=r"sram\.word reads index arrays, hbm\.place\(…, index=True\); K is not one"):
+    with pytest.raises(
+        TypeError, match=r"sram\.word reads index arrays, hbm\.place\(…, index=True\); K is not one"
+    ):
         sram.word(placed(hbm, "K", 1, 1)[0])
-    with pytest.raises(TypeError, match=r"sram\.word takes a block in HBM such as table\[s, j\]; got a Matrix|<table"):
+    with pytest.raises(
+        TypeError,
+        match=r"sram\.word takes a block in HBM such as table\[s, j\]; got a Matrix|<table",
+    ):
         sram.word(table)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "values", [(2, 3), np.array([[1.0]]), np.array([[-1]]), np.array([[2**32]]), np.array([[True]]), np.array([1, 2])]
+    "values",
+    [
+        (2, 3),
+        np.array([[1.0]]),
+        np.array([[-1]]),
+        np.array([[2**32]]),
+        np.array([[True]]),
+        np.array([1, 2]),
+    ],
 )
 @pytest.mark.parametrize("arithmetic", [True, False])
 def test_values_that_are_no_words_are_refused(arithmetic: bool, values: Any) -> None:
     hbm, _ = memory(arithmetic)
-    with pytest.raises(ValueError, match=r"^table is .*; expected whole numbers from 0 to 2³²−1, \(rows, columns\)"):
+    with pytest.raises(
+        ValueError, match=r"^table is .*; expected whole numbers from 0 to 2³²−1, \(rows, columns\)"
+    ):
         hbm.place("table", values, index=True)
 
 
@@ -125,11 +159,14 @@ def test_words_are_copied_once_and_typed_as_words() -> None:
     assert (sram.word(table[0]), table.dtype.name) == (3, "uint32")
     assert sram.word(hbm.place("words", np.array([[5], [6]]), index=True).at([1])) == 6  # gathered
     assert HBM().place("table", given, np.uint32, index=True).dtype == np.uint32
-    with pytest.raises(ValueError, match=r"^dtype of table is float64; expected none, as words are uint32"):
+    with pytest.raises(
+        ValueError, match=r"^dtype of table is float64; expected none, as words are uint32"
+    ):
         HBM().place("table", given, np.float64, index=True)
 
 
-# ---------------------------------------------------------------------------------------------------- gathered rows
+# --------------------------------------------------------------------------------------------------
+# gathered rows
 
 
 @pytest.mark.parametrize("arithmetic", [True, False])
@@ -183,7 +220,10 @@ NO_ROWS: list[Any] = [[], 3, [1.0], [True], [2**70], "01", None]
         ([0, 5], r"\(rows=…\) has row 5; expected rows from 0 to 4"),
         ([-1], r"\(rows=…\) has row -1; expected rows from 0 to 4"),
         ([NONE], r"\(rows=…\) has row 4294967295; expected rows from 0 to 4"),
-        *((rows, r"\(rows=.*\): expected whole numbers from 0 to 4, one or more") for rows in NO_ROWS),
+        *(
+            (rows, r"\(rows=.*\): expected whole numbers from 0 to 4, one or more")
+            for rows in NO_ROWS
+        ),
     ],
 )
 def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, said: str) -> None:
@@ -205,7 +245,9 @@ def test_a_cache_reads_the_lines_of_the_rows_that_are_gathered() -> None:
 
 
 def reordered_sum(hbm: HBM, sram: SRAM, order: np.ndarray[Any, Any], C: int) -> Matrix:
-    """Sum the rows of each cluster of C, in an order that a table says, and write the sum to each of them."""
+    """Sum the rows of each cluster of C, in an order that a table says, and write the sum to
+    each of them.
+    """
     words = hbm.place("order", order, index=True).divide(1, 1)
     h, N = order.shape
     K, O = placed(hbm, "K", N), hbm.empty("O", (h * N, D), np.float64, "output")
@@ -213,12 +255,17 @@ def reordered_sum(hbm: HBM, sram: SRAM, order: np.ndarray[Any, Any], C: int) -> 
         for i in sram.loop(-(-N // C)):
             rows = [sram.word(words[a, n]) for n in range(i * C, min((i + 1) * C, N))]
             K_i = sram.load(K.at(rows))
-            sram.store(O.rows(a * N, (a + 1) * N).at(rows), sram.on_chip(K_i * 0 + K_i.sum(axis=0, keepdims=True)))
+            sram.store(
+                O.rows(a * N, (a + 1) * N).at(rows),
+                sram.on_chip(K_i * 0 + K_i.sum(axis=0, keepdims=True)),
+            )
     return O
 
 
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 13), st.integers(0, 99))
-def test_a_program_that_gathers_counts_alike_whatever_the_order(N: int, h: int, C: int, seed: int) -> None:
+def test_a_program_that_gathers_counts_alike_whatever_the_order(
+    N: int, h: int, C: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     found: list[Any] = []
     for made in ((), (), (False,), (False,)):
@@ -233,14 +280,21 @@ def test_a_program_that_gathers_counts_alike_whatever_the_order(N: int, h: int, 
                     assert (hbm.peek("O")[a * N + rows] == hbm.peek("K")[rows].sum(axis=0)).all()
     assert all(each == found[0] for each in found)
     by_array = found[0][0].by_array
-    assert (by_array["order"].reads, by_array["K"].reads, by_array["O"].writes) == (h * N, h * N * D, h * N * D)
+    assert (by_array["order"].reads, by_array["K"].reads, by_array["O"].writes) == (
+        h * N,
+        h * N * D,
+        h * N * D,
+    )
     assert found[0][1] == min(C, N) * (1 + 2 * D)
 
 
-# ------------------------------------------------------------------------------------------------ a program on a table
+# ------------------------------------------------------------------------------------------------ a
+# program on a table
 
 
-def paged_sum(hbm: HBM, sram: SRAM, table: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], pages: int) -> Matrix:
+def paged_sum(
+    hbm: HBM, sram: SRAM, table: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], pages: int
+) -> Matrix:
     """Sum the rows of each sequence, which lie in the pages that a table names."""
     pool = placed(hbm, "K", pages * PAGE)
     words = hbm.place("table", table, index=True).divide(1, 1)
@@ -257,8 +311,12 @@ def paged_sum(hbm: HBM, sram: SRAM, table: np.ndarray[Any, Any], lengths: np.nda
     return O
 
 
-@given(st.lists(st.integers(0, 5 * PAGE), min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_a_program_that_follows_a_table_counts_alike_whatever_the_table_says(lengths: list[int], random: Any) -> None:
+@given(
+    st.lists(st.integers(0, 5 * PAGE), min_size=1, max_size=5), st.randoms(use_true_random=False)
+)
+def test_a_program_that_follows_a_table_counts_alike_whatever_the_table_says(
+    lengths: list[int], random: Any
+) -> None:
     n, width, pages = np.array(lengths), 5, 5 * len(lengths)
     order = [*range(pages)]
     random.shuffle(order)
@@ -267,7 +325,13 @@ def test_a_program_that_follows_a_table_counts_alike_whatever_the_table_says(len
     found: list[Any] = []
     for how in (*runs, *runs):
         hbm, sram = memory(**how)
-        paged_sum(hbm, sram, table if len(found) < len(runs) else np.sort(table.ravel()).reshape(table.shape), n, pages)
+        paged_sum(
+            hbm,
+            sram,
+            table if len(found) < len(runs) else np.sort(table.ravel()).reshape(table.shape),
+            n,
+            pages,
+        )
         found.append((hbm.traffic, sram.peak))
         if len(found) == 1:
             rows = hbm.peek("K").reshape(pages, PAGE, D)[table].reshape(len(n), -1, D)
@@ -295,7 +359,14 @@ def first_keys(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: An
 def test_a_trace_knows_windows_words_and_gathered_rows(tmp_path: Path) -> None:
     Q = np.ones((4, 2))
     trace = flashsim.trace(first_keys, Q, Q, Q, M=100)
-    loaded = {event.name: (event.array, event.indices) for event in trace.events if event.kind == "load"}
-    assert loaded == {"Q[0]": ("Q", (0,)), "count[0]": ("count", (0,)), "K[0:3]": ("K", ()), "V[[2, 0, 1]]": ("V", ())}
+    loaded = {
+        event.name: (event.array, event.indices) for event in trace.events if event.kind == "load"
+    }
+    assert loaded == {
+        "Q[0]": ("Q", (0,)),
+        "count[0]": ("count", (0,)),
+        "K[0:3]": ("K", ()),
+        "V[[2, 0, 1]]": ("V", ()),
+    }
     again = flashsim.load_trace(trace.save(tmp_path / "t.json.gz"))
     assert [event.name for event in again.events] == [event.name for event in trace.events]

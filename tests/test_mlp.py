@@ -1,4 +1,6 @@
-"""A sparse MLP: its numbers within derived bounds, blocks of zeros never loaded, fusing that pays from M = d² on, and bugs."""
+"""A sparse MLP: its numbers within derived bounds, blocks of zeros never loaded, fusing that
+pays from M = d² on, and bugs.
+"""
 
 from typing import Any
 
@@ -22,17 +24,24 @@ WAYS: dict[str, dict[str, Any]] = {
 ways = pytest.mark.parametrize("way", WAYS)
 
 
-def operands(N: int, d: int, f: int, o: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+def operands(
+    N: int, d: int, f: int, o: int, seed: int = 0, dtype: str = "float64"
+) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(seed)
     X, W1, W2 = (rng.normal(size=size).astype(dtype) for size in ((N, d), (d, f), (f, o)))
     return X, W1, W2
 
 
-def masks(d: int, f: int, o: int, blocks: tuple[int, ...], share: float, seed: int = 0) -> tuple[Array, ...]:
+def masks(
+    d: int, f: int, o: int, blocks: tuple[int, ...], share: float, seed: int = 0
+) -> tuple[Array, ...]:
     """Block masks, and the same for each element."""
     rng = np.random.default_rng(seed)
     _, B_d, B_f, B_o = (min(b, size) for b, size in zip(blocks, (blocks[0], d, f, o), strict=True))
-    mask1, mask2 = (rng.random((-(-a // A), -(-b // B))) < share for a, A, b, B in ((d, B_d, f, B_f), (f, B_f, o, B_o)))
+    mask1, mask2 = (
+        rng.random((-(-a // A), -(-b // B))) < share
+        for a, A, b, B in ((d, B_d, f, B_f), (f, B_f, o, B_o))
+    )
     keep1 = np.array([[mask1[c // B_d, j // B_f] for j in range(f)] for c in range(d)])
     keep2 = np.array([[mask2[j // B_f, k // B_o] for k in range(o)] for j in range(f)])
     return mask1, mask2, keep1, keep2
@@ -40,21 +49,35 @@ def masks(d: int, f: int, o: int, blocks: tuple[int, ...], share: float, seed: i
 
 @ways
 @given(
-    sizes=st.tuples(*[st.integers(1, 12)] * 4), blocks=st.tuples(*[st.integers(1, 14)] * 4), seed=st.integers(0, 99),
-    share=st.sampled_from([0.0, 0.3, 0.7, 1.0]), dtype=st.sampled_from(["float16", "float32", "float64"]),
-)  # fmt: skip
+    sizes=st.tuples(*[st.integers(1, 12)] * 4),
+    blocks=st.tuples(*[st.integers(1, 14)] * 4),
+    seed=st.integers(0, 99),
+    share=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    dtype=st.sampled_from(["float16", "float32", "float64"]),
+)
 def test_numbers_are_the_naive_ones_within_their_bound(
-    way: str, sizes: tuple[int, ...], blocks: tuple[int, int, int, int], seed: int, share: float, dtype: str
+    way: str,
+    sizes: tuple[int, ...],
+    blocks: tuple[int, int, int, int],
+    seed: int,
+    share: float,
+    dtype: str,
 ) -> None:
     N, d, f, o = sizes
     given = operands(N, d, f, o, seed, dtype)
     mask1, mask2, keep1, keep2 = masks(d, f, o, blocks, share, seed)
     run = mlp.run(*given, mask1, mask2, blocks=blocks, **WAYS[way])
     terms = (d, f) if way == "sparse_mlp_square" else (len(mask1), len(mask2))
-    bound = sparse_mlp_bounds(*given, keep1, keep2, blocks=terms, fused=way == "sparse_mlp_fused", stored=dtype)
+    bound = sparse_mlp_bounds(
+        *given, keep1, keep2, blocks=terms, fused=way == "sparse_mlp_fused", stored=dtype
+    )
     assert (abs(run.Y - sparse_mlp(*given, keep1, keep2)) <= bound).all()
-    exact = mlp.exact(N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way])
-    tally = mlp.count(N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way])
+    exact = mlp.exact(
+        N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way]
+    )
+    tally = mlp.count(
+        N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way]
+    )
     assert run.hbm == exact.hbm == tally.hbm
     assert run.sram == exact.sram == tally.sram
     assert tally.flops.matmul == exact.matmul
@@ -64,7 +87,9 @@ def test_the_oracle_is_the_sum_element_by_element() -> None:
     X, W1, W2 = operands(3, 4, 5, 2)
     for i, k in np.ndindex(3, 2):
         hidden = [max(sum(X[i, c] * W1[c, j] for c in range(4)), 0) for j in range(5)]
-        assert sparse_mlp(X, W1, W2)[i, k] == pytest.approx(sum(h * W2[j, k] for j, h in enumerate(hidden)))
+        assert sparse_mlp(X, W1, W2)[i, k] == pytest.approx(
+            sum(h * W2[j, k] for j, h in enumerate(hidden))
+        )
 
 
 @ways
@@ -82,7 +107,9 @@ def test_with_no_live_block_nothing_of_the_weights_is_read(way: str) -> None:
 def test_a_dead_column_of_W1_costs_nothing_of_W2_where_fused() -> None:
     X, W1, W2 = operands(4, 4, 6, 4)
     mask1 = np.array([[True, False, True]] * 2)
-    fused, unfused = (mlp.run(X, W1, W2, mask1, fused=fused, blocks=(4, 2, 2, 2)) for fused in (True, False))
+    fused, unfused = (
+        mlp.run(X, W1, W2, mask1, fused=fused, blocks=(4, 2, 2, 2)) for fused in (True, False)
+    )
     assert fused.hbm.by_array["W2"].reads == 4 * 4  # 4 of its 6 rows
     assert unfused.hbm.by_array["W2"].reads == 6 * 4
     assert (fused.Y == unfused.Y).all()
@@ -110,13 +137,22 @@ class Strided:
 @pytest.mark.parametrize(("d", "o"), [(512, 512), (512, 128), (256, 1024)])
 @pytest.mark.parametrize("strides", [(1, 1), (4, 4), (1, 4)])
 def test_fusing_pays_from_the_derived_border_on(d: int, o: int, strides: tuple[int, int]) -> None:
-    """Within a factor of 1.2, as blocks are whole and a block of H and one of a weight are on chip, too; whatever f is."""
+    """Within a factor of 1.2, as blocks are whole and a block of H and one of a weight are on
+    chip, too; whatever f is.
+    """
     border = fusing_border(d, o, 1 / strides[0], 1 / strides[1])
     for f in (512, 2048):
         for M, pays in ((int(border / 1.2), False), (int(border * 1.2), True)):
             fused, unfused = (
                 mlp.exact(
-                    N=2**20, d=d, f=f, o=o, mask1=Strided(strides[0]), mask2=Strided(strides[1]), M=M, fused=fused
+                    N=2**20,
+                    d=d,
+                    f=f,
+                    o=o,
+                    mask1=Strided(strides[0]),
+                    mask2=Strided(strides[1]),
+                    M=M,
+                    fused=fused,
                 ).hbm.accesses
                 for fused in (True, False)
             )
@@ -126,7 +162,18 @@ def test_fusing_pays_from_the_derived_border_on(d: int, o: int, strides: tuple[i
 def test_a_mask_may_be_a_function_of_the_numbers_of_blocks() -> None:
     X, W1, W2 = operands(40, 64, 64, 64)
     run = mlp.run(X, W1, W2, patterns.butterfly, patterns.butterfly, M=3000)
-    assert run.hbm == mlp.count(N=40, d=64, f=64, mask1=patterns.butterfly, mask2=patterns.butterfly, M=3000, dtype="float64").hbm
+    assert (
+        run.hbm
+        == mlp.count(
+            N=40,
+            d=64,
+            f=64,
+            mask1=patterns.butterfly,
+            mask2=patterns.butterfly,
+            M=3000,
+            dtype="float64",
+        ).hbm
+    )
     assert run.hbm.accesses < mlp.run(X, W1, W2, M=3000).hbm.accesses
 
 
@@ -136,15 +183,31 @@ def test_bad_input_is_named() -> None:
     some = np.ones((2, 3), bool)
     calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((X, W1, W2, some), {}, r"blocks is None, mask1 is .*; expected \(B_r, B_d, B_f, B_o\)"),
-        ((X, W1, W2, some.T), {"blocks": (2, 2, 2, 2)}, r"mask1 has shape \(3, 2\); expected \(2, 3\): W1 is 4 × 6"),
-        ((X, W1, W2, None, some), {"blocks": (2, 2, 2, 2)}, r"mask2 has shape \(2, 3\); expected \(3, 2\)"),
-        ((X, W1, W2, some.astype(float)), {"blocks": (2, 2, 2, 2)}, "mask1 has shape .*, dtype float64; expected booleans"),
+        (
+            (X, W1, W2, some.T),
+            {"blocks": (2, 2, 2, 2)},
+            r"mask1 has shape \(3, 2\); expected \(2, 3\): W1 is 4 × 6",
+        ),
+        (
+            (X, W1, W2, None, some),
+            {"blocks": (2, 2, 2, 2)},
+            r"mask2 has shape \(2, 3\); expected \(3, 2\)",
+        ),
+        (
+            (X, W1, W2, some.astype(float)),
+            {"blocks": (2, 2, 2, 2)},
+            "mask1 has shape .*, dtype float64; expected booleans",
+        ),
         ((X, W1, W2, some[0]), {"blocks": (2, 2, 2, 2)}, r"mask1 has shape \(3,\)"),
         ((X, W1, W2, lambda rows, columns: some[:1]), {}, r"mask1 has shape \(1, 3\)"),
         ((X, W1, W2), {"fused": "yes"}, "fused is 'yes'"),
         ((X, W1, W2), {"tiles": "round"}, "tiles is 'round'"),
         ((X, W1, W2), {"tiles": "square"}, "tiles is 'square', fused is True"),
-        ((X, W1, W2), {"blocks": (2, 2, 2)}, r"blocks is \(2, 2, 2\); expected \(B_r, B_d, B_f, B_o\)"),
+        (
+            (X, W1, W2),
+            {"blocks": (2, 2, 2)},
+            r"blocks is \(2, 2, 2\); expected \(B_r, B_d, B_f, B_o\)",
+        ),
         ((X, W1, W2), {"M": 3}, "M = 3 elements is too small"),
         ((X, W1.T, W2), {}, "W1 has shape"),
         ((wide.T, wide, wide.T), {}, "Y overflows float32"),
@@ -167,16 +230,26 @@ def test_the_output_is_as_wide_as_the_input_by_default(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@given(sizes=st.fixed_dictionaries({name: st.integers(1, 30) for name in "Ndfo"}), blocks=st.tuples(*[st.integers(1, 9)] * 4))
+@given(
+    sizes=st.fixed_dictionaries({name: st.integers(1, 30) for name in "Ndfo"}),
+    blocks=st.tuples(*[st.integers(1, 9)] * 4),
+)
 def test_without_masks_blocks_that_are_alike_are_counted_once(
     way: dict[str, Any], sizes: dict[str, Any], blocks: tuple[int, int, int, int]
 ) -> None:
-    whole: dict[str, Any] = {"mask1": lambda *T: np.ones(T, bool), "mask2": lambda *T: np.ones(T, bool)}
-    assert mlp.exact(**sizes, blocks=blocks, **way) == mlp.exact(**sizes, blocks=blocks, **whole, **way)
+    whole: dict[str, Any] = {
+        "mask1": lambda *T: np.ones(T, bool),
+        "mask2": lambda *T: np.ones(T, bool),
+    }
+    assert mlp.exact(**sizes, blocks=blocks, **way) == mlp.exact(
+        **sizes, blocks=blocks, **whole, **way
+    )
 
 
 def test_lengths_of_which_no_mask_could_be_made() -> None:
-    """By formula they take no memory; a count, and any mask, are refused before something is made for every block."""
+    """By formula they take no memory; a count, and any mask, are refused before something is
+    made for every block.
+    """
     blocks, T = (4, 16, 16, 16), 2**36
     found = mlp.exact(N=64, d=2**40, f=2**40, blocks=blocks)
     assert found.hbm.by_array["W1"].reads == 16 * 2**80
@@ -184,7 +257,10 @@ def test_lengths_of_which_no_mask_could_be_made() -> None:
     mask = {"mask1": lambda rows, columns: np.ones((rows, columns), bool)}
     asks: list[tuple[Any, dict[str, Any]]] = [(mlp.count, {}), (mlp.count, mask), (mlp.exact, mask)]
     for ask, masks in asks:
-        with pytest.raises(ValueError, match=rf"mask1 has {T:,} × {T:,} blocks, which take .* hours; expected at most"):
+        with pytest.raises(
+            ValueError,
+            match=rf"mask1 has {T:,} × {T:,} blocks, which take .* hours; expected at most",
+        ):
             ask(N=64, d=2**40, f=2**40, blocks=blocks, **masks)
         with pytest.raises(ValueError, match=rf"mask1 has {T:,} × 1 blocks"):
             ask(N=64, d=2**40, f=16, blocks=blocks, **masks)

@@ -1,4 +1,6 @@
-"""At a prompt and in a notebook: what `import flashsim` reaches, what help begins with, and how results show."""
+"""At a prompt and in a notebook: what `import flashsim` reaches, what help begins with, and how
+results show.
+"""
 
 import re
 import sys
@@ -20,9 +22,13 @@ from flashsim.plots import plot_run
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
 LATER = {
-    "cache": "hardware.cache", "machines": "hardware.machines", "observers": "tracing.observers", "plots": "plots",
-    "testing": "testing", "tune": "optimal.tune",
-}  # fmt: skip
+    "cache": "hardware.cache",
+    "machines": "hardware.machines",
+    "observers": "tracing.observers",
+    "plots": "plots",
+    "testing": "testing",
+    "tune": "optimal.tune",
+}
 
 
 def test_modules_are_there_once_they_are_asked_for() -> None:
@@ -33,7 +39,9 @@ def test_modules_are_there_once_they_are_asked_for() -> None:
         _ = flashsim.plot
 
 
-def test_help_begins_with_five_lines_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_begins_with_five_lines_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     documented = flashsim.__doc__ or ""
     indented = [line.strip() for line in documented.splitlines() if line.startswith("    ")]
@@ -50,14 +58,24 @@ def test_help_begins_with_five_lines_that_run(tmp_path: Path, monkeypatch: pytes
 def test_results_show_in_a_line() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
-    costs = f"{run.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), SRAM peak {run.sram.peak:,} of M = 200)"
+    costs = (
+        f"{run.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), SRAM peak {run.sram.peak:,} of "
+        "M = 200)"
+    )
     assert repr(run) == f"Result('flash': O (9, 4) float32, {costs}"
     assert repr(tally) == f"Result('flash': {costs}"
     gradients = flashsim.backward("flash", run, run.O, M=1000)
-    assert repr(gradients).startswith("Result('flash', backward: dQ (9, 4) float32, dK (9, 4) float32, dV (9, 4) float32, ")
-    assert repr(run.hbm).startswith(f"Traffic({run.hbm.accesses:,} accesses, {run.hbm.reads:,} of them reads: Q 72, K 36,")
+    assert repr(gradients).startswith(
+        "Result('flash', backward: dQ (9, 4) float32, dK (9, 4) float32, dV (9, 4) float32, "
+    )
+    assert repr(run.hbm).startswith(
+        f"Traffic({run.hbm.accesses:,} accesses, {run.hbm.reads:,} of them reads: Q 72, K 36,"
+    )
     traced = flashsim.trace("flash", Q, K, V, blocks=(4, 5))
-    assert re.fullmatch(r"Trace\('flash', forward: \d+ events, N_q = 9, N_k = 9, d = 4, d_v = 4, blocks 4 × 5\)", repr(traced))
+    assert re.fullmatch(
+        r"Trace\('flash', forward: \d+ events, N_q = 9, N_k = 9, d = 4, d_v = 4, blocks 4 × 5\)",
+        repr(traced),
+    )
 
 
 def test_a_peak_above_m_says_by_how_much() -> None:
@@ -74,8 +92,13 @@ def test_results_are_tables_in_a_notebook() -> None:
         traffic = shown if isinstance(shown, flashsim.machine.traffic.Traffic) else shown.hbm
         found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
         rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in found]
-        assert rows[-1] == ("total", *(f"{n:,}" for n in (traffic.reads, traffic.writes, traffic.accesses, traffic.bytes)))
-        assert {row[0]: row[1] for row in rows[:-1]} == {name: f"{a.reads:,}" for name, a in traffic.by_array.items()}
+        assert rows[-1] == (
+            "total",
+            *(f"{n:,}" for n in (traffic.reads, traffic.writes, traffic.accesses, traffic.bytes)),
+        )
+        assert {row[0]: row[1] for row in rows[:-1]} == {
+            name: f"{a.reads:,}" for name, a in traffic.by_array.items()
+        }
     assert f"peak {run.sram.peak} of M" in run._repr_html_()
     program = replace(tally.plan.program, name="<b>")
     named = replace(tally, plan=replace(tally.plan, program=program))
@@ -108,7 +131,9 @@ def test_what_is_proved_tuned_and_exact_shows_too() -> None:
 
     exact = flashsim.theory.exact("flash", N=9, d=4, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
-    assert repr(exact) == f"Exact('flash': {tally.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), {tally.sram})"
+    assert repr(exact) == (
+        f"Exact('flash': {tally.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), {tally.sram})"
+    )
     assert rows_of(exact) == rows_of(tally)
 
     found = flashsim.optimum(N=2, d=2, M=40)
@@ -158,7 +183,9 @@ def drawn(proof: flashsim.optimal.proving.Proof) -> tuple[ElementTree.Element, l
 
 @pytest.mark.parametrize("sizes", range(len(SIZES)))
 def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
-    """The bound and the schedule to one scale, the phases' ends where they are, what is on chip beside what is read."""
+    """The bound and the schedule to one scale, the phases' ends where they are, what is on chip
+    beside what is read.
+    """
     proof = proved(sizes)
     at, best = proof.bound, proof.best
     svg, (bound, *more), said = drawn(proof)
@@ -181,7 +208,9 @@ def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
 
 @pytest.mark.parametrize("sizes", range(3))
 def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
-    """Of all i × i × c within Y elements, looked for anew: its edges as drawn, and its products as written."""
+    """Of all i × i × c within Y elements, looked for anew: its edges as drawn, and its products
+    as written.
+    """
     at = proved(sizes).bound
     svg, _, said = drawn(proved(sizes))
     i = np.linspace(1, at.Y, 200_001)
@@ -189,9 +218,12 @@ def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
     c = (at.Y - made) / (2 * i)  # what is left is V and O
     most = int(np.argmax(np.where(c > 0, i * i * c, 0)))
     front, side, _ = [
-        [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()] for face in svg.iter("polygon")
+        [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()]
+        for face in svg.iter("polygon")
     ]
-    assert (front[1][0] - front[0][0]) / (2 * (side[1][0] - side[0][0])) == pytest.approx(i[most] / c[most], rel=0.02)
+    assert (front[1][0] - front[0][0]) / (2 * (side[1][0] - side[0][0])) == pytest.approx(
+        i[most] / c[most], rel=0.02
+    )
     products = float(i[most] ** 2 * c[most])
     written = int(re.findall(r"so ([\d,]+) products at most", said)[0].replace(",", ""))
     assert written == pytest.approx(products, rel=1e-3)
@@ -208,8 +240,17 @@ def test_words_of_a_proof_s_picture_are_within_it(browser: Any) -> None:
     page = browser.new_page()
     large = flashsim.theory.lower_bound(N=10**6, d=128, M=10**5)
     pictures = [proved(at)._repr_html_() for at in range(len(SIZES))]
-    page.set_content("".join([*pictures, picture(large, 2 * large.accesses, "hybrid_streamed in blocks of 1,000 × 1,000")]))
-    ends = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBBox().x + t.getBBox().width)")
+    page.set_content(
+        "".join(
+            [
+                *pictures,
+                picture(large, 2 * large.accesses, "hybrid_streamed in blocks of 1,000 × 1,000"),
+            ]
+        )
+    )
+    ends = page.evaluate(
+        "[...document.querySelectorAll('svg text')].map(t => t.getBBox().x + t.getBBox().width)"
+    )
     page.close()
     assert len(ends) > 5 * len(SIZES) - 5
     assert max(ends) <= 660

@@ -1,7 +1,8 @@
-"""ONNX's own node tests of its operator Attention, as an outside suite: pip install -e ".[onnx]", pytest -m packages.
+"""ONNX's own node tests of its operator Attention, as an outside suite: pip install -e ".[onnx]",
+pytest -m packages.
 
-Each has inputs, attributes, and what ONNX's reference gives for them. What `attention` does not know is a TypeError: an input or
-attribute of a new version.
+Each has inputs, attributes, and what ONNX's reference gives for them. What `attention` does not
+know is a TypeError: an input or attribute of a new version.
 """
 
 import importlib
@@ -26,13 +27,18 @@ CLOSE = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 def node_tests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
-    """Return the inputs, outputs and attributes of each test, by the operator's names for them; no model is made."""
+    """Return the inputs, outputs and attributes of each test, by the operator's names for them;
+    no model is made.
+    """
     suite: Any = importlib.import_module("onnx.backend.test.case.node")
     schema, tests = onnx.defs.get_schema("Attention"), {}
 
     def keep(node: Any, inputs: Any, outputs: Any, name: str, **_: Any) -> None:
         tests[name] = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}]
-        for given, formal, arrays in ((node.input, schema.inputs, inputs), (node.output, schema.outputs, outputs)):
+        for given, formal, arrays in (
+            (node.input, schema.inputs, inputs),
+            (node.output, schema.outputs, outputs),
+        ):
             names = [known.name for name, known in zip(given, formal, strict=False) if name]
             tests[name].append(dict(zip(names, arrays, strict=True)))
 
@@ -42,16 +48,32 @@ def node_tests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]
 
 
 def attention(
-    wanted: Iterable[str], Q: Array, K: Array, V: Array, attn_mask: Any = None, past_key: Any = None, past_value: Any = None,
-    nonpad_kv_seqlen: Any = None, is_causal: int = 0, scale: Any = None, softcap: float = 0.0, q_num_heads: int = 0,
-    kv_num_heads: int = 0, left_window_size: int = -1, right_window_size: int = -1, qk_matmul_output_mode: int = 0,
+    wanted: Iterable[str],
+    Q: Array,
+    K: Array,
+    V: Array,
+    attn_mask: Any = None,
+    past_key: Any = None,
+    past_value: Any = None,
+    nonpad_kv_seqlen: Any = None,
+    is_causal: int = 0,
+    scale: Any = None,
+    softcap: float = 0.0,
+    q_num_heads: int = 0,
+    kv_num_heads: int = 0,
+    left_window_size: int = -1,
+    right_window_size: int = -1,
+    qk_matmul_output_mode: int = 0,
     softmax_precision: int = 1,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """Return the operator's outputs, by flashsim, which computes in float32 or more."""
     flat = Q.ndim == 3
     if flat:
         heads = q_num_heads, kv_num_heads, kv_num_heads
-        Q, K, V = (a.reshape(*a.shape[:2], H, -1).swapaxes(1, 2) for a, H in zip((Q, K, V), heads, strict=True))
+        Q, K, V = (
+            a.reshape(*a.shape[:2], H, -1).swapaxes(1, 2)
+            for a, H in zip((Q, K, V), heads, strict=True)
+        )
     if past_key is not None:
         K, V = np.concatenate([past_key, K], 2), np.concatenate([past_value, V], 2)
     N_q, N_k, masks = Q.shape[2], K.shape[2], list[Any]()
@@ -67,31 +89,52 @@ def attention(
         allowed = np.pad(attn_mask if attn_mask.dtype == bool else attn_mask > -np.inf, short)
         masks.append(allowed)
         if attn_mask.dtype != bool:
-            masks.append(flashsim.Bias(np.where(allowed, np.pad(attn_mask.astype(np.float32), short), 0)))
+            masks.append(
+                flashsim.Bias(np.where(allowed, np.pad(attn_mask.astype(np.float32), short), 0))
+            )
     cap = [SoftCap(softcap)] if softcap else []
 
     def run(name: str, masks: list[Any], **more: Any) -> Any:
         mask = reduce(and_, masks) if masks else None
-        return flashsim.forward(name, Q, K, V, mask=mask, scale=scale, check_finite=False, blocks=(3, 4), **more)
+        return flashsim.forward(
+            name, Q, K, V, mask=mask, scale=scale, check_finite=False, blocks=(3, 4), **more
+        )
 
     O = run("flash", cap + masks).O
-    found = {"Y": O.swapaxes(1, 2).reshape(len(O), N_q, -1) if flat else O, "present_key": K, "present_value": V}
+    found = {
+        "Y": O.swapaxes(1, 2).reshape(len(O), N_q, -1) if flat else O,
+        "present_key": K,
+        "present_value": V,
+    }
     if "qk_matmul_output" in wanted:
-        memories, seen = dict[int, Any](), ([], cap, cap + masks, cap + masks)[qk_matmul_output_mode]
-        run("standard", seen, observers=[lambda event: memories.setdefault(id(event.sram.hbm), event.sram.hbm)])
-        of_heads = [hbm.peek("P" if qk_matmul_output_mode == 3 else "S") for hbm in memories.values()]
+        memories, seen = (
+            dict[int, Any](),
+            ([], cap, cap + masks, cap + masks)[qk_matmul_output_mode],
+        )
+        run(
+            "standard",
+            seen,
+            observers=[lambda event: memories.setdefault(id(event.sram.hbm), event.sram.hbm)],
+        )
+        of_heads = [
+            hbm.peek("P" if qk_matmul_output_mode == 3 else "S") for hbm in memories.values()
+        ]
         found["qk_matmul_output"] = np.reshape(of_heads, (*Q.shape[:3], N_k))
     return found
 
 
-def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tests, wrong = node_tests(monkeypatch), []
     assert len(tests) >= 93  # version 1.23 has these; none has gone
     for name, (attributes, inputs, outputs) in tests.items():
         found, close = attention(outputs, **inputs, **attributes), CLOSE[inputs["Q"].dtype.name]
         for output, expected in outputs.items():
             assert found[output].shape == expected.shape, name
-            if not np.allclose(found[output].astype(float), expected.astype(float), rtol=close, atol=close):
+            if not np.allclose(
+                found[output].astype(float), expected.astype(float), rtol=close, atol=close
+            ):
                 wrong.append((name, output))
     assert not wrong
 
@@ -100,13 +143,19 @@ def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(monkeypa
     ("case", "right"),
     [
         (Case(group=2, N_q=3, N_k=5, d=8, d_v=5, causal=True), True),
-        (Case(B=2, N_q=4, N_k=3, d=8, mask="dense", bias="dense", softcap=0.5, window=(1, 1)), True),
+        (
+            Case(B=2, N_q=4, N_k=3, d=8, mask="dense", bias="dense", softcap=0.5, window=(1, 1)),
+            True,
+        ),
         (Case(N_q=2, N_k=2, mask="rows"), True),  # a last axis of 1, which the operator would pad
-        (Case(N_q=2, N_k=2, causal=True, bias="keys"), False),  # one row: every query is masked as the first
+        # one row: every query is masked as the first
+        (Case(N_q=2, N_k=2, causal=True, bias="keys"), False),
     ],
 )
 def test_the_kit_finds_a_bug_of_onnx_s_reference(case: Case, right: bool) -> None:
-    """In 1.23 is_causal with a mask of one row is wrong; the graph that defines the operator is right."""
+    """In 1.23 is_causal with a mask of one row is wrong; the graph that defines the operator is
+    right.
+    """
     operator = importlib.import_module("onnx.reference.ops.op_attention").Attention
     kernel = wrap(operator.eval, "numpy", convention="onnx")
     found = try_check(CHECKS["oracle"], Subject(kernel, kernel.spec()), case)

@@ -1,4 +1,6 @@
-"""The row game: its optima against a plain Dijkstra, replayed on the memory, and certificates that prove them."""
+"""The row game: its optima against a plain Dijkstra, replayed on the memory, and certificates
+that prove them.
+"""
 
 import ast
 import json
@@ -21,13 +23,16 @@ from flashsim.optimal.optima import Optimum
 
 from .cases import with_trace
 
-# --------------------------------------------------------------------------------------------------- a plain Dijkstra
+# --------------------------------------------------------------------------------------------------
+# a plain Dijkstra
 
 
 def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> int:
-    """The optimum by the rules alone, one step at a time: no normal form, no symmetry, nothing to guide it.
+    """The optimum by the rules alone, one step at a time: no normal form, no symmetry, nothing to
+    guide it.
 
-    A state: what is on chip, which rows of O have begun, which products are done. Bits: Q, O of each row; K, V of each column.
+    A state: what is on chip, which rows of O have begun, which products are done. Bits: Q, O of
+    each row; K, V of each column.
     """
     rows, columns = range(N_q), range(N_k)
     size = [d, d_v + 2] * N_q + [d, d_v] * N_k
@@ -55,7 +60,9 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
                 read = elements if not is_O or begun >> i & 1 else 0
                 nexts.append((read, (chip | bit, begun | (1 << i if is_O else 0), done)))
         if used < M:
-            nexts += [(0, (chip, begun, done | 1 << n)) for n, need in use.items() if need & ~chip == 0]
+            nexts += [
+                (0, (chip, begun, done | 1 << n)) for n, need in use.items() if need & ~chip == 0
+            ]
         for step, then in nexts:
             if cost + step < best.get(then, 1 << 60):
                 best[then] = cost + step
@@ -99,17 +106,23 @@ def test_the_same_of_three_by_three() -> None:
     assert optimum(N=3, d=1, M=7, mask=allowed).upper == plain(3, 3, 1, 1, 7, allowed)
 
 
-# ------------------------------------------------------------------------------------------------------ known optima
+# --------------------------------------------------------------------------------------------------
+# known optima
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("N", "room", "K", "V", "wanted"),
     [  # rows as units; V of no size: K_j and V_j move as one
-        (3, 7, 2, 0, 14), (4, 4, 2, 0, 34), (4, 5, 2, 0, 28), (5, 10, 2, 0, 26), (5, 11, 2, 0, 24),
-        (4, 7, 2, 0, 22), (4, 7, 1, 1, 21),
+        (3, 7, 2, 0, 14),
+        (4, 4, 2, 0, 34),
+        (4, 5, 2, 0, 28),
+        (5, 10, 2, 0, 26),
+        (5, 11, 2, 0, 24),
+        (4, 7, 2, 0, 22),
+        (4, 7, 1, 1, 21),
     ],
-)  # fmt: skip
+)
 def test_optima_in_rows(N: int, room: int, K: int, V: int, wanted: int) -> None:
     """Found before by another program; its optimality is proved anew."""
     todo = frozenset((i, j) for i in range(N) for j in range(N))
@@ -133,7 +146,8 @@ def test_larger_memories_never_cost_more_and_the_bound_is_below() -> None:
             assert tiles is None or one.upper <= tiles.hbm.accesses
 
 
-# ------------------------------------------------------------------------------------------------------------ replay
+# --------------------------------------------------------------------------------------------------
+# replay
 
 PROBLEMS: list[dict[str, Any]] = [
     {"N": 4, "d": 4, "M": 36},
@@ -149,18 +163,26 @@ def test_schedules_are_run_with_real_numbers(problem: dict[str, Any], dtype: str
     found = optimum(**problem)
     shape, rng = found.shape, np.random.default_rng(3)
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
-    run, run_trace = with_trace(found.replay, *(rng.normal(size=size).astype(dtype) for size in lengths))
+    run, run_trace = with_trace(
+        found.replay, *(rng.normal(size=size).astype(dtype) for size in lengths)
+    )
     assert run.hbm.accesses == found.upper == found.moved[-1]
     assert run.sram.enforced
     assert run.sram.peak <= found.M
     assert found.off(run) <= 1
     products = {step.tile for step in run_trace.steps if step.label == "line 11"}
-    assert products == set(zip(*np.nonzero(found.allowed), strict=True))  # the player's picture shows the product's own tile
+    # the player's picture shows the product's own tile
+    assert products == set(zip(*np.nonzero(found.allowed), strict=True))
 
 
 def test_a_schedule_that_spills_O_brings_it_back() -> None:
     found = Optimum(N=2, d=3, d_v=2, M=13)
-    found.search.steps = [((0, 0), ()), ((1, 0), (("O", 0), ("Q", 0))), ((0, 1), (("O", 1), ("Q", 1))), ((1, 1), ())]
+    found.search.steps = [
+        ((0, 0), ()),
+        ((1, 0), (("O", 0), ("Q", 0))),
+        ((0, 1), (("O", 1), ("Q", 1))),
+        ((1, 1), ()),
+    ]
     Q, K, V = (np.random.default_rng(1).normal(size=(2, width)) for width in (3, 3, 2))
     run = found.replay(Q, K, V)
     assert run.hbm.accesses == found.moved[-1] == found.compulsory + 2 * (3 + 2 * 4)
@@ -173,7 +195,8 @@ def test_a_schedule_that_spills_O_brings_it_back() -> None:
         found.replay(Q, K, [[1], [1, 2]])
 
 
-# -------------------------------------------------------------------------------------------------------- certificates
+# --------------------------------------------------------------------------------------------------
+# certificates
 
 
 def a_certificate(**changed: Any) -> dict[str, Any]:
@@ -186,15 +209,21 @@ def test_the_checker_is_short_and_knows_no_search() -> None:
         (game, 120, set()),
     ):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
-        imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+        imported = {
+            node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
+        }
         assert {name for name in imported if name and name.startswith("flashsim")} == names
         assert len(source.splitlines()) < most
 
 
 def test_a_certificate_that_holds() -> None:
     held = a_certificate()
-    assert f"move {held['optimum']} elements, and no schedule of the row game moves fewer" in check(held)
-    assert "0 steps move 6 elements" in check(optimum(N=2, d=2, M=90, mask=np.zeros((2, 2), bool)).certificate())
+    assert f"move {held['optimum']} elements, and no schedule of the row game moves fewer" in check(
+        held
+    )
+    assert "0 steps move 6 elements" in check(
+        optimum(N=2, d=2, M=90, mask=np.zeros((2, 2), bool)).certificate()
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,10 +278,14 @@ def test_every_entry_of_the_table_is_needed_and_none_may_be_higher() -> None:
 
 
 def test_a_worse_schedule_is_not_called_the_optimum() -> None:
-    """Steps that are legal, said to be optimal at what they cost: the table does not bear it out."""
+    """Steps that are legal, said to be optimal at what they cost: the table does not bear it
+    out.
+    """
     held = a_certificate()
     kept = [*held["steps"][:1], [1, 0, ["O0", "Q0"]]]
-    search = Search(checker.game_of(4, 4, 24), frozenset((i, j) for i in range(3) for j in range(3)))
+    search = Search(
+        checker.game_of(4, 4, 24), frozenset((i, j) for i in range(3) for j in range(3))
+    )
     state = game.after(game.after(search.first, (0, 0), ()), (1, 0), (("O", 0), ("Q", 0)))
     chooser = random.Random(0)
     while state.todo:
@@ -267,7 +300,8 @@ def test_a_worse_schedule_is_not_called_the_optimum() -> None:
         check({**held, "steps": kept, "optimum": cost})
 
 
-# --------------------------------------------------------------------------------------------------------- the search
+# --------------------------------------------------------------------------------------------------
+# the search
 
 
 def test_bounds_hold_while_the_search_goes_on() -> None:
@@ -305,12 +339,31 @@ def test_sizes_that_make_no_sense_or_would_not_end() -> None:
             Optimum(**problem)
 
 
-# -------------------------------------------------------------------------------------------------------- the command
+# --------------------------------------------------------------------------------------------------
+# the command
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proof, page = tmp_path / "optimum.json", tmp_path / "optimum.html"
-    assert main(["prove", "--exact", "--N", "3", "--d", "4", "--M", "24", "--json", str(proof), "-o", str(page)]) == 0
+    assert (
+        main(
+            [
+                "prove",
+                "--exact",
+                "--N",
+                "3",
+                "--d",
+                "4",
+                "--M",
+                "24",
+                "--json",
+                str(proof),
+                "-o",
+                str(page),
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert re.search(r"optimum of the row game +75\n", out)
     assert "75 elements were counted" in " ".join(out.split())
@@ -318,10 +371,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert max(map(len, out.partition("Saved")[0].splitlines())) <= 80
     assert "row game" in page.read_text(encoding="utf-8")
     assert main(["prove", "--check", str(proof)]) == 0
-    assert "75 elements, and no schedule of the row game moves fewer" in " ".join(capsys.readouterr().out.split())
-    proof.write_text(json.dumps({**json.loads(proof.read_text(encoding="utf-8")), "optimum": 76}), encoding="utf-8")
+    assert "75 elements, and no schedule of the row game moves fewer" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    proof.write_text(
+        json.dumps({**json.loads(proof.read_text(encoding="utf-8")), "optimum": 76}),
+        encoding="utf-8",
+    )
     assert main(["prove", "--check", str(proof)]) == 1
-    assert "proves nothing: the optimum is said to be 76" in " ".join(capsys.readouterr().out.split())
+    assert "proves nothing: the optimum is said to be 76" in " ".join(
+        capsys.readouterr().out.split()
+    )
     for command, message in (
         (["--exact", "--check", str(proof)], "--check takes no other options"),
         (["--N", "4", "--d", "4", "-o", str(page)], "needs --exact"),
@@ -333,7 +393,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert message in capsys.readouterr().err
 
 
-def test_an_interrupted_search_tells_its_bounds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_search_tells_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stopped(search: Search, *_: Any) -> None:
         search.lower += 8
         raise KeyboardInterrupt

@@ -1,4 +1,6 @@
-"""Counts of one's own algorithms equal an executed run by `==`: what is counted in one go was shown to be alike."""
+"""Counts of one's own algorithms equal an executed run by `==`: what is counted in one go was
+shown to be alike.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def placed(hbm: HBM, N: int, d: int, blocks: Blocks, divide: bool) -> list[Matri
     return matrices
 
 
-def executed(function: Callable[..., Any], N: int, d: int, blocks: Blocks, divide: bool = True) -> Any:
+def executed(
+    function: Callable[..., Any], N: int, d: int, blocks: Blocks, divide: bool = True
+) -> Any:
     hbm = HBM()
     sram = SRAM(hbm, M)
     try:
@@ -62,7 +66,10 @@ def executed(function: Callable[..., Any], N: int, d: int, blocks: Blocks, divid
 
 
 def memories(
-    function: Callable[..., Any], problem: tuple[Any, ...], divide: bool = True, observers: Sequence[Any] = ()
+    function: Callable[..., Any],
+    problem: tuple[Any, ...],
+    divide: bool = True,
+    observers: Sequence[Any] = (),
 ) -> tuple[HBM, SRAM]:
     def run(watch: Watch, observers: Sequence[Any]) -> tuple[HBM, SRAM]:
         hbm = HBM(arithmetic=False)
@@ -82,7 +89,13 @@ def counted(function: Callable[..., Any], *problem: Any, divide: bool = True) ->
     return hbm.traffic, sram.peak
 
 
-ATTENTION = ("algorithm_1", "algorithm_1_backwards", "q_outer_backwards", "first_turn_makes", "causal_by_continue")
+ATTENTION = (
+    "algorithm_1",
+    "algorithm_1_backwards",
+    "q_outer_backwards",
+    "first_turn_makes",
+    "causal_by_continue",
+)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +107,18 @@ ATTENTION = ("algorithm_1", "algorithm_1_backwards", "q_outer_backwards", "first
         ("causal_by_continue", (64, 64), 1_245_184),
     ],
 )
-def test_what_an_index_decides_is_counted_as_it_is_executed(name: str, blocks: tuple[int, int], accesses: int) -> None:
+def test_what_an_index_decides_is_counted_as_it_is_executed(
+    name: str, blocks: tuple[int, int], accesses: int
+) -> None:
     function = getattr(own_loops, name)
     problem = 1024, 64, blocks_of(1024, *blocks)
     assert counted(function, *problem, divide=False)[0].accesses == accesses
     assert counted(function, *problem, divide=False) == executed(function, *problem, divide=False)
 
 
-@pytest.mark.parametrize("name", ["algorithm_1", "algorithm_1_backwards", "q_outer_backwards", "first_turn_makes"])
+@pytest.mark.parametrize(
+    "name", ["algorithm_1", "algorithm_1_backwards", "q_outer_backwards", "first_turn_makes"]
+)
 def test_count_forward_tune_and_sweep_say_the_same(name: str) -> None:
     function = getattr(own_loops, name)
     Q, K, V = np.random.default_rng(0).normal(size=(3, 50, 4))
@@ -113,7 +130,9 @@ def test_count_forward_tune_and_sweep_say_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("N", [30, 31, 33])
 @pytest.mark.parametrize("function", own_loops.EVERY, ids=lambda function: function.__name__)
-def test_a_count_of_any_loop_equals_its_run(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], N: int) -> None:
+def test_a_count_of_any_loop_equals_its_run(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], N: int
+) -> None:
     monkeypatch.setattr(turns, "MORE", turns.FEW)
     monkeypatch.setattr(turns, "PATIENCE", 600.0)
     problem = N, 2, blocks_of(N, 3, 4)
@@ -121,7 +140,8 @@ def test_a_count_of_any_loop_equals_its_run(monkeypatch: pytest.MonkeyPatch, fun
     assert counted(function, *problem, divide=divide) == executed(function, *problem, divide=divide)
 
 
-# ------------------------------------------------------------------------------------------- composed by Hypothesis
+# -------------------------------------------------------------------------------------------
+# composed by Hypothesis
 
 LOOPS = [
     "for {v} in sram.loop({T}):",
@@ -139,7 +159,13 @@ LOOPS = [
     "for {v} in counted(sram, {T}):",
 ]
 STATEMENTS = [
-    *["x = sram.load(K[{v}])", "sram.load(Q[{v}])", "sram.load(S[{v}, {w}])", "y = sram.load(V[{v}], K[{w}])"] * 2,
+    *[
+        "x = sram.load(K[{v}])",
+        "sram.load(Q[{v}])",
+        "sram.load(S[{v}, {w}])",
+        "y = sram.load(V[{v}], K[{w}])",
+    ]
+    * 2,
     "sram.load(K[T - 1 - {v}])",
     "sram.load(K[({v} + {c}) % T])",
     "sram.load(K[({v} + {w}) % T])",
@@ -225,17 +251,25 @@ def composed(hbm, sram, Q, K, V, blocks):
 
 @st.composite
 def bodies(draw: st.DrawFn, depth: int = 0, around: tuple[str, ...] = ("0",)) -> list[str]:
-    """The lines of a loop, or of several: each a statement that uses its indices, or a loop inside it."""
+    """The lines of a loop, or of several: each a statement that uses its indices, or a loop
+    inside it.
+    """
     lines: list[str] = []
     for _ in range(draw(st.integers(1, 2 if depth else 3))):
         variable = "ijk"[depth] if depth < 3 else "k"
         inside = (*around, variable)
 
-        def filled(template: str, inside: tuple[str, ...] = inside, variable: str = variable) -> list[str]:
+        def filled(
+            template: str, inside: tuple[str, ...] = inside, variable: str = variable
+        ) -> list[str]:
             some = draw(st.sampled_from(inside))
-            return template.format(v=variable, w=some, c=draw(st.integers(1, 3)), T="T").splitlines()
+            return template.format(
+                v=variable, w=some, c=draw(st.integers(1, 3)), T="T"
+            ).splitlines()
 
-        header = filled(draw(st.sampled_from(LOOPS)))[0].replace(f"min(T, {variable} + 2)", f"min(T, {around[-1]} + 2)")
+        header = filled(draw(st.sampled_from(LOOPS)))[0].replace(
+            f"min(T, {variable} + 2)", f"min(T, {around[-1]} + 2)"
+        )
         lines.append(header)
         for _ in range(draw(st.integers(1, 4))):
             lines += ["    " + line for line in filled(draw(st.sampled_from(STATEMENTS)))]
@@ -246,7 +280,9 @@ def bodies(draw: st.DrawFn, depth: int = 0, around: tuple[str, ...] = ("0",)) ->
 
 
 def text_of(lines: list[str]) -> str:
-    """The composed function; an iterator among its variables hides what is to come, so it has one only where it uses one."""
+    """The composed function; an iterator among its variables hides what is to come, so it has
+    one only where it uses one.
+    """
     cycle = ["cycle = itertools.cycle([0, 0, 1])"] if any("cycle" in line for line in lines) else []
     return HEADER + "\n".join("    " + line for line in [*cycle, *lines]) + "\n"
 
@@ -261,11 +297,13 @@ def test_whatever_is_composed_is_counted_as_it_runs(
     problem = N, 2, blocks_of(N, 3, 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "PATIENCE", 600.0)
-        patch.setattr(turns, "MORE", more)  # so that loops inside of loops that run turn by turn are looked at, too
+        # so that loops inside of loops that run turn by turn are looked at, too
+        patch.setattr(turns, "MORE", more)
         assert counted(function, *problem) == executed(function, *problem)
 
 
-# ----------------------------------------------------------------------------------------------- what is counted in one go
+# -----------------------------------------------------------------------------------------------
+# what is counted in one go
 
 
 def turns_run(function: Callable[..., Any], N: int, B: int, divide: bool = True) -> int:
@@ -291,32 +329,56 @@ def turns_run(function: Callable[..., Any], N: int, B: int, divide: bool = True)
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_loops_whose_turns_are_alike_are_counted_in_one_go(function: Callable[..., Any], most: int) -> None:
+def test_loops_whose_turns_are_alike_are_counted_in_one_go(
+    function: Callable[..., Any], most: int
+) -> None:
     """At N = 65,536, and with a ragged last block."""
     assert turns_run(function, 65_536 + 5, 64, function.__name__ not in ATTENTION) == most
 
 
-def test_a_loop_inside_of_one_that_runs_turn_by_turn_is_still_counted_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Algorithm 1 with its keys from the last to the first: 1,025 turns, each with four of the inner loop."""
+def test_a_loop_inside_of_one_that_runs_turn_by_turn_is_still_counted_in_one_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Algorithm 1 with its keys from the last to the first: 1,025 turns, each with four of the
+    inner loop.
+    """
     monkeypatch.setattr(turns, "PATIENCE", 60.0)
     assert turns_run(own_loops.algorithm_1_backwards, 65_536 + 5, 64, False) == 1025 + 1025 * FEW
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    "record", [*FORWARD.values(), *BACKWARD.values()], ids=lambda record: f"{record.name}-{record.direction}"
+    "record",
+    [*FORWARD.values(), *BACKWARD.values()],
+    ids=lambda record: f"{record.name}-{record.direction}",
 )
-def test_flashsim_s_algorithms_are_counted_alike_as_a_user_s(record: Algorithm, causal: bool) -> None:
+def test_flashsim_s_algorithms_are_counted_alike_as_a_user_s(
+    record: Algorithm, causal: bool
+) -> None:
     if causal and "MASK" not in FORWARD[record.forward_pass].parts:
         return
-    arguments: dict[str, Any] = {"N": 40, "d": 3, "M": 400, "direction": record.direction, "causal": causal}
+    arguments: dict[str, Any] = {
+        "N": 40,
+        "d": 3,
+        "M": 400,
+        "direction": record.direction,
+        "causal": causal,
+    }
     theirs = flashsim.count(record.name, **arguments)
-    more: dict[str, Any] = {} if record.direction == "forward" else {"of": FORWARD[record.forward_pass]}
+    more: dict[str, Any] = (
+        {} if record.direction == "forward" else {"of": FORWARD[record.forward_pass]}
+    )
     tally = flashsim.count(replace(record, name="own", **more), **arguments)
-    assert (tally.hbm, tally.sram, tally.flops, tally.blocks) == (theirs.hbm, theirs.sram, theirs.flops, theirs.blocks)
+    assert (tally.hbm, tally.sram, tally.flops, tally.blocks) == (
+        theirs.hbm,
+        theirs.sram,
+        theirs.flops,
+        theirs.blocks,
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ its index
+# --------------------------------------------------------------------------------------------------
+# its index
 
 USES: dict[str, Callable[[Any], object]] = {
     "==": lambda j: j == 0,
@@ -431,7 +493,8 @@ def test_a_count_comes_to_an_end_whatever_the_one_before_it_left() -> None:
         assert counted(leaves_its_index, *problem) == executed(leaves_its_index, *problem)
 
 
-# ------------------------------------------------------------------------------------------------ wherever there are counts
+# ------------------------------------------------------------------------------------------------
+# wherever there are counts
 
 
 def test_reversed_turns_are_run_and_counted_by_any_memory() -> None:
@@ -452,7 +515,9 @@ def test_reversed_turns_are_run_and_counted_by_any_memory() -> None:
 @pytest.mark.parametrize("name", ATTENTION)
 def test_observers_hear_of_a_count_once_and_as_often_as_it_happens(name: str) -> None:
     events: list[Event] = []
-    hbm, sram = memories(getattr(own_loops, name), (32, 2, blocks_of(32, 3, 5)), False, [events.append])
+    hbm, sram = memories(
+        getattr(own_loops, name), (32, 2, blocks_of(32, 3, 5)), False, [events.append]
+    )
     reads = sum(event.elements * event.times for event in events if event.kind == "load")
     assert reads == hbm.traffic.reads
     assert all(type(index) is int for event in events for _, index in event.loops)
@@ -461,9 +526,17 @@ def test_observers_hear_of_a_count_once_and_as_often_as_it_happens(name: str) ->
 
 def program_of(function: Callable[..., Any]) -> MatrixProgram:
     return MatrixProgram(
-        name="mine", title="mine", source="mine", run=function, operands={"X": Kind("N", "d")}, returns={"Y": Kind("N", "d")},
-        blocks={"B": "N"}, by=("B", "B"), plane=("N", "N"), words=("rows", "columns"),
-    )  # fmt: skip
+        name="mine",
+        title="mine",
+        source="mine",
+        run=function,
+        operands={"X": Kind("N", "d")},
+        returns={"Y": Kind("N", "d")},
+        blocks={"B": "N"},
+        by=("B", "B"),
+        plane=("N", "N"),
+        words=("rows", "columns"),
+    )
 
 
 def doubled(hbm: HBM, sram: SRAM, X: Matrix, blocks: Sizes) -> Matrix:
@@ -479,7 +552,9 @@ def doubled(hbm: HBM, sram: SRAM, X: Matrix, blocks: Sizes) -> Matrix:
 
 def test_a_program_of_one_s_own_is_counted_as_it_runs() -> None:
     run = run_program(program_of(doubled), {"X": np.ones((31, 2))}, blocks=(4,), M=100)
-    tally = count_program(program_of(doubled), {"N": 31, "d": 2}, blocks=(4,), M=100, dtype="float64")
+    tally = count_program(
+        program_of(doubled), {"N": 31, "d": 2}, blocks=(4,), M=100, dtype="float64"
+    )
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
     assert run.hbm.reads == 2 * (31 + 3 * 4)
 
@@ -489,14 +564,18 @@ MINE = Path(own_loops.__file__)
 
 
 @pytest.mark.parametrize("name", ["algorithm_1_backwards", "q_outer_backwards", "first_turn_makes"])
-def test_tune_sweep_and_lines_say_what_is_executed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_sweep_and_lines_say_what_is_executed(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     function = getattr(own_loops, name)
     Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
     tuned = flashsim.tune.tune(N=40, d=4, M=200, dtype="float64", algorithms=[function])
     (best,) = (choice for choice in tuned.by_loops.values() if choice.algorithm.endswith(name))
     run = flashsim.forward(function, Q, K, V, M=200, blocks=(best.blocks.B_r, best.blocks.B_c))
     assert (best.accesses, best.peak) == (run.hbm.accesses, run.sram.peak)
-    swept = flashsim.sweep(algorithms=[function], N=[40], d=[4], M=[200], dtype="float64", blocks=[(3, 7)])
+    swept = flashsim.sweep(
+        algorithms=[function], N=[40], d=[4], M=[200], dtype="float64", blocks=[(3, 7)]
+    )
     (row,) = swept.rows
     run = flashsim.forward(function, Q, K, V, M=200, blocks=(3, 7))
     assert row["accesses_elements"] == run.hbm.accesses
@@ -508,19 +587,32 @@ def test_tune_sweep_and_lines_say_what_is_executed(name: str, tmp_path: Path, ca
     assert f"{run.hbm.by_array['K'].reads:,}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("mask", [flashsim.Causal(), flashsim.SlidingWindow(5, 0), flashsim.Dense(np.tri(40, dtype=bool))])
+@pytest.mark.parametrize(
+    "mask",
+    [flashsim.Causal(), flashsim.SlidingWindow(5, 0), flashsim.Dense(np.tri(40, dtype=bool))],
+)
 @pytest.mark.parametrize("name", ["flash", "q_outer", "standard", "block_sparse"])
-def test_masks_dropout_and_live_tiles_are_counted_as_they_are_executed(name: str, mask: Any) -> None:
+def test_masks_dropout_and_live_tiles_are_counted_as_they_are_executed(
+    name: str, mask: Any
+) -> None:
     own = replace(FORWARD[name], name="own")
     options: dict[str, Any] = {"block_mask": "live"} if name == "block_sparse" else {}
     Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
-    arguments: dict[str, Any] = {"mask": mask, "M": 300, "blocks": (3, 7), "dropout_p": 0.1, "enforce": False, **options}
+    arguments: dict[str, Any] = {
+        "mask": mask,
+        "M": 300,
+        "blocks": (3, 7),
+        "dropout_p": 0.1,
+        "enforce": False,
+        **options,
+    }
     run = flashsim.forward(own, Q, K, V, **arguments)
     tally = flashsim.count(own, N=40, d=4, dtype="float64", **arguments)
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
 
 
-# ------------------------------------------------------------------------------------------------------- how long it takes
+# --------------------------------------------------------------------------------------------------
+# how long it takes
 
 
 def test_a_long_count_says_so_once_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,7 +623,9 @@ def test_a_long_count_says_so_once_and_why(monkeypatch: pytest.MonkeyPatch) -> N
     line = next(n for n, text in enumerate(MINE.read_text().splitlines(), 1) if "if j > i:" in text)
     message = str(warning.message)
     assert message.startswith("this count takes about ")
-    assert message[:-1].endswith(f" seconds, because it runs turn by turn: line {line} of own_loops.py compares ")
+    assert message[:-1].endswith(
+        f" seconds, because it runs turn by turn: line {line} of own_loops.py compares "
+    )
 
 
 def test_a_count_in_one_go_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,7 +634,9 @@ def test_a_count_in_one_go_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_command_line_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_says_it_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(turns, "PATIENCE", 0.0)
     how = ["--N", "40", "--d", "4", "--M", "200", "--blocks", "3", "7"]
     assert main(["count", f"{MINE}:algorithm_1_backwards", *how]) == 0
@@ -566,7 +662,9 @@ def comparing(folder: Path) -> Any:
     return module_of(text.replace(loop, skipping), folder / "comparing.py").two_sweeps
 
 
-def test_blocks_are_found_in_the_time_of_a_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_found_in_the_time_of_a_few_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A trial runs a copy of the function's code, in which the same loops are plain ones."""
     monkeypatch.setattr("flashsim.machine.turns.MOST_TURNS", 2_000)
     tally = flashsim.count(two_sweeps, N=65_536, d=64)
@@ -575,7 +673,9 @@ def test_blocks_are_found_in_the_time_of_a_few_turns(tmp_path: Path, monkeypatch
         flashsim.count(comparing(tmp_path), N=65_536, d=64)
 
 
-def test_a_slow_trial_names_the_user_s_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_trial_names_the_user_s_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("flashsim.machine.turns.PATIENCE", 0.0)
     with pytest.warns(SlowCountWarning) as caught:
         flashsim.count(comparing(tmp_path), N=64, d=4, M=400)

@@ -1,12 +1,16 @@
 """Break it to trust it: each planted bug must be caught by a check that our tests rely on.
 
-A bug is a change to the text of an algorithm, which makes a record of its own (`flashsim.tracing.planting`), or to the text of
-what it is given. The mutant runs, and the named checks, the same that the other tests make, must notice; others are not made.
-For Algorithms 0 and 1 without mask and dropout:
+A bug is a change to the text of an algorithm, which makes a record of its own
+(`flashsim.tracing.planting`), or to the text of what it is given. The mutant runs, and the named
+checks, the same that the other tests make, must notice; others are not made. For Algorithms 0 and 1
+without mask and dropout:
 
-    exact       O within its rounding bound             induction   the proof's invariant after every outer step
-    counts      accesses and peak, against theory       count only  the same, counted on shapes alone
-    refused     the memory refuses the program          escape      a result that was never registered
+    exact       O within its rounding bound             induction   the proof's invariant after
+                every outer step
+    counts      accesses and peak, against theory       count only  the same, counted on shapes
+                alone
+    refused     the memory refuses the program          escape      a result that was never
+                registered
 
 For the others, on masks and dropout, forward and backward:
 
@@ -90,7 +94,11 @@ def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
 
 def each(*tables: tuple[Any, ...]) -> list[Any]:
     """Return a parameter for each bug of (algorithm, …, bugs): what is before bugs, and the bug."""
-    return [pytest.param(*before, *bug[1:], id=f"{before[0].title}: {bug[0]}") for *before, bugs in tables for bug in bugs]
+    return [
+        pytest.param(*before, *bug[1:], id=f"{before[0].title}: {bug[0]}")
+        for *before, bugs in tables
+        for bug in bugs
+    ]
 
 
 @pytest.mark.parametrize(("name", "M"), [("flash_basic", 96), ("standard", 96), ("standard", 20)])
@@ -112,22 +120,63 @@ def test_bugs_in_algorithms_0_and_1_are_caught(
     assert unnoticed(by, on_regimes(planted(algorithm, (before, after), within=within), M)) == set()
 
 
-# ------------------------------------------------------------------------------------ all others, on masks and dropout
+# ------------------------------------------------------------------------------------ all others,
+# on masks and dropout
 
-OFFSET, HEAD, LEFT = "cols - rows[:, None]", "at_head(self.lengths, head)", "top, left = i * self._B_r, j * self._B_c"
+OFFSET, HEAD, LEFT = (
+    "cols - rows[:, None]",
+    "at_head(self.lengths, head)",
+    "top, left = i * self._B_r, j * self._B_c",
+)
 PARTS = [
     ("causal one too far", band.Band.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
     ("causal one too short", band.Band.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
-    ("causal aligned at the top left", band.Band._meets, "shift = shape.N_k - shape.N_q", "shift = 0", {"exact"}),
+    (
+        "causal aligned at the top left",
+        band.Band._meets,
+        "shift = shape.N_k - shape.N_q",
+        "shift = 0",
+        {"exact"},
+    ),
     ("window's right end left out", band.Band._meets, "least <= self", "least < self", {"exact"}),
     ("window's left end left out", band.Band._meets, "most >= shift", "most > shift", {"exact"}),
-    ("padding one key too long", paddings.KeyPadding.band, HEAD, f"{HEAD} + 1", {"exact", "poison"}),
+    (
+        "padding one key too long",
+        paddings.KeyPadding.band,
+        HEAD,
+        f"{HEAD} + 1",
+        {"exact", "poison"},
+    ),
     ("padding one query too long", paddings.QueryPadding.band, HEAD, f"{HEAD} + 1", {"exact"}),
     ("offset the wrong way", masks.SlidingWindow.band, "at_head(np", "-at_head(np", {"exact"}),
-    ("rows counted in columns' blocks", tile_masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
-    ("columns counted in rows' blocks", tile_masks.TileMask.__call__, LEFT, LEFT.replace("_B_c", "_B_r"), {"exact"}),
-    ("a finite number for −∞", tile_masks.TileMask.__call__, "-math.inf", "-1e4", {"exact", "statistics"}),
-    ("dropout by place in the tile", dropout.TileDropout._kept, "i * self._B_r, j * self._B_c", "0, 0", {"exact"}),
+    (
+        "rows counted in columns' blocks",
+        tile_masks.TileMask.__call__,
+        "i * self._B_r",
+        "i * self._B_c",
+        {"exact"},
+    ),
+    (
+        "columns counted in rows' blocks",
+        tile_masks.TileMask.__call__,
+        LEFT,
+        LEFT.replace("_B_c", "_B_r"),
+        {"exact"},
+    ),
+    (
+        "a finite number for −∞",
+        tile_masks.TileMask.__call__,
+        "-math.inf",
+        "-1e4",
+        {"exact", "statistics"},
+    ),
+    (
+        "dropout by place in the tile",
+        dropout.TileDropout._kept,
+        "i * self._B_r, j * self._B_c",
+        "0, 0",
+        {"exact"},
+    ),
     ("not divided by 1 − p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1.0", {"exact"}),
     ("divided by p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1 / self._p", {"exact"}),
 ]
@@ -154,17 +203,26 @@ VARIANTS = [
 
 
 ALONE = {
-    "q_outer_pinned": (220, 3), "snake": (400, 3), "small_cache": (400, 6), "small_cache_hybrid": (12, 3), "streamed": (300, 9),
-    "tiles_streamed": (400, 9), "hybrid_streamed": (10, 9),
-}  # fmt: skip
-"""Of those that run forward alone here: M, with room to pin some blocks, not all; and d_v, for O of several tiles."""
+    "q_outer_pinned": (220, 3),
+    "snake": (400, 3),
+    "small_cache": (400, 6),
+    "small_cache_hybrid": (12, 3),
+    "streamed": (300, 9),
+    "tiles_streamed": (400, 9),
+    "hybrid_streamed": (10, 9),
+}
+"""Of those that run forward alone here: M, with room to pin some blocks, not all; and d_v, for O
+of several tiles.
+"""
 
 
 CHECKS = frozenset({"exact", "statistics", "gradients", "poison", "refused", "counts"})
 
 
 def on_variants(algorithm: Algorithm, checks: Collection[str] = CHECKS) -> Iterator[str]:
-    """Run both passes on masks and dropout, the other one as it is, and yield those of the checks that object."""
+    """Run both passes on masks and dropout, the other one as it is, and yield those of the
+    checks that object.
+    """
     if "counts" in checks:
         with np.errstate(all="ignore"):
             try:
@@ -177,7 +235,11 @@ def on_variants(algorithm: Algorithm, checks: Collection[str] = CHECKS) -> Itera
 
 
 def variants(algorithm: Algorithm) -> list[Case]:
-    return [replace(case, d_v=ALONE[algorithm.name][1]) for case in VARIANTS] if alone(algorithm) else VARIANTS
+    return (
+        [replace(case, d_v=ALONE[algorithm.name][1]) for case in VARIANTS]
+        if alone(algorithm)
+        else VARIANTS
+    )
 
 
 def alone(algorithm: Algorithm) -> bool:
@@ -193,18 +255,30 @@ def passes(algorithm: Algorithm) -> list[Algorithm]:
 
 def how(algorithm: Algorithm, case: Case) -> dict[str, Any]:
     blocks = 1 if algorithm.name == "memory_efficient" else case.B_r, case.B_c
-    asked: dict[str, Any] = {"M": 400, "blocks": blocks, "mask": case.masked()[0], "dropout_p": case.dropout_p}
+    asked: dict[str, Any] = {
+        "M": 400,
+        "blocks": blocks,
+        "mask": case.masked()[0],
+        "dropout_p": case.dropout_p,
+    }
     if alone(algorithm):
         del asked["blocks"]
-        asked |= {"M": ALONE[algorithm.name][0], "sizing": flashsim.Fixed(case.B_r, case.B_c, enforced=False)}
+        asked |= {
+            "M": ALONE[algorithm.name][0],
+            "sizing": flashsim.Fixed(case.B_r, case.B_c, enforced=False),
+        }
     if algorithm.name == "block_sparse":
         T_r, T_c = -(-case.N_q // case.B_r), -(-case.N_k // case.B_c)
-        asked["block_mask"] = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (np.arange(T_c) == T_c - 1)
+        asked["block_mask"] = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (
+            np.arange(T_c) == T_c - 1
+        )
     return asked
 
 
 def counted_as_known(algorithm: Algorithm) -> bool:
-    """Say whether both passes move what theory says, on a variant with all parts, and with tiles that positions forbid."""
+    """Say whether both passes move what theory says, on a variant with all parts, and with tiles
+    that positions forbid.
+    """
     cases = variants(algorithm)
     original = {"forward": FORWARD, "backward": BACKWARD}[algorithm.direction][algorithm.name]
     for one, case in itertools.product(passes(algorithm), (cases[5], cases[2], cases[3], cases[7])):
@@ -267,10 +341,18 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
         run = as_it_is(algorithm.name, case)
     else:
         run = flashsim.forward(ahead, Q, K, V, **options)
-    if "exact" in checks and of_bound(run.O, want.O, error_bound(Q, K, V, **rounding(ahead, run.blocks), **oracle)) > 1:
+    if (
+        "exact" in checks
+        and of_bound(run.O, want.O, error_bound(Q, K, V, **rounding(ahead, run.blocks), **oracle))
+        > 1
+    ):
         yield "exact"
     if "statistics" in checks and run.l is not None and run.m is not None:
-        delta = (case.d + 4) * 2**-53 * score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
+        delta = (
+            (case.d + 4)
+            * 2**-53
+            * score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
+        )
         relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
         live = np.isfinite(want.m)
         if (
@@ -284,15 +366,29 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
             wanted = want.m + np.log(want.l)
         live = np.isfinite(wanted)
         reach = score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
-        off = (2 * (case.d + 4) * reach + 2 * run.blocks.T_c * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
-        if not np.array_equal(np.isfinite(run.lse), live) or of_bound(run.lse[live], wanted[live], 4 * off[live]) > 1:
+        off = (
+            2 * (case.d + 4) * reach
+            + 2 * run.blocks.T_c * (reach + 1)
+            + case.N_k
+            + 8 * run.blocks.T_c
+            + 8
+        ) * 2**-53
+        if (
+            not np.array_equal(np.isfinite(run.lse), live)
+            or of_bound(run.lse[live], wanted[live], 4 * off[live]) > 1
+        ):
             yield "statistics"
-    for check, back in itertools.product([c for c in ("gradients", "dO = 1") if c in checks], backward):
+    for check, back in itertools.product(
+        [c for c in ("gradients", "dO = 1") if c in checks], backward
+    ):
         dO, exact = gradients_of(case, sparse, check)
         got = flashsim.backward(back, run, dO)
         rounded = backward_rounding(back, run.blocks, got.blocks)
         bounds = bounds_of(case, sparse, check, tuple(rounded.items()))
-        if any(of_bound(*three) > 1 for three in zip((got.dQ, got.dK, got.dV), exact, bounds, strict=True)):
+        if any(
+            of_bound(*three) > 1
+            for three in zip((got.dQ, got.dK, got.dV), exact, bounds, strict=True)
+        ):
             yield check
     dead = np.zeros(case.N_k, bool) if oracle["mask"] is None else ~oracle["mask"].any(axis=0)
     if dead.any() and "poison" in checks:
@@ -307,7 +403,9 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [*BACKWARD.values(), *map(FORWARD.__getitem__, ALONE)], ids=lambda one: one.title)
+@pytest.mark.parametrize(
+    "algorithm", [*BACKWARD.values(), *map(FORWARD.__getitem__, ALONE)], ids=lambda one: one.title
+)
 def test_the_original_is_not_accused_on_masks_and_dropout(algorithm: Algorithm) -> None:
     assert list(on_variants(algorithm)) == []
     allowed = [case.oracle["mask"] for case in VARIANTS if case.oracle["mask"] is not None]
@@ -317,12 +415,19 @@ def test_the_original_is_not_accused_on_masks_and_dropout(algorithm: Algorithm) 
 
 @pytest.mark.filterwarnings("ignore:the accesses are equal")  # of a bug that stores another type
 @pytest.mark.parametrize(("algorithm", "within", "before", "after", "by"), each(*TEXTS))
-def test_bugs_in_the_text_are_caught(algorithm: Algorithm, within: Any, before: str, after: str, by: set[str]) -> None:
+def test_bugs_in_the_text_are_caught(
+    algorithm: Algorithm, within: Any, before: str, after: str, by: set[str]
+) -> None:
     checks = CHECKS if "refused" in by else by  # the memory may refuse either pass
-    assert unnoticed(by, on_variants(planted(algorithm, (before, after), within=within), checks)) == set()
+    assert (
+        unnoticed(by, on_variants(planted(algorithm, (before, after), within=within), checks))
+        == set()
+    )
 
 
-@pytest.mark.parametrize(("bug", "function", "before", "after", "by"), PARTS, ids=[bug[0] for bug in PARTS])
+@pytest.mark.parametrize(
+    ("bug", "function", "before", "after", "by"), PARTS, ids=[bug[0] for bug in PARTS]
+)
 def test_bugs_in_mask_and_dropout_are_caught_by_every_algorithm(
     bug: str, function: Any, before: str, after: str, by: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,9 +438,15 @@ def test_bugs_in_mask_and_dropout_are_caught_by_every_algorithm(
         assert unnoticed(by - {"statistics"}, on_variants(BACKWARD["standard"], by)) == set()
 
 
-@pytest.mark.parametrize(("bug", "before", "after"), UNSEEN_WITH_ONES, ids=[bug[0] for bug in UNSEEN_WITH_ONES])
-def test_a_gradient_of_ones_would_miss_what_a_random_one_catches(bug: str, before: str, after: str) -> None:
+@pytest.mark.parametrize(
+    ("bug", "before", "after"), UNSEEN_WITH_ONES, ids=[bug[0] for bug in UNSEEN_WITH_ONES]
+)
+def test_a_gradient_of_ones_would_miss_what_a_random_one_catches(
+    bug: str, before: str, after: str
+) -> None:
     wrong = planted(BACKWARD["flash"], (before, after))
-    noticed = {check for case in VARIANTS for check in objections(wrong, case, ["gradients", "dO = 1"])}
+    noticed = {
+        check for case in VARIANTS for check in objections(wrong, case, ["gradients", "dO = 1"])
+    }
     assert "gradients" in noticed
     assert "dO = 1" not in noticed

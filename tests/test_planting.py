@@ -1,4 +1,6 @@
-"""Planting: a mutated record beside the original, refused where the text to change is not there once."""
+"""Planting: a mutated record beside the original, refused where the text to change is not there
+once.
+"""
 
 import linecache
 from dataclasses import replace
@@ -34,14 +36,19 @@ def test_a_mutated_record_runs_and_the_original_stays() -> None:
 
 
 def test_a_part_that_an_algorithm_calls_is_changed_for_that_record_alone() -> None:
-    wrong = planted(FORWARD["standard"], ("P_tilde_i / nonzero(l_i)", "P_tilde_i / 2"), within=softmax_rows.whole_rows)
+    wrong = planted(
+        FORWARD["standard"],
+        ("P_tilde_i / nonzero(l_i)", "P_tilde_i / 2"),
+        within=softmax_rows.whole_rows,
+    )
     right = flashsim.forward("standard", Q, K, V, **SIZES).O
     assert np.abs(flashsim.forward(wrong, Q, K, V, **SIZES).O - right).max() > 0.01
     assert np.array_equal(flashsim.forward("standard", Q, K, V, **SIZES).O, right)
 
 
 @pytest.mark.parametrize(
-    ("change", "times"), [(("no such text", "x"), "0 times in flash, "), (("on_chip(", "("), "9 times in flash, ")]
+    ("change", "times"),
+    [(("no such text", "x"), "0 times in flash, "), (("on_chip(", "("), "9 times in flash, ")],
 )
 def test_a_text_that_is_not_there_once_is_refused(change: tuple[str, str], times: str) -> None:
     with pytest.raises(ValueError, match=f"occurs {times}.*algorithm_2_flash.py; expected once"):
@@ -74,7 +81,11 @@ def test_a_mutant_keeps_its_lines_and_shows_its_text() -> None:
 
 
 def test_a_method_is_changed_in_its_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlidingWindow, "band", mutated(SlidingWindow.band, ("self.right + moved", "self.right - 1 + moved")))
+    monkeypatch.setattr(
+        SlidingWindow,
+        "band",
+        mutated(SlidingWindow.band, ("self.right + moved", "self.right - 1 + moved")),
+    )
     window = SlidingWindow(2, 1)
     assert not window.whole(Shape(3, 3, 1, 1), ())[0, 1]
 
@@ -91,5 +102,7 @@ def test_each_change_of_a_bug_has_a_place_in_some_algorithm(direction: str, bugs
                 except ValueError:
                     continue
             assert places, (bug.what, change)
-    with pytest.raises(ValueError, match=f"unknown bug 'x' of a {direction} pass; known: {next(iter(bugs))}, "):
+    with pytest.raises(
+        ValueError, match=f"unknown bug 'x' of a {direction} pass; known: {next(iter(bugs))}, "
+    ):
         with_bug("flash", "x", direction)

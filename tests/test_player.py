@@ -1,4 +1,5 @@
-"""The player in a real browser: headless Chromium from the system, driven by Playwright, with pages opened from disk.
+"""The player in a real browser: headless Chromium from the system, driven by Playwright, with pages
+opened from disk.
 
     apt-get install chromium-headless-shell && pip install ".[browser]"
 
@@ -45,13 +46,23 @@ FRAME = {"width": 960, "height": 480}
 Opener = Callable[..., Any]
 
 
-def recorded(name: str | Algorithm = "flash", n: int = 12, d: int = 4, blocks: tuple[int, int] = (3, 4), **options: Any) -> Trace:
+def recorded(
+    name: str | Algorithm = "flash",
+    n: int = 12,
+    d: int = 4,
+    blocks: tuple[int, int] = (3, 4),
+    **options: Any,
+) -> Trace:
     rng = np.random.default_rng(0)
     Q, K, V = (rng.standard_normal((n, d)).astype(np.float32) * 2 for _ in range(3))
-    return flashsim.trace(name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=4 * d * max(blocks), **options)
+    return flashsim.trace(
+        name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=4 * d * max(blocks), **options
+    )
 
 
-def recorded_backward(name: str | Algorithm = "flash", n: int = 12, d: int = 4, **options: Any) -> Trace:
+def recorded_backward(
+    name: str | Algorithm = "flash", n: int = 12, d: int = 4, **options: Any
+) -> Trace:
     dO = np.random.default_rng(1).standard_normal((n, d)).astype(np.float32)
     return recorded(name, n, d, dO=dO, **options)
 
@@ -62,12 +73,21 @@ both_directions = pytest.mark.parametrize("direction", RECORDED)
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
-    """Save a trace and open its page; at the end, see that it asked for nothing and complained of nothing."""
+    """Save a trace and open its page; at the end, see that it asked for nothing and complained
+    of nothing.
+    """
     contexts: list[Any] = []
     complaints: list[str] = []
     requests: list[str] = []
 
-    def opened(trace: Trace, *, at: str = "", versus: Trace | None = None, text: str | None = None, **options: Any) -> Any:
+    def opened(
+        trace: Trace,
+        *,
+        at: str = "",
+        versus: Trace | None = None,
+        text: str | None = None,
+        **options: Any,
+    ) -> Any:
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(trace.html(versus=versus) if text is None else text, encoding="utf-8")
         context = browser.new_context(**{"viewport": DESK, **options})
@@ -100,7 +120,8 @@ def each_step(page: Any, shown: str, steps: Iterable[int] | None = None) -> list
 
 
 SECOND = "[player.views[1].t, document.querySelectorAll('.now')[1].textContent]"
-TIPS = "[...document.querySelectorAll('{}')].map((cell) => cell.dataset.tip)"  # what is told on hovering
+# what is told on hovering
+TIPS = "[...document.querySelectorAll('{}')].map((cell) => cell.dataset.tip)"
 
 
 def step(page: Any, view: int = 0) -> int:
@@ -126,7 +147,8 @@ def state(page: Any) -> str:
     """Return all that a step shows: text and pictures."""
     return str(
         page.evaluate(
-            "[...document.querySelectorAll('#views, #where')].map((e) => e.innerHTML.replaceAll(' class=\"\"', '')).join() + "
+            "[...document.querySelectorAll('#views, #where')].map((e) => e.innerHTML.replaceAll(' "
+            "class=\"\"', '')).join() + "
             "[...document.querySelectorAll('.grid, #sparks')].map((c) => c.toDataURL()).join()"
         )
     )
@@ -136,7 +158,9 @@ PAYLOAD = """<img src=x onerror="window.ran=1"><svg onload=window.ran=1>'"></tit
 
 
 def hostile(thing: Any) -> Any:
-    """Put a script into every text of a trace: after it, but before a block's index, and before a line's number."""
+    """Put a script into every text of a trace: after it, but before a block's index, and before
+    a line's number.
+    """
     if isinstance(thing, str) and thing.startswith("line "):
         return PAYLOAD + thing
     if isinstance(thing, str):
@@ -157,11 +181,19 @@ ALL_THAT_OPENS = """(() => {
 
 
 @both_directions
-def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(open_page: Opener, tmp_path: Path, direction: str) -> None:
+def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(
+    open_page: Opener, tmp_path: Path, direction: str
+) -> None:
     trace = RECORDED[direction](n=6)
-    trace = replace(trace, about=replace(trace.about, command="flashsim step", notes=("a note",), options="causal"))
+    trace = replace(
+        trace,
+        about=replace(trace.about, command="flashsim step", notes=("a note",), options="causal"),
+    )
     data = hostile(json.loads(json.dumps(as_json(trace))))
-    data["loops"] = [[[hostile(variable), index] for variable, index in around] for around in as_json(trace)["loops"]]
+    data["loops"] = [
+        [[hostile(variable), index] for variable, index in around]
+        for around in as_json(trace)["loops"]
+    ]
     path = tmp_path / "hostile.json.gz"
     path.write_bytes(gzip.compress(json.dumps(data).encode()))
     loaded = flashsim.load_trace(path)
@@ -200,7 +232,9 @@ def test_stepping_to_the_end_shows_the_run_s_counts(open_page: Opener, name: str
     assert step(page) == len(trace.steps) - 1
     shown = counters(page)
     for array in trace.about.arrays:
-        name = "ℓ" if array.name == "l" else array.name.replace("l_parts", "ℓparts").replace("_", "")
+        name = (
+            "ℓ" if array.name == "l" else array.name.replace("l_parts", "ℓparts").replace("_", "")
+        )
         assert shown[name] == (array.reads, array.writes)
     assert shown["total"] == (trace.events[-1].reads, trace.events[-1].writes)
     assert f"All {sum(shown['total']):,} equal the prediction." in page.inner_text(".versus")
@@ -211,16 +245,25 @@ def test_stepping_to_the_end_shows_the_run_s_counts(open_page: Opener, name: str
 
 @pytest.mark.parametrize("name", ["flash", "q_outer_two_pass"])
 def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
-    """What is shown as new of dQ, dK, dV at the last tile of each block is what the backward pass returned."""
+    """What is shown as new of dQ, dK, dV at the last tile of each block is what the backward
+    pass returned.
+    """
     rng = np.random.default_rng(0)
     Q, K, V, dO = (rng.standard_normal((12, 4)).astype(np.float32) * 2 for _ in range(4))
-    run = flashsim.forward(name.removesuffix("_two_pass"), Q, K, V, sizing=Fixed(3, 4, enforced=False), M=64)
+    run = flashsim.forward(
+        name.removesuffix("_two_pass"), Q, K, V, sizing=Fixed(3, 4, enforced=False), M=64
+    )
     made, made_trace = with_trace(flashsim.backward, name, run, dO)
     shown = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
-    for at, tips in zip(made_trace.steps, each_step(open_page(made_trace), TIPS.format(".pairs td[data-tip]")), strict=True):
+    for at, tips in zip(
+        made_trace.steps,
+        each_step(open_page(made_trace), TIPS.format(".pairs td[data-tip]")),
+        strict=True,
+    ):
         inside = made_trace.events[at.first : at.last + 1]
         for array in {event.name[:2] for event in inside if event.kind == "compute"} & set(shown):
-            if (at.rows if array == "dQ" else at.cols) is None:  # zeros, before a load says of which rows
+            # zeros, before a load says of which rows
+            if (at.rows if array == "dQ" else at.cols) is None:
                 assert any(tip.startswith(f"{array} new") and "of its block" in tip for tip in tips)
                 continue
             for row, column, x in cells_of(tips, array, "new"):
@@ -232,7 +275,9 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
 def cells_of(tips: list[str], array: str, age: str) -> list[tuple[int, int, float]]:
     """Read what cells of a gradient tell: row (or key), column, and the exact value."""
     found = []
-    for place, _, row, column in ((tip, *tip.split(", ")) for tip in tips if tip.startswith(f"{array} {age},")):
+    for place, _, row, column in (
+        (tip, *tip.split(", ")) for tip in tips if tip.startswith(f"{array} {age},")
+    ):
         found.append((int(row.split()[1]), int(column.split(":")[0].split()[1]), exact([place])[0]))
     return found
 
@@ -247,7 +292,9 @@ def test_old_and_new_of_dQ_are_told_apart(open_page: Opener) -> None:
     page = open_page(trace, at=f"#t={at.number}")
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
     for age, value in zip(("old", "new"), pair(at, "dQ"), strict=True):
-        assert np.array_equal(np.array([x for _, _, x in cells_of(tips, "dQ", age)], np.float32), value.ravel())
+        assert np.array_equal(
+            np.array([x for _, _, x in cells_of(tips, "dQ", age)], np.float32), value.ravel()
+        )
     assert {row for row, _, _ in cells_of(tips, "dQ", "new")} == {6, 7, 8}
     assert {key for key, _, _ in cells_of(tips, "dK", "old")} == {4, 5, 6, 7}
     assert cells_of(tips, "dK", "new") == []  # line 22 makes it
@@ -282,7 +329,9 @@ def test_buttons_without_use_say_why(open_page: Opener) -> None:
 
 
 @both_directions
-def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, direction: str) -> None:
+def test_every_step_shows_its_counts_line_tile_and_occupancy(
+    open_page: Opener, direction: str
+) -> None:
     trace = RECORDED[direction](causal=True)
     page = open_page(trace)
     shown = each_step(
@@ -291,7 +340,9 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
         .map((part) => document.querySelector(part).textContent).concat(document.querySelector(".grid").ariaLabel,
         [...document.querySelectorAll(".source .on")].map((line) => line.textContent.match(/line \\d+/)?.[0]))""",
     )
-    for at, (where, fill, number, now, said, reads, writes, grid, *source) in zip(trace.steps, shown, strict=True):
+    for at, (where, fill, number, now, said, reads, writes, grid, *source) in zip(
+        trace.steps, shown, strict=True
+    ):
         last = trace.events[at.last]
         assert where == f"step {at.number} of {len(trace.steps) - 1}"
         over = last.occupancy - 64
@@ -303,7 +354,9 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
         assert ("current" in grid) == (at.tile is not None)
         if at.tile:
             assert f"current tile row {at.tile[0] + 1}, column {at.tile[1] + 1};" in grid
-            assert all(f"{name} = {n + 1} of " in said for name, n in zip("ij", at.tile, strict=True))
+            assert all(
+                f"{name} = {n + 1} of " in said for name, n in zip("ij", at.tile, strict=True)
+            )
         assert ("rescaled" in said) == (at.rescaled > 0)
 
 
@@ -317,10 +370,15 @@ def test_a_user_s_own_lines_are_shown_with_their_text(open_page: Opener) -> None
     Q, K, V = np.ones((3, 4, 2), np.float32)
     trace = flashsim.trace(mine, Q, K, V, blocks=(4, 4), M=200)
     page = open_page(trace)
-    line, text = mine.__code__.co_firstlineno + 2, "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)"
+    line, text = (
+        mine.__code__.co_firstlineno + 2,
+        "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)",
+    )
     assert page.inner_text(".now") == f"line {line} of test_player.py {text} · load Q1, K1"
     assert page.locator(".source .on").all_inner_texts() == [f"        {text}"]
-    assert page.inner_text("#said").startswith(f"Step 0, line {line} of test_player.py, tile 1, 1: load Q_1, K_1.")
+    assert page.inner_text("#said").startswith(
+        f"Step 0, line {line} of test_player.py, tile 1, 1: load Q_1, K_1."
+    )
 
 
 @both_directions
@@ -353,19 +411,26 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     steps = [at for at in trace.steps if at.tile in ((0, 0), (2, 1), (3, 2))]
     assert len(steps) == 24
     clicked = "document.querySelectorAll('.events button')[n].click()"
-    tips = f"[...document.querySelectorAll('.events button')].map((_, n) => ({clicked}, {TIPS.format('.tile td')}))"
+    tips = (
+        f"[...document.querySelectorAll('.events button')].map((_, n) => ({clicked}, "
+        f"{TIPS.format('.tile td')}))"
+    )
     page = open_page(trace)
     for at, shown in zip(steps, each_step(page, tips, (at.number for at in steps)), strict=True):
         for event, cells in zip(trace.of(at), shown, strict=True):
             assert event.value is not None
-            assert np.array_equal(np.array(exact(cells), np.float32).reshape(event.value.shape), event.value)
+            assert np.array_equal(
+                np.array(exact(cells), np.float32).reshape(event.value.shape), event.value
+            )
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
     for age, want in zip(("old", "new"), pair(steps[-1], "O"), strict=True):
         found = exact([tip for tip in tips if tip.startswith(f"O {age},")])
         assert np.array_equal(np.array(found, np.float32).reshape(want.shape), want)
     page.evaluate("player.go(10)")
     page.mouse.move(*middle_of(page, "tile (i, j) = (1, 1)"))
-    assert page.inner_text("#tip").startswith("tile (i, j) = (1, 1): done\nqueries 0 to 2, keys 0 to 3")
+    assert page.inner_text("#tip").startswith(
+        "tile (i, j) = (1, 1): done\nqueries 0 to 2, keys 0 to 3"
+    )
     page.mouse.move(*middle_of(page, "K_1: 16"))
     assert page.inner_text("#tip") == "K_1: 16 elements, loaded"
     page.mouse.move(*middle_of(page, "K_1, row"))
@@ -378,7 +443,9 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     assert page.inner_text("#tip") == "V_1 in HBM: keys 0 to 3, on chip now, loaded"
 
 
-def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with_its_step(open_page: Opener) -> None:
+def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with_its_step(
+    open_page: Opener,
+) -> None:
     trace = recorded()
     page = open_page(trace, at="#t=2")
     page.locator(".events button").first.click()
@@ -396,12 +463,16 @@ def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with
     assert np.array_equal(np.array(shown, np.float32).reshape(value.shape), value)
     page.focus(".grid")
     assert at.tile is not None
-    assert page.inner_text("#tip").startswith(f"tile (i, j) = {(at.tile[0] + 1, at.tile[1] + 1)}: current")
+    assert page.inner_text("#tip").startswith(
+        f"tile (i, j) = {(at.tile[0] + 1, at.tile[1] + 1)}: current"
+    )
 
 
 def test_the_curves_are_named_with_what_they_reach(open_page: Opener) -> None:
     sizes: dict[str, Any] = {"M": 500, "blocks": (3, 4)}
-    trace = flashsim.trace("flash_basic", *np.random.default_rng(0).standard_normal((3, 12, 4)), **sizes)
+    trace = flashsim.trace(
+        "flash_basic", *np.random.default_rng(0).standard_normal((3, 12, 4)), **sizes
+    )
     counted = flashsim.count("flash_basic", N=12, d=4, **sizes)
     page = open_page(trace)
     texts = page.evaluate(
@@ -433,14 +504,17 @@ def test_links_to_a_step(open_page: Opener) -> None:
     until(page, "location.hash === '#t=8'")
     page.evaluate("location.hash = '#t=100000'")
     until(page, "player.t === player.length - 1")
-    page.evaluate("location.hash = '#t=7', history.replaceState(null, '', '#t=0')")  # the address, written meanwhile
+    # the address, written meanwhile
+    page.evaluate("location.hash = '#t=7', history.replaceState(null, '', '#t=0')")
     until(page, "player.t === 7")
 
 
 def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) -> None:
     trace = recorded(causal=True)
     steps = trace.steps
-    starts = [s.number for s in steps if s.tile and (s.number == 0 or steps[s.number - 1].turn != s.turn)]
+    starts = [
+        s.number for s in steps if s.tile and (s.number == 0 or steps[s.number - 1].turn != s.turn)
+    ]
     page = open_page(trace)
     for start in starts[:4]:
         press(page, "ArrowDown")
@@ -481,14 +555,20 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     reached = set()
     for _ in range(60):
         press(page, "Tab")
-        reached.add(page.evaluate("(now => now.id || now.className || now.innerText)(document.activeElement)"))
+        reached.add(
+            page.evaluate(
+                "(now => now.id || now.className || now.innerText)(document.activeElement)"
+            )
+        )
     controls = page.eval_on_selector_all(
-        "button, input, select, [tabindex]", "all => all.filter(e => e.offsetParent).map(e => e.id || e.className || e.innerText)"
+        "button, input, select, [tabindex]",
+        "all => all.filter(e => e.offsetParent).map(e => e.id || e.className || e.innerText)",
     )
     assert set(controls) - reached == set()
     unnamed = page.eval_on_selector_all(
         "button, input, select, canvas:not([aria-hidden]), section, [role]",
-        "all => all.filter(e => !(e.getAttribute('aria-label') || e.innerText.trim() || e.closest('[hidden]')))"
+        "all => all.filter(e => !(e.getAttribute('aria-label') || e.innerText.trim() || "
+        "e.closest('[hidden]')))"
         ".map(e => e.outerHTML)",
     )
     assert unnamed == []
@@ -528,7 +608,9 @@ INSIDE = """(() => { const {layout} = player.views[0].grid, [x, y, width, height
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE])
-def test_the_scores_are_in_HBM_only_where_they_are_stored(viewport: dict[str, int], open_page: Opener) -> None:
+def test_the_scores_are_in_HBM_only_where_they_are_stored(
+    viewport: dict[str, int], open_page: Opener
+) -> None:
     for name, stored in (("flash", False), ("standard", True)):
         page = open_page(recorded(name), at="#t=3", viewport=viewport)
         assert page.evaluate("player.views[0].run.stored") is stored
@@ -536,7 +618,9 @@ def test_the_scores_are_in_HBM_only_where_they_are_stored(viewport: dict[str, in
         assert len(page.evaluate(CORNERS)) == (5 if stored else 7)
 
 
-def test_strips_of_the_scores_that_pass_through_HBM_are_said_to(open_page: Opener, tmp_path: Path) -> None:
+def test_strips_of_the_scores_that_pass_through_HBM_are_said_to(
+    open_page: Opener, tmp_path: Path
+) -> None:
     for name, kept in (("small_cache", "stored in strips"), ("flash", "never stored")):
         trace = recorded(name)
         assert (trace.about.arrays[-1].name == "S") == (name == "small_cache")
@@ -548,7 +632,9 @@ def test_strips_of_the_scores_that_pass_through_HBM_are_said_to(open_page: Opene
 
 
 def test_names_of_arrays_beside_the_scores_have_room(open_page: Opener) -> None:
-    """A name with a superscript is as large as the others, or nearly: 12 pixels of the picture, and never below 10."""
+    """A name with a superscript is as large as the others, or nearly: 12 pixels of the picture,
+    and never below 10.
+    """
     page = open_page(recorded("split_kv", n=16, blocks=(16, 4)), at="#t=3")
     assert any(page.evaluate("player.views[0].run.beside[0].map((name) => name.endsWith('parts'))"))
     sizes = page.evaluate(
@@ -560,7 +646,9 @@ def test_names_of_arrays_beside_the_scores_have_room(open_page: Opener) -> None:
 
 
 def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
-    """An output that is never read is "made" on chip, at every step; queries and keys are "loaded"."""
+    """An output that is never read is "made" on chip, at every step; queries and keys are
+    "loaded".
+    """
     trace = recorded("q_outer")
     (O,) = (array for array in trace.about.arrays if array.name == "O")
     assert O.reads == 0
@@ -574,18 +662,28 @@ def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     [
         ("flash", {}, {}, ""),
         ("q_outer", {"causal": True}, {"causal": True}, "with causal "),
-        ("block_sparse", {"block_mask": butterfly}, {"block_mask": butterfly}, "with block_mask butterfly "),
+        (
+            "block_sparse",
+            {"block_mask": butterfly},
+            {"block_mask": butterfly},
+            "with block_mask butterfly ",
+        ),
         ("sliding_window", {"window": (4, 0)}, {}, "without SlidingWindow(4, 0) "),
     ],
 )
 def test_what_is_said_of_the_reference_names_it_and_its_mask(
     name: str, options: dict[str, Any], asked: dict[str, Any], said_as: str
 ) -> None:
-    """The factor at the reference's sizes is with the run's mask, where that has every length; else without, as is said."""
+    """The factor at the reference's sizes is with the run's mask, where that has every length;
+    else without, as is said.
+    """
     size: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
     standard = flashsim.theory.exact("standard", **size).accesses
     its = flashsim.theory.exact(name, **size, **asked)
-    sizes = f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is {standard / its.accesses:.2f} times."
+    sizes = (
+        f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is "
+        f"{standard / its.accesses:.2f} times."
+    )
     assert paging._wins(recorded(name, **options)) == f"{sizes} The factor follows M/d²"
 
 
@@ -593,14 +691,23 @@ def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
     trace = recorded("block_sparse", 24, 4, (3, 3), block_mask=patterns.butterfly)
     page = open_page(trace, at="#t=100000")
     skipped = int((~patterns.butterfly(8, 8)).sum())
-    assert f"{63 - skipped} done, {skipped} skipped" in (page.get_attribute(".grid", "aria-label") or "")
+    assert f"{63 - skipped} done, {skipped} skipped" in (
+        page.get_attribute(".grid", "aria-label") or ""
+    )
     assert "skipped" in page.inner_text(".legend")
     page = open_page(recorded(causal=True))
     assert "partial" in page.inner_text(".legend")
     for words, colour in (("loaded", "load"), ("made", "chip")):  # the bar's two colours
-        item = f"[...document.querySelectorAll('.legend li')].find((li) => li.innerText.trim() === '{words}')"
-        drawn = page.evaluate(f"[...{item}.firstChild.getContext('2d').getImageData(16, 16, 1, 1).data].slice(0, 3)")
-        named = page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('--{colour}').trim()")
+        item = (
+            "[...document.querySelectorAll('.legend li')].find((li) => li.innerText.trim() === "
+            f"'{words}')"
+        )
+        drawn = page.evaluate(
+            f"[...{item}.firstChild.getContext('2d').getImageData(16, 16, 1, 1).data].slice(0, 3)"
+        )
+        named = page.evaluate(
+            f"getComputedStyle(document.documentElement).getPropertyValue('--{colour}').trim()"
+        )
         assert "#" + "".join(f"{part:02x}" for part in drawn) == named.lower()
     assert "skipped" not in page.inner_text(".legend")
 
@@ -633,7 +740,8 @@ def test_two_runs_go_by_time_and_those_of_different_sizes_say_why(open_page: Ope
     page.click("#by-time")
     press(page, "ArrowLeft")
     until(page, f"location.hash === '#t={len(first.steps) - 2}&by=time'")
-    page = open_page(recorded(), versus=recorded(n=16))  # of different sizes, which cannot go by tile
+    # of different sizes, which cannot go by tile
+    page = open_page(recorded(), versus=recorded(n=16))
     for _ in range(2):
         assert page.get_attribute("#by-time", "aria-pressed") == "true"
         page.click("#by-tile", force=True)
@@ -669,7 +777,8 @@ def test_by_tile_the_second_run_shows_the_same_tile(
                 assert covering is not None
                 assert covering[0] < mine[1]
                 assert mine[0] < covering[1]
-            assert its.tile in (at.tile, None)  # standard attention has blocks of its own in some of its lines
+            # standard attention has blocks of its own in some of its lines
+            assert its.tile in (at.tile, None)
             assert "skipped" not in said
         if at.tile and at.tile not in visited:
             assert f"tile ({at.tile[0] + 1}, {at.tile[1] + 1}) is skipped here" in said
@@ -682,7 +791,9 @@ def test_by_tile_the_second_run_shows_the_same_tile(
 
 
 def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
-    """Flash's S goes with standard attention's S, and its O with O, though those are two passes over the tiles apart."""
+    """Flash's S goes with standard attention's S, and its O with O, though those are two passes
+    over the tiles apart.
+    """
     first, second = recorded(), recorded("standard")
     page = open_page(first, versus=second)
     for tile in ((1, 2), (3, 0)):
@@ -694,8 +805,13 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
             assert any(e.kind == "compute" for e in second.events[its.first : its.last + 1])
 
 
-@pytest.mark.parametrize(("bug", "direction"), [("no_rescale", "forward"), ("last_block", "forward"), ("overwrite", "backward")])
-def test_a_run_and_its_bug_are_at_the_same_line(open_page: Opener, bug: str, direction: str) -> None:
+@pytest.mark.parametrize(
+    ("bug", "direction"),
+    [("no_rescale", "forward"), ("last_block", "forward"), ("overwrite", "backward")],
+)
+def test_a_run_and_its_bug_are_at_the_same_line(
+    open_page: Opener, bug: str, direction: str
+) -> None:
     right, wrong = RECORDED[direction](), RECORDED[direction](with_bug("flash", bug, direction))
     places = {(s.label, s.loops): s.number for s in wrong.steps}
     page = open_page(right, versus=wrong)
@@ -722,15 +838,21 @@ def test_values_that_differ_are_marked(open_page: Opener) -> None:
     differ = int((pair(at, "dQ")[1] != pair(wrong.steps[at.number], "dQ")[1]).sum())
     assert differ > 0
     for view in (0, 1):
-        assert page.locator(".pairs").nth(view).locator(".differs").count() == (differ if view else 0)
-        assert page.locator(".tile").nth(view).locator(".differs").count() == (differ if view else 0)
+        assert page.locator(".pairs").nth(view).locator(".differs").count() == (
+            differ if view else 0
+        )
+        assert page.locator(".tile").nth(view).locator(".differs").count() == (
+            differ if view else 0
+        )
     press(page, "ArrowLeft")
     assert page.locator(".differs").count() == 0
 
 
 @both_directions
 def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str) -> None:
-    """Matrix, SRAM, the whole HBM table and the current line of both, at 1280×720, even with a title of two lines."""
+    """Matrix, SRAM, the whole HBM table and the current line of both, at 1280×720, even with a
+    title of two lines.
+    """
     record = RECORDED[direction]
     bug = "no_rescale" if direction == "forward" else "overwrite"
     wrong = record(with_bug("flash", bug, direction), causal=True)
@@ -745,24 +867,42 @@ def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str) 
 
 
 def test_beside_a_second_run_all_of_a_row_is_seen(open_page: Opener) -> None:
-    """m, its factor, ℓ and four columns of O, at each step: where O is not rescaled, these are what differs."""
+    """m, its factor, ℓ and four columns of O, at each step: where O is not rescaled, these are
+    what differs.
+    """
     right, wrong = recorded(causal=True), recorded(with_bug("flash", "no_rescale"), causal=True)
     page = open_page(right, versus=wrong)
-    cut = "Math.max(...[...document.querySelectorAll('.pairs')].map((box) => box.scrollWidth - box.clientWidth))"
+    cut = (
+        "Math.max(...[...document.querySelectorAll('.pairs')].map((box) => box.scrollWidth - "
+        "box.clientWidth))"
+    )
     for width in (1280, 1400):
         page.set_viewport_size({"width": width, "height": 720})
         assert max(each_step(page, cut)) == 0
-    assert page.evaluate("[4e-4, -0.0777, 12.3456, 123456].map(number)") == ["4.0e−4", "−0.078", "12.35", "1.2e+5"]
+    assert page.evaluate("[4e-4, -0.0777, 12.3456, 123456].map(number)") == [
+        "4.0e−4",
+        "−0.078",
+        "12.35",
+        "1.2e+5",
+    ]
 
 
 def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
     right = recorded()
     wrong = recorded(with_bug("flash", "no_rescale"))
     page = open_page(right, versus=wrong)
-    for kind, text in (("instead", "l_i * exp(m_i - finite(m_i_new)) * O_i"), ("changed", "l_i * O_i")):
-        assert [line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()] == [text]
+    for kind, text in (
+        ("instead", "l_i * exp(m_i - finite(m_i_new)) * O_i"),
+        ("changed", "l_i * O_i"),
+    ):
+        assert [
+            line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()
+        ] == [text]
     page.click("#next-difference")
-    both = zip(*([trace.events[s.last].value for s in right.steps] for trace in (right, wrong)), strict=True)
+    both = zip(
+        *([trace.events[s.last].value for s in right.steps] for trace in (right, wrong)),
+        strict=True,
+    )
     same_until = next(number for number, (a, b) in enumerate(both) if not np.array_equal(a, b))
     assert step(page) == same_until
     assert right.steps[same_until].label == "line 15"
@@ -783,15 +923,16 @@ def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict
     transport = page.locator("#transport").bounding_box()
     assert transport["y"] + transport["height"] <= viewport["height"] + 1
     assert transport["height"] < viewport["height"] / 3
-    for target in page.locator("button:visible:not(.digits), input, select").all():  # `all digits` has nothing near it
+    # `all digits` has nothing near it
+    for target in page.locator("button:visible:not(.digits), input, select").all():
         box = target.bounding_box()
         assert min(box["width"], box["height"]) >= 24, target.inner_text()  # WCAG 2.2
 
 
 @pytest.mark.parametrize("beside", ["q_outer", "backward"])
 def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: str | None) -> None:
-    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes the page's thread, whose time
-    others do not lengthen, three frames at most.
+    """A page opens within a second: at best, as others may use the machine meanwhile. A step takes
+    the page's thread, whose time others do not lengthen, three frames at most.
     """
     trace = recorded("flash_basic", 256, 16, (16, 16))
     assert len(trace.steps) == 1553
@@ -805,7 +946,9 @@ def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: 
     def spent() -> float:
         """Milliseconds of the processor that the page's thread has had."""
         metrics = session.send("Performance.getMetrics")["metrics"]
-        return 1000 * float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
+        return 1000 * float(
+            next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+        )
 
     opened, took = 10_000.0, 10_000.0
     for _ in range(30):
@@ -852,22 +995,32 @@ def test_a_damaged_trace_is_said(browser: Any, tmp_path: Path) -> None:
     page.close()
 
 
-# ---------------------------------------------------------------------------------- without eyes, without a mouse, in frames
+# ---------------------------------------------------------------------------------- without eyes,
+# without a mouse, in frames
 
 
 def test_a_step_is_said_once(open_page: Opener) -> None:
     page = open_page(recorded(causal=True), at="#t=3")
-    assert page.inner_text("#said") == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."
-    label = "Score matrix of 4 by 3 tiles, computed, never stored: current tile row 1, column 1; 0 done, 0 skipped, 11 ahead"
+    assert (
+        page.inner_text("#said")
+        == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."
+    )
+    label = (
+        "Score matrix of 4 by 3 tiles, computed, never stored: current tile row 1, column 1; 0 "
+        "done, 0 skipped, 11 ahead"
+    )
     assert page.get_attribute(".grid", "aria-label") == label
     assert page.get_attribute("#scrub", "aria-valuetext") == "step 3 of 99, line 10"
     live = page.eval_on_selector_all(
-        "[aria-live], output, [role=status], [role=log], [role=alert]:not([hidden])", "all => all.map(e => e.id)"
+        "[aria-live], output, [role=status], [role=log], [role=alert]:not([hidden])",
+        "all => all.map(e => e.id)",
     )
     assert live == ["said"]
     page.focus("#scrub")
     press(page, "ArrowRight")
-    assert page.get_attribute("#scrub", "aria-valuetext").startswith("Step 4, line 11, j = 1 of 3, i = 1 of 4: compute")
+    assert page.get_attribute("#scrub", "aria-valuetext").startswith(
+        "Step 4, line 11, j = 1 of 3, i = 1 of 4: compute"
+    )
     assert page.inner_text("#said") == ""  # the slider says it
     page.focus("#forward")
     press(page, "ArrowRight")
@@ -877,9 +1030,13 @@ def test_a_step_is_said_once(open_page: Opener) -> None:
 def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
     page = open_page(recorded(), versus=recorded("standard"), at="#t=20")
     said = page.inner_text("#said")
-    assert said.startswith("First run: Step 20, line 11, j = 1 of 3, i = 3 of 4: compute S_masked_ij.")
+    assert said.startswith(
+        "First run: Step 20, line 11, j = 1 of 3, i = 3 of 4: compute S_masked_ij."
+    )
     assert f"Second run: Step {step(page, 1)}, line " in said
-    names = page.eval_on_selector_all("article, section, [role=region]", "all => all.map(e => e.ariaLabel)")
+    names = page.eval_on_selector_all(
+        "article, section, [role=region]", "all => all.map(e => e.ariaLabel)"
+    )
     assert None not in names
     assert len(set(names)) == len(names)
     same = open_page(recorded(), versus=recorded(), at="#t=20")
@@ -928,7 +1085,9 @@ def test_text_stands_out_from_its_ground(open_page: Opener) -> None:
     """WCAG 2's ratio of 4.5, for all text at steps that mark something."""
     forward, backward = recorded(causal=True), recorded_backward()
     rescaled = next(s for s in forward.steps if s.rescaled)
-    added = [next(s for s in backward.steps if s.label == label) for label in ("line 16", "line 21")]
+    added = [
+        next(s for s in backward.steps if s.label == label) for label in ("line 16", "line 21")
+    ]
     for trace, steps in ((forward, [rescaled]), (backward, added)):
         page = open_page(trace)
         for at in steps:
@@ -957,7 +1116,9 @@ def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
 
 
 def test_it_fits_into_a_notebook_s_frame(open_page: Opener) -> None:
-    """JupyterLab leaves about 830 pixels: matrix, counters and the current line are seen, and nothing sticks out."""
+    """JupyterLab leaves about 830 pixels: matrix, counters and the current line are seen, and
+    nothing sticks out.
+    """
     for trace in (recorded(causal=True), recorded_backward()):
         page = open_page(trace, at="#t=46", viewport={"width": 830, "height": 720})
         assert page.evaluate("document.documentElement.scrollWidth") <= 830
@@ -968,10 +1129,14 @@ def test_it_fits_into_a_notebook_s_frame(open_page: Opener) -> None:
 
 
 def test_it_runs_in_jupyter_s_frame(open_page: Opener) -> None:
-    """Though the frame may open unseen, as in an output that is folded, or in a tab that is not in front."""
+    """Though the frame may open unseen, as in an output that is folded, or in a tab that is not
+    in front.
+    """
     shown = recorded()._repr_html_()
     hidden = f'<div id="fold" style="display: none">{shown}</div>'
-    page = open_page(recorded(), text=f"<!DOCTYPE html><html data-ready><body>{shown}{hidden}</body></html>")
+    page = open_page(
+        recorded(), text=f"<!DOCTYPE html><html data-ready><body>{shown}{hidden}</body></html>"
+    )
     page.wait_for_timeout(500)
     page.evaluate("document.querySelector('#fold').style.display = ''")
     drawn = """canvas => canvas.width > 300 &&
@@ -985,7 +1150,8 @@ def test_it_runs_in_jupyter_s_frame(open_page: Opener) -> None:
     page.wait_for_timeout(400)  # until the address would change
 
 
-# ------------------------------------------------------------------------------------------ movement, formulas, slides, files
+# ------------------------------------------------------------------------------------------
+# movement, formulas, slides, files
 
 
 SAID = """Array.from({length: player.length}, (_, t) => (player.go(t), [...document.querySelectorAll(".spelled p")].map((p) => {
@@ -997,10 +1163,18 @@ SAID = """Array.from({length: player.length}, (_, t) => (player.go(t), [...docum
 
 
 @pytest.mark.parametrize(
-    ("name", "direction"), [("flash_basic", "forward"), ("q_outer", "forward"), ("standard", "forward"), ("flash", "backward")]
+    ("name", "direction"),
+    [
+        ("flash_basic", "forward"),
+        ("q_outer", "forward"),
+        ("standard", "forward"),
+        ("flash", "backward"),
+    ],
 )
 def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direction: str) -> None:
-    """What is written between the first and the last sign of equality, computed here, is what stands after the last."""
+    """What is written between the first and the last sign of equality, computed here, is what
+    stands after the last.
+    """
     trace = RECORDED[direction](name)
     assert formulas_that_hold(open_page(trace), trace) > 25
     assert {e.name for e in trace.events if e.kind == "compute"} >= {"S_ij"}
@@ -1028,7 +1202,9 @@ def formulas_that_hold(page: Any, trace: Trace) -> int:
     computed = 0
     for at, lines in zip(trace.steps, shown, strict=True):
         for line in lines:
-            _, *spelled, result = line.replace("−", "-").replace("∞", "inf").replace("·", "*").split(" = ")
+            _, *spelled, result = (
+                line.replace("−", "-").replace("∞", "inf").replace("·", "*").split(" = ")
+            )
             (text,) = spelled
             if re.search(r"…|[^\W\de]", text.replace("max", "")):
                 continue  # with a symbol whose number the page does not have: τ, MASK
@@ -1038,7 +1214,9 @@ def formulas_that_hold(page: Any, trace: Trace) -> int:
     return computed
 
 
-def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_less_the_new_maximum(open_page: Opener) -> None:
+def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_less_the_new_maximum(
+    open_page: Opener,
+) -> None:
     trace = recorded()
     at = next(s for s in trace.steps if s.rescaled)
     page = open_page(trace, at=f"#t={at.number}")
@@ -1063,7 +1241,9 @@ def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_les
 
 
 def test_an_ambiguous_name_is_not_spelled_out(open_page: Opener) -> None:
-    """Two blocks of one array under names of one quantity: a formula with one of them twice would be a lie."""
+    """Two blocks of one array under names of one quantity: a formula with one of them twice
+    would be a lie.
+    """
 
     def both(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(2)
@@ -1111,7 +1291,9 @@ def test_a_slide_shows_one_panel(open_page: Opener) -> None:
     for panel, part in parts.items():
         page = open_page(trace, at=f"#t=30&panel={panel}")
         assert step(page) == 30
-        assert page.locator(".view > section:visible").first.evaluate("(e, part) => e.matches(part)", part)
+        assert page.locator(".view > section:visible").first.evaluate(
+            "(e, part) => e.matches(part)", part
+        )
         assert not page.locator("#transport").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     press(page, "ArrowRight")
@@ -1148,12 +1330,17 @@ def test_a_film_has_a_frame_for_each_step_and_an_end(
     trace = recorded(n=6, d=2)
     moved = [number for number in moving(trace) if 4 <= number <= 9]
     with Image.open(film(trace, 4, 9, tmp_path / "some.gif")) as gif:
-        read = [(np.asarray(frame.convert("RGB")), frame.info["duration"]) for frame in ImageSequence.Iterator(gif)]
+        read = [
+            (np.asarray(frame.convert("RGB")), frame.info["duration"])
+            for frame in ImageSequence.Iterator(gif)
+        ]
     frames, times = zip(*read, strict=True)
     assert times.count(filming.STAY) == 6
     assert times.count(filming.MOVE) == len(filming.ON_THE_WAY) * len(moved) > 0
     assert all((one != other).any() for one, other in pairwise(frames))
-    assert main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
+    assert (
+        main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
+    )
     assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
     assert not (tmp_path / "no.gif").exists()
     monkeypatch.setattr(filming, "MOST_STEPS", 2)
@@ -1164,7 +1351,9 @@ def test_a_film_has_a_frame_for_each_step_and_an_end(
         film(trace, len(trace.steps), len(trace.steps), tmp_path / "none.gif")
 
 
-def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: dict[str, list[Any]] = {"tiles": [], "arrows": [], "values": []}
 
     class Tile(Rectangle):
@@ -1190,20 +1379,30 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(tmp_path: Path
         for each in drawn.values():
             each.clear()
         camera.frame(step)
-        assert drawn["tiles"].count(filming.DONE) == sum(end < step.number for end in visited.values())
+        assert drawn["tiles"].count(filming.DONE) == sum(
+            end < step.number for end in visited.values()
+        )
         kinds = [event.kind for event in trace.of(step) if event.kind in MOVES]
         assert drawn["arrows"] == [(kind == "load", kind == "store") for kind in kinds]
-        now = {event.name: event.value for event in trace.events[: step.last + 1] if event.value is not None}
+        now = {
+            event.name: event.value
+            for event in trace.events[: step.last + 1]
+            if event.value is not None
+        }
         resident = [name for name, _ in trace.events[step.last].resident]
         for name, shown in zip(resident, drawn["values"], strict=True):
-            assert np.array_equal(shown, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True)
+            assert np.array_equal(
+                shown, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True
+            )
 
 
 def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     at: list[float] = []
     draw = filming._Camera._tile
 
-    def drawn(self: Any, axes: Any, name: str, size: int, middle: tuple[float, float], *how: Any) -> None:
+    def drawn(
+        self: Any, axes: Any, name: str, size: int, middle: tuple[float, float], *how: Any
+    ) -> None:
         if name == its and len(how) == 1:  # else it lies on chip
             at.append(middle[0])
         draw(self, axes, name, size, middle, *how)
@@ -1221,7 +1420,12 @@ def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.M
 
 
 def test_names_in_a_film_are_set_in_print() -> None:
-    names = {"K[0]": "$K_{1}$", "S[1, 2]": "$S_{2,3}$", "m_tilde_ij": r"$\tilde{m}_{ij}$", "a$b": r"a\$b"}
+    names = {
+        "K[0]": "$K_{1}$",
+        "S[1, 2]": "$S_{2,3}$",
+        "m_tilde_ij": r"$\tilde{m}_{ij}$",
+        "a$b": r"a\$b",
+    }
     names["l_i_new"] = r"$\ell_{i}^{\mathrm{new}}$"
     assert {name: filming._math(name) for name in names} == names
 
@@ -1231,14 +1435,22 @@ def test_a_film_s_words_are_of_ten_pixels_at_least_on_a_phone() -> None:
     camera = filming._Camera(trace, trace.steps)
     for step in trace.steps[::9]:
         camera.frame(step)
-        found = [text for text in camera._figure.findobj(Text) if text.get_visible() and text.get_text()]
-        words = [text for text in found if text.axes is None or text.axes.axison or text in text.axes.texts]
+        found = [
+            text for text in camera._figure.findobj(Text) if text.get_visible() and text.get_text()
+        ]
+        words = [
+            text
+            for text in found
+            if text.axes is None or text.axes.axison or text in text.axes.texts
+        ]
         assert len(words) > 8
         phone = 358 / (72 * filming.WIDE)  # pixels of the phone that a point becomes
         assert min(float(text.get_fontsize()) for text in words) * phone >= 9.9
         wide, tall = camera._figure.bbox.size
         boxes = [text.get_window_extent() for text in words]
-        assert all(box.x0 >= 0 and box.x1 <= wide and box.y0 >= 0 and box.y1 <= tall for box in boxes)
+        assert all(
+            box.x0 >= 0 and box.x1 <= wide and box.y0 >= 0 and box.y1 <= tall for box in boxes
+        )
 
 
 def test_a_film_shows_the_whole_of_a_long_line(tmp_path: Path) -> None:
@@ -1252,11 +1464,16 @@ def test_a_film_shows_the_whole_of_a_long_line(tmp_path: Path) -> None:
     assert (frame[75:110] < 128).any()  # its second line
 
 
-@pytest.mark.parametrize(("n", "d", "blocks"), [(4, 100, (4, 4)), (100, 50, (100, 100))], ids=["wide", "not recorded"])
-def test_a_film_keeps_within_sram_whatever_the_tiles(n: int, d: int, blocks: tuple[int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n", "d", "blocks"), [(4, 100, (4, 4)), (100, 50, (100, 100))], ids=["wide", "not recorded"]
+)
+def test_a_film_keeps_within_sram_whatever_the_tiles(
+    n: int, d: int, blocks: tuple[int, int], tmp_path: Path
+) -> None:
     X = np.random.default_rng(0).normal(size=(n, d))
     trace = flashsim.trace("flash_basic", X, X, X, blocks=blocks, M=10**5)
-    step = next(step.number for step in trace.steps if step.label == "line 10")  # nothing moves there
+    # nothing moves there
+    step = next(step.number for step in trace.steps if step.label == "line 10")
     with Image.open(film(trace, step, step, tmp_path / "one.gif")) as gif:
         frame = np.asarray(gif.convert("L"))
     assert (frame[116:, 413:432] == 255).all()  # between the two memories

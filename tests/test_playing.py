@@ -58,7 +58,9 @@ def test_a_solution_parts_nowhere(name: str, options: str, shown: Any) -> None:
         ("divide_once", "O_i = on_chip(O_i / l_i, over=O_i)", "pass", "sram.store(O[i]"),
     ],
 )
-def test_a_mistake_parts_at_its_line(name: str, right: str, wrong: str, parts: str, shown: Any) -> None:
+def test_a_mistake_parts_at_its_line(
+    name: str, right: str, wrong: str, parts: str, shown: Any
+) -> None:
     assert SOLUTIONS[name].count(right) == 1
     page = shown(name, SOLUTIONS[name].replace(right, wrong))
     page.click("#next-difference")
@@ -85,7 +87,9 @@ def test_what_cannot_be_played_is_said(
     monkeypatch.chdir(tmp_path)
     start("5", tmp_path)
     start("1", tmp_path)
-    Path("06_x.py").write_text(SOLUTIONS["divide_once"].replace("m_i = sram.full", "m_i = sram.ful"), encoding="utf-8")
+    Path("06_x.py").write_text(
+        SOLUTIONS["divide_once"].replace("m_i = sram.full", "m_i = sram.ful"), encoding="utf-8"
+    )
     for typed, said in {
         "05_inner_loop.py": "05_inner_loop.py cannot be played yet: 8 holes are left, at lines ",
         "01_load_a_tile.py": "is of exercise 1, which is not a whole algorithm; 5, 6, 13 can be played",
@@ -99,4 +103,7 @@ def test_what_cannot_be_played_is_said(
         assert said in err
         assert err.count("\n") == 1
     assert main(["exercise", "check", "05_inner_loop.py"]) == 1
-    assert "Where it parts from the right run: flashsim step 05_inner_loop.py --open" in capsys.readouterr().out
+    assert (
+        "Where it parts from the right run: flashsim step 05_inner_loop.py --open"
+        in capsys.readouterr().out
+    )

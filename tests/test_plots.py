@@ -1,4 +1,6 @@
-"""The pictures, by their content: what is drawn where, against theory; and the files, byte for byte."""
+"""The pictures, by their content: what is drawn where, against theory; and the files, byte for
+byte.
+"""
 
 import inspect
 import json
@@ -94,13 +96,16 @@ def assert_readable(figure: Figure) -> None:
         assert min(box.x0, box.y0) >= 0, text
         assert box.x1 <= figure.bbox.x1, text
         assert box.y1 <= figure.bbox.y1, text
-    lows, highs = np.sort([box.padded(-0.5).get_points() for box in texts.values()], axis=1).swapaxes(0, 1)
+    lows, highs = np.sort(
+        [box.padded(-0.5).get_points() for box in texts.values()], axis=1
+    ).swapaxes(0, 1)
     before = (lows[:, None] <= highs).all(axis=2)
     said = [text.get_text() for text in texts]
     assert [(said[a], said[b]) for a, b in np.argwhere(np.triu(before & before.T, 1))] == []
 
 
-# ------------------------------------------------------------------------------------------------- Figure 2, middle
+# -------------------------------------------------------------------------------------------------
+# Figure 2, middle
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +132,8 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert "N = 512, d = 64, float16" in blocks.get_xlabel()
     assert "until SRAM is full" in blocks.get_title(loc="left")
     assert not blocks.child_axes  # one unit
-    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit").hbm.accesses  # as in the other figures
+    # as in the other figures
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit").hbm.accesses
     assert {y for _, y in xy(blocks, "standard")} == {standard}
     assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
     curve = xy(blocks, "theory")
@@ -142,17 +148,25 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", **how).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
     for which in ("", "backward "):  # a diamond's edge says of which pass it is
-        assert line(blocks, f"{which}paper").get_markeredgecolor() == line(blocks, f"{which}theory").get_color()
+        assert (
+            line(blocks, f"{which}paper").get_markeredgecolor()
+            == line(blocks, f"{which}theory").get_color()
+        )
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("M", [1500, 25_600, 51_200, 60_000])
-def test_no_more_than_a_fifth_of_blocks_is_grey_and_no_key_lies_on_lines(M: int, wide: bool, backward: bool) -> None:
+def test_no_more_than_a_fifth_of_blocks_is_grey_and_no_key_lies_on_lines(
+    M: int, wide: bool, backward: bool
+) -> None:
     ax = plot_blocks(blocks_data(N=LENGTH, d=D, M=M, backward=backward), wide=wide)
     figure_of(ax).draw_without_rendering()
     (outline,) = area(ax, "does not fit").get_paths()
-    start, end = (ax.transData.transform((x, 1))[0] for x in (outline.get_extents().x0, outline.get_extents().x1))
+    start, end = (
+        ax.transData.transform((x, 1))[0]
+        for x in (outline.get_extents().x0, outline.get_extents().x1)
+    )
     whole = ax.get_window_extent()
     assert 0 < end - start <= whole.width / 5
     assert ax.get_legend() is None
@@ -189,14 +203,17 @@ def test_blocks_where_everything_and_where_nothing_fits() -> None:
     roomy = plot_blocks(blocks_data(N=32, d=16, M=10**6))
     assert not [x for x in roomy.collections if x.get_gid() == "does not fit"]
     assert any("⌈M/4d⌉ ≥ N = 32" in text for text in said_beside(roomy))
-    assert [text for text in said_beside(roomy) if "FlashAttention" in text] == ["FlashAttention\ncircles: simulated runs"]
+    assert [text for text in said_beside(roomy) if "FlashAttention" in text] == [
+        "FlashAttention\ncircles: simulated runs"
+    ]
     tight = plot_blocks(blocks_data(N=32, d=16, M=20, backward=True))
     assert blocks_data(N=32, d=16, M=20)["largest_that_fits"] is None
     assert not [x for x in tight.collections if x.get_gid() == "does not fit"]
     assert not [x for x in tight.get_lines() if x.get_gid() == "limit"]
     assert xy(tight, "theory") == xy(tight, "simulator") == []
     assert tight.get_title(loc="left") == "Not even single rows\nof K and V fit M"
-    assert not [text for text in said_beside(tight) if "FlashAttention" in text]  # of curves that are not there
+    # of curves that are not there
+    assert not [text for text in said_beside(tight) if "FlashAttention" in text]
     half = plot_blocks(blocks_data(N=32, d=16, M=400, backward=True))
     assert [x for x, _ in xy(half, "theory")] == [1, 2, 3, 4, 5]
     few = plot_blocks(blocks_data(N=32, d=16, M=130, backward=True))
@@ -207,10 +224,14 @@ def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
     N = LENGTH
     for B_c, accesses in xy(blocks, "backward theory"):
         T_c = -(-N // int(B_c))
-        assert accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
+        assert (
+            accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
+        )
     (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
     assert [x for x, _ in xy(blocks, "backward theory")] == list(range(16, limit + 1))
-    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit", direction="backward").hbm.accesses
+    standard = flashsim.count(
+        "standard", N=LENGTH, d=D, M=51_200, sizing="fit", direction="backward"
+    ).hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
     assert blocks_data(N=64, d=8, backward=True)["backward"]["floor"] == 8 * 64 * 8
 
@@ -223,14 +244,18 @@ def test_blocks_of_any_small_size() -> None:
         plot_blocks(blocks_data(N_q=21 - N_k, N=N_k, d=3, backward=False), ax=ax)
         sizes = [x for x, _ in xy(ax, "theory")]
         assert sizes == list(range(max(N_k // 8, 1), N_k + 1))
-        assert {B_c for B_c in (1, 2, 4, 8, 16) if sizes[0] <= B_c <= N_k} <= {x for x, _ in xy(ax, "simulator")}
+        assert {B_c for B_c in (1, 2, 4, 8, 16) if sizes[0] <= B_c <= N_k} <= {
+            x for x, _ in xy(ax, "simulator")
+        }
         assert set(xy(ax, "simulator")) <= set(xy(ax, "theory"))
         low, high = ax.get_xlim()
         assert sum(low <= tick <= high for tick in ax.get_xticks()) >= min(N_k.bit_length(), 3)
 
 
 def test_data_of_blocks_is_of_what_is_asked() -> None:
-    """Bytes are exact for 32-bit inputs, and more for 16; forward may stand alone; long sequences are counted on shapes."""
+    """Bytes are exact for 32-bit inputs, and more for 16; forward may stand alone; long
+    sequences are counted on shapes.
+    """
     single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
     assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
     assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
@@ -244,7 +269,9 @@ def test_data_of_blocks_is_of_what_is_asked() -> None:
             blocks_data(**wrong)
 
 
-def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """However small M is: line 1's own blocks, and standard attention's, may be single rows."""
     tiles = []
 
@@ -259,12 +286,14 @@ def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest
     assert data["simulator"][0]["B_c"] == 2
     assert max(tiles) == 128 * 128
     tiles.clear()
-    assert blocks_data(N=256, d=8, M=40)["simulator_ran_on"] == "shapes"  # single rows: of a quarter of what fits
+    # single rows: of a quarter of what fits
+    assert blocks_data(N=256, d=8, M=40)["simulator_ran_on"] == "shapes"
     assert blocks_data(N=2048, d=1, backward=False)["simulator_ran_on"] == "shapes"
     assert tiles == []
 
 
-# -------------------------------------------------------------------------------------------------------- Theorem 2
+# --------------------------------------------------------------------------------------------------
+# Theorem 2
 
 
 THEOREMS: dict[str, tuple[Any, Any, str, Any]] = {
@@ -290,7 +319,9 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
     fixed = {"N": 16_384, "d": 64, "M": 51_200}
     for ax, variable in zip(axes, "NdM", strict=True):
         assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-        assert ax.get_ylabel() == "backward\n" * (direction == "backward") + "HBM accesses (elements)"
+        assert (
+            ax.get_ylabel() == "backward\n" * (direction == "backward") + "HBM accesses (elements)"
+        )
         assert ax.get_xlabel()
         assert ax.get_title(loc="left")
         band = np.asarray(area(ax, "band").get_paths()[0].vertices)
@@ -298,7 +329,10 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
             for value, accesses in xy(ax, name):
                 at: dict[str, Any] = {**fixed, variable: int(value)}
                 assert at["d"] <= at["M"] <= at["N"] * at["d"]
-                assert accesses == theory.exact(name, **at, direction=direction, sizing="paper").accesses
+                assert (
+                    accesses
+                    == theory.exact(name, **at, direction=direction, sizing="paper").accesses
+                )
                 if name == own:
                     low, high = sorted({float(y) for x, y in band if x == value})
                     assert low <= accesses <= high
@@ -307,12 +341,15 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
         for value, accesses in xy(ax, "proof"):
             at = {**fixed, variable: int(value)}
             assert accesses == sum(theory.proof_accounting(at["N"], at["d"], direction))
-        assert any("FlashAttention: slope" in text and "residual 0.0" in text for text in legend_texts(ax))
+        assert any(
+            "FlashAttention: slope" in text and "residual 0.0" in text for text in legend_texts(ax)
+        )
     assert {x for x, _ in xy(axes[1], "M = d²")} == {51_200**0.5}
     assert {x for x, _ in xy(axes[2], "M = d²")} == {64**2}
 
 
-# --------------------------------------------------------------------------------------------------- Figure 2, left
+# --------------------------------------------------------------------------------------------------
+# Figure 2, left
 
 
 def widths(ax: Axes) -> dict[str, float]:
@@ -322,26 +359,41 @@ def widths(ax: Axes) -> dict[str, float]:
 def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     data = traffic_data()
     by_bytes, by_flops, by_pass = plot_traffic(data)
-    run: dict[str, Any] = {"N": 1024, "d": 64, "heads": 1024, "dtype": "float16", "causal": True, "dropout_p": 0.1}
+    run: dict[str, Any] = {
+        "N": 1024,
+        "d": 64,
+        "heads": 1024,
+        "dtype": "float16",
+        "causal": True,
+        "dropout_p": 0.1,
+    }
     drawn = widths(by_bytes)
     for name, gigabytes in (("standard", 40.3), ("flash", 4.4)):
         for kilobytes in (100, 192, 512):
             asked: dict[str, Any] = {"M": 512 * kilobytes, "sizing": "fit"}
-            tallies = [flashsim.count(name, **run, **asked, direction=w) for w in ("forward", "backward")]
+            tallies = [
+                flashsim.count(name, **run, **asked, direction=w) for w in ("forward", "backward")
+            ]
             assert all(tally.sram.over == 0 for tally in tallies)
             assert drawn.pop(f"{name} {kilobytes}") == sum(t.hbm.bytes for t in tallies)
         assert drawn.pop(f"{name} paper") == gigabytes * 1e9
     assert not drawn
     products = 2 * 1024**2 * 64 * 1024
     assert data["product_flops"] == products
-    assert [data["model"][name]["flops"]["matmul"] for name in ("standard", "flash")] == [6 * products, 7 * products]
+    assert [data["model"][name]["flops"]["matmul"] for name in ("standard", "flash")] == [
+        6 * products,
+        7 * products,
+    ]
     flops = {name: data["model"][name]["flops"]["total"] for name in ("standard", "flash")}
     ratios = {"standard flops": 1, "flash flops": flops["flash"] / flops["standard"]}
     paper = {"standard paper flops": 1, "flash paper flops": 75.2 / 66.6}
     assert widths(by_flops) == pytest.approx({**ratios, **paper}, rel=1e-14)
     for name in ("standard", "flash"):
         passes = data["model"][name]["passes"]
-        assert sum(one["reads"] + one["writes"] for one in passes) == data["model"][name]["by_M"][0]["bytes"]
+        assert (
+            sum(one["reads"] + one["writes"] for one in passes)
+            == data["model"][name]["by_M"][0]["bytes"]
+        )
     drawn = widths(by_pass)
     assert len(drawn) == 2 * (11 + 2)
     for name in ("standard", "flash"):
@@ -349,21 +401,35 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
             for way in ("reads", "writes"):
                 assert drawn[f"{name} {one['direction']} {one['pass']} {way}"] == one[way]
     data = data["model"]  # the passes are those of Algorithms 0 and 3
-    passes = ["QKᵀ", "mask", "softmax", "dropout", "PV", "dV", "dP", "dropout", "softmax", "dQ", "dK"]
+    passes = [
+        "QKᵀ",
+        "mask",
+        "softmax",
+        "dropout",
+        "PV",
+        "dV",
+        "dP",
+        "dropout",
+        "softmax",
+        "dQ",
+        "dK",
+    ]
     assert [one["pass"] for one in data["standard"]["passes"]] == passes
     N_by_N, N_by_d = 2 * 1024**2 * 1024, 2 * 1024 * 64 * 1024  # bytes
     QK, mask, softmax, dropout, PV, *_ = data["standard"]["passes"]
     T_r = data["standard"]["by_M"][0]["T_r"]
     assert (QK["reads"], QK["writes"]) == ((1 + T_r) * N_by_d, N_by_N)
     assert all((one["reads"], one["writes"]) == (N_by_N, N_by_N) for one in (mask, softmax))
-    assert (dropout["reads"], dropout["writes"]) == (N_by_N, N_by_N + N_by_N // 2)  # Z is a byte an element
+    # Z is a byte an element
+    assert (dropout["reads"], dropout["writes"]) == (N_by_N, N_by_N + N_by_N // 2)
     assert (PV["reads"], PV["writes"]) == (N_by_N + T_r * N_by_d, N_by_d)
     once = data["standard"]["by_M"][-1]  # in blocks of 1,024 × 64
     assert (once["T_r"], once["bytes"]) == (1, 18 * N_by_N + 12 * N_by_d)
     assert [one["pass"] for one in data["flash"]["passes"]] == ["Algorithm 2", "Algorithm 4"]
 
 
-# ------------------------------------------------------------------------------------- Figure 2, right; Figure 3, right
+# ------------------------------------------------------------------------------------- Figure 2,
+# right; Figure 3, right
 
 
 def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
@@ -373,14 +439,20 @@ def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
     length, d = data["N"], data["d"]
     floors = {"forward": 3 * length * d + 2 * length, "backward": 7 * length * d}
     for direction, numbers in data["directions"].items():
-        flash = flashsim.count("flash", N=length, d=d, M=data["M"], direction=direction, sizing="paper").hbm.accesses
+        flash = flashsim.count(
+            "flash", N=length, d=d, M=data["M"], direction=direction, sizing="paper"
+        ).hbm.accesses
         assert (numbers["floor"], numbers["flash"]) == (floors[direction], flash)
         total = data["T_r"] * data["T_c"]
         for point in (*numbers["random"], *numbers["patterns"].values()):
-            assert (point["accesses"] - numbers["floor"]) * total == (flash - numbers["floor"]) * point["tiles"]
+            assert (point["accesses"] - numbers["floor"]) * total == (
+                flash - numbers["floor"]
+            ) * point["tiles"]
         assert numbers["random"][0]["s"] == 1
         assert xy(ax, f"{direction} random") == [(p["s"], p["accesses"]) for p in numbers["random"]]
-        assert xy(ax, f"{direction} patterns") == [(p["s"], p["accesses"]) for p in numbers["patterns"].values()]
+        assert xy(ax, f"{direction} patterns") == [
+            (p["s"], p["accesses"]) for p in numbers["patterns"].values()
+        ]
         assert {y for _, y in xy(ax, f"{direction} floor")} == {numbers["floor"]}
         assert {y for _, y in xy(ax, f"{direction} flash")} == {flash}
         butterfly = flashsim.patterns.butterfly(data["T_r"], data["T_c"])
@@ -397,7 +469,9 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
             return int(heads * 4 * n * n * 2)
         of_tiles = 0
         if name == "rabe_staats":
-            T_c = flashsim.count(name, N=n, d=d, M=data["M"], dtype="float16", sizing="fit").blocks.T_c
+            T_c = flashsim.count(
+                name, N=n, d=d, M=data["M"], dtype="float16", sizing="fit"
+            ).blocks.T_c
             of_tiles = T_c * n * (2 * d + 4 + 4)
         return int(heads * (2 * n * 4 + of_tiles))
 
@@ -406,7 +480,10 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
         crosses = data["crosses"][name]
         assert extra(name, crosses) <= data["limit"] < extra(name, crosses + 1)
         assert xy(ax, f"{name} crosses") == [(crosses, data["limit"])]
-        filled = [8 * n * d * 2 * heads + extra(name, n) for n in (data["fills"][name], data["fills"][name] + 1)]
+        filled = [
+            8 * n * d * 2 * heads + extra(name, n)
+            for n in (data["fills"][name], data["fills"][name] + 1)
+        ]
         assert filled[0] <= data["limit"] < filled[1]
     assert f"{data['fills']['flash']:,}" in " ".join(text.get_text() for text in ax.texts)
     assert {y for _, y in xy(ax, "limit")} == {40e9}
@@ -415,7 +492,8 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
     assert sorted(data["arrays"]["flash"]) == ["l", "m"]
 
 
-# ------------------------------------------------------------------------------------------------------- Appendix B.5
+# --------------------------------------------------------------------------------------------------
+# Appendix B.5
 
 
 def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
@@ -430,13 +508,20 @@ def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
     assert data["products"] == {"flash": 5, "rabe_staats": 6, "memory_efficient": 8}
     measures = data["measures"]
     assert measures["forward accesses"]["flash"] == measures["forward accesses"]["rabe_staats"]
-    difference = measures["backward accesses"]["flash"] - measures["backward accesses"]["rabe_staats"]
+    difference = (
+        measures["backward accesses"]["flash"] - measures["backward accesses"]["rabe_staats"]
+    )
     assert difference == 2 * N * D  # dK and dV, set to zero
     of_tiles = data["T_c"] * N * (D + 2)
-    assert measures["extra"] == {"flash": 2 * N, "rabe_staats": 2 * N + of_tiles, "memory_efficient": 2 * N}
+    assert measures["extra"] == {
+        "flash": 2 * N,
+        "rabe_staats": 2 * N + of_tiles,
+        "memory_efficient": 2 * N,
+    }
 
 
-# --------------------------------------------------------------------------------------------------- a run, by array
+# --------------------------------------------------------------------------------------------------
+# a run, by array
 
 
 def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
@@ -445,7 +530,12 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
         drawn = widths(ax)
         for (name, by_array), text in zip(bars.items(), bar_titles(ax), strict=True):
             pattern = flashsim.patterns.butterfly if name == "block_sparse" else None
-            asked: dict[str, Any] = {"M": 51_200, "sizing": "fit", "direction": direction, "block_mask": pattern}
+            asked: dict[str, Any] = {
+                "M": 51_200,
+                "sizing": "fit",
+                "direction": direction,
+                "block_mask": pattern,
+            }
             tally = flashsim.count(name, N=N, d=D, **asked)
             assert tally.sram.over == 0
             assert {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()} == {
@@ -465,11 +555,16 @@ BEST = "the best blocks that fit"
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("pareto", "all block sizes"), *((name, BEST) for name in ("cache_size", "lower", "lower_backward")),
-     ("fusing", "the largest blocks that fit")],
-)  # fmt: skip
+    [
+        ("pareto", "all block sizes"),
+        *((name, BEST) for name in ("cache_size", "lower", "lower_backward")),
+        ("fusing", "the largest blocks that fit"),
+    ],
+)
 def test_figures_of_all_M_name_their_setting(name: str, blocks: str) -> None:
-    """N, d, M, the dtype, who chose the blocks, and how many heads: below each axis, or along it."""
+    """N, d, M, the dtype, who chose the blocks, and how many heads: below each axis, or along
+    it.
+    """
     data = kept(name)["data"]
     said = [text for ax in plots.FIGURES[name].draw(data).axes if (text := ax.get_xlabel())]
     assert said
@@ -481,9 +576,14 @@ def test_figures_of_all_M_name_their_setting(name: str, blocks: str) -> None:
 
 @pytest.mark.parametrize("name", ["arrays", "appendix_b5", "sparsity", "l2"])
 def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> None:
-    """By default the picture says that blocks fit; with line 1's it says what share of M they need."""
+    """By default the picture says that blocks fit; with line 1's it says what share of M they
+    need.
+    """
     chart = plots.FIGURES[name]
-    for asked, said in (({}, "the largest blocks that fit M"), ({"sizing": "paper"}, "line 1's blocks: needs ")):
+    for asked, said in (
+        ({}, "the largest blocks that fit M"),
+        ({"sizing": "paper"}, "line 1's blocks: needs "),
+    ):
         data = chart.data(N=96, d=8, M=600, **asked)
         panels = chart.draw(data).axes
         assert all(said in ax.get_xlabel() and "float32" in ax.get_xlabel() for ax in panels), asked
@@ -491,20 +591,29 @@ def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> No
     for ax, peak in zip(panels, peaks.values(), strict=True):
         assert f"needs {peak / 600:.0%} of M" in ax.get_xlabel()
     ways = ("forward",) if name == "l2" else ("forward", "backward")
-    needs = [flashsim.count("flash", N=96, d=8, M=600, direction=way, sizing="paper").sram.peak for way in ways]
+    needs = [
+        flashsim.count("flash", N=96, d=8, M=600, direction=way, sizing="paper").sram.peak
+        for way in ways
+    ]
     assert max(peaks.values()) == max(needs)
 
 
 @pytest.mark.parametrize(("name", "direction"), [("theorem2", "forward"), ("theorem5", "backward")])
 def test_each_panel_of_a_theorem_says_what_its_own_blocks_need(name: str, direction: str) -> None:
     data = kept(name)["data"]
-    for ax, (variable, panel) in zip(plots.FIGURES[name].draw(data).axes, data["panels"].items(), strict=True):
+    for ax, (variable, panel) in zip(
+        plots.FIGURES[name].draw(data).axes, data["panels"].items(), strict=True
+    ):
         sizes = [{**panel["fixed"], variable: value} for value in panel["values"]]
-        tallies = [flashsim.count("flash", **size, direction=direction, sizing="paper") for size in sizes]
+        tallies = [
+            flashsim.count("flash", **size, direction=direction, sizing="paper") for size in sizes
+        ]
         needs = [tally.sram.peak / size["M"] for tally, size in zip(tallies, sizes, strict=True)]
         least, most = (f"{share:.0%}" for share in (min(needs), max(needs)))
         said = least if least == most else f"{least} to {most}"
-        assert ax.get_xlabel().endswith(f"{data['dtype']}, one head\nline 1's blocks: they need {said} of M")
+        assert ax.get_xlabel().endswith(
+            f"{data['dtype']}, one head\nline 1's blocks: they need {said} of M"
+        )
 
 
 def bar_titles(ax: Axes) -> list[str]:
@@ -514,11 +623,14 @@ def bar_titles(ax: Axes) -> list[str]:
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, flashsim.Result | flashsim.Result]:
     return {
-        name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper") for name in ("standard", "flash_basic")
+        name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper")
+        for name in ("standard", "flash_basic")
     }
 
 
-def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Result | flashsim.Result]) -> None:
+def test_run_draws_every_read_and_write(
+    tallies: dict[str, flashsim.Result | flashsim.Result],
+) -> None:
     ax = plots.plot_run(tallies)
     bars = {bar.get_gid(): bar for bar in ax.patches if isinstance(bar, Rectangle)}
     for name, tally in tallies.items():
@@ -556,12 +668,16 @@ def test_the_eight_largest_arrays_of_a_bar_have_their_numbers_below_it() -> None
     assert below == [str(20 - n) for n in range(8)]
 
 
-# ------------------------------------------------------------------------------------------------ all, and the files
+# ------------------------------------------------------------------------------------------------
+# all, and the files
 
 
 def test_the_main_figure_is_of_one_head() -> None:
     size: dict[str, Any] = {"N": 64, "d": 8, "M": 400}
-    runs = {name: flashsim.count(name, **size, sizing="fit", heads=6) for name in ("standard", "flash_basic")}
+    runs = {
+        name: flashsim.count(name, **size, sizing="fit", heads=6)
+        for name in ("standard", "flash_basic")
+    }
     figure = plots.run_figure(runs, heads=6, **size, dtype="float32")
     assert figure.get_figwidth() == 3.5
     assert_readable(figure)
@@ -573,12 +689,15 @@ def test_the_main_figure_is_of_one_head() -> None:
     assert by_array.get_title(loc="left").startswith("Algorithm 1: ")
     assert by_array.get_xlabel() == "HBM accesses (elements), one head"
     assert by_block.get_ylabel() == "HBM accesses (10³ elements)"
-    runs = {name: flashsim.count(name, **size) for name in ("standard", "q_outer")}  # a label that is not a subject
+    # a label that is not a subject
+    runs = {name: flashsim.count(name, **size) for name in ("standard", "q_outer")}
     title = plots.run_figure(runs, **size, dtype="float32").axes[0].get_title(loc="left")
     assert re.fullmatch(r"loops exchanged: [\d.]+× fewer HBM accesses", title)
 
 
-def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Result | flashsim.Result]) -> None:
+def test_given_axes_are_returned_and_settings_kept(
+    tallies: dict[str, flashsim.Result | flashsim.Result],
+) -> None:
     before = dict(matplotlib.rcParams)
     axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
     assert plot_blocks(blocks_data(N=32, d=8), ax=axes[0]) is axes[0]
@@ -599,7 +718,9 @@ def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.R
 
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
-    """From what is kept of it: that this is what is counted now is `test_the_command_of_a_record_makes_its_data`'s."""
+    """From what is kept of it: that this is what is counted now is
+    `test_the_command_of_a_record_makes_its_data`'s.
+    """
     chart = plots.FIGURES[name]
     figure = chart.draw(kept(name)["data"])
     assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
@@ -613,7 +734,11 @@ GPU_PICTURES: Any = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))["DR
 
 @pytest.mark.parametrize(
     ("record", "draw_it"),
-    [pytest.param(record, draw_it, id=name) for record, pictures in GPU_PICTURES.items() for name, draw_it in pictures.items()],
+    [
+        pytest.param(record, draw_it, id=name)
+        for record, pictures in GPU_PICTURES.items()
+        for name, draw_it in pictures.items()
+    ],
 )
 def test_a_gpu_s_picture_names_it_and_is_readable_on_a_phone(record: str, draw_it: Any) -> None:
     """One printed column, 3.5 inches: on a phone 8 points are 11 pixels."""
@@ -646,27 +771,45 @@ def test_M_is_the_size_of_sram_and_never_a_million(name: str, wide: bool) -> Non
 
 def keys(figure: Figure) -> dict[str, Any]:
     """Return what each word of the figure's keys stands beside."""
-    legends = [*figure.legends, *(legend for ax in figure.axes if (legend := ax.get_legend()) is not None)]
-    return {text.get_text(): handle for key in legends for text, handle in zip(key.texts, key.legend_handles, strict=True)}
+    legends = [
+        *figure.legends,
+        *(legend for ax in figure.axes if (legend := ax.get_legend()) is not None),
+    ]
+    return {
+        text.get_text(): handle
+        for key in legends
+        for text, handle in zip(key.texts, key.legend_handles, strict=True)
+    }
 
 
 def test_grey_bands_and_the_colours_of_bars_have_keys() -> None:
     approximate = plots.FIGURES["approximate"].draw(kept("approximate")["data"])
     for figure in (figure_of(plot_figure_3(kept("gpu_figure_3"))), approximate):
-        (band,) = (patch for ax in figure.axes for patch in ax.patches if patch.get_gid() == "paper")
+        (band,) = (
+            patch for ax in figure.axes for patch in ax.patches if patch.get_gid() == "paper"
+        )
         assert keys(figure)["the paper's crossings"].get_facecolor() == band.get_facecolor()
     figure = figure_of(plot_ladder(kept("gpu_ladder")))
     shown = {bar.get_facecolor() for bar in figure.axes[0].patches}
-    keyed = [handle.get_facecolor() for handle in keys(figure).values() if isinstance(handle, Rectangle)]
+    keyed = [
+        handle.get_facecolor() for handle in keys(figure).values() if isinstance(handle, Rectangle)
+    ]
     assert len(shown) == 3
     assert sorted(shown) == sorted(keyed)
 
 
 SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 4000, "blocks": (8, 12)}
 OTHER: dict[str, Any] = {
-    "N": 128, "N_q": 80, "d": 16, "d_v": 4, "M": "4KB", "dtype": "float64",
-    "blocks": (4, 8), "machine": "H200", "algorithms": ["split_kv"]
-}  # fmt: skip
+    "N": 128,
+    "N_q": 80,
+    "d": 16,
+    "d_v": 4,
+    "M": "4KB",
+    "dtype": "float64",
+    "blocks": (4, 8),
+    "machine": "H200",
+    "algorithms": ["split_kv"],
+}
 
 
 def words(figure: Figure) -> list[str]:
@@ -675,10 +818,15 @@ def words(figure: Figure) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", plots.FIGURES)
-def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for points, few in (("lower.LENGTHS", slice(2)), ("saved._PARTS", slice(None, None, 4))):  # each is tuned anew
+def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # each is tuned anew
+    for points, few in (("lower.LENGTHS", slice(2)), ("saved._PARTS", slice(None, None, 4))):
         module, _, of = points.partition(".")
-        monkeypatch.setattr(f"flashsim.plots.{points}", getattr(import_module(f"flashsim.plots.{module}"), of)[few])
+        monkeypatch.setattr(
+            f"flashsim.plots.{points}", getattr(import_module(f"flashsim.plots.{module}"), of)[few]
+        )
     monkeypatch.setattr("flashsim.plots.approximate._LAST", 256)
     chart = plots.FIGURES[name]
     theorem = name.startswith("theorem")
@@ -690,12 +838,15 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name
     before = json.dumps(chart.data(**given)) if asked else ""
     drawn = words(chart.draw(json.loads(before))) if asked else []
     for option in asked:
-        freed = {"dtype": "M", "M": "blocks"}.get(option)  # what, given, would leave this nothing to change
+        # what, given, would leave this nothing to change
+        freed = {"dtype": "M", "M": "blocks"}.get(option)
         without = {name: value for name, value in given.items() if name != freed}
         at = before if without == given else json.dumps(chart.data(**without))
         numbers = json.loads(json.dumps(chart.data(**without | {option: other[option]})))
         claimed = () if option == "algorithms" else (option,)
-        assert [key for key in numbers if key not in claimed and numbers[key] != json.loads(at).get(key)], option
+        assert [
+            key for key in numbers if key not in claimed and numbers[key] != json.loads(at).get(key)
+        ], option
         assert without != given or words(chart.draw(numbers)) != drawn, option
     for option in set(OTHER) - asked:
         with pytest.raises(TypeError, match=option):
@@ -713,15 +864,21 @@ def test_the_legend_of_cache_size_covers_no_point() -> None:
     for line in ax.get_lines():
         if not str(line.get_gid()).startswith("M = "):
             x, y = np.asarray(line.get_xydata(), np.float64).T
-            assert not box.count_contains(ax.transData.transform(np.stack([x, y], 1)[np.isfinite(y)])), line.get_gid()
+            assert not box.count_contains(
+                ax.transData.transform(np.stack([x, y], 1)[np.isfinite(y)])
+            ), line.get_gid()
 
 
 def test_slides_titles_are_whole_and_free() -> None:
-    """Wider and taller than printed: a long title ends within the slide, and a legend below one stays below it."""
+    """Wider and taller than printed: a long title ends within the slide, and a legend below one
+    stays below it.
+    """
     chart = plots.FIGURES["same_curve"]
     figure = chart.draw(kept("same_curve")["data"], wide=True)
     figure.draw_without_rendering()
-    assert all(box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in readable(figure)))
+    assert all(
+        box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in readable(figure))
+    )
     chart = plots.FIGURES["arrays"]
     figure = chart.draw(chart.data(N=48, d=4, M="1KB"), wide=True)
     figure.draw_without_rendering()
@@ -739,7 +896,9 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
     for name, panels, sizes in (("blocks", 1, small), ("theorem5", 3, {})):
         drawn = plots.draw(name, wide=True, **sizes)
         figure = plots.figure_of(drawn)
-        assert (1 if isinstance(drawn, Axes) else len(drawn)) == panels == plots.FIGURES[name].panels
+        assert (
+            (1 if isinstance(drawn, Axes) else len(drawn)) == panels == plots.FIGURES[name].panels
+        )
         assert figure.get_figwidth() * 9 == pytest.approx(figure.get_figheight() * 16)
         assert_readable(figure)
     for wrong, said in (
@@ -756,7 +915,8 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
 def test_figures_have_the_same_defaults_as_counts() -> None:
     asked = inspect.signature(flashsim.count).parameters
     for chart in plots.FIGURES.values():
-        of_rates = "flops" in chart.takes or chart.name == "roofline"  # times are of the type that rates are of
+        # times are of the type that rates are of
+        of_rates = "flops" in chart.takes or chart.name == "roofline"
         for name in ("M",) if of_rates else ("M", "dtype"):
             assert chart.takes.get(name, asked[name].default) == asked[name].default
 
@@ -776,7 +936,9 @@ def test_the_size_asked_for_is_the_size_counted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
+@pytest.mark.parametrize(
+    "shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}]
+)
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
     assert_readable(figure_of(plot_blocks(blocks_data(**shape))))
 
@@ -790,7 +952,9 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
         at = data["crosses"][name]["q_outer"]
         for N, fewer in ((at - 64, False), (at, True), (at + 64, True)):
             moved = approximate.count(name, N=N, k=64, **shape).hbm.accesses
-            assert (moved < flashsim.count("q_outer", N=N, sizing="fit", **shape).hbm.accesses) == fewer
+            assert (
+                moved < flashsim.count("q_outer", N=N, sizing="fit", **shape).hbm.accesses
+            ) == fewer
         assert {x for x, _ in xy(axes[0], f"{name} crosses")} == {at}
         tally = approximate.count(name, N=512, k=64, **shape)
         assert (512, tally.hbm.accesses) in xy(axes[0], f"{name} accesses")
@@ -803,24 +967,36 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
     assert (512, tally.hbm.accesses) in xy(axes[0], "reformer accesses")
     assert (512, tally.flops.matmul) in xy(axes[1], "reformer flops")
     assert (512, tally.hbm.extra + 2 * 4 * 512) in xy(axes[2], "smyrf extra")
-    with pytest.raises(ValueError, match="C is 37; expected clusters that fit in M = 4,096 elements, d = 16"):
+    with pytest.raises(
+        ValueError, match="C is 37; expected clusters that fit in M = 4,096 elements, d = 16"
+    ):
         plots.FIGURES["approximate"].data(d=16, k=64, M=4096, C=37)
-    for M, words in ((1, "M is 1; expected at least 33 elements, which 'standard' needs"), (100, "cuts N = 8,192 into 8,192 × ")):
+    for M, words in (
+        (1, "M is 1; expected at least 33 elements, which 'standard' needs"),
+        (100, "cuts N = 8,192 into 8,192 × "),
+    ):
         with pytest.raises(ValueError, match=words):
             plots.FIGURES["approximate"].data(d=16, k=64, M=M)
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
     assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
     assert (512, 2 * 512**2) in xy(axes[2], "standard extra")
-    monkeypatch.setattr("flashsim.plots.approximate._LAST", 128)  # crossings are not looked for below
+    # crossings are not looked for below
+    monkeypatch.setattr("flashsim.plots.approximate._LAST", 128)
     paper = plots.FIGURES["approximate"].data(d=16, M=4096)
     axes = plots.FIGURES["approximate"].draw(paper).axes
     for N, k, C in ((128, 16, 4), (512, 64, 16), (8192, 256, 36)):
-        assert (N, approximate.count("linformer", N=N, k=k, **shape).hbm.accesses) in xy(axes[0], "linformer accesses")
-        assert (N, approximate.count("smyrf", N=N, rounds=4, C=C, **shape).flops.matmul) in xy(axes[1], "smyrf flops")
+        assert (N, approximate.count("linformer", N=N, k=k, **shape).hbm.accesses) in xy(
+            axes[0], "linformer accesses"
+        )
+        assert (N, approximate.count("smyrf", N=N, rounds=4, C=C, **shape).flops.matmul) in xy(
+            axes[1], "smyrf flops"
+        )
     assert "k = min(N/8, 256)" in axes[2].get_xlabel()
     none = plots.FIGURES["approximate"].data(d=16, k=4096, M=4096)
     assert none["crosses"]["linformer"]["q_outer"] is None
-    assert "crosses" not in [line.get_gid() for line in plots.FIGURES["approximate"].draw(none).axes[0].get_lines()]
+    assert "crosses" not in [
+        line.get_gid() for line in plots.FIGURES["approximate"].draw(none).axes[0].get_lines()
+    ]
 
 
 def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
@@ -851,7 +1027,11 @@ def test_every_algorithm_has_a_look_of_its_own() -> None:
     assert found["flash"] == looks(["flash"])["flash"]
     assert found["mine.py:f"].label == "mine.py:f"
     drawn = looks([*compared(), "mine.py:f", "mine.py:g"]).values()
-    assert len({(look.colour, look.marker) for look in drawn}) == len({look.label for look in drawn}) == len(drawn)
+    assert (
+        len({(look.colour, look.marker) for look in drawn})
+        == len({look.label for look in drawn})
+        == len(drawn)
+    )
 
 
 @pytest.mark.parametrize(
@@ -906,7 +1086,9 @@ def test_where_fusing_pays_is_read_off_the_curves() -> None:
 
 def kept(name: str) -> dict[str, Any]:
     """Return the record of a figure that the repository keeps."""
-    record: dict[str, Any] = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads(
+        (ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8")
+    )
     return record
 
 
@@ -931,7 +1113,9 @@ def test_all_are_drawn_by_the_commands_of_the_records(
     assert main(["plot", "--all", "-o", "figures"]) == 0
     assert asked == {name: chart.shown for name, chart in charts.items()}
     for name, saved in zip(charts, capsys.readouterr().out.splitlines(), strict=True):
-        assert saved == "Saved " + ", ".join(f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json"))
+        assert saved == "Saved " + ", ".join(
+            f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json")
+        )
         made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
         assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
 
@@ -939,14 +1123,18 @@ def test_all_are_drawn_by_the_commands_of_the_records(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", [name for name, chart in plots.FIGURES.items() if chart.exact])
-def test_the_command_of_a_record_makes_its_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_a_record_makes_its_data(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(kept(name)["command"])[1:]) == 0
     made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
     assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
 
 
-@pytest.mark.parametrize(("direction", "made"), [("forward", lower_data), ("backward", lower_backward_data)])
+@pytest.mark.parametrize(
+    ("direction", "made"), [("forward", lower_data), ("backward", lower_backward_data)]
+)
 def test_the_pictures_of_lower_bounds_show_what_a_count_of_that_pass_moves(
     direction: str, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

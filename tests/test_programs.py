@@ -1,4 +1,6 @@
-"""Every program that is not attention: its counts are theory's, its lines are labelled, and it runs through the same rooms."""
+"""Every program that is not attention: its counts are theory's, its lines are labelled, and it
+runs through the same rooms.
+"""
 
 import inspect
 import pickle
@@ -58,7 +60,12 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
         assert {*program.follows} <= {*program.kinds}
         assert {*program.plane} <= {*program.symbols}
     found = programs()["linformer"]  # what a record leaves out follows from the rest
-    assert (found.name, found.options, found.by, found.plane) == ("linformer", ("tau",), ("B_r", "B_k"), ("N", "k"))
+    assert (found.name, found.options, found.by, found.plane) == (
+        "linformer",
+        ("tau",),
+        ("B_r", "B_k"),
+        ("N", "k"),
+    )
     assert found.follows == ("O", "L")
     assert programs()["reformer"].plane == ("N", "N")
     assert programs()["sparse_mlp_fused"].plane == ("N", "f")
@@ -74,9 +81,20 @@ def test_counts_are_theorys_array_by_array(program: MatrixProgram, data: st.Data
     operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
     want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
     run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
-    tally = count_program(program, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options, index=index_of(program, operands))
+    tally = count_program(
+        program,
+        sizes,
+        M=10**6,
+        blocks=blocks,
+        dtype=dtype,
+        options=options,
+        index=index_of(program, operands),
+    )
     assert run.hbm == tally.hbm == want.hbm
-    assert all(a.itemsize == program.kinds[name].dtype(dtype).itemsize for name, a in run.hbm.by_array.items())
+    assert all(
+        a.itemsize == program.kinds[name].dtype(dtype).itemsize
+        for name, a in run.hbm.by_array.items()
+    )
     assert run.sram == tally.sram == want.sram
     assert run.blocks == tally.blocks == want.blocks
     assert tally.flops.matmul == want.matmul
@@ -86,16 +104,26 @@ def test_counts_are_theorys_array_by_array(program: MatrixProgram, data: st.Data
 
 @pytest.mark.parametrize("instead", ["None", "X", "(Y, Y)", 'HBM().empty("Y", (5, 5), float)'])
 def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
-    program = planted(programs()["kernel_x_outer"], ("return Y  # line 13", f"return {instead}  # line 13"))
+    program = planted(
+        programs()["kernel_x_outer"], ("return Y  # line 13", f"return {instead}  # line 13")
+    )
     with pytest.raises(MemoryModelError, match=r"'kernel_x_outer' .* returned .*; expected "):
         small(program)
 
 
 @pytest.mark.parametrize(
     ("blocks", "enforce", "enforced"),
-    [((2, 2), None, True), ((2, 2), True, True), ((2, 2), False, False), (None, None, False), (None, True, True)],
+    [
+        ((2, 2), None, True),
+        ((2, 2), True, True),
+        ((2, 2), False, False),
+        (None, None, False),
+        (None, True, True),
+    ],
 )
-def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, enforce: Any, enforced: bool) -> None:
+def test_blocks_that_are_given_are_enforced_whatever_sizing_says(
+    blocks: Any, enforce: Any, enforced: bool
+) -> None:
     how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
     how["options"] = {"k": Radial("gaussian")}
     sizes = {"N": 5, "n": 5, "d": 2, "e": 2}
@@ -131,7 +159,9 @@ def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
 
 @every
 @given(data=st.data())
-def test_the_blocks_that_are_chosen_are_theorys(program: MatrixProgram, data: st.DataObject) -> None:
+def test_the_blocks_that_are_chosen_are_theorys(
+    program: MatrixProgram, data: st.DataObject
+) -> None:
     if program.line_1 is None:
         pytest.skip("its blocks must be given")
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 40), label=symbol))
@@ -140,7 +170,10 @@ def test_the_blocks_that_are_chosen_are_theorys(program: MatrixProgram, data: st
     M = data.draw(st.integers(1, 3_000), label="M")
     want = exact_program(program.name, sizes, M=M, sizing=sizing, options=options)
     if sizing == "fit" and want.sram.peak > M:
-        with pytest.raises(ValueError, match=f"M = {M:,} elements is too small .* needs at least M = {want.sram.peak:,}$"):
+        with pytest.raises(
+            ValueError,
+            match=f"M = {M:,} elements is too small .* needs at least M = {want.sram.peak:,}$",
+        ):
             count_program(program, sizes, M=M, options=options)
         return
     assume(sizing == "fit" or max(sizes.values()) <= M)
@@ -151,7 +184,10 @@ def test_the_blocks_that_are_chosen_are_theorys(program: MatrixProgram, data: st
 
 @every
 def test_each_line_is_labelled_as_in_the_listing(program: MatrixProgram) -> None:
-    source, listing = inspect.getsource(program.run), sys.modules[program.run.__module__].__doc__ or ""
+    source, listing = (
+        inspect.getsource(program.run),
+        sys.modules[program.run.__module__].__doc__ or "",
+    )
     numbers = {int(n) for n in re.findall(r"^    (\d+) ", listing, re.MULTILINE)}
     labels = {int(n) for n in re.findall(r"# line (\d+)", source)}
     assert labels == numbers == set(range(1, max(numbers) + 1))
@@ -175,7 +211,9 @@ def test_its_bugs_are_noticed_and_nothing_without_one(program: MatrixProgram) ->
 
 def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     program = programs()["kernel_x_outer"]
-    turned = replace(program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs))
+    turned = replace(
+        program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs)
+    )
     assert [*unnoticed(turned)] == ["turned round"]
     wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
     monkeypatch.setattr("flashsim.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong})
@@ -187,21 +225,31 @@ def test_it_can_be_stepped_through(program: MatrixProgram, tmp_path: Any) -> Non
     ledger = Ledger()
     _, trace = with_trace(small, program, observers=[ledger])
     about = trace.about
-    assert (about.algorithm, about.title, about.words) == (program.name, program.title, program.words)
+    assert (about.algorithm, about.title, about.words) == (
+        program.name,
+        program.title,
+        program.words,
+    )
     assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
     assert about.exact_peak == about.peak
-    assert {event.label for event in trace.events if event.kind in ("load", "compute", "store")} <= {
-        f"line {line.split()[0]}" for line in about.listing
-    }
+    assert {
+        event.label for event in trace.events if event.kind in ("load", "compute", "store")
+    } <= {f"line {line.split()[0]}" for line in about.listing}
     assert dict(about.cuts).keys() == program.blocks.keys()
-    names = {event.name for event in trace.events} | {name for event in trace.events for name, _ in event.resident}
+    names = {event.name for event in trace.events} | {
+        name for event in trace.events for name, _ in event.resident
+    }
     assert not names & {"a result", "an unnamed tile", "registers", "loop"}
     moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
     assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
-    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are not tiles
+    # rows from anywhere are not tiles
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)
     assert any(step.tile is not None for step in trace.steps) != gathers
-    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}  # words of an order
-    assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)
+    # words of an order
+    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}
+    assert sum(each.elements for each in ledger.movements) == sum(
+        a.reads + a.writes for a in about.arrays
+    )
     again = load_trace(trace.save(tmp_path / "t.json.gz"))
     assert again.about == about
     assert len(trace.html()) > 10_000
@@ -227,16 +275,25 @@ def test_operands_that_do_not_fit_are_refused(program: MatrixProgram, how: str) 
     last = floats[-1]
     array = operands[last]
     operands[last] = {
-        "missing": None, "shape": np.ones((len(array) + 1, array.shape[1] + 1)), "axes": np.ones((2, 2, 2)),
-        "empty": array[:0], "NaN": np.full_like(array, np.nan), "dtype": array.astype(np.complex128), "text": "X",
-    }[how]  # fmt: skip
+        "missing": None,
+        "shape": np.ones((len(array) + 1, array.shape[1] + 1)),
+        "axes": np.ones((2, 2, 2)),
+        "empty": array[:0],
+        "NaN": np.full_like(array, np.nan),
+        "dtype": array.astype(np.complex128),
+        "text": "X",
+    }[how]
     if how == "missing":
         del operands[last]
-    with pytest.raises(ValueError, match="operands are" if how == "missing" else rf"^{last} (has|is|holds) "):
+    with pytest.raises(
+        ValueError, match="operands are" if how == "missing" else rf"^{last} (has|is|holds) "
+    ):
         run_program(program, operands, blocks=blocks, options=options)
     if how == "dtype" and len(floats) > 1:
         operands[last] = array.astype(np.float32)
-        with pytest.raises(ValueError, match=f"{floats[0]} has dtype float64 and {last} has dtype float32"):
+        with pytest.raises(
+            ValueError, match=f"{floats[0]} has dtype float64 and {last} has dtype float32"
+        ):
             run_program(program, operands, blocks=blocks, options=options)
 
 
@@ -265,7 +322,9 @@ def test_sizes_that_are_none_are_refused(program: MatrixProgram) -> None:
             count_program(program, lengths_, **arguments)
         del arguments["index"]
         if not wrong.keys() & {"options", "index"}:
-            with pytest.raises(ValueError, match=match.replace("unknown sizing", "no closed form for sizing")):
+            with pytest.raises(
+                ValueError, match=match.replace("unknown sizing", "no closed form for sizing")
+            ):
                 exact_program(program.name, lengths_, **arguments)
     with pytest.raises(ValueError, match="no closed form for 'nosuch'"):
         exact_program("nosuch", sizes)
@@ -285,7 +344,9 @@ def test_sizes_do_not_change() -> None:
 
 
 def test_the_first_size_is_found_by_halving() -> None:
-    """Up by doubling, then between the last two powers of two: n = 1000 takes 11 questions and 9."""
+    """Up by doubling, then between the last two powers of two: n = 1000 takes 11 questions and
+    9.
+    """
     for least in (1, 2, 3, 64, 1000):
         asked: list[int] = []
 
@@ -305,10 +366,15 @@ def test_in_a_notebook_a_run_is_a_table() -> None:
 @pytest.mark.parametrize("asked", ["count", "exact"])
 @pytest.mark.parametrize(
     ("module", "sizes", "wrong"),
-    [(kernels, {"N": 4, "d": 2}, ("size", "options", "index")), (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options"))],
+    [
+        (kernels, {"N": 4, "d": 2}, ("size", "options", "index")),
+        (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options")),
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_an_argument_that_there_is_not_is_named(module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str) -> None:
+def test_an_argument_that_there_is_not_is_named(
+    module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str
+) -> None:
     for name in wrong:
         with pytest.raises(TypeError, match=rf"^{asked} takes no argument '{name}'"):
             getattr(module, asked)(**sizes, **{name: (2,)})
@@ -326,7 +392,11 @@ def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
             sram.store(s_i[i], sram.on_chip(kept[i].sum(axis=1, keepdims=True)))
         return s
 
-    kinds: dict[str, Any] = {"operands": {"X": Kind("N", "d")}, "returns": {"s": Kind("N", "1")}, "blocks": {"B": "N"}}
+    kinds: dict[str, Any] = {
+        "operands": {"X": Kind("N", "d")},
+        "returns": {"s": Kind("N", "1")},
+        "blocks": {"B": "N"},
+    }
     program = MatrixProgram(title="Row sums", run=keeps, **kinds)
     X = np.random.default_rng(0).normal(size=(40, 4))
     with pytest.raises(MemoryModelError, match=r"'keeps' \(Row sums\) returned s with NaN in it"):

@@ -1,4 +1,5 @@
-"""The forward bound's proof in Rocq: it compiles, assumes nothing, says what docs/prove.md says, and checks certificates.
+"""The forward bound's proof in Rocq: it compiles, assumes nothing, says what docs/prove.md says,
+and checks certificates.
 
 apt-get install --no-install-recommends coq libcoq-mathcomp-ssreflect
 """
@@ -24,7 +25,11 @@ def compiles(folder: Path, part: str, *how: str) -> tuple[bool, str]:
     `how` "-vos": its statements alone; "-vok": its proofs, from others' statements.
     """
     done = subprocess.run(
-        ["coqc", *how, "-Q", ".", "Proofs", f"{part}.v"], cwd=folder, capture_output=True, text=True, check=False
+        ["coqc", *how, "-Q", ".", "Proofs", f"{part}.v"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode == 0, done.stdout + done.stderr
 
@@ -35,9 +40,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("coqc") is None:
         pytest.skip("no Rocq on this system: apt-get install coq libcoq-mathcomp-ssreflect")
     folder = tmp_path_factory.mktemp("proofs")
-    (folder / "installed.v").write_text("From mathcomp Require Import all_ssreflect. Check CanFinMixin.")
+    (folder / "installed.v").write_text(
+        "From mathcomp Require Import all_ssreflect. Check CanFinMixin."
+    )
     if not compiles(folder, "installed")[0]:
-        pytest.skip("no MathComp 1 beside Rocq: apt-get install libcoq-mathcomp-ssreflect, of Debian 12")
+        pytest.skip(
+            "no MathComp 1 beside Rocq: apt-get install libcoq-mathcomp-ssreflect, of Debian 12"
+        )
     for part in PARTS:
         shutil.copy(ROOT / "scripts" / "proofs" / f"{part}.v", folder)
     return folder
@@ -45,7 +54,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stated(sources: Path) -> Path:
-    """Return a folder with the statements of what `forward` builds on; whether their proofs hold is another test's."""
+    """Return a folder with the statements of what `forward` builds on; whether their proofs hold
+    is another test's.
+    """
     folder = Path(shutil.copytree(sources, sources / "stated"))
     for part in PARTS[: PARTS.index("forward")]:
         right, said = compiles(folder, part, "-vos")
@@ -66,7 +77,10 @@ def compiled(sources: Path) -> tuple[Path, dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.packages
 def test_the_proof_compiles_and_assumes_nothing(compiled: tuple[Path, dict[str, str]]) -> None:
-    assert compiled[1] == {part: "Closed under the global context\n" * (5 if part == "certificate" else 0) for part in PARTS}
+    assert compiled[1] == {
+        part: "Closed under the global context\n" * (5 if part == "certificate" else 0)
+        for part in PARTS
+    }
 
 
 PROBLEMS: list[dict[str, Any]] = [
@@ -84,8 +98,12 @@ Proof. move=> allowed steps. {first}by apply: (@certified _ _ {pairs} {d} {d_v} 
 
 
 @pytest.mark.slow
-def test_rocq_checks_certificates_and_refuses_more(compiled: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    """In one file, as each starts with a second of imports. What is to be refused is told by `Fail`."""
+def test_rocq_checks_certificates_and_refuses_more(
+    compiled: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """In one file, as each starts with a second of imports. What is to be refused is told by
+    `Fail`.
+    """
     text = "From Coq Require Import NArith. From mathcomp Require Import all_ssreflect.\n"
     text += "From Proofs Require Import model certificate.\n"
     for problem in PROBLEMS:
@@ -105,19 +123,30 @@ def test_rocq_checks_certificates_and_refuses_more(compiled: tuple[Path, dict[st
 @pytest.mark.parametrize(
     ("part", "fails", "old", "new"),
     [
-        ("forward", "forward", "4 * d * (#|allowed| * d_v) <=", "5 * d * (#|allowed| * d_v) <="),  # more than is true
-        ("forward", "forward", "128 * (d * d) <= 27 * M ->\n  4", "127 * (d * d) <= 27 * M ->\n  4"),
+        # more than is true
+        ("forward", "forward", "4 * d * (#|allowed| * d_v) <=", "5 * d * (#|allowed| * d_v) <="),
+        (
+            "forward",
+            "forward",
+            "128 * (d * d) <= 27 * M ->\n  4",
+            "127 * (d * d) <= 27 * M ->\n  4",
+        ),
         ("forward", "forward", "< 16 * d * g.+1", "< 17 * d * g.+1"),
         ("forward", "forward", "at_most (M + x) h ->", "at_most (M + x).-1 h ->"),
         ("phases", "phases", "27 * (#|points l|", "28 * (#|points l|"),
-        ("model", "phases", "Load w => w \\in hbm\n", "Load w => true\n"),  # rules that allow too much
+        # rules that allow too much
+        ("model", "phases", "Load w => w \\in hbm\n", "Load w => true\n"),
         ("model", "phases", "[&& Pair i k setT \\in chip, V k c", "[&& V k c"),
         ("model", "phases", "#|after| <= M &", "#|after| <= M.+1 &"),
         ("model", "phases", "[&& Q i c \\in chip, K k c", "[&& K k c"),
     ],
 )
-def test_a_wrong_constant_or_rule_does_not_pass(part: str, fails: str, old: str, new: str, stated: Path, tmp_path: Path) -> None:
-    """Where its words still make sense, a proof that needs it fails: its own, or a rule's in the part after."""
+def test_a_wrong_constant_or_rule_does_not_pass(
+    part: str, fails: str, old: str, new: str, stated: Path, tmp_path: Path
+) -> None:
+    """Where its words still make sense, a proof that needs it fails: its own, or a rule's in the
+    part after.
+    """
     folder = Path(shutil.copytree(stated, tmp_path / "proofs"))
     text = (folder / f"{part}.v").read_text()
     assert text.count(old) == 1
@@ -139,4 +168,6 @@ def test_nothing_is_left_unproved() -> None:
     assert {path.name for path in folder.iterdir()} == {f"{part}.v" for part in PARTS}
     for part in PARTS:
         text = (folder / f"{part}.v").read_text(encoding="utf-8")
-        assert not re.search(r"\b(Admitted|admit|Abort|Axioms?|Parameters?|Conjecture|Hypothes[ie]s)\b", text)
+        assert not re.search(
+            r"\b(Admitted|admit|Abort|Axioms?|Parameters?|Conjecture|Hypothes[ie]s)\b", text
+        )

@@ -1,4 +1,5 @@
-"""The lower bounds of both passes: never above what is counted, their certificates checked apart from them, and near optimal.
+"""The lower bounds of both passes: never above what is counted, their certificates checked apart
+from them, and near optimal.
 
 The steps of the backward proof, tried one by one, are in test_proving_backward.py.
 """
@@ -31,7 +32,14 @@ from flashsim.optimal.proving import prove, recount
 from flashsim.optimal.tune import best_of
 from flashsim.problem.shapes import Shape
 from flashsim.theory import certificate, lower_bound, lower_bound_backward
-from flashsim.theory.certificate import PHASES, SIZES, check, most_in_a_phase, most_in_a_phase_backward, most_terms
+from flashsim.theory.certificate import (
+    PHASES,
+    SIZES,
+    check,
+    most_in_a_phase,
+    most_in_a_phase_backward,
+    most_terms,
+)
 from flashsim.theory.lower import LowerBound, _about, _by_terms
 from flashsim.theory.lower_backward import most as most_backward
 
@@ -41,11 +49,20 @@ BOUNDS: dict[str, Any] = {"forward": lower_bound, "backward": lower_bound_backwa
 both = pytest.mark.parametrize("direction", PASSES)
 
 
-# ------------------------------------------------------------------------------------------------------ bound and counts
+# --------------------------------------------------------------------------------------------------
+# bound and counts
 
 
 @both
-@given(N_q=LENGTHS, N_k=LENGTHS, d=WIDTHS, d_v=WIDTHS, M=st.integers(8, 4000), causal=st.booleans(), data=st.data())
+@given(
+    N_q=LENGTHS,
+    N_k=LENGTHS,
+    d=WIDTHS,
+    d_v=WIDTHS,
+    M=st.integers(8, 4000),
+    causal=st.booleans(),
+    data=st.data(),
+)
 def test_no_algorithm_moves_less_than_the_bound(
     direction: str, N_q: int, N_k: int, d: int, d_v: int, M: int, causal: bool, data: st.DataObject
 ) -> None:
@@ -64,9 +81,10 @@ def test_no_algorithm_moves_less_than_the_bound(
 @pytest.mark.parametrize(
     ("d", "M", "N", "ratio"),
     [  # of the best tiles of `q_outer`, computed once from its closed form
-        (64, 25_600, 65_536, 1.047), (128, 25_600, 1024, 1.488),
+        (64, 25_600, 65_536, 1.047),
+        (128, 25_600, 1024, 1.488),
     ],
-)  # fmt: skip
+)
 def test_q_outer_comes_near_the_bound(d: int, M: int, N: int, ratio: float) -> None:
     proof, q_outer = flashsim.prove(N=N, d=d, M=M), best_of("q_outer", N=N, d=d, M=M)
     assert q_outer is not None
@@ -86,8 +104,12 @@ def test_the_theorem_s_own_choice_of_Y_is_never_better(N: int, d: int, over: int
 
 def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
     by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 1800)]
-    assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))  # weights are on a grid
-    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(512, 512**2 + 1, 2**16)]
+    # weights are on a grid
+    assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))
+    by_pairs = [
+        lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses
+        for pairs in range(512, 512**2 + 1, 2**16)
+    ]
     assert by_pairs == sorted(by_pairs)
 
 
@@ -95,20 +117,31 @@ def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
 def brute(Y: int, d: int, M: int, a: int, b: int) -> float:
     """Return the most of a·T₁ + b·T₂, by trying every s and c."""
     return max(
-        a * s / 2 * math.sqrt(s * s / 4 / d**2 + c + M) + b * (Y - s - c) / 2 * math.sqrt(s * s / 4 / d**2 + c)
+        a * s / 2 * math.sqrt(s * s / 4 / d**2 + c + M)
+        + b * (Y - s - c) / 2 * math.sqrt(s * s / 4 / d**2 + c)
         for s in range(Y + 1)
         for c in range(Y + 1 - s)
     )
 
 
-@given(Y=st.integers(2, 60), d=st.integers(1, 8), M=st.integers(1, 40), a=st.integers(0, 9), b=st.integers(1, 9))
-def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, d: int, M: int, a: int, b: int) -> None:
+@given(
+    Y=st.integers(2, 60),
+    d=st.integers(1, 8),
+    M=st.integers(1, 40),
+    a=st.integers(0, 9),
+    b=st.integers(1, 9),
+)
+def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(
+    Y: int, d: int, M: int, a: int, b: int
+) -> None:
     most = brute(Y, d, M, a, b)
     assert most_in_a_phase(Y, d, M, a, b, math.ceil(most + 1e-3))
     assert not most_in_a_phase(Y, d, M, a, b, math.ceil(most) - 1)
 
 
-@pytest.mark.parametrize(("Y", "d", "M", "a", "b"), [(60, 8, 40, 9, 11), (90, 2, 10, 3, 17), (80, 5, 64, 1, 19)])
+@pytest.mark.parametrize(
+    ("Y", "d", "M", "a", "b"), [(60, 8, 40, 9, 11), (90, 2, 10, 3, 17), (80, 5, 64, 1, 19)]
+)
 def test_the_search_comes_near_the_most_of_a_phase(Y: int, d: int, M: int, a: int, b: int) -> None:
     most = brute(Y, d, M, a, b)
     for fine, short in ((12, 1e-6), (3, 1e-4)):
@@ -124,8 +157,12 @@ def test_the_most_terms_of_a_phase(d: int, Y: int) -> None:
     assert 27 * (g + 1) ** 2 > Y**3
 
 
-@pytest.mark.parametrize(("N", "d", "M"), [(24, 3, 36), (9, 2, 7), (7, 5, 40), (40, 1, 5), (2, 1, 2)])
-def test_the_search_of_the_theorem_misses_nothing_of_a_small_problem(N: int, d: int, M: int) -> None:
+@pytest.mark.parametrize(
+    ("N", "d", "M"), [(24, 3, 36), (9, 2, 7), (7, 5, 40), (40, 1, 5), (2, 1, 2)]
+)
+def test_the_search_of_the_theorem_misses_nothing_of_a_small_problem(
+    N: int, d: int, M: int
+) -> None:
     """Every Y is tried, with the last phase's charges one after the other."""
     T, best = N * N * d, 0
     for Y in range(M + 1, 4 * math.isqrt(d * T) + 2):
@@ -147,18 +184,24 @@ def test_loomis_and_whitney(chosen: set[tuple[int, int, int]]) -> None:
     assert len(chosen) ** 2 <= math.prod(shadows)
 
 
-# ---------------------------------------------------------------------------------------- what a run does in its phases
+# ---------------------------------------------------------------------------------------- what a
+# run does in its phases
 
 
 def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
-    """Cut a counted run into phases as the proof does, and look at what each touches and multiplies."""
+    """Cut a counted run into phases as the proof does, and look at what each touches and
+    multiplies.
+    """
     N, d, M, B = 24, 4, 200, 6
     rng = np.random.default_rng(0)
     events: list[Any] = []
-    flashsim.forward("q_outer", *rng.normal(size=(3, N, d)), M=M, blocks=(B, 2), observers=[events.append])
+    flashsim.forward(
+        "q_outer", *rng.normal(size=(3, N, d)), M=M, blocks=(B, 2), observers=[events.append]
+    )
     loads = [event for event in events if event.kind == "load" and event.where is not None]
     terms = [(event.name, event.where) for event in loads if event.name.startswith("V")]
-    assert len(terms) == (N // B) * (N // 2)  # each tile of V that is loaded serves B rows: B · 2 · d terms
+    # each tile of V that is loaded serves B rows: B · 2 · d terms
+    assert len(terms) == (N // B) * (N // 2)
     for X in (M, 2 * M, 3 * M):
         Y, charges, done, most = M + X, 0, 0, 0
         for event in loads:
@@ -170,12 +213,15 @@ def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
         assert most <= max(Y * Y / (16 * d), (Y / 3) ** 1.5)
 
 
-# ----------------------------------------------------------------------------------------------------------- certificate
+# --------------------------------------------------------------------------------------------------
+# certificate
 
 
 @cache
 def proved(direction: str) -> str:
-    return json.dumps(flashsim.prove(N=512, d=64, M=6000, direction=direction, causal=True).certificate())
+    return json.dumps(
+        flashsim.prove(N=512, d=64, M=6000, direction=direction, causal=True).certificate()
+    )
 
 
 def a_certificate(direction: str = "forward", /, **changed: Any) -> dict[str, Any]:
@@ -191,13 +237,16 @@ def test_a_certificate_is_checked_apart_from_what_made_it(direction: str) -> Non
     assert "causal" in check(held)
     assert "every input that matters" in check(a_certificate(direction, bound=1000)).lower()
     source = Path(certificate.__file__).read_text(encoding="utf-8")
-    imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import", "from"))]
+    imported = [
+        line.split()[1] for line in source.splitlines() if line.startswith(("import", "from"))
+    ]
     assert not any(name.startswith("flashsim") for name in imported)
     assert len(source.splitlines()) < 200  # short enough to read
 
 
 def most_that(held: dict[str, Any]) -> tuple[int, int]:
-    """Return the most that a certificate's phases prove, or what must be read and written, and the last one's charges.
+    """Return the most that a certificate's phases prove, or what must be read and written, and the
+    last one's charges.
 
     What a phase gives is tried out.
     """
@@ -219,23 +268,44 @@ def most_that(held: dict[str, Any]) -> tuple[int, int]:
 
 @cache
 def most_of_a_phase_backward(Y: int, delta: int) -> float:
-    """Return the most terms of a phase backward, by trying every A and c of lower_backward's proof."""
+    """Return the most terms of a phase backward, by trying every A and c of lower_backward's
+    proof.
+    """
     return max(
-        math.sqrt((Y - A - c) * (A**3 / (12 * math.sqrt(3) * delta**2) + A * c)) for A in range(Y + 1) for c in range(Y + 1 - A)
+        math.sqrt((Y - A - c) * (A**3 / (12 * math.sqrt(3) * delta**2) + A * c))
+        for A in range(Y + 1)
+        for c in range(Y + 1 - A)
     )
 
 
 @cache
 def proved_of_few(direction: str) -> str:
-    return json.dumps(flashsim.prove(N=40, d=5, d_v=4, M=50, direction=direction, causal=True).certificate())
+    return json.dumps(
+        flashsim.prove(N=40, d=5, d_v=4, M=50, direction=direction, causal=True).certificate()
+    )
 
 
-@pytest.mark.parametrize(("direction", "name"), [(way, name) for way in PASSES for name in (*SIZES, *PHASES[way])])
+@pytest.mark.parametrize(
+    ("direction", "name"), [(way, name) for way in PASSES for name in (*SIZES, *PHASES[way])]
+)
 def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str, name: str) -> None:
-    """Whatever a number is changed to: what is accepted is true, and one element more than it proves is refused."""
+    """Whatever a number is changed to: what is accepted is true, and one element more than it
+    proves is refused.
+    """
     held = json.loads(proved_of_few(direction))
     assert held.get("a", 1) > 0  # the combined bound
-    for value in (held[name] + 1, held[name] * 2, held[name] - 1, held[name] // 2, -1, 1.5, "7", None, True, 10**400):
+    for value in (
+        held[name] + 1,
+        held[name] * 2,
+        held[name] - 1,
+        held[name] // 2,
+        -1,
+        1.5,
+        "7",
+        None,
+        True,
+        10**400,
+    ):
         changed = {**held, name: value}
         try:
             check(changed)
@@ -244,7 +314,8 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
         assert type(value) is int
         most, last = most_that(changed)
         assert changed["bound"] <= most, (name, value)
-        further = [{"bound": most + 1, "last": last + 1}] if last < changed["Y"] else []  # as far as it was looked for
+        # as far as it was looked for
+        further = [{"bound": most + 1, "last": last + 1}] if last < changed["Y"] else []
         for more in ({"bound": most + 1}, *further):
             with pytest.raises(ValueError, match=r"bound is|enough"):
                 check({**changed, **more})
@@ -252,7 +323,9 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
 
 @both
 def test_one_element_or_one_phase_more_than_is_proved_is_refused(direction: str) -> None:
-    """By the combined bound, of many and of few, by what is compulsory, without phases, and by the theorem alone."""
+    """By the combined bound, of many and of few, by what is compulsory, without phases, and by
+    the theorem alone.
+    """
     alone = flashsim.prove(N=1024, d=64, M=25_600, direction=direction).certificate()
     one = flashsim.prove(N=2, d=2, M=90, direction=direction, causal=True).certificate()
     for true in (a_certificate(direction), json.loads(proved_of_few(direction)), one, alone):
@@ -328,15 +401,22 @@ def test_pairs_that_no_mask_allows_prove_nothing() -> None:
     held = flashsim.prove(N_q=20, N_k=30, d=4, M=8, mask=mask).certificate()
     assert "124" in check(held)
     for change in (
-        {"queries": 21}, {"keys": 31}, {"pairs": 15}, {"pairs": 0}, {"pairs": 6}, {"queries": 1, "pairs": 1},
+        {"queries": 21},
+        {"keys": 31},
+        {"pairs": 15},
+        {"pairs": 0},
+        {"pairs": 6},
+        {"queries": 1, "pairs": 1},
         {"queries": 1, "keys": 7, "pairs": 6},
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match="no such problem"):
             check({**held, **change})
 
 
 @pytest.mark.parametrize("bound_of", BOUNDS.values(), ids=BOUNDS)
-def test_each_query_and_key_that_has_pairs_has_one_at_least_and_each_length_is_said_once(bound_of: Any) -> None:
+def test_each_query_and_key_that_has_pairs_has_one_at_least_and_each_length_is_said_once(
+    bound_of: Any,
+) -> None:
     assert bound_of(N_q=20, N_k=30, d=4, M=8, pairs=7, queries=7, keys=2).compulsory
     for pairs in (0, 6, 15):
         with pytest.raises(ValueError, match=f"pairs is {pairs}|pairs.*{pairs}"):
@@ -349,7 +429,10 @@ def test_each_query_and_key_that_has_pairs_has_one_at_least_and_each_length_is_s
 
 @pytest.mark.parametrize(
     ("holds", "given", "most"),
-    [(most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11)), (most_in_a_phase_backward, (120, 6), most_backward(120, 6))],
+    [
+        (most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11)),
+        (most_in_a_phase_backward, (120, 6), most_backward(120, 6)),
+    ],
     ids=PASSES,
 )
 def test_what_takes_too_many_cells_is_not_shown(
@@ -370,43 +453,70 @@ def test_phases_that_are_just_enough_are_enough() -> None:
         certificate.by_phases(1, 1, 1, 10, 2, 3, 1, 1, 1, 10)
     with pytest.raises(ValueError, match="are enough"):
         certificate.by_phases_backward(1, 1, 20, 2, 3, 1, 100)
-    with pytest.raises(ValueError, match="may give H = 10"):  # weights of which one is 0 are weights
+    # weights of which one is 0 are weights
+    with pytest.raises(ValueError, match="may give H = 10"):
         certificate.by_phases(1, 1, 1, 10, 2, 3, 1, 0, 1, 10)
     assert "at least 3" in certificate.by_phases(1, 1, 1, 11, 2, 3, 1, 1, 1, 10)
     assert "at least 3" in certificate.by_phases_backward(1, 1, 21, 2, 3, 1, 100)
 
 
 def test_the_last_phase_has_the_terms_that_are_left() -> None:
-    """Phases of four terms, fifteen to do: the fourth has three, for which it must touch seven elements, three beside M."""
+    """Phases of four terms, fifteen to do: the fourth has three, for which it must touch seven
+    elements, three beside M.
+    """
     assert [most_terms(1, Y) for Y in (8, 7, 6, 4)] == [4, 3, 2, 1]
     assert "the last has 3 charges" in certificate.by_phases(1, 1, 4, 15, 8, 4, 3, 0, 1, 0)
     with pytest.raises(ValueError, match="a last phase of 3 charges is enough"):
         certificate.by_phases(1, 1, 4, 15, 8, 4, 4, 0, 1, 0)
-    most, of_six = (next(H for H in range(999) if most_in_a_phase_backward(Y, 1, H)) for Y in (9, 6))
+    most, of_six = (
+        next(H for H in range(999) if most_in_a_phase_backward(Y, 1, H)) for Y in (9, 6)
+    )
     left = math.isqrt(of_six)
-    with pytest.raises(ValueError, match=f"a last phase of 2 charges is enough: it may have the {left} terms left"):
+    with pytest.raises(
+        ValueError, match=f"a last phase of 2 charges is enough: it may have the {left} terms left"
+    ):
         certificate.by_phases_backward(1, 4, math.isqrt(most) + left, 9, 2, 3, most)
-    # the combined bound: two phases of all that Y = 9 allow; left is what a last phase of two charges gives, or one more
-    most, of_two = (next(H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H)) for Y in (9, 6))
-    assert "the last has 3 charges" in certificate.by_phases(1, 1, 4, 2 * most + of_two + 1, 9, 3, 3, 0, 1, most)
-    with pytest.raises(ValueError, match=f"a last phase of 2 charges is enough: it may give the {of_two} left"):
+    # the combined bound: two phases of all that Y = 9 allow; left is what a last phase of two
+    # charges gives, or one more
+    most, of_two = (
+        next(H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H)) for Y in (9, 6)
+    )
+    assert "the last has 3 charges" in certificate.by_phases(
+        1, 1, 4, 2 * most + of_two + 1, 9, 3, 3, 0, 1, most
+    )
+    with pytest.raises(
+        ValueError, match=f"a last phase of 2 charges is enough: it may give the {of_two} left"
+    ):
         certificate.by_phases(1, 1, 4, 2 * most + of_two, 9, 3, 3, 0, 1, most)
 
 
 def test_a_picture_of_a_proof_has_its_bars_one_below_the_other() -> None:
     bound = lower_bound(N=64, d=4, M=32)
     for best, tops in ((None, [18, 74, 74]), (2 * bound.accesses, [18, 74, 130, 130])):
-        bars = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)"[^>]*height="18"', picture(bound, best, "flash"))
+        bars = re.findall(
+            r'<rect x="([\d.]+)" y="([\d.]+)"[^>]*height="18"', picture(bound, best, "flash")
+        )
         assert [float(y) for _, y in bars] == tops
         assert {float(x) for x, _ in bars[:-1]} == {0}
 
 
-def test_the_command_refuses_what_no_certificate_says_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An optimum of another class of schedules; a schedule that is none; a number of 5,000 digits."""
-    found, held = flashsim.optimum(N=2, d=2, M=12).certificate(), json.loads(proved_of_few("forward"))
+def test_the_command_refuses_what_no_certificate_says_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An optimum of another class of schedules; a schedule that is none; a number of 5,000
+    digits.
+    """
+    found, held = (
+        flashsim.optimum(N=2, d=2, M=12).certificate(),
+        json.loads(proved_of_few("forward")),
+    )
     forged = {
-        "its class of schedules is not that of the row game": json.dumps({**found, "class": "All schedules."}),
-        "its schedule cannot be counted: it is 7; expected its algorithm, B_r, B_c": json.dumps({**held, "schedule": 7}),
+        "its class of schedules is not that of the row game": json.dumps(
+            {**found, "class": "All schedules."}
+        ),
+        "its schedule cannot be counted: it is 7; expected its algorithm, B_r, B_c": json.dumps(
+            {**held, "schedule": 7}
+        ),
         "it has a number of more than 4300 digits": '{"bound": ' + 5000 * "9" + "}",
     }
     for said, text in forged.items():
@@ -424,7 +534,8 @@ def test_certificates_of_two_widths(direction: str) -> None:
         assert f"{proof.bound.accesses} elements" in check(proof.certificate())
 
 
-# --------------------------------------------------------------------------------------------------------------- prove
+# --------------------------------------------------------------------------------------------------
+# prove
 
 
 def test_masks_are_counted_pair_by_pair() -> None:
@@ -433,16 +544,35 @@ def test_masks_are_counted_pair_by_pair() -> None:
     allowed[3], allowed[:, 5] = False, False
     proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=allowed)
     used = int(allowed.any(1).sum()), int(allowed.any(0).sum())
-    assert (proof.bound.pairs, proof.queries, proof.keys, proof.allowed) == (int(allowed.sum()), *used, "given")
+    assert (proof.bound.pairs, proof.queries, proof.keys, proof.allowed) == (
+        int(allowed.sum()),
+        *used,
+        "given",
+    )
     assert proof.bound.compulsory == used[0] * 4 + used[1] * 8 + 20 * 4
     assert proof.best is not None
     assert "taken as given" in check(proof.certificate())
-    tree, both = flashsim.Tree([-1, *(node // 2 for node in range(19))]), flashsim.Causal() & flashsim.QueryPadding(9)
-    nothing = flashsim.SlidingWindow(1, 0) & flashsim.Causal(offset=-4)  # its right end lies before its left one
-    for mask in (flashsim.SlidingWindow(3, 1), flashsim.Causal(offset=-4), flashsim.KeyPadding(7), both, tree, nothing):
+    tree, both = (
+        flashsim.Tree([-1, *(node // 2 for node in range(19))]),
+        flashsim.Causal() & flashsim.QueryPadding(9),
+    )
+    # its right end lies before its left one
+    nothing = flashsim.SlidingWindow(1, 0) & flashsim.Causal(offset=-4)
+    for mask in (
+        flashsim.SlidingWindow(3, 1),
+        flashsim.Causal(offset=-4),
+        flashsim.KeyPadding(7),
+        both,
+        tree,
+        nothing,
+    ):
         shape = Shape(6, 6, 2, 2) if mask is nothing else Shape(20, 30, 4, 4)
         dense = mask.whole(shape, ())
-        assert allowed_pairs(mask, shape)[1:] == (dense.sum(), dense.any(1).sum(), dense.any(0).sum())
+        assert allowed_pairs(mask, shape)[1:] == (
+            dense.sum(),
+            dense.any(1).sum(),
+            dense.any(0).sum(),
+        )
     assert not dense.any()
 
 
@@ -459,7 +589,11 @@ def test_causal_pairs_by_formula_are_those_counted_one_by_one() -> None:
         proof = flashsim.prove(N_q=N_q, N_k=N_k, d=2, M=100, causal=True)
         dense = flashsim.Causal().allows(np.arange(N_q), np.arange(N_k), Shape(N_q, N_k, 2, 2), ())
         assert proof.allowed == "causal"
-        assert (proof.bound.pairs, proof.queries, proof.keys) == (dense.sum(), dense.any(1).sum(), dense.any(0).sum())
+        assert (proof.bound.pairs, proof.queries, proof.keys) == (
+            dense.sum(),
+            dense.any(1).sum(),
+            dense.any(0).sum(),
+        )
         assert "causal" in check(proof.certificate())
 
 
@@ -483,7 +617,9 @@ def test_bad_input_is_named() -> None:
 
 
 def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], how: str) -> str:
-    """Prove one problem, look at what is said whatever it is, and check the certificate by command."""
+    """Prove one problem, look at what is said whatever it is, and check the certificate by
+    command.
+    """
     assert main(["prove", *how.split(), "--d", "64", "--json", str(target)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -503,16 +639,24 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], how: str
         ),
         ("--N 64 --M 25600", True, ()),  # compulsory
         ("--N 1024 --M 6000", False, ()),  # the combined bound
-        ("--N-q 9 --N-k 4 --M 25600 --causal", False, ()),  # compulsory, with five queries that have no key
+        # compulsory, with five queries that have no key
+        ("--N-q 9 --N-k 4 --M 25600 --causal", False, ()),
     ],
 )
 def test_the_command_proves(
-    how: str, in_rocq: bool, said: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str,
+    in_rocq: bool,
+    said: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And it says what is proved in Rocq; the checker alone says the same."""
     told = proved_by_command(tmp_path / "proof.json", capsys, how)
     assert all(part in told for part in said)
-    assert told.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.") == 2 * in_rocq
+    assert (
+        told.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.")
+        == 2 * in_rocq
+    )
     assert told.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
     if said:
         run: list[str] = [sys.executable, str(certificate.__file__), str(tmp_path / "proof.json")]
@@ -524,7 +668,10 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     target = tmp_path / "proof.json"
     proved_by_command(target, capsys, "--N 1024 --M 25600")
     held = json.loads(target.read_text(encoding="utf-8"))
-    more, twice = json.dumps({**held, "bound": held["bound"] + 1}), json.dumps(held).replace('"n": ', '"n": 1, "n": ')
+    more, twice = (
+        json.dumps({**held, "bound": held["bound"] + 1}),
+        json.dumps(held).replace('"n": ', '"n": 1, "n": '),
+    )
     for text in (more, twice, "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
@@ -533,7 +680,9 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     held["schedule"]["accesses"] = 7
     target.write_text(json.dumps(held), encoding="utf-8")
     assert main(["prove", "--check", str(target)]) == 1
-    assert f"counted again, moves {moved:,}; it is said to move 7" in " ".join(capsys.readouterr().out.split())
+    assert f"counted again, moves {moved:,}; it is said to move 7" in " ".join(
+        capsys.readouterr().out.split()
+    )
     target.write_bytes(b"\xa8\xff")
     for command, message in (
         (["--check", str(target)], "proof.json is not text"),
@@ -554,7 +703,13 @@ def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
     assert recount({**held, "schedule": None}) == ""
     with pytest.raises(ValueError, match="its class"):
         recount({**held, "class": "Any schedule."})
-    for change in ({"accesses": accesses + 1}, {"B_r": 0}, {"B_c": "2"}, {"algorithm": "flush"}, {"algorithm": [1]}):
+    for change in (
+        {"accesses": accesses + 1},
+        {"B_r": 0},
+        {"B_c": "2"},
+        {"algorithm": "flush"},
+        {"algorithm": [1]},
+    ):
         with pytest.raises(ValueError, match="its schedule"):
             recount({**held, "schedule": {**held["schedule"], **change}})
     with pytest.raises(ValueError, match="its schedule"):
@@ -566,14 +721,37 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
 ) -> None:
     mask, proof = tmp_path / "mask.npy", tmp_path / "proof.json"
     np.save(mask, np.tri(20, dtype=bool) & ~np.tri(20, k=-4, dtype=bool))
-    assert main(["prove", "--N", "20", "--d", "4", "--M", "50", "--mask", str(mask), "--json", str(proof)]) == 0
+    assert (
+        main(
+            [
+                "prove",
+                "--N",
+                "20",
+                "--d",
+                "4",
+                "--M",
+                "50",
+                "--mask",
+                str(mask),
+                "--json",
+                str(proof),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert main(["prove", "--check", str(proof)]) == 0
-    assert "is not counted again: the certificate does not hold its mask" in " ".join(capsys.readouterr().out.split())
+    assert "is not counted again: the certificate does not hold its mask" in " ".join(
+        capsys.readouterr().out.split()
+    )
     held = json.loads(proof.read_text(encoding="utf-8"))
-    moved: list[dict[str, Any]] = [{"accesses": accesses} for accesses in (1, held["bound"] - 1, 1e9)]
+    moved: list[dict[str, Any]] = [
+        {"accesses": accesses} for accesses in (1, held["bound"] - 1, 1e9)
+    ]
     for change in (*moved, {"algorithm": "flush"}, {"B_r": -1}):
-        proof.write_text(json.dumps({**held, "schedule": {**held["schedule"], **change}}), encoding="utf-8")
+        proof.write_text(
+            json.dumps({**held, "schedule": {**held["schedule"], **change}}), encoding="utf-8"
+        )
         assert main(["prove", "--check", str(proof)]) == 1, change
         assert "its schedule" in " ".join(capsys.readouterr().out.split())
 

@@ -1,4 +1,6 @@
-"""The backward lower bound: each step of its proof tried on random sets, its constant, and the schedule that comes nearest."""
+"""The backward lower bound: each step of its proof tried on random sets, its constant, and the
+schedule that comes nearest.
+"""
 
 import math
 from itertools import product
@@ -28,17 +30,26 @@ def test_the_constant() -> None:
     assert below.accesses * below.M / (2**34 * 64**2) < 8 * 3**0.25
 
 
-# ------------------------------------------------------------------------------------------------------ steps of the proof
+# --------------------------------------------------------------------------------------------------
+# steps of the proof
 
 
 @given(data=st.data(), N=st.integers(1, 4), d=st.integers(1, 3), d_v=st.integers(1, 3))
-def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(data: st.DataObject, N: int, d: int, d_v: int) -> None:
-    """Draw what a phase touches, count the terms it can take one by one, and hold them against G² of as many entries."""
+def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(
+    data: st.DataObject, N: int, d: int, d_v: int
+) -> None:
+    """Draw what a phase touches, count the terms it can take one by one, and hold them against
+    G² of as many entries.
+    """
 
     def some(width: int) -> set[tuple[int, int]]:
         return data.draw(st.sets(st.sampled_from([*product(range(N), range(width))])))
 
-    Q, K, dQ, dK, V, dO, dV, given_pairs = (*(some(d) for _ in range(4)), *(some(d_v) for _ in range(3)), some(N))
+    Q, K, dQ, dK, V, dO, dV, given_pairs = (
+        *(some(d) for _ in range(4)),
+        *(some(d_v) for _ in range(3)),
+        some(N),
+    )
 
     def whole(X: set[tuple[int, int]], width: int) -> set[int]:
         return {i for i in range(N) if all((i, c) in X for c in range(width))}
@@ -46,7 +57,11 @@ def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(data: st.DataO
     P = given_pairs | {*product(whole(Q, d), whole(K, d))}
     dS = given_pairs | {*product(whole(Q, d) & whole(dO, d_v), whole(K, d) & whole(V, d_v))}
     terms = sum((i, c) in dO and (k, c) in dV for i, k in P for c in range(d_v))
-    terms += sum(((i, c) in Q and (k, c) in dK) + ((k, c) in K and (i, c) in dQ) for i, k in dS for c in range(d))
+    terms += sum(
+        ((i, c) in Q and (k, c) in dK) + ((k, c) in K and (i, c) in dQ)
+        for i, k in dS
+        for c in range(d)
+    )
     Y = sum(map(len, (Q, K, dQ, dK, V, dO, dV, given_pairs)))
     assert terms**2 <= most(Y, min(d, d_v)) * (1 + 1e-12)
 
@@ -65,7 +80,11 @@ def test_step_6_has_no_smaller_constant() -> None:
 
 def brute(Y: int, delta: int) -> Any:
     """Return G² by trying every A and c."""
-    return max((Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c) for A in range(Y + 1) for c in range(Y + 1 - A))
+    return max(
+        (Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c)
+        for A in range(Y + 1)
+        for c in range(Y + 1 - A)
+    )
 
 
 @given(Y=st.integers(1, 120), delta=st.integers(1, 6))
@@ -73,10 +92,14 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, delta
     tried = brute(Y, delta)
     assert tried <= most(Y, delta) * (1 + 1e-12)
     assert most_in_a_phase_backward(Y, delta, int(most(Y, delta) * (1 + 1e-7)) + 1)
-    assert tried < 1 or not most_in_a_phase_backward(Y, delta, int(tried * (1 - 1e-9)) - (tried == int(tried)))
+    assert tried < 1 or not most_in_a_phase_backward(
+        Y, delta, int(tried * (1 - 1e-9)) - (tried == int(tried))
+    )
 
 
-@pytest.mark.parametrize(("Y", "delta"), [(10, 1), (1000, 10), (50_000, 64), (10**7, 64), (3000, 64), (20_000, 64)])
+@pytest.mark.parametrize(
+    ("Y", "delta"), [(10, 1), (1000, 10), (50_000, 64), (10**7, 64), (3000, 64), (20_000, 64)]
+)
 def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
     A = np.linspace(0, Y, 100_001)
     c = np.maximum((Y - A - A * A / (432**0.5 * delta**2)) / 2, 0)
@@ -84,7 +107,8 @@ def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
     assert tried == pytest.approx(most(Y, delta), rel=1e-8)
 
 
-# ---------------------------------------------------------------------------------------------------------------- prove
+# --------------------------------------------------------------------------------------------------
+# prove
 
 
 def test_masks_and_what_does_not_fit() -> None:
@@ -101,7 +125,8 @@ def test_masks_and_what_does_not_fit() -> None:
         flashsim.prove(N=4, d=2, direction="sideways")
 
 
-# ------------------------------------------------------------------------------------------------------------ schedules
+# --------------------------------------------------------------------------------------------------
+# schedules
 
 
 def test_two_passes_with_tiles_of_their_own_move_14() -> None:
@@ -127,7 +152,10 @@ def test_of_two_widths_the_smaller_counts(d: int, d_v: int) -> None:
     largest = ((bound.Y - A - c) * (A**3 / (12 * math.sqrt(3) * 4 * 4) + A * c)).max()
     assert bound.n > 2
     assert largest <= bound.H <= 1.01 * largest
-    tampered = {**Proof(bound, "all", 60, 60, None, "backward").certificate(), "H": int(largest * 0.99)}
+    tampered = {
+        **Proof(bound, "all", 60, 60, None, "backward").certificate(),
+        "H": int(largest * 0.99),
+    }
     with pytest.raises(ValueError, match="a phase may have more"):
         check(tampered)
 

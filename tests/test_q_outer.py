@@ -1,4 +1,6 @@
-"""The loops exchanged: what is loaded and masked tile by tile, counts by hand, and what dQ costs."""
+"""The loops exchanged: what is loaded and masked tile by tile, counts by hand, and what dQ
+costs.
+"""
 
 import itertools
 from typing import Any
@@ -48,8 +50,16 @@ def test_the_chapters_march_through_the_causal_matrix() -> None:
     flashsim.forward("q_outer", Q, K, V, blocks=(4, 4), M=200, causal=True, observers=[seen])
     third = seen.moved.index("Q[2]")
     assert seen.moved[third : seen.moved.index("Q[3]")] == [
-        "Q[2]", "K[0]", "V[0]", "K[1]", "V[1]", "K[2]", "V[2]", "O[2]", "L[2]"
-    ]  # fmt: skip
+        "Q[2]",
+        "K[0]",
+        "V[0]",
+        "K[1]",
+        "V[1]",
+        "K[2]",
+        "V[2]",
+        "O[2]",
+        "L[2]",
+    ]
     assert seen.masked == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
@@ -70,9 +80,14 @@ def test_counts_by_hand() -> None:
 
 
 def test_what_dq_costs_by_hand() -> None:
-    """N = 8, d = 2, tiles of 4 × 2, T_r = 2, T_c = 4: additions read and write dQ T_c times; two passes write it once."""
+    """N = 8, d = 2, tiles of 4 × 2, T_r = 2, T_c = 4: additions read and write dQ T_c times; two
+    passes write it once.
+    """
     shape: dict[str, Any] = {"N": 8, "d": 2, "M": 200, "blocks": (4, 2), "direction": "backward"}
-    added, twice = (flashsim.count("q_outer", **shape).hbm.by_array, flashsim.count("q_outer_two_pass", **shape).hbm.by_array)
+    added, twice = (
+        flashsim.count("q_outer", **shape).hbm.by_array,
+        flashsim.count("q_outer_two_pass", **shape).hbm.by_array,
+    )
     assert (added["dQ"].reads, added["dQ"].writes) == (4 * 16, 5 * 16)
     assert (twice["dQ"].reads, twice["dQ"].writes) == (0, 16)
     assert (added["K"].reads, twice["K"].reads) == (16, 16 + 2 * 16)
@@ -87,22 +102,31 @@ def test_what_dq_costs_by_hand() -> None:
 def test_both_backward_passes_are_of_one_forward_pass() -> None:
     Q, K, V, dO = inputs(13, 22, 4, 3)
     run = flashsim.forward("q_outer", Q, K, V, M=300, causal=True, dropout_p=0.3, seed=5)
-    one, other = flashsim.backward("q_outer", run, dO), flashsim.backward("q_outer_two_pass", run, dO)
+    one, other = (
+        flashsim.backward("q_outer", run, dO),
+        flashsim.backward("q_outer_two_pass", run, dO),
+    )
     for part in ("dQ", "dK", "dV"):
         assert np.allclose(getattr(one, part), getattr(other, part), rtol=0, atol=1e-13)
     with pytest.raises(ValueError, match="run was made by 'q_outer'"):
         flashsim.backward("flash", run, dO)
-    with pytest.raises(ValueError, match="'q_outer_two_pass' is a backward pass only, of 'q_outer'"):
+    with pytest.raises(
+        ValueError, match="'q_outer_two_pass' is a backward pass only, of 'q_outer'"
+    ):
         flashsim.forward("q_outer_two_pass", Q, K, V)
     plain = flashsim.forward("flash", Q, K, V, M=300)
     with pytest.raises(ValueError, match="run was made by 'flash'"):
         flashsim.backward("q_outer_two_pass", plain, dO)
 
 
-@pytest.mark.parametrize(("M", "d", "b"), [(25_600, 64, 76), (1000, 64, 3), (10, 64, 1), (4096, 16, 39)])
+@pytest.mark.parametrize(
+    ("M", "d", "b"), [(25_600, 64, 76), (1000, 64, 3), (10, 64, 1), (4096, 16, 39)]
+)
 def test_two_passes_take_square_tiles_that_fill_m(M: int, d: int, b: int) -> None:
     """b² + 4bd ≤ M, M rounded up to a multiple of 4d, and b + 1 is too large."""
-    tally = flashsim.count("q_outer_two_pass", N=4096, d=d, M=max(M, d), direction="backward", sizing="paper")
+    tally = flashsim.count(
+        "q_outer_two_pass", N=4096, d=d, M=max(M, d), direction="backward", sizing="paper"
+    )
     assert tally.blocks == Blocks(b, b, N_q=4096, N_k=4096)
     room = 4 * d * -(-max(M, d) // (4 * d))
     assert (b + 1) ** 2 + 4 * (b + 1) * d > room
@@ -123,27 +147,55 @@ def taken_for_full(mask: Mask, shape: Shape, B_r: int, B_c: int) -> list[bool]:
 @given(data=st.data())
 def test_full_tiles_are_those_where_positions_allow_all(data: st.DataObject) -> None:
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 20)) for _ in range(4))
-    length, left, right = data.draw(st.integers(0, N_k)), data.draw(st.integers(-1, 9)), data.draw(st.integers(-1, 9))
-    masks = (Causal(), KeyPadding(length), SlidingWindow(left, right), Causal() & KeyPadding(length), SlidingWindow(-1, -1))
+    length, left, right = (
+        data.draw(st.integers(0, N_k)),
+        data.draw(st.integers(-1, 9)),
+        data.draw(st.integers(-1, 9)),
+    )
+    masks = (
+        Causal(),
+        KeyPadding(length),
+        SlidingWindow(left, right),
+        Causal() & KeyPadding(length),
+        SlidingWindow(-1, -1),
+    )
     mask, shape = data.draw(st.sampled_from(masks)), Shape(N_q, N_k, 1, 1)
     assert not any(taken_for_full(mask, shape, B_r, B_c))
 
 
 def test_folding_counts_the_flops_of_masked_tiles_alone() -> None:
-    """N = 16 in tiles of 4, causal: 10 live tiles, of which the 4 on the diagonal are masked, one operation an element."""
+    """N = 16 in tiles of 4, causal: 10 live tiles, of which the 4 on the diagonal are masked,
+    one operation an element.
+    """
     none, causal, window = (
         flashsim.count("q_outer", N=16, d=4, M=200, blocks=(4, 4), mask=mask).flops.other
         for mask in (None, Causal(), SlidingWindow(-1, -1) & Causal())
     )
-    by_row = [flashsim.count("q_outer", N_q=4, N_k=4 * n, d=4, M=200, blocks=(4, 4)).flops.other for n in (1, 2, 3, 4)]
+    by_row = [
+        flashsim.count("q_outer", N_q=4, N_k=4 * n, d=4, M=200, blocks=(4, 4)).flops.other
+        for n in (1, 2, 3, 4)
+    ]
     assert none == 4 * by_row[3]
     assert causal == window == sum(by_row) + 4 * 16
 
 
 def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folded turns and all turns, for every algorithm that skips: equal operations, equal counts."""
+    """Folded turns and all turns, for every algorithm that skips: equal operations, equal
+    counts.
+    """
     asked: list[tuple[str, dict[str, Any]]] = [
-        (name, {"N_q": 29, "N_k": 41, "d": 4, "M": 500, "blocks": (3, 5), "mask": mask, "direction": direction})
+        (
+            name,
+            {
+                "N_q": 29,
+                "N_k": 41,
+                "d": 4,
+                "M": 500,
+                "blocks": (3, 5),
+                "mask": mask,
+                "direction": direction,
+            },
+        )
         for direction, names in (
             ("forward", ("q_outer", "split_kv")),
             ("backward", ("q_outer", "q_outer_two_pass", "q_outer_streamed")),
@@ -159,14 +211,20 @@ def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) 
         assert (one.hbm, one.sram, one.flops) == (other.hbm, other.sram, other.flops)
 
 
-@pytest.mark.parametrize("after", ["col_ends + 1 - rows, cols", "cols - rows, cols", "cols - row_ends, cols"])
-def test_a_tile_that_is_wrongly_taken_for_full_or_not_is_noticed(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "after", ["col_ends + 1 - rows, cols", "cols - rows, cols", "cols - row_ends, cols"]
+)
+def test_a_tile_that_is_wrongly_taken_for_full_or_not_is_noticed(
+    after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not any(taken_for_full(Causal(), Shape(13, 22, 1, 1), 3, 5))
     swap(Band.full, "col_ends - rows, cols", after, monkeypatch)
     assert any(taken_for_full(Causal(), Shape(13, 22, 1, 1), 3, 5))
 
 
-def test_a_diagonal_tile_that_is_taken_for_full_makes_o_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diagonal_tile_that_is_taken_for_full_makes_o_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Q, K, V, _ = inputs(13, 22, 4, 3)
     right = flashsim.forward("q_outer", Q, K, V, M=300, blocks=(3, 5), causal=True).O
     swap(Band.full, "col_ends - rows, cols", "cols - rows, cols", monkeypatch)
@@ -182,7 +240,9 @@ def test_a_diagonal_tile_that_is_taken_for_full_makes_o_wrong(monkeypatch: pytes
         ("by the tile's first row", "cols - row_ends", "cols - rows - 1"),
     ],
 )
-@pytest.mark.parametrize("name", [name for name, a in FORWARD.items() if {"live", "splits"} & {*a.parts}])
+@pytest.mark.parametrize(
+    "name", [name for name, a in FORWARD.items() if {"live", "splits"} & {*a.parts}]
+)
 def test_a_causal_skip_with_a_wrong_bound_is_noticed(
     name: str, bug: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +252,9 @@ def test_a_causal_skip_with_a_wrong_bound_is_noticed(
 
     def right() -> bool:
         run = flashsim.forward(name, Q, K, V, M=300, blocks=(3, 5), causal=True)
-        bound = flashsim.reference.error_bound(Q, K, V, mask=allowed, **flashsim.reference.rounding(name, run.blocks))
+        bound = flashsim.reference.error_bound(
+            Q, K, V, mask=allowed, **flashsim.reference.rounding(name, run.blocks)
+        )
         return of_bound(run.O, flashsim.reference.attention(Q, K, V, mask=allowed), bound) <= 1
 
     assert right()

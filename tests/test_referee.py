@@ -1,4 +1,6 @@
-"""flashsim beside AccelForge, a mapper that knows nothing of it: the bound holds, and one statistic is all that is between."""
+"""flashsim beside AccelForge, a mapper that knows nothing of it: the bound holds, and one
+statistic is all that is between.
+"""
 
 import json
 import re
@@ -15,7 +17,9 @@ from flashsim import serving, theory
 from .pages import ROOT, has_numbers, paragraphs, text_of
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "referee.py"))
-NEAR, POINTS, STREAMED, best, statistic = (SCRIPT[name] for name in ("NEAR", "POINTS", "STREAMED", "best", "statistic"))
+NEAR, POINTS, STREAMED, best, statistic = (
+    SCRIPT[name] for name in ("NEAR", "POINTS", "STREAMED", "best", "statistic")
+)
 FRONTS: list[dict[str, Any]] = json.loads(POINTS.read_text(encoding="utf-8"))
 FORWARD = [front for front in FRONTS if front["direction"] == "forward"]
 NAMES = [f"{front['N']}, {front['d']}, {front['direction']}" for front in FRONTS]
@@ -24,12 +28,18 @@ QUICK = [pytest.param(front, marks=[pytest.mark.slow] * (front["N"] > 1024)) for
 
 @cache
 def recorded() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((ROOT / "figures" / "referee.json").read_text(encoding="utf-8"))["rows"]
+    rows: list[dict[str, Any]] = json.loads(
+        (ROOT / "figures" / "referee.json").read_text(encoding="utf-8")
+    )["rows"]
     return rows
 
 
 def rows_of(front: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in recorded() if (row["N"], row["d"], row["direction"]) == (front["N"], front["d"], front["direction"])]
+    return [
+        row
+        for row in recorded()
+        if (row["N"], row["d"], row["direction"]) == (front["N"], front["d"], front["direction"])
+    ]
 
 
 @cache
@@ -52,8 +62,12 @@ def test_the_rows_are_of_all_its_points() -> None:
 
 
 @pytest.mark.parametrize("front", QUICK, ids=NAMES[:3])
-def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statistic(front: dict[str, Any]) -> None:
-    """At its M, or with L_i's elements more; one element less would not do. What is recorded is what is found."""
+def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statistic(
+    front: dict[str, Any],
+) -> None:
+    """At its M, or with L_i's elements more; one element less would not do. What is recorded is
+    what is found.
+    """
     N, d = front["N"], front["d"]
     for row in rows_of(front):
         ours, most = best(N, d, row["M"], names=STREAMED), NEAR * row["accesses"]
@@ -85,7 +99,9 @@ def test_backward_one_element_is_all_that_is_between() -> None:
             more = best(row["N"], row["d"], row["M"] + 1, "backward", STREAMED)
             assert more.accesses <= NEAR * row["accesses"]
             sizes = {name: row[name] for name in ("N", "d", "M", "direction")}
-            moved = theory.exact(ours.algorithm, **sizes, blocks=(ours.blocks.B_r, ours.blocks.B_c)).hbm.by_array
+            moved = theory.exact(
+                ours.algorithm, **sizes, blocks=(ours.blocks.B_r, ours.blocks.B_c)
+            ).hbm.by_array
             own = sum(moved[name].reads + moved[name].writes for name in ("L", "D", "O"))
             without[row["M"]] = row["ours"] - own - row["N"] * row["d"] - row["accesses"]
     assert without == {138: 0, 274: 0}
@@ -96,7 +112,9 @@ def test_backward_one_element_is_all_that_is_between() -> None:
 
 @pytest.mark.parametrize("front", FORWARD[:2], ids=NAMES[:2])
 def test_between_its_points_the_best_here_moves_less(front: dict[str, Any]) -> None:
-    """Halfway to the next size that AccelForge can use, from M = 11 on: its tiles divide the lengths, and do not fill M."""
+    """Halfway to the next size that AccelForge can use, from M = 11 on: its tiles divide the
+    lengths, and do not fill M.
+    """
     for (M, accesses), (next_M, _) in zip(front["fused"], front["fused"][1:], strict=False):
         between = (M + next_M) // 2
         if M >= 11:
@@ -106,7 +124,9 @@ def test_between_its_points_the_best_here_moves_less(front: dict[str, Any]) -> N
 
 
 def test_its_accesses_are_sums_of_whole_sweeps() -> None:
-    """What its points at N = 1,024, d = 64 are, in products of lengths; ours adds N, for L, in as many more for L_i."""
+    """What its points at N = 1,024, d = 64 are, in products of lengths; ours adds N, for L, in
+    as many more for L_i.
+    """
     N, d = 1024, 64
     points = dict(FORWARD[1]["fused"])
     assert points[3] == 4 * N * N * d + N * N + N * d
@@ -126,18 +146,26 @@ def test_standard_attention_is_its_unfused_mapping() -> None:
 
 
 def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
-    """Grouped heads, and latents absorbed or not, tensor by tensor; unabsorbed, each head here reads C for itself."""
+    """Grouped heads, and latents absorbed or not, tensor by tensor; unabsorbed, each head here
+    reads C for itself.
+    """
     here = {"A": "P", "WK": "W_UK", "WV": "W_UV"}
     for row in json.loads((POINTS.parent / "serving.json").read_text(encoding="utf-8")):
         name, at = row["workload"], row["sizes"]
-        theirs = {(here.get(of, of), way): n for said, n in row["moved"].items() for of, way in [said.split()]}
+        theirs = {
+            (here.get(of, of), way): n
+            for said, n in row["moved"].items()
+            for of, way in [said.split()]
+        }
         H, w, M = at.get("H", 1), at.get("D", at.get("W")), 10**9
         if name == "gqa":
             heads: dict[str, Any] = {"heads": at["G"] * at["R"], "kv_heads": at["G"]}
             tally = flashsim.count("standard", N=at["N"], d=w, **heads, M=M, gqa="grouped")
         elif name == "mla":  # a row of C is a key, and its first u columns are a value
             heads = {"heads": H, "kv_heads": 1}
-            tally = flashsim.count("standard", N_q=at["M"], N_k=at["N"], d=w, d_v=at["U"], **heads, M=M, gqa="grouped")
+            tally = flashsim.count(
+                "standard", N_q=at["M"], N_k=at["N"], d=w, d_v=at["U"], **heads, M=M, gqa="grouped"
+            )
         else:
             tally = flashsim.count("standard", N_q=at["M"], N_k=at["N"], d=w, heads=H, M=M)
         ours: Counter[tuple[str, str]] = Counter()
@@ -145,7 +173,14 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
             of = "C" if name == "mla" and array in "KV" else array
             ours += Counter({(of, "read"): moved.reads, (of, "write"): moved.writes})
         if name == "mla_expanded":
-            sizes: dict[str, Any] = {"queries": at["M"], "keys": [at["N"]], "d": w, "heads": H, "kv_heads": H, "M": M}
+            sizes: dict[str, Any] = {
+                "queries": at["M"],
+                "keys": [at["N"]],
+                "d": w,
+                "heads": H,
+                "kv_heads": H,
+                "M": M,
+            }
             made = serving.count("mla_expanded", **sizes, latent=at["W"], rope=0).hbm.by_array
             for of in ("C", "W_UK", "W_UV"):
                 ours[of, "read"] += made[of].reads
@@ -172,17 +207,29 @@ def test_the_pages_numbers_are_the_recorded_ones() -> None:
 
 
 def test_calculators_differ_as_the_page_says() -> None:
-    """LLM-Viewer's and GenZ's formulas for one head, M = 192 KB of float16: exact counts and the bound lie between them."""
+    """LLM-Viewer's and GenZ's formulas for one head, M = 192 KB of float16: exact counts and the
+    bound lie between them.
+    """
     N, d, M = 4096, 128, 192 * 1024 // 2
     rows = min(-(-192 * 1024 // (2 * d)), d)
-    llm_viewer, genz = N * d + 2 * N * N + -(-N // rows) * N * d * 2, theory.compulsory(N, N, d, d, "forward")
+    llm_viewer, genz = (
+        N * d + 2 * N * N + -(-N // rows) * N * d * 2,
+        theory.compulsory(N, N, d, d, "forward"),
+    )
     in_its_blocks = flashsim.count("q_outer", N=N, d=d, M=M, blocks=(rows, 1), dtype="float16").hbm
     proof = flashsim.prove(N=N, d=d, M=M, dtype="float16")
     assert proof.best is not None
     numbers = [llm_viewer, in_its_blocks.accesses, proof.best.accesses, proof.bound.accesses, genz]
-    assert numbers == sorted(numbers, reverse=True) == [67_633_152, 34_607_104, 12_566_528, 11_283_105, 2_097_152]
-    assert llm_viewer - in_its_blocks.accesses == 2 * N * N - N * d - N  # O's size is all that is between, but for L
+    assert (
+        numbers
+        == sorted(numbers, reverse=True)
+        == [67_633_152, 34_607_104, 12_566_528, 11_283_105, 2_097_152]
+    )
+    # O's size is all that is between, but for L
+    assert llm_viewer - in_its_blocks.accesses == 2 * N * N - N * d - N
     assert in_its_blocks.by_array["K"].reads == 32 * N * d
     page = (ROOT / "docs" / "calculators.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| .* \| ([\d,]+) \| .* \|$", page, re.MULTILINE) == [f"{number:,}" for number in numbers]
+    assert re.findall(r"^\| .* \| ([\d,]+) \| .* \|$", page, re.MULTILINE) == [
+        f"{number:,}" for number in numbers
+    ]
     assert has_numbers(paragraphs(page), f"{proof.bound.accesses / genz:.1f}")

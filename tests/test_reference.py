@@ -1,4 +1,6 @@
-"""The oracle and its bounds are themselves checked: against exactly rounded sums, complex steps and differences."""
+"""The oracle and its bounds are themselves checked: against exactly rounded sums, complex steps
+and differences.
+"""
 
 import math
 from typing import Any
@@ -9,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim import SlidingWindow
-from flashsim.reference import attention, attention_with_statistics, error_bound, gradient_bounds, gradients, score_reach
+from flashsim.reference import (
+    attention,
+    attention_with_statistics,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    score_reach,
+)
 
 from .cases import Array, Case, cases, full_cases, of_bound
 
@@ -40,17 +49,30 @@ def test_reference_agrees_with_a_slow_one(case: Case) -> None:
 
 
 def test_reference_survives_scores_that_overflow_exp() -> None:
-    Q, K, V = np.full((1, 1), 1000.0), np.array([[1.0], [0.999], [-1.0]]), np.array([[1.0], [2.0], [3.0]])
+    Q, K, V = (
+        np.full((1, 1), 1000.0),
+        np.array([[1.0], [0.999], [-1.0]]),
+        np.array([[1.0], [2.0], [3.0]]),
+    )
     want = (1 + 2 * math.exp(-1)) / (1 + math.exp(-1))
     assert math.isclose(attention(Q, K, V, scale=1.0)[0, 0], want, rel_tol=1e-12)
 
 
 def test_reference_takes_leading_axes_and_a_dtype() -> None:
     rng = np.random.default_rng(0)
-    Q, K, V = rng.normal(size=(2, 3, 5, 4)), rng.normal(size=(2, 3, 7, 4)), rng.normal(size=(2, 3, 7, 6))
+    Q, K, V = (
+        rng.normal(size=(2, 3, 5, 4)),
+        rng.normal(size=(2, 3, 7, 4)),
+        rng.normal(size=(2, 3, 7, 6)),
+    )
     O = attention(Q, K, V)
     assert O.shape == (2, 3, 5, 6)
-    assert of_bound(O[1, 2], attention(Q[1, 2], K[1, 2], V[1, 2]), error_bound(Q[1, 2], K[1, 2], V[1, 2])) <= 1
+    assert (
+        of_bound(
+            O[1, 2], attention(Q[1, 2], K[1, 2], V[1, 2]), error_bound(Q[1, 2], K[1, 2], V[1, 2])
+        )
+        <= 1
+    )
     assert attention(Q, K, V, dtype=np.float32).dtype == np.float32
 
 
@@ -63,7 +85,9 @@ def test_bound_is_no_blank_cheque() -> None:
 
 
 def in_words(case: Case) -> tuple[Array, Array, Array]:
-    """Masked, dropped attention, one element at a time: a masked key is left out, not given a weight of 0."""
+    """Masked, dropped attention, one element at a time: a masked key is left out, not given a
+    weight of 0.
+    """
     Q, K, V = case.inputs()
     allowed, keep = case.oracle["mask"], case.oracle["keep"]
     O, l, m = np.zeros((case.N_q, case.d_v)), np.zeros(case.N_q), np.full(case.N_q, -np.inf)
@@ -71,7 +95,9 @@ def in_words(case: Case) -> tuple[Array, Array, Array]:
         keys = [j for j in range(case.N_k) if allowed is None or allowed[i, j]]
         if not keys:
             continue
-        O_i, l[i : i + 1], m[i : i + 1] = slowly(Q[i : i + 1], K[keys], V[keys], 1 / math.sqrt(case.d))
+        O_i, l[i : i + 1], m[i : i + 1] = slowly(
+            Q[i : i + 1], K[keys], V[keys], 1 / math.sqrt(case.d)
+        )
         if keep is None:
             O[i] = O_i[0]
             continue
@@ -93,9 +119,15 @@ def test_reference_leaves_out_what_is_masked_and_drops_what_is_dropped(case: Cas
 
 
 def complex_attention(Q: Array, K: Array, V: Array, oracle: dict[str, Any]) -> Array:
-    """Softmax attention is analytic, so it takes complex numbers; the maximum subtracted stays real, and cancels."""
+    """Softmax attention is analytic, so it takes complex numbers; the maximum subtracted stays
+    real, and cancels.
+    """
     S = Q @ K.T / math.sqrt(Q.shape[1])
-    allowed = np.ones(S.shape, bool) if oracle["mask"] is None else np.broadcast_to(oracle["mask"], S.shape)
+    allowed = (
+        np.ones(S.shape, bool)
+        if oracle["mask"] is None
+        else np.broadcast_to(oracle["mask"], S.shape)
+    )
     top = np.where(allowed, S.real, -np.inf).max(axis=1, keepdims=True)
     P = np.where(allowed, np.exp(np.where(allowed, S - np.where(np.isneginf(top), 0, top), 0)), 0)
     l = P.sum(axis=1, keepdims=True)
@@ -105,7 +137,8 @@ def complex_attention(Q: Array, K: Array, V: Array, oracle: dict[str, Any]) -> A
 
 @given(case=full_cases(max_n=6, dtypes=("float64",)))
 def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
-    """f(x + ih) = f(x) + ih·f′(x) + O(h²): with h = 10⁻²⁰⁰ the imaginary part is the derivative, to rounding.
+    """f(x + ih) = f(x) + ih·f′(x) + O(h²): with h = 10⁻²⁰⁰ the imaginary part is the derivative, to
+    rounding.
 
     Within twice the derived bounds, which both computations keep to; no tolerance of our own.
     """
@@ -116,7 +149,9 @@ def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
         for at in np.ndindex(found.shape):
             moved = [a.astype(complex) for a in (Q, K, V)]
             moved[position][at] += 1j * h
-            found[at] = (dO * complex_attention(moved[0], moved[1], moved[2], case.oracle).imag).sum() / h
+            found[at] = (
+                dO * complex_attention(moved[0], moved[1], moved[2], case.oracle).imag
+            ).sum() / h
     got = gradients(Q, K, V, dO, **case.oracle)
     bounds = gradient_bounds(Q, K, V, dO, steps=2, **case.oracle)
     for part, found, bound in zip(got, want, bounds, strict=True):
@@ -125,9 +160,13 @@ def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
 
 @given(case=full_cases(max_n=8, dtypes=("float64",)), spot=st.integers(0, 10**6))
 def test_gradients_are_slopes(case: Case, spot: int) -> None:
-    """Central differences at a spot, on inputs of size 1, where 10⁻⁵ is small: error h²·f‴/6 + 2⁻⁵²·f/h ≲ 10⁻⁹·f."""
+    """Central differences at a spot, on inputs of size 1, where 10⁻⁵ is small: error h²·f‴/6 +
+    2⁻⁵²·f/h ≲ 10⁻⁹·f.
+    """
     rng = np.random.default_rng(case.seed)
-    arrays = [rng.normal(size=s) for s in ((case.N_q, case.d), (case.N_k, case.d), (case.N_k, case.d_v))]
+    arrays = [
+        rng.normal(size=s) for s in ((case.N_q, case.d), (case.N_k, case.d), (case.N_k, case.d_v))
+    ]
     dO, h = case.dO(), 1e-5
     position = spot % 3
     flat = spot // 3 % arrays[position].size
@@ -143,9 +182,18 @@ def test_gradients_are_slopes(case: Case, spot: int) -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@given(case=cases(max_n=10, dtypes=("float64",), masks=("padding", "dense, few", "causal", "none"), dropouts=(0.0, 0.3)))
+@given(
+    case=cases(
+        max_n=10,
+        dtypes=("float64",),
+        masks=("padding", "dense, few", "causal", "none"),
+        dropouts=(0.0, 0.3),
+    )
+)
 def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> None:
-    """Poison in keys that nobody attends to, and in queries without a key, changes no bit of anything but their own."""
+    """Poison in keys that nobody attends to, and in queries without a key, changes no bit of
+    anything but their own.
+    """
     Q, K, V = case.inputs()
     dO, oracle = case.dO(), case.oracle
     allowed = np.ones((case.N_q, case.N_k), bool) if oracle["mask"] is None else oracle["mask"]
@@ -168,9 +216,13 @@ def test_the_reference_lets_nan_reach_those_who_attend() -> None:
 
 def test_a_rule_is_no_array_of_booleans() -> None:
     Q = K = V = np.ones((4, 2))
-    with pytest.raises(ValueError, match=r"^mask is SlidingWindow\(2, 0\); expected booleans, True = attend$"):
+    with pytest.raises(
+        ValueError, match=r"^mask is SlidingWindow\(2, 0\); expected booleans, True = attend$"
+    ):
         attention(Q, K, V, mask=SlidingWindow(2, 0))
-    with pytest.raises(ValueError, match=r"^mask has dtype float64; expected booleans, True = attend$"):
+    with pytest.raises(
+        ValueError, match=r"^mask has dtype float64; expected booleans, True = attend$"
+    ):
         attention(Q, K, V, mask=np.zeros((4, 4)))
 
 
@@ -189,7 +241,11 @@ def test_masks_and_dropout_broadcast_over_heads() -> None:
         alone = Q[b, h], K[b, h], V[b, h]
         assert of_bound(O[b, h], attention(*alone, **one), bound[b, h]) <= 1
         for part, want, most, alone_most in zip(
-            got, gradients(*alone, dO[b, h], **one), bounds, gradient_bounds(*alone, dO[b, h], **one), strict=True
+            got,
+            gradients(*alone, dO[b, h], **one),
+            bounds,
+            gradient_bounds(*alone, dO[b, h], **one),
+            strict=True,
         ):
             assert of_bound(part[b, h], want, most[b, h]) <= 1
             assert np.allclose(most[b, h], alone_most, rtol=1e-12, atol=0)
@@ -198,7 +254,9 @@ def test_masks_and_dropout_broadcast_over_heads() -> None:
 def test_finite_input_is_never_nan_but_refused() -> None:
     q = np.random.default_rng(0).standard_normal((5, 3))
     for scale, dtype in ((1e308, "float64"), (1e300, "float32"), (1e5, "float16")):
-        with pytest.raises(ValueError, match=rf"scores overflow {dtype}, which ends at .*scaled down"):
+        with pytest.raises(
+            ValueError, match=rf"scores overflow {dtype}, which ends at .*scaled down"
+        ):
             attention(q, q, q, scale=scale, dtype=dtype)
     with pytest.raises(ValueError, match="scores overflow float64"):
         gradients(q, q, q, q, scale=1e308)

@@ -1,6 +1,8 @@
-"""The oracle's bounds are what their docstrings say, in plain numbers: a bound that is too wide hides bugs.
+"""The oracle's bounds are what their docstrings say, in plain numbers: a bound that is too wide
+hides bugs.
 
-Both keys score the same, whatever the scale, so that P = 1/2; the N_q queries are the same; V's rows are 1, 1, 1 and 3, 3, 3.
+Both keys score the same, whatever the scale, so that P = 1/2; the N_q queries are the same; V's
+rows are 1, 1, 1 and 3, 3, 3.
 """
 
 import math
@@ -31,8 +33,14 @@ from flashsim.reference import (
 N_q, N_k, d, d_v, P = 4, 2, 2, 3, 0.5
 VALUES = (1.0, 3.0)  # of V's rows
 DO = (1.0, -2.0, 2.0)
-Q, K, V = np.ones((N_q, d)), np.full((N_k, d), 0.5), np.repeat(np.array(VALUES)[:, None], d_v, axis=1)  # q·k = 1
-WIDE = {"chip": np.float16, "stored": ml_dtypes.bfloat16}  # smallest numbers of the chip that matter
+# q·k = 1
+Q, K, V = (
+    np.ones((N_q, d)),
+    np.full((N_k, d), 0.5),
+    np.repeat(np.array(VALUES)[:, None], d_v, axis=1),
+)
+# smallest numbers of the chip that matter
+WIDE = {"chip": np.float16, "stored": ml_dtypes.bfloat16}
 NARROW = {"chip": np.float32, "stored": np.float16}  # and of what is stored
 ALIKE = {"chip": np.float16, "stored": np.float16}
 FORMATS: dict[Any, tuple[float, float, float]] = {  # roundoff, smallest subnormal, smallest normal
@@ -41,33 +49,67 @@ FORMATS: dict[Any, tuple[float, float, float]] = {  # roundoff, smallest subnorm
     ml_dtypes.bfloat16: (2.0**-8, 2.0**-133, 2.0**-126),
 }
 PLAIN: dict[str, Any] = {
-    "scale": 0.25, "steps": 1, "stores": None, "scores_stored": False, "operands_stored": False, "flushed": False,
-    "logs_rounded": 0, "keep": None, "dropout_p": 0.0, "C": 2.0,
-}  # fmt: skip
+    "scale": 0.25,
+    "steps": 1,
+    "stores": None,
+    "scores_stored": False,
+    "operands_stored": False,
+    "flushed": False,
+    "logs_rounded": 0,
+    "keep": None,
+    "dropout_p": 0.0,
+    "C": 2.0,
+}
 DROPPED = {"keep": np.ones((N_q, N_k), bool), "dropout_p": 0.75}
 ASKED: list[dict[str, Any]] = [
-    {}, {"steps": 3}, {"steps": 3, "stores": 2}, {"scores_stored": True}, {"operands_stored": True}, {"flushed": True},
-    {"logs_rounded": 2}, DROPPED, {**DROPPED, "scores_stored": True}, {**DROPPED, "operands_stored": True, "C": 3.0},
-    {"scale": -2.0, "steps": 2}, {"C": 0.5},
-]  # fmt: skip
+    {},
+    {"steps": 3},
+    {"steps": 3, "stores": 2},
+    {"scores_stored": True},
+    {"operands_stored": True},
+    {"flushed": True},
+    {"logs_rounded": 2},
+    DROPPED,
+    {**DROPPED, "scores_stored": True},
+    {**DROPPED, "operands_stored": True, "C": 3.0},
+    {"scale": -2.0, "steps": 2},
+    {"C": 0.5},
+]
 
 
 def what(o: dict[str, Any], sunk: bool = False) -> SimpleNamespace:
-    """The docstrings' common terms; `sunk`: beside a sink log 2 above both scores, which leaves half of P."""
+    """The docstrings' common terms; `sunk`: beside a sink log 2 above both scores, which leaves
+    half of P.
+    """
     (u, least, normal), (u_s, smallest, _) = FORMATS[o["chip"]], FORMATS[o["stored"]]
     u_s, least = (0.0 if o["chip"] == o["stored"] else u_s), (normal if o["flushed"] else least)
     dropped, kept = o["keep"] is not None, o["scores_stored"] or o["operands_stored"]
     gain, tau = 1 / (1 - o["dropout_p"]), abs(o["scale"])
     largest = max(tau, abs(above(o))) if sunk else tau
-    delta = (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (largest + math.log(N_k + sunk))
+    delta = (
+        (d + 4) * u * tau
+        + o["scores_stored"] * u_s * tau
+        + o["logs_rounded"] * u * (largest + math.log(N_k + sunk))
+    )
     delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5) + sunk * u * max(above(o) - tau, 0)
     undropped = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1)) * u
     relative = undropped + 3 * dropped * u + kept * (1 + dropped) * u_s
     stores = o["steps"] if o["stores"] is None else o["stores"]
     return SimpleNamespace(
-        u=u, u_s=u_s, least=least, step=max(least, smallest), dropped=dropped, kept=kept, gain=gain, tau=tau, stores=stores,
-        relative=relative, undropped=undropped, mass=gain * P / (1 + sunk) * sum(VALUES), most=2 * gain * (1 + u_s) * max(VALUES),
-    )  # fmt: skip
+        u=u,
+        u_s=u_s,
+        least=least,
+        step=max(least, smallest),
+        dropped=dropped,
+        kept=kept,
+        gain=gain,
+        tau=tau,
+        stores=stores,
+        relative=relative,
+        undropped=undropped,
+        mass=gain * P / (1 + sunk) * sum(VALUES),
+        most=2 * gain * (1 + u_s) * max(VALUES),
+    )
 
 
 def above(o: dict[str, Any]) -> float:
@@ -82,7 +124,9 @@ def of_O(o: dict[str, Any], C: float, sunk: bool = False) -> float:
     return float(min(C * (w.relative + w.stores * w.u_s) * w.mass, w.most) + floor)
 
 
-def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[float, list[float], list[float]]:
+def of_gradients(
+    o: dict[str, Any], dQ_stores: int, recombined: bool
+) -> tuple[float, list[float], list[float]]:
     """Of dQ; of dK, for each key; of dV's columns."""
     w = what(o)
     u, Z, size, total = w.u, w.gain, sum(map(abs, DO)), sum(DO)
@@ -91,26 +135,45 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
     if o["scores_stored"]:
         E_P = min(E_P, 1.0)
     E_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * w.dropped
-    dV = [N_q * E_dropped * abs(x) + ((N_q + 4) * u + w.u_s) * N_q * P * Z * abs(x) + w.step + N_q * w.least for x in DO]
+    dV = [
+        N_q * E_dropped * abs(x)
+        + ((N_q + 4) * u + w.u_s) * N_q * P * Z * abs(x)
+        + w.step
+        + N_q * w.least
+        for x in DO
+    ]
     A_Z, dP = [Z * size * v for v in VALUES], [Z * total * v for v in VALUES]
     extra = (d_v * w.least + step_p) * max(Z, 1) + step_p * w.dropped
     E_dP = [((d_v + 4) * u + (1 + w.dropped) * u_p) * a + extra for a in A_Z]
     D = P * sum(A_Z)
     if o["scores_stored"]:
-        E_D = sum((P + E_P) * e + E_P * a for e, a in zip(E_dP, A_Z, strict=True)) + (N_k + 2) * u * D + N_k * w.least
+        E_D = (
+            sum((P + E_P) * e + E_P * a for e, a in zip(E_dP, A_Z, strict=True))
+            + (N_k + 2) * u * D
+            + N_k * w.least
+        )
     else:
         E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least) + d_v * w.least
     off = [abs(x - P * sum(dP)) for x in dP]
     E_dS = [
-        E_P * x + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined) + u_p * P * x + w.least + step_p
+        E_P * x
+        + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined)
+        + u_p * P * x
+        + w.least
+        + step_p
         for x, e, a in zip(off, E_dP, A_Z, strict=True)
     ]
     reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
     k, q = 0.5, 1.0
-    dQ = w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach)) + dQ_stores * w.step
+    dQ = (
+        w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach))
+        + dQ_stores * w.step
+    )
     dQ += ((1 + w.tau) * N_k + k * sum(reach)) * w.least
     dK = [
-        w.tau * q * N_q * (e + ((N_q + 4) * u + w.u_s) * r) + w.step + ((1 + w.tau) * N_q + q * N_q * r) * w.least
+        w.tau * q * N_q * (e + ((N_q + 4) * u + w.u_s) * r)
+        + w.step
+        + ((1 + w.tau) * N_q + q * N_q * r) * w.least
         for e, r in zip(E_dS, reach, strict=True)
     ]
     return o["C"] * dQ, [o["C"] * x for x in dK], [o["C"] * x for x in dV]
@@ -118,7 +181,9 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
 
 @pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "plain")
-def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dict[str, Any]) -> None:
+def test_bounds_are_what_they_are_said_to_be(
+    asked: dict[str, Any], formats: dict[str, Any]
+) -> None:
     o = {**PLAIN, **asked, **formats}
     assert np.allclose(error_bound(Q, K, V, **o), of_O(o, o["C"]), rtol=1e-12, atol=0)
     dO = np.tile(DO, (N_q, 1))
@@ -132,7 +197,9 @@ def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dic
 
 @pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "plain")
-def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(asked: dict[str, Any], formats: dict[str, Any]) -> None:
+def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(
+    asked: dict[str, Any], formats: dict[str, Any]
+) -> None:
     """P_sink is 1/2, and P is 1/4 for both keys, so that D is a quarter of ΣV, times ΣdO = 1."""
     o = {**PLAIN, **asked, **formats}
     w, size, P_sink = what(o, True), sum(map(abs, DO)), 0.5
@@ -140,15 +207,21 @@ def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(asked: dict[str
     E_P = min(P_sink * (w.undropped + w.u * math.log(2)) + w.least, 1.0)
     D = w.gain * sum(VALUES) / 4 * abs(sum(DO))
     want = E_P * (D + E_D) + P_sink * E_D + (N_q + 2) * w.u * (P_sink + E_P) * (D + E_D) + w.least
-    assert np.allclose(error_bound(Q, K, V, **o, sink=above(o)), of_O(o, o["C"], True), rtol=1e-12, atol=0)
+    assert np.allclose(
+        error_bound(Q, K, V, **o, sink=above(o)), of_O(o, o["C"], True), rtol=1e-12, atol=0
+    )
     got = sink_gradient_bound(Q, K, V, np.tile(DO, (N_q, 1)), **o, sink=above(o))
     assert np.allclose(got, o["C"] * N_q * want, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.75])
-def test_where_rounding_decides_the_softmax_two_averages_of_v_differ_by_its_range_at_most(p: float) -> None:
+def test_where_rounding_decides_the_softmax_two_averages_of_v_differ_by_its_range_at_most(
+    p: float,
+) -> None:
     want = 2 * 3 * (1 + 2.0**-8) / (1 - p) + 2.0**-24 * (1 + N_k + 1 + 4 / (1 - p))
-    assert np.allclose(error_bound(Q, K, V, **WIDE, scale=2.0**20, dropout_p=p), want, rtol=1e-12, atol=0)
+    assert np.allclose(
+        error_bound(Q, K, V, **WIDE, scale=2.0**20, dropout_p=p), want, rtol=1e-12, atol=0
+    )
 
 
 def test_what_is_dropped_whole_leaves_the_smallest_numbers() -> None:
@@ -163,7 +236,10 @@ def test_the_sum_of_a_group_is_bounded_as_said(chip: Any, u: float) -> None:
     want = 1.75 + 2 * (2 * u + 2.0**-11) * (7 + 1.75) + 2.0**-24
     got = group_bound(parts[:, None, None], bounds[:, None, None], stored=np.float16, chip=chip)
     assert np.allclose(got, want, rtol=1e-14, atol=0)
-    assert group_bound(parts, bounds, stored=np.float32, axis=0) == 1.75 + 2 * 2 * 2.0**-24 * 8.75 + 2.0**-149
+    assert (
+        group_bound(parts, bounds, stored=np.float32, axis=0)
+        == 1.75 + 2 * 2 * 2.0**-24 * 8.75 + 2.0**-149
+    )
     assert group_bound(30000 * parts, bounds, stored=np.float16, axis=0) == np.inf
 
 
@@ -176,50 +252,87 @@ def test_what_c_cannot_be_is_refused(C: float) -> None:
 
 
 def test_a_row_without_a_key_has_no_error() -> None:
-    bound = error_bound(Q, K, V, **{**PLAIN, **NARROW}, mask=np.array([[True] * N_k] * (N_q - 1) + [[False] * N_k]))
+    bound = error_bound(
+        Q, K, V, **{**PLAIN, **NARROW}, mask=np.array([[True] * N_k] * (N_q - 1) + [[False] * N_k])
+    )
     assert np.all(bound[-1] == 0)
     assert np.all(bound[:-1] > 2.0**-12)
 
 
 def test_adding_up_a_bias_gradient() -> None:
-    """dP − D is −1 and 1, so |dS| = 1/2 everywhere; adding up n elements loses n·u of their sum, times C = 2."""
+    """dP − D is −1 and 1, so |dS| = 1/2 everywhere; adding up n elements loses n·u of their sum,
+    times C = 2.
+    """
     n, u = N_q * N_k, 2.0**-53
     dO = np.tile(DO, (N_q, 1))
-    each, whole = (bias_gradient_bound(Q, K, V, dO, bias=np.zeros(shape)) for shape in ((N_q, N_k), (1, 1)))
+    each, whole = (
+        bias_gradient_bound(Q, K, V, dO, bias=np.zeros(shape)) for shape in ((N_q, N_k), (1, 1))
+    )
     assert (whole.item() - each.sum()) / u == pytest.approx(2 * (n - 1) * n * P)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"scale": 0.5}, {"steps": 3}, {"stores": 2}, {"scores_stored": True}, {"operands_stored": True}, {"flushed": True},
-        {"logs_rounded": 2}, {"mask": np.tri(N_q, N_k, dtype=bool)}, {"keep": DROPPED["keep"], "dropout_p": 0.5},
-        {"chip": np.float32}, {"stored": np.float16}, {"C": 3.0}, {"recombined": True},
+        {"scale": 0.5},
+        {"steps": 3},
+        {"stores": 2},
+        {"scores_stored": True},
+        {"operands_stored": True},
+        {"flushed": True},
+        {"logs_rounded": 2},
+        {"mask": np.tri(N_q, N_k, dtype=bool)},
+        {"keep": DROPPED["keep"], "dropout_p": 0.5},
+        {"chip": np.float32},
+        {"stored": np.float16},
+        {"C": 3.0},
+        {"recombined": True},
     ],
     ids=lambda change: next(iter(change)),
-)  # fmt: skip
+)
 def test_the_bound_of_a_bias_gradient_takes_each_argument(change: dict[str, Any]) -> None:
     given = {**PLAIN, **WIDE, "bias": np.zeros((N_q, N_k))}
-    plain, changed = (bias_gradient_bound(Q, K, V, np.tile(DO, (N_q, 1)), **o) for o in (given, {**given, **change}))
+    plain, changed = (
+        bias_gradient_bound(Q, K, V, np.tile(DO, (N_q, 1)), **o)
+        for o in (given, {**given, **change})
+    )
     assert not np.array_equal(plain, changed)
 
 
 @pytest.mark.parametrize("function", [gradient_bounds, bias_gradient_bound, sink_gradient_bound])
 def test_a_signature_says_what_is_taken(function: Any) -> None:
     own, known = signature(function).parameters, signature(error_bound).parameters
-    apart = {"bias", "sink"} if function is not gradient_bounds else {"bias"}  # a sink changes dS by L alone
+    # a sink changes dS by L alone
+    apart = {"bias", "sink"} if function is not gradient_bounds else {"bias"}
     kept = known.keys() - apart
     assert kept <= own.keys()
-    assert {name: own[name].default for name in kept} == {name: known[name].default for name in kept}
+    assert {name: own[name].default for name in kept} == {
+        name: known[name].default for name in kept
+    }
 
 
 LEAST = 2.0**-149
 UNEQUAL = np.log([[1.0], *([[0.1]] * 19)])  # keys whose weights, not yet divided, are 1 and 0.1
-HEAVY = np.column_stack([np.log([1.0, *([0.1 / 59 / 0.9] * 59)]), np.eye(60)[0]])  # and of which the first has nine tenths
+# and of which the first has nine tenths
+HEAVY = np.column_stack([np.log([1.0, *([0.1 / 59 / 0.9] * 59)]), np.eye(60)[0]])
 LOST: dict[str, tuple[str, Any, Any, Any, Any, float]] = {  # algorithm; Q, K, V, dO; scale
     "what is summed up to O": ("flash", [[1]], UNEQUAL, [[5 * LEAST]] * 20, [[1]], 1.0),
-    "products of Q and K": ("flash", [[2.9e-23] * 64], [[2.9e-23] * 64, [0] * 64], [[1], [-1]], [[1e-3]], 3e38),
-    "a scaled Q": ("flash_basic", [[3 * LEAST] * 64], [[3e38] * 64, [0] * 64], [[1], [-1]], [[1]], 0.5),
+    "products of Q and K": (
+        "flash",
+        [[2.9e-23] * 64],
+        [[2.9e-23] * 64, [0] * 64],
+        [[1], [-1]],
+        [[1e-3]],
+        3e38,
+    ),
+    "a scaled Q": (
+        "flash_basic",
+        [[3 * LEAST] * 64],
+        [[3e38] * 64, [0] * 64],
+        [[1], [-1]],
+        [[1]],
+        0.5,
+    ),
     "the scale": ("flash", [[1e19]], [[1.2e19], [0]], [[1], [2]], [[1]], 3e-43),
     "sums that are scaled": ("flash", [[1e-30]], [[3e-30], [1e-30]], [[1], [2]], [[1e-20]], 1e30),
     "D": ("standard", [[1, 0]], HEAVY, [[0], *([[25]] * 59)], [[10 * LEAST]], 1.0),
@@ -236,7 +349,9 @@ def test_what_underflows_is_within_the_bounds(case: tuple[str, Any, Any, Any, An
     assert np.isfinite(bound).all()
     if name in BACKWARD:
         got = flashsim.backward(name, run, dO)
-        bounds = gradient_bounds(Q, K, V, dO, scale=scale, **backward_rounding(name, run.blocks, got.blocks))
+        bounds = gradient_bounds(
+            Q, K, V, dO, scale=scale, **backward_rounding(name, run.blocks, got.blocks)
+        )
         want = gradients(Q, K, V, dO, scale=scale)
         for found, exact, most in zip((got.dQ, got.dK, got.dV), want, bounds, strict=True):
             assert of_bound(found, exact, most) <= 1

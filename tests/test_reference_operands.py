@@ -1,4 +1,6 @@
-"""What the oracles beyond attention are given: refused by name where it does not fit, and results that float64 does not hold."""
+"""What the oracles beyond attention are given: refused by name where it does not fit, and
+results that float64 does not hold.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +12,9 @@ import pytest
 from flashsim import reference
 
 rng = np.random.default_rng(0)
-X, Z, V, Q, K, W = (rng.normal(size=shape) for shape in ((7, 3), (5, 3), (5, 2), (7, 3), (7, 3), (4, 3)))
+X, Z, V, Q, K, W = (
+    rng.normal(size=shape) for shape in ((7, 3), (5, 3), (5, 2), (7, 3), (7, 3), (4, 3))
+)
 E, values = rng.normal(size=(4, 7)), rng.normal(size=(7, 2))
 HIDDEN, OUT = rng.normal(size=(3, 8)), rng.normal(size=(8, 2))
 buckets = np.arange(14).reshape(2, 7) % 3
@@ -31,7 +35,11 @@ GIVEN: list[tuple[tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     (REFORMER, {"Q": Q, "K": K, "V": values, "buckets": buckets, "C": 3}),
     (SMYRF, {"Q": Q, "K": K, "V": values, "hashes_Q": buckets, "hashes_K": buckets, "C": 3}),
 ]
-EACH = [pytest.param(function, given, id=function.__name__) for functions, given in GIVEN for function in functions]
+EACH = [
+    pytest.param(function, given, id=function.__name__)
+    for functions, given in GIVEN
+    for function in functions
+]
 
 
 HOW = ("stored", "blocks", "sigma", "scale", "phi", "order", "kernel", "C", "factor")
@@ -42,12 +50,16 @@ def numbers(found: Any) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize(("function", "given"), EACH)
-def test_what_is_none_is_refused_by_name(function: Callable[..., Any], given: dict[str, Any]) -> None:
+def test_what_is_none_is_refused_by_name(
+    function: Callable[..., Any], given: dict[str, Any]
+) -> None:
     assert np.isfinite(numbers(function(**given))).all()
     for name in given.keys() - {"C"}:
         shapes = [np.zeros(shape) for shape in ((2, 2, 2), (0, 3), (9, 9))]
         for wrong in ("x", *shapes, given[name] * np.nan, given[name] * 1j):
-            with pytest.raises(ValueError, match=rf"^{name} (has|is|holds) |^\w+ has shape .* as {name} has"):
+            with pytest.raises(
+                ValueError, match=rf"^{name} (has|is|holds) |^\w+ has shape .* as {name} has"
+            ):
                 function(**{**given, name: wrong})
     for how in HOW:
         if how in (function.__kwdefaults__ or {}) or how in given:
@@ -57,8 +69,13 @@ def test_what_is_none_is_refused_by_name(function: Callable[..., Any], given: di
 
 @pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
 @pytest.mark.parametrize(("function", "given"), EACH)
-def test_finite_operands_never_make_nan(function: Callable[..., Any], given: dict[str, Any], size: float) -> None:
-    grown = {name: x * size if np.ndim(x) and np.asarray(x).dtype == float else x for name, x in given.items()}
+def test_finite_operands_never_make_nan(
+    function: Callable[..., Any], given: dict[str, Any], size: float
+) -> None:
+    grown = {
+        name: x * size if np.ndim(x) and np.asarray(x).dtype == float else x
+        for name, x in given.items()
+    }
     with suppress(ValueError):
         assert np.isfinite(numbers(function(**grown))).all()
 
@@ -66,14 +83,36 @@ def test_finite_operands_never_make_nan(function: Callable[..., Any], given: dic
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (reference.kernel_product, {"X": X, "Z": Z, "V": V, "sigma": 0.0}, "sigma is 0.0; expected a finite number above 0"),
-        (reference.performer, {"Q": Q, "K": K, "V": values, "W": W, "scale": -1.0}, "scale is -1.0; expected a finite number of"),
-        (reference.sparse_mlp, {"X": X, "W1": HIDDEN, "W2": OUT, "keep1": np.ones((4, 8), bool)}, "keep1 has shape (4, 8)"),
-        (reference.sparse_mlp, {"X": X, "W1": HIDDEN, "W2": OUT, "keep2": np.ones((8, 2))}, "keep2 has dtype float64"),
-        (reference.smyrf, {**GIVEN[-1][1], "hashes_K": buckets[:1]}, "hashes_Q has 2 rounds, hashes_K 1; expected as many"),
+        (
+            reference.kernel_product,
+            {"X": X, "Z": Z, "V": V, "sigma": 0.0},
+            "sigma is 0.0; expected a finite number above 0",
+        ),
+        (
+            reference.performer,
+            {"Q": Q, "K": K, "V": values, "W": W, "scale": -1.0},
+            "scale is -1.0; expected a finite number of",
+        ),
+        (
+            reference.sparse_mlp,
+            {"X": X, "W1": HIDDEN, "W2": OUT, "keep1": np.ones((4, 8), bool)},
+            "keep1 has shape (4, 8)",
+        ),
+        (
+            reference.sparse_mlp,
+            {"X": X, "W1": HIDDEN, "W2": OUT, "keep2": np.ones((8, 2))},
+            "keep2 has dtype float64",
+        ),
+        (
+            reference.smyrf,
+            {**GIVEN[-1][1], "hashes_K": buckets[:1]},
+            "hashes_Q has 2 rounds, hashes_K 1; expected as many",
+        ),
     ],
 )
-def test_what_else_does_not_fit_is_named(function: Callable[..., Any], arguments: dict[str, Any], message: str) -> None:
+def test_what_else_does_not_fit_is_named(
+    function: Callable[..., Any], arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)")):
         function(**arguments)
 

@@ -1,4 +1,6 @@
-"""Score modifications, a soft cap and ALiBi: what they mean, that they move nothing, their gradients; and who refuses them."""
+"""Score modifications, a soft cap and ALiBi: what they mean, that they move nothing, their
+gradients; and who refuses them.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +34,10 @@ from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
 TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts]
 LEARN = [name for name, a in BACKWARD.items() if a.gives_dS and "MASK" in a.parts]
 SOME = cases(
-    20, masks=("none", "causal", "packed entry", "dense"), dropouts=(0.0, 0.3), regimes=("gaussian", "outliers", "rising")
+    20,
+    masks=("none", "causal", "packed entry", "dense"),
+    dropouts=(0.0, 0.3),
+    regimes=("gaussian", "outliers", "rising"),
 )
 CAPS = st.sampled_from((0.5, 3.0, 50.0))
 SLOPES = st.sampled_from((None, 0.25, -3.0))
@@ -43,7 +48,9 @@ def linear(N_q: int, N_k: int, slope: float) -> Array:
     return np.array([[-slope * abs(i + N_k - N_q - j) for j in range(N_k)] for i in range(N_q)])
 
 
-def asked(case: Case, cap: float, slope: float | None, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def asked(
+    case: Case, cap: float, slope: float | None, name: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a run is asked, and what the oracle is told."""
     rule: Mask = SoftCap(cap)
     told = {"softcap": cap, **case.oracle}
@@ -51,18 +58,31 @@ def asked(case: Case, cap: float, slope: float | None, name: str) -> tuple[dict[
         rule, told = ALiBi(slope) & rule, told | {"bias": linear(case.N_q, case.N_k, slope)}
     mask, _ = case.masked()
     blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
-    options = {"mask": rule if mask is None else rule & mask, "dropout_p": case.dropout_p, "blocks": blocks}
+    options = {
+        "mask": rule if mask is None else rule & mask,
+        "dropout_p": case.dropout_p,
+        "blocks": blocks,
+    }
     return options | {"M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)}, told
 
 
 @pytest.mark.parametrize("name", TAKE)
 @given(case=SOME, cap=CAPS, slope=SLOPES)
 @FEW
-def test_scores_are_modified_before_the_mask_and_nothing_is_moved(name: str, case: Case, cap: float, slope: float | None) -> None:
+def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
+    name: str, case: Case, cap: float, slope: float | None
+) -> None:
     case = case.for_algorithm(name)
     (Q, K, V), (options, told) = case.inputs(), asked(case, cap, slope, name)
     run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
-    assert of_bound(run.O, attention(Q, K, V, **told), error_bound(Q, K, V, **rounding(name, run.blocks), **told)) <= 1
+    assert (
+        of_bound(
+            run.O,
+            attention(Q, K, V, **told),
+            error_bound(Q, K, V, **rounding(name, run.blocks), **told),
+        )
+        <= 1
+    )
     exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
     assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
     assert not {"bias", "slopes"} & run.hbm.by_array.keys()
@@ -74,9 +94,15 @@ def test_scores_are_modified_before_the_mask_and_nothing_is_moved(name: str, cas
 def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     name: str, case: Case, cap: float, slope: float | None, biased: bool
 ) -> None:
-    (Q, K, V), dO, (options, told) = case.inputs(), case.dO(), asked(case, cap, None if biased else slope, name)
+    (Q, K, V), dO, (options, told) = (
+        case.inputs(),
+        case.dO(),
+        asked(case, cap, None if biased else slope, name),
+    )
     if biased:
-        told["bias"] = np.random.default_rng(case.seed).normal(size=(case.N_q, case.N_k)).astype(np.float32)
+        told["bias"] = (
+            np.random.default_rng(case.seed).normal(size=(case.N_q, case.N_k)).astype(np.float32)
+        )
         options["mask"] = Bias(told["bias"]) & options["mask"]
     if name == "block_sparse":
         options["block_mask"] = "live"
@@ -84,7 +110,9 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     got = flashsim.backward(name, run, dO)
     rounded = backward_rounding(name, run.blocks, got.blocks)
     bounds = gradient_bounds(Q, K, V, dO, **rounded, **told)
-    for gradient, want, most in zip((got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True):
+    for gradient, want, most in zip(
+        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True
+    ):
         assert of_bound(gradient, want, most) <= 1
     if biased:
         most = bias_gradient_bound(Q, K, V, dO, **rounded, **told)
@@ -118,14 +146,32 @@ def test_gradients_are_differences(name: str, cap: float) -> None:
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
-@pytest.mark.parametrize("slopes", [0.5, [0.5, 0.25, 1.0, 2.0], [[[1.0]], [[2.0]], [[0.1]]]], ids=["one", "heads", "batch"])
+@pytest.mark.parametrize(
+    "slopes",
+    [0.5, [0.5, 0.25, 1.0, 2.0], [[[1.0]], [[2.0]], [[0.1]]]],
+    ids=["one", "heads", "batch"],
+)
 def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
     """Query heads that share a KV head: in rows of their own, and interleaved."""
     slopes = np.array(slopes).reshape(np.shape(slopes)[: 2 if np.ndim(slopes) == 3 else 1])
     Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
     K, V = rng.normal(size=(2, 3, 2, 7, 3))
-    told: dict[str, Any] = {"bias": slopes[..., None, None] * linear(6, 7, 1.0), "softcap": 1.5, "mask": np.tri(6, 7, 1) > 0}
-    run = flashsim.forward("q_outer", Q, K, V, mask=ALiBi(slopes) & SoftCap(1.5), causal=True, gqa=gqa, blocks=(5, 4), M=300)
+    told: dict[str, Any] = {
+        "bias": slopes[..., None, None] * linear(6, 7, 1.0),
+        "softcap": 1.5,
+        "mask": np.tri(6, 7, 1) > 0,
+    }
+    run = flashsim.forward(
+        "q_outer",
+        Q,
+        K,
+        V,
+        mask=ALiBi(slopes) & SoftCap(1.5),
+        causal=True,
+        gqa=gqa,
+        blocks=(5, 4),
+        M=300,
+    )
     whole = Q, K.repeat(2, 1), V.repeat(2, 1)
     assert np.allclose(run.O, attention(*whole, **told), rtol=0, atol=1e-12)
     got = flashsim.backward("q_outer", run, dO)
@@ -134,7 +180,15 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
     for ours, each in ((got.dK, dK), (got.dV, dV)):
         assert np.allclose(ours, each.reshape(3, 2, 2, 7, 3).sum(2), rtol=0, atol=1e-12)
     if not slopes.ndim:
-        asked: dict[str, Any] = {"N_q": 6, "N_k": 7, "d": 3, "heads": 12, "kv_heads": 6, "dtype": "float64", "gqa": gqa}
+        asked: dict[str, Any] = {
+            "N_q": 6,
+            "N_k": 7,
+            "d": 3,
+            "heads": 12,
+            "kv_heads": 6,
+            "dtype": "float64",
+            "gqa": gqa,
+        }
         asked |= {"mask": ALiBi(slopes) & SoftCap(1.5), "causal": True, "blocks": (5, 4), "M": 300}
         assert (run.hbm, run.sram) == ((exact := theory.exact("q_outer", **asked)).hbm, exact.sram)
         exact = theory.exact("q_outer", direction="backward", **asked)
@@ -147,9 +201,12 @@ def test_a_cap_costs_a_tile_on_chip_backward_and_no_access() -> None:
     asked: dict[str, Any] = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
     for direction, more in (("forward", 0), ("backward", 6 * 5)):
         plain, capped = (
-            flashsim.count("q_outer", **asked, direction=direction, mask=mask) for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
+            flashsim.count("q_outer", **asked, direction=direction, mask=mask)
+            for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
         )
-        assert plain.hbm == capped.hbm == flashsim.count("q_outer", **asked, direction=direction).hbm
+        assert (
+            plain.hbm == capped.hbm == flashsim.count("q_outer", **asked, direction=direction).hbm
+        )
         assert capped.sram.peak - plain.sram.peak == more
 
 
@@ -159,7 +216,9 @@ def test_a_large_cap_is_none_and_infinite_keys_stay_masked() -> None:
     capped = flashsim.forward("flash", X, X, X, causal=True, M=300, mask=SoftCap(1e20))
     assert np.allclose(capped.O, plain.O, rtol=0, atol=1e-15)
     K = np.where(np.arange(9)[:, None] > 6, np.nan, X)
-    run = flashsim.forward("flash", X, K, X, mask=SoftCap(2) & flashsim.KeyPadding(7), M=300, check_finite=False)
+    run = flashsim.forward(
+        "flash", X, K, X, mask=SoftCap(2) & flashsim.KeyPadding(7), M=300, check_finite=False
+    )
     got = flashsim.backward("flash", run, X, check_finite=False)
     want = gradients(X, X[:7], X[:7], X, softcap=2.0)
     assert np.allclose(got.dQ, want.dQ, rtol=0, atol=1e-12)
@@ -182,7 +241,9 @@ def test_who_refuses_a_cap() -> None:
         with pytest.raises(ValueError, match="makes no gradient through a soft cap"):
             theory.exact(name, N=6, d=4, M=400, direction="backward", mask=SoftCap(1))
     run = flashsim.forward("standard", X, X, X, mask=ALiBi(1), M=400)
-    assert np.allclose(flashsim.backward("standard", run, X).dQ, gradients(X, X, X, X, bias=linear(6, 6, 1)).dQ)
+    assert np.allclose(
+        flashsim.backward("standard", run, X).dQ, gradients(X, X, X, X, bias=linear(6, 6, 1)).dQ
+    )
     with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
         flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=SoftCap(1))
 
@@ -190,21 +251,38 @@ def test_who_refuses_a_cap() -> None:
 def test_what_is_no_score_modification_is_refused_by_name() -> None:
     X = rng.normal(size=(6, 4))
     refused: list[tuple[str, Callable[[], Any]]] = [
-        ("SoftCap's cap is 0; expected a number from 1e-30 to 1e[+]30, or no SoftCap for none", lambda: SoftCap(0)),
+        (
+            "SoftCap's cap is 0; expected a number from 1e-30 to 1e[+]30, or no SoftCap for none",
+            lambda: SoftCap(0),
+        ),
         ("SoftCap's cap is inf; expected", lambda: SoftCap(float("inf"))),
         ("SoftCap's cap is '1'; expected", lambda: SoftCap("1")),  # type: ignore[arg-type]
         ("ALiBi's slopes has dtype bool; expected real", lambda: ALiBi([True])),
-        ("ALiBi's slopes are .*; expected numbers up to 1e[+]30", lambda: ALiBi([1.0, float("nan")])),
-        ("expected one SoftCap at most", lambda: flashsim.forward("flash", X, X, X, mask=SoftCap(1) & SoftCap(2))),
-        (r"ALiBi's slopes array has shape \(2,\); expected", lambda: flashsim.forward("flash", X, X, X, mask=ALiBi([1, 2]))),
-        ("softcap is -1; expected a number above 0, or None", lambda: attention(X, X, X, softcap=-1)),
+        (
+            "ALiBi's slopes are .*; expected numbers up to 1e[+]30",
+            lambda: ALiBi([1.0, float("nan")]),
+        ),
+        (
+            "expected one SoftCap at most",
+            lambda: flashsim.forward("flash", X, X, X, mask=SoftCap(1) & SoftCap(2)),
+        ),
+        (
+            r"ALiBi's slopes array has shape \(2,\); expected",
+            lambda: flashsim.forward("flash", X, X, X, mask=ALiBi([1, 2])),
+        ),
+        (
+            "softcap is -1; expected a number above 0, or None",
+            lambda: attention(X, X, X, softcap=-1),
+        ),
     ]
     for said, call in refused:
         with pytest.raises(ValueError, match=said):
             call()
     with pytest.raises(ValueError, match="the bias are too large"):
         flashsim.forward("standard", *[X.astype(np.float16)] * 3, mask=ALiBi(2e4))
-    assert repr(ALiBi([1, 2]) & SoftCap(30) & Causal()) == "ALiBi([1.0, 2.0]) & SoftCap(30) & Causal()"
+    assert (
+        repr(ALiBi([1, 2]) & SoftCap(30) & Causal()) == "ALiBi([1.0, 2.0]) & SoftCap(30) & Causal()"
+    )
     assert ALiBi([1, 2]) == ALiBi([1.0, 2.0]) != ALiBi(1)
     assert hash(ALiBi([1, 2])) == hash(ALiBi([1.0, 2.0]))
 
@@ -215,14 +293,21 @@ PLANTED: list[tuple[Any, str, str]] = [
     (SoftCap.slope, "1 - tanh * tanh", "1 + 0 * tanh"),
     (ALiBi.added, "(-self._slopes", "(self._slopes"),
     (ALiBi.added, "shape.N_k - shape.N_q // self.group", "0"),
-    (TileMask.__call__, "return np.where(allowed, S_ij, forbidden)",
-     "return SoftCap(3.0).modified(np.where(allowed, S_ij, forbidden), *[None] * 4)"),
+    (
+        TileMask.__call__,
+        "return np.where(allowed, S_ij, forbidden)",
+        "return SoftCap(3.0).modified(np.where(allowed, S_ij, forbidden), *[None] * 4)",
+    ),
     (TileMask.uncapped, "gated(dS_ij, self._slope)", "dS_ij"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("function", "before", "after"), PLANTED, ids=[after[:30] for _, _, after in PLANTED])
-def test_a_modification_that_is_wrong_is_noticed(function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "before", "after"), PLANTED, ids=[after[:30] for _, _, after in PLANTED]
+)
+def test_a_modification_that_is_wrong_is_noticed(
+    function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(function.__globals__, "SoftCap", SoftCap)
     swap(function, before, after, monkeypatch)
     (Q, K, V), dO, (options, told) = CASE.inputs(), CASE.dO(), asked(CASE, 3.0, 0.25, "q_outer")

@@ -63,7 +63,9 @@ def test_all_grows_with_the_screen(opened: Opener) -> None:
 def test_the_lessons_list_grows_with_the_screen(opened: Opener) -> None:
     desk, hall = (opened(index([*gallery.pages().values()]), viewport) for viewport in (DESK, HALL))
     for part in ("h1", "main svg", "main .faint", "article h2"):
-        assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), part
+        assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), (
+            part
+        )
     hall.set_viewport_size(DESK)
     until(hall, "getComputedStyle(document.body).zoom === '1'")
 
@@ -119,7 +121,9 @@ def test_a_presenter_s_keys_go_by_the_list(opened: Opener) -> None:
     links = page.eval_on_selector_all(".moments a", "all => all.map(a => a.hash)")
     moments = [int(link.removeprefix("#t=")) for link in links]
     page.keyboard.press("PageDown")
-    assert page.evaluate("Number(document.querySelector('#scrub').value)") == min(step for step in moments if step > 0)
+    assert page.evaluate("Number(document.querySelector('#scrub').value)") == min(
+        step for step in moments if step > 0
+    )
 
 
 @pytest.mark.parametrize("chart", FIGURES.values(), ids=FIGURES)
@@ -136,10 +140,14 @@ def test_a_phone_shows_the_key_the_picture_and_whole_numbers(opened: Opener) -> 
         found = box(page, part)
         assert found["y"] + found["height"] <= bar, part
     page = opened(lesson(), PHONE, "#t=24")
-    ends = page.eval_on_selector_all(".pairs td", "all => all.map(one => one.getBoundingClientRect().right)")
+    ends = page.eval_on_selector_all(
+        ".pairs td", "all => all.map(one => one.getBoundingClientRect().right)"
+    )
     assert 0 < max(ends) <= 390
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    lines = page.eval_on_selector_all(".now .symbol", "all => all.map(one => one.getClientRects().length)")
+    lines = page.eval_on_selector_all(
+        ".now .symbol", "all => all.map(one => one.getClientRects().length)"
+    )
     assert set(lines) == {1}  # no symbol is broken over two
 
 
@@ -163,14 +171,21 @@ def test_the_playground_s_total_stays_in_sight_on_a_phone(opened: Opener) -> Non
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_two_runs_have_a_key_and_a_total(backward: bool, opened: Opener) -> None:
-    direction, names = ("backward", ("q_outer", "q_outer_two_pass")) if backward else ("forward", ("flash_basic", "q_outer"))
+    direction, names = (
+        ("backward", ("q_outer", "q_outer_two_pass"))
+        if backward
+        else ("forward", ("flash_basic", "q_outer"))
+    )
     first, second = map(RECORDED[direction], names)
     page = opened(page_of(first, second)[0], DESK, "#t=24")
     bar = box(page, "#transport")["y"]
     for view in page.locator(".view").all():
         assert view.locator(".legend.key").is_visible()
         assert "current" in view.locator(".legend.key").inner_text()
-        memory, total = view.locator(".memory").bounding_box(), view.locator(".hbm .sum td").last.bounding_box()
+        memory, total = (
+            view.locator(".memory").bounding_box(),
+            view.locator(".hbm .sum td").last.bounding_box(),
+        )
         assert total["y"] + total["height"] <= min(memory["y"] + memory["height"] + 1, bar)
         if not backward:  # whose eleven arrays scroll, below the total
             last = view.locator(".hbm tbody tr:not(.sum)").last.bounding_box()

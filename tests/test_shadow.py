@@ -1,4 +1,6 @@
-"""A trial on shapes runs a function's shadow: it computes the same, says nothing, and leaves nothing behind."""
+"""A trial on shapes runs a function's shadow: it computes the same, says nothing, and leaves
+nothing behind.
+"""
 
 import importlib.util
 import linecache
@@ -105,13 +107,28 @@ def test_a_shadow_begins_with_the_state_of_the_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["print('loud')", "import pdb; pdb.set_trace()", "breakpoint()", "from pdb import set_trace; set_trace()", "input('loud')",
-     "PDB.set_trace()", "STOP()", "pprint('loud')", "import IPython.core.debugger as d; d.set_trace()"],
-)  # fmt: skip
-def test_a_shadow_neither_speaks_nor_stops(statement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        "print('loud')",
+        "import pdb; pdb.set_trace()",
+        "breakpoint()",
+        "from pdb import set_trace; set_trace()",
+        "input('loud')",
+        "PDB.set_trace()",
+        "STOP()",
+        "pprint('loud')",
+        "import IPython.core.debugger as d; d.set_trace()",
+    ],
+)
+def test_a_shadow_neither_speaks_nor_stops(
+    statement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     head = "import pdb as PDB\nfrom pdb import set_trace as STOP\nfrom pprint import pprint\n"
     module = module_of(
-        tmp_path, f"{head}\ndef inner():\n    {statement}\n\ndef outer():\n    inner()\n    {statement}\n    return 7\n"
+        tmp_path,
+        (
+            f"{head}\ndef inner():\n    {statement}\n\ndef outer():\n    inner()\n    "
+            f"{statement}\n    return 7\n"
+        ),
     )
     assert shadow_of(module.outer)() == 7
     assert capsys.readouterr() == ("", "")
@@ -119,11 +136,14 @@ def test_a_shadow_neither_speaks_nor_stops(statement: str, tmp_path: Path, capsy
 
 
 def test_all_of_the_users_own_code_is_copied_and_nothing_else(tmp_path: Path) -> None:
-    """What runs is seen by a tracer, as debuggers see it: no line of the user's files, wherever it is called from."""
+    """What runs is seen by a tracer, as debuggers see it: no line of the user's files, wherever
+    it is called from.
+    """
     module_of(tmp_path, "def far(n):\n    return n + 1\n", "helpers")
     text = (
         "import functools, helpers\nfrom helpers import far\nimport numpy as np\n"
-        "def shout(f):\n    @functools.wraps(f)\n    def wrapped(*a):\n        return f(*a)\n    return wrapped\n"
+        "def shout(f):\n    @functools.wraps(f)\n    def wrapped(*a):\n        return f(*a)\n    "
+        "return wrapped\n"
         "class Tile:\n    scale = 2\n    def __init__(self, n):\n        self.n = n\n"
         "    @property\n    def twice(self):\n        return self.n * self.scale\n"
         "    @staticmethod\n    def make(n):\n        return Tile(n)\n"
@@ -136,7 +156,8 @@ def test_all_of_the_users_own_code_is_copied_and_nothing_else(tmp_path: Path) ->
         "half = functools.partial(near, 1)\n"
         "def work():\n"
         "    assert isinstance(TILE, Tile) and type(Tile.make(1)).__name__ == 'Tile'\n"
-        "    return [helpers.far(1), far(2), near(3), late(4), cached(5), half(), TABLE['f'](6), TILE.twice, Tile.make(7).n,\n"
+        "    return [helpers.far(1), far(2), near(3), late(4), cached(5), half(), TABLE['f'](6), "
+        "TILE.twice, Tile.make(7).n,\n"
         "            Sub.also(8).twice, [far(n) for n in range(2)], float(np.sum([far(1)]))]\n"
     )
     module = module_of(tmp_path, text)
@@ -234,11 +255,15 @@ def test_odd_classes_generators_and_rings_are_no_trouble(tmp_path: Path) -> None
     results = [shadow_of(module.work)() for _ in range(3)]
     assert results == [module.work()] * 3
     assert vars(module.Colour.RED)["_value_"] == [1]
-    assert shadow_of(module.work)() != results[0]  # FROZEN and SLOTS have changed, by the function itself
+    # FROZEN and SLOTS have changed, by the function itself
+    assert shadow_of(module.work)() != results[0]
 
 
 def test_lines_and_names_are_those_of_the_file(tmp_path: Path) -> None:
-    text = "import sys\n\ndef where():\n    return sys._getframe()\n\ndef wrong():\n    raise ValueError('no')\n"
+    text = (
+        "import sys\n\ndef where():\n    return sys._getframe()\n\ndef wrong():\n    raise "
+        "ValueError('no')\n"
+    )
     module = module_of(tmp_path, text)
     shadow, file = shadow_of(module.where), str(tmp_path / "mine.py")
     assert site_of(shadow()) == (file, 4)
@@ -331,7 +356,9 @@ def attention(hbm, sram, Q, K, V, blocks):
 '''
 
 
-@pytest.mark.parametrize("how", [{}, {"sizing": "fit"}, {"sizing": "paper"}, {"blocks": (4, 5)}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"sizing": "fit"}, {"sizing": "paper"}, {"blocks": (4, 5)}], ids=str
+)
 def test_a_print_is_met_once_for_each_tile_of_the_run(
     how: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

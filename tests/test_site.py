@@ -1,4 +1,6 @@
-"""The site: what a strict build refuses, how docstrings become pages, and lessons cards. Needs flashsim[docs]; .ci/run has it."""
+"""The site: what a strict build refuses, how docstrings become pages, and lessons cards. Needs
+flashsim[docs]; .ci/run has it.
+"""
 
 import argparse
 import io
@@ -40,7 +42,9 @@ html_theme, html_static_path, html_css_files = "basic", [], []
 
 
 def built(folder: Path, page: str, reference: str = "", listed: str = "") -> tuple[int, str]:
-    """Return the exit status of a strict build of two pages, perhaps the lessons' too, and a file, and what it says."""
+    """Return the exit status of a strict build of two pages, perhaps the lessons' too, and a
+    file, and what it says.
+    """
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
@@ -52,20 +56,35 @@ def built(folder: Path, page: str, reference: str = "", listed: str = "") -> tup
     (folder / "figures").mkdir()
     (folder / "figures" / "numbers.json").write_text("{}", encoding="utf-8")
     if listed:
-        (folder / "docs" / "lessons.md").write_text(f"---\norphan: true\n---\n{listed}\n", encoding="utf-8")
+        (folder / "docs" / "lessons.md").write_text(
+            f"---\norphan: true\n---\n{listed}\n", encoding="utf-8"
+        )
     if reference:
-        (folder / "docs" / "called.rst").write_text(f":orphan:\n\nCalled\n======\n\n{reference}\n", encoding="utf-8")
+        (folder / "docs" / "called.rst").write_text(
+            f":orphan:\n\nCalled\n======\n\n{reference}\n", encoding="utf-8"
+        )
     said = io.StringIO()
     with warnings.catch_warnings(), patch_docutils(), docutils_namespace():
         warnings.simplefilter("ignore")  # of the libraries
         out, trees = folder / "out", folder / "trees"
-        site = Sphinx(folder, folder / "docs", out, trees, "html", status=None, warning=said, warningiserror=True)
+        site = Sphinx(
+            folder,
+            folder / "docs",
+            out,
+            trees,
+            "html",
+            status=None,
+            warning=said,
+            warningiserror=True,
+        )
         site.build()
     return site.statuscode, said.getvalue()
 
 
 def test_a_sound_page_is_built_and_files_that_it_links_to_are_shown(tmp_path: Path) -> None:
-    status, said = built(tmp_path, "[file](../file.py) [numbers](../figures/numbers.json) With --causal it is so.")
+    status, said = built(
+        tmp_path, "[file](../file.py) [numbers](../figures/numbers.json) With --causal it is so."
+    )
     assert (status, said) == (0, "")
     page = text_of(tmp_path / "out" / "docs" / "page.html")
     assert 'href="../source/file.py.html"' in page
@@ -84,16 +103,24 @@ def test_a_sound_page_is_built_and_files_that_it_links_to_are_shown(tmp_path: Pa
         ("[no part](../README.md#no-part)", "", "local id not found in doc 'README': 'no-part'"),
         ("[no folder](../flashsim/nothing)", "", "cross-reference target not found"),
         ("", ".. autofunction:: flashsim.nothing", "nothing' from module 'flashsim'"),
-        ("", ".. py:function:: f\n\n   :py:obj:`flashsim.gone`", "py:obj reference target not found: flashsim.gone"),
+        (
+            "",
+            ".. py:function:: f\n\n   :py:obj:`flashsim.gone`",
+            "py:obj reference target not found: flashsim.gone",
+        ),
     ],
 )
-def test_what_leads_nowhere_fails_the_build(tmp_path: Path, page: str, reference: str, complaint: str) -> None:
+def test_what_leads_nowhere_fails_the_build(
+    tmp_path: Path, page: str, reference: str, complaint: str
+) -> None:
     status, said = built(tmp_path, page, reference)
     assert status == 1
     assert complaint in said
 
 
-def test_a_docstring_that_names_nothing_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_docstring_that_names_nothing_fails_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api.count, "__doc__", "Count, as `flashsim.conut` does.")
     status, said = built(tmp_path, "", ".. autofunction:: flashsim.count")
     assert status == 1
@@ -107,7 +134,9 @@ def test_a_docstring_that_names_nothing_fails_the_build(tmp_path: Path, monkeypa
         ('<iframe data-src="gone.html"></iframe> <a href="#a-part">here</a>', "gone.html"),
     ],
 )
-def test_a_missing_picture_and_a_link_in_raw_html_fail_it(tmp_path: Path, page: str, gone: str) -> None:
+def test_a_missing_picture_and_a_link_in_raw_html_fail_it(
+    tmp_path: Path, page: str, gone: str
+) -> None:
     with pytest.raises(Exception, match=rf"docs/page\.html: there is no {gone}"):
         built(tmp_path, page)
 
@@ -124,10 +153,16 @@ def test_docs_named_as_the_source_is_the_repository() -> None:
 def test_the_matrix_of_the_kit_can_be_read_and_clicked(browser: Any, tmp_path: Path) -> None:
     data = json.loads(text_of(ROOT / "figures" / "kit_matrix.json"))["data"]
     shown = made.matrix(data)
-    targets = set(re.findall(r'<a id="([^"]+)"></a>', made.anchored(text_of(ROOT / "figures" / "kit_matrix.md"))))
+    targets = set(
+        re.findall(
+            r'<a id="([^"]+)"></a>', made.anchored(text_of(ROOT / "figures" / "kit_matrix.md"))
+        )
+    )
     assert targets == set(re.findall(r'href="#([^"]+)"', shown))
     assert len(targets) == len(data["checks"]) + len(data["mutants"])
-    (tmp_path / "a.html").write_text(f"<style>{text_of(ROOT / 'docs' / '_site' / 'site.css')}</style>{shown}", "utf-8")
+    (tmp_path / "a.html").write_text(
+        f"<style>{text_of(ROOT / 'docs' / '_site' / 'site.css')}</style>{shown}", "utf-8"
+    )
     page = browser.new_page(viewport=PHONE)
     page.goto((tmp_path / "a.html").as_uri())
     row = page.locator("tr", has_text="lse times ln 2").locator("td").all_inner_texts()
@@ -135,7 +170,10 @@ def test_the_matrix_of_the_kit_can_be_read_and_clicked(browser: Any, tmp_path: P
     failed = [name for name in data["checks"] if known["failed"].get(name)]
     shares = [round(100 * known["failed"][name] / known["tried"][name]) for name in failed]
     assert [int(cell) for cell in row if cell not in ("", "–")] == shares  # –: not tried
-    assert float(page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)")) >= 11
+    assert (
+        float(page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)"))
+        >= 11
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     page.close()
 
@@ -144,7 +182,9 @@ NOTHING: Any = docstrings.Names({})
 
 
 def rst(text: str, **names: Any) -> list[str]:
-    lines = docstrings.as_rst(text, docstrings.Names({id(flashsim.count): "flashsim.count"}, api, **names))
+    lines = docstrings.as_rst(
+        text, docstrings.Names({id(flashsim.count): "flashsim.count"}, api, **names)
+    )
     return [line for line in lines if line]
 
 
@@ -178,7 +218,9 @@ def test_indented_rows_are_rows_too() -> None:
 
 
 def test_numbered_steps_go_on_in_their_indented_lines() -> None:
-    assert docstrings.as_rst("Proof.\n1. One\n   and more\n       x = y\n   of it.\n2. Two", NOTHING) == [
+    assert docstrings.as_rst(
+        "Proof.\n1. One\n   and more\n       x = y\n   of it.\n2. Two", NOTHING
+    ) == [
         *("Proof.", ""),
         *("1. One and more", "", "   ::", "", "           x = y", "", "   of it.", ""),
         *("", "2. Two", "", ""),
@@ -193,7 +235,11 @@ def test_the_lessons_are_written_beside_the_page_that_lists_them(tmp_path: Path)
     shown = {path.stem for path in (tmp_path / "out" / "lessons").glob("*.html")}
     assert shown == {*gallery.pages(), "index", "playground"}
     assert all(f"../lessons/{name}.html" in page for name in shown)
-    assert re.findall(r'data-src="\.\./lessons/(\w+)\.html"', page) == [*gallery.pages(), "playground"]  # a card each
+    # a card each
+    assert re.findall(r'data-src="\.\./lessons/(\w+)\.html"', page) == [
+        *gallery.pages(),
+        "playground",
+    ]
     assert page.count("<svg") == len(gallery.pages())
 
 

@@ -1,4 +1,6 @@
-"""One default, and what follows from it: blocks that fit, found by the closed form's peak; a peak over M is said everywhere."""
+"""One default, and what follows from it: blocks that fit, found by the closed form's peak; a
+peak over M is said everywhere.
+"""
 
 import csv
 import io
@@ -29,7 +31,8 @@ from flashsim.theory import form as forms
 
 DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 
-# ------------------------------------------------------------------------------------------------------- one default
+# --------------------------------------------------------------------------------------------------
+# one default
 
 
 def callers() -> Iterator[Callable[..., Any]]:
@@ -50,7 +53,9 @@ def _parameters(function: Any) -> Any:
         return {}
 
 
-@pytest.mark.parametrize("function", [*callers()], ids=lambda function: f"{function.__module__}.{function.__name__}")
+@pytest.mark.parametrize(
+    "function", [*callers()], ids=lambda function: f"{function.__module__}.{function.__name__}"
+)
 def test_blocks_that_fit_are_the_default(function: Callable[..., Any]) -> None:
     assert signature(function).parameters["sizing"].default == "fit"
 
@@ -71,7 +76,9 @@ def test_the_command_line_has_python_s_default(capsys: pytest.CaptureFixture[str
 
 
 def test_the_paper_s_blocks_are_asked_for_by_name() -> None:
-    paper, fit = (flashsim.count("flash", N=1024, d=64, sizing=sizing) for sizing in ("paper", "fit"))
+    paper, fit = (
+        flashsim.count("flash", N=1024, d=64, sizing=sizing) for sizing in ("paper", "fit")
+    )
     assert (paper.hbm.accesses, paper.sram.over) == (2_406_400, 2_176)
     assert (fit.hbm.accesses, fit.sram.over) == (2_607_104, 0)
     assert flashsim.count("q_outer", N=1024, d=64).hbm.accesses == 1_704_960
@@ -88,7 +95,9 @@ def test_a_backward_pass_follows_its_forward_pass() -> None:
 
 
 def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
-    """Algorithm 5's backward pass has the forward pass's blocks, on which its mask is, and needs more room."""
+    """Algorithm 5's backward pass has the forward pass's blocks, on which its mask is, and needs
+    more room.
+    """
     X = np.ones((64, 8), np.float32)
     rows: dict[str, Any] = {"block_mask": flashsim.patterns.butterfly}
     run = flashsim.forward("block_sparse", X, X, X, M=600, **rows)
@@ -97,7 +106,9 @@ def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
     (note,) = caught.value.__notes__
     fitting = flashsim.count("block_sparse", run.problem, direction="backward").blocks
     assert f"blocks=({fitting.B_r}, {fitting.B_c})" in note
-    both = flashsim.forward("block_sparse", X, X, X, M=600, blocks=(fitting.B_r, fitting.B_c), **rows)
+    both = flashsim.forward(
+        "block_sparse", X, X, X, M=600, blocks=(fitting.B_r, fitting.B_c), **rows
+    )
     assert not flashsim.backward("block_sparse", both, X).sram.over
     with pytest.raises(ValueError, match="keeps the forward pass's blocks"):
         flashsim.backward("block_sparse", run, X, sizing="fit")
@@ -108,14 +119,23 @@ def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str 
     X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
     run = flashsim.forward("block_sparse", X, X, X, M=600, causal=True, block_mask=block_mask)
     dense = flashsim.forward("flash", X, X, X, M=600, causal=True)
-    gradients, want = flashsim.backward("block_sparse", run, X), flashsim.backward("flash", dense, X)
+    gradients, want = (
+        flashsim.backward("block_sparse", run, X),
+        flashsim.backward("flash", dense, X),
+    )
     assert gradients.blocks == want.blocks != run.blocks
-    assert gradients.blocks == flashsim.count("block_sparse", run.problem, direction="backward", block_mask=block_mask).blocks
+    assert (
+        gradients.blocks
+        == flashsim.count(
+            "block_sparse", run.problem, direction="backward", block_mask=block_mask
+        ).blocks
+    )
     assert np.array_equal(gradients.dQ, want.dQ)
     assert not gradients.sram.over
 
 
-# ------------------------------------------------------------------------------- the closed form's peak, and trials'
+# ------------------------------------------------------------------------------- the closed form's
+# peak, and trials'
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 64, 1000])
@@ -128,15 +148,25 @@ def test_the_most_that_fits_is_found_from_above(longest: int) -> None:
             return rows <= limit
 
         assert most(fits, longest) == min(limit, longest)
-        assert not tried or min(tried) >= min(limit, longest) // 2  # none that are much smaller, which take long
+        # none that are much smaller, which take long
+        assert not tried or min(tried) >= min(limit, longest) // 2
 
 
 def masks(rng: random.Random, N_q: int, N_k: int) -> list[Any]:
     masks: list[Any] = [
-        None, flashsim.Causal(), flashsim.KeyPadding(max(1, N_k - 2)), flashsim.SlidingWindow(2, 1), flashsim.Sink(0.5),
-        flashsim.Sink(0.5) & flashsim.Causal(), np.ones((N_q, N_k), bool), np.ones((1, N_k), bool), flashsim.SoftCap(3.0),
-        flashsim.Bias(np.zeros((N_q, N_k), np.float32)), np.tri(N_q, N_k, dtype=bool) | True, flashsim.Causal(offset=0),
-    ]  # fmt: skip
+        None,
+        flashsim.Causal(),
+        flashsim.KeyPadding(max(1, N_k - 2)),
+        flashsim.SlidingWindow(2, 1),
+        flashsim.Sink(0.5),
+        flashsim.Sink(0.5) & flashsim.Causal(),
+        np.ones((N_q, N_k), bool),
+        np.ones((1, N_k), bool),
+        flashsim.SoftCap(3.0),
+        flashsim.Bias(np.zeros((N_q, N_k), np.float32)),
+        np.tri(N_q, N_k, dtype=bool) | True,
+        flashsim.Causal(offset=0),
+    ]
     if N_q <= N_k:
         masks.append(flashsim.Tree([-1, *(rng.randrange(n) for n in range(1, N_q))]))
     return masks
@@ -149,7 +179,11 @@ def options_of(rng: random.Random, algorithm: Algorithm) -> dict[str, Any]:
         "merge": lambda: rng.choice(["sequence", "tree"]),
         "block_mask": lambda: rng.choice([None, "live"]),
     }
-    return {option.name: drawn[option.name]() for option in forward_of(algorithm).options if option.name in drawn}
+    return {
+        option.name: drawn[option.name]()
+        for option in forward_of(algorithm).options
+        if option.name in drawn
+    }
 
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, str]]:
@@ -163,7 +197,13 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, str]]:
         def compare(blocks: flashsim.Blocks, M: int) -> bool:
             answer = fits(blocks, M)
             tried = planning._fits_by_trial(plan, blocks, M)
-            answers.append((answer, tried, f"{plan.program.name} {plan.program.direction} {plan.problem} {blocks} M = {M}"))
+            answers.append(
+                (
+                    answer,
+                    tried,
+                    f"{plan.program.name} {plan.program.direction} {plan.problem} {blocks} M = {M}",
+                )
+            )
             return answer
 
         return compare
@@ -178,20 +218,39 @@ def search(seed: int, cases: int) -> None:
         passes = PASSES[rng.choice(DIRECTIONS)]
         algorithm = passes[sorted(passes)[number % len(passes)]]
         N_q, N_k, d, d_v = (rng.randint(1, most) for most in (40, 40, 9, 9))
-        heads, kv_heads, gqa = rng.choice([(1, None, "separate"), (4, 2, "grouped"), (4, 2, "separate")])
+        heads, kv_heads, gqa = rng.choice(
+            [(1, None, "separate"), (4, 2, "grouped"), (4, 2, "separate")]
+        )
         try:
             flashsim.count(
-                algorithm, N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=rng.choice([16, 30, 50, 80, 150, 300, 1000]), heads=heads,
-                kv_heads=kv_heads, gqa=gqa, mask=rng.choice(masks(rng, N_q, N_k)), dropout_p=rng.choice([0.0, 0.3]),
-                dtype=rng.choice(["float32", "float16"]), direction=algorithm.direction, **options_of(rng, algorithm),
-            )  # fmt: skip
+                algorithm,
+                N_q=N_q,
+                N_k=N_k,
+                d=d,
+                d_v=d_v,
+                M=rng.choice([16, 30, 50, 80, 150, 300, 1000]),
+                heads=heads,
+                kv_heads=kv_heads,
+                gqa=gqa,
+                mask=rng.choice(masks(rng, N_q, N_k)),
+                dropout_p=rng.choice([0.0, 0.3]),
+                dtype=rng.choice(["float32", "float16"]),
+                direction=algorithm.direction,
+                **options_of(rng, algorithm),
+            )
         except ValueError:  # no mask, no dropout, or not even one row fits, as the trials say, too
             continue
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
-def test_the_closed_form_says_of_each_blocks_what_a_trial_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all passes: ragged shapes, widths, M, masks with and without arrays, dropout, shared heads, options, two dtypes."""
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
+)
+def test_the_closed_form_says_of_each_blocks_what_a_trial_says(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all passes: ragged shapes, widths, M, masks with and without arrays, dropout, shared
+    heads, options, two dtypes.
+    """
     answers = compared(monkeypatch)
     search(seed, 300 if seed == 0 else 1500)
     assert len(answers) > 1000
@@ -200,20 +259,27 @@ def test_the_closed_form_says_of_each_blocks_what_a_trial_says(seed: int, monkey
 
 
 PER_HEAD: list[Callable[[Any], Mask | Any]] = [
-    lambda rng: rng.random((2, 4, 12, 9)) < 0.9, lambda rng: rng.random((4, 1, 9)) < 0.9,
+    lambda rng: rng.random((2, 4, 12, 9)) < 0.9,
+    lambda rng: rng.random((4, 1, 9)) < 0.9,
     lambda rng: flashsim.KeyPadding(np.array([[3], [9]])),
     lambda rng: flashsim.Bias(rng.normal(size=(4, 12, 9)).astype("float32")),
     lambda rng: flashsim.Bias(rng.normal(size=(4, 1, 9)).astype("float32")),
-    lambda rng: flashsim.ALiBi(np.array([0.1, 0.2, 0.3, 0.4])), lambda rng: flashsim.Sink(np.arange(4.0)),
-]  # fmt: skip
+    lambda rng: flashsim.ALiBi(np.array([0.1, 0.2, 0.3, 0.4])),
+    lambda rng: flashsim.Sink(np.arange(4.0)),
+]
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 @pytest.mark.parametrize("made", PER_HEAD, ids=range(len(PER_HEAD)))
-def test_it_does_for_masks_of_each_head_s_own(made: Callable[[Any], Any], gqa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_for_masks_of_each_head_s_own(
+    made: Callable[[Any], Any], gqa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = compared(monkeypatch)
     rng = np.random.default_rng(0)
-    Q, K = rng.normal(size=(2, 4, 12, 4)).astype("float32"), rng.normal(size=(2, 2, 9, 4)).astype("float32")
+    Q, K = (
+        rng.normal(size=(2, 4, 12, 4)).astype("float32"),
+        rng.normal(size=(2, 2, 9, 4)).astype("float32"),
+    )
     for name in ("flash", "q_outer"):
         for M in (150, 400):
             run = flashsim.forward(name, Q, K, K, M=M, mask=made(rng), gqa=gqa)
@@ -256,7 +322,8 @@ def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) ->
     assert len(sizes) > 8
 
 
-# -------------------------------------------------------------------------------------------- it fits, or it is said
+# -------------------------------------------------------------------------------------------- it
+# fits, or it is said
 
 
 def over() -> tuple[Any, Any, Any, Any, int]:
@@ -299,14 +366,19 @@ def test_a_peak_over_m_is_said_in_a_sweep() -> None:
     assert text in rows._repr_html_()
     assert "over_M_elements" in rows.to_csv().splitlines()[0].split(",")
     assert [*rows.to_pandas()["over_M_elements"]] == [row["over_M_elements"] for row in rows]
-    assert [row["over_M_elements"] for row in rows.to_dict()["rows"]] == [row["over_M_elements"] for row in rows]
+    assert [row["over_M_elements"] for row in rows.to_dict()["rows"]] == [
+        row["over_M_elements"] for row in rows
+    ]
     assert "exceeds M" not in repr(flashsim.sweep("flash", N=[64, 128], d=8, M=300))
 
 
 def test_a_peak_over_m_is_said_of_the_paper_s_blocks_beside_the_best() -> None:
     paper = flashsim.tune.tune(N=64, d=8, M=300).to_dict()["paper"]
     for name in ("flash", "q_outer"):
-        assert paper[name]["over_M_elements"] == theory.exact(name, N=64, d=8, M=300, sizing="paper").sram.over
+        assert (
+            paper[name]["over_M_elements"]
+            == theory.exact(name, N=64, d=8, M=300, sizing="paper").sram.over
+        )
     assert paper["flash"]["over_M_elements"]
 
 
@@ -318,7 +390,9 @@ def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -
     assert main([*arguments, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["sram"]["over"] == tally.sram.over
     assert main(["sweep", "flash", *arguments[2:]]) == 0
-    assert f"1 point whose peak exceeds M, by {tally.sram.over} elements" in " ".join(capsys.readouterr().out.split())
+    assert f"1 point whose peak exceeds M, by {tally.sram.over} elements" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_every_algorithm_has_a_form() -> None:

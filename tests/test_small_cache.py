@@ -1,4 +1,6 @@
-"""Attention for a small cache: exact, counted to the element, within Saha and Ye's bound, and bugs in it are caught."""
+"""Attention for a small cache: exact, counted to the element, within Saha and Ye's bound, and
+bugs in it are caught.
+"""
 
 import itertools
 import math
@@ -23,7 +25,8 @@ from flashsim.verify.shared import accesses
 
 from .cases import DTYPES, of_bound
 
-# ------------------------------------------------------------------------------------------------------ counted by hand
+# --------------------------------------------------------------------------------------------------
+# counted by hand
 
 
 def moved(tally: flashsim.Result | flashsim.Result | theory.Exact) -> dict[str, tuple[int, int]]:
@@ -55,7 +58,14 @@ def test_a_run_by_hand() -> None:
     assert run.lse is not None
     np.testing.assert_allclose(run.lse, [math.log(4), math.log(10)], rtol=1e-15)
     assert run.l is run.m is None
-    assert moved(run) == {"Q": (4, 0), "K": (4, 0), "V": (4, 0), "S": (4, 4), "O": (0, 2), "L": (0, 2)}
+    assert moved(run) == {
+        "Q": (4, 0),
+        "K": (4, 0),
+        "V": (4, 0),
+        "S": (4, 4),
+        "O": (0, 2),
+        "L": (0, 2),
+    }
     assert run.sram.peak == 5
 
 
@@ -81,12 +91,20 @@ def test_it_runs_with_less_room_than_one_row_takes() -> None:
         assert run.sram.enforced
         assert run.sram.peak <= M
         assert run.blocks == flashsim.forward("small_cache", Q, K, V, M=M, sizing="paper").blocks
-        assert of_bound(run.O, attention(Q, K, V), error_bound(Q, K, V, **rounding("small_cache", run.blocks))) <= 1
+        assert (
+            of_bound(
+                run.O,
+                attention(Q, K, V),
+                error_bound(Q, K, V, **rounding("small_cache", run.blocks)),
+            )
+            <= 1
+        )
     with pytest.raises(ValueError, match="at least M = 5"):
         flashsim.forward("small_cache", Q, K, V, M=4, sizing="fit")
 
 
-# ------------------------------------------------------------------------------------------------------------ the strip
+# --------------------------------------------------------------------------------------------------
+# the strip
 
 
 def test_one_strip_of_s_serves_every_row_block() -> None:
@@ -106,11 +124,15 @@ def test_one_strip_of_s_serves_every_row_block() -> None:
     assert strip.reads == 2 * 17 * 23  # d_v = 6 in 5 and 1
     for i, rows in enumerate((4, 4, 4, 4, 1)):
         of_i = [(kind, name, elements) for kind, at, name, elements in told if at == i]
-        assert of_i[:5] == [("store", f"S[0, {j}]", rows * keys) for j, keys in enumerate((5, 5, 5, 5, 3))]
+        assert of_i[:5] == [
+            ("store", f"S[0, {j}]", rows * keys) for j, keys in enumerate((5, 5, 5, 5, 3))
+        ]
         assert of_i[5:] == 2 * [("load", f"S[0, {n}]", rows) for n in range(23)]
     for N in (10**3, 10**6):
         for M in (100, 10**4):
-            assert flashsim.count("small_cache", N=N, d=200, M=M).hbm.extra <= N * (math.sqrt(M) + 1)
+            assert flashsim.count("small_cache", N=N, d=200, M=M).hbm.extra <= N * (
+                math.sqrt(M) + 1
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -125,11 +147,14 @@ def test_scores_in_the_strip_are_not_rounded_to_16_bits(dtype: str) -> None:
     assert run.hbm == theory.exact("small_cache", N=12, d=4, M=40, dtype=dtype).hbm
 
 
-# ------------------------------------------------------------------------------------------------------------ constants
+# --------------------------------------------------------------------------------------------------
+# constants
 
 
 def small() -> Iterator[tuple[int, int, int]]:
-    """Yield (N, d, M) over 5 ≤ M ≤ d², N ≥ √M: both ends, the M at which a tile's side steps, the N at which T does."""
+    """Yield (N, d, M) over 5 ≤ M ≤ d², N ≥ √M: both ends, the M at which a tile's side steps,
+    the N at which T does.
+    """
     for d in (3, 4, 5, 16, 64, 128, 257):
         rooms = {5, d * d, *(int(M) for M in np.geomspace(5, d * d, 9))}
         rooms |= {b * b + 4 * b - off for b in (1, 2, 3, 7, 18, d // 2, d - 2) for off in (0, 1)}
@@ -143,7 +168,9 @@ def small() -> Iterator[tuple[int, int, int]]:
 def test_saha_and_ye_s_bound_with_derived_constants() -> None:
     ratios = []
     for N, d, M in small():
-        ratio = theory.exact("small_cache", N=N, d=d, M=M).accesses / theory.theorem_saha_ye(N, d, M)
+        ratio = theory.exact("small_cache", N=N, d=d, M=M).accesses / theory.theorem_saha_ye(
+            N, d, M
+        )
         for least in {5, M}:
             low, high = theory.small_cache_constants(d, least)
             assert low < ratio < high, (N, d, M, least)
@@ -157,14 +184,20 @@ def test_saha_and_ye_s_bound_with_derived_constants() -> None:
         theory.small_cache_constants(64, 4)
 
 
-def test_the_claim_holds_and_flash_attention_moves_more_in_a_small_cache_and_less_in_a_large_one() -> None:
+def test_the_claim_holds_and_flash_attention_moves_more_in_a_small_cache_and_less_in_a_large_one() -> (
+    None
+):
     claim = optimality.saha_ye_small_cache(False)
     assert claim.holds
     for d, M in itertools.product((64, 128), (64, 1024)):
         N = 4096
-        ours, flash = (theory.exact(name, N=N, d=d, M=max(M, d)).accesses for name in ("small_cache", "flash"))
+        ours, flash = (
+            theory.exact(name, N=N, d=d, M=max(M, d)).accesses for name in ("small_cache", "flash")
+        )
         assert ours < flash
-        ours, flash = (theory.exact(name, N=N, d=d, M=8 * d * d).accesses for name in ("small_cache", "flash"))
+        ours, flash = (
+            theory.exact(name, N=N, d=d, M=8 * d * d).accesses for name in ("small_cache", "flash")
+        )
         assert ours > flash
 
 
@@ -177,7 +210,9 @@ def test_the_claim_holds_and_flash_attention_moves_more_in_a_small_cache_and_les
         {"theorem_saha_ye": lambda N, d, M: N * N * d * d / M},
     ],
 )
-def test_the_claim_fails_where_it_should(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_claim_fails_where_it_should(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, other in change.items():
         monkeypatch.setattr(theory, name, other)
     assert not optimality.saha_ye_small_cache(False).holds
@@ -196,6 +231,8 @@ def test_the_claim_fails_for_other_algorithms(name: str, monkeypatch: pytest.Mon
 
 def test_blocks_too_large_by_one_are_caught() -> None:
     rows = mutated(small_cache.rows, ("isqrt(M + 4) - 2", "isqrt(M + 4) - 1"))
-    tally = flashsim.count(replace(FORWARD["small_cache"], rows=rows), N=100, d=50, M=200, sizing="paper")
+    tally = flashsim.count(
+        replace(FORWARD["small_cache"], rows=rows), N=100, d=50, M=200, sizing="paper"
+    )
     assert tally.sram.peak > 200
     assert tally.blocks != theory.exact("small_cache", N=100, d=50, M=200, sizing="paper").blocks

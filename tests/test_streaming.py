@@ -40,7 +40,9 @@ def test_live_and_full_tiles_are_those_of_the_elements(N_q: int, N_k: int) -> No
 
 @pytest.mark.parametrize("N_k", [64, 4096])
 def test_a_decoding_step_moves_sinks_and_window_however_long_the_cache(N_k: int) -> None:
-    tally = flashsim.count("q_outer", N_q=1, N_k=N_k, d=4, M=400, blocks=(1, 4), mask=Streaming(4, 16))
+    tally = flashsim.count(
+        "q_outer", N_q=1, N_k=N_k, d=4, M=400, blocks=(1, 4), mask=Streaming(4, 16)
+    )
     assert tally.hbm.by_array["K"].reads == (4 + 16) * 4
 
 
@@ -53,8 +55,12 @@ def test_a_decoding_step_moves_sinks_and_window_however_long_the_cache(N_k: int)
         ("full", "np.maximum(cols, self.sinks)", "cols + 0"),
     ],
 )
-def test_a_streaming_mask_that_is_wrong_is_noticed(method: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = np.array([[j <= i + 4 and (j < 4 or j > i + 4 - 3) for j in range(12)] for i in range(8)])
+def test_a_streaming_mask_that_is_wrong_is_noticed(
+    method: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = np.array(
+        [[j <= i + 4 and (j < 4 or j > i + 4 - 3) for j in range(12)] for i in range(8)]
+    )
     swap(getattr(Streaming, method), before, after, monkeypatch)
     if method == "allows":
         assert (Streaming(4, 3).whole(Shape(8, 12, 2, 2), ()) != allowed).any()

@@ -23,7 +23,9 @@ from flashsim.verify import checks
 ROOT = Path(flashsim.__file__).parent
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 MODULES = {
-    ".".join(("flashsim", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    ".".join(("flashsim", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
     for path in ROOT.rglob("*.py")
 }
 
@@ -35,7 +37,9 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
     """Every statement, but those under `if TYPE_CHECKING`, which never run."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, STATEMENTS) and not (
-            isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
         ):
             yield node
             yield from statements(node)
@@ -45,7 +49,9 @@ parsed = cache(ast.parse)
 
 
 def imported(source: str, nodes: Callable[[ast.AST], Iterator[ast.AST]] = statements) -> set[str]:
-    """The modules of flashsim that a source imports, in functions too. A name of a package is its submodule, if it has one."""
+    """The modules of flashsim that a source imports, in functions too. A name of a package is
+    its submodule, if it has one.
+    """
     found = set()
     for node in nodes(parsed(source)):
         if isinstance(node, ast.Import):
@@ -63,39 +69,89 @@ def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
         for name, to in reached.items():
             if middle in to:
                 reached[name] = to | reached[middle]
-    return {frozenset(b for b in graph if b in reached[a] and a in reached[b]) for a in graph} - {frozenset()}
+    return {frozenset(b for b in graph if b in reached[a] and a in reached[b]) for a in graph} - {
+        frozenset()
+    }
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    assert cycles({name: imported(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}) == set()
+    assert (
+        cycles({name: imported(path.read_text(encoding="utf-8")) for name, path in MODULES.items()})
+        == set()
+    )
 
 
 ROOMS = [
-    "version", "support", "machine", "problem", "masks", "attention", "algorithms", "theory", "reference", "drawing",
-    "simulate", "tracing", "beyond", "devices", "serving", "optimal", "hardware", "sweeping", "verify", "testing", "gpu",
-    "learn", "plots", "cli",
-]  # fmt: skip
-SIBLINGS = {("algorithms", "theory"), ("theory", "algorithms"), ("theory", "reference"), ("reference", "theory")}
+    "version",
+    "support",
+    "machine",
+    "problem",
+    "masks",
+    "attention",
+    "algorithms",
+    "theory",
+    "reference",
+    "drawing",
+    "simulate",
+    "tracing",
+    "beyond",
+    "devices",
+    "serving",
+    "optimal",
+    "hardware",
+    "sweeping",
+    "verify",
+    "testing",
+    "gpu",
+    "learn",
+    "plots",
+    "cli",
+]
+SIBLINGS = {
+    ("algorithms", "theory"),
+    ("theory", "algorithms"),
+    ("theory", "reference"),
+    ("reference", "theory"),
+}
 
 
 def named(source: str) -> set[str]:
-    """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or by name, as a string."""
-    strings = {node.value for node in ast.walk(parsed(source)) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or
+    by name, as a string.
+    """
+    strings = {
+        node.value
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     return imported(source, ast.walk) | (strings & MODULES.keys())
 
 
 def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:
     """The pairs of rooms, (a, b), where a imports what is in b."""
-    found = {(name, to) for name, source in sources.items() for to in named(source) if to.count(".") and name.count(".")}
+    found = {
+        (name, to)
+        for name, source in sources.items()
+        for to in named(source)
+        if to.count(".") and name.count(".")
+    }
     return {(a.split(".")[1], b.split(".")[1]) for a, b in found}
 
 
 def upward(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    return {(a, b) for a, b in pairs if a != b and (ROOMS.index(b) > ROOMS.index(a) or (a, b) in SIBLINGS)}
+    return {
+        (a, b)
+        for a, b in pairs
+        if a != b and (ROOMS.index(b) > ROOMS.index(a) or (a, b) in SIBLINGS)
+    }
 
 
 def test_imports_run_downwards() -> None:
-    sources = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items() if name != "flashsim.__main__"}
+    sources = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in MODULES.items()
+        if name != "flashsim.__main__"
+    }
     assert not upward(arrows(sources))
 
 
@@ -103,13 +159,25 @@ def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
     inside = "def f():\n    from flashsim.plots import plot_run\n"
     for_types = "if TYPE_CHECKING:\n    from flashsim.tracing import Trace\n"
     by_name = 'import_module("flashsim.theory.form")'
-    found = arrows({"flashsim.machine.a": inside, "flashsim.simulate.a": for_types, "flashsim.algorithms.a": by_name})
-    assert upward(found) == {("machine", "plots"), ("simulate", "tracing"), ("algorithms", "theory")}
+    found = arrows(
+        {
+            "flashsim.machine.a": inside,
+            "flashsim.simulate.a": for_types,
+            "flashsim.algorithms.a": by_name,
+        }
+    )
+    assert upward(found) == {
+        ("machine", "plots"),
+        ("simulate", "tracing"),
+        ("algorithms", "theory"),
+    }
     assert not upward(arrows({"flashsim.simulate.a": "from flashsim.machine.memory import HBM"}))
 
 
 def way(call: Callable[[], object], file: str, function: str) -> tuple[int, int]:
-    """How many calls of flashsim's functions, in how many files, a call makes before it calls the function in that file."""
+    """How many calls of flashsim's functions, in how many files, a call makes before it calls
+    the function in that file.
+    """
     call()  # what is cached is looked up once
     calls: list[str] = []
     arrived = False
@@ -153,40 +221,57 @@ def directly() -> None:
     flash_basic(hbm, flashsim.SRAM(hbm, 104), Q, K, V, flashsim.Blocks(4, 3, N_q=12, N_k=12))
 
 
-WAYS: list[tuple[Callable[[], object], str, str, int, int]] = [  # to line 1 of what, in how many calls and files at most
+# to line 1 of what, in how many calls and files at most
+WAYS: list[tuple[Callable[[], object], str, str, int, int]] = [
     (directly, "algorithm_1_flash_basic", "flash_basic", 20, 3),
     (partial(forward, blocks=(4, 3)), "algorithm_2_flash", "flash", 76, 12),
-    (forward, "algorithm_2_flash", "flash", 265, 18),  # and the search for the largest blocks that fit, by the closed form
+    # and the search for the largest blocks that fit, by the closed form
+    (forward, "algorithm_2_flash", "flash", 265, 18),
     (backward, "algorithm_4_flash_backward", "flash_backward", 120, 16),
-    (partial(serving.count, "paged", queries=[3, 4], keys=[20, 30], d=4, page=4, M=500), "paged", "paged", 120, 13),
+    (
+        partial(serving.count, "paged", queries=[3, 4], keys=[20, 30], d=4, page=4, M=500),
+        "paged",
+        "paged",
+        120,
+        13,
+    ),
     (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", 145, 18),
 ]
 
 
 @pytest.mark.parametrize(("call", "file", "function", "calls", "files"), WAYS)
-def test_the_way_to_line_1_is_short(call: Callable[[], object], file: str, function: str, calls: int, files: int) -> None:
+def test_the_way_to_line_1_is_short(
+    call: Callable[[], object], file: str, function: str, calls: int, files: int
+) -> None:
     made, seen = way(call, file, function)
     assert made <= calls
     assert seen <= files
 
 
 def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
-    done = subprocess.run([sys.executable, SCRIPTS / "draw_house.py"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "draw_house.py"], capture_output=True, text=True, check=True
+    )
     assert done.stdout in (SCRIPTS.parent / "docs/code.md").read_text(encoding="utf-8")
 
 
 def test_modules_are_short() -> None:
-    long = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    long = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()
+    }
     assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
 
 
-@pytest.mark.parametrize(("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.simulate.api", 64)])
+@pytest.mark.parametrize(
+    ("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.simulate.api", 64)]
+)
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
     code = (
         f"import sys, {module}\n"
         "records = {name for name, found in sys.modules.items() if 'ALGORITHM' in vars(found)}\n"
-        "print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules.keys() - records), *sys.modules)"
+        "print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules.keys() - records), "
+        "*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     number, *loaded = done.stdout.split()
@@ -195,11 +280,18 @@ def test_an_import_loads_few_modules(module: str, most: int) -> None:
 
 
 FILLED = {  # as something goes on
-    "gpu.launching.Repeated", "hardware.cache.CacheTraffic", "learn.exercises.judging.Turns", "machine.memory._Storage",
+    "gpu.launching.Repeated",
+    "hardware.cache.CacheTraffic",
+    "learn.exercises.judging.Turns",
+    "machine.memory._Storage",
     "machine.network._Message",
-    "machine.network._Posted", "simulate.outcome.Outcome", "testing.running.Survey", "testing.running.Tally",
-    "tracing.observers.InductionInvariant", "tracing.observers.Ledger",
-}  # fmt: skip
+    "machine.network._Posted",
+    "simulate.outcome.Outcome",
+    "testing.running.Survey",
+    "testing.running.Tally",
+    "tracing.observers.InductionInvariant",
+    "tracing.observers.Ledger",
+}
 
 
 def test_records_do_not_change() -> None:
@@ -215,13 +307,21 @@ def test_records_do_not_change() -> None:
 
 
 def always_true(asked: ast.expr) -> bool:
-    """Whether an expression is true whatever the code under test does: `… or True`, a tuple, `"words"`, `x == x`."""
+    """Whether an expression is true whatever the code under test does: `… or True`, a tuple,
+    `"words"`, `x == x`.
+    """
     if isinstance(asked, ast.BoolOp):
         return (any if isinstance(asked.op, ast.Or) else all)(map(always_true, asked.values))
-    if isinstance(asked, ast.Compare) and len(asked.ops) == 1 and isinstance(asked.ops[0], ast.Eq | ast.Is):
+    if (
+        isinstance(asked, ast.Compare)
+        and len(asked.ops) == 1
+        and isinstance(asked.ops[0], ast.Eq | ast.Is)
+    ):
         called = any(isinstance(node, ast.Call) for node in ast.walk(asked))  # twice, it may differ
         return not called and ast.dump(asked.left) == ast.dump(asked.comparators[0])
-    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (isinstance(asked, ast.Tuple) and bool(asked.elts))
+    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (
+        isinstance(asked, ast.Tuple) and bool(asked.elts)
+    )
 
 
 def test_every_assert_can_fail() -> None:
@@ -239,20 +339,30 @@ def test_every_assert_can_fail() -> None:
 @pytest.mark.parametrize(
     ("cannot", "can"),
     [
-        ("f(x) == 1 or True", "f(x) == 1 or y"), ("f(x) == 1 or 'why'", "f(x) == 1 or None"),
-        ("(f(x), 'why')", "()"), ("x.y is x.y", "x.y is x.z"), ("x == x", "f(x) == f(x)"), ("True and 1", "True and x"),
+        ("f(x) == 1 or True", "f(x) == 1 or y"),
+        ("f(x) == 1 or 'why'", "f(x) == 1 or None"),
+        ("(f(x), 'why')", "()"),
+        ("x.y is x.y", "x.y is x.z"),
+        ("x == x", "f(x) == f(x)"),
+        ("True and 1", "True and x"),
     ],
-)  # fmt: skip
+)
 def test_an_assert_that_cannot_fail_is_found(cannot: str, can: str) -> None:
     assert always_true(ast.parse(cannot, mode="eval").body)
     assert not always_true(ast.parse(can, mode="eval").body)
 
 
 def test_a_cycle_is_found() -> None:
-    lazy = "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import flashsim.simulate.api\n"
+    lazy = (
+        "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import "
+        "flashsim.simulate.api\n"
+    )
     assert imported(lazy) == {"flashsim.masks.rules"}
     assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
-    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {frozenset("bc"), frozenset("d")}
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {
+        frozenset("bc"),
+        frozenset("d"),
+    }
 
 
 def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_path: Path) -> None:
@@ -263,7 +373,8 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
     code = f"import sys; sys.path.insert(0, {str(wheel)!r}); import flashsim"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own sources: "
+        f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own "
+        "sources: "
         "expected it installed, or unpacked"
     )
 
@@ -271,19 +382,39 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
 def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
     spelt = str(ROOT.parent / "tests" / "..")
     code = f"import sys; sys.path.insert(0, {spelt!r}); import flashsim.machine.source as s; "
-    code += "assert '..' in s.__file__, s.__file__; assert s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
+    code += (
+        "assert '..' in s.__file__, s.__file__; assert "
+        "s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
+    )
     for spelt in (code, code.replace("/..", "/.././").replace("'..'", "'/./'")):
         subprocess.run([sys.executable, "-c", spelt], check=True)
 
 
-HEAVY = ["matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch", "hypothesis", "secrets"]
+HEAVY = [
+    "matplotlib",
+    "rich",
+    "ml_dtypes",
+    "safetensors",
+    "threadpoolctl",
+    "cupy",
+    "torch",
+    "hypothesis",
+    "secrets",
+]
 LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
 ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor what it did before
     ("", [*HEAVY, *(f"flashsim.{name}" for name in LATER)]),
-    ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),  # of a megabyte
-    ("flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')", ["matplotlib", "IPython", "flashsim.plots"]),
+    # of a megabyte
+    ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),
+    (
+        "flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')",
+        ["matplotlib", "IPython", "flashsim.plots"],
+    ),
     ("found = flashsim.sweep(N=8, d=4); found.to_csv(), found.as_text()", ["pandas", "matplotlib"]),
-    ("from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds", ["joblib"]),
+    (
+        "from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds",
+        ["joblib"],
+    ),
     ("import flashsim.testing.wrapping", ["torch", "jax", "cupy"]),
     ("import flashsim.learn.gallery", ["flashsim.cli"]),
     ("import flashsim.gpu, flashsim.cli", ["cupy"]),

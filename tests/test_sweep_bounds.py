@@ -1,4 +1,6 @@
-"""Sweeps beside what no schedule can beat: the bound's columns, what the picture says, and a bundle that is made again."""
+"""Sweeps beside what no schedule can beat: the bound's columns, what the picture says, and a
+bundle that is made again.
+"""
 
 import csv
 import io
@@ -34,33 +36,46 @@ def test_the_bound_is_that_of_prove(direction: str, causal: bool) -> None:
         assert row["lower_bound_elements"] == proof.bound.accesses
         assert row["over_bound"] == row["accesses_elements"] / proof.bound.accesses >= 1
         assert row["no_bound"] is None
-    assert [each["bound"] for each in found.certificates] == sorted({row["lower_bound_elements"] for row in found})
+    assert [each["bound"] for each in found.certificates] == sorted(
+        {row["lower_bound_elements"] for row in found}
+    )
     assert all(certificate.check(each) for each in found.certificates)
 
 
 def test_heads_that_share_a_KV_head_are_rows_of_one_problem() -> None:
     for gqa in ("separate", "grouped"):
-        (row,) = flashsim.sweep("q_outer", **{**OPTIONS, "N": 64}, heads=8, kv_heads=2, gqa=gqa, causal=True)
+        (row,) = flashsim.sweep(
+            "q_outer", **{**OPTIONS, "N": 64}, heads=8, kv_heads=2, gqa=gqa, causal=True
+        )
         assert row["lower_bound_elements"] > row["compulsory_elements"]
         pairs = 4 * 64 * 65 // 2
         one = flashsim.theory.lower_bound(N_q=4 * 64, N_k=64, d=8, M=300, pairs=pairs)
         assert row["lower_bound_elements"] == 2 * one.accesses
         assert row["over_bound"] >= 1
     (alone,) = flashsim.sweep("q_outer", **{**OPTIONS, "N": 64}, heads=8, causal=True)
-    assert alone["lower_bound_elements"] == 8 * flashsim.prove(N=64, d=8, M=300, causal=True).bound.accesses
+    assert (
+        alone["lower_bound_elements"]
+        == 8 * flashsim.prove(N=64, d=8, M=300, causal=True).bound.accesses
+    )
 
 
 def test_what_is_left_out_is_not_bounded() -> None:
     """Pairs outside a window, and outside of the tiles that are computed."""
     (window,) = flashsim.sweep("sliding_window", **{**OPTIONS, "N": 96}, window=8)
     band = np.tril(np.ones((96, 96), bool)) & np.triu(np.ones((96, 96), bool), -8)
-    assert window["lower_bound_elements"] == flashsim.prove(N=96, d=8, M=300, mask=band).bound.accesses
-    (sparse,) = flashsim.sweep("block_sparse", **{**OPTIONS, "N": 90}, block_mask=patterns.butterfly)
+    assert (
+        window["lower_bound_elements"] == flashsim.prove(N=96, d=8, M=300, mask=band).bound.accesses
+    )
+    (sparse,) = flashsim.sweep(
+        "block_sparse", **{**OPTIONS, "N": 90}, block_mask=patterns.butterfly
+    )
     B_r, B_c = sparse["B_r"], sparse["B_c"]
     tiles = patterns.butterfly(sparse["T_r"], sparse["T_c"])
     live = np.array([[tiles[i // B_r, j // B_c] for j in range(90)] for i in range(90)])
     assert not live.all()
-    assert sparse["lower_bound_elements"] == flashsim.prove(N=90, d=8, M=300, mask=live).bound.accesses
+    assert (
+        sparse["lower_bound_elements"] == flashsim.prove(N=90, d=8, M=300, mask=live).bound.accesses
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,14 +83,21 @@ def test_what_is_left_out_is_not_bounded() -> None:
     [
         ({"sizing": "paper"}, "its blocks need more than M, and the bound is of what fits M"),
         ({"dropout_p": 0.5}, "a schedule that knows what is dropped need not compute it"),
-        ({"block_mask": patterns.butterfly, "heads": 2, "kv_heads": 1, "gqa": "grouped"}, "of rows of several heads"),
+        (
+            {"block_mask": patterns.butterfly, "heads": 2, "kv_heads": 1, "gqa": "grouped"},
+            "of rows of several heads",
+        ),
         ({"mask": flashsim.SlidingWindow(3, 0), "N": 2**27}, "too many to look at each"),
     ],
 )
 def test_where_none_is_known_the_reason_is_said_once(options: dict[str, Any], why: str) -> None:
     name = "block_sparse" if "block_mask" in options else "flash"
     found = flashsim.sweep(name, **{**OPTIONS, **options})
-    assert found.ok.column("lower_bound_elements") == found.ok.column("over_bound") == [None] * len(found)
+    assert (
+        found.ok.column("lower_bound_elements")
+        == found.ok.column("over_bound")
+        == [None] * len(found)
+    )
     assert all(why in said for said in found.column("no_bound"))
     assert " ".join(found.as_text().split()).count(why) == 1
     assert found.certificates == []
@@ -97,7 +119,9 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
 
     found = flashsim.sweep(diagonal, **{**OPTIONS, "N": 96})
     assert found[0]["over_bound"] < 1
-    assert "1 point below the bound: test_sweep_bounds.py:diagonal computes less" in found.as_text(width=200)
+    assert "1 point below the bound: test_sweep_bounds.py:diagonal computes less" in found.as_text(
+        width=200
+    )
 
     def only_v(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         O = hbm.empty("O", V.shape, V.dtype, "output").divide(blocks.B_r)
@@ -107,7 +131,10 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
         return O
 
     (row,) = flashsim.sweep(only_v, **{**OPTIONS, "N": 96})
-    assert (row["status"], "computes an O that is not attention" in row["reason"]) == ("refused", True)
+    assert (row["status"], "computes an O that is not attention" in row["reason"]) == (
+        "refused",
+        True,
+    )
 
 
 def test_columns_are_there_where_they_were_asked_for() -> None:
@@ -137,20 +164,32 @@ def test_tables_show_them() -> None:
     assert first.split()[-2:] == [f"{both[0]['lower_bound_elements']:,}", f"{least:.2f}"]
 
 
-# ------------------------------------------------------------------------------------------------- what tables and pictures say
+# -------------------------------------------------------------------------------------------------
+# what tables and pictures say
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"N": [8, 9], "d": 4, "M": 500}, "flash, forward, d = 4, M = 500, heads = 1, float32, sizing = "),
-        ({"N": 8, "d": [4, 5], "causal": True}, "flash, forward, N = 8, M = 25,600, heads = 1, float32, causal, sizing = "),
-        ({"N_q": 8, "N_k": [9, 10], "d": 4, "d_v": 5}, "flash, forward, N_q = 8, d = 4, d_v = 5, M = 25,600, "),
+        (
+            {"N": [8, 9], "d": 4, "M": 500},
+            "flash, forward, d = 4, M = 500, heads = 1, float32, sizing = ",
+        ),
+        (
+            {"N": 8, "d": [4, 5], "causal": True},
+            "flash, forward, N = 8, M = 25,600, heads = 1, float32, causal, sizing = ",
+        ),
+        (
+            {"N_q": 8, "N_k": [9, 10], "d": 4, "d_v": 5},
+            "flash, forward, N_q = 8, d = 4, d_v = 5, M = 25,600, ",
+        ),
         ({"N": [8, 9], "d": 4, "heads": 4, "kv_heads": 2}, "heads = 4, kv_heads = 2, float32"),
         ({"N": [8, 9], "d": 4, "blocks": (2, 4)}, "float32, blocks = 2 × 4"),
     ],
 )
-def test_what_is_fixed_is_below_the_table_and_in_the_title(arguments: dict[str, Any], said: str) -> None:
+def test_what_is_fixed_is_below_the_table_and_in_the_title(
+    arguments: dict[str, Any], said: str
+) -> None:
     found = flashsim.sweep("flash", **arguments)
     assert said in found.fixed
     assert f"{found.fixed}; HBM accesses in elements" in found.as_text(width=200)
@@ -159,19 +198,29 @@ def test_what_is_fixed_is_below_the_table_and_in_the_title(arguments: dict[str, 
 
 
 def looks(sweep: Sweep, **how: Any) -> list[tuple[Any, ...]]:
-    drawn = [line for line in sweep.plot(**how).get_lines() if line.get_gid() != "lower bound" and np.size(line.get_xdata())]
+    drawn = [
+        line
+        for line in sweep.plot(**how).get_lines()
+        if line.get_gid() != "lower bound" and np.size(line.get_xdata())
+    ]
+
     return [(line.get_color(), line._dash_pattern, line.get_linewidth()) for line in drawn]  # type: ignore[attr-defined]
 
 
 def test_no_two_lines_look_alike() -> None:
-    """Of more values than there are dashes, or colours, and of several algorithms that have no look."""
+    """Of more values than there are dashes, or colours, and of several algorithms that have no
+    look.
+    """
     many: dict[str, Any] = {"N": [64, 128], "d": 16, "check": 0}
     rooms = [400 + 16 * n for n in range(20)]
     for found in (
         flashsim.sweep("flash", **many, M=rooms),
         flashsim.sweep(["flash", "q_outer"], **many, M=rooms),
         flashsim.sweep(
-            ["snake", "streamed", "q_outer_pinned", "tiles_streamed", "hybrid_streamed"], **many, M=2000, sizing="fit"
+            ["snake", "streamed", "q_outer_pinned", "tiles_streamed", "hybrid_streamed"],
+            **many,
+            M=2000,
+            sizing="fit",
         ),
     ):
         there = looks(found, x="N")
@@ -192,7 +241,12 @@ def test_what_is_mixed_in_a_line_is_said_with_what_separates_it(
     assert " ".join(legend.get_title().get_text().split()) == hint
     assert {line.get_linestyle() for line in ax.get_lines()} == {"None"}
     assert sweep_data(found)["mixed"] == []
-    assert sweep_data(flashsim.sweep(points=[{"N": 64, "d": 4}, {"N": 128, "d": 8}]), x="N", by=())["mixed"] == []
+    assert (
+        sweep_data(flashsim.sweep(points=[{"N": 64, "d": 4}, {"N": 128, "d": 8}]), x="N", by=())[
+            "mixed"
+        ]
+        == []
+    )
     monkeypatch.chdir(tmp_path)
     command = ["sweep", "flash", "q_outer", "--N", "64", "128", "256", "--d", "4", "8", "-o", "p"]
     assert main([*command, "--by", "algorithm"]) == 0
@@ -213,7 +267,8 @@ def test_the_bound_is_drawn_below_the_lines() -> None:
     assert "bounds" not in sweep_data(found, y="over_bound")["lines"][0]
 
 
-# ------------------------------------------------------------------------------------------------------------------ the bundle
+# --------------------------------------------------------------------------------------------------
+# the bundle
 
 
 def unpacked(path: Path, to: Path) -> list[str]:
@@ -222,25 +277,63 @@ def unpacked(path: Path, to: Path) -> list[str]:
         return sorted(file.namelist())
 
 
-def test_a_bundle_s_command_makes_its_rows_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_s_command_makes_its_rows_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "bundled.py").write_text(TWO_SWEEPS, encoding="utf-8")
     (tmp_path / "in" / "shapes.csv").write_text("N,d\n64,8\n96,16\n", encoding="utf-8")
-    command = ["sweep", "flash", f"{tmp_path}/in/bundled.py:two_sweeps", "--points=in/shapes.csv", "--M", "900", "1800"]
-    assert main([*command, "--jobs", "1", "--cs", "x.csv", "-op", "--y", "over_bound", "--bundle", "out.zip"]) == 0
+    command = [
+        "sweep",
+        "flash",
+        f"{tmp_path}/in/bundled.py:two_sweeps",
+        "--points=in/shapes.csv",
+        "--M",
+        "900",
+        "1800",
+    ]
+    assert (
+        main(
+            [
+                *command,
+                "--jobs",
+                "1",
+                "--cs",
+                "x.csv",
+                "-op",
+                "--y",
+                "over_bound",
+                "--bundle",
+                "out.zip",
+            ]
+        )
+        == 0
+    )
     names = unpacked(tmp_path / "out.zip", tmp_path / "new")
     proofs = [name for name in names if name.startswith("certificates/")]
     assert {*names} - {*proofs} == {
-        "README.txt", "bundled.py", "command.json", "made_with.json", "picture.json", "picture.png", "picture.svg",
-        "rows.csv", "rows.json", "shapes.csv",
-    }  # fmt: skip
+        "README.txt",
+        "bundled.py",
+        "command.json",
+        "made_with.json",
+        "picture.json",
+        "picture.png",
+        "picture.svg",
+        "rows.csv",
+        "rows.json",
+        "shapes.csv",
+    }
     monkeypatch.chdir(tmp_path / "new")
     again = json.loads(Path("command.json").read_text(encoding="utf-8"))["run"]
     assert again[:2] == ["flashsim", "sweep"]
     assert not any(str(tmp_path) in word for word in again)
     assert main(again[1:]) == 0
-    assert Path("again.csv").read_bytes() == Path("rows.csv").read_bytes() == (tmp_path / "x.csv").read_bytes()
+    assert (
+        Path("again.csv").read_bytes()
+        == Path("rows.csv").read_bytes()
+        == (tmp_path / "x.csv").read_bytes()
+    )
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))["rows"]
     bounds = {json.loads(Path(name).read_text(encoding="utf-8"))["bound"] for name in proofs}
     assert bounds == {row["lower_bound_elements"] for row in rows} != {None}
@@ -251,7 +344,9 @@ def test_a_bundle_s_command_makes_its_rows_again(tmp_path: Path, monkeypatch: py
     assert " ".join(again) in Path("README.txt").read_text(encoding="utf-8")
 
 
-def test_a_bundle_of_one_point_has_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_of_one_point_has_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", "flash", "--N", "64", "--d", "8", "--bundle", "one.zip"]) == 0
     names = unpacked(tmp_path / "one.zip", tmp_path / "new")
@@ -267,8 +362,14 @@ def test_what_cannot_be_bundled_is_said(
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(text, encoding="utf-8")
     for algorithms, said in (
-        (["a/mine.py:two_sweeps", "b/mine.py:two_sweeps"], "two inputs are called mine.py; expected other names"),
-        (["tests.two_sweeps:two_sweeps"], "tests.two_sweeps:two_sweeps names no file to put into it"),
+        (
+            ["a/mine.py:two_sweeps", "b/mine.py:two_sweeps"],
+            "two inputs are called mine.py; expected other names",
+        ),
+        (
+            ["tests.two_sweeps:two_sweeps"],
+            "tests.two_sweeps:two_sweeps names no file to put into it",
+        ),
     ):
         assert main(["sweep", *algorithms, "--N", "64", "--d", "8", "--bundle", "out.zip"]) != 0
         assert f"argument --bundle: {said}" in capsys.readouterr().err
@@ -291,5 +392,14 @@ def test_an_axis_that_doubles_has_ticks_at_what_was_counted() -> None:
         assert ax.get_xscale() == ("log" if said else "linear")
         assert said in (None, [label.get_text() for label in ax.get_xticklabels()])
     with mpl.rc_context({"figure.figsize": (3.3, 2.8)}):  # too narrow for all
-        ax = plot_sweep(sweep_data(flashsim.sweep("flash", N=[2**n for n in range(10, 17)], d=8, M=300, sizing="fit")))
-        assert [label.get_text() for label in ax.get_xticklabels()] == ["1,024", "4,096", "16,384", "65,536"]
+        ax = plot_sweep(
+            sweep_data(
+                flashsim.sweep("flash", N=[2**n for n in range(10, 17)], d=8, M=300, sizing="fit")
+            )
+        )
+        assert [label.get_text() for label in ax.get_xticklabels()] == [
+            "1,024",
+            "4,096",
+            "16,384",
+            "65,536",
+        ]

@@ -1,4 +1,6 @@
-"""Sweeps over processes, and over a Dask cluster by joblib's backend: the same rows as in one process."""
+"""Sweeps over processes, and over a Dask cluster by joblib's backend: the same rows as in one
+process.
+"""
 
 from typing import Any
 
@@ -17,16 +19,22 @@ ARGUMENTS: dict[str, Any] = {
 
 
 def test_over_a_local_dask_cluster() -> None:
-    distributed = pytest.importorskip("distributed", reason='dask.distributed is not installed: pip install -e ".[dask]"')
+    distributed = pytest.importorskip(
+        "distributed", reason='dask.distributed is not installed: pip install -e ".[dask]"'
+    )
     from joblib import parallel_config
 
     told: list[tuple[int, int]] = []
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster),
         parallel_config(backend="dask"),
     ):
-        found = flashsim.sweep(**ARGUMENTS, jobs=None, on_points=lambda done, of: told.append((done, of)))
+        found = flashsim.sweep(
+            **ARGUMENTS, jobs=None, on_points=lambda done, of: told.append((done, of))
+        )
     assert list(found) == list(flashsim.sweep(**ARGUMENTS))
     assert told[-1] == (4000, 4000)
     assert len(told) == 8

@@ -1,4 +1,6 @@
-"""A sweep's picture: data against counts, one line for each algorithm, ticks, what does not fit, and whose settings it has."""
+"""A sweep's picture: data against counts, one line for each algorithm, ticks, what does not fit,
+and whose settings it has.
+"""
 
 import io
 import json
@@ -29,7 +31,9 @@ NAMES = ("FlashAttention", "loops exchanged")
 def of_blocks(algorithms: Any = ("flash", "q_outer"), blocks: Any = None, **how: Any) -> Sweep:
     squares = [(side, side) for side in SIZES]
     arguments = {"N": [1024], "d": [64], "M": [M], "check": 0, **how}
-    return flashsim.sweep(algorithms=list(algorithms), blocks=squares if blocks is None else blocks, **arguments)
+    return flashsim.sweep(
+        algorithms=list(algorithms), blocks=squares if blocks is None else blocks, **arguments
+    )
 
 
 def series(ax: Axes) -> dict[str, Line2D]:
@@ -41,7 +45,11 @@ def xy(line: Line2D) -> list[tuple[int, int]]:
 
 
 def shades(ax: Axes) -> list[Rectangle]:
-    return [patch for patch in ax.patches if isinstance(patch, Rectangle) and patch.get_gid() == "does not fit"]
+    return [
+        patch
+        for patch in ax.patches
+        if isinstance(patch, Rectangle) and patch.get_gid() == "does not fit"
+    ]
 
 
 def reason(ax: Axes) -> str:
@@ -60,7 +68,8 @@ def blocks() -> Sweep:
     return of_blocks()
 
 
-# ------------------------------------------------------------------------------------------------- accesses against B_c
+# -------------------------------------------------------------------------------------------------
+# accesses against B_c
 
 
 def test_each_algorithm_is_one_connected_line_of_what_is_counted(blocks: Sweep) -> None:
@@ -69,7 +78,10 @@ def test_each_algorithm_is_one_connected_line_of_what_is_counted(blocks: Sweep) 
     assert tuple(series(ax)) == NAMES
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
         sizes = [side for side in SIZES if side < 80]
-        counted = [flashsim.count(name, N=1024, d=64, M=M, blocks=(side, side)).hbm.accesses for side in sizes]
+        counted = [
+            flashsim.count(name, N=1024, d=64, M=M, blocks=(side, side)).hbm.accesses
+            for side in sizes
+        ]
         assert xy(line) == list(zip(sizes, counted, strict=True))
         assert line.get_linestyle() == "-"
         assert line.get_marker() not in ("", "None", None)
@@ -80,9 +92,15 @@ def test_each_algorithm_is_one_connected_line_of_what_is_counted(blocks: Sweep) 
     assert ax.get_ylabel() == "HBM accesses (10⁶ elements)"
     assert shown_ticks(ax) == ["16", "32", "48", "64", "80"]
     low, high = ax.get_ylim()
-    texts = [label.get_text() for tick, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True) if low <= tick <= high]
+    texts = [
+        label.get_text()
+        for tick, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)
+        if low <= tick <= high
+    ]
     assert len(texts) >= 3
-    assert [float(text) * 1e6 for text in texts] == [tick for tick in ax.get_yticks() if low <= tick <= high]
+    assert [float(text) * 1e6 for text in texts] == [
+        tick for tick in ax.get_yticks() if low <= tick <= high
+    ]
 
 
 def test_what_does_not_fit_is_grey_with_its_reason(blocks: Sweep) -> None:
@@ -122,7 +140,9 @@ def test_no_more_than_a_fifth_is_grey_where_nothing_fits() -> None:
 def test_a_memory_that_is_too_small_is_grey_on_the_left() -> None:
     rooms = [2000, 4000, 8000, 16_000, 32_000, 64_000]
     swept = flashsim.sweep(["flash", "q_outer"], N=1024, d=64, M=rooms, blocks=(32, 32), check=0)
-    lacking = [row["M"] for row in swept if row["algorithm"] == "flash" and row["status"] == "does not fit"]
+    lacking = [
+        row["M"] for row in swept if row["algorithm"] == "flash" and row["status"] == "does not fit"
+    ]
     assert lacking == [2000, 4000, 8000][: len(lacking)] != []
     ax = swept.plot()
     (shade,) = shades(ax)
@@ -138,51 +158,80 @@ def test_where_all_fits_nothing_is_grey() -> None:
 
 
 def test_an_algorithm_of_which_nothing_fits_is_said() -> None:
-    swept = flashsim.sweep(["flash", "standard"], N=1024, d=64, M=M, blocks=[(80, 80), (96, 96)], check=0)
+    swept = flashsim.sweep(
+        ["flash", "standard"], N=1024, d=64, M=M, blocks=[(80, 80), (96, 96)], check=0
+    )
     assert {row["algorithm"] for row in swept.ok} == {"standard"}
     assert "at no size: FlashAttention" in reason(swept.plot(x="B_c"))
 
 
-# ------------------------------------------------------------------------------------------------------------ the series
+# --------------------------------------------------------------------------------------------------
+# the series
 
 
 @pytest.mark.parametrize(
     ("arguments", "x", "labels"),
     [
         ({"N": [512, 1024]}, "B_c", ["FlashAttention, N = 512", "FlashAttention, N = 1,024"]),
-        ({"d": [32, 64], "N": [512, 1024]}, "B_c", [f"N = {N}, d = {d}" for N in ("512", "1,024") for d in (32, 64)]),
-        ({"causal": [False, True]}, "B_c", ["FlashAttention, not causal", "FlashAttention, causal"]),
+        (
+            {"d": [32, 64], "N": [512, 1024]},
+            "B_c",
+            [f"N = {N}, d = {d}" for N in ("512", "1,024") for d in (32, 64)],
+        ),
+        (
+            {"causal": [False, True]},
+            "B_c",
+            ["FlashAttention, not causal", "FlashAttention, causal"],
+        ),
         ({}, "B_r", ["FlashAttention"]),
         ({}, "peak", ["FlashAttention"]),
         ({}, None, ["FlashAttention"]),
-        ({"blocks": [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]}, "B_c", ["$B_r$ = 16", "$B_r$ = 32"]),
-        ({"blocks": [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]}, "B_r", [f"$B_c$ = {B}" for B in (16, 32, 48)]),
+        (
+            {"blocks": [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]},
+            "B_c",
+            ["$B_r$ = 16", "$B_r$ = 32"],
+        ),
+        (
+            {"blocks": [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]},
+            "B_r",
+            [f"$B_c$ = {B}" for B in (16, 32, 48)],
+        ),
         ({"blocks": [(64, B_c) for B_c in (16, 32, 48)]}, "B_c", ["FlashAttention"]),
         ({"blocks": [None], "M": [10_000, 20_000, 40_000]}, "B_c", ["FlashAttention"]),
     ],
 )
-def test_lines_are_made_by_all_that_varies_besides_x(arguments: dict[str, Any], x: str | None, labels: list[str]) -> None:
+def test_lines_are_made_by_all_that_varies_besides_x(
+    arguments: dict[str, Any], x: str | None, labels: list[str]
+) -> None:
     ax = of_blocks(["flash"], **arguments).plot(x=x)
     named = [label.removeprefix("FlashAttention, ") for label in series(ax)]
     assert sorted(named) == sorted(label.removeprefix("FlashAttention, ") for label in labels)
     assert all(line.get_linestyle() != "None" and len(xy(line)) > 1 for line in series(ax).values())
 
 
-@pytest.mark.parametrize(("x", "values"), [("N", [128, 256, 512, 1024]), ("d", [16, 32, 64]), ("M", [10_000, 20_000, 40_000])])
+@pytest.mark.parametrize(
+    ("x", "values"),
+    [("N", [128, 256, 512, 1024]), ("d", [16, 32, 64]), ("M", [10_000, 20_000, 40_000])],
+)
 def test_other_columns_are_drawn_likewise(x: str, values: list[int]) -> None:
     arguments: dict[str, Any] = {"N": 512, "d": 32, "M": M} | {x: values}
     ax = flashsim.sweep(["flash", "q_outer"], **arguments, sizing="fit", check=0).plot(x=x)
     assert tuple(series(ax)) == NAMES
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
         at = [arguments | {x: value} for value in values]
-        assert xy(line) == [(point[x], flashsim.count(name, **point, sizing="fit").hbm.accesses) for point in at]
+        assert xy(line) == [
+            (point[x], flashsim.count(name, **point, sizing="fit").hbm.accesses) for point in at
+        ]
     assert shown_ticks(ax) == [f"{value:,}" for value in values]
 
 
 def test_axes_are_logarithmic_where_a_range_asks_for_them() -> None:
     narrow = flashsim.sweep("flash", N=[256, 300, 400], d=64, sizing="fit", check=0).plot()
     wide = flashsim.sweep("flash", N=[64, 300, 4000], d=64, sizing="fit", check=0).plot()
-    assert [(ax.get_xscale(), ax.get_yscale()) for ax in (narrow, wide)] == [("linear", "linear"), ("log", "log")]
+    assert [(ax.get_xscale(), ax.get_yscale()) for ax in (narrow, wide)] == [
+        ("linear", "linear"),
+        ("log", "log"),
+    ]
 
 
 def test_what_is_fixed_is_in_the_title(blocks: Sweep) -> None:
@@ -192,15 +241,18 @@ def test_what_is_fixed_is_in_the_title(blocks: Sweep) -> None:
     assert "$B_r$ = 64" in " ".join(columns.get_title().split())
 
 
-# ------------------------------------------------------------------------------------- what must move, and what is proved
+# ------------------------------------------------------------------------------------- what must
+# move, and what is proved
 
 
 def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
     swept = of_blocks(bound=True)
     cases: list[tuple[dict[str, Any], set[str]]] = [
-        ({}, {"lower bound"}), ({"bound": False}, set()), ({"compulsory": True, "bound": False}, {"compulsory"}),
+        ({}, {"lower bound"}),
+        ({"bound": False}, set()),
+        ({"compulsory": True, "bound": False}, {"compulsory"}),
         ({"compulsory": True, "bound": True}, {"compulsory", "lower bound"}),
-    ]  # fmt: skip
+    ]
     for options, gids in cases:
         ax = swept.plot(x="B_c", **options)
         lines = {line.get_gid(): line for line in ax.get_lines() if line.get_gid() != "series"}
@@ -209,7 +261,10 @@ def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
             assert {y for _, y in xy(lines["compulsory"])} == {4 * 1024 * 64}
         if "lower bound" in gids:
             assert {y for _, y in xy(lines["lower bound"])} == {swept[0]["lower_bound_elements"]}
-    with pytest.raises(ValueError, match=r"bound=True: this sweep has no lower bounds; flashsim\.sweep\(…, bound=True\) finds"):
+    with pytest.raises(
+        ValueError,
+        match=r"bound=True: this sweep has no lower bounds; flashsim\.sweep\(…, bound=True\) finds",
+    ):
         of_blocks().plot(x="B_c", bound=True)
     floors: list[dict[str, Any]] = [{"compulsory": True}, {"bound": True}]
     for floor in floors:
@@ -217,10 +272,16 @@ def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
             swept.plot(x="B_c", y="peak", **floor)
 
 
-# ------------------------------------------------------------------------------------------------------ whose settings
+# --------------------------------------------------------------------------------------------------
+# whose settings
 
 
-SERIF: Any = {"font.family": "serif", "font.size": 13, "axes.spines.right": True, "lines.linewidth": 3}
+SERIF: Any = {
+    "font.family": "serif",
+    "font.size": 13,
+    "axes.spines.right": True,
+    "lines.linewidth": 3,
+}
 
 
 def test_axes_of_ones_own_keep_their_settings(blocks: Sweep) -> None:
@@ -233,7 +294,9 @@ def test_axes_of_ones_own_keep_their_settings(blocks: Sweep) -> None:
         assert isinstance(figure, Figure)
         assert (figure.dpi, [*figure.get_size_inches()]) == (77, [8, 5])
         assert all(spine.get_visible() for spine in ax.spines.values())
-        assert all(spine.get_linewidth() == mpl.rcParams["axes.linewidth"] for spine in ax.spines.values())
+        assert all(
+            spine.get_linewidth() == mpl.rcParams["axes.linewidth"] for spine in ax.spines.values()
+        )
         assert ax.xaxis.label.get_fontsize() == 13
         assert {label.get_fontsize() for label in ax.get_xticklabels()} == {13}
         assert {line.get_linewidth() for line in series(ax).values()} == {3}
@@ -245,7 +308,9 @@ def test_axes_of_ones_own_keep_their_settings(blocks: Sweep) -> None:
     with smaller:
         small = blocks.plot(x="B_c", ax=Figure().subplots())
     pairs = zip(small.texts, ax.texts, strict=True)
-    assert all(float(a.get_fontsize()) / 6 == pytest.approx(float(b.get_fontsize()) / 13) for a, b in pairs)
+    assert all(
+        float(a.get_fontsize()) / 6 == pytest.approx(float(b.get_fontsize()) / 13) for a, b in pairs
+    )
 
 
 def test_what_is_drawn_before_stays_in_view(blocks: Sweep) -> None:
@@ -256,12 +321,19 @@ def test_what_is_drawn_before_stays_in_view(blocks: Sweep) -> None:
 
 
 def test_a_new_figure_has_the_size_and_the_colours_of_the_settings(blocks: Sweep) -> None:
-    dark: Any = {"figure.figsize": (5, 3), "figure.facecolor": "black", "axes.facecolor": "black", "text.color": "white"}
+    dark: Any = {
+        "figure.figsize": (5, 3),
+        "figure.facecolor": "black",
+        "axes.facecolor": "black",
+        "text.color": "white",
+    }
     with mpl.rc_context(dark):
         ax = blocks.plot(x="B_c")
         assert [*ax.figure.get_size_inches()] == [5, 3]  # type: ignore[union-attr]
         assert ax.get_facecolor() == ax.figure.get_facecolor() == (0, 0, 0, 1)
-        assert {line.get_markerfacecolor() for line in series(ax).values()} == {(0.0, 0.0, 0.0, 1.0)}
+        assert {line.get_markerfacecolor() for line in series(ax).values()} == {
+            (0.0, 0.0, 0.0, 1.0)
+        }
         (why,) = [text for text in ax.texts if text.get_gid() == "why"]
         assert why.get_color() == "white"
         notebook: Any = ax
@@ -275,7 +347,8 @@ def test_a_picture_is_saved_in_each_form(form: str, blocks: Sweep) -> None:
     assert len(file.getvalue()) > 5000
 
 
-# ------------------------------------------------------------------------------------------------------ nothing overlaps
+# --------------------------------------------------------------------------------------------------
+# nothing overlaps
 
 
 def words_of(figure: Figure) -> Iterator[Text]:
@@ -320,18 +393,25 @@ def assert_nothing_overlaps(ax: Axes) -> None:
 @pytest.mark.parametrize(("size", "points"), [((3.3, 2.8), 8), ((6.4, 4.8), 10), ((12, 6.75), 18)])
 @pytest.mark.parametrize("settings", [{}, {"font.family": "serif"}])
 @pytest.mark.parametrize("which", ["two", "range", "four", "length"])
-def test_nothing_overlaps_at_any_size(which: str, settings: Any, size: tuple[float, float], points: int, blocks: Sweep) -> None:
+def test_nothing_overlaps_at_any_size(
+    which: str, settings: Any, size: tuple[float, float], points: int, blocks: Sweep
+) -> None:
     swept = {
         "two": lambda: blocks,
-        "range": lambda: of_blocks(["flash", "q_outer", "standard"], blocks=[(side, side) for side in range(16, 257, 16)]),
+        "range": lambda: of_blocks(
+            ["flash", "q_outer", "standard"], blocks=[(side, side) for side in range(16, 257, 16)]
+        ),
         "four": lambda: of_blocks(N=[1024, 2048]),
-        "length": lambda: flashsim.sweep(["flash", "standard"], N=[2**e for e in range(7, 14)], d=64, sizing="fit", check=0),
+        "length": lambda: flashsim.sweep(
+            ["flash", "standard"], N=[2**e for e in range(7, 14)], d=64, sizing="fit", check=0
+        ),
     }[which]()
     with mpl.rc_context({"figure.figsize": size, "font.size": points, **settings}):
         assert_nothing_overlaps(swept.plot(compulsory=which == "two"))
 
 
-# ------------------------------------------------------------------------------------------------------ the command line
+# --------------------------------------------------------------------------------------------------
+# the command line
 
 
 @pytest.fixture
@@ -361,7 +441,10 @@ def test_ranges_of_blocks(typed: list[str], pairs: list[tuple[int, int]], here: 
 
 
 def test_ranges_of_blocks_add_up(here: Path) -> None:
-    assert main([*COMMAND, "--blocks", "16..32:16", "--blocks", "64", "88", "--json", "rows.json"]) == 0
+    assert (
+        main([*COMMAND, "--blocks", "16..32:16", "--blocks", "64", "88", "--json", "rows.json"])
+        == 0
+    )
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))["rows"]
     assert [row["blocks"] for row in rows[:3]] == ["16 × 16", "32 × 32", "64 × 88"]
     assert here
@@ -370,9 +453,18 @@ def test_ranges_of_blocks_add_up(here: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["64"], "argument --blocks: got '64'; expected B_r B_c, as 64 88, or a range of square blocks, as 16..256:16"),
+        (
+            ["64"],
+            (
+                "argument --blocks: got '64'; expected B_r B_c, as 64 88, or a range of square "
+                "blocks, as 16..256:16"
+            ),
+        ),
         (["16", "32", "48"], "argument --blocks: got '16 32 48'; expected B_r B_c"),
-        (["16..256"], "argument --blocks: got '16..256'; expected START..STOP:STEP, as 128..4096:128"),
+        (
+            ["16..256"],
+            "argument --blocks: got '16..256'; expected START..STOP:STEP, as 128..4096:128",
+        ),
         (["256..16:16"], "argument --blocks: got '256..16:16'; expected a range from 256 up"),
         (["16..64:0"], "argument --blocks: got '0'; expected a whole number of at least 1"),
         (["x"], "argument --blocks: got 'x'"),
@@ -407,13 +499,20 @@ def test_the_command_line_draws_the_same(here: Path, capsys: pytest.CaptureFixtu
     ("typed", "message"),
     [
         (["--png", "p.svg"], "argument --png: got 'p.svg'; expected a file that ends in .png"),
-        (["--png", "no/p.png"], "argument --png: no/p.png cannot be written: there is no folder no"),
+        (
+            ["--png", "no/p.png"],
+            "argument --png: no/p.png cannot be written: there is no folder no",
+        ),
         (["--png", "p.png", "-o", "p"], "argument --png: p.png is what -o writes too"),
         (["--compulsory"], "--compulsory is for a picture: give --png FILE, or -o STEM"),
     ],
 )
 def test_pictures_that_cannot_be_written_are_said_before_the_work(
-    typed: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    typed: list[str],
+    message: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def never(*args: Any, **how: Any) -> None:
         raise AssertionError("counted before the target was checked")
@@ -427,4 +526,7 @@ def test_pictures_that_cannot_be_written_are_said_before_the_work(
 def test_data_says_what_does_not_fit(blocks: Sweep) -> None:
     data = json.loads(json.dumps(sweep_data(blocks, x="B_c")))
     assert [line["unfit"] for line in data["lines"]] == [[80], [80]]
-    assert [line["of"] for line in data["lines"]] == [{"algorithm": "flash"}, {"algorithm": "q_outer"}]
+    assert [line["of"] for line in data["lines"]] == [
+        {"algorithm": "flash"},
+        {"algorithm": "q_outer"},
+    ]

@@ -16,7 +16,16 @@ import pytest
 from flashsim import reference
 from flashsim.algorithms.algorithm_2_flash import flash
 from flashsim.reference.rounding import parts_of_bound
-from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
+from flashsim.testing import (
+    CHECKS,
+    AttentionCheckFailed,
+    Case,
+    Report,
+    Spec,
+    check_attention,
+    mutants,
+    replay,
+)
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
 from flashsim.testing.regimes import MASKS, REGIMES, values
@@ -32,18 +41,27 @@ TILED, UNFUSED = BASES["tiled"], BASES["unfused"]
 
 def full(implementation: Implementation, **options: Any) -> Report:
     return check_attention(
-        implementation, implementation.spec, backward=implementation.backward, dropout=implementation.keep, **options
+        implementation,
+        implementation.spec,
+        backward=implementation.backward,
+        dropout=implementation.keep,
+        **options,
     )
 
 
-# ------------------------------------------------------------------------------------------------- it notices real bugs
+# -------------------------------------------------------------------------------------------------
+# it notices real bugs
 
 
 def test_there_are_enough_mutants_and_half_are_written_after_the_strategies() -> None:
     assert len(ALL) >= 40
     assert len(LATE) * 2 >= len(ALL) - 10
     assert len({mutant.name for mutant in ALL}) == len(EARLY) + len(LATE) + len(SINCE)
-    assert {mutant.part for mutant in LATE} == {mutant.part for mutant in EARLY} == {"forward", "backward", "dropout"}
+    assert (
+        {mutant.part for mutant in LATE}
+        == {mutant.part for mutant in EARLY}
+        == {"forward", "backward", "dropout"}
+    )
     assert all(mutant.threads for mutant in EARLY + LATE)
 
 
@@ -57,12 +75,17 @@ def seeds() -> dict[str, int]:
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
     kernel, seed = mutant.build(), seeds().get(mutant.name, 0)
-    found = survey(Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, seed, until_failure=True)
+    found = survey(
+        Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, seed, until_failure=True
+    )
     failed = [name for name, tally in found.tallies.items() if tally.failed]
     assert failed, mutant.bug
-    if mutant.part != "forward":  # a bug of the backward pass or of dropout shows in checks of those
+    # a bug of the backward pass or of dropout shows in checks of those
+    if mutant.part != "forward":
         of_both = {"strides", "inputs_unmodified"}
-        assert all(CHECKS[name].needs(Subject(kernel, kernel.spec)) or name in of_both for name in failed)
+        assert all(
+            CHECKS[name].needs(Subject(kernel, kernel.spec)) or name in of_both for name in failed
+        )
 
 
 @pytest.mark.slow
@@ -75,10 +98,13 @@ def test_what_mutants_are_made_of_passes(name: str) -> None:
     assert all(tally.tried for tally in report.tallies.values())
 
 
-# --------------------------------------------------------------------------------------------------- what a failure says
+# --------------------------------------------------------------------------------------------------
+# what a failure says
 
 
-def test_a_failure_says_what_where_and_how_to_see_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_says_what_where_and_how_to_see_it_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(AttentionCheckFailed) as caught:
         full(mutants.causal_top_left, max_examples=80, checks=["oracle"])
     said = str(caught.value)
@@ -116,7 +142,9 @@ def test_what_raises_is_a_finding_and_not_a_crash() -> None:
             raise RuntimeError("unsupported length")
         return reference.attention(q, k, v).astype(q.dtype)
 
-    failure = check_attention(kernel, Spec(), max_examples=50, checks=["oracle"], on_fail="return").failures[0]
+    failure = check_attention(
+        kernel, Spec(), max_examples=50, checks=["oracle"], on_fail="return"
+    ).failures[0]
     assert "raised RuntimeError: unsupported length" in failure.message
     assert failure.finding.case == Case(N_q=4)
 
@@ -130,10 +158,18 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one() -> None:
     def forgetful(q: Any, k: Any, v: Any) -> Any:
         return reference.attention(q, k, v).astype(q.dtype) + 0.5 * (next(calls) % 7 == 0)
 
-    (failure,) = check_attention(kernel, Spec(), max_examples=30, checks=["oracle"], on_fail="return").failures
-    assert "tried once more it passed, so the kernel may not be deterministic; 1 of 30 cases" in failure.message
-    found = check_attention(forgetful, Spec(), max_examples=60, checks=["oracle", "determinism"], on_fail="return")
-    assert "determinism" in {failure.check for failure in found.failures}  # though it cannot be shrunk
+    (failure,) = check_attention(
+        kernel, Spec(), max_examples=30, checks=["oracle"], on_fail="return"
+    ).failures
+    assert (
+        "tried once more it passed, so the kernel may not be deterministic; 1 of 30 cases"
+        in failure.message
+    )
+    found = check_attention(
+        forgetful, Spec(), max_examples=60, checks=["oracle", "determinism"], on_fail="return"
+    )
+    # though it cannot be shrunk
+    assert "determinism" in {failure.check for failure in found.failures}
 
 
 def test_a_case_is_made_smaller_with_other_numbers_where_its_own_pass() -> None:
@@ -181,11 +217,17 @@ def test_what_a_kernel_writes_to_is_named(what: str) -> None:
 
     report = check_attention(kernel, spec, max_examples=20, on_fail="return")
     assert [failure.check for failure in report.failures] == ["inputs_unmodified"]
-    named = {"q": "memory of q", "v": "memory of v", "mask": "mask afterwards", "beyond k": "memory of k"}[what]
+    named = {
+        "q": "memory of q",
+        "v": "memory of v",
+        "mask": "mask afterwards",
+        "beyond k": "memory of k",
+    }[what]
     assert named in report.failures[0].message
 
 
-# ------------------------------------------------------------------------------------------------ only what is declared
+# ------------------------------------------------------------------------------------------------
+# only what is declared
 
 
 @pytest.mark.parametrize(
@@ -197,8 +239,18 @@ def test_what_a_kernel_writes_to_is_named(what: str) -> None:
         Spec(masks=True, lse="base2", empty_rows="nan"),
         Spec(gqa=True, head_dims=(16, 32), strides="last_contiguous"),
         Spec(scale=True, d_v=True, dtypes=("float64",), empty_rows="undefined", masks=True),
-        Spec(causal="bottom_right", masks=True, lse="natural", gqa=True, scale=True, d_v=True, max_shapes=12),
-        Spec(causal="bottom_right", masks=True, lse="natural", multiples=(4, 8), dtypes=("float64",)),
+        Spec(
+            causal="bottom_right",
+            masks=True,
+            lse="natural",
+            gqa=True,
+            scale=True,
+            d_v=True,
+            max_shapes=12,
+        ),
+        Spec(
+            causal="bottom_right", masks=True, lse="natural", multiples=(4, 8), dtypes=("float64",)
+        ),
         Spec(causal="top_left", cross=False, multiples=(4, 6)),
         Spec(masks=True, lse="natural", multiples=(8, 8), max_shapes=6),
     ],
@@ -228,10 +280,21 @@ def test_a_kernel_is_asked_only_for_what_it_declares(spec: Spec) -> None:
         assert spec.strides == "any" or q.strides[3] == q.itemsize
         assert k.shape[rows] > 0
         assert (q.shape[rows] % spec.multiples[0], k.shape[rows] % spec.multiples[1]) == (0, 0)
-    assert spec.max_shapes is None or len({(q.shape, k.shape, v.shape) for q, k, v, _ in calls}) <= spec.max_shapes
+    assert (
+        spec.max_shapes is None
+        or len({(q.shape, k.shape, v.shape) for q, k, v, _ in calls}) <= spec.max_shapes
+    )
 
 
-def plain(spec: Spec, q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None, mask: Any = None) -> Any:
+def plain(
+    spec: Spec,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Any = None,
+) -> Any:
     """Textbook attention with all that a spec may say."""
     if spec.layout == "BNHD":
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
@@ -264,30 +327,40 @@ def test_wrong_declarations_are_noticed() -> None:
         (replace(made, causal="top_left"), "oracle"),
     ]:
         asked: dict[str, Any] = {"checks": [check], "max_examples": 100, "on_fail": "return"}
-        report = check_attention(lambda q, k, v, **kw: plain(made, q, k, v, **kw), declared, **asked)
+        report = check_attention(
+            lambda q, k, v, **kw: plain(made, q, k, v, **kw), declared, **asked
+        )
         assert not report.ok, declared
 
 
 @pytest.mark.slow
 def test_a_strict_budget_tells_16_bit_sums_from_float32_ones() -> None:
     def sloppy(q: Any, k: Any, v: Any) -> Any:
-        P = np.exp((q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)) / np.sqrt(q.shape[-1]))
+        P = np.exp(
+            (q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)) / np.sqrt(q.shape[-1])
+        )
         P = (P / P.sum(axis=-1, keepdims=True)).astype(np.float16)
-        return np.add.accumulate(P[..., None] * v[:, :, None], axis=-2)[..., -1, :]  # a running sum in float16
+        # a running sum in float16
+        return np.add.accumulate(P[..., None] * v[:, :, None], axis=-2)[..., -1, :]
 
     with pytest.raises(AttentionCheckFailed):
         check_attention(sloppy, Spec(dtypes=("float16",)), checks=["oracle"], max_examples=150)
     gentle = Spec(dtypes=("float16",), accumulate="float16", head_dims=(4,), strides="contiguous")
 
     def moderate(q: Any, k: Any, v: Any) -> Any:
-        s = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2) / np.float32(np.sqrt(q.shape[-1]))
+        s = (
+            q.astype(np.float32)
+            @ k.astype(np.float32).swapaxes(-1, -2)
+            / np.float32(np.sqrt(q.shape[-1]))
+        )
         P = np.exp(s - s.max(axis=-1, keepdims=True))
         return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(np.float16)
 
     assert check_attention(moderate, gentle, max_examples=60).ok
 
 
-# ------------------------------------------------------------------------------------------------------------- the API
+# --------------------------------------------------------------------------------------------------
+# the API
 
 
 @pytest.mark.slow
@@ -317,11 +390,18 @@ def test_a_report_a_spec_and_a_case_can_be_read_and_kept() -> None:
     assert kept["ok"] is True
     assert kept["examples"] == 15
     assert kept["checks"]["oracle"]["cases"] > 0
-    only = check_attention(lambda q, k, v: plain(Spec(), q, k, v), Spec(), checks=["oracle"], max_examples=10)
+    only = check_attention(
+        lambda q, k, v: plain(Spec(), q, k, v), Spec(), checks=["oracle"], max_examples=10
+    )
     assert list(only.tallies) == ["oracle"]
-    first, again, other = (survey(Subject(UNFUSED, UNFUSED.spec), 15, n, ["oracle"]).verdicts for n in (3, 3, 4))
+    first, again, other = (
+        survey(Subject(UNFUSED, UNFUSED.spec), 15, n, ["oracle"]).verdicts for n in (3, 3, 4)
+    )
     assert first == again != other  # by the seed
-    spec, case = Spec(dtypes=("float16",), causal="top_left", C=1.0), Case(N_q=3, mask="holes", seed=7)
+    spec, case = (
+        Spec(dtypes=("float16",), causal="top_left", C=1.0),
+        Case(N_q=3, mask="holes", seed=7),
+    )
     assert (eval(repr(spec)), eval(repr(case))) == (spec, case)
 
 
@@ -334,11 +414,27 @@ def test_a_report_a_spec_and_a_case_can_be_read_and_kept() -> None:
         (check_attention, {"max_examples": 0}, "max_examples is 0; expected at least 1"),
         (check_attention, {"fail_fast": "no"}, "fail_fast is 'no'; expected True or False"),
         (check_attention, {"on_fail": "ignore"}, "expected 'raise' or 'return'"),
-        (check_attention, {"checks": ["orakel"]}, "there is no check 'orakel'; expected one of oracle, "),
-        (check_attention, {"checks": ["gradients", "dropout"]}, "'gradients' is asked for, but does not apply: no backward"),
+        (
+            check_attention,
+            {"checks": ["orakel"]},
+            "there is no check 'orakel'; expected one of oracle, ",
+        ),
+        (
+            check_attention,
+            {"checks": ["gradients", "dropout"]},
+            "'gradients' is asked for, but does not apply: no backward",
+        ),
         (check_attention, {"expected_failures": {"gradients": "?"}}, "does not apply: no backward"),
-        (check_attention, {"expected_failures": {"strides": "?"}, "checks": ["oracle"]}, "not among the checks"),
-        (parametrize, {"expected_failures": {"stride": "no"}}, "there is no check 'stride'; expected one of"),
+        (
+            check_attention,
+            {"expected_failures": {"strides": "?"}, "checks": ["oracle"]},
+            "not among the checks",
+        ),
+        (
+            parametrize,
+            {"expected_failures": {"stride": "no"}},
+            "there is no check 'stride'; expected one of",
+        ),
         (Spec, {"causal": True}, "causal is True"),
         (Spec, {"layout": "HBND"}, "expected one of 'BHND', 'BNHD'"),
         (Spec, {"dtypes": ("float8",)}, "float8"),
@@ -352,7 +448,11 @@ def test_a_report_a_spec_and_a_case_can_be_read_and_kept() -> None:
         (Spec, {"masks": 1}, "expected True or False"),
         (Spec, {"C": 0}, "expected a positive number"),
         (Spec, {"strides": False}, "expected one of 'any'"),
-        (Case, {"N_q": 2**31, "N_k": 2**31}, "N_q, N_k, d, d_v make an array of up to 4611686018427387904 elements"),
+        (
+            Case,
+            {"N_q": 2**31, "N_k": 2**31},
+            "N_q, N_k, d, d_v make an array of up to 4611686018427387904 elements",
+        ),
         (Case, {"N_k": 2_147_483_648}, "expected at most 268,435,456"),
     ],
 )
@@ -377,18 +477,30 @@ def test_lengths_may_be_declared_to_be_multiples() -> None:
     report = check_attention(whole_tiles, spec, max_examples=40)
     assert report.ok
     tried = {name: tally["cases"] for name, tally in report.as_json()["checks"].items()}
-    assert min(tried[name] for name in ("oracle", "split_and_merge", "appended_masked_keys", "empty_rows")) > 0
+    assert (
+        min(
+            tried[name]
+            for name in ("oracle", "split_and_merge", "appended_masked_keys", "empty_rows")
+        )
+        > 0
+    )
 
     def wrong(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         O, lse = whole_tiles(q, k, v, mask)
         return O * q.dtype.type(1.5), lse
 
     found = check_attention(wrong, spec, max_examples=60, on_fail="return", checks=["oracle"])
-    assert [(failure.finding.case.N_q, failure.finding.case.N_k) for failure in found.failures] == [(4, 8)]
+    assert [(failure.finding.case.N_q, failure.finding.case.N_k) for failure in found.failures] == [
+        (4, 8)
+    ]
 
 
-def test_a_kernel_of_whole_tiles_is_told_what_to_declare_and_the_simulator_s_algorithm_where_it_goes() -> None:
-    with pytest.raises(AssertionError, match="It takes only lengths that are multiples of 16") as told:
+def test_a_kernel_of_whole_tiles_is_told_what_to_declare_and_the_simulator_s_algorithm_where_it_goes() -> (
+    None
+):
+    with pytest.raises(
+        AssertionError, match="It takes only lengths that are multiples of 16"
+    ) as told:
         check_attention(whole_tiles, Spec(lse="natural"), max_examples=5)
     assert "Spec(multiples=(16, 16))" in str(told.value)
     with pytest.raises(AssertionError) as told:
@@ -428,16 +540,22 @@ def test_parametrize_names_its_tests_and_tries_as_many_cases_as_one_call_does() 
     (marked,) = (parameter for parameter in marks.args[1] if parameter.marks)
     assert marked.id == "strides"
     assert marked.marks[0].kwargs["strict"] is True
-    defaults = [signature(each).parameters["max_examples"].default for each in (check_attention, parametrize)]
+    defaults = [
+        signature(each).parameters["max_examples"].default
+        for each in (check_attention, parametrize)
+    ]
     assert defaults == [300, 300]  # within which the kit's claims are measured
 
 
-# ----------------------------------------------------------------------------------------------------- what is drawn
+# --------------------------------------------------------------------------------------------------
+# what is drawn
 
 
 def test_strategies_reach_everything_they_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Case] = []
-    monkeypatch.setattr("flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case))
+    monkeypatch.setattr(
+        "flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case)
+    )
     survey(Subject(UNFUSED, UNFUSED.spec), 400, 0, ["oracle"])
     B_r, B_c = UNFUSED.spec.block
     assert {case.regime for case in seen} == set(REGIMES)
@@ -465,7 +583,10 @@ def test_strategies_reach_everything_they_promise(monkeypatch: pytest.MonkeyPatc
 
 def test_masks_do_what_their_names_say() -> None:
     case = Case(B=2, group=2, N_q=9, N_k=11, block=(4, 3))
-    problems = {name: [replace(case, mask=name, seed=seed).problem(UNFUSED.spec) for seed in range(20)] for name in MASKS}
+    problems = {
+        name: [replace(case, mask=name, seed=seed).problem(UNFUSED.spec) for seed in range(20)]
+        for name in MASKS
+    }
     for p in itertools.chain(*problems.values()):
         assert np.broadcast_shapes(p.options["mask"].shape, p.score_shape) == p.score_shape
     assert any(p.empty.any() for p in problems["few"])
@@ -493,6 +614,7 @@ def test_arrays_lie_as_asked_with_nan_around_them(strides: str, layout: str) -> 
 
 def test_a_case_that_has_groups_keeps_them() -> None:
     fit, subject = CHECKS["grouped_heads"].fit, Subject(TILED, TILED.spec)
+
     assert {fit(Case(seed=seed), subject).group for seed in range(4)} == {2, 3}  # type: ignore[union-attr]
     for case in (Case(group=2, seed=1), Case(group=3, seed=2)):
         assert fit(case, subject) == case  # or nothing would shrink
@@ -536,12 +658,15 @@ def test_nan_never_passes_and_infinite_budgets_do() -> None:
     assert parts_of_bound(1.5 * one, one, one)[0] == 0.5
 
 
-# ----------------------------------------------------------------------------------------- the oracle and its budgets
+# ----------------------------------------------------------------------------------------- the
+# oracle and its budgets
 
 
 def test_the_oracle_never_reads_what_is_masked() -> None:
     for seed in range(10):
-        problem = Case(B=2, group=2, N_q=5, N_k=9, d=3, mask="holes", seed=seed).problem(UNFUSED.spec)
+        problem = Case(B=2, group=2, N_q=5, N_k=9, d=3, mask="holes", seed=seed).problem(
+            UNFUSED.spec
+        )
         poisoned = problem.but(
             k=np.where(problem.dead[..., None], np.float32(np.nan), problem.k),
             v=np.where(problem.dead[..., None], np.float32(np.inf), problem.v),
@@ -549,14 +674,23 @@ def test_the_oracle_never_reads_what_is_masked() -> None:
         for ours, theirs in zip(problem.solution, poisoned.solution, strict=True):
             assert np.array_equal(ours, theirs)
         ours_too, theirs_too = problem.gradients(), poisoned.gradients()
-        for ours, theirs in zip(ours_too.exact + ours_too.budgets, theirs_too.exact + theirs_too.budgets, strict=True):
+        for ours, theirs in zip(
+            ours_too.exact + ours_too.budgets, theirs_too.exact + theirs_too.budgets, strict=True
+        ):
             assert np.array_equal(ours, theirs)
 
 
 def test_budgets_are_the_data_s_and_not_a_constant() -> None:
-    small, large = (Case(N_q=4, N_k=6, d=8, regime=r).problem(Spec()).solution.O_budget for r in ("integers", "massive"))
+    small, large = (
+        Case(N_q=4, N_k=6, d=8, regime=r).problem(Spec()).solution.O_budget
+        for r in ("integers", "massive")
+    )
     assert large.mean() > 1000 * small.mean()
-    half = Case(N_q=4, N_k=6, d=8, dtype="float16", regime="integers").problem(Spec()).solution.O_budget
+    half = (
+        Case(N_q=4, N_k=6, d=8, dtype="float16", regime="integers")
+        .problem(Spec())
+        .solution.O_budget
+    )
     assert half.mean() > 50 * small.mean()
     double = Case(N_q=4, N_k=6, d=8, regime="integers").problem(Spec(C=4)).solution.O_budget
     assert np.allclose(double, 2 * small)
@@ -564,17 +698,25 @@ def test_budgets_are_the_data_s_and_not_a_constant() -> None:
 
 @pytest.mark.parametrize(("lse", "unit"), [("natural", 1.0), ("base2", np.log(2))])
 def test_budgets_of_equal_weights(lse: str, unit: float) -> None:
-    """Scores of 0 are not off: what is left is a sum of 300, and what is stored. Values are 1, so that O is 1."""
+    """Scores of 0 are not off: what is left is a sum of 300, and what is stored. Values are 1,
+    so that O is 1.
+    """
     spec = Spec(lse=lse)
     even = Case(N_q=1, N_k=300, d=8).problem(spec)
     found, u = even.but(q=0 * even.q, v=0 * even.v + 1).solution, 2.0**-24
     np.testing.assert_allclose(found.O_budget, spec.C * (300 + 8 + 2 + 1) * u, rtol=1e-6)
-    np.testing.assert_allclose(found.lse_budget * unit, spec.C * (300 + 8 + 4 * (1 + np.log(300))) * u, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.lse_budget * unit, spec.C * (300 + 8 + 4 * (1 + np.log(300))) * u, rtol=1e-6
+    )
 
 
 def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
     def unfused(q: Any, k: Any, v: Any) -> Any:
-        S = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1])) @ k.astype(np.float32).swapaxes(-1, -2)).astype(q.dtype)
+        S = (
+            q.astype(np.float32)
+            / np.float32(np.sqrt(q.shape[-1]))
+            @ k.astype(np.float32).swapaxes(-1, -2)
+        ).astype(q.dtype)
         P = np.exp(S.astype(np.float32) - S.max(axis=-1, keepdims=True).astype(np.float32))
         return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(q.dtype)
 
@@ -592,7 +734,11 @@ def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
 def stored_scores(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Any, Any, Any]:
     """Unfused attention that keeps S and P in the inputs' dtype: O, its log-sum-exp, and P."""
     f = np.float64
-    S = ((q.astype(f) @ k.astype(f).swapaxes(-1, -2)) * (scale or q.shape[-1] ** -0.5)).astype(q.dtype).astype(f)
+    S = (
+        ((q.astype(f) @ k.astype(f).swapaxes(-1, -2)) * (scale or q.shape[-1] ** -0.5))
+        .astype(q.dtype)
+        .astype(f)
+    )
     m = S.max(axis=-1, keepdims=True)
     l = np.exp(S - m).sum(axis=-1, keepdims=True)
     P = (np.exp(S - m) / l).astype(q.dtype).astype(f)
@@ -600,7 +746,9 @@ def stored_scores(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[A
 
 
 def test_rounding_of_stored_scores_that_decides_the_softmax_is_within_budget() -> None:
-    """Scores in the thousands, stored in bfloat16, are off by several: a weight by e to twice that. Or they overflow."""
+    """Scores in the thousands, stored in bfloat16, are off by several: a weight by e to twice
+    that. Or they overflow.
+    """
 
     def forward(q: Any, k: Any, v: Any, **asked: Any) -> Any:
         return stored_scores(q, k, v, **asked)[:2]
@@ -611,13 +759,26 @@ def test_rounding_of_stored_scores_that_decides_the_softmax_is_within_budget() -
         dV = P.swapaxes(-1, -2) @ do.astype(f)
         dP = (do.astype(f) @ v.astype(f).swapaxes(-1, -2)).astype(q.dtype).astype(f)
         dS = (P * (dP - (P * dP).sum(axis=-1, keepdims=True))).astype(q.dtype).astype(f)
-        return tuple(x.astype(q.dtype) for x in (tau * dS @ k.astype(f), tau * dS.swapaxes(-1, -2) @ q.astype(f), dV))
+        return tuple(
+            x.astype(q.dtype)
+            for x in (tau * dS @ k.astype(f), tau * dS.swapaxes(-1, -2) @ q.astype(f), dV)
+        )
 
     def spec(dtype: str) -> Spec:
         return Spec(dtypes=(dtype,), block=(64, 64), lse="natural", scale=True, stores="scores")
 
     with np.errstate(all="ignore"):
-        far = Case(H_kv=2, N_q=3, N_k=5, d=64, dtype="bfloat16", scale=2.5, regime="negative", block=(64, 64), seed=161)
+        far = Case(
+            H_kv=2,
+            N_q=3,
+            N_k=5,
+            d=64,
+            dtype="bfloat16",
+            scale=2.5,
+            regime="negative",
+            block=(64, 64),
+            seed=161,
+        )
         replay(forward, spec("bfloat16"), "gradients", far, backward=backward)
         over = Case(N_k=3, d=64, dtype="float16", regime="negative", block=(64, 64))
         replay(forward, spec("float16"), "split_and_merge", over)

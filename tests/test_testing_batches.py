@@ -1,4 +1,6 @@
-"""Two checks of the kit: log-sum-exps merge, and a sequence does not depend on the batch that it is in."""
+"""Two checks of the kit: log-sum-exps merge, and a sequence does not depend on the batch that it
+is in.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -14,12 +16,23 @@ from flashsim.testing.running import Tally, shrink, survey, try_check
 from flashsim.testing.subject import Subject
 
 
-def tried(kernel: Implementation, name: str, examples: int = 24, until_failure: bool = False, **changes: Any) -> Tally:
+def tried(
+    kernel: Implementation,
+    name: str,
+    examples: int = 24,
+    until_failure: bool = False,
+    **changes: Any,
+) -> Tally:
     subject = Subject(kernel, replace(kernel.spec, **changes))
     return survey(subject, examples, 0, [name], until_failure=until_failure).tallies[name]
 
 
-MERGING: list[dict[str, Any]] = [{}, {"cross": False}, {"masks": False}, {"masks": False, "zero_keys": False}]
+MERGING: list[dict[str, Any]] = [
+    {},
+    {"cross": False},
+    {"masks": False},
+    {"masks": False, "zero_keys": False},
+]
 
 
 @pytest.mark.parametrize("changes", MERGING, ids=str)
@@ -63,7 +76,8 @@ def test_an_empty_part_counts_as_what_is_returned_of_it() -> None:
         assert not tried(kernel, "mergeable_lse", 12, **changes, empty_rows="undefined").failed
 
 
-@pytest.mark.parametrize("name", ["tiled", "unfused"])  # NumPy sums in "split" as the shape of the whole batch says
+# NumPy sums in "split" as the shape of the whole batch says
+@pytest.mark.parametrize("name", ["tiled", "unfused"])
 def test_correct_attentions_are_batch_invariant(name: str) -> None:
     found = tried(BASES[name], "batch_invariance", batch_invariant=True)
     assert found.tried == 24
@@ -101,7 +115,9 @@ def test_a_sequence_that_reads_its_neighbour_fails_without_a_promise() -> None:
     def leaky(q: Any, k: Any, v: Any) -> Any:
         return BASES["unfused"](q, k, v)[0] + v[-1:, :1, -1:] * (len(q) > 1)
 
-    assert not check_attention(leaky, Spec(), checks=["batch_invariance"], max_examples=5, on_fail="return").ok
+    assert not check_attention(
+        leaky, Spec(), checks=["batch_invariance"], max_examples=5, on_fail="return"
+    ).ok
 
 
 def test_a_batch_is_made_where_a_case_has_one_sequence() -> None:
@@ -115,18 +131,25 @@ def test_a_batch_is_made_where_a_case_has_one_sequence() -> None:
     assert long is not None
     assert long.B == 2
     assert long.scores > LARGE
-    assert fit(Case(H_kv=4, N_k=6000, N_q=6000), subject) is None  # two would be more than a case may have
+    # two would be more than a case may have
+    assert fit(Case(H_kv=4, N_k=6000, N_q=6000), subject) is None
     few = replace(subject, spec=replace(subject.spec, max_shapes=3))
     assert fit(Case(), few) is None
     assert fit(Case(B=2), few) == Case(B=2)
 
 
-@pytest.mark.parametrize("changes", [{"cross": False}, {"multiples": (4, 6)}, {"cross": False, "multiples": (4, 6)}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"cross": False}, {"multiples": (4, 6)}, {"cross": False, "multiples": (4, 6)}],
+    ids=str,
+)
 def test_a_batch_keeps_the_lengths_that_are_declared(changes: dict[str, Any]) -> None:
     spec = replace(BASES["split"].spec, **changes)
     N_q, N_k = spec.lengths(1, 1)
     for seed in range(32):
-        case = CHECKS["batch_invariance"].fit(Case(N_q=N_q, N_k=N_k, seed=seed), Subject(BASES["split"], spec))
+        case = CHECKS["batch_invariance"].fit(
+            Case(N_q=N_q, N_k=N_k, seed=seed), Subject(BASES["split"], spec)
+        )
         assert case is not None
         assert spec.lengths(case.N_q, case.N_k) == (case.N_q, case.N_k)
         assert spec.cross or case.N_q == case.N_k

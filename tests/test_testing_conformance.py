@@ -1,4 +1,5 @@
-"""The kit finds nothing wrong with attentions that are right: ours, plain NumPy ones, PyTorch's, JAX's and Triton's.
+"""The kit finds nothing wrong with attentions that are right: ours, plain NumPy ones, PyTorch's,
+JAX's and Triton's.
 
 Few examples; scripts/kit_conformance.py tries more, and makes a table.
 """
@@ -20,7 +21,10 @@ SLOW = {
 
 @pytest.mark.parametrize(
     ("name", "examples"),
-    [*((name, 10) for name in QUICK), *(pytest.param(name, 25, marks=pytest.mark.slow) for name in IMPLEMENTATIONS)],
+    [
+        *((name, 10) for name in QUICK),
+        *(pytest.param(name, 25, marks=pytest.mark.slow) for name in IMPLEMENTATIONS),
+    ],
 )
 def test_a_correct_attention_passes(name: str, examples: int) -> None:
     implementation = IMPLEMENTATIONS[name]
@@ -35,4 +39,6 @@ def test_a_correct_attention_passes(name: str, examples: int) -> None:
 def test_expected_failures_say_why() -> None:
     for implementation in IMPLEMENTATIONS.values():
         if not implementation.missing:
-            assert all(len(reason) > 20 for reason in implementation.build().expected_failures.values())
+            assert all(
+                len(reason) > 20 for reason in implementation.build().expected_failures.values()
+            )

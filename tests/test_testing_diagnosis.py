@@ -1,4 +1,6 @@
-"""Diagnosis: a kernel with a known bug is told by its numbers, one with an unknown bug is not accused of a known one."""
+"""Diagnosis: a kernel with a known bug is told by its numbers, one with an unknown bug is not
+accused of a known one.
+"""
 
 import math
 import time
@@ -24,13 +26,24 @@ from flashsim.testing.subject import Subject
 from flashsim.testing.suspects import Question, Suspect, suspects
 
 SPEC = Spec(
-    dtypes=("float32", "float16"), block=(8, 4), causal="bottom_right", lse="natural", gqa=True, masks=True, scale=True,
-    d_v=True, strides="last_contiguous",
-)  # fmt: skip
+    dtypes=("float32", "float16"),
+    block=(8, 4),
+    causal="bottom_right",
+    lse="natural",
+    gqa=True,
+    masks=True,
+    scale=True,
+    d_v=True,
+    strides="last_contiguous",
+)
 SUSPECTS = suspects(SPEC)
-FAMILIES = {family: [s for s in SUSPECTS if s.family == family] for family in dict.fromkeys(s.family for s in SUSPECTS)}
+FAMILIES = {
+    family: [s for s in SUSPECTS if s.family == family]
+    for family in dict.fromkeys(s.family for s in SUSPECTS)
+}
 IN_EMPTY_ROWS = {"lse_of_empty_row", "empty_row_nan", "empty_row_mean", "sentinel"}
-RIGHT_HERE = {"empty_row_zero", "lse_of_empty_row_finite"}  # what the spec, or the kernel, says; told in other tests
+# what the spec, or the kernel, says; told in other tests
+RIGHT_HERE = {"empty_row_zero", "lse_of_empty_row_finite"}
 ELSEWHERE = {f for f in FAMILIES if f.startswith(("window_", "bias_"))}  # test_testing_words.py
 TOO_SMALL = {"output_in_16_bits"}  # an error that mostly stays within the budget
 
@@ -39,20 +52,28 @@ def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
     return np.random.default_rng(seed).random(shape) >= dropout_p
 
 
-def problem_of(q: Array, k: Array, v: Array, options: dict[str, Any], spec: Spec) -> tuple[Problem, Array | None]:
+def problem_of(
+    q: Array, k: Array, v: Array, options: dict[str, Any], spec: Spec
+) -> tuple[Problem, Array | None]:
     problem = Problem(q, k, v, spec, **options)
-    return problem, keep(problem.score_shape, problem.dropout_p, problem.seed) if problem.dropout_p else None
+    return problem, keep(
+        problem.score_shape, problem.dropout_p, problem.seed
+    ) if problem.dropout_p else None
 
 
 def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec = SPEC) -> Subject:
-    """Return a kernel that computes what the model does, in the forward or the backward pass, and is right otherwise."""
+    """Return a kernel that computes what the model does, in the forward or the backward pass,
+    and is right otherwise.
+    """
 
     def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
         problem, kept = problem_of(q, k, v, options, spec)
         right = problem.solution
         found = [right.O if kept is None else problem.dropped(kept)[0], right.lse]
         for n, aspect in enumerate(("O", "lse")):
-            if suspect is not None and (answers := suspect.answers(Question(problem, kept, aspect, (found[n],)))):
+            if suspect is not None and (
+                answers := suspect.answers(Question(problem, kept, aspect, (found[n],)))
+            ):
                 found[n] = answers[0][0]
         return found[0].astype(q.dtype), found[1]
 
@@ -66,7 +87,9 @@ def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec
     return Subject(forward, spec, backward, keep)
 
 
-def gathered(kernel: Subject, check: str, examples: int = 60) -> tuple[list[Finding], list[tuple[Case, bool]]]:
+def gathered(
+    kernel: Subject, check: str, examples: int = 60
+) -> tuple[list[Finding], list[tuple[Case, bool]]]:
     found = survey(kernel, examples, 0, [check])
     if not found.tallies[check].failed:
         found = survey(kernel, 5 * examples, 1, [check])
@@ -74,7 +97,9 @@ def gathered(kernel: Subject, check: str, examples: int = 60) -> tuple[list[Find
     assert simplest is not None, "no case fails"
     verdicts = [(case, passed) for case, passed, _ in found.verdicts]
     with np.errstate(all="ignore"):
-        others = [try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed][:8]
+        others = [
+            try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed
+        ][:8]
     return [simplest, *(f for f in others if f is not None)], verdicts
 
 
@@ -90,7 +115,9 @@ def families(found: list[Suspicion]) -> list[str]:
 def check_for(suspect: Suspect) -> tuple[str, bool]:
     """Return the check that shows the bug, and whether it is one of the backward pass."""
     problem = Case(B=2, H_kv=2, group=2, N_q=5, N_k=7, d=3, dropout_p=0.5).problem(SPEC)
-    question = Question(problem, keep(problem.score_shape, 0.5, 0), "gradients", problem.gradients().exact)
+    question = Question(
+        problem, keep(problem.score_shape, 0.5, 0), "gradients", problem.gradients().exact
+    )
     with np.errstate(all="ignore"):
         of_gradients = bool(suspect.answers(question))
     forward = bool(suspect.answers(Question(problem, question.keep, "O", (problem.solution.O,))))
@@ -105,23 +132,44 @@ def check_for(suspect: Suspect) -> tuple[str, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in RIGHT_HERE | TOO_SMALL | ELSEWHERE])
+@pytest.mark.parametrize(
+    "family", [f for f in FAMILIES if f not in RIGHT_HERE | TOO_SMALL | ELSEWHERE]
+)
 @np.errstate(all="ignore")
 def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
     suspect = FAMILIES[family][0]
     backward = family in {
-        "gradient_unscaled", "gradient_scaled_twice", "D_omitted", "D_for_ones", "dS_without_P", "group_not_summed",
-        "group_averaged", "query_tail_zero", "query_tail_dropped", "key_tail_zero", "statistics_uninitialised",
-        "short_K_not_cleared", "dS_from_dropped", "dv_from_undropped", "dP_undropped", "dv_undivided", "dP_undivided",
-    }  # fmt: skip
+        "gradient_unscaled",
+        "gradient_scaled_twice",
+        "D_omitted",
+        "D_for_ones",
+        "dS_without_P",
+        "group_not_summed",
+        "group_averaged",
+        "query_tail_zero",
+        "query_tail_dropped",
+        "key_tail_zero",
+        "statistics_uninitialised",
+        "short_K_not_cleared",
+        "dS_from_dropped",
+        "dv_from_undropped",
+        "dP_undropped",
+        "dv_undivided",
+        "dP_undivided",
+    }
     check, _ = check_for(suspect)
     if backward:
         check = "dropout_gradients" if "dropout" in suspect.says.lower() else "gradients"
-    found = diagnosed(kernel_with(None if backward else suspect, suspect if backward else None), check)
+    found = diagnosed(
+        kernel_with(None if backward else suspect, suspect if backward else None), check
+    )
     assert family in families(found), (suspect.says, found)
 
 
-SLOWER = [pytest.param(family, marks=pytest.mark.slow) for family in ("mask_ignored", "causal_at_other_corner", "heads_modulo")]
+SLOWER = [
+    pytest.param(family, marks=pytest.mark.slow)
+    for family in ("mask_ignored", "causal_at_other_corner", "heads_modulo")
+]
 
 
 @pytest.mark.parametrize("family", ["scale_missing", *SLOWER])
@@ -165,9 +213,12 @@ MUSEUM = {
     "backward_draws_again": "another keep mask",
 }
 CHECK_OF = {
-    "empty_row_nan": "empty_rows", "lse_of_empty_row_positive": "empty_rows", "nan_in_masked_values": "masked_kv_poison",
-    "lse_times_ln_2": "log_sum_exp", "row_sum_in_16_bits": "log_sum_exp",
-}  # fmt: skip
+    "empty_row_nan": "empty_rows",
+    "lse_of_empty_row_positive": "empty_rows",
+    "nan_in_masked_values": "masked_kv_poison",
+    "lse_times_ln_2": "log_sum_exp",
+    "row_sum_in_16_bits": "log_sum_exp",
+}
 
 
 @pytest.mark.slow
@@ -175,7 +226,9 @@ CHECK_OF = {
 def test_kernels_of_the_museum_are_told(name: str) -> None:
     mutant = next(m for m in ALL if m.name == name)
     built = mutant.build()
-    check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(mutant.part, CHECK_OF.get(name, "oracle"))
+    check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(
+        mutant.part, CHECK_OF.get(name, "oracle")
+    )
     found = diagnosed(Subject(built.forward, built.spec, built.backward, built.keep), check, 25)
     assert MUSEUM[name] in found[0].says, found
 
@@ -192,7 +245,9 @@ def one_percent_off(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array
 
 def off_if_long_and_causal(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
     O, lse = right(q, k, v, **options)
-    return (O * (1.5 if options.get("causal") and q.shape[1] > k.shape[1] else 1)).astype(q.dtype), lse
+    return (O * (1.5 if options.get("causal") and q.shape[1] > k.shape[1] else 1)).astype(
+        q.dtype
+    ), lse
 
 
 def garbage(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
@@ -234,7 +289,9 @@ def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -
     assert families(found) == ([] if contradicted else ["scale_missing"])
 
 
-def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
         """Aligned at the top left where causal, and wrong in a way of its own elsewhere."""
         right = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
@@ -253,7 +310,9 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(monkeypatch:
     assert "aligned at the top left" in bug.says
 
 
-def test_what_failing_cases_have_in_common_is_said_and_reading_beyond_the_arrays_is_noticed() -> None:
+def test_what_failing_cases_have_in_common_is_said_and_reading_beyond_the_arrays_is_noticed() -> (
+    None
+):
     found = diagnosed(Subject(off_if_long_and_causal, SPEC), "oracle", 120)
     assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]
     assert "in 0 of " in found[0].evidence
@@ -267,7 +326,11 @@ def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
     assert diagnose(Subject(kernel, SPEC), [], []) == []
     tiny = Finding("oracle", Case(), 2.0)
     for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
-        found = diagnose(Subject(kernel, SPEC), [tiny, Finding("dropout_gradients", case, 2.0)], [(case, False)] * 20)
+        found = diagnose(
+            Subject(kernel, SPEC),
+            [tiny, Finding("dropout_gradients", case, 2.0)],
+            [(case, False)] * 20,
+        )
         assert len(found) <= 3
 
 
@@ -275,7 +338,11 @@ def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
 def test_what_a_check_is_about_is_looked_at_first(check: str) -> None:
     problem = Case(N_q=3, N_k=2, d=2, causal=True).problem(SPEC)
     first = next(aspects(Subject(right, SPEC), Finding(check, Case(), 2.0), problem)).asked[0]
-    assert np.ravel(first.at).tolist() == [check == "empty_rows", check == "oracle", check == "oracle"]
+    assert np.ravel(first.at).tolist() == [
+        check == "empty_rows",
+        check == "oracle",
+        check == "oracle",
+    ]
 
 
 def test_what_is_wrong_in_empty_rows_is_told() -> None:
@@ -319,11 +386,15 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one() -> None:
         problem = Problem(q, k, v, SPEC, causal=causal, mask=mask)
         question = Question(problem, None, "O", (problem.solution.O,))
         answered = {name for name in FAMILIES if FAMILIES[name][0].answers(question)}
-        assert {"mask_ignored", "mask_inverted"} & answered == (set() if mask is None else {"mask_ignored", "mask_inverted"})
+        assert {"mask_ignored", "mask_inverted"} & answered == (
+            set() if mask is None else {"mask_ignored", "mask_inverted"}
+        )
         assert ("causal_ignored" in answered) == causal
 
 
-def answer_of(family: str, problem: Problem, aspect: str, kept: Array | None = None, number: int = 0) -> Any:
+def answer_of(
+    family: str, problem: Problem, aspect: str, kept: Array | None = None, number: int = 0
+) -> Any:
     right = problem.gradients(kept).exact if aspect == "gradients" else (problem.solution.O,)
     found = FAMILIES[family][number].answers(Question(problem, kept, aspect, right))
     return found[0] if found else None
@@ -338,7 +409,9 @@ def test_models_of_bugs_compute_what_they_say() -> None:
     l = P.sum(1, keepdims=True)
     dP, D = dO @ v.T, (dO * (P / l @ v)).sum(1, keepdims=True)
     dQ = np.where(allowed, dP - D, 0) @ k / math.sqrt(2)
-    np.testing.assert_allclose(answer_of("dS_without_P", problem, "gradients")[0][0, 0], dQ, rtol=1e-6)
+    np.testing.assert_allclose(
+        answer_of("dS_without_P", problem, "gradients")[0][0, 0], dQ, rtol=1e-6
+    )
     assert answer_of("tail_nan", problem, "O") is None
     assert np.isnan(answer_of("tail_nan", problem.but(causal=False), "O")[0]).all()
 
@@ -346,16 +419,21 @@ def test_models_of_bugs_compute_what_they_say() -> None:
     kept = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
     weights = np.where(kept[0, 0], P, 0)
     O = weights @ v / weights.sum(1, keepdims=True)
-    answers = [answer_of("dropout_renormalised", dropping, "O", kept, number)[0][0, 0] for number in (0, 1)]
+    answers = [
+        answer_of("dropout_renormalised", dropping, "O", kept, number)[0][0, 0] for number in (0, 1)
+    ]
     for got, want in zip(answers, (O, 4 * O), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-# ----------------------------------------------------------------------------------- no suspect that a case contradicts
+# ----------------------------------------------------------------------------------- no suspect
+# that a case contradicts
 
 
 def causal_by(shift: Callable[[int, int], int]) -> Subject:
-    """Return a kernel that is right but for the causal diagonal, which is moved by another number."""
+    """Return a kernel that is right but for the causal diagonal, which is moved by another
+    number.
+    """
 
     def kernel(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
         N_q, N_k = q.shape[2], k.shape[2]
@@ -372,7 +450,9 @@ def causal_by(shift: Callable[[int, int], int]) -> Subject:
 
 def told(kernel: Subject, examples: int = 50, **options: Any) -> dict[str, list[str]]:
     """Return what a check-up says of each failing check."""
-    found = check_attention(kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options)
+    found = check_attention(
+        kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options
+    )
     return {failure.check: [s.says for s in failure.suspicions] for failure in found.failures[:3]}
 
 
@@ -405,7 +485,11 @@ def overflowing(before: bool) -> Subject:
     def kernel(q: Array, k: Array, v: Array) -> Array:
         tau = np.float32(1 / np.sqrt(q.shape[-1]))
         s = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)
-        s = s.astype(q.dtype).astype(np.float32) * tau if before else (s * tau).astype(q.dtype).astype(np.float32)
+        s = (
+            s.astype(q.dtype).astype(np.float32) * tau
+            if before
+            else (s * tau).astype(q.dtype).astype(np.float32)
+        )
         m = s.max(-1, keepdims=True)
         p = np.exp(s - np.where(np.isfinite(m), m, 0))
         l = p.sum(-1, keepdims=True)
@@ -418,11 +502,14 @@ def overflowing(before: bool) -> Subject:
 @np.errstate(all="ignore")
 def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> None:
     said = told(overflowing(before), 80, checks=["oracle"])["oracle"]
-    assert said[0].startswith("The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before)
+    assert said[0].startswith(
+        "The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before
+    )
     assert len(said) == 1, said
 
 
-# -------------------------------------------------------------------------------- what public kernels did, and was told wrongly
+# -------------------------------------------------------------------------------- what public
+# kernels did, and was told wrongly
 
 
 def plain(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
@@ -452,7 +539,9 @@ def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
         whole = whole.base
     flat = whole.ravel()
     start = (v.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // v.itemsize
-    at = start + sum(np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape))
+    at = start + sum(
+        np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape)
+    )
     return np.asarray(plain(q, k, flat[np.minimum(at, flat.size - 1)])[0].astype(q.dtype))
 
 
@@ -469,14 +558,30 @@ HALF = Spec(dtypes=("float16",), head_dims=(8, 24), block=(16, 16), strides="con
     ("kernel", "spec", "says"),
     [
         (divided_twice, Spec(), "The output is divided by the row sum ℓ twice."),
-        (ragged_chunk_dropped, Spec(strides="contiguous"), "The last keys are left out if N_k is not a multiple of 16."),
-        (v_by_k_rows, Spec(d_v=True, strides="contiguous"), "v is read with k's strides, which differ if d_v ≠ d"),
+        (
+            ragged_chunk_dropped,
+            Spec(strides="contiguous"),
+            "The last keys are left out if N_k is not a multiple of 16.",
+        ),
+        (
+            v_by_k_rows,
+            Spec(d_v=True, strides="contiguous"),
+            "v is read with k's strides, which differ if d_v ≠ d",
+        ),
         (v_by_k_rows, Spec(d_v=True, layout="BNHD", strides="contiguous"), None),
         (query_rounded, HALF, "Q is rounded to the inputs' 16 bits after it is scaled."),
     ],
-    ids=["divided twice", "ragged chunk", "v by k's rows", "another layout", "scaled query rounded"],
+    ids=[
+        "divided twice",
+        "ragged chunk",
+        "v by k's rows",
+        "another layout",
+        "scaled query rounded",
+    ],
 )
-def test_what_public_kernels_did_is_told(kernel: Callable[..., Any], spec: Spec, says: str | None) -> None:
+def test_what_public_kernels_did_is_told(
+    kernel: Callable[..., Any], spec: Spec, says: str | None
+) -> None:
     if says is None:
         inner, says = kernel, "v is read with k's strides"
 
@@ -486,7 +591,9 @@ def test_what_public_kernels_did_is_told(kernel: Callable[..., Any], spec: Spec,
     said = told(Subject(kernel, spec), 100, checks=["oracle"])["oracle"]
     assert said[0].startswith(says), said
     if kernel is query_rounded:  # it passes where stored scores are declared
-        assert "oracle" not in told(Subject(query_rounded, replace(HALF, stores="scores")), 100, checks=["oracle"])
+        assert "oracle" not in told(
+            Subject(query_rounded, replace(HALF, stores="scores")), 100, checks=["oracle"]
+        )
 
 
 def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset() -> None:
@@ -497,16 +604,22 @@ def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset
         return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
 
     for few in (3, 4):
-        said = told(Subject(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"])["oracle"]
+        said = told(
+            Subject(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"]
+        )["oracle"]
         assert not [each for each in said if "offset" in each], (few, said)
 
 
 def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_too() -> None:
-    """Rows of scores about −120 are right, and so are rows with a dropped tail: passing cases refute all that is known."""
+    """Rows of scores about −120 are right, and so are rows with a dropped tail: passing cases
+    refute all that is known.
+    """
 
     def far_below(q: Array, k: Array, v: Array) -> Array:
         s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-        return np.asarray(np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype))
+        return np.asarray(
+            np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype)
+        )
 
     said = told(Subject(far_below, Spec()), 200, checks=["oracle"])["oracle"]
     assert [each.partition(":")[0] for each in said] == ["It fails only with regime negative"]

@@ -1,4 +1,5 @@
-"""The museum of buggy attentions: each bug is a bug. That what they are made of is correct, the kit says: test_testing.py.
+"""The museum of buggy attentions: each bug is a bug. That what they are made of is correct, the kit
+says: test_testing.py.
 
 That our checks catch the bugs is not shown here, but that there is something to catch.
 """
@@ -44,18 +45,32 @@ class Case:
     seed: int = 0
 
     def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """Return q, k, v and dO. `shift` makes all scores of that order of magnitude, with that sign."""
+        """Return q, k, v and dO. `shift` makes all scores of that order of magnitude, with that
+        sign.
+        """
         rng, dtype = np.random.default_rng(self.seed), float_dtype(self.dtype)
         heads_q = self.heads * self.group
-        shapes = [(heads_q, self.N_q, self.d), (self.heads, self.N_k, self.d), (self.heads, self.N_k, self.d_v)]
+        shapes = [
+            (heads_q, self.N_q, self.d),
+            (self.heads, self.N_k, self.d),
+            (self.heads, self.N_k, self.d_v),
+        ]
         q, k, v, do = (
-            self.laid_out(rng.standard_normal((self.B, *shape)), dtype, self.strided or (self.strided_keys and i == 1))
+            self.laid_out(
+                rng.standard_normal((self.B, *shape)),
+                dtype,
+                self.strided or (self.strided_keys and i == 1),
+            )
             for i, shape in enumerate((*shapes, (heads_q, self.N_q, self.d_v)))
         )
         q[...] = (q.astype(float) * self.size + math.sqrt(abs(self.shift))).astype(dtype)
-        k[...] = (k.astype(float) * self.size + math.copysign(math.sqrt(abs(self.shift)), self.shift)).astype(dtype)
+        k[...] = (
+            k.astype(float) * self.size + math.copysign(math.sqrt(abs(self.shift)), self.shift)
+        ).astype(dtype)
         if self.poison:
-            dead = ~self.attends().any(axis=2).reshape(self.B, self.heads, self.group, self.N_k).any(axis=2)
+            dead = ~self.attends().any(axis=2).reshape(
+                self.B, self.heads, self.group, self.N_k
+            ).any(axis=2)
             k[dead], v[dead] = np.nan, np.inf
         return q, k, v, do
 
@@ -73,13 +88,17 @@ class Case:
         if self.mask == "none":
             return None
         if self.mask == "padding":  # the last third of the keys of each batch is not there
-            return np.broadcast_to(np.arange(self.N_k) < self.N_k - self.N_k // 3, (self.B, 1, 1, self.N_k)).copy()
+            return np.broadcast_to(
+                np.arange(self.N_k) < self.N_k - self.N_k // 3, (self.B, 1, 1, self.N_k)
+            ).copy()
         if self.mask == "late":  # the first 8 keys are masked, and one row is empty
             mask = np.broadcast_to(np.arange(self.N_k) >= 8, shape).copy()
             mask[..., 0, :] = False
             return mask
         if self.mask == "absent":  # the last batch has no keys
-            return np.broadcast_to(np.arange(self.B)[:, None, None, None] < self.B - 1, shape).copy()
+            return np.broadcast_to(
+                np.arange(self.B)[:, None, None, None] < self.B - 1, shape
+            ).copy()
         mask = rng.random(shape) < 0.6
         mask[:, :, :: max(2, self.N_q // 2)] = False  # empty rows
         mask[..., :: max(2, self.N_k // 2)] = False  # dead keys
@@ -87,7 +106,9 @@ class Case:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments."""
-        as_they_are = {name: getattr(self, name) for name in ("causal", "scale", "dropout_p", "seed")}
+        as_they_are = {
+            name: getattr(self, name) for name in ("causal", "scale", "dropout_p", "seed")
+        }
         return {**as_they_are, "mask": self.given_mask()}
 
     def attends(self) -> Array:
@@ -109,7 +130,8 @@ def test_bases_drop_what_the_other_algorithms_drop(name: str) -> None:
     assert BASES[name].keep((2, 3, 5, 7), 0.0, 11).all()
 
 
-# ---------------------------------------------------------------------------------------------------------------- mutants
+# --------------------------------------------------------------------------------------------------
+# mutants
 
 TRIED = [
     Case(13, 22),
@@ -157,7 +179,10 @@ def results(implementation: Implementation, case: Case) -> tuple[Array, ...]:
     q, k, v, do = case.arrays()
     options = case.options()
     with np.errstate(all="ignore"):
-        found = *implementation(q, k, v, **options), *implementation.backward(q, k, v, do, **options)
+        found = (
+            *implementation(q, k, v, **options),
+            *implementation.backward(q, k, v, do, **options),
+        )
     return *found, q, k, v, do
 
 
@@ -175,14 +200,17 @@ def differs(mutant: Mutant, built: Implementation, case: Case) -> set[str]:
     return {
         name
         for name, a, b in zip(names, wrong, of_base(mutant.base, case), strict=True)
-        if not np.allclose(a.astype(float), b.astype(float), rtol=tolerance, atol=tolerance, equal_nan=True)
+        if not np.allclose(
+            a.astype(float), b.astype(float), rtol=tolerance, atol=tolerance, equal_nan=True
+        )
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ALL, ids=IDS)
 def test_the_bug_is_one(mutant: Mutant) -> None:
-    """Somewhere it shows: in the pass that it is said to be in, and in no other if that is the backward pass.
+    """Somewhere it shows: in the pass that it is said to be in, and in no other if that is the
+    backward pass.
 
     And somewhere it does not, or it would not be a challenge.
     """
@@ -198,7 +226,9 @@ def test_the_bug_is_one(mutant: Mutant) -> None:
     if mutant.part == "backward":
         assert not set().union(*noticed) & {"O", "lse"}
     if mutant.part == "dropout":
-        assert not any(shown for shown, case in zip(noticed, TRIED, strict=True) if case.dropout_p == 0)
+        assert not any(
+            shown for shown, case in zip(noticed, TRIED, strict=True) if case.dropout_p == 0
+        )
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=IDS)

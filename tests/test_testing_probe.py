@@ -1,4 +1,6 @@
-"""What is tried of a kernel before its spec is known: plain cases, and the specs near to a given one."""
+"""What is tried of a kernel before its spec is known: plain cases, and the specs near to a given
+one.
+"""
 
 from typing import Any
 
@@ -20,13 +22,17 @@ def test_a_plain_case_is_one_that_the_spec_allows() -> None:
 
 def test_the_smallest_case_keeps_what_its_kind_is() -> None:
     case = Case(B=3, H_kv=2, group=2, N_q=5, N_k=7, d=8, mask="dense")
-    assert probe.smallest(case, Spec()) == Case(B=1, H_kv=2, group=2, N_q=1, N_k=1, d=8, mask="dense")
+    assert probe.smallest(case, Spec()) == Case(
+        B=1, H_kv=2, group=2, N_q=1, N_k=1, d=8, mask="dense"
+    )
     assert probe.smallest(Case(N_k=0), Spec()).N_k == 0
     whole = probe.smallest(case, Spec(multiples=(4, 8)))
     assert (whole.N_q, whole.N_k) == (4, 8)
 
 
-def test_other_specs_change_up_to_three_things_the_fewest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_specs_change_up_to_three_things_the_fewest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(probe, "there_is", lambda dtype: dtype != "bfloat16")
     changes = list(probe.other_specs(Spec(dtypes=("float32",), lse=None)))
     sizes = [len(each) for each in changes]

@@ -1,4 +1,6 @@
-"""The kit on kernels that serve: soft caps, slopes, sinks, 8 bits; packed sequences, pages and latents, by adapters."""
+"""The kit on kernels that serve: soft caps, slopes, sinks, 8 bits; packed sequences, pages and
+latents, by adapters.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -35,8 +37,12 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 
-def plain(q: Array, k: Array, v: Array, case: Case, sink: Array | None, slopes: Array | None) -> tuple[Array, Array]:
-    """Return O and log-sum-exp as the definitions have them, in float64, one row after the other."""
+def plain(
+    q: Array, k: Array, v: Array, case: Case, sink: Array | None, slopes: Array | None
+) -> tuple[Array, Array]:
+    """Return O and log-sum-exp as the definitions have them, in float64, one row after the
+    other.
+    """
     O, lse = np.zeros((*q.shape[:3], v.shape[-1])), np.zeros(q.shape[:3])
     for b, h, i in np.ndindex(*q.shape[:3]):
         K, V = (a[b, h // case.group].astype(float) for a in (k, v))
@@ -44,8 +50,12 @@ def plain(q: Array, k: Array, v: Array, case: Case, sink: Array | None, slopes: 
         S = S if case.softcap is None else case.softcap * np.tanh(S / case.softcap)
         at = i + len(K) - q.shape[2] - np.arange(len(K))
         S = S if slopes is None else S - float(slopes[h]) * np.abs(at)
-        S = S[(at >= 0 if case.causal else True) & (at <= case.window[0] if case.window else at == at)]
-        V = V[(at >= 0 if case.causal else True) & (at <= case.window[0] if case.window else at == at)]
+        S = S[
+            (at >= 0 if case.causal else True) & (at <= case.window[0] if case.window else at == at)
+        ]
+        V = V[
+            (at >= 0 if case.causal else True) & (at <= case.window[0] if case.window else at == at)
+        ]
         weights = np.exp(S.astype(np.longdouble))  # a sink of 800 is within its range
         total = weights.sum() + (0.0 if sink is None else np.exp(np.longdouble(sink[h])))
         with np.errstate(divide="ignore"):
@@ -72,7 +82,10 @@ def test_the_oracle_s_gradient_of_a_sink_is_its_slope() -> None:
     *_, dsink = problem.gradients().exact
     for h in range(len(finite)):
         step = 1e-5 * (np.arange(len(finite)) == h)
-        ends = [(problem.but(sink=finite + sign * step).solution.O * problem.dO).sum() for sign in (1, -1)]
+        ends = [
+            (problem.but(sink=finite + sign * step).solution.O * problem.dO).sum()
+            for sign in (1, -1)
+        ]
         assert np.isclose((ends[0] - ends[1]) / 2e-5, dsink[h], rtol=1e-6, atol=1e-8)
 
 
@@ -89,7 +102,9 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
         assert problem.scales is not None
         blocks = [(1,), (2,), (2,)] if scales == "block" else 3 * [()]
         heads = [(2, 4), (2, 2), (2, 2)]
-        assert [a.shape for a in problem.scales] == [one + more for one, more in zip(heads, blocks, strict=True)]
+        assert [a.shape for a in problem.scales] == [
+            one + more for one, more in zip(heads, blocks, strict=True)
+        ]
         assert all(np.unique(a).size == a.size for a in problem.scales)
         assert set(problem.options) == {"q_descale", "k_descale", "v_descale"}
 
@@ -101,7 +116,9 @@ def test_correct_kernels_that_serve_pass(name: str) -> None:
     subject = Subject(kernel, kernel.spec, kernel.backward)
     case = replace(CASE, dtype=kernel.spec.dtypes[0], d_v=None if kernel.spec.scales else 3)
     cases = [case] if kernel.spec.scales else [replace(case, **word) for word in WORDS.values()]
-    for check, case in ((check, case) for check in CHECKS.values() if not check.needs(subject) for case in cases):
+    for check, case in (
+        (check, case) for check in CHECKS.values() if not check.needs(subject) for case in cases
+    ):
         found = try_check(check, subject, case)
         assert found is None or not found.failed, (check.name, found)
 
@@ -142,7 +159,9 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_bug_shows_and_the_correct_kernel_does_not_have_it(name: str) -> None:
     mutant = next(each for each in (*SERVING, *OUTSIDE) if each.name == name)
     check, changes = SHOWN[name]
-    serves = {"": "eight_bits_by_head" if mutant.spec.scales else "served"}.get(mutant.by, mutant.by)
+    serves = {"": "eight_bits_by_head" if mutant.spec.scales else "served"}.get(
+        mutant.by, mutant.by
+    )
     correct = BASES[mutant.base] if mutant.base in BASES else CORRECT[serves]
     case = replace(CASE, dtype=mutant.spec.dtypes[0], d_v=3 if mutant.spec.d_v else None, **changes)
     failed = []
@@ -157,7 +176,12 @@ def test_a_lazy_maximum_may_lag_by_what_8_bits_hold() -> None:
     """2^(8 + 0.75) ≤ 448, and 2^(8 + 4) is not."""
     case = Case(N_q=2, N_k=48, d=4, dtype="float8_e4m3fn", regime="rising", block=(8, 16))
     for steep in range(8):
-        replay(CORRECT["eight_bits_by_head"], CORRECT["eight_bits_by_head"].spec, "oracle", replace(case, seed=steep))
+        replay(
+            CORRECT["eight_bits_by_head"],
+            CORRECT["eight_bits_by_head"].spec,
+            "oracle",
+            replace(case, seed=steep),
+        )
     kernel = mutants.lazy_maximum_saturates
     found = survey(Subject(kernel, kernel.spec), 60, 0, ["oracle"], until_failure=True)
     assert found.tallies["oracle"].failed
@@ -167,7 +191,9 @@ def test_a_lazy_maximum_may_lag_by_what_8_bits_hold() -> None:
 @pytest.mark.parametrize("mutant", SERVING, ids=lambda mutant: mutant.name)
 def test_every_bug_of_a_kernel_that_serves_is_caught_within_300_examples(mutant: Mutant) -> None:
     kernel = mutant.build()
-    found = survey(Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True)
+    found = survey(
+        Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True
+    )
     assert [name for name, tally in found.tallies.items() if tally.failed], mutant.bug
 
 
@@ -212,12 +238,20 @@ def test_names_of_bugs_are_unique_and_each_is_a_change() -> None:
         mutant.build()
 
 
-# ------------------------------------------------------------------------------------------------------------- adapters
+# --------------------------------------------------------------------------------------------------
+# adapters
 
 
 def test_adapters_leave_the_kernel_s_own_parameters() -> None:
     def kernel(
-        q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, causal: bool
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: Any,
+        max_seqlen_k: Any,
+        causal: bool,
     ) -> None:
         return None
 
@@ -227,7 +261,9 @@ def test_adapters_leave_the_kernel_s_own_parameters() -> None:
 
 
 @pytest.mark.parametrize("adapter", [varlen, paged, mla])
-def test_adapters_refuse_what_is_no_kernel_and_name_what_is_of_another_shape(adapter: Callable[..., Any]) -> None:
+def test_adapters_refuse_what_is_no_kernel_and_name_what_is_of_another_shape(
+    adapter: Callable[..., Any],
+) -> None:
     with pytest.raises(ValueError, match="fn is 3; expected a function"):
         adapter(3)
     q = np.zeros((1, 1, 2, 4), np.float32)
@@ -239,15 +275,23 @@ def test_pages_and_packs_hold_the_case_s_rows_and_nan() -> None:
     q, k, v = (np.random.default_rng(n).normal(size=(2, 1, 5, 3)) for n in range(3))
     seen: list[Any] = []
 
-    def on_pages(q: Array, k_cache: Array, v_cache: Array, block_table: Array, cache_seqlens: Array) -> Array:
+    def on_pages(
+        q: Array, k_cache: Array, v_cache: Array, block_table: Array, cache_seqlens: Array
+    ) -> Array:
         seen.append((block_table.tolist(), (block_table >= 0).sum(axis=1)))
-        assert np.isfinite(k_cache).all(axis=(2, 3)).sum() == np.isfinite(v_cache).all(axis=(2, 3)).sum() == 10
+        assert (
+            np.isfinite(k_cache).all(axis=(2, 3)).sum()
+            == np.isfinite(v_cache).all(axis=(2, 3)).sum()
+            == 10
+        )
         assert ((block_table >= 0).sum(axis=1) == -(-cache_seqlens // 2)).all()
         assert (block_table[:, -1] == -1).all()
         assert len(cache_seqlens) > 2
         return np.zeros((*q.shape[:3], v_cache.shape[-1]))
 
-    def on_packs(q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **longest: Any) -> Array:
+    def on_packs(
+        q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **longest: Any
+    ) -> Array:
         assert np.isfinite(q).all(axis=(1, 2)).sum() == np.isfinite(k).all(axis=(1, 2)).sum() == 10
         assert cu_seqlens_q[-1] <= len(q)
         seen.append((cu_seqlens_q.tolist(), cu_seqlens_k.tolist()))
@@ -264,26 +308,49 @@ def test_a_packed_backward_pass_is_checked() -> None:
     unfused = BASES["unfused"].backward
     assert unfused is not None
 
-    def backward(q: Array, k: Array, v: Array, do: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, **longest: Any) -> Any:
+    def backward(
+        q: Array,
+        k: Array,
+        v: Array,
+        do: Array,
+        cu_seqlens_q: Array,
+        cu_seqlens_k: Array,
+        **longest: Any,
+    ) -> Any:
         given = [np.zeros_like(a) for a in (q, k, v)]
-        for a, b, c, d in zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False):
+        for a, b, c, d in zip(
+            cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False
+        ):
             of_q, of_k = slice(a, b), slice(c, d)
             if b > a and d > c:
-                one = (X[rows].swapaxes(0, 1)[None] for X, rows in ((q, of_q), (k, of_k), (v, of_k), (do, of_q)))
-                for to, rows, gradient in zip(given, (of_q, of_k, of_k), unfused(*one), strict=True):
+                one = (
+                    X[rows].swapaxes(0, 1)[None]
+                    for X, rows in ((q, of_q), (k, of_k), (v, of_k), (do, of_q))
+                )
+                for to, rows, gradient in zip(
+                    given, (of_q, of_k, of_k), unfused(*one), strict=True
+                ):
                     to[rows] = gradient[0].swapaxes(0, 1)
         return tuple(given)
 
-    asked: dict[str, Any] = {"backward": varlen(backward), "checks": ["gradients"], "max_examples": 12}
+    asked: dict[str, Any] = {
+        "backward": varlen(backward),
+        "checks": ["gradients"],
+        "max_examples": 12,
+    }
     assert check_attention(CORRECT["varlen"], Spec(lse="natural"), **asked).ok
 
 
-# --------------------------------------------------------------------------------------------------- which split it was
+# --------------------------------------------------------------------------------------------------
+# which split it was
 
 
 @pytest.mark.parametrize(
     ("N_k", "said"),
-    [(17, "begin at 6, 12 if a sequence is alone, and at 9 in a batch of 2"), (24, "begin at 8, 16 if a sequence is alone, and")],
+    [
+        (17, "begin at 6, 12 if a sequence is alone, and at 9 in a batch of 2"),
+        (24, "begin at 8, 16 if a sequence is alone, and"),
+    ],
 )
 def test_the_cuts_of_a_sum_are_told(N_k: int, said: str) -> None:
     kernel = mutants.splits_follow_the_batch
@@ -306,11 +373,15 @@ def test_sinks_are_drawn_for_each_head() -> None:
 def test_keys_are_appended_where_slopes_or_a_bias_of_no_keys_are(case: Case) -> None:
     """They move the queries, which slopes would see."""
 
-    def kernel(q: Array, k: Array, v: Array, mask: Any = True, bias: Any = 0.0, alibi_slopes: Any = None) -> Array:
+    def kernel(
+        q: Array, k: Array, v: Array, mask: Any = True, bias: Any = 0.0, alibi_slopes: Any = None
+    ) -> Array:
         shape = (*q.shape[:3], k.shape[2])
         more = zip(*(np.broadcast_to(a, shape) for a in (mask, bias)), strict=True)
         how: tuple[Any, ...] = (shape[3] - shape[2], False, (-1, -1), None, 0.0, alibi_slopes)
-        return np.stack([attention(q[b], k[b], v[b], *how, *each)[0] for b, each in enumerate(more)])
+        return np.stack(
+            [attention(q[b], k[b], v[b], *how, *each)[0] for b, each in enumerate(more)]
+        )
 
     spec = Spec(masks=True, bias=True, alibi=True, zero_keys=True)
     found = try_check(CHECKS["appended_masked_keys"], Subject(kernel, spec), case)

@@ -1,4 +1,6 @@
-"""What a kernel takes and nothing tries: the verdict is INCOMPLETE, on top, and no check passes unasked."""
+"""What a kernel takes and nothing tries: the verdict is INCOMPLETE, on top, and no check passes
+unasked.
+"""
 
 import json
 import sys
@@ -59,11 +61,16 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_a_keyword_that_nothing_tried_is_said_on_top_and_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_keyword_that_nothing_tried_is_said_on_top_and_exits_with_3(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["check", "mine.py:leaks", "--examples", "3"]) == 3
     out = said(capsys)
     assert out.startswith("INCOMPLETE: leaks takes causal=, and the spec does not declare it.")
-    assert "gives a wrong answer, or fails. Give --causal bottom_right or top_left, or in Python Spec(causal=" in out
+    assert (
+        "gives a wrong answer, or fails. Give --causal bottom_right or top_left, or in Python "
+        "Spec(causal="
+    ) in out
 
 
 def test_the_value_that_a_call_fits_is_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,10 +79,15 @@ def test_the_value_that_a_call_fits_is_what_is_told(capsys: pytest.CaptureFixtur
     assert "Give --causal top_left, or in Python Spec(causal='top_left')" in out
     assert "bottom_right" not in out
     assert "Only the default of block_m is tried." in out
-    assert "on purpose, give --unchecked causal block_m, or in Python Spec(unchecked=('causal', 'block_m'))." in out
+    assert (
+        "on purpose, give --unchecked causal block_m, or in Python Spec(unchecked=('causal', "
+        "'block_m'))."
+    ) in out
 
 
-def test_what_is_left_at_its_default_on_purpose_is_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_at_its_default_on_purpose_is_not_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     command = ["check", "mine.py:causal_by_hand", "--causal", "top_left", "--examples", "3"]
     assert main([*command, "--unchecked", "block_m"]) == 0
     assert "INCOMPLETE" not in said(capsys)
@@ -121,12 +133,15 @@ def test_list_says_what_there_is_no_word_for(capsys: pytest.CaptureFixture[str])
 
 def test_unchecked_names_parameters() -> None:
     for wrong in ("causal", (3,), [""], np.array(2)):
-        with pytest.raises(ValueError, match=r"^Spec: unchecked is .*; expected names of parameters"):
+        with pytest.raises(
+            ValueError, match=r"^Spec: unchecked is .*; expected names of parameters"
+        ):
             Spec(unchecked=wrong)  # type: ignore[arg-type]
     assert Spec(unchecked=["a", "b"]).unchecked == ("a", "b")  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ doubtful until confirmed
+# ------------------------------------------------------------------------------------------------
+# doubtful until confirmed
 
 
 def pytest_on(file: str) -> tuple[int, str]:
@@ -135,7 +150,9 @@ def pytest_on(file: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["check", "--init", "mine.py:rows_of_nan"]) == 0
     assert "Doubtful: empty_rows: a fully masked row gave NaN" in said(capsys)
     status, out = pytest_on("test_rows_of_nan.py")
@@ -143,7 +160,9 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pyte
     assert "empty_rows: a fully masked row gave NaN" in out
     spec = Path("rows_of_nan_spec.py")
     text = spec.read_text(encoding="utf-8")
-    spec.write_text(text.replace("    'empty_rows': 'a fully masked row gave NaN',\n", ""), encoding="utf-8")
+    spec.write_text(
+        text.replace("    'empty_rows': 'a fully masked row gave NaN',\n", ""), encoding="utf-8"
+    )
     status, out = pytest_on("test_rows_of_nan.py")
     assert (status, "2 passed" in out) == (0, True), out
 
@@ -151,30 +170,57 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(capsys: pyte
 @pytest.mark.slow
 def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--init", "mine.py:packed"]) == 0
-    assert "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it" in said(capsys)
+    assert "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it" in said(
+        capsys
+    )
     text = Path("packed_spec.py").read_text(encoding="utf-8")
     assert "unchecked=('cu_seqlens_q', 'attn_mask')" in text
-    assert "    'unchecked': \"only the default of cu_seqlens_q" in text  # so that a test fails, as above
+    # so that a test fails, as above
+    assert "    'unchecked': \"only the default of cu_seqlens_q" in text
 
 
-def test_what_is_declared_and_no_call_takes_is_left_out_and_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
-    """A convention declares what its own function takes, and another function with its names may take less."""
-    assert main(["check", "--init", "mine.py:causal_by_hand", "--masks", "--gqa", "--causal", "top_left"]) == 0
+def test_what_is_declared_and_no_call_takes_is_left_out_and_doubtful(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A convention declares what its own function takes, and another function with its names may
+    take less.
+    """
+    assert (
+        main(
+            [
+                "check",
+                "--init",
+                "mine.py:causal_by_hand",
+                "--masks",
+                "--gqa",
+                "--causal",
+                "top_left",
+            ]
+        )
+        == 0
+    )
     out = said(capsys)
     assert "Doubtful: masks: It does not take mask=: it raised TypeError" in out
-    assert "Doubtful: gqa: It does not take fewer KV heads (2) than query heads (4): it raised ValueError" in out
+    assert (
+        "Doubtful: gqa: It does not take fewer KV heads (2) than query heads (4): it raised "
+        "ValueError"
+    ) in out
     text = Path("causal_by_hand_spec.py").read_text(encoding="utf-8")
     assert all(line in text for line in ("causal='top_left'", "masks=False", "gqa=False"))
 
 
 def test_a_spec_without_doubt_has_no_such_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
-    Path("plain.py").write_text("from mine import scores, softmax\ndef plain(q, k, v):\n    return softmax(scores(q, k), v)\n")
+    Path("plain.py").write_text(
+        "from mine import scores, softmax\ndef plain(q, k, v):\n    return softmax(scores(q, k), "
+        "v)\n"
+    )
     assert main(["check", "--init", "plain.py:plain"]) == 0
     assert "confirmed" not in Path("test_plain.py").read_text(encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------- no keys, per pass
+# --------------------------------------------------------------------------------------------------
+# no keys, per pass
 
 
 def no_keys_forward_only(doubled: bool) -> tuple[Any, Any]:
@@ -195,21 +241,31 @@ def no_keys_forward_only(doubled: bool) -> tuple[Any, Any]:
 def test_a_backward_pass_that_takes_no_empty_keys_is_told_so_and_checked_without() -> None:
     forward, backward = no_keys_forward_only(doubled=True)
     report = check_attention(
-        forward, Spec(zero_keys=True), checks=["gradients"], backward=backward, max_examples=60, on_fail="return"
+        forward,
+        Spec(zero_keys=True),
+        checks=["gradients"],
+        backward=backward,
+        max_examples=60,
+        on_fail="return",
     )
     (missed,) = map(str, report.mismatches)
-    assert missed.startswith("Its backward function does not take N_k = 0: it raised ValueError: zero-size array")
+    assert missed.startswith(
+        "Its backward function does not take N_k = 0: it raised ValueError: zero-size array"
+    )
     assert missed.endswith("Give --zero-keys forward, or in Python Spec(zero_keys='forward').")
     (failure,) = (f for f in report.failures if f.check == "gradients")
     assert "dq is multiplied by the scale twice" in failure.suspicions[0].says
 
 
-def test_no_keys_may_be_declared_for_the_forward_pass_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_keys_may_be_declared_for_the_forward_pass_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     forward, backward = no_keys_forward_only(doubled=False)
     report = check_attention(forward, Spec(zero_keys="forward"), backward=backward, max_examples=40)
     assert report.ok
     Path("half.py").write_text(
-        "import numpy as np\nfrom flashsim.testing import Spec\nfrom flashsim.testing.problem import Problem\n"
+        "import numpy as np\nfrom flashsim.testing import Spec\nfrom flashsim.testing.problem "
+        "import Problem\n"
         "def half(q, k, v):\n    return Problem(q, k, v, Spec()).solution.O.astype(q.dtype)\n"
         "def half_backward(q, k, v, do):\n"
         "    if not k.shape[2]:\n        raise ValueError('zero-size array')\n"

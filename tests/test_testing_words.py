@@ -16,7 +16,9 @@ from flashsim.testing.regimes import BIASES
 from flashsim.testing.running import survey
 from flashsim.testing.subject import Subject
 
-SPEC = Spec(window="bottom_right", bias=True, causal="bottom_right", masks=True, lse="natural", gqa=True)
+SPEC = Spec(
+    window="bottom_right", bias=True, causal="bottom_right", masks=True, lse="natural", gqa=True
+)
 
 
 def within(window: tuple[int, int], N_q: int, N_k: int, shift: int) -> Array:
@@ -26,9 +28,16 @@ def within(window: tuple[int, int], N_q: int, N_k: int, shift: int) -> Array:
 
 
 def attend(
-    q: Array, k: Array, v: Array, *, causal: bool = False, window: Any = None, mask: Any = None, bias: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    window: Any = None,
+    mask: Any = None,
+    bias: Any = None,
     shift: Callable[[int, int], int] = lambda N_q, N_k: N_k - N_q,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:
     """Textbook attention, with a window and a bias: O, log-sum-exp and the weights, in float64."""
     k, v = (np.repeat(a.astype(float), q.shape[1] // k.shape[1], axis=1) for a in (k, v))
     N_q, N_k = q.shape[2], k.shape[2]
@@ -39,7 +48,9 @@ def attend(
         ok &= within(window, N_q, N_k, shift(N_q, N_k))
     if mask is not None:
         ok &= mask
-    S = q.astype(float) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + (0 if bias is None else bias.astype(float))
+    S = q.astype(float) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + (
+        0 if bias is None else bias.astype(float)
+    )
     S = np.where(ok, S, -np.inf)
     m = S.max(-1, keepdims=True)
     P = np.exp(S - np.where(m == -np.inf, 0, m))
@@ -65,8 +76,16 @@ def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Any:
     group, dO = q.shape[1] // k.shape[1], do.astype(float)
     K, V = (np.repeat(a.astype(float), group, axis=1) for a in (k, v))
     alive = np.any(P > 0, axis=-2)[..., None]
-    dS = P * (dO @ np.where(alive, V, 0).swapaxes(-1, -2) - (dO * O).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
-    dq, dk, dv = dS @ np.where(alive, K, 0), dS.swapaxes(-1, -2) @ q.astype(float), P.swapaxes(-1, -2) @ dO
+    dS = (
+        P
+        * (dO @ np.where(alive, V, 0).swapaxes(-1, -2) - (dO * O).sum(-1, keepdims=True))
+        / np.sqrt(q.shape[-1])
+    )
+    dq, dk, dv = (
+        dS @ np.where(alive, K, 0),
+        dS.swapaxes(-1, -2) @ q.astype(float),
+        P.swapaxes(-1, -2) @ dO,
+    )
     dk, dv = (a.reshape(*k.shape[:2], group, *a.shape[2:]).sum(2) for a in (dk, dv))
     return tuple(a.astype(q.dtype) for a in (dq, dk, dv))
 
@@ -79,7 +98,9 @@ def test_a_right_kernel_with_windows_and_biases_passes() -> None:
 
 def test_they_are_drawn_and_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Case] = []
-    monkeypatch.setattr("flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case))
+    monkeypatch.setattr(
+        "flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case)
+    )
     survey(Subject(kernel(), SPEC), 300, 0, ["oracle"])
     assert {case.bias for case in seen} == {None, *BIASES}
     windows = {case.window for case in seen}
@@ -99,13 +120,17 @@ def test_a_window_means_what_the_spec_says(corner: str) -> None:
 
 
 def changing(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda options: options if options.get(name) is None else options | {name: change(options[name])}
+    return lambda options: (
+        options if options.get(name) is None else options | {name: change(options[name])}
+    )
 
 
 BUGS = {
     "`window` is ignored": changing("window", lambda window: None),
     "a key too many on the left": changing("window", lambda w: (w[0] + (w[0] >= 0), w[1])),
-    "a key too few on the left": changing("window", lambda w: (max(w[0] - 1, 0) if w[0] >= 0 else -1, w[1])),
+    "a key too few on the left": changing(
+        "window", lambda w: (max(w[0] - 1, 0) if w[0] >= 0 else -1, w[1])
+    ),
     "left and right are exchanged": changing("window", lambda w: w[::-1]),
     "left side is used for both": changing("window", lambda w: (w[0], w[0])),
     "aligned at the top left": lambda options: options | {"shift": lambda N_q, N_k: 0},
@@ -117,7 +142,9 @@ BUGS = {
 
 @cache
 def reported(bug: str) -> Report:
-    return check_attention(kernel(BUGS[bug]), SPEC, checks=["oracle"], max_examples=60, on_fail="return")
+    return check_attention(
+        kernel(BUGS[bug]), SPEC, checks=["oracle"], max_examples=60, on_fail="return"
+    )
 
 
 @pytest.mark.slow
@@ -128,7 +155,9 @@ def test_a_wrong_window_or_bias_is_caught_and_told(bug: str) -> None:
         assert bug.strip("`").partition("`")[0] in str(report.mismatches[0])
         return
     (failure,) = report.failures
-    assert [suspicion.says for suspicion in failure.suspicions if bug in suspicion.says], failure.suspicions
+    assert [suspicion.says for suspicion in failure.suspicions if bug in suspicion.says], (
+        failure.suspicions
+    )
     assert bug in failure.suspicions[0].says
 
 
@@ -137,7 +166,9 @@ def test_a_bias_that_is_scaled_too_is_told() -> None:
         bias = None if bias is None else bias.astype(float) / np.sqrt(q.shape[-1])
         return attend(q, k, v, bias=bias)[0].astype(q.dtype)
 
-    (failure,) = check_attention(wrong, Spec(bias=True), checks=["oracle"], max_examples=80, on_fail="return").failures
+    (failure,) = check_attention(
+        wrong, Spec(bias=True), checks=["oracle"], max_examples=80, on_fail="return"
+    ).failures
     assert failure.suspicions[0].says.startswith("The bias is added before the scores are scaled")
     assert "bias=bias" in failure.message or failure.finding.case.d > 8
 
@@ -171,7 +202,10 @@ def test_empty_rows_are_asked_for_by_what_the_spec_declares() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: Spec(window=True), "Spec: window is True; expected one of None, 'bottom_right', 'top_left'"),  # type: ignore[arg-type]
+        (
+            lambda: Spec(window=True),  # type: ignore[arg-type]
+            "Spec: window is True; expected one of None, 'bottom_right', 'top_left'",
+        ),
         (lambda: Spec(bias="yes"), "Spec: bias is 'yes'; expected True or False"),  # type: ignore[arg-type]
         (lambda: Case(window=3), r"Case: window is 3; expected a pair \(left, right\), or None"),  # type: ignore[arg-type]
         (lambda: Case(window=(-2, 0)), "Case: window is -2; expected at least -1"),
@@ -184,4 +218,7 @@ def test_words_that_make_no_sense_are_refused(made: Callable[[], Any], said: str
 
 
 def test_flash_attn_s_word_for_a_window() -> None:
-    assert _flash_attn(None, None, window=(3, 0), causal=True) == {"window_size": (3, 0), "causal": True}
+    assert _flash_attn(None, None, window=(3, 0), causal=True) == {
+        "window_size": (3, 0),
+        "causal": True,
+    }

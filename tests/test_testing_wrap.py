@@ -30,10 +30,13 @@ def _cupy() -> bool:
     return bool(cupy.is_available())
 
 
-# ------------------------------------------------------------------------------------------------------ any package
+# --------------------------------------------------------------------------------------------------
+# any package
 
 
-@pytest.mark.parametrize(("xp", "install"), [("torch", "pip install torch"), ("jax", "jax"), ("cupy", "cupy-cuda12x")])
+@pytest.mark.parametrize(
+    ("xp", "install"), [("torch", "pip install torch"), ("jax", "jax"), ("cupy", "cupy-cuda12x")]
+)
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, xp: str, install: str) -> None:
     monkeypatch.setitem(sys.modules, xp, None)
     with pytest.raises(ModuleNotFoundError, match=f"xp='{xp}' needs the package {xp}: .*{install}"):
@@ -41,7 +44,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, xp: str, in
 
 
 def test_unknown_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="xp is 'numba'; expected one of 'numpy', 'torch', 'cupy', 'jax'"):
+    with pytest.raises(
+        ValueError, match="xp is 'numba'; expected one of 'numpy', 'torch', 'cupy', 'jax'"
+    ):
         wrap(lambda q, k, v: q, "numba")
     said = "convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
     with pytest.raises(ValueError, match=said):
@@ -109,7 +114,8 @@ def test_a_backward_function_of_one_s_own_is_wrapped_like_the_forward_one() -> N
     assert check_attention(forward, Spec(), backward=backward, **asked).tallies["gradients"].tried
     report = check_attention(forward, Spec(), backward=wrong, **asked, on_fail="return")
     assert [failure.check for failure in report.failures] == ["gradients"]
-    assert "attend_wrongly = wrap(attend_wrongly, 'torch')" not in str(report)  # there is nowhere to import it from
+    # there is nowhere to import it from
+    assert "attend_wrongly = wrap(attend_wrongly, 'torch')" not in str(report)
     assert "# attend_wrongly: the one under test" in str(report)
 
 
@@ -163,7 +169,9 @@ def test_who_wraps_already_is_not_told_to() -> None:
     said = str(check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return"))
     assert "it raised RuntimeError: torch has no device" in " ".join(said.split())
     assert "--wrap" not in said
-    assert "give --wrap torch" in " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
+    assert "give --wrap torch" in " ".join(
+        str(check_attention(attention, Spec(), on_fail="return")).split()
+    )
 
 
 def test_who_uses_a_method_of_other_arrays_is_told_to_wrap() -> None:
@@ -172,37 +180,70 @@ def test_who_uses_a_method_of_other_arrays_is_told_to_wrap() -> None:
 
     said = " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
     assert "If it takes another package's arrays, give --wrap torch or jax or cupy." in said
-    assert "--wrap" not in str(check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return"))
+    assert "--wrap" not in str(
+        check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return")
+    )
 
 
 def test_specs_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=lambda name: name, Tensor=Tensor))
+    monkeypatch.setitem(
+        sys.modules, "torch", types.SimpleNamespace(device=lambda name: name, Tensor=Tensor)
+    )
     promised = wrap(lambda q, k, v: q, "torch", convention="sdpa").spec()
-    assert (promised.layout, promised.causal, promised.empty_rows, promised.lse) == ("BHND", "top_left", "zero", None)
-    assert all((promised.masks, promised.scale, promised.gqa, promised.cross, promised.d_v, promised.zero_keys))
+    assert (promised.layout, promised.causal, promised.empty_rows, promised.lse) == (
+        "BHND",
+        "top_left",
+        "zero",
+        None,
+    )
+    assert all(
+        (
+            promised.masks,
+            promised.scale,
+            promised.gqa,
+            promised.cross,
+            promised.d_v,
+            promised.zero_keys,
+        )
+    )
     assert promised.dtypes == ("float32", "float16", "bfloat16")
     flash = wrap(lambda q, k, v: q, "torch", convention="flash_attn")
-    assert (flash.spec().layout, flash.spec().causal, flash.spec().masks) == ("BNHD", "bottom_right", False)
+    assert (flash.spec().layout, flash.spec().causal, flash.spec().masks) == (
+        "BNHD",
+        "bottom_right",
+        False,
+    )
     assert flash.spec().head_dims == tuple(8 * n for n in range(1, 33))
     assert flash.spec(head_dims=(64,), lse="natural").head_dims == (64,)
     with pytest.raises(ValueError, match="layout is 'BHND'; expected 'BNHD', that of flash_attn"):
         flash.spec(layout="BHND")
-    assert wrap(lambda q, k, v: q, "torch").spec(layout="BNHD", masks=True) == Spec(layout="BNHD", masks=True)
+    assert wrap(lambda q, k, v: q, "torch").spec(layout="BNHD", masks=True) == Spec(
+        layout="BNHD", masks=True
+    )
 
 
-def test_a_device_that_is_none_is_refused_before_any_call(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_none_is_refused_before_any_call(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(name: Any) -> Any:
-        raise RuntimeError("Unknown backend") if isinstance(name, str) else TypeError("device() received an object")
+        raise (
+            RuntimeError("Unknown backend")
+            if isinstance(name, str)
+            else TypeError("device() received an object")
+        )
 
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never, Tensor=Tensor))
-    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int, Array=Tensor))
+    monkeypatch.setitem(
+        sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int, Array=Tensor)
+    )
     others = [(xp, object()) for xp in ("cupy", "torch", "jax")]
     for xp, device in (("numpy", "cpu"), ("cupy", -1), ("jax", "none"), *others):
         with pytest.raises(ValueError, match=r"^device is (-1|<object|'none'|'cpu').*; expected"):
             wrap(lambda q, k, v: q, xp, device=device)
 
 
-# --------------------------------------------------------------------------------------------------------------- CuPy
+# --------------------------------------------------------------------------------------------------
+# CuPy
 
 
 @contextmanager
@@ -224,7 +265,12 @@ def fake_cupy() -> types.ModuleType:
 
 
 @pytest.fixture(
-    params=["stand-in", pytest.param("cupy", marks=pytest.mark.skipif(not _cupy(), reason="cupy has no device here"))]
+    params=[
+        "stand-in",
+        pytest.param(
+            "cupy", marks=pytest.mark.skipif(not _cupy(), reason="cupy has no device here")
+        ),
+    ]
 )
 def cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "stand-in":
@@ -254,7 +300,9 @@ def test_cupy_gets_and_gives_the_very_bits_and_strides(cupy: Any, dtype: str, la
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["contiguous", "transposed", "every second", "offset", "stride 0, writable"])
+@pytest.mark.parametrize(
+    "name", ["contiguous", "transposed", "every second", "offset", "stride 0, writable"]
+)
 def test_what_cupy_changes_is_written_back(cupy: Any, dtype: str, name: str) -> None:
     def writes(q: Any, k: Any, v: Any) -> Any:
         k[..., 1:2] = 3
@@ -266,7 +314,8 @@ def test_what_cupy_changes_is_written_back(cupy: Any, dtype: str, name: str) -> 
     assert (array[..., 1] == 3).all()
     assert same_bits(array[..., 2:], before[..., 2:])
     whole = before.copy()
-    for array in (whole.view(), whole):  # the view is read-only, the memory that it is of is not; then both are
+    # the view is read-only, the memory that it is of is not; then both are
+    for array in (whole.view(), whole):
         array.flags.writeable = False
         with pytest.raises(ValueError, match="writes wrote into k, which is read-only"):
             wrap(writes, "cupy")(before, array, before)
@@ -276,7 +325,9 @@ def test_what_cupy_changes_is_written_back(cupy: Any, dtype: str, name: str) -> 
 def test_cupy_has_no_backward(cupy: Any) -> None:
     kernel = wrap(lambda q, k, v: q, "cupy")
     assert not hasattr(kernel, "backward")
-    with pytest.raises(AttributeError, match="no backward for <lambda>: cupy has no automatic differentiation"):
+    with pytest.raises(
+        AttributeError, match="no backward for <lambda>: cupy has no automatic differentiation"
+    ):
         _ = kernel.backward
 
 

@@ -1,4 +1,6 @@
-"""Attentions on JAX's arrays, wrapped for NumPy: with `pip install jax`, pytest tests/test_testing_wrap_jax.py."""
+"""Attentions on JAX's arrays, wrapped for NumPy: with `pip install jax`, pytest
+tests/test_testing_wrap_jax.py.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from .wrapping import SDPA_CASES, close, grouped, inputs, layouts, problem, same
 pytest.importorskip("jax", reason="jax is not installed")
 
 
-# ---------------------------------------------------------------------------------------------------------------- JAX
+# --------------------------------------------------------------------------------------------------
+# JAX
 
 
-def jax_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None, mask: Any = None) -> Any:
+def jax_attention(
+    q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None, mask: Any = None
+) -> Any:
     import jax
 
     q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))  # jax.nn's is (B, N, H, d)
@@ -93,7 +98,10 @@ def test_jax_has_float64_only_where_it_is_enabled() -> None:
 
     q, k, v = inputs(dtype="float64")
     kernel = wrap(jax_attention, "jax")
-    with pytest.raises(ValueError, match=r'q has dtype float64, .*expected jax.config.update\("jax_enable_x64", True\)'):
+    with pytest.raises(
+        ValueError,
+        match=r'q has dtype float64, .*expected jax.config.update\("jax_enable_x64", True\)',
+    ):
         kernel(q, k, v)
     jax.config.update("jax_enable_x64", True)
     try:
@@ -126,7 +134,9 @@ doubled.defvjp(lambda q, k, v: jax.vjp(attention, q, k, v), backward)
 """
 
 
-def test_check_takes_jax_s_own_gradients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_takes_jax_s_own_gradients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "jax_kernels.py").write_text(KERNELS, encoding="utf-8")
     few = ["--examples", "4", "--max-shapes", "1", "--check", "gradients", "--quiet"]
     for name, failed in (("attention", False), ("doubled", True)):

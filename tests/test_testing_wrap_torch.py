@@ -1,4 +1,6 @@
-"""Attentions on torch's tensors, wrapped for NumPy: with `pip install torch`, pytest tests/test_testing_wrap_torch.py."""
+"""Attentions on torch's tensors, wrapped for NumPy: with `pip install torch`, pytest
+tests/test_testing_wrap_torch.py.
+"""
 
 import functools
 import json
@@ -18,12 +20,26 @@ from flashsim.testing.running import try_check
 from flashsim.testing.subject import Subject
 from flashsim.testing.wrapping import wrap
 
-from .wrapping import DTYPES, SDPA_CASES, backwards, close, grouped, in_a_record, inputs, layouts, problem, same_bits
+from .wrapping import (
+    DTYPES,
+    SDPA_CASES,
+    backwards,
+    close,
+    grouped,
+    in_a_record,
+    inputs,
+    layouts,
+    problem,
+    same_bits,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 DEVICES = (
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")),
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device"),
+    ),
 )
 
 
@@ -40,13 +56,16 @@ def backend(name: str | None) -> Any:
     return sdpa_kernel(getattr(SDPBackend, name))
 
 
-# -------------------------------------------------------------------------------------------------------------- torch
+# --------------------------------------------------------------------------------------------------
+# torch
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", layouts("float32"))
-def test_torch_gets_and_gives_the_very_bits_and_strides(device: str, dtype: str, layout: str) -> None:
+def test_torch_gets_and_gives_the_very_bits_and_strides(
+    device: str, dtype: str, layout: str
+) -> None:
     array = layouts(dtype)[layout]
     seen: list[Any] = []
 
@@ -60,7 +79,9 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(device: str, dtype: str,
     if array.size:
         used = [i for i, n in enumerate(array.shape) if n > 1]
         assert [stride[i] * array.itemsize for i in used] == [array.strides[i] for i in used]
-        assert (address == array.ctypes.data) == (device == "cpu" and array.flags.writeable and array.flags.aligned)
+        assert (address == array.ctypes.data) == (
+            device == "cpu" and array.flags.writeable and array.flags.aligned
+        )
     assert same_bits(found, array)
 
 
@@ -69,12 +90,16 @@ def test_every_sixteen_bit_pattern_survives(dtype: str) -> None:
     patterns = np.arange(2**16, dtype=np.uint16)
     array = np.tile(patterns, 4).view(float_dtype(dtype)).reshape(1, 1, 4, -1)
     assert same_bits(wrap(lambda q, k, v: q.clone(), "torch")(array, array, array), array)
-    assert same_bits(wrap(lambda q, k, v: q.mT, "torch")(array, array, array), array.swapaxes(-1, -2))
+    assert same_bits(
+        wrap(lambda q, k, v: q.mT, "torch")(array, array, array), array.swapaxes(-1, -2)
+    )
 
 
 @pytest.mark.parametrize("change", [backwards, in_a_record])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_torch_cannot_read_in_place_is_copied_and_written_back(change: Callable[[Array], Array], dtype: str) -> None:
+def test_what_torch_cannot_read_in_place_is_copied_and_written_back(
+    change: Callable[[Array], Array], dtype: str
+) -> None:
     def writes(q: Any, k: Any, v: Any) -> Any:
         result = q.clone()
         q[..., 0] = 5
@@ -195,11 +220,14 @@ def test_what_torch_does_not_have_is_refused() -> None:
     q, k, v = inputs()
     with pytest.raises(ValueError, match="k has dtype complex64; expected one that torch has"):
         wrap(lambda q, k, v: q, "torch")(q, k.astype(np.complex64), v)
-    with pytest.raises(ValueError, match="<lambda> returned an object of type int; expected a torch array"):
+    with pytest.raises(
+        ValueError, match="<lambda> returned an object of type int; expected a torch array"
+    ):
         wrap(lambda q, k, v: 3, "torch")(q, k, v)
 
 
-# ---------------------------------------------------------------------------------------------- torch: conventions
+# ----------------------------------------------------------------------------------------------
+# torch: conventions
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -210,7 +238,9 @@ def test_sdpa_against_the_reference(device: str, name: str | None, dtype: str, c
     if name == "FLASH_ATTENTION" and (device == "cuda" or case in ("d_v", "no keys")):
         pytest.skip("this backend does not take it, or not in every version")
     if name is None and device == "cuda" and dtype != "float32":
-        pytest.skip("cuDNN, which torch may choose, differs: empty rows are not 0, a scale ≤ 0 gives NaN")
+        pytest.skip(
+            "cuDNN, which torch may choose, differs: empty rows are not 0, a scale ≤ 0 gives NaN"
+        )
     (q, k, v), keywords, mask = problem(SDPA_CASES[case], dtype)
     kernel = wrap(sdpa(), "torch", convention="sdpa", device=device)
     with backend(name):
@@ -234,7 +264,9 @@ def test_sdpa_gradients_against_the_reference(device: str, name: str | None, cas
     do = np.random.default_rng(2).standard_normal((*q.shape[:3], v.shape[3])).astype(np.float32)
     untouched = [a.copy() for a in (q, k, v, do)]
     with backend(name):
-        dq, dk, dv = wrap(sdpa(), "torch", convention="sdpa", device=device).backward(q, k, v, do, **keywords)
+        dq, dk, dv = wrap(sdpa(), "torch", convention="sdpa", device=device).backward(
+            q, k, v, do, **keywords
+        )
     K, V = (grouped(a, q.shape[1]) for a in (k, v))
     expected = gradients(q, K, V, do, scale=keywords.get("scale"), mask=mask)
     close(dq, expected.dQ)
@@ -311,7 +343,9 @@ def flash_attn_func(
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("N_q", "N_k"), [(5, 7), (7, 5), (1, 4), (6, 6)])
-def test_flash_attn_against_the_reference(device: str, N_q: int, N_k: int, causal: bool, scale: float | None) -> None:
+def test_flash_attn_against_the_reference(
+    device: str, N_q: int, N_k: int, causal: bool, scale: float | None
+) -> None:
     q, k, v = inputs(H_q=4, N_q=N_q, N_k=N_k, dtype="float16")
     keywords: dict[str, Any] = {"causal": True} if causal else {}
     if scale is not None:
@@ -343,7 +377,9 @@ def test_flash_attn_against_the_reference(device: str, N_q: int, N_k: int, causa
 
 def test_flash_attn_takes_no_masks() -> None:
     q, k, v = (a.swapaxes(1, 2) for a in inputs(dtype="float16"))
-    with pytest.raises(ValueError, match="mask is given; expected none, which flash_attn does not take"):
+    with pytest.raises(
+        ValueError, match="mask is given; expected none, which flash_attn does not take"
+    ):
         wrap(flash_attn_func, "torch", convention="flash_attn")(q, k, v, mask=np.ones((5, 7), bool))
 
 
@@ -356,7 +392,9 @@ FLEX: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated")
+@pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated"
+)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("how", ["return_aux", "return_lse"])
 def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
@@ -378,9 +416,19 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
 
     def at_the_bottom(q: Any, k: Any, v: Any, block_mask: Any, **more: Any) -> Any:
         moved = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731
-        return kernel(q, k, v, None, flex.create_block_mask(moved, None, None, q.shape[2], k.shape[2], device), **more)
+        return kernel(
+            q,
+            k,
+            v,
+            None,
+            flex.create_block_mask(moved, None, None, q.shape[2], k.shape[2], device),
+            **more,
+        )
 
-    for wrong, changes in ((capped_late, {"softcap": 0.5, "bias": "dense"}), (at_the_bottom, {"causal": True})):
+    for wrong, changes in (
+        (capped_late, {"softcap": 0.5, "bias": "dense"}),
+        (at_the_bottom, {"causal": True}),
+    ):
         wrapped = wrap(wrong, "torch", convention="flex_attention", device=device)
         subject = Subject(wrapped, wrapped.spec(lse="natural"))
         found = try_check(CHECKS["oracle"], subject, Case(N_q=3, N_k=5, d=8, **changes))
@@ -390,15 +438,31 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
 
 
 def test_a_packed_function_s_gradients_are_those_of_autograd() -> None:
-    def packed(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, softmax_scale: float = 0.5, **_: Any) -> Any:
+    def packed(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        softmax_scale: float = 0.5,
+        **_: Any,
+    ) -> Any:
         q, k, v = (a.float() for a in (q, k, v))
         ends = zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False)
-        each = [sdpa()(*(a.transpose(0, 1) for a in (q[a:b], k[c:e], v[c:e]))).transpose(0, 1) for a, b, c, e in ends]
+        each = [
+            sdpa()(*(a.transpose(0, 1) for a in (q[a:b], k[c:e], v[c:e]))).transpose(0, 1)
+            for a, b, c, e in ends
+        ]
         return torch.cat([*each, 0 * q[int(cu_seqlens_q[-1]) :].nan_to_num()]).half()
 
     kernel = wrap(packed, "torch", convention="flash_attn_varlen")
-    assert check_attention(kernel, kernel.spec(causal=None, scale=False, gqa=False, head_dims=(8,)), max_examples=8,
-                           backward=kernel.backward, checks=["oracle", "gradients"]).ok  # fmt: skip
+    assert check_attention(
+        kernel,
+        kernel.spec(causal=None, scale=False, gqa=False, head_dims=(8,)),
+        max_examples=8,
+        backward=kernel.backward,
+        checks=["oracle", "gradients"],
+    ).ok
 
 
 def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:
@@ -411,7 +475,8 @@ def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:
     assert not dv.any()
 
 
-# ------------------------------------------------------------------------------------ a kernel with a backward pass of its own
+# ------------------------------------------------------------------------------------ a kernel with
+# a backward pass of its own
 
 OWN = """
 import torch
@@ -467,9 +532,14 @@ def doubled(q, k, v, causal=False, scale=None, mask=None):
     return Doubled.apply(q, k, v, causal, scale, mask)
 """
 DECLARED: dict[str, Any] = {
-    "dtypes": ("float32", "float16", "bfloat16"), "causal": "bottom_right", "masks": True, "scale": True, "gqa": True,
-    "strides": "any", "max_shapes": 6,
-}  # fmt: skip
+    "dtypes": ("float32", "float16", "bfloat16"),
+    "causal": "bottom_right",
+    "masks": True,
+    "scale": True,
+    "gqa": True,
+    "strides": "any",
+    "max_shapes": 6,
+}
 OF_GRADIENTS = ["gradients", "masked_gradients", "strides", "inputs_unmodified"]
 
 
@@ -483,13 +553,27 @@ OF_GRADIENTS = ["gradients", "masked_gradients", "strides", "inputs_unmodified"]
     ],
 )
 def test_a_backward_pass_of_one_s_own_is_checked_in_python_and_by_the_command(
-    forward: str, backward: str, failing: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forward: str,
+    backward: str,
+    failing: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / f"own_{forward}_{backward}.py"
     file.write_text(OWN, encoding="utf-8")
     where = "" if backward == "auto" else f"{file}:"
-    options = "--wrap torch --examples 40 --quiet --causal bottom_right --masks --scale --gqa --max-shapes 6 --dtypes"
-    command = ["check", f"{file}:{forward}", "--backward", where + backward, *options.split(), *DECLARED["dtypes"]]
+    options = (
+        "--wrap torch --examples 40 --quiet --causal bottom_right --masks --scale --gqa "
+        "--max-shapes 6 --dtypes"
+    )
+    command = [
+        "check",
+        f"{file}:{forward}",
+        "--backward",
+        where + backward,
+        *options.split(),
+        *DECLARED["dtypes"],
+    ]
     assert main([*command, "--check", *OF_GRADIENTS, "--json", "-"]) == (1 if failing else 0)
     report = json.loads(capsys.readouterr().out)
     assert report["mismatches"] == []

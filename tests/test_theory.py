@@ -1,4 +1,6 @@
-"""Closed forms equal counts and runs, field by field; formulas evaluate to them; the theorems' constants hold."""
+"""Closed forms equal counts and runs, field by field; formulas evaluate to them; the theorems'
+constants hold.
+"""
 
 import itertools
 import math
@@ -30,7 +32,8 @@ PASSES_BY_NAME = {"forward": FORWARD, "backward": BACKWARD}
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
 
 
-# ------------------------------------------------------------------------------------------------- what is drawn
+# -------------------------------------------------------------------------------------------------
+# what is drawn
 
 
 @st.composite
@@ -49,7 +52,9 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
             case "queries":
                 return QueryPadding(draw(st.integers(0, N_q)))
             case _:
-                shape = draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()]))
+                shape = draw(
+                    st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()])
+                )
                 return Dense(np.random.default_rng(0).random(shape) < 0.7)
 
     count = draw(st.integers(0, 3))
@@ -68,7 +73,14 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
     N_q, N_k = draw(st.integers(1, most)), draw(st.integers(1, most))
     d, d_v = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     M = draw(st.integers(max(d, d_v), max(d, d_v) + 900))
-    drawn: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M, "direction": direction}
+    drawn: dict[str, Any] = {
+        "N_q": N_q,
+        "N_k": N_k,
+        "d": d,
+        "d_v": d_v,
+        "M": M,
+        "direction": direction,
+    }
     drawn["dtype"] = draw(st.sampled_from(sorted(DTYPES)))
     if not real:
         drawn["heads"] = draw(st.integers(1, 3))
@@ -83,7 +95,10 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
             drawn["M"] += 10_000 * draw(st.booleans())
         case sizing:
             drawn["sizing"] = sizing
-    own = {option.name: (option.default, *option.examples) for option in FORWARD[algorithm.forward_pass].options}
+    own = {
+        option.name: (option.default, *option.examples)
+        for option in FORWARD[algorithm.forward_pass].options
+    }
     for option in own:
         drawn[option] = draw(st.sampled_from(own[option]))
     if "block_mask" in own:
@@ -104,7 +119,8 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
     return drawn
 
 
-# ----------------------------------------------------------------------------------------------------- exact equality
+# --------------------------------------------------------------------------------------------------
+# exact equality
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
@@ -133,11 +149,21 @@ def test_runs_equal_theory(name: str, data: st.DataObject) -> None:
             same(gradients, theory.exact(back, heads=2, **{**drawn, "direction": "backward"}))
     except SramOverflow:
         passes = [("forward", name), *(("backward", back) for back in backward_passes(name))]
-        peaks = [theory.exact(each, **{**drawn, "direction": direction}).sram for direction, each in passes]
+        peaks = [
+            theory.exact(each, **{**drawn, "direction": direction}).sram
+            for direction, each in passes
+        ]
         assert any(peak.enforced and peak.peak > peak.capacity for peak in peaks)
 
 
-SIZES = [(1, 1, 1), (1, 64, 64), (97, 5, 24), (2**16 + 1, 64, 25_600), (2**14, 128, 116_736), (4097, 257, 300)]
+SIZES = [
+    (1, 1, 1),
+    (1, 64, 64),
+    (97, 5, 24),
+    (2**16 + 1, 64, 25_600),
+    (2**14, 128, 116_736),
+    (4097, 257, 300),
+]
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
@@ -150,10 +176,19 @@ def test_large_and_small(direction: str, name: str) -> None:
 
 
 def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Any:
-    """(T_r, T_c), True where a tile has an element that positions allow, as the mask says of each."""
-    allowed = mask.allows(np.arange(N_q) // group, np.arange(N_k), Shape(N_q // group, N_k, 1, 1), ())
+    """(T_r, T_c), True where a tile has an element that positions allow, as the mask says of
+    each.
+    """
+    allowed = mask.allows(
+        np.arange(N_q) // group, np.arange(N_k), Shape(N_q // group, N_k, 1, 1), ()
+    )
     rows = [allowed[i * blocks.B_r : (i + 1) * blocks.B_r] for i in range(blocks.T_r)]
-    return np.array([[row[:, j * blocks.B_c : (j + 1) * blocks.B_c].any() for j in range(blocks.T_c)] for row in rows])
+    return np.array(
+        [
+            [row[:, j * blocks.B_c : (j + 1) * blocks.B_c].any() for j in range(blocks.T_c)]
+            for row in rows
+        ]
+    )
 
 
 @given(data=st.data())
@@ -175,9 +210,23 @@ def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.Data
 def test_live_tiles_of_padding_and_a_left_window_and_of_2000_by_2000() -> None:
     # keys 0 to 8; rows 8 to 15 of keys 8 to 15 have only key 8, seen by 8, 9, 10
     mask = KeyPadding(9) & SlidingWindow(2, 0)
-    drawn: dict[str, Any] = {"N": 16, "d": 2, "M": 10_000, "blocks": (2, 8), "mask": mask, "block_mask": "live"}
+    drawn: dict[str, Any] = {
+        "N": 16,
+        "d": 2,
+        "M": 10_000,
+        "blocks": (2, 8),
+        "mask": mask,
+        "block_mask": "live",
+    }
     same(flashsim.count("block_sparse", **drawn), theory.exact("block_sparse", **drawn))
-    drawn = {"N": 2**17, "d": 64, "M": 2**20, "blocks": (66, 66), "causal": True, "block_mask": "live"}
+    drawn = {
+        "N": 2**17,
+        "d": 64,
+        "M": 2**20,
+        "blocks": (66, 66),
+        "causal": True,
+        "block_mask": "live",
+    }
     want = theory.exact("block_sparse", **drawn)
     assert want.blocks.T_r == want.blocks.T_c == 1986
     triangle, last = 1986 * 1987 // 2, 2**17 - 1985 * 66
@@ -189,7 +238,8 @@ def test_points_under_a_line() -> None:
         assert points(a, b, m, n) == sum((a * j + b) // m for j in range(n))
 
 
-# ---------------------------------------------------------------------------------------------- derived with pencil
+# ----------------------------------------------------------------------------------------------
+# derived with pencil
 
 
 def accesses(exact: theory.Exact) -> dict[str, tuple[int, int]]:
@@ -206,12 +256,16 @@ def test_algorithm_4_by_hand() -> None:
     # K_j V_j dK̃_j dṼ_j 4·4, Q_i O_i dO_i dQ_i 4·4, P_ij and dP_ij 2·4, ℓ_i m_i D_i 3·2
     assert exact.sram.peak == 16 + 16 + 8 + 6
     # with dropout: Z_ij and P_ij^dropped 2·4, R 2
-    dropped = theory.exact("flash", N=8, d=2, M=16, direction="backward", dropout_p=0.1, sizing="paper")
+    dropped = theory.exact(
+        "flash", N=8, d=2, M=16, direction="backward", dropout_p=0.1, sizing="paper"
+    )
     assert (dropped.reads, dropped.sram.peak) == (354, 56)
 
 
 def test_algorithm_5_by_hand() -> None:
-    """N_q = 5 in 2, 2, 1 and N_k = 7 in 3, 3, 1; tiles 2×3, 2×1, 1×3, 1×1 are computed: 2 + 2 + 1 + 1 = 6 rows."""
+    """N_q = 5 in 2, 2, 1 and N_k = 7 in 3, 3, 1; tiles 2×3, 2×1, 1×3, 1×1 are computed: 2 + 2 +
+    1 + 1 = 6 rows.
+    """
     block_mask = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
     shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 3, "M": 1000, "blocks": (2, 3)}
     exact = theory.exact("block_sparse", **shape, block_mask=block_mask, mask=np.ones((5, 7), bool))
@@ -220,33 +274,53 @@ def test_algorithm_5_by_hand() -> None:
     assert accesses(exact) == inputs | {"O": (6 * 3, 15 + 6 * 3), "l": (6, 5 + 6), "m": (6, 5 + 6)}
     assert exact.sram.peak == (2 + 3) * 5 + 6 + 6 * 2 + 6  # and the mask's 2 × 3
     assert exact.matmul == 2 * 12 * 5
-    backward = theory.exact("block_sparse", **shape, block_mask=np.zeros((3, 3)), direction="backward")
+    backward = theory.exact(
+        "block_sparse", **shape, block_mask=np.zeros((3, 3)), direction="backward"
+    )
     assert accesses(backward)["dV"] == (0, 2 * 21)
     assert accesses(backward)["dQ"] == (0, 10)
     assert backward.sram.peak == 2 * 3 * 5  # K_j, V_j, dK̃_j, dṼ_j
 
 
 def test_masks_in_hbm_by_hand() -> None:
-    """5 × 7 in tiles of 2 × 3: 3 × 3 of them. A row of keys is read once for each of 3 row blocks, and so on."""
+    """5 × 7 in tiles of 2 × 3: 3 × 3 of them. A row of keys is read once for each of 3 row
+    blocks, and so on.
+    """
     shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "M": 1000, "blocks": (2, 3)}
-    for mask, reads, held in (((5, 7), 35, 6), ((1, 7), 3 * 7, 3), ((5, 1), 3 * 5, 2), ((1, 1), 9, 1)):
+    for mask, reads, held in (
+        ((5, 7), 35, 6),
+        ((1, 7), 3 * 7, 3),
+        ((5, 1), 3 * 5, 2),
+        ((1, 1), 9, 1),
+    ):
         exact = theory.exact("flash", **shape, mask=np.ones(mask, bool))
         assert exact.hbm.by_array["mask"].reads == reads
         assert exact.sram.peak == theory.exact("flash", **shape).sram.peak + held
-        twice = theory.exact("memory_efficient", **shape, mask=np.ones(mask, bool)).hbm.by_array["mask"]
+        twice = theory.exact("memory_efficient", **shape, mask=np.ones(mask, bool)).hbm.by_array[
+            "mask"
+        ]
         assert twice.reads == 2 * reads
     assert theory.exact("flash", **shape, causal=True) == theory.exact("flash", **shape)
-    standard = theory.exact("standard", **shape, causal=True)  # a pass over S: M = 1000 holds it whole
+    # a pass over S: M = 1000 holds it whole
+    standard = theory.exact("standard", **shape, causal=True)
     assert accesses(standard)["S"] == (70, 70)
 
 
 def test_algorithm_3_by_hand() -> None:
-    """N = 4, d = 2, M = 100: one panel; rows of P and dP fit, so everything is read once for each product."""
+    """N = 4, d = 2, M = 100: one panel; rows of P and dP fit, so everything is read once for
+    each product.
+    """
     exact = theory.exact("standard", N=4, d=2, M=100, direction="backward")
-    assert (exact.reads, exact.writes) == (5 * 8 + 5 * 16, 3 * 8 + 2 * 16) == theory.proof_accounting(4, 2, "backward")
-    # line 3 holds 4 rows of P, dP and a sum: 4·9; the products a panel, a block and a tile: (4 + 2)·2 + 4·2
+    assert (
+        (exact.reads, exact.writes)
+        == (5 * 8 + 5 * 16, 3 * 8 + 2 * 16)
+        == theory.proof_accounting(4, 2, "backward")
+    )
+    # line 3 holds 4 rows of P, dP and a sum: 4·9; the products a panel, a block and a tile: (4 +
+    # 2)·2 + 4·2
     assert exact.sram.peak == 36
-    # M = 8 < 2·4 + 1: P and dP are read twice, in pieces of ⌊7/2⌋ = 3; B = ⌈8/8⌉ = 1, so four panels
+    # M = 8 < 2·4 + 1: P and dP are read twice, in pieces of ⌊7/2⌋ = 3; B = ⌈8/8⌉ = 1, so four
+    # panels
     small = theory.exact("standard", N=4, d=2, M=8, direction="backward")
     assert small.reads == (2 * 4 * 8 + 2 * 4 * 8 + 8) + (3 + 2 + 2) * 16
     assert small.sram.peak == 7
@@ -268,14 +342,16 @@ def test_appendix_b_by_hand() -> None:
         "dK": (0, 8),
         "dV": (0, 4),
     }
-    assert backward.sram.peak == 2 + 1 + 2 + 2 * (3 + 2 + 2)  # (6): k v dk, and twice q do, L D, S dP
+    # (6): k v dk, and twice q do, L D, S dP
+    assert backward.sram.peak == 2 + 1 + 2 + 2 * (3 + 2 + 2)
     rabe = theory.exact("rabe_staats", **shape, blocks=(2, 2))
     assert accesses(rabe)["O_parts"] == (6, 6)
     assert accesses(rabe)["l_parts"] == accesses(rabe)["m_parts"] == (6, 6)
     assert rabe.hbm.extra == 2 * 3 + 2 * 3 * (1 + 2)
 
 
-# ------------------------------------------------------------------------------------------------------------ formulas
+# --------------------------------------------------------------------------------------------------
+# formulas
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
@@ -290,7 +366,9 @@ def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.Dat
     values = theory.symbols(**shape, blocks=tally.blocks, direction=direction, name=name)
     assert values.keys() == theory.SYMBOLS.keys() | theory.form_of(name, direction).meanings.keys()
     formulas = theory.formulas(name, direction).items()
-    evaluated = {array: tuple(eval(text, {}, values) for text in texts) for array, texts in formulas}
+    evaluated = {
+        array: tuple(eval(text, {}, values) for text in texts) for array, texts in formulas
+    }
     assert evaluated == {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()}
 
 
@@ -300,19 +378,30 @@ def test_extra_memory_and_products(direction: str, name: str, data: st.DataObjec
     N_q, N_k, d, d_v, M = (data.draw(st.integers(low, 60)) for low in (1, 1, 1, 1, 60))
     dropout = "dropout" in PASSES_BY_NAME[direction][name].parts and data.draw(st.booleans())
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
-    tally = flashsim.count(name, **shape, M=M, sizing="paper", direction=direction, dropout_p=0.5 * dropout)
+    tally = flashsim.count(
+        name, **shape, M=M, sizing="paper", direction=direction, dropout_p=0.5 * dropout
+    )
     blocks: dict[str, int] = {"B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c}
-    assert tally.hbm.extra == theory.extra_memory(name, **shape, **blocks, dropout=dropout, direction=direction)
-    assert tally.flops.matmul == theory.matmul_flops(N_q, N_k, d, d_v, name=name, direction=direction)
+    assert tally.hbm.extra == theory.extra_memory(
+        name, **shape, **blocks, dropout=dropout, direction=direction
+    )
+    assert tally.flops.matmul == theory.matmul_flops(
+        N_q, N_k, d, d_v, name=name, direction=direction
+    )
     assert tally.hbm.accesses >= theory.compulsory(N_q, N_k, d, d_v, direction)
-    assert [theory.extra_memory("standard", 3, 5, 2, 2, 1, *drops) for drops in ((), (False,), (True,))] == [30, 30, 60]
+    assert [
+        theory.extra_memory("standard", 3, 5, 2, 2, 1, *drops) for drops in ((), (False,), (True,))
+    ] == [30, 30, 60]
 
 
-# ----------------------------------------------------------------------------------------------------------- constants
+# --------------------------------------------------------------------------------------------------
+# constants
 
 
 def in_range() -> Iterator[tuple[int, int, int]]:
-    """Yield (N, d, M) over d ≤ M ≤ Nd: powers of two and their neighbours, M at both ends, and where ⌈M/4d⌉ steps."""
+    """Yield (N, d, M) over d ≤ M ≤ Nd: powers of two and their neighbours, M at both ends, and
+    where ⌈M/4d⌉ steps.
+    """
     for power, d in itertools.product((*range(7), 8, 11, 14, 20), (1, 2, 3, 16, 64, 257)):
         for N in {max(2**power + off, 1) for off in (-1, 0, 1)}:
             rooms = {d, d + 1, 4 * d, 4 * d + 1, d * d, N * d // 4, N * d - 1, N * d}
@@ -320,9 +409,16 @@ def in_range() -> Iterator[tuple[int, int, int]]:
             yield from ((N, d, M) for M in sorted(rooms) if d <= M <= N * d)
 
 
-def holds(name: str, direction: str, expected: Callable[..., float], constants: Callable[[int], tuple[float, float]]) -> None:
+def holds(
+    name: str,
+    direction: str,
+    expected: Callable[..., float],
+    constants: Callable[[int], tuple[float, float]],
+) -> None:
     for N, d, M in in_range():
-        ratio = theory.exact(name, N=N, d=d, M=M, direction=direction, sizing="paper").accesses / expected(N, d, M)
+        ratio = theory.exact(
+            name, N=N, d=d, M=M, direction=direction, sizing="paper"
+        ).accesses / expected(N, d, M)
         low, high = constants(d)
         assert low <= ratio <= high, (N, d, M)
 
@@ -334,7 +430,12 @@ def test_theorems_2_and_5_for_flash_attention() -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_theorem_2_for_the_loops_exchanged(direction: str) -> None:
-    holds("q_outer", direction, theory.theorem_2_flash, lambda d: theory.q_outer_constants(d, direction))
+    holds(
+        "q_outer",
+        direction,
+        theory.theorem_2_flash,
+        lambda d: theory.q_outer_constants(d, direction),
+    )
 
 
 def test_theorems_2_and_5_for_standard_attention_with_small_m() -> None:
@@ -354,9 +455,16 @@ def test_theorems_2_and_5_for_standard_attention() -> None:
         ):
             for room in {M, max(d * d, row)}:  # the least M of the claim, which may exceed Nd
                 if room >= d * d and room >= row:
-                    ratio = theory.exact("standard", N=N, d=d, M=room, direction=direction, sizing="paper").accesses
+                    ratio = theory.exact(
+                        "standard", N=N, d=d, M=room, direction=direction, sizing="paper"
+                    ).accesses
                     low, high = constants
-                    assert low <= ratio / theory.theorem_5_standard(N, d) <= high, (N, d, room, direction)
+                    assert low <= ratio / theory.theorem_5_standard(N, d) <= high, (
+                        N,
+                        d,
+                        room,
+                        direction,
+                    )
                     tried += 1
     assert tried > 1000
 
@@ -364,7 +472,8 @@ def test_theorems_2_and_5_for_standard_attention() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None:
-    """The ratio is a quotient of linear functions of how many tiles are computed in the last row, and in the others.
+    """The ratio is a quotient of linear functions of how many tiles are computed in the last row,
+    and in the others.
 
     So its extremes over all block masks are where each is none or all.
     """
@@ -375,12 +484,26 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
         low, high = theory.block_sparse_constants(d, direction)
         for last, others in itertools.product((False, True), repeat=2):
             z = last * blocks.T_c + others * (blocks.T_r - 1) * blocks.T_c
-            A = blocks.T_c * (last * (N - (blocks.T_r - 1) * blocks.B_r) + others * (blocks.T_r - 1) * blocks.B_r)
-            moved = 3 * N * d + 2 * N + A * (3 * d + 4) if direction == "forward" else 7 * N * d + A * (5 * d + 2)
+            A = blocks.T_c * (
+                last * (N - (blocks.T_r - 1) * blocks.B_r) + others * (blocks.T_r - 1) * blocks.B_r
+            )
+            moved = (
+                3 * N * d + 2 * N + A * (3 * d + 4)
+                if direction == "forward"
+                else 7 * N * d + A * (5 * d + 2)
+            )
             if blocks.T_r * blocks.T_c <= 1000:
                 rows = np.array([others] * (blocks.T_r - 1) + [last])
                 mask = np.repeat(rows[:, None], blocks.T_c, axis=1)
-                exact = theory.exact("block_sparse", N=N, d=d, M=M, block_mask=mask, direction=direction, sizing="paper")
+                exact = theory.exact(
+                    "block_sparse",
+                    N=N,
+                    d=d,
+                    M=M,
+                    block_mask=mask,
+                    direction=direction,
+                    sizing="paper",
+                )
                 assert exact.accesses == moved
             expected = theory.proposition_4(N, d, M, z / (blocks.T_r * blocks.T_c))
             assert low <= moved / expected <= high, (N, d, M, last, others)
@@ -390,7 +513,10 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
 def test_proposition_4_for_any_block_mask(data: st.DataObject) -> None:
     N, d = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 40))
     M, seed = data.draw(st.integers(d, N * d)), data.draw(st.integers(0, 99))
-    density, direction = data.draw(st.floats(0, 1)), data.draw(st.sampled_from(("forward", "backward")))
+    density, direction = (
+        data.draw(st.floats(0, 1)),
+        data.draw(st.sampled_from(("forward", "backward"))),
+    )
     blocks = theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks
     mask = np.random.default_rng(seed).random((blocks.T_r, blocks.T_c)) < density
     asked: dict[str, Any] = {"block_mask": mask, "direction": direction, "sizing": "paper"}
@@ -405,22 +531,34 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
     for N, d in {(N, d) for N, d, _ in in_range()}:
         for M in {-(-N * d // 4), -(-N * d // 3), N * d // 2, N * d - 1, N * d}:
             if d <= M <= N * d <= 4 * M:
-                got = theory.exact("flash", N=N, d=d, M=M, direction=direction, sizing="paper").accesses
+                got = theory.exact(
+                    "flash", N=N, d=d, M=M, direction=direction, sizing="paper"
+                ).accesses
                 floor = theory.compulsory(N, N, d, d, direction)
-                assert floor <= got <= theory.flash_over_compulsory_constant(d, direction) * floor, (N, d, M)
+                assert (
+                    floor <= got <= theory.flash_over_compulsory_constant(d, direction) * floor
+                ), (N, d, M)
                 least = Fraction(M, N * d)
-                attained += got == theory.flash_over_compulsory_constant(d, direction, least) * floor
-                assert got <= theory.flash_over_compulsory_constant(d, direction, least) * floor, (N, d, M)
+                attained += (
+                    got == theory.flash_over_compulsory_constant(d, direction, least) * floor
+                )
+                assert got <= theory.flash_over_compulsory_constant(d, direction, least) * floor, (
+                    N,
+                    d,
+                    M,
+                )
     assert attained > 100  # as T_c = ⌈4Nd/M⌉ wherever 4d divides M, and often besides
     assert theory.flash_over_compulsory_constant(64, c=1.0) == (3 + 2 / 64 + 4 * (3 + 4 / 64)) / 4
     assert theory.block_sparse_constants(64, "backward") == (28 / 9, (5 + 2 / 64) * 25 / 4)
-    third = theory.flash_over_compulsory_constant(64, c=Fraction(1, 3))  # a float's third is less, and would make it 13
+    # a float's third is less, and would make it 13
+    third = theory.flash_over_compulsory_constant(64, c=Fraction(1, 3))
     assert third == (3 + Fraction(2, 64) + 12 * (3 + Fraction(4, 64))) / 4
     with pytest.raises(ValueError, match="0 < c"):
         theory.flash_over_compulsory_constant(64, c=2.0)
 
 
-# -------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------
+# refusals
 
 
 class FirstHalf(Mask):
@@ -433,7 +571,9 @@ class FirstHalf(Mask):
 class FirstHalfBand(FirstHalf):
     """The same, which says what it allows as a band."""
 
-    def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Any) -> Any:
+    def live(
+        self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Any
+    ) -> Any:
         return np.broadcast_to(cols < shape.N_k // 2, np.broadcast_shapes(rows.shape, cols.shape))
 
     def band(self, shape: Shape, head: Any) -> Band:
@@ -443,11 +583,23 @@ class FirstHalfBand(FirstHalf):
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
     mask, allowed = FirstHalfBand() & Causal(), np.tri(23, dtype=bool) & (np.arange(23) < 11)
-    drawn: dict[str, Any] = {"N": 23, "d": 2, "M": 10_000, "blocks": (2, 5), "block_mask": "live", "heads": 4}
+    drawn: dict[str, Any] = {
+        "N": 23,
+        "d": 2,
+        "M": 10_000,
+        "blocks": (2, 5),
+        "block_mask": "live",
+        "heads": 4,
+    }
     exact = theory.exact("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask)
     same(flashsim.count("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask), exact)
     if gqa == "separate":
-        live = [(i, j) for i in range(0, 23, 2) for j in range(0, 23, 5) if allowed[i : i + 2, j : j + 5].any()]
+        live = [
+            (i, j)
+            for i in range(0, 23, 2)
+            for j in range(0, 23, 5)
+            if allowed[i : i + 2, j : j + 5].any()
+        ]
         assert exact.hbm.by_array["m"].reads == 4 * sum(min(2, 23 - i) for i, _ in live)
     how = {
         **drawn,
@@ -490,7 +642,8 @@ def test_constants_are_those_of_their_proofs() -> None:
     assert theory.q_outer_constants(4) == (8 / 5, 12.25)
     assert theory.q_outer_constants(4, "backward") == (16 / 5, 29.75)
     assert theory.small_cache_constants(4) == (4, 4 * math.sqrt(11) + 6.25)
-    assert theory.small_cache_constants(4, 21) == (4, 4 * math.sqrt(1 + 6 / 3 + 4 / 9) + 6.25)  # b = 3
+    # b = 3
+    assert theory.small_cache_constants(4, 21) == (4, 4 * math.sqrt(1 + 6 / 3 + 4 / 9) + 6.25)
     assert theory.standard_constants() == (4, 12)
     assert theory.standard_small_M_constants() == (8 / 5, 8)
     assert theory.standard_backward_constants() == (7, 23)

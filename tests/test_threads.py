@@ -1,4 +1,6 @@
-"""Runs in several threads at once: their results are their own, and the process's settings afterwards what they were."""
+"""Runs in several threads at once: their results are their own, and the process's settings
+afterwards what they were.
+"""
 
 import os
 import subprocess
@@ -25,8 +27,12 @@ def limits() -> list[int]:
 
 
 def give_blas(*threads: int) -> None:
-    """Set its number of threads, and leave every thread free to set another: threadpoolctl gives that to one alone."""
-    for library, number in zip(BLAS.lib_controllers, threads * len(BLAS.lib_controllers), strict=False):
+    """Set its number of threads, and leave every thread free to set another: threadpoolctl gives
+    that to one alone.
+    """
+    for library, number in zip(
+        BLAS.lib_controllers, threads * len(BLAS.lib_controllers), strict=False
+    ):
         library.set_num_threads(number)
         if hasattr(library, "clear_controlling_thread"):
             library.clear_controlling_thread(force=True)
@@ -44,7 +50,9 @@ def two_blas_threads() -> Iterator[None]:
 
 
 def test_blas_has_its_threads_back_after_runs_at_once() -> None:
-    """All are inside at the same time, and leave in an order of their own; one leaves by an exception, one goes in twice."""
+    """All are inside at the same time, and leave in an order of their own; one leaves by an
+    exception, one goes in twice.
+    """
     before, everywhere = limits(), np.geterr()
     together, want = threading.Barrier(THREADS), flashsim.forward("flash", Q, K, V).O
 
@@ -61,7 +69,9 @@ def test_blas_has_its_threads_back_after_runs_at_once() -> None:
         with np.errstate(all="raise"):
             mine = np.geterr()
             try:
-                run = flashsim.forward("flash", Q, K, V, on_head=lambda done, heads: on_head(number, done, heads))
+                run = flashsim.forward(
+                    "flash", Q, K, V, on_head=lambda done, heads: on_head(number, done, heads)
+                )
             except KeyError:
                 return None
             finally:

@@ -1,4 +1,6 @@
-"""The trace: that it is what the memory told, that files bring it back, and that what is derived from it is right."""
+"""The trace: that it is what the memory told, that files bring it back, and that what is derived
+from it is right.
+"""
 
 import base64
 import gzip
@@ -33,12 +35,19 @@ from .cases import with_trace
 Array = NDArray[Any]
 
 
-def operands(n: int, d: int, *, n_k: int | None = None, seed: int = 0, leading: tuple[int, ...] = ()) -> list[Array]:
+def operands(
+    n: int, d: int, *, n_k: int | None = None, seed: int = 0, leading: tuple[int, ...] = ()
+) -> list[Array]:
     rng = np.random.default_rng(seed)
-    return [rng.standard_normal((*leading, rows, d)).astype(np.float32) * 2 for rows in (n, n_k or n, n_k or n)]
+    return [
+        rng.standard_normal((*leading, rows, d)).astype(np.float32) * 2
+        for rows in (n, n_k or n, n_k or n)
+    ]
 
 
-def recorded(name: str = "flash", n: int = 13, d: int = 4, blocks: tuple[int, int] = (3, 5), **options: Any) -> Trace:
+def recorded(
+    name: str = "flash", n: int = 13, d: int = 4, blocks: tuple[int, int] = (3, 5), **options: Any
+) -> Trace:
     Q, K, V = operands(n, d, n_k=options.pop("n_k", None), seed=options.pop("seed", 0))
     return flashsim.trace(name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=64, **options)
 
@@ -47,7 +56,9 @@ def gradient(n: int, d: int, leading: tuple[int, ...] = ()) -> Array:
     return np.random.default_rng(7).standard_normal((*leading, n, d)).astype(np.float32)
 
 
-def recorded_backward(name: str = "flash", n: int = 13, blocks: tuple[int, int] = (3, 5), **options: Any) -> Trace:
+def recorded_backward(
+    name: str = "flash", n: int = 13, blocks: tuple[int, int] = (3, 5), **options: Any
+) -> Trace:
     return recorded(name, n, 4, blocks, dO=gradient(n, 4), **options)
 
 
@@ -56,7 +67,10 @@ def same(a: Trace, b: Trace) -> bool:
     if a.about != b.about or len(a.events) != len(b.events):
         return False
     for x, y in zip(a.events, b.events, strict=True):
-        if x._replace(value=None, site=("", 0)) != y._replace(value=None, site=("", 0)) or x.site[1] != y.site[1]:
+        if (
+            x._replace(value=None, site=("", 0)) != y._replace(value=None, site=("", 0))
+            or x.site[1] != y.site[1]
+        ):
             return False
         if x.value is None or y.value is None:
             if x.value is not y.value:
@@ -66,7 +80,8 @@ def same(a: Trace, b: Trace) -> bool:
     return True
 
 
-# --------------------------------------------------------------------------------------------- it is what happened
+# --------------------------------------------------------------------------------------------- it
+# is what happened
 
 
 class Watch:
@@ -79,7 +94,17 @@ class Watch:
         traffic = event.sram.hbm.traffic
         occupancy = event.sram.occupancy - (event.elements if event.kind == "evict" else 0)
         value = None if event.tile is None or event.kind == "evict" else event.tile.copy()
-        self.seen.append((event.kind, event.name, occupancy, event.sram.resident, traffic.reads, traffic.writes, value))
+        self.seen.append(
+            (
+                event.kind,
+                event.name,
+                occupancy,
+                event.sram.resident,
+                traffic.reads,
+                traffic.writes,
+                value,
+            )
+        )
 
 
 PASSES = [(name, "forward") for name in FORWARD] + [(name, "backward") for name in BACKWARD]
@@ -94,9 +119,13 @@ def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direc
         run, run_trace = with_trace(flashsim.forward, name, Q, K, V, M=64, observers=[watch])
     else:
         before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, sizing="paper")
-        run, run_trace = with_trace(flashsim.backward, name, before, gradient(13, 4), observers=[watch])
+        run, run_trace = with_trace(
+            flashsim.backward, name, before, gradient(13, 4), observers=[watch]
+        )
         other = flashsim.theory.exact("standard", N=13, d=4, M=64, direction="backward")
-        assert run_trace.about.standard == (None if name == "standard" else (other.reads, other.writes))
+        assert run_trace.about.standard == (
+            None if name == "standard" else (other.reads, other.writes)
+        )
     assert len(run_trace.events) == len(watch.seen)
     for event, seen in zip(run_trace.events, watch.seen, strict=True):
         kind, block, occupancy, resident, reads, writes, value = seen
@@ -131,7 +160,9 @@ def test_blocks_say_where_they_are_and_at_which_line() -> None:
     loads = [event for event in masked.events if event.kind == "load" and event.array == "mask"]
     assert {event.label for event in loads} == {"line 11"}  # that masks
     assert all(event.site[0].endswith("algorithm_2_flash.py") for event in loads)
-    assert [event.label for event in recorded(dropout_p=0.5).events if event.array == "R"] == ["line 1"]
+    assert [event.label for event in recorded(dropout_p=0.5).events if event.array == "R"] == [
+        "line 1"
+    ]
 
 
 def test_stored_values_are_the_result() -> None:
@@ -148,7 +179,10 @@ def test_stored_values_are_the_result() -> None:
 
 def test_it_is_off_by_default_and_changes_nothing() -> None:
     Q, K, V = operands(13, 4)
-    plain, (watched, _) = flashsim.forward("flash", Q, K, V), with_trace(flashsim.forward, "flash", Q, K, V)
+    plain, (watched, _) = (
+        flashsim.forward("flash", Q, K, V),
+        with_trace(flashsim.forward, "flash", Q, K, V),
+    )
     assert plain._repr_html_().startswith("<table>")
     assert np.array_equal(plain.O, watched.O)
     assert plain.hbm == watched.hbm
@@ -162,7 +196,8 @@ def test_counting_and_too_long_a_run_are_refused(monkeypatch: pytest.MonkeyPatch
         recorded()
 
 
-# ----------------------------------------------------------------------------------------------------------- heads
+# --------------------------------------------------------------------------------------------------
+# heads
 
 
 def test_a_head_is_chosen_with_its_kv_head() -> None:
@@ -182,42 +217,69 @@ def test_of_many_heads_a_run_keeps_the_first_and_grouped_ones_are_one_problem() 
     assert run.hbm.reads == 3 * run_trace.events[-1].reads
     Q, _, _ = operands(7, 4, leading=(4,))
     _, K, V = operands(7, 4, leading=(2,))
-    run, run_trace = with_trace(flashsim.forward, "flash", Q, K, V, M=64, gqa="grouped", causal=True)
+    run, run_trace = with_trace(
+        flashsim.forward, "flash", Q, K, V, M=64, gqa="grouped", causal=True
+    )
     assert run_trace.about.shape.N_q == 14
     assert run.hbm.reads == 2 * run_trace.events[-1].reads
     assert all(array.exact == (array.reads, array.writes) for array in run_trace.about.arrays)
 
 
-# ----------------------------------------------------------------------------------------------------------- steps
+# --------------------------------------------------------------------------------------------------
+# steps
 
 
 def test_a_step_is_a_line_in_a_turn() -> None:
     trace = recorded("flash_basic", 64, 16, (8, 8))
     assert len(trace.steps) == 1 + 8 + 8 * 8 * 6
     labels = [step.label for step in trace.steps]
-    assert labels[:8] == ["line 2", "line 6", "line 8", "line 9", "line 10", "line 11", "line 12", "line 13"]
+    assert labels[:8] == [
+        "line 2",
+        "line 6",
+        "line 8",
+        "line 9",
+        "line 10",
+        "line 11",
+        "line 12",
+        "line 13",
+    ]
     covered = [n for step in trace.steps for n in range(step.first, step.last + 1)]
-    assert covered == [n for n, e in enumerate(trace.events) if e.kind in ("init", "load", "compute", "store")]
+    assert covered == [
+        n for n, e in enumerate(trace.events) if e.kind in ("init", "load", "compute", "store")
+    ]
 
 
 @pytest.mark.parametrize(("name", "direction"), PASSES)
-def test_steps_cover_the_data_events_and_show_what_a_record_follows(name: str, direction: str) -> None:
-    """Each quantity that a record says is followed occurs, with as many rows as the rows, or keys, that are on chip."""
+def test_steps_cover_the_data_events_and_show_what_a_record_follows(
+    name: str, direction: str
+) -> None:
+    """Each quantity that a record says is followed occurs, with as many rows as the rows, or
+    keys, that are on chip.
+    """
     record = recorded if direction == "forward" else recorded_backward
     trace = record(name, causal=name != "flash_basic")
     covered = [n for step in trace.steps for n in range(step.first, step.last + 1)]
-    assert covered == [n for n, e in enumerate(trace.events) if e.kind in ("init", "load", "compute", "store")]
+    assert covered == [
+        n for n, e in enumerate(trace.events) if e.kind in ("init", "load", "compute", "store")
+    ]
     kinds = dict(trace.about.follows)
     assert tuple(kinds) == (FORWARD if direction == "forward" else BACKWARD)[name].follows
     found = set()
     for step in trace.steps:
-        assert {(event.label, event.loops) for event in trace.of(step)} == {(step.label, step.loops)}
+        assert {(event.label, event.loops) for event in trace.of(step)} == {
+            (step.label, step.loops)
+        }
         for quantity, pair in step.pairs.items():
             span = step.cols if kinds[quantity][0] == "N_k" else step.rows
             found |= {quantity for tile in pair if tile is not None}
-            assert {len(tile) for tile in pair if tile is not None and span} <= ({span[1] - span[0]} if span else set())
+            assert {len(tile) for tile in pair if tile is not None and span} <= (
+                {span[1] - span[0]} if span else set()
+            )
     assert found == set(kinds)
-    labels, listed = {step.label for step in trace.steps}, {label_of(line) for line in trace.about.listing}
+    labels, listed = (
+        {step.label for step in trace.steps},
+        {label_of(line) for line in trace.about.listing},
+    )
     assert name == "rabe_staats" or labels <= listed, labels - listed
 
 
@@ -238,22 +300,35 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
         for i in sram.loop(blocks.T_r):
             S_ij = sram.on_chip(sram.load(Q[i]) @ sram.load(K[0]).T)
             masked = sram.on_chip(MASK(S_ij, i, 0))
-            sram.store(O[i], sram.on_chip(np.exp(masked) @ sram.load(V[0]) / np.exp(masked).sum(axis=1, keepdims=True)))
+            sram.store(
+                O[i],
+                sram.on_chip(
+                    np.exp(masked) @ sram.load(V[0]) / np.exp(masked).sum(axis=1, keepdims=True)
+                ),
+            )
         return O
 
     first = mine.__code__.co_firstlineno
     Q, K, V = operands(6, 2)
     trace = flashsim.trace(mine, Q, K, V, blocks=(3, 6), M=200, mask=np.ones((6, 6), bool))
-    at = {event.name: event.label for event in trace.events if event.kind in ("load", "store", "compute")}
+    at = {
+        event.name: event.label
+        for event in trace.events
+        if event.kind in ("load", "store", "compute")
+    }
     assert at["Q[0]"] == at["S_ij"] == f"line {first + 4} of test_trace.py"
     assert at["mask[0, 0]"] == at["masked"] == f"line {first + 5} of test_trace.py"
     assert at["O[1]"] == f"line {first + 6} of test_trace.py"
     printed = "\n".join(text.lines(trace))
-    assert f"line {first + 5} of test_trace.py · i = 1\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n" in printed
+    assert (
+        f"line {first + 5} of test_trace.py · i = 1\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n"
+        in printed
+    )
     ledger = Ledger()
     flashsim.count(mine, N=6, d=2, blocks=(3, 6), M=200, observers=[ledger])
     assert {(m.label, m.array) for m in ledger.movements} == {
-        (f"line {first + line} of test_trace.py", array) for line, array in ((4, "Q"), (4, "K"), (6, "V"), (6, "O"))
+        (f"line {first + line} of test_trace.py", array)
+        for line, array in ((4, "Q"), (4, "K"), (6, "V"), (6, "O"))
     }
 
 
@@ -265,16 +340,28 @@ def test_a_line_that_loads_and_computes_makes_two_steps() -> None:
 
 @pytest.mark.parametrize("name", ["flash", "block_sparse", "q_outer"])
 @given(seed=st.integers(0, 99), n_k=st.integers(3, 14), causal=st.booleans())
-def test_tiles_and_maxima_are_those_of_the_scores(name: str, seed: int, n_k: int, causal: bool) -> None:
-    """Every (i, j) is visited as the loops go; a step's moves are those of the running maximum of the scores."""
+def test_tiles_and_maxima_are_those_of_the_scores(
+    name: str, seed: int, n_k: int, causal: bool
+) -> None:
+    """Every (i, j) is visited as the loops go; a step's moves are those of the running maximum
+    of the scores.
+    """
     Q, K, V = operands(13, 4, n_k=n_k, seed=seed)
     options: dict[str, Any] = {"block_mask": patterns.butterfly} if name == "block_sparse" else {}
-    trace = flashsim.trace(name, Q, K, V, sizing=Fixed(3, 5, enforced=False), M=64, causal=causal, **options)
-    allowed = np.arange(n_k)[None, :] <= np.arange(13)[:, None] + n_k - 13 if causal else np.ones((13, n_k), bool)
+    trace = flashsim.trace(
+        name, Q, K, V, sizing=Fixed(3, 5, enforced=False), M=64, causal=causal, **options
+    )
+    allowed = (
+        np.arange(n_k)[None, :] <= np.arange(13)[:, None] + n_k - 13
+        if causal
+        else np.ones((13, n_k), bool)
+    )
     m = np.full(13, -np.inf)
     visits = []
     for step in trace.steps:
-        made = [event for event in trace.events[step.first : step.last + 1] if event.name == "m_i_new"]
+        made = [
+            event for event in trace.events[step.first : step.last + 1] if event.name == "m_i_new"
+        ]
         if not made:
             assert (step.moved, step.rescaled) == (0, 0)
             continue
@@ -297,9 +384,16 @@ def test_tiles_and_maxima_are_those_of_the_scores(name: str, seed: int, n_k: int
     if name == "flash":
         assert visits == [(i, j) for j in range(T_c) for i in range(5)]
     if name == "block_sparse":
-        assert sorted(visits) == [tuple(at) for at in np.argwhere(patterns.butterfly(5, T_c)).tolist()]
+        assert sorted(visits) == [
+            tuple(at) for at in np.argwhere(patterns.butterfly(5, T_c)).tolist()
+        ]
     if name == "q_outer":
-        live = [(i, j) for i in range(5) for j in range(T_c) if allowed[3 * i : 3 * i + 3, 5 * j : 5 * j + 5].any()]
+        live = [
+            (i, j)
+            for i in range(5)
+            for j in range(T_c)
+            if allowed[3 * i : 3 * i + 3, 5 * j : 5 * j + 5].any()
+        ]
         assert visits == live
 
 
@@ -321,7 +415,8 @@ def test_old_and_new_of_a_tile_follow_from_each_other(name: str) -> None:
             done[key] = new
 
 
-# ---------------------------------------------------------------------------------------------------------- backward
+# --------------------------------------------------------------------------------------------------
+# backward
 
 
 def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
@@ -333,7 +428,9 @@ def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
     assert plain._repr_html_().startswith("<table>")
     assert np.array_equal(plain.dQ, made.dQ)
     assert plain.hbm == made.hbm
-    assert made_trace._repr_html_().startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
+    assert made_trace._repr_html_().startswith(
+        '<iframe sandbox="allow-scripts allow-downloads" srcdoc="'
+    )
     with pytest.raises(ValueError, match="backward pass here"):
         flashsim.trace("flash_basic", Q, K, V, dO=gradient(13, 4), M=64)
 
@@ -341,13 +438,19 @@ def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
 @pytest.mark.parametrize("name", ["flash", "q_outer"])
 def test_a_backward_pass_goes_through_its_tiles_key_block_by_key_block(name: str) -> None:
     trace = recorded_backward(name)
-    assert [s.tile for s in trace.steps if s.label == "line 20"] == [(i, j) for j in range(3) for i in range(5)]
+    assert [s.tile for s in trace.steps if s.label == "line 20"] == [
+        (i, j) for j in range(3) for i in range(5)
+    ]
     assert {(s.moved, s.rescaled) for s in trace.steps} == {(0, 0)}
 
 
-@pytest.mark.parametrize("name", ["flash", "block_sparse", "q_outer", "q_outer_two_pass", "standard"])
+@pytest.mark.parametrize(
+    "name", ["flash", "block_sparse", "q_outer", "q_outer_two_pass", "standard"]
+)
 def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
-    """dQ of a row block and dK, dV of a key block: each old is the new before, from 0 on, and the last new is the result."""
+    """dQ of a row block and dK, dV of a key block: each old is the new before, from 0 on, and
+    the last new is the result.
+    """
     options: dict[str, Any] = {"block_mask": patterns.butterfly} if name == "block_sparse" else {}
     Q, K, V = operands(13, 4)
     sizing, dO = Fixed(3, 5, enforced=False), gradient(13, 4)
@@ -359,9 +462,12 @@ def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
         for step in made_trace.steps:
             inside = made_trace.events[step.first : step.last + 1]
             old, new = step.pairs.get(array, (None, None))
-            if new is None or not any(event.kind == "compute" and event.value is new for event in inside):
+            if new is None or not any(
+                event.kind == "compute" and event.value is new for event in inside
+            ):
                 continue
-            if step.rows is None or step.cols is None:  # zeros, set before what is on chip says of which rows they are
+            # zeros, set before what is on chip says of which rows they are
+            if step.rows is None or step.cols is None:
                 assert not new.any()
                 continue
             block = slice(*(step.cols if keys else step.rows))
@@ -374,17 +480,26 @@ def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
 
 
 def test_what_left_the_chip_is_no_longer_shown_and_D_is_for_its_rows() -> None:
-    dO, O = gradient(13, 4), flashsim.forward("flash", *operands(13, 4), M=64, sizing=Fixed(3, 5, enforced=False)).O
+    dO, O = (
+        gradient(13, 4),
+        flashsim.forward("flash", *operands(13, 4), M=64, sizing=Fixed(3, 5, enforced=False)).O,
+    )
     for step in recorded_backward().steps:
         number = int((step.label or "line 0").split()[1])
-        expected = {"dK", "dV"} | ({"dQ"} if number < 24 else set()) | ({"D"} if 19 <= number < 24 else set())
+        expected = (
+            {"dK", "dV"}
+            | ({"dQ"} if number < 24 else set())
+            | ({"D"} if 19 <= number < 24 else set())
+        )
         if number >= 10:
             assert set(step.pairs) == expected, step
         if number == 20:
             assert step.rows is not None
             rows, new = slice(*step.rows), step.pairs["D"][1]
             assert new is not None
-            np.testing.assert_allclose(new[:, 0], (dO[rows] * O[rows]).sum(axis=1), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                new[:, 0], (dO[rows] * O[rows]).sum(axis=1), rtol=1e-5, atol=1e-6
+            )
 
 
 def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
@@ -406,11 +521,21 @@ def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
 
 @pytest.mark.parametrize(
     ("head", "said"),
-    [([], r"\[\]"), (1.5, "1.5"), ((0, 1.0), r"\(0, 1.0\)"), ("0", "'0'"), (True, "True"), ((0, -1), r"\(0, -1\)"), ((0, 2), "")],
+    [
+        ([], r"\[\]"),
+        (1.5, "1.5"),
+        ((0, 1.0), r"\(0, 1.0\)"),
+        ("0", "'0'"),
+        (True, "True"),
+        ((0, -1), r"\(0, -1\)"),
+        ((0, 2), ""),
+    ],
 )
 def test_a_head_that_is_none_is_refused(head: Any, said: str) -> None:
     Q = np.ones((1, 2, 3, 2), np.float32)
-    with pytest.raises(ValueError, match=rf"head is {said}.*; expected an index into Q's leading axes \(1, 2\)"):
+    with pytest.raises(
+        ValueError, match=rf"head is {said}.*; expected an index into Q's leading axes \(1, 2\)"
+    ):
         flashsim.trace("flash", Q, Q, Q, head=head)
 
 
@@ -420,7 +545,12 @@ def test_operands_are_checked_before_a_head_is_taken() -> None:
     assert flashsim.trace("flash", X, X, X, head=()).steps  # of no leading axes: the only one
     for Q, K, asked, said in (
         (heads, X, {"head": (0, 1)}, "leading axes must be equal"),
-        (heads, heads, {"dO": X, "head": (0, 1)}, r"dO has shape \(3, 2\); expected that of O, \(1, 2, 3, 2\)"),
+        (
+            heads,
+            heads,
+            {"dO": X, "head": (0, 1)},
+            r"dO has shape \(3, 2\); expected that of O, \(1, 2, 3, 2\)",
+        ),
         (X, X, {"dO": np.ma.masked_array(X, mask=X > 0)}, "dO is a masked array"),
         (X, X, {"dO": [[1], [1, 2]]}, r"dO is \[\[1\], \[1, 2\]\]; expected an array"),
     ):
@@ -428,13 +558,18 @@ def test_operands_are_checked_before_a_head_is_taken() -> None:
             flashsim.trace("flash", Q, K, K, **asked)
 
 
-# ----------------------------------------------------------------------------------------------------------- files
+# --------------------------------------------------------------------------------------------------
+# files
 
 
 @pytest.mark.parametrize("name", ["standard", "split_kv", "flash, backward"])
 def test_a_file_brings_the_trace_back(name: str, tmp_path: Path) -> None:
     name, _, backward = name.partition(", ")
-    trace = recorded_backward(name, causal=True, dropout_p=0.3) if backward else recorded(name, causal=True, n_k=17)
+    trace = (
+        recorded_backward(name, causal=True, dropout_p=0.3)
+        if backward
+        else recorded(name, causal=True, n_k=17)
+    )
     path = trace.save(tmp_path / "run.json.gz")
     back = flashsim.load_trace(path)
     assert same(back, trace)
@@ -476,7 +611,9 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         "cut": gzip.compress(json.dumps(good).encode())[:500],
         "empty": b"",
         "plain": json.dumps(good).encode(),
-        "lacking": gzip.compress(json.dumps({k: v for k, v in good.items() if k != "events"}).encode()),
+        "lacking": gzip.compress(
+            json.dumps({k: v for k, v in good.items() if k != "events"}).encode()
+        ),
         "unequal": gzip.compress(json.dumps(good | {"values": good["values"][:64]}).encode()),
     }
     for name, content in bad.items():
@@ -488,7 +625,8 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         flashsim.load_trace(tmp_path / "run.html")
 
 
-# ------------------------------------------------------------------------------------------------------------ page
+# --------------------------------------------------------------------------------------------------
+# page
 
 
 def in_page(html: str) -> Any:
@@ -512,8 +650,13 @@ def test_few_steps_keep_values_and_many_drop_them_and_say_so() -> None:
     assert any(event.value is not None for event in trace.events)
 
 
-def test_the_command_says_when_values_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few, many = (["step", "--n", str(n), "--blocks", "8", "8", "-o", str(tmp_path / "page.html")] for n in (16, 128))
+def test_the_command_says_when_values_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few, many = (
+        ["step", "--n", str(n), "--blocks", "8", "8", "-o", str(tmp_path / "page.html")]
+        for n in (16, 128)
+    )
     assert main(few) == 0
     assert "left out" not in capsys.readouterr().out
     assert main(many) == 0
@@ -530,7 +673,9 @@ def test_a_large_page_drops_values_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_page_s_size_is_as_studied() -> None:
-    """The study: 74 kB and 0.9 MB, trace alone. With the player's own 97 kB and exact values it is 0.25 and 1.35 MB."""
+    """The study: 74 kB and 0.9 MB, trace alone. With the player's own 97 kB and exact values it
+    is 0.25 and 1.35 MB.
+    """
     assert len(recorded("flash_basic", 64, 16, (8, 8)).html()) < 260_000
     assert len(recorded("flash_basic", 256, 16, (16, 16)).html()) < 1_400_000
 
@@ -550,18 +695,29 @@ def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
 def test_listings_are_found() -> None:
     assert any("where M_ij ≠ 0" in line for line in recorded_backward("block_sparse").about.listing)
     assert listing_of("A module.\n\nIt has no listing.\n") == ()
-    continued = "A module.\n\n    Require: Q\n    1 S = Q Kᵀ,\n      masked\n    2 return S\n\nIts end."
+    continued = (
+        "A module.\n\n    Require: Q\n    1 S = Q Kᵀ,\n      masked\n    2 return S\n\nIts end."
+    )
     assert listing_of(continued) == ("Require: Q", "1 S = Q Kᵀ, masked", "2 return S")
 
 
-# -------------------------------------------------------------------------------------------------- bugs and the CLI
+# --------------------------------------------------------------------------------------------------
+# bugs and the CLI
 
 
-@pytest.mark.parametrize(("direction", "bug"), [("forward", bug) for bug in BUGS] + [("backward", bug) for bug in BACKWARD_BUGS])
+@pytest.mark.parametrize(
+    ("direction", "bug"),
+    [("forward", bug) for bug in BUGS] + [("backward", bug) for bug in BACKWARD_BUGS],
+)
 def test_a_planted_bug_is_in_the_copy_and_not_in_the_original(direction: str, bug: str) -> None:
     Q, K, V = operands(13, 4)
     backward = direction == "backward"
-    options: dict[str, Any] = {"M": 64, "sizing": "paper", "causal": True, "dO": gradient(13, 4) if backward else None}
+    options: dict[str, Any] = {
+        "M": 64,
+        "sizing": "paper",
+        "causal": True,
+        "dO": gradient(13, 4) if backward else None,
+    }
     right = flashsim.trace("flash", Q, K, V, **options)
     wrong = flashsim.trace(with_bug("flash", bug, direction), Q, K, V, **options)
     assert (BACKWARD_BUGS if backward else BUGS)[bug][0] in wrong.about.title
@@ -583,16 +739,30 @@ def test_a_planted_bug_is_in_the_copy_and_not_in_the_original(direction: str, bu
     ("asked", "titles"),
     [
         ("--algorithm flash --n 12 --d 4 --blocks 3 4 --causal", ["Algorithm 2, FlashAttention"]),
-        ("--causal --vs q_outer", ["Algorithm 2, FlashAttention", "FlashAttention, loops exchanged"]),
+        (
+            "--causal --vs q_outer",
+            ["Algorithm 2, FlashAttention", "FlashAttention, loops exchanged"],
+        ),
         ("--bug no_rescale", ["Algorithm 2, FlashAttention", "not rescaled"]),
         ("--backward --blocks 3 4", ["Algorithm 4, FlashAttention, backward"]),
-        ("--backward --algorithm q_outer_two_pass --blocks 3 4", ["FlashAttention, loops exchanged, backward in two passes"]),
-        ("--backward --vs standard", ["Algorithm 4, FlashAttention, backward", "Algorithm 3, standard attention, backward"]),
+        (
+            "--backward --algorithm q_outer_two_pass --blocks 3 4",
+            ["FlashAttention, loops exchanged, backward in two passes"],
+        ),
+        (
+            "--backward --vs standard",
+            ["Algorithm 4, FlashAttention, backward", "Algorithm 3, standard attention, backward"],
+        ),
         ("--backward --bug overwrite", ["Algorithm 4, FlashAttention, backward", "overwritten"]),
-        ("--backward block_sparse --block-mask butterfly --vs flash", ["Algorithm 5", "Algorithm 4, FlashAttention, backward"]),
+        (
+            "--backward block_sparse --block-mask butterfly --vs flash",
+            ["Algorithm 5", "Algorithm 4, FlashAttention, backward"],
+        ),
     ],
 )
-def test_step_writes_a_page(asked: str, titles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_writes_a_page(
+    asked: str, titles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "x.html"
     assert main(["step", *asked.split(), "-o", str(path)]) == 0
     data = in_page(path.read_text(encoding="utf-8"))
@@ -609,10 +779,20 @@ def test_step_writes_a_page(asked: str, titles: list[str], tmp_path: Path, capsy
 
 @pytest.mark.parametrize(
     "asked",
-    ["", "--blocks 3 4 --causal", "--algorithm standard", "--backward", "--backward --algorithm q_outer_two_pass",
-     "--backward --algorithm block_sparse --block-mask butterfly", "--qkv x.npz --dropout 0.2", "--vs q_outer"],
-)  # fmt: skip
-def test_step_fits_the_memory_it_shows(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [
+        "",
+        "--blocks 3 4 --causal",
+        "--algorithm standard",
+        "--backward",
+        "--backward --algorithm q_outer_two_pass",
+        "--backward --algorithm block_sparse --block-mask butterfly",
+        "--qkv x.npz --dropout 0.2",
+        "--vs q_outer",
+    ],
+)
+def test_step_fits_the_memory_it_shows(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Q, K, V = operands(13, 4)
     np.savez("x.npz", q=Q, k=K, v=V)
@@ -665,8 +845,14 @@ def test_step_reads_a_head_of_a_file(tmp_path: Path) -> None:
     Q, K, V = operands(13, 4, leading=(4,))
     np.savez(tmp_path / "x.npz", q=Q, k=K, v=V)
     out = tmp_path / "run.json.gz"
-    assert main(["step", "--qkv", str(tmp_path / "x.npz"), "--head", "3", "--M", "64", "-o", str(out)]) == 0
-    read, made = flashsim.load_trace(out), flashsim.trace("flash", Q[3], K[3], V[3], M=64, sizing="fit")
+    assert (
+        main(["step", "--qkv", str(tmp_path / "x.npz"), "--head", "3", "--M", "64", "-o", str(out)])
+        == 0
+    )
+    read, made = (
+        flashsim.load_trace(out),
+        flashsim.trace("flash", Q[3], K[3], V[3], M=64, sizing="fit"),
+    )
     assert same(replace(read, about=replace(read.about, command="")), made)
 
 
@@ -696,7 +882,9 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
         (["--blocks", "3", "4", "--M", "20"], "does not fit"),
     ],
 )
-def test_step_refuses(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_step_refuses(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["step", *arguments]) == 2
     assert said in capsys.readouterr().err
@@ -714,8 +902,18 @@ def test_what_cannot_be_saved_is_refused_before_it_is_recorded(
 
 
 def test_lines_on_chip_are_spelled_and_others_are_not() -> None:
-    lines = ["    S_ij = on_chip(tau * Q_i @ K_j.T)", "    O_i[0] = on_chip(exp(m_i) + 1, over=O_i)", "    x = Q_i"]
+    lines = [
+        "    S_ij = on_chip(tau * Q_i @ K_j.T)",
+        "    O_i[0] = on_chip(exp(m_i) + 1, over=O_i)",
+        "    x = Q_i",
+    ]
     assert list(spelled([("a.py", 7, lines), ("b.py", 1, ["no Python"])])) == [
-        ("a.py", 7, 7, "S_ij", ["@", ["*", ["name", "tau", "tau"], ["name", "Q_i", "Q"]], ["T", ["name", "K_j", "K"]]]),
+        (
+            "a.py",
+            7,
+            7,
+            "S_ij",
+            ["@", ["*", ["name", "tau", "tau"], ["name", "Q_i", "Q"]], ["T", ["name", "K_j", "K"]]],
+        ),
         ("a.py", 8, 8, "O_i", ["+", ["call", "exp", [["name", "m_i", "m"]]], ["number", 1.0]]),
     ]

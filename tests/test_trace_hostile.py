@@ -1,4 +1,6 @@
-"""Files that are damaged, or made to do harm: what comes of them is a trace that works, or a ValueError that says why not."""
+"""Files that are damaged, or made to do harm: what comes of them is a trace that works, or a
+ValueError that says why not.
+"""
 
 import base64
 import gzip
@@ -45,7 +47,8 @@ def works_or_is_refused(folder: Path, content: bytes) -> None:
     assert list(text.lines(trace))
 
 
-# -------------------------------------------------------------------------------------------- one entry that is wrong
+# -------------------------------------------------------------------------------------------- one
+# entry that is wrong
 
 ENTRIES: list[tuple[str, Any, str]] = [
     ("about", [], "about is"),
@@ -110,7 +113,9 @@ ENTRIES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("entry", "value", "message"), ENTRIES, ids=lambda x: str(x)[:30])
-def test_a_wrong_entry_is_named(good: bytes, tmp_path: Path, entry: str, value: Any, message: str) -> None:
+def test_a_wrong_entry_is_named(
+    good: bytes, tmp_path: Path, entry: str, value: Any, message: str
+) -> None:
     data = json.loads(gzip.decompress(good))
     *way, last = [int(part) if part.isdigit() else part for part in entry.split(".")]
     inside = data
@@ -128,18 +133,23 @@ def test_a_trace_without_a_step_is_refused_and_residents_cannot_multiply(
     data = json.loads(gzip.decompress(good))
     for changed, said in (
         ({"events": {name: [] for name in data["events"]}}, "events has no step"),
-        ({"residents": [[n, 0, 1] for n in range(100)]}, "residents has more than 1,000 entries"),  # 1, 2, …, 100 entries
+        # 1, 2, …, 100 entries
+        ({"residents": [[n, 0, 1] for n in range(100)]}, "residents has more than 1,000 entries"),
     ):
         with pytest.raises(ValueError, match=said):
             read(tmp_path, gzip.compress(json.dumps(data | changed).encode()))
 
 
-# ------------------------------------------------------------------------------------------------------ whole files
+# --------------------------------------------------------------------------------------------------
+# whole files
 
 
 ZIPPED: dict[str, tuple[bytes | Callable[[bytes], bytes], str]] = {
     "cut": (lambda good: good[:-10], "not a gzip file, or a damaged one"),
-    "flipped": (lambda good: good[:100] + bytes([good[100] ^ 255]) + good[101:], "not a gzip file, or a damaged one"),
+    "flipped": (
+        lambda good: good[:100] + bytes([good[100] ^ 255]) + good[101:],
+        "not a gzip file, or a damaged one",
+    ),
     "deep": (gzip.compress(b"[" * 10**6), "nested too deeply"),
     "not utf-8": (gzip.compress(b'"\xff"'), "damaged JSON"),
     "not json": (gzip.compress(b"{"), "damaged JSON"),
@@ -151,7 +161,9 @@ ZIPPED: dict[str, tuple[bytes | Callable[[bytes], bytes], str]] = {
 @pytest.mark.parametrize("name", ZIPPED)
 def test_a_damaged_file_is_refused(good: bytes, tmp_path: Path, name: str) -> None:
     made, message = ZIPPED[name]
-    with pytest.raises(ValueError, match=rf"hostile\.json\.gz cannot be read as a trace: .*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"hostile\.json\.gz cannot be read as a trace: .*{message}"
+    ):
         read(tmp_path, made if isinstance(made, bytes) else made(good))
 
 
@@ -162,7 +174,8 @@ def test_what_is_not_there_is_an_os_error(tmp_path: Path) -> None:
         flashsim.load_trace(3)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------------------ bombs
+# --------------------------------------------------------------------------------------------------
+# bombs
 
 ZEROS = 30_000_000
 
@@ -179,7 +192,9 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, says: int | None) -> None:
     assert len(content) < 200_000
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=r"more than 200,000 bytes; load\(path, max_bytes=|damaged"):
+        with pytest.raises(
+            ValueError, match=r"more than 200,000 bytes; load\(path, max_bytes=|damaged"
+        ):
             read(tmp_path, content, max_bytes=200_000)
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
@@ -188,17 +203,22 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, says: int | None) -> None:
 
 def test_the_limit_can_be_raised_and_lowered(good: bytes, tmp_path: Path) -> None:
     for most in (len(good) - 1, len(good)):  # the file's size, and what it unpacks to
-        with pytest.raises(ValueError, match=f"more than {most:,} bytes; load.path, max_bytes=…. reads more"):
+        with pytest.raises(
+            ValueError, match=f"more than {most:,} bytes; load.path, max_bytes=…. reads more"
+        ):
             read(tmp_path, good, max_bytes=most)
     assert read(tmp_path, good, max_bytes=10**9).steps
     with pytest.raises(ValueError, match="max_bytes is 0; expected at least 1"):
         read(tmp_path, good, max_bytes=0)
 
 
-# ------------------------------------------------------------------------------------------------------- whatever else
+# --------------------------------------------------------------------------------------------------
+# whatever else
 
 HOW = st.sampled_from(["flip", "cut", "drop", "double"])
-EDITS = st.lists(st.tuples(HOW, st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4)
+EDITS = st.lists(
+    st.tuples(HOW, st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4
+)
 
 
 def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
@@ -206,9 +226,17 @@ def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
     for how, where, what in edits:
         at = int(where * len(content))
         if how == "flip":
-            content = content[:at] + bytes([content[at] ^ what]) + content[at + 1 :] if content else content
+            content = (
+                content[:at] + bytes([content[at] ^ what]) + content[at + 1 :]
+                if content
+                else content
+            )
         else:
-            rest = {"cut": b"", "drop": content[at + what :], "double": content[max(at - what, 0) :]}[how]
+            rest = {
+                "cut": b"",
+                "drop": content[at + what :],
+                "double": content[max(at - what, 0) :],
+            }[how]
             content = content[:at] + rest
     return content
 
@@ -216,9 +244,14 @@ def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
 @example(part="values", edits=[("double", 0.25, 1)])  # a maximum that falls
 @given(part=st.sampled_from(["file", "json", "values"]), edits=EDITS)
 def test_a_file_with_bytes_changed_works_or_is_refused(
-    good: bytes, tmp_path_factory: pytest.TempPathFactory, part: str, edits: list[tuple[str, float, int]]
+    good: bytes,
+    tmp_path_factory: pytest.TempPathFactory,
+    part: str,
+    edits: list[tuple[str, float, int]],
 ) -> None:
-    """In the file as it is, in the JSON before it is zipped, and in the values before they are base64."""
+    """In the file as it is, in the JSON before it is zipped, and in the values before they are
+    base64.
+    """
     folder = tmp_path_factory.getbasetemp()
     if part == "file":
         works_or_is_refused(folder, edited(good, edits))
@@ -236,7 +269,11 @@ KINDS = st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5
 VALUES = st.one_of(*KINDS, st.sampled_from([10**400, [], {}, [0], "Q[0]"]))
 
 
-@given(way=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8), value=VALUES, kept=st.integers(1, 4))
+@given(
+    way=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8),
+    value=VALUES,
+    kept=st.integers(1, 4),
+)
 def test_a_file_with_an_entry_changed_works_or_is_refused(
     good: bytes, tmp_path_factory: pytest.TempPathFactory, way: list[float], value: Any, kept: int
 ) -> None:

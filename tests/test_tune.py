@@ -33,9 +33,12 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     if name == "flash" and (options["causal"] or options["mask"] is not None):
         name, options = "block_sparse", {**options, "block_mask": "live"}
     N_q, N_k = options["N_q"], options["N_k"]
-    for blocks in itertools.product(range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)):
+    for blocks in itertools.product(
+        range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)
+    ):
         try:
-            flashsim.count(name, **{**options, **UNMASKED, "block_mask": None}, blocks=blocks)  # all tiles must fit
+            # all tiles must fit
+            flashsim.count(name, **{**options, **UNMASKED, "block_mask": None}, blocks=blocks)
             found.append(flashsim.count(name, **options, blocks=blocks).hbm.accesses)
         except SramOverflow:
             continue
@@ -51,7 +54,9 @@ def test_least_is_kept_where_V_is_narrower() -> None:
 def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) -> None:
     shape = Shape(13, 9, 5, 3)
     how: dict[str, Any] = {"M": 60, "dtype": "float16", "direction": direction}
-    options: list[dict[str, Any]] = [{"dropout_p": p, "mask": mask} for p in (0.0, 0.5) for mask in (None, SlidingWindow(2, 1))]
+    options: list[dict[str, Any]] = [
+        {"dropout_p": p, "mask": mask} for p in (0.0, 0.5) for mask in (None, SlidingWindow(2, 1))
+    ]
     for name, more in itertools.product(PASSES[direction], options):
         form = theory.form_of(name, direction)
         if form.plain and (more["dropout_p"] or more["mask"]):
@@ -79,12 +84,31 @@ def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
 @given(data=st.data())
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     N_q, N_k, d, d_v = (data.draw(st.integers(1, most)) for most in (7, 7, 6, 6))
-    options: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": data.draw(st.integers(5, 250))}
-    options |= {"causal": data.draw(st.booleans()), "direction": data.draw(st.sampled_from(("forward", "backward")))}
-    options["mask"] = data.draw(st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1))))
-    options["dropout_p"], least = data.draw(st.sampled_from((0.0, 0.5))), data.draw(st.integers(1, 4))
-    by_rows = {"q_outer_streamed": max(N_q, N_k), "q_outer_stored": N_q}  # passes of one row each, fewer than `least`
-    by_rows |= dict.fromkeys(("hybrid_streamed", "streamed"), N_q) if options["direction"] == "backward" else {}
+    options: dict[str, Any] = {
+        "N_q": N_q,
+        "N_k": N_k,
+        "d": d,
+        "d_v": d_v,
+        "M": data.draw(st.integers(5, 250)),
+    }
+    options |= {
+        "causal": data.draw(st.booleans()),
+        "direction": data.draw(st.sampled_from(("forward", "backward"))),
+    }
+    options["mask"] = data.draw(
+        st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1)))
+    )
+    options["dropout_p"], least = (
+        data.draw(st.sampled_from((0.0, 0.5))),
+        data.draw(st.integers(1, 4)),
+    )
+    # passes of one row each, fewer than `least`
+    by_rows = {"q_outer_streamed": max(N_q, N_k), "q_outer_stored": N_q}
+    by_rows |= (
+        dict.fromkeys(("hybrid_streamed", "streamed"), N_q)
+        if options["direction"] == "backward"
+        else {}
+    )
     tried = [
         name
         for name, algorithm in PASSES[options["direction"]].items()
@@ -113,13 +137,32 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
 
 def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys() -> None:
     """Of rows that make as few panels of queries, the fewest need not make as few of keys."""
-    options: dict[str, Any] = {"N_q": 5, "N_k": 4, "d": 1, "d_v": 1, "M": 9, "direction": "backward", **UNMASKED}
-    assert tune(**options).by_loops["standard"].accesses == by_trying_all("standard", 1, options) == 184
+    options: dict[str, Any] = {
+        "N_q": 5,
+        "N_k": 4,
+        "d": 1,
+        "d_v": 1,
+        "M": 9,
+        "direction": "backward",
+        **UNMASKED,
+    }
+    assert (
+        tune(**options).by_loops["standard"].accesses
+        == by_trying_all("standard", 1, options)
+        == 184
+    )
 
 
 def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
     """Blocks of 4 keys make as many as of 3, and Q and K one piece of d = 4 columns, not two."""
-    options: dict[str, Any] = {"N_q": 11, "N_k": 5, "d": 4, "d_v": 5, "M": 27, "direction": "backward"}
+    options: dict[str, Any] = {
+        "N_q": 11,
+        "N_k": 5,
+        "d": 4,
+        "d_v": 5,
+        "M": 27,
+        "direction": "backward",
+    }
     found = tune(**options).by_loops["small_cache"]
     assert (found.blocks.B_c, found.accesses) == (4, 1406)
     assert by_trying_all("small_cache", 1, {**options, **UNMASKED}) == 1406
@@ -141,28 +184,37 @@ def test_the_readmes_case() -> None:
     assert q_outer.accesses == 2 * 65_536 + 6 * 2 * 65_536 + 1024
     pinned = tuned.by_loops["q_outer_pinned"]
     assert pinned.blocks == best.blocks == Blocks(171, 1, N_q=1024, N_k=1024)
-    assert pinned.accesses == q_outer.accesses - 5 * 22 * 2 * 64  # 171 rows leave room for 22 of K, V
+    # 171 rows leave room for 22 of K, V
+    assert pinned.accesses == q_outer.accesses - 5 * 22 * 2 * 64
     assert best.algorithm == "streamed"
-    assert best.accesses == q_outer.accesses - 5 * 26 * 2 * 64  # without two of three statistics, and K_j, V_j, for 26
+    # without two of three statistics, and K_j, V_j, for 26
+    assert best.accesses == q_outer.accesses - 5 * 26 * 2 * 64
     assert tuned.bound is not None
     assert tuned.bound < best.accesses < 1.31 * tuned.bound
     assert tuned.paper["flash"].accesses == 2_406_400
     assert tuned.paper["flash"].peak == 27_776
     with pytest.raises(SramOverflow):
-        flashsim.count("q_outer", N=1024, d=64, M=25_600, blocks=(205, 1))  # T_r = 5 does not fit, however narrow K_j
+        # T_r = 5 does not fit, however narrow K_j
+        flashsim.count("q_outer", N=1024, d=64, M=25_600, blocks=(205, 1))
 
 
 def test_long_sequences_are_tuned_in_little_time_and_memory() -> None:
-    """A row of K and V at a time, in T_r = ⌈N/192⌉ passes; causally, half of them, and the diagonal."""
+    """A row of K and V at a time, in T_r = ⌈N/192⌉ passes; causally, half of them, and the
+    diagonal.
+    """
     tuned = tune(N=65_536, d=64, M=25_600)
     assert (tuned.by_loops["q_outer"].blocks) == Blocks(192, 1, N_q=65_536, N_k=65_536)
     assert tuned.bound is not None
     assert f"{tuned.by_loops['q_outer'].accesses / tuned.bound:.3f}" == "1.047"
-    assert f"{tuned.best.accesses / tuned.bound:.3f}" == "1.025"  # streamed: 196 rows in place of 192
+    # streamed: 196 rows in place of 192
+    assert f"{tuned.best.accesses / tuned.bound:.3f}" == "1.025"
     longest = best_of("q_outer", N=10**14, d=64, M=25_600)
     assert longest is not None
     assert longest.accesses == 10**14 * (2 * 64 + 1) + -(-(10**14) // 192) * 2 * 10**14 * 64
-    with pytest.raises(ValueError, match=r"up to 80,000,000 block sizes to try, for hours; expected at most 4,194,304"):
+    with pytest.raises(
+        ValueError,
+        match=r"up to 80,000,000 block sizes to try, for hours; expected at most 4,194,304",
+    ):
         tune(N=4 * 10**14, d=64, M=10**12)
 
 
@@ -180,7 +232,13 @@ def test_small_cache_wins_left_of_d_squared_and_loses_right_of_it() -> None:
 def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
     tuned = tune(N=64, d=32, M=20)
     assert set(tuned.by_loops) == {"small_cache", "tiles_streamed"}
-    assert set(tuned.paper) == {"small_cache", "small_cache_hybrid", "tiles_streamed", "hybrid_streamed", "streamed"}
+    assert set(tuned.paper) == {
+        "small_cache",
+        "small_cache_hybrid",
+        "tiles_streamed",
+        "hybrid_streamed",
+        "streamed",
+    }
     choice = best_of("flash", N=64, d=32, M=20)
     assert choice is None
 
@@ -189,7 +247,10 @@ def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
     ("message", "asked"),
     [
         (r"algorithms is 'flash'; expected several: \['flash'\]", {"algorithms": "flash"}),
-        ("algorithms is <function two_sweeps at .*>; expected several: ", {"algorithms": two_sweeps}),
+        (
+            "algorithms is <function two_sweeps at .*>; expected several: ",
+            {"algorithms": two_sweeps},
+        ),
         ("direction is 'sideways'", {"direction": "sideways"}),
         ("least is 0; expected at least 1", {"least": 0}),
         ("M = 3 elements is too small", {"M": 3}),
@@ -202,7 +263,9 @@ def test_what_is_refused(message: str, asked: dict[str, Any]) -> None:
 
 
 def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a form by running it, with one by the form: the same is found, and no block sizes move less."""
+    """Without a form by running it, with one by the form: the same is found, and no block sizes
+    move less.
+    """
     mine = two_sweeps(tmp_path / "mine.py")
     options: dict[str, Any] = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
     tuned = tune(**options, algorithms=[mine, "rabe_staats"])
@@ -210,17 +273,28 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.accesses == by_trying_all(mine, 1, {**options, **UNMASKED})
     assert found.loops == "two_sweeps"
     assert list(tuned.by_loops) == [
-        *(name for name, algorithm in PASSES["forward"].items() if algorithm.loops), "mine.py:two_sweeps", "rabe_staats"
-    ]  # fmt: skip
-    assert best_of(mine, N=8, d=2, M=50) == tune(N=8, d=2, M=50, algorithms=[mine]).by_loops["mine.py:two_sweeps"]
+        *(name for name, algorithm in PASSES["forward"].items() if algorithm.loops),
+        "mine.py:two_sweeps",
+        "rabe_staats",
+    ]
+    assert (
+        best_of(mine, N=8, d=2, M=50)
+        == tune(N=8, d=2, M=50, algorithms=[mine]).by_loops["mine.py:two_sweeps"]
+    )
     module = module_of(TWO_SWEEPS + FORM, tmp_path / "formed.py")
     monkeypatch.setitem(sys.modules, "formed", module)
     by_form = tune(**options, algorithms=[module.two_sweeps]).by_loops["formed.py:two_sweeps"]
-    assert (by_form.blocks, by_form.accesses, by_form.peak) == (found.blocks, found.accesses, found.peak)
+    assert (by_form.blocks, by_form.accesses, by_form.peak) == (
+        found.blocks,
+        found.accesses,
+        found.peak,
+    )
     text = (TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k")
     wrong = module_of(text, tmp_path / "wrong.py")
     monkeypatch.setitem(sys.modules, "wrong", wrong)
-    with pytest.raises(ValueError, match=r"'wrong.py:two_sweeps' makes .* accesses, .*; its closed form says"):
+    with pytest.raises(
+        ValueError, match=r"'wrong.py:two_sweeps' makes .* accesses, .*; its closed form says"
+    ):
         tune(**options, algorithms=[wrong.two_sweeps])
 
 
@@ -240,13 +314,16 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of M" in text
     assert main([*asked, "2000", "--causal", "--backward", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["best"]["accesses"] == min(choice["accesses"] for choice in data["by_loops"].values())
+    assert data["best"]["accesses"] == min(
+        choice["accesses"] for choice in data["by_loops"].values()
+    )
     assert data["command"].startswith("flashsim tune")
     assert main([*asked, "3"]) == 2
     assert "is too small" in capsys.readouterr().err
 
 
-# ----------------------------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------------------
+# pictures
 
 
 def test_the_frontier_is_of_all_block_sizes() -> None:

@@ -37,18 +37,33 @@ flashsim.count("flash", N=8, d=4, **own)
 
 
 def test_the_options_that_are_typed_are_those_that_records_declare() -> None:
-    declared = {option.name for record in (*FORWARD.values(), *BACKWARD.values()) for option in record.options}
+    declared = {
+        option.name
+        for record in (*FORWARD.values(), *BACKWARD.values())
+        for option in record.options
+    }
     assert get_type_hints(Options).keys() == declared
 
 
 @pytest.mark.slow
 def test_mypy_sees_a_keyword_that_there_is_not(tmp_path: Path) -> None:
     (file := tmp_path / "calls.py").write_text(CALLS, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        "--no-error-summary",
+    ]
     command += ["--cache-dir", str(tmp_path / "cache"), "--follow-imports", "silent", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     wrong = [line for line in done.stdout.splitlines() if ": error: " in line]
     lines = {int(line.split(":")[1]): line for line in wrong}
-    at = {number for number, line in enumerate(CALLS.splitlines(), 1) if "casual" in line or '"two"' in line}
+    at = {
+        number
+        for number, line in enumerate(CALLS.splitlines(), 1)
+        if "casual" in line or '"two"' in line
+    }
     assert lines.keys() == at, done.stdout
     assert sum("casual" in line for line in wrong) == 4

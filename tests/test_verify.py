@@ -1,4 +1,6 @@
-"""Each claim of the ledger can fail: what it checks is broken, and it must say so, and not break itself."""
+"""Each claim of the ledger can fail: what it checks is broken, and it must say so, and not break
+itself.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +16,16 @@ from flashsim.beyond import approximate
 from flashsim.machine.traffic import Traffic
 from flashsim.theory import certificate, lower_bound
 from flashsim.tracing.planting import planted
-from flashsim.verify import appendices, chapter, optimality, section_4, serving, shared, theorem_5, theorems_1_2
+from flashsim.verify import (
+    appendices,
+    chapter,
+    optimality,
+    section_4,
+    serving,
+    shared,
+    theorem_5,
+    theorems_1_2,
+)
 from flashsim.verify.shared import Check
 
 
@@ -33,20 +44,44 @@ def test_a_claim_holds(check: Check) -> None:
 def test_the_sources_that_are_checked() -> None:
     sources = {(check.__doc__ or "").partition(". ")[0] for check in verify.checks()}
     assert sources >= {  # new claims need no line here
-        *("Theorem 1", "Theorem 2", "Proposition 3", "Proposition 4", "Algorithms 2–5", "Theorem 5", "Equation 4"),
-        *("Appendix B.4", "Appendix B.5", "Appendix D.1", "Appendix D.2", "Figure 3", "Saha and Ye (arXiv 2402.07443)"),
-        *("FlashAttention: Theory and Practice", "What is optimal", "Lower bound (flashsim.theory.lower)"),
+        *(
+            "Theorem 1",
+            "Theorem 2",
+            "Proposition 3",
+            "Proposition 4",
+            "Algorithms 2–5",
+            "Theorem 5",
+            "Equation 4",
+        ),
+        *(
+            "Appendix B.4",
+            "Appendix B.5",
+            "Appendix D.1",
+            "Appendix D.2",
+            "Figure 3",
+            "Saha and Ye (arXiv 2402.07443)",
+        ),
+        *(
+            "FlashAttention: Theory and Practice",
+            "What is optimal",
+            "Lower bound (flashsim.theory.lower)",
+        ),
     }
 
 
 @pytest.mark.parametrize(
     ("bug", "said"),
     [
-        (("rowsum(P_tilde_ij)", "2 * rowsum(P_tilde_ij)"), "after outer step j = 0, for the first "),
+        (
+            ("rowsum(P_tilde_ij)", "2 * rowsum(P_tilde_ij)"),
+            "after outer step j = 0, for the first ",
+        ),
         (("l_i * exp(m_i - m_i_new) * O_i", "l_i * O_i"), "after outer step j = 1, for the first "),
     ],
 )
-def test_the_induction_breaks_where_the_algorithm_does(bug: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_induction_breaks_where_the_algorithm_does(
+    bug: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the first step, when none is right, as at a later one."""
     monkeypatch.setitem(FORWARD, "flash_basic", planted(FORWARD["flash_basic"], bug))
     claim = theorems_1_2.theorem_1_induction(False)
@@ -57,7 +92,10 @@ def test_the_induction_breaks_where_the_algorithm_does(bug: tuple[str, str], sai
 def tenfold(made: Callable[..., Any]) -> Callable[..., Any]:
     def more(*args: Any, **options: Any) -> Any:
         found = made(*args, **options)
-        return replace(found, hbm=Traffic({name: moved.times(10) for name, moved in found.hbm.by_array.items()}))
+        return replace(
+            found,
+            hbm=Traffic({name: moved.times(10) for name, moved in found.hbm.by_array.items()}),
+        )
 
     return more
 
@@ -73,14 +111,18 @@ def steeper(size: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
 
 
 def off(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs with a mask or dropout are off by 10⁻⁶: in `tree_masks` one of the two that are compared."""
+    """Runs with a mask or dropout are off by 10⁻⁶: in `tree_masks` one of the two that are
+    compared.
+    """
     return lambda *args, **options: SimpleNamespace(
         O=forward(*args, **options).O * (1 + 1e-6 * bool({"mask", "dropout_p"} & options.keys()))
     )
 
 
 def growing(count: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: SimpleNamespace(sram=SimpleNamespace(peak=count(*args, **options).sram.peak + options["N"]))
+    return lambda *args, **options: SimpleNamespace(
+        sram=SimpleNamespace(peak=count(*args, **options).sram.peak + options["N"])
+    )
 
 
 def longer(count: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,35 +140,95 @@ STREAMED = SimpleNamespace(  # the best at every size
 @pytest.mark.parametrize(
     ("claim", "owner", "name", "broken"),
     [
-        (theorems_1_2.theorem_1_flops, theory, "matmul_flops", lambda of: lambda *sizes: of(*sizes) + 1),
+        (
+            theorems_1_2.theorem_1_flops,
+            theory,
+            "matmul_flops",
+            lambda of: lambda *sizes: of(*sizes) + 1,
+        ),
         (theorems_1_2.theorem_1_memory, theorems_1_2, "count", tenfold),
         (theorems_1_2.theorem_2_flash_bounds, theorems_1_2, "count", tenfold),
         (theorems_1_2.theorem_2_exponents, shared, "accesses", steeper("N")),
         (theorems_1_2.theorem_2_exponents, shared, "accesses", steeper("d")),
         (theorems_1_2.theorem_2_exponents, shared, "accesses", steeper("M")),
         (theorem_5.theorem_5_exponents, shared, "accesses", steeper("N")),
-        (theorem_5.theorem_5_standard, theorem_5, "accesses", lambda of: lambda *sizes: 10 * of(*sizes)),
-        (theorems_1_2.theorem_2_standard, theorems_1_2, "accesses", lambda of: lambda *sizes: of(*sizes) // 10),
+        (
+            theorem_5.theorem_5_standard,
+            theorem_5,
+            "accesses",
+            lambda of: lambda *sizes: 10 * of(*sizes),
+        ),
+        (
+            theorems_1_2.theorem_2_standard,
+            theorems_1_2,
+            "accesses",
+            lambda of: lambda *sizes: of(*sizes) // 10,
+        ),
         (appendices.equation_4, appendices, "forward", off),
         (appendices.no_dropout_mask_kept, appendices, "count", tenfold),
         (appendices.D_in_d_vectors, appendices, "count", growing),
         (appendices.rabe_staats, appendices, "count", tenfold),
         (chapter.flash_decoding, chapter, "count", tenfold),
-        (chapter.grouped_heads, chapter, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
+        (
+            chapter.grouped_heads,
+            chapter,
+            "count",
+            lambda of: lambda *args, gqa, **rest: of(*args, **rest),
+        ),
         (chapter.tree_masks, chapter, "forward", off),
         (chapter.what_is_optimal, chapter, "tune", lambda _: lambda **sizes: STREAMED),
         (serving.counts, room, "exact", tenfold),
-        (serving.block_table, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=1, **rest)),
-        (serving.page_waste, room, "count", lambda of: lambda *args, page, **rest: of(*args, page=2 * page, **rest)),
-        (serving.cascade_saving, room, "count", lambda of: lambda *args, prefix=0, **rest: of(*args, **rest)),
+        (
+            serving.block_table,
+            room,
+            "count",
+            lambda of: lambda *args, page, **rest: of(*args, page=1, **rest),
+        ),
+        (
+            serving.page_waste,
+            room,
+            "count",
+            lambda of: lambda *args, page, **rest: of(*args, page=2 * page, **rest),
+        ),
+        (
+            serving.cascade_saving,
+            room,
+            "count",
+            lambda of: lambda *args, prefix=0, **rest: of(*args, **rest),
+        ),
         (serving.cascade_break_even, room, "count", longer),
         (serving.hydragen, room, "count", longer),
         (serving.padding, room, "count", tenfold),
-        (serving.stream_k, serving, "schedule_of", lambda of: lambda batch, _, *rest: of(batch, "fixed", *rest)),
-        (serving.mla_intensity, room, "count", lambda of: lambda *args, d_v, **rest: of(*args, **rest)),
-        (serving.quantised_bits, room, "count", lambda of: lambda *a, group, **rest: of(*a, group=group // 2, **rest)),
-        (serving.mla_cache, room, "count", lambda of: lambda *args, kv_heads=None, **rest: of(*args, **rest)),
-        (serving.multi_token, serving, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
+        (
+            serving.stream_k,
+            serving,
+            "schedule_of",
+            lambda of: lambda batch, _, *rest: of(batch, "fixed", *rest),
+        ),
+        (
+            serving.mla_intensity,
+            room,
+            "count",
+            lambda of: lambda *args, d_v, **rest: of(*args, **rest),
+        ),
+        (
+            serving.quantised_bits,
+            room,
+            "count",
+            lambda of: lambda *a, group, **rest: of(*a, group=group // 2, **rest),
+        ),
+        (
+            serving.mla_cache,
+            room,
+            "count",
+            lambda of: lambda *args, kv_heads=None, **rest: of(*args, **rest),
+        ),
+        (
+            serving.multi_token,
+            serving,
+            "count",
+            lambda of: lambda *args, gqa, **rest: of(*args, **rest),
+        ),
     ],
 )
 def test_a_claim_fails_where_what_it_measures_is_wrong(
@@ -137,8 +239,11 @@ def test_a_claim_fails_where_what_it_measures_is_wrong(
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_longest_sequence_that_is_tried_is_said(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = max(N for N, *_ in optimality._small_caches(full)) - 1  # one beyond a power of two is tried, too
+def test_the_longest_sequence_that_is_tried_is_said(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one beyond a power of two is tried, too
+    longest = max(N for N, *_ in optimality._small_caches(full)) - 1
     monkeypatch.setattr(optimality, "_small_caches", lambda _: [(64, 16, 25)])
     assert f"N to {longest:,};" in optimality.saha_ye_small_cache(full).tried
 
@@ -163,7 +268,8 @@ def test_certificates_that_prove_nothing_fail_the_claim(
     claim: Check, checker: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = lower_bound(N=9, d=2, M=9)
-    monkeypatch.setattr(optimality, "lower_bound", lambda **sizes: one)  # instead of one for each shape
+    # instead of one for each shape
+    monkeypatch.setattr(optimality, "lower_bound", lambda **sizes: one)
     monkeypatch.setattr(*checker, refuses)
     monkeypatch.setattr(optimality, "FORWARD", {"flash": FORWARD["flash"]})
     found = claim(False)

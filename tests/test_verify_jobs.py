@@ -1,4 +1,6 @@
-"""`flashsim verify --jobs`: claims over processes, the same as in one, in order; Ctrl-C ends it at once."""
+"""`flashsim verify --jobs`: claims over processes, the same as in one, in order; Ctrl-C ends it
+at once.
+"""
 
 import json
 import os
@@ -34,7 +36,12 @@ def test_claims_over_processes_are_the_same_and_in_order(alone: list[verify.Clai
     assert verify.run(CHECKS, jobs=2, on_claim=told.append) == alone
     assert [len(left) for left in told] == [4, 3, 2, 1, 0]
     assert all(left == sorted(left) for left in told)
-    assert [claim.source for claim in alone[:4]] == ["Theorem 2", "Equation 4", "Theorem 5", "Appendix B.4"]
+    assert [claim.source for claim in alone[:4]] == [
+        "Theorem 2",
+        "Equation 4",
+        "Theorem 5",
+        "Appendix B.4",
+    ]
 
 
 @pytest.mark.slow
@@ -47,8 +54,12 @@ def test_a_backend_that_yields_nothing_before_the_end_serves_too(alone: list[ver
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_check_that_breaks_off_is_a_claim_that_fails(jobs: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """An algorithm that raises, once someone has changed it, leaves the rest of the ledger as it is."""
+def test_a_check_that_breaks_off_is_a_claim_that_fails(
+    jobs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An algorithm that raises, once someone has changed it, leaves the rest of the ledger as it
+    is.
+    """
     fine, broken = verify.run([appendices.no_dropout_mask_kept, _broken], jobs=jobs)
     assert (fine.holds, broken.holds) == (True, False)
     assert (broken.source, broken.claim) == ("broken", "Nothing can be added to a word.")
@@ -74,18 +85,31 @@ def test_verify_writes_the_same_ledger(
     said = []
     for jobs in ("1", "2"):
         assert main(["verify", "--jobs", jobs, "--json", "ledger.json"]) == 0
-        said.append((capsys.readouterr(), json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"]))
+        said.append(
+            (
+                capsys.readouterr(),
+                json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"],
+            )
+        )
     assert said[0] == said[1]
     assert main(["verify", "--jobs", "0"]) == 2
     assert "--jobs: got '0'; expected a whole number of at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc, to see which processes are left")
-@pytest.mark.parametrize("how", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.skipif(
+    not Path("/proc").is_dir(), reason="needs /proc, to see which processes are left"
+)
+@pytest.mark.parametrize(
+    "how", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"]
+)
 def test_processes_end_with_the_command(how: str) -> None:
-    """A terminal sends Ctrl-C to all processes of a command, `timeout` SIGTERM, be they but starting: the first says so."""
+    """A terminal sends Ctrl-C to all processes of a command, `timeout` SIGTERM, be they but
+    starting: the first says so.
+    """
     command = [sys.executable, "-m", "flashsim", "verify", "--full", "--jobs", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
         try:
             while len(_children(running.pid)) < 3:  # Python's resource tracker, and two that work
                 time.sleep(0.02)
@@ -95,7 +119,10 @@ def test_processes_end_with_the_command(how: str) -> None:
             (os.kill if how == "SIGKILL" else os.killpg)(running.pid, signal.Signals[how])
             out, err = running.communicate(timeout=120)  # until all have closed its streams
             took = time.monotonic() - begun
-            while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < begun + 120:
+            while (
+                any(Path(f"/proc/{worker}").exists() for worker in workers)
+                and time.monotonic() < begun + 120
+            ):
                 time.sleep(0.05)
             assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
         finally:
@@ -131,6 +158,8 @@ def test_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         ("_", "there is no claim '_'; there are "),
     ],
 )
-def test_a_claim_that_is_not_there_names_others(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_that_is_not_there_names_others(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["verify", "equation_4", name]) == 2
     assert said in capsys.readouterr().err

@@ -10,7 +10,14 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def inputs(
-    B: int = 2, H_q: int = 2, H_kv: int = 2, N_q: int = 5, N_k: int = 7, d: int = 8, d_v: int = 8, dtype: str = "float32"
+    B: int = 2,
+    H_q: int = 2,
+    H_kv: int = 2,
+    N_q: int = 5,
+    N_k: int = 7,
+    d: int = 8,
+    d_v: int = 8,
+    dtype: str = "float32",
 ) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
     shapes = (B, H_q, N_q, d), (B, H_kv, N_k, d), (B, H_kv, N_k, d_v)
@@ -20,7 +27,11 @@ def inputs(
 
 def layouts(dtype: str) -> dict[str, Array]:
     """Return one array's worth of numbers, in several strides."""
-    base = np.arange(2 * 3 * 10 * 16, dtype=np.float64).reshape(2, 3, 10, 16).astype(float_dtype(dtype))
+    base = (
+        np.arange(2 * 3 * 10 * 16, dtype=np.float64)
+        .reshape(2, 3, 10, 16)
+        .astype(float_dtype(dtype))
+    )
     read_only = base[:, :, ::2].copy()
     read_only.flags.writeable = False
     return {
@@ -31,14 +42,22 @@ def layouts(dtype: str) -> dict[str, Array]:
         "offset": base[1:, :, 3:, 5:],
         "one long": base[:, :1, :1],
         "broadcast": np.broadcast_to(base[:, :1], base.shape),
-        "stride 0, writable": np.lib.stride_tricks.as_strided(base, (2, 3, 10, 16), (0, *base.strides[1:])),
+        "stride 0, writable": np.lib.stride_tricks.as_strided(
+            base, (2, 3, 10, 16), (0, *base.strides[1:])
+        ),
         "read-only": read_only,
         "read-only, every second": np.broadcast_to(base[..., ::2], (2, 3, 10, 8)),
         "no keys": base[:, :, :0],
         "F order": np.asfortranarray(base)[1:],
-        "of a buffer": np.frombuffer(bytearray(base[1].tobytes()), base.dtype)[30:430].reshape(2, 2, 10, 10),
-        "unaligned": np.frombuffer(bytearray(b"..." + base[1].tobytes()), np.uint8)[3:].view(base.dtype).reshape(1, 3, 10, 16),
-        "of other numbers": np.pad(base.ravel().view(np.uint16), (8, 9))[8:-9].view(base.dtype).reshape(base.shape),
+        "of a buffer": np.frombuffer(bytearray(base[1].tobytes()), base.dtype)[30:430].reshape(
+            2, 2, 10, 10
+        ),
+        "unaligned": np.frombuffer(bytearray(b"..." + base[1].tobytes()), np.uint8)[3:]
+        .view(base.dtype)
+        .reshape(1, 3, 10, 16),
+        "of other numbers": np.pad(base.ravel().view(np.uint16), (8, 9))[8:-9]
+        .view(base.dtype)
+        .reshape(base.shape),
     }
 
 
@@ -93,7 +112,9 @@ SDPA_CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def problem(case: dict[str, Any], dtype: str) -> tuple[tuple[Array, Array, Array], dict[str, Any], Array | None]:
+def problem(
+    case: dict[str, Any], dtype: str
+) -> tuple[tuple[Array, Array, Array], dict[str, Any], Array | None]:
     """Return the inputs, the keywords, and the mask that they amount to."""
     sizes = {name: value for name, value in case.items() if name not in ("causal", "scale", "mask")}
     q, k, v = inputs(dtype=dtype, **sizes)

@@ -1,12 +1,14 @@
-"""Docstrings as reStructuredText: what they name in backquotes becomes a link, what they list a list, what they indent code.
+"""Docstrings as reStructuredText: what they name in backquotes becomes a link, what they list a
+list, what they indent code.
 
 A docstring is plain text, to be read in an editor. Its paragraphs may be
 
     name    what it is: rows of a name, two spaces or more, and text, on which indented lines go on
-    text    else; in it `flashsim.count` is a reference, which must lead somewhere, and `M` a literal
+    text    else; in it `flashsim.count` is a reference, which must lead somewhere, and `M` a
+            literal
 
-and what is indented after an empty line, or within a paragraph, is shown as it stands. Lines that begin with 1., 2., … are steps,
-which go on in lines that are indented by three.
+and what is indented after an empty line, or within a paragraph, is shown as it stands. Lines that
+begin with 1., 2., … are steps, which go on in lines that are indented by three.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Names:
-    """What a docstring may refer to: `known`, id -> name in the reference, seen from `module`; `taken` are its own arguments."""
+    """What a docstring may refer to: `known`, id -> name in the reference, seen from `module`;
+    `taken` are its own arguments.
+    """
 
     known: dict[int, str]
     module: ModuleType | None = None
@@ -38,17 +42,23 @@ class Names:
 
 
 def as_rst(text: str, names: Names) -> list[str]:
-    """Return a docstring's text as lines of reStructuredText. Raises LookupError for a reference that leads nowhere."""
+    """Return a docstring's text as lines of reStructuredText. Raises LookupError for a reference
+    that leads nowhere.
+    """
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         inner = textwrap.dedent(paragraph).split("\n")
-        rows = all(ROW.fullmatch(line) or line.startswith(" ") for line in inner) and not inner[0].startswith(" ")
+        rows = all(ROW.fullmatch(line) or line.startswith(" ") for line in inner) and not inner[
+            0
+        ].startswith(" ")
         lines += [*_paragraph(inner if rows else paragraph.split("\n"), names), ""]
     return lines
 
 
 def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
-    """Yield the lines of a paragraph: of runs of rows, of steps, of text, and of what is indented."""
+    """Yield the lines of a paragraph: of runs of rows, of steps, of text, and of what is
+    indented.
+    """
     at, step = 0, 1
     while at < len(lines):
         if lines[at].lstrip().startswith(">>>"):
@@ -62,15 +72,27 @@ def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
                 while at < len(lines) and lines[at].startswith(" "):
                     words += " " + lines[at].strip()
                     at += 1
-                yield f"* {', '.join(f'**{_escaped(name)}**' for name in heads)} – {inline(words, names)}"
+                yield (
+                    f"* {', '.join(f'**{_escaped(name)}**' for name in heads)} – "
+                    f"{inline(words, names)}"
+                )
             yield ""
         elif lines[at].startswith(f"{step}. "):
-            end = next((n for n in range(at + 1, len(lines)) if not lines[n].startswith("   ")), len(lines))
+            end = next(
+                (n for n in range(at + 1, len(lines)) if not lines[n].startswith("   ")), len(lines)
+            )
             first_line, *more = _paragraph([line[3:] for line in lines[at:end]], names)
-            yield from ("", f"{step}. {first_line}", *("   " + line if line else "" for line in more), "")
+            yield from (
+                "",
+                f"{step}. {first_line}",
+                *("   " + line if line else "" for line in more),
+                "",
+            )
             at, step = end, step + 1
         elif lines[at].startswith(" "):
-            end = next((n for n in range(at, len(lines)) if not lines[n].startswith(" ")), len(lines))
+            end = next(
+                (n for n in range(at, len(lines)) if not lines[n].startswith(" ")), len(lines)
+            )
             yield from ("", "::", "", *("    " + line for line in lines[at:end]), "")
             at = end
         else:
@@ -81,7 +103,9 @@ def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
 
 
 def _row(line: str, column: int) -> tuple[list[str], str] | None:
-    """Return the names and the text of a row, whose text begins where the first one's does, or after two spaces."""
+    """Return the names and the text of a row, whose text begins where the first one's does, or
+    after two spaces.
+    """
     found = ROW.fullmatch(line)
     if found is not None:
         return [name.strip("`") for name in re.findall(NAME, found["names"])], found["text"]
@@ -95,7 +119,9 @@ def _other(line: str, step: int) -> bool:
 
 
 def inline(text: str, names: Names) -> str:
-    """Return words with their backquotes turned into references and literals, and the rest escaped."""
+    """Return words with their backquotes turned into references and literals, and the rest
+    escaped.
+    """
     parts = re.split(r"`([^`]+)`", text)
     said = [_escaped(part) if n % 2 == 0 else _quoted(part, names) for n, part in enumerate(parts)]
     return re.sub(r"(^|(?<=\. ))Raises\b", "**Raises**", "".join(said))
@@ -115,7 +141,9 @@ def _quoted(code: str, names: Names) -> str:
 
 
 def _target(code: str, names: Names) -> str | None:
-    """Return the name that the reference has an object by; None if it has not. Raises LookupError for flashsim.… of nothing."""
+    """Return the name that the reference has an object by; None if it has not. Raises
+    LookupError for flashsim.… of nothing.
+    """
     found = _found(code, names.module)
     if found is None:
         if code.startswith("flashsim."):
@@ -124,20 +152,30 @@ def _target(code: str, names: Names) -> str | None:
     thing, owner = found
     if id(thing) in names.known:
         return names.known[id(thing)]
-    if isinstance(owner, type) and id(owner) in names.known and (callable(thing) or isinstance(thing, property)):
+    if (
+        isinstance(owner, type)
+        and id(owner) in names.known
+        and (callable(thing) or isinstance(thing, property))
+    ):
         return f"{names.known[id(owner)]}.{code.rpartition('.')[2]}"
     return None
 
 
 def _found(code: str, module: ModuleType | None) -> tuple[Any, Any] | None:
-    """Return the object of a dotted name and its owner, as seen from a module, or, if it is no plain word, from `flashsim`."""
+    """Return the object of a dotted name and its owner, as seen from a module, or, if it is no
+    plain word, from `flashsim`.
+    """
     flashsim = import_module("flashsim")
     first, *rest = code.split(".")
     if first == "flashsim":
         thing: Any = flashsim
     else:
-        thing = getattr(module, first, getattr(flashsim, first, None) if rest or not first.islower() else None)
-    if thing is None or (isinstance(thing, ModuleType) and not thing.__name__.startswith("flashsim")):
+        thing = getattr(
+            module, first, getattr(flashsim, first, None) if rest or not first.islower() else None
+        )
+    if thing is None or (
+        isinstance(thing, ModuleType) and not thing.__name__.startswith("flashsim")
+    ):
         return None
     owner: Any = None
     for name in rest:
@@ -157,11 +195,16 @@ def public(module: ModuleType) -> list[str]:
     """Return a module's public names: `__all__`, or what it defines."""
     named = getattr(module, "__all__", None)
     if named is None:
-        named = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        named = [
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
     return [name for name in named if not name.startswith("_")]
 
 
-# ------------------------------------------------------------------------------------------------------------ Sphinx
+# --------------------------------------------------------------------------------------------------
+# Sphinx
 
 
 def documented(app: Any) -> dict[int, str]:
@@ -169,14 +212,22 @@ def documented(app: Any) -> dict[int, str]:
     known: dict[int, str] = {}
     folder = app.srcdir / "docs" / "reference"
     for page in sorted(folder.glob("*.rst")):
-        directives = re.findall(r"^\.\. auto(\w+):: ([\w.]+)\n((?:   .*\n)*)", page.read_text("utf-8"), re.MULTILINE)
+        directives = re.findall(
+            r"^\.\. auto(\w+):: ([\w.]+)\n((?:   .*\n)*)", page.read_text("utf-8"), re.MULTILINE
+        )
         for kind, name, options in directives:
             if kind == "module":
                 module = import_module(name)
                 known[id(module)] = name
                 if ":members:" in options:
                     named = {one: getattr(module, one) for one in public(module)}
-                    known.update({id(thing): f"{name}.{one}" for one, thing in named.items() if callable(thing)})
+                    known.update(
+                        {
+                            id(thing): f"{name}.{one}"
+                            for one, thing in named.items()
+                            if callable(thing)
+                        }
+                    )
             else:
                 owner, _, last = name.rpartition(".")
                 known[id(getattr(import_module(owner), last))] = name
@@ -184,12 +235,20 @@ def documented(app: Any) -> dict[int, str]:
 
 
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Put reStructuredText in the place of a docstring; warn, and so fail, where it refers to nothing."""
+    """Put reStructuredText in the place of a docstring; warn, and so fail, where it refers to
+    nothing.
+    """
     if not hasattr(app, "documented"):
         app.documented = documented(app)
     taken = set(inspect.signature(obj).parameters) if inspect.isfunction(obj) else set()
-    source = obj.fget if isinstance(obj, property) else inspect.unwrap(obj) if callable(obj) else obj
-    module = obj if isinstance(obj, ModuleType) else sys.modules.get(getattr(source, "__module__", "") or "")
+    source = (
+        obj.fget if isinstance(obj, property) else inspect.unwrap(obj) if callable(obj) else obj
+    )
+    module = (
+        obj
+        if isinstance(obj, ModuleType)
+        else sys.modules.get(getattr(source, "__module__", "") or "")
+    )
     try:
         lines[:] = as_rst("\n".join(lines), Names(app.documented, module, frozenset(taken)))
     except LookupError as error:
@@ -199,18 +258,26 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
 
 SHORTER = {
     r"TypeAliasForwardRef\('(\w+)'\)": r"\1",
-    r"~?[\w.]*\bndarray\[tuple\[[\w~.]*Any, \.\.\.\], [\w~.]*dtype\[[\w~.]*Any\]\]": "~numpy.ndarray",
-    r"~?[\w.]*\bndarray\[tuple\[[\w~.]*Any, \.\.\.\], [\w~.]*dtype\[[~.]*([\w.]+)\]\]": r"NDArray[~\1]",
+    r"~?[\w.]*\bndarray\[tuple\[[\w~.]*Any, \.\.\.\], [\w~.]*dtype\[[\w~.]*Any\]\]": "~numpy.ndarray",  # noqa: E501
+    r"~?[\w.]*\bndarray\[tuple\[[\w~.]*Any, \.\.\.\], [\w~.]*dtype\[[~.]*([\w.]+)\]\]": r"NDArray[~\1]",  # noqa: E501
     r"<class '(?:\w+\.)*(\w+)'>": r"\1",
 }
 
 
 def shorter(
-    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returned: str | None,
 ) -> tuple[str | None, str | None]:
     """Write types as the source does: an array of anything is an ndarray."""
     for long, short in SHORTER.items():
-        signature, returned = (re.sub(long, short, text) if text else text for text in (signature, returned))
+        signature, returned = (
+            re.sub(long, short, text) if text else text for text in (signature, returned)
+        )
     return signature, returned
 
 
@@ -227,7 +294,11 @@ def complete(app: Any, env: Any) -> None:
     there = env.domains["py"].objects
     for name in flashsim.__all__:
         thing = getattr(flashsim, name)
-        where = thing.__name__ if isinstance(thing, ModuleType) else f"{getattr(thing, '__module__', '')}.{name}"
+        where = (
+            thing.__name__
+            if isinstance(thing, ModuleType)
+            else f"{getattr(thing, '__module__', '')}.{name}"
+        )
         if f"flashsim.{name}" not in there and where not in there:
             LOG.warning("docs/reference lacks flashsim.%s", name, type="docstring")
 

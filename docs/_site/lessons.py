@@ -24,18 +24,23 @@ def add(app: Any, docname: str, source: list[str]) -> None:
 
 
 def cards() -> list[str]:
-    """Return a card for each lesson, with its thumbnail, title and time, and one for the playground."""
+    """Return a card for each lesson, with its thumbnail, title and time, and one for the
+    playground.
+    """
     made = []
     for number, (name, page) in enumerate(gallery.pages().items(), 1):
         file, title = f"../lessons/{name}.html", html.escape(page.title)
         made.append(
-            f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" tabindex="-1">{page.picture}</a>'
-            f'<div><p class="title"><a href="{file}">{number}. {title}</a>, about {page.lesson.minutes} min</p>'
-            f'<p>{typeset(page.about)} <a href="../lessons/index.html#{name}">What to look for</a></p></div>'
-            + PLAYER.format("Play it here", file, title)
-            + "</section>"
+            f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" '
+            f'tabindex="-1">{page.picture}</a>'
+            f'<div><p class="title"><a href="{file}">{number}. {title}</a>, about '
+            f"{page.lesson.minutes} min</p>"
+            f'<p>{typeset(page.about)} <a href="../lessons/index.html#{name}">What to look '
+            "for</a></p></div>" + PLAYER.format("Play it here", file, title) + "</section>"
         )
-    playground = PLAYER.format("Sizes of your own: the playground", "../lessons/playground.html", "Playground")
+    playground = PLAYER.format(
+        "Sizes of your own: the playground", "../lessons/playground.html", "Playground"
+    )
     return [*made, f'<section class="lesson">{playground}</section>']
 
 

@@ -1,4 +1,6 @@
-"""The pictures that the site shows and git does not keep, drawn before the build from their records."""
+"""The pictures that the site shows and git does not keep, drawn before the build from their
+records.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from flashsim.drawing.style import drawn, styled
 from flashsim.plots import FIGURES
 from flashsim.support.files import write_whole
 
-DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {name: chart.draw for name, chart in FIGURES.items()}
+DRAWN: dict[str, Callable[[dict[str, Any]], Figure]] = {
+    name: chart.draw for name, chart in FIGURES.items()
+}
 """By record: what draws its data."""
 
 
@@ -42,27 +46,43 @@ def add(app: Any, docname: str, source: list[str]) -> None:
         source[0] += "".join(f"{line}\n" for line in shown(Path(app.srcdir) / "figures"))
     elif docname == "figures/kit_matrix":
         app.env.note_dependency(app.srcdir / "figures" / "kit_matrix.json")
-        data = json.loads((app.srcdir / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))["data"]
+        data = json.loads((app.srcdir / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))[
+            "data"
+        ]
         title, rest = source[0].split("\n", 1)
         source[0] = f"{title}\n\n{matrix(data)}\n{anchored(rest)}"
 
 
 def matrix(data: dict[str, Any]) -> str:
-    """Return the shares as HTML, a row a bug, a column a check; their names lead to the page's lines of them, by `anchored`."""
+    """Return the shares as HTML, a row a bug, a column a check; their names lead to the page's
+    lines of them, by `anchored`.
+    """
     heads = "".join(
-        f'<th scope="col"><a href="#check-{name}" title="{html.escape(about)}">{name.replace("_", " ")}</a></th>'
+        (
+            f'<th scope="col"><a href="#check-{name}" '
+            f'title="{html.escape(about)}">{name.replace("_", " ")}</a></th>'
+        )
         for name, about in data["checks"].items()
     )
     lines = [
         f"In % of {data['cases']} cases; a name leads to what it means.",
         "",
-        f'<div class="matrix"><table class="shares"><thead><tr><th>bug</th>{heads}</tr></thead><tbody>',
+        (
+            '<div class="matrix"><table '
+            f'class="shares"><thead><tr><th>bug</th>{heads}</tr></thead><tbody>'
+        ),
     ]
     for part, said in PARTS.items():
         lines.append(f'<tr><th class="part" colspan="{len(data["checks"]) + 1}">{said}</th></tr>')
         for row in (row for row in data["mutants"] if row["part"] == part):
-            name = f'<a href="#bug-{row["name"]}" title="{html.escape(row["bug"])}">{row["name"].replace("_", " ")}</a>'
-            shares = "".join(_cell(row["failed"].get(check, 0), row["tried"].get(check, 0)) for check in data["checks"])
+            name = (
+                f'<a href="#bug-{row["name"]}" '
+                f'title="{html.escape(row["bug"])}">{row["name"].replace("_", " ")}</a>'
+            )
+            shares = "".join(
+                _cell(row["failed"].get(check, 0), row["tried"].get(check, 0))
+                for check in data["checks"]
+            )
             lines.append(f'<tr><th scope="row">{name}</th>{shares}</tr>')
     return "\n".join([*lines, "</tbody></table></div>", ""])
 
@@ -72,11 +92,16 @@ def _cell(failed: int, tried: int) -> str:
         return "<td></td>" if tried else "<td>–</td>"
     share = failed / tried
     ink = "#fff" if share > 0.5 else "#000"
-    return f'<td style="background:{to_hex(SHADES(share**0.5))};color:{ink}">{max(1, round(100 * share))}</td>'
+    return (
+        "<td "
+        f'style="background:{to_hex(SHADES(share**0.5))};color:{ink}">{max(1, round(100 * share))}</td>'  # noqa: E501
+    )
 
 
 def anchored(text: str) -> str:
-    """Return the page's text with places for the matrix's links: each check's line, and each bug's."""
+    """Return the page's text with places for the matrix's links: each check's line, and each
+    bug's.
+    """
     text = re.sub(r"^(\d+\. )`(\w+)`", r'\1<a id="check-\2"></a>`\2`', text, flags=re.M)
     return re.sub(r"^\| (\w+)(?=( [○●])?: )", r'| <a id="bug-\1"></a>\1', text, flags=re.M)
 
@@ -86,7 +111,8 @@ def shown(figures: Path) -> Iterator[str]:
     for name, chart in FIGURES.items():
         title = chart.what[0].upper() + chart.what[1:]
         command = json.loads((figures / f"{name}.json").read_text(encoding="utf-8"))["command"]
-        shown = f'<div class="wide"><img src="../figures/{name}.png" alt="{title}"></div>'  # a phone scrolls in it
+        # a phone scrolls in it
+        shown = f'<div class="wide"><img src="../figures/{name}.png" alt="{title}"></div>'
         picture = shown if chart.columns > 1 else f"![{title}](../figures/{name}.png)"
         yield from ("", f"## {title}", "", picture, "", "```sh", command, "```")
 

@@ -20,13 +20,17 @@ def add(app: Any, docname: str, source: list[str]) -> None:
     """Add the sidebar's sections to the first page."""
     if docname == app.config.root_doc:
         source[0] += "".join(
-            f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n" + "\n".join(f"/{page}" for page in pages) + "\n```\n"
+            f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n"
+            + "\n".join(f"/{page}" for page in pages)
+            + "\n```\n"
             for title, pages in app.config.SECTIONS.items()
         )
 
 
 class FileLinks(SphinxTransform):
-    """Lead links to figures to the figure, and links to other files to a page that shows the file."""
+    """Lead links to figures to the figure, and links to other files to a page that shows the
+    file.
+    """
 
     default_priority = 1  # before downloads are collected
 
@@ -42,7 +46,9 @@ class FileLinks(SphinxTransform):
             up = "../" * self.env.docname.count("/")
             new = nodes.reference("", "", *link.children, refuri=up + file, internal=True)
             for child in new.findall(nodes.inline):
-                child["classes"] = [c for c in child["classes"] if c not in ("xref", "download", "myst")]
+                child["classes"] = [
+                    c for c in child["classes"] if c not in ("xref", "download", "myst")
+                ]
             link.replace_self(new)
 
 
@@ -56,11 +62,20 @@ def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     files = {file for data in app.env.metadata.values() for file in data.get("files", ())}
     for file in sorted(files):
         text = (Path(app.srcdir) / file).read_text(encoding="utf-8")
-        language = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".v": "coq"}.get(Path(file).suffix, "none")
+        language = {".py": "python", ".cu": "cuda", ".cuh": "cuda", ".v": "coq"}.get(
+            Path(file).suffix, "none"
+        )
         listing = app.builder.highlighter.highlight_block(text, language, linenos="inline")
         up = "../" * shown_at(file).count("/")
-        body = f'<h1>{Path(file).name}</h1><p><a href="{up}README.html">flashsim</a> / {file}</p>{listing}'
-        yield shown_at(file), {"title": file, "body": body, "parents": [], "sourcename": ""}, "page.html"
+        body = (
+            f'<h1>{Path(file).name}</h1><p><a href="{up}README.html">flashsim</a> / '
+            f"{file}</p>{listing}"
+        )
+        yield (
+            shown_at(file),
+            {"title": file, "body": body, "parents": [], "sourcename": ""},
+            "page.html",
+        )
 
 
 def finish(app: Any, error: Exception | None) -> None:
@@ -68,7 +83,9 @@ def finish(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.name == "html":
         out = Path(app.outdir)
         others = shutil.ignore_patterns("*.md", "*.svg")
-        shutil.copytree(Path(app.srcdir) / "figures", out / "figures", dirs_exist_ok=True, ignore=others)
+        shutil.copytree(
+            Path(app.srcdir) / "figures", out / "figures", dirs_exist_ok=True, ignore=others
+        )
         shutil.copyfile(out / f"{app.config.root_doc}.html", out / "index.html")
         broken = list(broken_links(out))
         if broken:
@@ -76,9 +93,17 @@ def finish(app: Any, error: Exception | None) -> None:
 
 
 def broken_links(out: Path) -> Iterator[str]:
-    """Yield the links of a site that lead to no file: those in raw HTML too, which Sphinx does not look at."""
+    """Yield the links of a site that lead to no file: those in raw HTML too, which Sphinx does
+    not look at.
+    """
     for page in sorted(out.rglob("*.html")):
-        for link in sorted(set(re.findall(r'(?:href|src|srcset)="([^"#?:]+)[#?"]', page.read_text(encoding="utf-8")))):
+        for link in sorted(
+            set(
+                re.findall(
+                    r'(?:href|src|srcset)="([^"#?:]+)[#?"]', page.read_text(encoding="utf-8")
+                )
+            )
+        ):
             if not (page.parent / unquote(link)).exists():
                 yield f"{page.relative_to(out)}: there is no {link}"
 

@@ -2,7 +2,8 @@
 
 `flashsim.algorithms()` lists them.
 
-Each file in this folder that ends in a record, `ALGORITHM`, is one: nothing else has to name it.
+Each file in this folder that ends in a record, `ALGORITHM`, is one: nothing else has to
+name it.
 """
 
 from __future__ import annotations
@@ -19,19 +20,26 @@ from flashsim.support.modules import records_of
 
 FORWARD: dict[str, Algorithm] = {}
 BACKWARD: dict[str, Algorithm] = {}
-PASSES: dict[Direction, dict[str, Algorithm]] = {"forward": FORWARD, "backward": BACKWARD}
+PASSES: dict[Direction, dict[str, Algorithm]] = {
+    "forward": FORWARD,
+    "backward": BACKWARD,
+}
 
 for _record in records_of(__name__, "ALGORITHM", Algorithm):
     PASSES[_record.direction][_record.name] = _record
 
 
 def backward_passes(name: str) -> list[str]:
-    """Return the names of the backward passes of a forward pass; none if it has none."""
+    """Return the names of the backward passes of a forward pass; none if it has
+    none.
+    """
     return [a.name for a in BACKWARD.values() if a.forward_pass == name]
 
 
 def options() -> dict[str, list[tuple[str, Option]]]:
-    """Return the options that algorithms declare: name -> (algorithm, option) of each that has it."""
+    """Return the options that algorithms declare: name -> (algorithm, option) of each
+    that has it.
+    """
     found: dict[str, list[tuple[str, Option]]] = {}
     for algorithm in FORWARD.values():
         for option in algorithm.options:
@@ -40,14 +48,18 @@ def options() -> dict[str, list[tuple[str, Option]]]:
 
 
 def table() -> Table:
-    """Return all algorithms, as a table where it is shown; what `flashsim.algorithms()` returns."""
+    """Return all algorithms, as a table where it is shown; what
+    `flashsim.algorithms()` returns.
+    """
     return Table(
-        Row(name, record, {back: BACKWARD[back] for back in backward_passes(name)}) for name, record in FORWARD.items()
+        Row(name, record, {back: BACKWARD[back] for back in backward_passes(name)})
+        for name, record in FORWARD.items()
     )
 
 
 class _Callable(ModuleType):
-    """This package, which may be called: Python's reference lets a module's `__class__` be set to a class of one's own.
+    """This package, which may be called: Python's reference lets a module's `__class__`
+    be set to a class of one's own.
 
     Type checkers do not know of it: to them, `flashsim.algorithms.table()` is the same.
     """

@@ -6,13 +6,16 @@
     3  Load P, V by blocks from HBM, compute O = PV, write O to HBM.
     4  Return O.
 
-The paper's proof counts each operand as read once. A product blocked for M elements of SRAM cannot do that: with
-panels of full depth d, each of the T_r row panels re-reads all of K (line 1) or V (line 3). That is what runs, and is
-counted, here. The row panel is the large block, as it decides how often K and V are read again.
+The paper's proof counts each operand as read once. A product blocked for M elements of
+SRAM cannot do that: with panels of full depth d, each of the T_r row panels re-reads
+all of K (line 1) or V (line 3). That is what runs, and is counted, here. The row panel
+is the large block, as it decides how often K and V are read again.
 
-A mask and dropout are passes of their own over S and P, as in frameworks without a fused kernel: between lines 1 and 2,
-and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM for the backward pass. A sink, which frameworks
-append to S as a column, joins the softmax of line 2; its column of P is kept, as P_sink, for its gradient.
+A mask and dropout are passes of their own over S and P, as in frameworks without a
+fused kernel: between lines 1 and 2, and between lines 2 and 3. P^dropped and the
+dropout mask Z are then kept in HBM for the backward pass. A sink, which frameworks
+append to S as a column, joins the softmax of line 2; its column of P is kept, as
+P_sink, for its gradient.
 """
 
 from collections.abc import Mapping
@@ -30,9 +33,19 @@ from flashsim.problem.shapes import Blocks
 
 
 def standard(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, MASK: MaskFunction, dropout: Dropout, sink: Sink
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    MASK: MaskFunction,
+    dropout: Dropout,
+    sink: Sink,
 ) -> tuple[Matrix]:
-    """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
+    """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v),
+    in HBM.
+    """
     on_chip = sram.on_chip
     B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
     N_q, N_k = Q.shape[0], K.shape[0]
@@ -70,8 +83,16 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 
 ALGORITHM = Algorithm(
-    name="standard", title="Algorithm 0, standard attention", short="standard", look=("vermillion", "s", "--"),
-    run=standard, line_1=by_queries, loops="standard",
-    returns=("O",), saves=("P", "P_dropped", "Z", "P_sink"), follows=("l", "O"), lse=lse,
+    name="standard",
+    title="Algorithm 0, standard attention",
+    short="standard",
+    look=("vermillion", "s", "--"),
+    run=standard,
+    line_1=by_queries,
+    loops="standard",
+    returns=("O",),
+    saves=("P", "P_dropped", "Z", "P_sink"),
+    follows=("l", "O"),
+    lse=lse,
     stores_scores=True,
 )

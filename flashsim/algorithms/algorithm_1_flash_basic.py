@@ -11,14 +11,17 @@
     8      Load Q_i, O_i, ℓ_i, m_i from HBM to on-chip SRAM.
     9      S_ij = Q_i K_jᵀ.
     10     m̃_ij = rowmax(S_ij), P̃_ij = exp(S_ij − m̃_ij), ℓ̃_ij = rowsum(P̃_ij).
-    11     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij − m_i^new} ℓ̃_ij.
-    12     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij − m_i^new} P̃_ij V_j) to HBM.
+    11     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij −
+           m_i^new} ℓ̃_ij.
+    12     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij −
+           m_i^new} P̃_ij V_j) to HBM.
     13     Write ℓ_i ← ℓ_i^new, m_i ← m_i^new to HBM.
     14   end for
     15 end for
     16 Return O.
 
-The softmax scale τ is folded into Q when it is placed in HBM, as the paper's Algorithm 1 has none.
+The softmax scale τ is folded into Q when it is placed in HBM, as the paper's Algorithm
+1 has none.
 """
 
 from flashsim.algorithms.blocks import by_keys
@@ -28,13 +31,20 @@ from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Blocks
 
 
-def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, Matrix, Matrix]:
-    """Run Algorithm 1 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
+def flash_basic(
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks
+) -> tuple[Matrix, Matrix, Matrix]:
+    """Run Algorithm 1 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ
+    and m (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     N, d_v = Q.shape[0], V.shape[1]
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
-    l, m = hbm.full("l", (N, 1), 0.0, sram.dtype), hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
+    l, m = (
+        hbm.full("l", (N, 1), 0.0, sram.dtype),
+        hbm.full("m", (N, 1), float("-inf"), sram.dtype),
+    )  # line 2
     Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
     O, l, m = O.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 4
     for j in sram.loop(blocks.T_c):  # line 5
@@ -46,9 +56,16 @@ def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: B
             P_tilde_ij = on_chip(exp(S_ij - m_tilde_ij), over=S_ij)  # line 10
             l_tilde_ij = on_chip(rowsum(P_tilde_ij))  # line 10
             m_i_new = on_chip(maximum(m_i, m_tilde_ij))  # line 11
-            l_i_new = on_chip(exp(m_i - m_i_new) * l_i + exp(m_tilde_ij - m_i_new) * l_tilde_ij)  # line 11
+            l_i_new = on_chip(
+                exp(m_i - m_i_new) * l_i + exp(m_tilde_ij - m_i_new) * l_tilde_ij
+            )  # line 11
             O_i_new = on_chip(  # line 12
-                (l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j)) / l_i_new, over=O_i
+                (
+                    l_i * exp(m_i - m_i_new) * O_i
+                    + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j)
+                )
+                / l_i_new,
+                over=O_i,
             )
             sram.store(O[i], O_i_new)  # line 12
             sram.store(l[i], l_i_new)  # line 13
@@ -59,8 +76,12 @@ def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: B
 
 
 ALGORITHM = Algorithm(
-    name="flash_basic", title="Algorithm 1, FlashAttention", short="Algorithm 1",
-    run=flash_basic, line_1=by_keys,
-    returns=("O", "l", "m"), follows=("m", "l", "O"),
+    name="flash_basic",
+    title="Algorithm 1, FlashAttention",
+    short="Algorithm 1",
+    run=flash_basic,
+    line_1=by_keys,
+    returns=("O", "l", "m"),
+    follows=("m", "l", "O"),
     rounds=every_block,
 )

@@ -1,7 +1,7 @@
 """Algorithm 2: FlashAttention, forward, complete: softmax scaling, masking, dropout.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
     3  Initialize O = (0)_{N×d}, ℓ = (0)_N, m = (−∞)_N in HBM.
@@ -13,22 +13,34 @@
     9      Load Q_i, O_i, ℓ_i, m_i from HBM to on-chip SRAM.
     10     S_ij = τ Q_i K_jᵀ.
     11     S_ij^masked = MASK(S_ij).
-    12     m̃_ij = rowmax(S_ij^masked), P̃_ij = exp(S_ij^masked − m̃_ij), ℓ̃_ij = rowsum(P̃_ij).
-    13     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij − m_i^new} ℓ̃_ij.
+    12     m̃_ij = rowmax(S_ij^masked), P̃_ij = exp(S_ij^masked − m̃_ij), ℓ̃_ij =
+           rowsum(P̃_ij).
+    13     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij −
+           m_i^new} ℓ̃_ij.
     14     P̃_ij^dropped = dropout(P̃_ij, p_drop).
-    15     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij − m_i^new} P̃_ij^dropped V_j) to HBM.
+    15     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij −
+           m_i^new} P̃_ij^dropped V_j) to HBM.
     16     Write ℓ_i ← ℓ_i^new, m_i ← m_i^new to HBM.
     17   end for
     18 end for
     19 Return O, ℓ, m, R.
 
-ℓ sums the undropped P̃. `finite`, `nonzero` and `product` (notation.py) are what masked rows need beyond the paper. Where
-MASK and dropout do nothing, R is not kept, and every number and count is Algorithm 1's. With a sink of logit s, a word, line 3
-is ℓ = (1)_N, m = (s)_N.
+ℓ sums the undropped P̃. `finite`, `nonzero` and `product` (notation.py) are what masked
+rows need beyond the paper. Where MASK and dropout do nothing, R is not kept, and every
+number and count is Algorithm 1's. With a sink of logit s, a word, line 3 is ℓ = (1)_N,
+m = (s)_N.
 """
 
 from flashsim.algorithms.blocks import by_keys
-from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    maximum,
+    nonzero,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -36,16 +48,29 @@ from flashsim.problem.shapes import Blocks
 
 
 def flash(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout, sink: Sink,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+    sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run Algorithm 2 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
+    """Run Algorithm 2 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ
+    and m (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     N, d_v = Q.shape[0], V.shape[1]
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 3
-    l, m = hbm.full("l", (N, 1), sink.l, sram.dtype), hbm.full("m", (N, 1), sink.m(Q), sram.dtype)  # line 3
+    l, m = (
+        hbm.full("l", (N, 1), sink.l, sram.dtype),
+        hbm.full("m", (N, 1), sink.m(Q), sram.dtype),
+    )  # line 3
     Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 4
     O, l, m = O.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 5
     for j in sram.loop(blocks.T_c):  # line 6
@@ -55,13 +80,18 @@ def flash(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11
             m_tilde_ij = on_chip(rowmax(S_masked_ij))  # line 12
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_tilde_ij)), over=S_masked_ij)  # line 12
+            P_tilde_ij = on_chip(
+                exp(S_masked_ij - finite(m_tilde_ij)), over=S_masked_ij
+            )  # line 12
             l_tilde_ij = on_chip(rowsum(P_tilde_ij))  # line 12
             m_i_new = on_chip(maximum(m_i, m_tilde_ij))  # line 13
             l_i_new = on_chip(  # line 13
-                exp(m_i - finite(m_i_new)) * l_i + exp(m_tilde_ij - finite(m_i_new)) * l_tilde_ij
+                exp(m_i - finite(m_i_new)) * l_i
+                + exp(m_tilde_ij - finite(m_i_new)) * l_tilde_ij
             )
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 14
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )  # line 14
             O_i_new = on_chip(  # line 15
                 (
                     l_i * exp(m_i - finite(m_i_new)) * O_i
@@ -79,8 +109,16 @@ def flash(
 
 
 ALGORITHM = Algorithm(
-    name="flash", title="Algorithm 2, FlashAttention, complete", short="FlashAttention", look=("blue", "o", "-"),
-    run=flash, line_1=by_keys, loops="K, V outermost", skips_as="block_sparse",
-    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
+    name="flash",
+    title="Algorithm 2, FlashAttention, complete",
+    short="FlashAttention",
+    look=("blue", "o", "-"),
+    run=flash,
+    line_1=by_keys,
+    loops="K, V outermost",
+    skips_as="block_sparse",
+    returns=("O", "l", "m"),
+    saves=("R",),
+    follows=("m", "l", "O"),
     rounds=every_block,
 )

@@ -3,13 +3,15 @@
     Require: Q, K, V, dO in HBM, P in HBM.
     1  Load P, dO by blocks from HBM, compute dV = Pᵀ dO, write dV to HBM.
     2  Load dO, V by blocks from HBM, compute dP = dO Vᵀ, write dP to HBM.
-    3  Read P, dP from HBM, compute dS with dS_ij = P_ij (dP_ij − Σ_l P_il dP_il), write dS to HBM.
+    3  Read P, dP from HBM, compute dS with dS_ij = P_ij (dP_ij − Σ_l P_il dP_il), write
+       dS to HBM.
     4  Load dS and K by blocks from HBM, compute dQ = dS K, write dQ to HBM.
     5  Load dS and Q by blocks from HBM, compute dK = dSᵀ Q, write dK to HBM.
     6  Return dQ, dK, dV.
 
-With τ, dQ and dK carry the factor τ. With dropout, dV uses P^dropped, and dP = dP^dropped ∘ Z is a pass of its own before
-line 3. A bias adds a pass behind line 3, which adds dS to its gradient. Products are blocked for SRAM as in Algorithm 0, so
+With τ, dQ and dK carry the factor τ. With dropout, dV uses P^dropped, and dP =
+dP^dropped ∘ Z is a pass of its own before line 3. A bias adds a pass behind line 3,
+which adds dS to its gradient. Products are blocked for SRAM as in Algorithm 0, so
 operands are read again, T_r or T_c times.
 """
 
@@ -23,18 +25,32 @@ from flashsim.problem.shapes import Blocks
 
 
 def standard_backward(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, dO: Matrix, P: Matrix, P_dropped: Matrix, blocks: Blocks,
-    tau: float, dropout: Dropout, dB: WholeGradient,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    dO: Matrix,
+    P: Matrix,
+    P_dropped: Matrix,
+    blocks: Blocks,
+    tau: float,
+    dropout: Dropout,
+    dB: WholeGradient,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v); return dQ, dK, dV, in HBM.
+    """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v);
+    return dQ, dK, dV, in HBM.
 
     `P_dropped` is P itself where there is no dropout.
     """
     on_chip = sram.on_chip
     N_q, N_k = P.shape
-    B, b = int(blocks.B_r), int(blocks.B_c)  # rows, of queries or keys, of a stationary panel, and of what streams past it
+    # rows, of queries or keys, of a stationary panel, and of what streams past it
+    B, b = int(blocks.B_r), int(blocks.B_c)
     dP, dS = hbm.empty("dP", (N_q, N_k), Q.dtype), hbm.empty("dS", (N_q, N_k), Q.dtype)
-    dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
+    dQ, dK, dV = (
+        hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V)
+    )
 
     dV_panels, dO_rows, P_tiles = dV.divide(B), dO.divide(b), P_dropped.divide(b, B)
     for j in sram.loop(len(dV_panels)):  # line 1
@@ -76,7 +92,11 @@ def standard_backward(
 
 
 ALGORITHM = Algorithm(
-    name="standard", direction="backward", title="Algorithm 3, standard attention, backward",
-    run=standard_backward, line_1=by_queries, loops="standard",
+    name="standard",
+    direction="backward",
+    title="Algorithm 3, standard attention, backward",
+    run=standard_backward,
+    line_1=by_queries,
+    loops="standard",
     gives_dS=True,
 )

@@ -1,13 +1,22 @@
 """Appendix B.5: Rabe and Staats' attention, as the paper describes it.
 
-Each block of keys is summarised by a temporary output and its softmax statistics, all of which are kept until the end
-and combined there: T_c copies where FlashAttention keeps one, so extra memory grows with the number of blocks.
+Each block of keys is summarised by a temporary output and its softmax statistics, all
+of which are kept until the end and combined there: T_c copies where FlashAttention
+keeps one, so extra memory grows with the number of blocks.
 
 Steps are labelled `# summarise` and `# combine`, as the paper gives no listing.
 """
 
 from flashsim.algorithms.blocks import by_keys
-from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    maximum,
+    nonzero,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -16,15 +25,29 @@ from flashsim.problem.shapes import Blocks
 
 
 def rabe_staats(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Summarise each block of keys, then combine; return O (N_q, d_v), ℓ and m (N_q, 1), in HBM."""
+    """Summarise each block of keys, then combine; return O (N_q, d_v), ℓ and m (N_q,
+    1), in HBM.
+    """
     on_chip = sram.on_chip
     N, d_v, B_r, B_c, T_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c, blocks.T_c
     dropout.save()
     O = hbm.empty("O", (N, d_v), V.dtype, "output").divide(B_r)
-    l, m = hbm.empty("l", (N, 1), sram.dtype).divide(B_r), hbm.empty("m", (N, 1), sram.dtype).divide(B_r)
-    O_parts = hbm.empty("O_parts", (N, T_c * d_v), V.dtype).divide(B_r, d_v)  # one temporary output per block of keys
+    l, m = (
+        hbm.empty("l", (N, 1), sram.dtype).divide(B_r),
+        hbm.empty("m", (N, 1), sram.dtype).divide(B_r),
+    )
+    # one temporary output per block of keys
+    O_parts = hbm.empty("O_parts", (N, T_c * d_v), V.dtype).divide(B_r, d_v)
     l_parts = hbm.empty("l_parts", (N, T_c), sram.dtype).divide(B_r, 1)
     m_parts = hbm.empty("m_parts", (N, T_c), sram.dtype).divide(B_r, 1)
     Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)
@@ -36,9 +59,13 @@ def rabe_staats(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # summarise
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # summarise
             m_ij = on_chip(rowmax(S_masked_ij))  # summarise
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_ij)), over=S_masked_ij)  # summarise
+            # summarise
+            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_ij)), over=S_masked_ij)
             l_ij = on_chip(rowsum(P_tilde_ij))  # summarise
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # summarise
+            # summarise
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )
             O_ij = on_chip(product(P_dropped_ij, V_j) / nonzero(l_ij))  # summarise
             sram.store(O_parts[i, j], O_ij)  # summarise
             sram.store(l_parts[i, j], l_ij)  # summarise
@@ -49,12 +76,19 @@ def rabe_staats(
         l_i = sram.full(l[i].shape, 0.0)  # combine
         m_i = sram.full(m[i].shape, float("-inf"))  # combine
         for j in sram.loop(T_c):  # combine
-            O_ij, l_ij, m_ij = sram.load(O_parts[i, j], l_parts[i, j], m_parts[i, j])  # combine
+            # combine
+            O_ij, l_ij, m_ij = sram.load(O_parts[i, j], l_parts[i, j], m_parts[i, j])
             m_i_new = on_chip(maximum(m_i, m_ij))  # combine
             O_i = on_chip(  # combine
-                exp(m_i - finite(m_i_new)) * O_i + exp(m_ij - finite(m_i_new)) * l_ij * O_ij, over=O_i
+                exp(m_i - finite(m_i_new)) * O_i
+                + exp(m_ij - finite(m_i_new)) * l_ij * O_ij,
+                over=O_i,
             )
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + exp(m_ij - finite(m_i_new)) * l_ij, over=l_i)  # combine
+            # combine
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + exp(m_ij - finite(m_i_new)) * l_ij,
+                over=l_i,
+            )
             m_i = on_chip(m_i_new, over=m_i)  # combine
         O_i_new = on_chip(O_i / nonzero(l_i), over=O_i)  # combine
         sram.store(O[i], O_i_new)  # combine
@@ -65,10 +99,15 @@ def rabe_staats(
 
 
 ALGORITHM = Algorithm(
-    name="rabe_staats", title="Appendix B.5, Rabe and Staats", short="Rabe & Staats", look=("purple", "D", "-"),
+    name="rabe_staats",
+    title="Appendix B.5, Rabe and Staats",
+    short="Rabe & Staats",
+    look=("purple", "D", "-"),
     run=rabe_staats,
     line_1=by_keys,  # FlashAttention's, so that the two can be compared
-    returns=("O", "l", "m"), saves=("R",), follows=("m", "l", "O"),
+    returns=("O", "l", "m"),
+    saves=("R",),
+    follows=("m", "l", "O"),
     matrices={
         "O_parts": Kind("N_q", "T_c d_v"),
         "l_parts": Kind("N_q", "T_c", "chip"),

@@ -1,7 +1,8 @@
 """Block sizes: line 1 of every algorithm, as a policy.
 
-`Paper` is line 1 as printed. FlashAttention's does not quite fit: K_j, V_j, Q_i, O_i fill up to M, S_ij takes up to M/4
-more, and the statistics a little (the Θ's only need O(M)). So it reports its peak against M. `Fit` and `Fixed` enforce M.
+`Paper` is line 1 as printed. FlashAttention's does not quite fit: K_j, V_j, Q_i, O_i
+fill up to M, S_ij takes up to M/4 more, and the statistics a little (the Θ's only need
+O(M)). So it reports its peak against M. `Fit` and `Fixed` enforce M.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ from flashsim.support.sizes import first, most
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
-    """Return the blocks of these sizes that divide a shape, each clipped to the length that it divides."""
+    """Return the blocks of these sizes that divide a shape, each clipped to the length
+    that it divides.
+    """
     return Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k)
 
 
 def by_keys(rows: int, d: int) -> tuple[int, int]:
-    """Return Algorithm 1's (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
+    """Return Algorithm 1's (B_r, B_c) where a block of K may have `rows` rows: the
+    paper says ⌈M/4d⌉.
+    """
     return min(rows, d), rows
 
 
 def by_queries(rows: int, d: int) -> tuple[int, int]:
-    """Return the same, rows and columns exchanged: (B_r, B_c) where a block of Q may have `rows` rows."""
+    """Return the same, rows and columns exchanged: (B_r, B_c) where a block of Q may
+    have `rows` rows.
+    """
     return rows, min(rows, d)
 
 
@@ -47,7 +54,9 @@ def by_one_query(rows: int, d: int) -> tuple[int, int]:
 
 
 def by_trial(rows: int, d: int) -> tuple[int, int]:
-    """Return Algorithm 1's. A plan tries `by_keys` and `by_queries` for a function whose loops are not known: it has this one."""
+    """Return Algorithm 1's. A plan tries `by_keys` and `by_queries` for a function
+    whose loops are not known: it has this one.
+    """
     return by_keys(rows, d)
 
 
@@ -55,10 +64,10 @@ def by_trial(rows: int, d: int) -> tuple[int, int]:
 class SizingProblem:
     """What a policy decides on.
 
-    `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows` rows;
-    `rows(M, d, d_v)` says how many of them M allows, on paper: the paper's ⌈M/4d⌉;
-    `fits(blocks, M)` says whether a run with these blocks stays within M: by the closed form of its peak, or else by a trial
-    on shapes.
+    `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows`
+    rows; `rows(M, d, d_v)` says how many of them M allows, on paper: the paper's
+    ⌈M/4d⌉; `fits(blocks, M)` says whether a run with these blocks stays within M: by
+    the closed form of its peak, or else by a trial on shapes.
     """
 
     algorithm: str
@@ -71,31 +80,44 @@ class SizingProblem:
     def blocks(self, rows: int) -> Blocks:
         """Return line 1's blocks for a stationary block of `rows` rows.
 
-        Where d_v ≠ d the paper is silent. Its 4d, the width of K_j, V_j, Q_i, O_i together, is then 2(d + d_v), and
-        the bound d on B_r, which keeps S_ij within M/4, is (d + d_v)/2.
+        Where d_v ≠ d the paper is silent. Its 4d, the width of K_j, V_j, Q_i, O_i
+        together, is then 2(d + d_v), and the bound d on B_r, which keeps S_ij within
+        M/4, is (d + d_v)/2.
         """
-        return clipped(self.shape, *self.line_1(rows, -(-(self.shape.d + self.shape.d_v) // 2)))
+        return clipped(
+            self.shape, *self.line_1(rows, -(-(self.shape.d + self.shape.d_v) // 2))
+        )
 
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
-    """Return ⌈M/2(d + d_v)⌉, which is ⌈M/4d⌉. ValueError below M = max(d, d_v), the theorems' range."""
+    """Return ⌈M/2(d + d_v)⌉, which is ⌈M/4d⌉. ValueError below M = max(d, d_v), the
+    theorems' range.
+    """
     if max(d, d_v) > M:
         raise ValueError(
-            f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {max(d, d_v):,}"
+            f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one "
+            "row, so here at "
+            f"least {max(d, d_v):,}"
         )
     return -(-M // (2 * (d + d_v)))
 
 
-def most_rows(fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str) -> int:
-    """Return the most rows, up to `longest`, of a stationary block with which a run fits M: fits(rows, M).
+def most_rows(
+    fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str
+) -> int:
+    """Return the most rows, up to `longest`, of a stationary block with which a run
+    fits M: fits(rows, M).
 
-    Raises ValueError, naming the least M, where one row does not; `who` runs, `at` these lengths.
+    Raises ValueError, naming the least M, where one row does not; `who` runs, `at`
+    these lengths.
     """
     rows = most(lambda rows: fits(rows, M), longest)
     if not rows:
         least = first(lambda M: fits(1, M))
         raise ValueError(
-            f"M = {M:,} elements is too small for {who!r} even with blocks of one row: at {at} it needs at least M = {least:,}"
+            f"M = {M:,} elements is too small for {who!r} even with blocks of one row: "
+            f"at {at} it "
+            f"needs at least M = {least:,}"
         )
     return rows
 
@@ -105,7 +127,9 @@ class Sizing(Protocol):
 
     @property
     def enforced(self) -> bool:
-        """Whether exceeding M raises `SramOverflow`; otherwise the peak is only reported."""
+        """Whether exceeding M raises `SramOverflow`; otherwise the peak is only
+        reported.
+        """
 
     def __call__(self, problem: SizingProblem) -> Blocks:
         """Return the blocks to run with."""
@@ -113,27 +137,41 @@ class Sizing(Protocol):
 
 @dataclass(frozen=True)
 class Paper:
-    """B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d), clipped to N. ValueError below M = max(d, d_v), the theorems' range.
+    """B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d), clipped to N. ValueError below M = max(d,
+    d_v), the theorems' range.
 
-    "small_cache" and "small_cache_hybrid", which are for smaller M, have sizes of their own, and no such least M.
+    "small_cache" and "small_cache_hybrid", which are for smaller M, have sizes of their
+    own, and no such least M.
     """
 
     enforced: bool = False
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        return problem.blocks(problem.rows(problem.M, problem.shape.d, problem.shape.d_v))
+        return problem.blocks(
+            problem.rows(problem.M, problem.shape.d, problem.shape.d_v)
+        )
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Line 1's proportions, as large as truly fits M. ValueError, naming the least M, where one row does not fit."""
+    """Line 1's proportions, as large as truly fits M. ValueError, naming the least M,
+    where one row does not fit.
+    """
 
     enforced: bool = True
 
     def __call__(self, problem: SizingProblem) -> Blocks:
         longest = max(problem.shape.N_q, problem.shape.N_k)
         who, at = problem.algorithm, str(problem.shape)
-        return problem.blocks(most_rows(lambda rows, M: problem.fits(problem.blocks(rows), M), problem.M, longest, who, at))
+        return problem.blocks(
+            most_rows(
+                lambda rows, M: problem.fits(problem.blocks(rows), M),
+                problem.M,
+                longest,
+                who,
+                at,
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -154,7 +192,9 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Told:
-    """Another policy's blocks, checked, and whether exceeding M is an error as the caller says."""
+    """Another policy's blocks, checked, and whether exceeding M is an error as the
+    caller says.
+    """
 
     policy: Sizing
     enforced: bool
@@ -162,17 +202,28 @@ class Told:
     def __call__(self, problem: SizingProblem) -> Blocks:
         sizes = self.policy(problem)
         if not isinstance(sizes, Blocks):
-            raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
+            raise ValueError(
+                f"sizing returned {shown(sizes)}; expected flashsim.Blocks"
+            )
         shape = problem.shape
         if (sizes.N_q, sizes.N_k) != (shape.N_q, shape.N_k):
             lengths = f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}"
-            raise ValueError(f"sizing returned {sizes}; expected blocks of {lengths}, problem.shape's")
+            raise ValueError(
+                f"sizing returned {sizes}; expected blocks of {lengths}, "
+                "problem.shape's"
+            )
         return sizes
 
 
 def who_chose(sizing: Sizing) -> str:
-    """Say who chose the blocks: "fit", "paper", "given", or what a policy of the user's is called."""
+    """Say who chose the blocks: "fit", "paper", "given", or what a policy of the user's
+    is called.
+    """
     if isinstance(sizing, Told):
         return who_chose(sizing.policy)
     known = {Fit: "fit", Paper: "paper", Fixed: "given"}
-    return known.get(type(sizing)) or getattr(sizing, "__name__", None) or type(sizing).__name__
+    return (
+        known.get(type(sizing))
+        or getattr(sizing, "__name__", None)
+        or type(sizing).__name__
+    )

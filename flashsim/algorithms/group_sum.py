@@ -1,4 +1,5 @@
-"""Summing dK and dV over a group of query heads, which ran separately and each wrote a part of its own.
+"""Summing dK and dV over a group of query heads, which ran separately and each wrote a
+part of its own.
 
     Require: dK_parts, dV_parts in HBM, g of each, on-chip SRAM of size M.
     1  Divide the parts, and dK, dV, into tiles of ⌊M/2⌋ elements.
@@ -12,19 +13,29 @@
     9  end for
     10 Return dK, dV.
 
-The listing is ours. FlashAttention-2 does the same for grouped heads: its backward pass writes one dK and dV for each query
-head, in the inputs' type, and the copies are summed afterwards. Adding is by element, so rows do not matter: a part is one long
-row here, N_k·d elements. A bias's gradient, of which grouped heads have parts, is summed up in the same way.
+The listing is ours. FlashAttention-2 does the same for grouped heads: its backward pass
+writes one dK and dV for each query head, in the inputs' type, and the copies are summed
+afterwards. Adding is by element, so rows do not matter: a part is one long row here,
+N_k·d elements. A bias's gradient, of which grouped heads have parts, is summed up in
+the same way.
 """
 
 from flashsim.machine.memory import HBM, SRAM, Matrix
 
 
 def sum_over_group(hbm: HBM, sram: SRAM, *all_parts: Matrix) -> tuple[Matrix, ...]:
-    """Sum parts (g, N_k·d) and (g, N_k·d_v), a row for each query head, and return dK (1, N_k·d) and dV (1, N_k·d_v), in HBM."""
+    """Sum parts (g, N_k·d) and (g, N_k·d_v), a row for each query head, and return dK
+    (1, N_k·d) and dV (1, N_k·d_v), in HBM.
+    """
     on_chip = sram.on_chip
     sums = tuple(
-        hbm.empty(parts.name.removesuffix("_parts"), (1, parts.shape[1]), parts.dtype, "output") for parts in all_parts
+        hbm.empty(
+            parts.name.removesuffix("_parts"),
+            (1, parts.shape[1]),
+            parts.dtype,
+            "output",
+        )
+        for parts in all_parts
     )
     for parts, total in zip(all_parts, sums, strict=True):
         tile = min(max(sram.capacity // 2, 1), total.shape[1])  # line 1

@@ -1,11 +1,14 @@
-"""Attention for M about d² in the least room: `small_cache_hybrid` with K and V streamed by elements, and L alone kept of a row.
+"""Attention for M about d² in the least room: `small_cache_hybrid` with K and V
+streamed by elements, and L alone kept of a row.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌊(M − 1)/(d + 2)⌋, B_c = 1.
-    3  Set the sizes b_r × b_c of a tile of O: of those that fit, b_r(b_c + 2) + 1 ≤ M, the ones of fewest accesses.
-    4  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, and each into its columns; S into T_r × T_c tiles.
+    3  Set the sizes b_r × b_c of a tile of O: of those that fit, b_r(b_c + 2) + 1 ≤ M,
+       the ones of fewest accesses.
+    4  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, and each
+       into its columns; S into T_r × T_c tiles.
     5  for 1 ≤ i ≤ T_r do
     6    Load Q_i from HBM to on-chip SRAM.
     7    On chip, set L_i = (−∞)_{B_r}.
@@ -21,7 +24,8 @@
     17   end for
     18   Write L_i to HBM.
     19 end for
-    20 Divide O into tiles of b_r × b_c, L into blocks of b_r rows, S into columns of b_r rows, V into its elements.
+    20 Divide O into tiles of b_r × b_c, L into blocks of b_r rows, S into columns of
+       b_r rows, V into its elements.
     21 for each block of rows u of O do
     22   Load L_u from HBM to on-chip SRAM.
     23   for each block of columns c of O do
@@ -39,14 +43,22 @@
     35 end for
     36 Return O, L, R.
 
-The listing is ours; AccelForge, a mapper, found its streams. Where `small_cache_hybrid` holds Q_i, a row of K, S_ij and three
-statistics, this holds Q_i, an element, S_ij and one. The price is the same: all of S in HBM, in the chip's type.
+The listing is ours; AccelForge, a mapper, found its streams. Where `small_cache_hybrid`
+holds Q_i, a row of K, S_ij and three statistics, this holds Q_i, an element, S_ij and
+one. The price is the same: all of S in HBM, in the chip's type.
 """
 
 from math import isqrt
 
 from flashsim.algorithms.blocks import by_one_key
-from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
+from flashsim.algorithms.notation import (
+    at_most_0,
+    exp,
+    finite,
+    logaddexp,
+    logsumexp,
+    product,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -54,32 +66,51 @@ from flashsim.problem.shapes import Blocks
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the largest b, at least 1, with b(d + 2) + 1 ≤ M: Q_i, S_ij, L_i and an element of K."""
+    """Return the largest b, at least 1, with b(d + 2) + 1 ≤ M: Q_i, S_ij, L_i and an
+    element of K.
+    """
     return max((M - 1) // (d + 2), 1)
 
 
 def line_3(M: int, N_q: int, d_v: int) -> tuple[int, int]:
-    """Return (b_r, b_c), by which N_k (⌈d_v/b_c⌉ N_q + ⌈N_q/b_r⌉ d_v) elements of S and V are read; 1 × 1 if none fits.
+    """Return (b_r, b_c), by which N_k (⌈d_v/b_c⌉ N_q + ⌈N_q/b_r⌉ d_v) elements of S and
+    V are read; 1 × 1 if none fits.
 
-    Of those b_c that make as many pieces, the least leaves the most rows: it is ⌈d_v/c⌉, or c, for a c of √d_v + 1 at most.
+    Of those b_c that make as many pieces, the least leaves the most rows: it is
+    ⌈d_v/c⌉, or c, for a c of √d_v + 1 at most.
     """
     few = range(1, isqrt(d_v) + 2)
     widths = sorted({*few, *(-(-d_v // c) for c in few)})
-    fitting = [(min((M - 1) // (b_c + 2), N_q), b_c) for b_c in widths if b_c + 3 <= M] or [(1, 1)]
+    fitting = [
+        (min((M - 1) // (b_c + 2), N_q), b_c) for b_c in widths if b_c + 3 <= M
+    ] or [(1, 1)]
     return min(fitting, key=lambda b: -(-d_v // b[1]) * N_q + -(-N_q // b[0]) * d_v)
 
 
 def hybrid_streamed(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
-    """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
+    """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and
+    L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
     b_r, b_c = line_3(sram.capacity, N_q, d_v)  # line 3
     Q, K = Q.divide(B_r), K.divide(B_c, 1)  # line 4
-    L, S = hbm.empty("L", (N_q, 1), sram.dtype), hbm.empty("S", (N_q, N_k), sram.dtype)  # line 4
+    L, S = (
+        hbm.empty("L", (N_q, 1), sram.dtype),
+        hbm.empty("S", (N_q, N_k), sram.dtype),
+    )  # line 4
     L_blocks, S_tiles = L.divide(B_r), S.divide(B_r, B_c)  # line 4
     for i in sram.loop(blocks.T_r):  # line 5
         Q_i = sram.load(Q[i])  # line 6
@@ -106,10 +137,17 @@ def hybrid_streamed(
             for n in sram.loop(N_k):  # line 25
                 S_un = sram.load(S_columns[u, n])  # line 26
                 P_un = on_chip(exp(at_most_0(S_un - finite(L_u))), over=S_un)  # line 27
-                P_dropped_un = on_chip(P_un * dropout_by_key(P_un, u, n), over=P_un)  # line 27
+                P_dropped_un = on_chip(
+                    P_un * dropout_by_key(P_un, u, n), over=P_un
+                )  # line 27
                 for e in sram.loop(O_uc.shape[1]):  # line 28
-                    V_ne, O_ue = sram.load(V[n, c * b_c + e]), O_uc[:, e : e + 1]  # line 29
-                    O_ue = on_chip(O_ue + product(P_dropped_un, V_ne), over=O_ue)  # line 30
+                    V_ne, O_ue = (
+                        sram.load(V[n, c * b_c + e]),
+                        O_uc[:, e : e + 1],
+                    )  # line 29
+                    O_ue = on_chip(
+                        O_ue + product(P_dropped_un, V_ne), over=O_ue
+                    )  # line 30
                 # line 31: end for
             # line 32: end for
             sram.store(O[u, c], O_uc)  # line 33
@@ -119,8 +157,15 @@ def hybrid_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="hybrid_streamed", title="S by rows, O by tiles, by elements", short="hybrid, streamed",
-    run=hybrid_streamed, line_1=by_one_key, rows=rows, loops="rows, streamed",
-    returns=("O", "L"), saves=("R",), follows=("L",),
+    name="hybrid_streamed",
+    title="S by rows, O by tiles, by elements",
+    short="hybrid, streamed",
+    run=hybrid_streamed,
+    line_1=by_one_key,
+    rows=rows,
+    loops="rows, streamed",
+    returns=("O", "L"),
+    saves=("R",),
+    follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
 )

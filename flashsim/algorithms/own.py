@@ -1,4 +1,6 @@
-"""An algorithm of the user's own: a plain function on the memory, or a record, wherever a name is taken."""
+"""An algorithm of the user's own: a plain function on the memory, or a record, wherever
+a name is taken.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +12,90 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.blocks import by_trial
-from flashsim.algorithms.record import OPERANDS, SERVICES, Algorithm, Program, every_block
+from flashsim.algorithms.record import (
+    OPERANDS,
+    SERVICES,
+    Algorithm,
+    Program,
+    every_block,
+)
 from flashsim.machine.source import note_line
 from flashsim.problem.arguments import is_one_of, shown
 from flashsim.problem.options import Option
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
 PARTS = ("tau", "MASK", "dropout", "live", "sink")
-ARGUMENTS = frozenset({
-    "problem", "name", "what", "algorithms", "Q", "K", "V", "N", "N_q", "N_k", "d", "d_v", "M",
-    "dtype", "heads", "kv_heads", "gqa", "direction", "sizing", "blocks", "enforce", "causal",
-    "mask", "dropout_p", "seed", "scale", "layout", "check_finite", "observers", "on_head",
-    "dO", "head", "least", "on_tried", "points", "jobs", "check", "on_points", "resume",
-    "bound", "run", "given",
-})  # fmt: skip
-"""What `forward`, `count`, `tune`, `sweep`, `trace` take themselves: a function's own options have other names."""
+ARGUMENTS = frozenset(
+    {
+        "problem",
+        "name",
+        "what",
+        "algorithms",
+        "Q",
+        "K",
+        "V",
+        "N",
+        "N_q",
+        "N_k",
+        "d",
+        "d_v",
+        "M",
+        "dtype",
+        "heads",
+        "kv_heads",
+        "gqa",
+        "direction",
+        "sizing",
+        "blocks",
+        "enforce",
+        "causal",
+        "mask",
+        "dropout_p",
+        "seed",
+        "scale",
+        "layout",
+        "check_finite",
+        "observers",
+        "on_head",
+        "dO",
+        "head",
+        "least",
+        "on_tried",
+        "points",
+        "jobs",
+        "check",
+        "on_points",
+        "resume",
+        "bound",
+        "run",
+        "given",
+    }
+)
+"""What `forward`, `count`, `tune`, `sweep`, `trace` take themselves: a function's own
+options have other names.
+"""
 RETURNS = (("O",), ("O", "L"), ("O", "l", "m"))
 """What a function may return, by the names of the matrices."""
 
 
 def chosen(what: Any, direction: str) -> Algorithm:
-    """Return the algorithm of that name; or that record, or that function, as an algorithm.
+    """Return the algorithm of that name; or that record, or that function, as an
+    algorithm.
 
-    A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.machine.memory`, that returns the
-    matrix O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", "sink", by these
-    names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. What else it takes there has a
-    default, such as `window=128`: it is an option, `forward(f, …, window=64)`. Its blocks have the proportions of its closed
-    form's line 1; without one, of `by_keys` or `by_queries` (`flashsim.algorithms.blocks`), as it moves less.
+    A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of
+    `flashsim.machine.memory`, that returns the matrix O in HBM, or (O, L), or (O, l,
+    m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", "sink", by these
+    names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q
+    comes scaled. What else it takes there has a default, such as `window=128`: it is an
+    option, `forward(f, …, window=64)`. Its blocks have the proportions of its closed
+    form's line 1; without one, of `by_keys` or `by_queries`
+    (`flashsim.algorithms.blocks`), as it moves less.
 
-    Backward, a function stands for the backward pass that goes with it, a record (`backward_of`).
+    Backward, a function stands for the backward pass that goes with it, a record
+    (`backward_of`).
 
-    Raises ValueError for anything else, and for a record or name of the other direction.
+    Raises ValueError for anything else, and for a record or name of the other
+    direction.
     """
     passes: dict[str, Algorithm] = BACKWARD if direction == "backward" else FORWARD
     if isinstance(what, str) and what in passes:
@@ -49,22 +104,38 @@ def chosen(what: Any, direction: str) -> Algorithm:
         if direction == "backward" and what.direction == "forward" and is_own(what):
             return backward_of(what)
         if what.direction != direction:
-            raise ValueError(f"{what.name!r} is a {what.direction} pass; expected a {direction} pass")
+            raise ValueError(
+                f"{what.name!r} is a {what.direction} pass; expected a {direction} pass"
+            )
         return what
     if isinstance(what, Program):
         raise ValueError(
-            f"{what.name!r} is a {type(what).__name__}, not attention; flashsim.simulate.matrices.run_program runs a program on "
+            f"{what.name!r} is a {type(what).__name__}, not attention; "
+            "flashsim.simulate.matrices.run_program runs a program on "
             "matrices, and count_program counts it"
         )
     if callable(what):
-        return algorithm_of(what) if direction == "forward" else backward_of(algorithm_of(what))
+        return (
+            algorithm_of(what)
+            if direction == "forward"
+            else backward_of(algorithm_of(what))
+        )
     known = ", ".join(map(repr, passes))
     if is_one_of(what, FORWARD):
         both = ", ".join(repr(name) for name in passes if name in FORWARD)
-        raise ValueError(f"{what!r} has no backward pass here; these have: {both}. Run one of them forward, too")
+        raise ValueError(
+            f"{what!r} has no backward pass here; these have: {both}. Run one of them "
+            "forward, too"
+        )
     if is_one_of(what, BACKWARD):
-        raise ValueError(f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}")
-    yours = "; of your own, pass the function itself, or its record" if isinstance(what, str) and ".py:" in what else ""
+        raise ValueError(
+            f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}"
+        )
+    yours = (
+        "; of your own, pass the function itself, or its record"
+        if isinstance(what, str) and ".py:" in what
+        else ""
+    )
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}{yours}")
 
 
@@ -74,7 +145,8 @@ def is_own(algorithm: Algorithm) -> bool:
 
 
 def backward_of(forward: Algorithm) -> Algorithm:
-    """Return the backward pass that goes with a forward pass: flashsim's, or the user's record in the same file.
+    """Return the backward pass that goes with a forward pass: flashsim's, or the user's
+    record in the same file.
 
     Raises ValueError where there is none.
     """
@@ -84,15 +156,20 @@ def backward_of(forward: Algorithm) -> Algorithm:
         if found.direction == "backward" and found.forward_pass == forward.name:
             return found
     raise ValueError(
-        f"{forward.name!r} has no backward pass: its file lacks one, a function g(hbm, sram, Q, K, V, O, dO, …, blocks, tau, …) "
-        f"that returns dQ, dK, dV, in a record, Algorithm(name=…, direction='backward', of={forward.name!r}, run=g, line_1=…)"
+        f"{forward.name!r} has no backward pass: its file lacks one, a function g(hbm, "
+        "sram, Q, K, "
+        "V, O, dO, …, blocks, tau, …) "
+        "that returns dQ, dK, dV, in a record, Algorithm(name=…, direction='backward', "
+        f"of={forward.name!r}, run=g, line_1=…)"
     )
 
 
 def forward_of(backward: Algorithm) -> Algorithm:
-    """Return the forward pass that a pass goes with: itself, its record, flashsim's, or the user's own in the same file.
+    """Return the forward pass that a pass goes with: itself, its record, flashsim's, or
+    the user's own in the same file.
 
-    That is a record of that name, or a function, by "FILE.py:NAME". Raises ValueError where there is none.
+    That is a record of that name, or a function, by "FILE.py:NAME". Raises ValueError
+    where there is none.
     """
     if backward.direction == "forward":
         return backward
@@ -102,12 +179,16 @@ def forward_of(backward: Algorithm) -> Algorithm:
         if found.direction == "forward" and found.name == backward.forward_pass:
             return found
     file, _, name = backward.forward_pass.rpartition(":")
-    function = getattr(sys.modules.get(inspect.unwrap(backward.run).__module__), name, None)
+    function = getattr(
+        sys.modules.get(inspect.unwrap(backward.run).__module__), name, None
+    )
     if inspect.isfunction(function) and Path(_file_of(function)).name == file:
         return algorithm_of(function)
     if backward.forward_pass not in FORWARD:
         raise ValueError(
-            f"{backward.name!r} is the backward pass of {backward.forward_pass!r}, which is not known; expected its record: "
+            f"{backward.name!r} is the backward pass of {backward.forward_pass!r}, "
+            "which is not "
+            "known; expected its record: "
             "Algorithm(…, of=record)"
         )
     return FORWARD[backward.forward_pass]
@@ -115,28 +196,44 @@ def forward_of(backward: Algorithm) -> Algorithm:
 
 def _beside(algorithm: Algorithm) -> list[Algorithm]:
     module = sys.modules.get(inspect.unwrap(algorithm.run).__module__)
-    return [found for found in vars(module).values() if isinstance(found, Algorithm)] if module else []
+    return (
+        [found for found in vars(module).values() if isinstance(found, Algorithm)]
+        if module
+        else []
+    )
 
 
 def algorithm_of(function: Callable[..., Any]) -> Algorithm:
-    """Return a function's record. Raises ValueError where its parameters are not those of `chosen`."""
-    name, file = getattr(function, "__name__", type(function).__name__), _file_of(function)
+    """Return a function's record. Raises ValueError where its parameters are not those
+    of `chosen`.
+    """
+    name, file = (
+        getattr(function, "__name__", type(function).__name__),
+        _file_of(function),
+    )
     try:
         parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # of a builtin type
-        raise ValueError(f"{name} does not say what it takes; expected {SIGNATURE}") from None
+        raise ValueError(
+            f"{name} does not say what it takes; expected {SIGNATURE}"
+        ) from None
     first = ("hbm", "sram", *OPERANDS, "blocks")
     names = tuple(each.name for each in parameters)
     own = [each for each in parameters[len(first) :] if each.name not in PARTS]
     if names[: len(first)] != first or any(each.default is each.empty for each in own):
         raise ValueError(
-            f"{name} takes ({', '.join(names)}); expected {SIGNATURE}, and behind blocks any of {', '.join(PARTS)}, and options "
+            f"{name} takes ({', '.join(names)}); expected {SIGNATURE}, and behind "
+            "blocks any of "
+            f"{', '.join(PARTS)}, and options "
             "with a default, such as window=128"
         )
     return Algorithm(
         name=f"{Path(file).name}:{name}",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
-        run=_Explained(function, tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)),
+        run=_Explained(
+            function,
+            tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY),
+        ),
         options=tuple(_option(name, each) for each in own),
         line_1=by_trial,
         rounds=every_block,
@@ -144,10 +241,14 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
 
 
 def _option(name: str, parameter: inspect.Parameter) -> Option:
-    """Return a parameter of a user's function as an option. Raises ValueError for a name that flashsim's functions take."""
+    """Return a parameter of a user's function as an option. Raises ValueError for a
+    name that flashsim's functions take.
+    """
     if parameter.name in ARGUMENTS or parameter.name in SERVICES:
         raise ValueError(
-            f"{name} has an option {parameter.name!r}, which is an argument of flashsim's own; expected another name for it"
+            f"{name} has an option {parameter.name!r}, which is an argument of "
+            "flashsim's own; "
+            "expected another name for it"
         )
     return Option(parameter.name, parameter.default, check=_as_it_is)
 
@@ -164,7 +265,9 @@ def _file_of(function: Callable[..., Any]) -> str:
 
 
 class _Explained:
-    """A function of the user's; its errors, and Ctrl-C, say at which of its lines they occurred."""
+    """A function of the user's; its errors, and Ctrl-C, say at which of its lines
+    they occurred.
+    """
 
     def __init__(self, function: Callable[..., Any], by_name: tuple[str, ...]) -> None:
         self._function = function

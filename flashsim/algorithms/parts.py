@@ -1,4 +1,6 @@
-"""What algorithms are given besides matrices: MASK, dropout, and which tiles to compute, each with a do-nothing version."""
+"""What algorithms are given besides matrices: MASK, dropout, and which tiles to
+compute, each with a do-nothing version.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,19 @@ class MaskFunction(Protocol):
     """MASK of Algorithm 2's line 11."""
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return tile (i, j) of S with −∞ where the mask forbids; S_ij itself if nothing is masked."""
+        """Return tile (i, j) of S with −∞ where the mask forbids; S_ij itself if
+        nothing is masked.
+        """
 
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
-        """Add tile (i, j) of dS to a bias's gradient in HBM; nothing where there is no bias."""
+        """Add tile (i, j) of dS to a bias's gradient in HBM; nothing where there is
+        no bias.
+        """
 
     def uncapped(self, dS_ij: Tile) -> Tile:
-        """Return dS of scores before their soft cap, for the tile that was masked last; dS_ij itself if there is none."""
+        """Return dS of scores before their soft cap, for the tile that was masked last;
+        dS_ij itself if there is none.
+        """
 
     def divided(self, blocks: Blocks) -> MaskFunction:
         """Return the same mask for tiles of other sizes."""
@@ -31,7 +39,9 @@ class MaskFunction(Protocol):
         """Return the most elements that masking a tile of that size brings on chip."""
 
     def whole(self, sram: SRAM, S: Matrix) -> None:
-        """Mask S in HBM, as a pass of its own: what standard attention does. No pass if nothing is masked."""
+        """Mask S in HBM, as a pass of its own: what standard attention does. No pass if
+        nothing is masked.
+        """
 
 
 class Dropout(Protocol):
@@ -44,20 +54,28 @@ class Dropout(Protocol):
         """Set the generator to the state R that the forward pass saved."""
 
     def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
-        """Return Z_ij, of P_ij's shape: 1/(1 − p) where an element is kept, 0 where it is dropped."""
+        """Return Z_ij, of P_ij's shape: 1/(1 − p) where an element is kept, 0 where it
+        is dropped.
+        """
 
     def divided(self, blocks: Blocks) -> Dropout:
         """Return the same dropout for tiles of other sizes."""
 
     def whole(self, sram: SRAM, P: Matrix) -> Matrix:
-        """Drop from P in HBM, as a pass of its own, and return P^dropped; P itself if nothing is dropped."""
+        """Drop from P in HBM, as a pass of its own, and return P^dropped; P itself if
+        nothing is dropped.
+        """
 
     def whole_backward(self, sram: SRAM, dP: Matrix) -> None:
-        """Turn dP^dropped in HBM into dP = dP^dropped ∘ Z, as a pass of its own; no pass if nothing is dropped."""
+        """Turn dP^dropped in HBM into dP = dP^dropped ∘ Z, as a pass of its own; no
+        pass if nothing is dropped.
+        """
 
 
 class Sink(Protocol):
-    """What a row's softmax begins with: nothing, ℓ = 0 and m = −∞, or a sink of logit s, ℓ = 1 and m = s."""
+    """What a row's softmax begins with: nothing, ℓ = 0 and m = −∞, or a sink of logit
+    s, ℓ = 1 and m = s.
+    """
 
     l: float
     room: int
@@ -77,7 +95,9 @@ class Sink(Protocol):
 
 
 class WholeGradient(Protocol):
-    """A bias's gradient, dB in HBM, made of all of dS in HBM: what standard attention does."""
+    """A bias's gradient, dB in HBM, made of all of dS in HBM: what standard
+    attention does.
+    """
 
     def whole(self, sram: SRAM, dS: Matrix) -> None:
         """Add dS to dB, as a pass of its own; no pass if there is no bias."""
@@ -87,7 +107,9 @@ Which = NDArray[np.bool_] | Kinds | None
 """The turns of a loop to take, True; as kinds, in counting-only mode; or all."""
 
 Alike = Sequence[Hashable] | Kinds | None
-"""For each turn of a loop, what it has in common with those that cost the same; as kinds; None: all cost the same."""
+"""For each turn of a loop, what it has in common with those that cost the same; as
+kinds; None: all cost the same.
+"""
 
 
 class BlockMask(Protocol):
@@ -102,7 +124,9 @@ class BlockMask(Protocol):
 
 
 class Live(BlockMask, Protocol):
-    """The live tiles (`flashsim.masks.rules` says what that means), by row and by column."""
+    """The live tiles (`flashsim.masks.rules` says what that means), by row and by
+    column.
+    """
 
     def row(self, i: int) -> Which:
         """Return the live tiles (i, j) of row i, (T_c,)."""
@@ -158,5 +182,13 @@ class ArrayBlockMask:
 
     @property
     def alike(self) -> list[Any]:
-        """How many tiles of a column are computed above its last, perhaps ragged one, and whether that one is."""
-        return list(zip(self._array[:-1].sum(axis=0).tolist(), self._array[-1].tolist(), strict=True))
+        """How many tiles of a column are computed above its last, perhaps ragged one,
+        and whether that one is.
+        """
+        return list(
+            zip(
+                self._array[:-1].sum(axis=0).tolist(),
+                self._array[-1].tolist(),
+                strict=True,
+            )
+        )

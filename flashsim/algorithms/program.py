@@ -1,15 +1,21 @@
-"""`MatrixProgram`: a program on matrices, whose operands, their symbols and block sizes are its own.
+"""`MatrixProgram`: a program on matrices, whose operands, their symbols and block sizes
+are its own.
 
-To add a program, as `kernel_x_outer` is one, with operands, symbols and block sizes of its own:
+To add a program, as `kernel_x_outer` is one, with operands, symbols and block sizes of
+its own:
 
-1. `flashsim/beyond/programs/x.py`: the listing, a function with labelled lines, and at the end `PROGRAM = MatrixProgram(…)`. Give
-   `example=` if operands are not just random numbers, and `bugs=`, mistakes that somebody could make, each as a change to its
+1. `flashsim/beyond/programs/x.py`: the listing, a function with labelled lines, and at
+   the end `PROGRAM = MatrixProgram(…)`. Give `example=` if operands are not just random
+   numbers, and `bugs=`, mistakes that somebody could make, each as a change to its
    text.
-2. `flashsim/theory/x.py`: its closed form, a `ProgramForm(…)`; those of a family share a file.
-3. Its naive twin and bounds in `flashsim/reference/`, named in that module's `NAIVE`, and tests of its numbers in
-   `tests/test_x.py`. `pytest tests/test_programs.py -k x` tests counts, labels, traces and bad input, and plants its bugs.
-4. A function that users call, in a module beside `flashsim/beyond/kernels.py`, and that module in the list of
-   `flashsim/__init__.py`; a section in `docs/beyond.md` and in `docs/reference/beyond.rst`; a lesson.
+2. `flashsim/theory/x.py`: its closed form, a `ProgramForm(…)`; those of a family share
+   a file.
+3. Its naive twin and bounds in `flashsim/reference/`, named in that module's `NAIVE`,
+   and tests of its numbers in `tests/test_x.py`. `pytest tests/test_programs.py -k x`
+   tests counts, labels, traces and bad input, and plants its bugs.
+4. A function that users call, in a module beside `flashsim/beyond/kernels.py`, and that
+   module in the list of `flashsim/__init__.py`; a section in `docs/beyond.md` and in
+   `docs/reference/beyond.rst`; a lesson.
 """
 
 from __future__ import annotations
@@ -25,36 +31,49 @@ from flashsim.algorithms.record import Program
 from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
-QKV: Mapping[str, Kind] = {"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e")}
+QKV: Mapping[str, Kind] = {
+    "Q": Kind("N", "d"),
+    "K": Kind("N", "d"),
+    "V": Kind("N", "e"),
+}
 """What stands in for attention takes these."""
 Example = tuple[Mapping[str, Any], Mapping[str, Any]]
 """Operands and options, by name."""
 
 
 def normal(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> Example:
-    """Return that all operands are normally distributed, and that there are no options."""
+    """Return that all operands are normally distributed, and that there are no
+    options.
+    """
     return {}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixProgram(Program):
-    """One pass: `run(hbm, sram, *operands, blocks, *options)` returns a matrix in HBM, or several.
+    """One pass: `run(hbm, sram, *operands, blocks, *options)` returns a matrix in HBM,
+    or several.
 
     name       "": as its function
-    operands   matrices it takes, by name, each with its kind: shape in the program's own symbols, and type
+    operands   matrices it takes, by name, each with its kind: shape in the program's
+               own symbols, and type
     returns    matrices it returns, in order
     extras     other matrices that it makes in HBM
-    options    what else it takes behind `blocks`, by name, in order; whoever asks for the run checks the values; (): as its
-               function's parameters say
+    options    what else it takes behind `blocks`, by name, in order; whoever asks for
+               the run checks the values; (): as its function's parameters say
     blocks     its block sizes: name -> the symbol of the length that it divides
-    line_1     (rows, lengths) -> block sizes where the stationary block has so many rows; None: they must be given
+    line_1     (rows, lengths) -> block sizes where the stationary block has so many
+               rows; None: they must be given
     rows       (M, lengths) -> rows, for the paper's sizes
-    by         the block sizes that divide what the player shows as rows and as columns of tiles; (): the first and the last
+    by         the block sizes that divide what the player shows as rows and as columns
+               of tiles; (): the first and the last
     plane      the symbols of these; (): those that `by` divide
     across     where these are one symbol: the matrices whose rows are columns there
-    words      what those rows and columns are called there, "queries" and "keys" in attention
-    follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`; (): what is returned
-    example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
+    words      what those rows and columns are called there, "queries" and "keys" in
+               attention
+    follows    what the player follows from tile to tile, as in
+               `flashsim.algorithms.Algorithm`; (): what is returned
+    example    (random numbers, lengths, block sizes) -> operands and options to try it
+               with; an operand left out is normal
     """
 
     name: str = ""
@@ -93,5 +112,9 @@ class MatrixProgram(Program):
     @property
     def symbols(self) -> tuple[str, ...]:
         """The symbols of the lengths that its operands have, in order."""
-        sides = [side for kind in self.operands.values() for side in (kind.rows, kind.columns)]
+        sides = [
+            side
+            for kind in self.operands.values()
+            for side in (kind.rows, kind.columns)
+        ]
         return tuple(dict.fromkeys(side for side in sides if not side.isdigit()))

@@ -1,7 +1,9 @@
-"""FlashAttention with the loops exchanged, forward: the order of FlashAttention-2, and of the chapter's prefill.
+"""FlashAttention with the loops exchanged, forward: the order of FlashAttention-2, and
+of the chapter's prefill.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop, and which tiles of S are live: not empty.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop, and which tiles of S are live:
+             not empty.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/4d⌉, d).
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
@@ -24,14 +26,25 @@
     20 end for
     21 Return O, L, R.
 
-The listing is ours; the steps are those of "FlashAttention: Theory and Practice", "The Full Algorithm". O, ℓ, m never leave
-the chip until a row block is done: they are divided by ℓ once, and O is written once, with a log-sum-exp a row. The price
-is K and V, which each of the T_r row blocks streams past; so B_r is the large size here. Causally, the tiles above
-the diagonal are not loaded, and only those on it are masked. With a sink of logit s, a word, line 6 is ℓ_i = (1), m_i = (s).
+The listing is ours; the steps are those of "FlashAttention: Theory and Practice", "The
+Full Algorithm". O, ℓ, m never leave the chip until a row block is done: they are
+divided by ℓ once, and O is written once, with a log-sum-exp a row. The price is K and
+V, which each of the T_r row blocks streams past; so B_r is the large size here.
+Causally, the tiles above the diagonal are not loaded, and only those on it are masked.
+With a sink of logit s, a word, line 6 is ℓ_i = (1), m_i = (s).
 """
 
 from flashsim.algorithms.blocks import by_queries
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    log,
+    maximum,
+    nonzero,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -39,16 +52,36 @@ from flashsim.problem.shapes import Blocks
 
 
 def q_outer(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout, live: Live, sink: Sink,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+    live: Live,
+    sink: Sink,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
+    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the
+    log-sum-exp L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     N, d_v = Q.shape[0], V.shape[1]
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = hbm.empty("O", (N, d_v), V.dtype, "output"), hbm.empty("L", (N, 1), sram.dtype)  # line 3
-    Q, O, L, K, V = Q.divide(B_r), O.divide(B_r), L.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
+    O, L = (
+        hbm.empty("O", (N, d_v), V.dtype, "output"),
+        hbm.empty("L", (N, 1), sram.dtype),
+    )  # line 3
+    Q, O, L, K, V = (
+        Q.divide(B_r),
+        O.divide(B_r),
+        L.divide(B_r),
+        K.divide(B_c),
+        V.divide(B_c),
+    )  # line 3
     for i in sram.loop(blocks.T_r, alike=live.rows_alike):  # line 4
         Q_i = sram.load(Q[i])  # line 5
         O_i = sram.full(O[i].shape, 0.0)  # line 6
@@ -59,10 +92,18 @@ def q_outer(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 10
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 11
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 12
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 13
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 14
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 15
+            P_tilde_ij = on_chip(
+                exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+            )  # line 12
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+            )  # line 13
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )  # line 14
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
+            )  # line 15
             m_i = on_chip(m_i_new, over=m_i)  # line 16
         # line 17: end for
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 18
@@ -74,7 +115,13 @@ def q_outer(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer", title="FlashAttention, loops exchanged", short="loops exchanged", look=("orange", "v", "-"),
-    run=q_outer, line_1=by_queries, loops="Q outermost",
-    returns=("O", "L"), saves=("R",),
+    name="q_outer",
+    title="FlashAttention, loops exchanged",
+    short="loops exchanged",
+    look=("orange", "v", "-"),
+    run=q_outer,
+    line_1=by_queries,
+    loops="Q outermost",
+    returns=("O", "L"),
+    saves=("R",),
 )

@@ -1,10 +1,13 @@
-"""The backward pass of `q_outer`, dQ accumulated in HBM: what FlashAttention-2 does with atomic additions.
+"""The backward pass of `q_outer`, dQ accumulated in HBM: what FlashAttention-2 does
+with atomic additions.
 
-    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
-             function MASK, dropout probability p_drop, generator state R, and which tiles of S are live.
+    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M,
+             softmax scaling constant τ, masking function MASK, dropout probability
+             p_drop, generator state R, and which tiles of S are live.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
-    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
+    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c
+       rows.
     4  for 1 ≤ i ≤ T_r do
     5    Load O_i, dO_i from HBM to on-chip SRAM.
     6    Write D_i = rowsum(dO_i ∘ O_i) to HBM.
@@ -29,12 +32,14 @@
     25 end for
     26 Return dQ, dK, dV.
 
-The listing is ours. K and V are the outer loop again, so that dK and dV stay on chip; what that costs is dQ, which every
-block of keys adds to. An addition is counted as a read and a write of its operand, as Algorithm 4's are: on a GPU the
-additions of blocks that run at once must be atomic, happen in L2, and come in any order, so dQ differs from run to run.
-dQ is kept in Q's type here; FlashAttention-2 adds in float32 and converts at the end, another pass over dQ.
-`q_outer_backward_two_pass` does without the additions. D_i is computed once a row, where Algorithm 4 computes it T_c times
-and reads O to do so.
+The listing is ours. K and V are the outer loop again, so that dK and dV stay on chip;
+what that costs is dQ, which every block of keys adds to. An addition is counted as a
+read and a write of its operand, as Algorithm 4's are: on a GPU the additions of blocks
+that run at once must be atomic, happen in L2, and come in any order, so dQ differs from
+run to run. dQ is kept in Q's type here; FlashAttention-2 adds in float32 and converts
+at the end, another pass over dQ. `q_outer_backward_two_pass` does without the
+additions. D_i is computed once a row, where Algorithm 4 computes it T_c times and reads
+O to do so.
 """
 
 from flashsim.algorithms.blocks import by_keys
@@ -46,10 +51,23 @@ from flashsim.problem.shapes import Blocks
 
 
 def q_outer_backward(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
-    MASK: MaskFunction, dropout: Dropout, live: Live,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+    live: Live,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
+    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ,
+    dK, dV, in HBM.
+    """
     on_chip = sram.on_chip
     dropout.restore()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
@@ -72,10 +90,14 @@ def q_outer_backward(
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 13
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 14
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 15
-            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij)  # line 16
+            P_ij = on_chip(
+                exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
+            )  # line 16
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 17
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 17
-            dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 18
+            dV_tilde_j = on_chip(
+                dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j
+            )  # line 18
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 19
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 20
             MASK.gradient(dS_ij, i, j)  # line 20
@@ -83,7 +105,9 @@ def q_outer_backward(
             dQ_i = sram.load(dQ[i])  # line 21
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21
-            dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 22
+            dK_tilde_j = on_chip(
+                dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
+            )  # line 22
         # line 23: end for
         sram.store(dK[j], dK_tilde_j)  # line 24
         sram.store(dV[j], dV_tilde_j)  # line 24
@@ -92,7 +116,13 @@ def q_outer_backward(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer", direction="backward", title="FlashAttention, loops exchanged, backward, dQ accumulated",
-    run=q_outer_backward, line_1=by_keys, loops="K, V outermost, L and D",
-    rounds=every_block, rounds_logs=lambda T_c: 2, gives_dS=True,
+    name="q_outer",
+    direction="backward",
+    title="FlashAttention, loops exchanged, backward, dQ accumulated",
+    run=q_outer_backward,
+    line_1=by_keys,
+    loops="K, V outermost, L and D",
+    rounds=every_block,
+    rounds_logs=lambda T_c: 2,
+    gives_dS=True,
 )

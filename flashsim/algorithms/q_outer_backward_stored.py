@@ -1,12 +1,15 @@
-"""The backward pass of `q_outer` with dS in HBM: dK and dV as in `q_outer_streamed`, then dQ from dS and K alone.
+"""The backward pass of `q_outer` with dS in HBM: dK and dV as in `q_outer_streamed`,
+then dQ from dS and K alone.
 
-    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
-             function MASK, dropout probability p_drop, generator state R.
+    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M,
+             softmax scaling constant τ, masking function MASK, dropout probability
+             p_drop, generator state R.
     1  Set the pseudo-random number generator state to R.
-    2  Set block sizes B_c: as large as four blocks of B_c×d, two rows and S_nj fit M together; B_r: as large as a block of B_r×d
-       and a column of dS fit M − 4d.
-    3  Divide Q, O, dO, L, D into rows, index n; K, V, dK, dV into T_c blocks of B_c rows; dQ into T_r blocks of B_r rows, dS
-       into rows of B_c and into columns of B_r; K into elements.
+    2  Set block sizes B_c: as large as four blocks of B_c×d, two rows and S_nj fit M
+       together; B_r: as large as a block of B_r×d and a column of dS fit M − 4d.
+    3  Divide Q, O, dO, L, D into rows, index n; K, V, dK, dV into T_c blocks of B_c
+       rows; dQ into T_r blocks of B_r rows, dS into rows of B_c and into columns of
+       B_r; K into elements.
     4  for 1 ≤ n ≤ N_q do
     5    Load O_n, dO_n from HBM to on-chip SRAM.
     6    Write D_n = rowsum(dO_n ∘ O_n) to HBM.
@@ -34,10 +37,11 @@
     28 end for
     29 Return dQ, dK, dV.
 
-The listing is ours. `q_outer_streamed` computes S and dP again for dQ, with three blocks of queries on chip: 6 N²d²/M accesses.
-Here dS is written and read once, 2N², and one block is enough for dQ: N²d²/M. With 8 N²d²/M for dK and dV this is 9 N²d²/M + 2N²,
-which is less than 14 N²d²/M for M below 2.5 d². The price is dS, N_q·N_k elements of HBM in the chip's type. Every tile is
-computed: empty tiles are not skipped.
+The listing is ours. `q_outer_streamed` computes S and dP again for dQ, with three
+blocks of queries on chip: 6 N²d²/M accesses. Here dS is written and read once, 2N², and
+one block is enough for dQ: N²d²/M. With 8 N²d²/M for dK and dV this is 9 N²d²/M + 2N²,
+which is less than 14 N²d²/M for M below 2.5 d². The price is dS, N_q·N_k elements of
+HBM in the chip's type. Every tile is computed: empty tiles are not skipped.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
@@ -48,8 +52,12 @@ from flashsim.problem.shapes import Blocks
 
 
 def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c), given `rows` for M/4d: the most with B_c(4d + 1) + 2d + 2 ≤ M, and B_r(d + 1) ≤ M − 4d."""
-    return max(4 * d * (rows - 1) // (d + 1), 1), max((4 * d * rows - 2 * d - 2) // (4 * d + 1), 1)
+    """Return (B_r, B_c), given `rows` for M/4d: the most with B_c(4d + 1) + 2d + 2 ≤ M,
+    and B_r(d + 1) ≤ M − 4d.
+    """
+    return max(4 * d * (rows - 1) // (d + 1), 1), max(
+        (4 * d * rows - 2 * d - 2) // (4 * d + 1), 1
+    )
 
 
 def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
@@ -58,16 +66,31 @@ def line_3(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks]:
 
 
 def q_outer_backward_stored(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
-    MASK: MaskFunction, dropout: Dropout,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
+    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ,
+    dK, dV, in HBM.
+    """
     on_chip, (N_q, d), N_k = sram.on_chip, Q.shape, K.shape[0]
     dropout.restore()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
     (by_row,) = line_3(blocks, N_q, N_k)  # line 3
     MASK, dropout = MASK.divided(by_row), dropout.divided(by_row)  # line 3
-    D, dS = hbm.empty("D", L.shape, sram.dtype), hbm.empty("dS", (N_q, N_k), sram.dtype)  # line 3
+    D, dS = (
+        hbm.empty("D", L.shape, sram.dtype),
+        hbm.empty("dS", (N_q, N_k), sram.dtype),
+    )  # line 3
     dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(B_r)  # line 3
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)  # line 3
     dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c)  # line 3
@@ -86,15 +109,23 @@ def q_outer_backward_stored(
         for n in sram.loop(N_q):  # line 11
             Q_n, dO_n, L_n, D_n = sram.load(Q[n], dO[n], L[n], D[n])  # line 12
             S_nj = on_chip(tau * (Q_n @ K_j.T))  # line 13
-            P_nj = on_chip(exp(at_most_0(MASK(S_nj, n, j) - finite(L_n))), over=S_nj)  # line 13
+            P_nj = on_chip(
+                exp(at_most_0(MASK(S_nj, n, j) - finite(L_n))), over=S_nj
+            )  # line 13
             Z_nj = on_chip(dropout(P_nj, n, j))  # line 14
             P_dropped_nj = on_chip(P_nj * Z_nj)  # line 14
-            dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j)  # line 15
-            dS_nj = on_chip(gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj)  # line 16
+            dV_tilde_j = on_chip(
+                dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j
+            )  # line 15
+            dS_nj = on_chip(
+                gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj
+            )  # line 16
             MASK.gradient(dS_nj, n, j)  # line 16
             dS_nj = MASK.uncapped(dS_nj)  # line 16
             sram.store(dS_rows[n, j], dS_nj)  # line 16
-            dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j)  # line 17
+            dK_tilde_j = on_chip(
+                dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j
+            )  # line 17
         # line 18: end for
         sram.store(dK[j], dK_tilde_j)  # line 19
         sram.store(dV[j], dV_tilde_j)  # line 19
@@ -104,8 +135,13 @@ def q_outer_backward_stored(
         for n in sram.loop(N_k):  # line 23
             dS_in = sram.load(dS_columns[i, n])  # line 24
             for k in sram.loop(d):  # line 25
-                K_nk, dQ_tilde_ik = sram.load(K_elements[n, k]), dQ_tilde_i[:, k : k + 1]  # line 25
-                dQ_tilde_ik = on_chip(dQ_tilde_ik + tau * product(dS_in, K_nk), over=dQ_tilde_ik)  # line 25
+                K_nk, dQ_tilde_ik = (
+                    sram.load(K_elements[n, k]),
+                    dQ_tilde_i[:, k : k + 1],
+                )  # line 25
+                dQ_tilde_ik = on_chip(
+                    dQ_tilde_ik + tau * product(dS_in, K_nk), over=dQ_tilde_ik
+                )  # line 25
         # line 26: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 27
     # line 28: end for
@@ -113,8 +149,14 @@ def q_outer_backward_stored(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_stored", direction="backward", title="FlashAttention, loops exchanged, backward, dS in HBM",
+    name="q_outer_stored",
+    direction="backward",
+    title="FlashAttention, loops exchanged, backward, dS in HBM",
     of="q_outer",
-    run=q_outer_backward_stored, line_1=line_2, cuts=line_3, loops="dS in HBM",
-    rounds_logs=lambda T_c: 2, gives_dS=True,
+    run=q_outer_backward_stored,
+    line_1=line_2,
+    cuts=line_3,
+    loops="dS in HBM",
+    rounds_logs=lambda T_c: 2,
+    gives_dS=True,
 )

@@ -1,10 +1,14 @@
-"""The backward pass of `q_outer` in two passes: one for dK and dV, one for dQ, and nothing accumulated in HBM.
+"""The backward pass of `q_outer` in two passes: one for dK and dV, one for dQ, and
+nothing accumulated in HBM.
 
-    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
-             function MASK, dropout probability p_drop, generator state R, and which tiles of S are live.
+    Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M,
+             softmax scaling constant τ, masking function MASK, dropout probability
+             p_drop, generator state R, and which tiles of S are live.
     1  Set the pseudo-random number generator state to R.
-    2  Set block sizes B_r = B_c: as large as four blocks of B_c×d and the tile S_ij fit M together.
-    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
+    2  Set block sizes B_r = B_c: as large as four blocks of B_c×d and the tile S_ij fit
+       M together.
+    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c
+       rows.
     4  for 1 ≤ i ≤ T_r do
     5    Load O_i, dO_i from HBM to on-chip SRAM.
     6    Write D_i = rowsum(dO_i ∘ O_i) to HBM.
@@ -37,9 +41,11 @@
     33 end for
     34 Return dQ, dK, dV.
 
-The listing is ours; the scheme is that of kernels without atomic additions, such as the ones in Triton's tutorial on fused
-attention. S and dP are computed twice, seven products in place of five, and K and V are read again by every block of
-queries; dQ is written once, and the result is the same in every run. The passes cost T_c and T_r sweeps, hence square tiles.
+The listing is ours; the scheme is that of kernels without atomic additions, such as the
+ones in Triton's tutorial on fused attention. S and dP are computed twice, seven
+products in place of five, and K and V are read again by every block of queries; dQ is
+written once, and the result is the same in every run. The passes cost T_c and T_r
+sweeps, hence square tiles.
 """
 
 from math import isqrt
@@ -58,10 +64,23 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 
 def q_outer_backward_two_pass(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, blocks: Blocks, tau: float,
-    MASK: MaskFunction, dropout: Dropout, live: Live,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+    live: Live,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ, dK, dV, in HBM."""
+    """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ,
+    dK, dV, in HBM.
+    """
     on_chip = sram.on_chip
     dropout.restore()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
@@ -83,15 +102,21 @@ def q_outer_backward_two_pass(
         for i in sram.loop(blocks.T_r, where=live.column(j)):  # line 11
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 12
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 13
-            P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 13
+            P_ij = on_chip(
+                exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij
+            )  # line 13
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 14
-            dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 15
+            dV_tilde_j = on_chip(
+                dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j
+            )  # line 15
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 16
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 17
             MASK.gradient(dS_ij, i, j)  # line 17
             dS_ij = MASK.uncapped(dS_ij)  # line 17
-            dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 18
+            dK_tilde_j = on_chip(
+                dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
+            )  # line 18
         # line 19: end for
         sram.store(dK[j], dK_tilde_j)  # line 20
         sram.store(dV[j], dV_tilde_j)  # line 20
@@ -102,11 +127,15 @@ def q_outer_backward_two_pass(
         for j in sram.loop(blocks.T_c, where=live.row(i)):  # line 25
             K_j, V_j = sram.load(K[j], V[j])  # line 26
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 27
-            P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 27
+            P_ij = on_chip(
+                exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij
+            )  # line 27
             dP_ij = on_chip(dO_i @ V_j.T * dropout(P_ij, i, j))  # line 28
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 29
             dS_ij = MASK.uncapped(dS_ij)  # line 29
-            dQ_tilde_i = on_chip(dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i)  # line 30
+            dQ_tilde_i = on_chip(
+                dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i
+            )  # line 30
         # line 31: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 32
     # line 33: end for
@@ -114,8 +143,13 @@ def q_outer_backward_two_pass(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_two_pass", direction="backward", title="FlashAttention, loops exchanged, backward in two passes",
+    name="q_outer_two_pass",
+    direction="backward",
+    title="FlashAttention, loops exchanged, backward in two passes",
     of="q_outer",
-    run=q_outer_backward_two_pass, line_1=line_2, loops="two passes",
-    rounds_logs=lambda T_c: 2, gives_dS=True,
+    run=q_outer_backward_two_pass,
+    line_1=line_2,
+    loops="two passes",
+    rounds_logs=lambda T_c: 2,
+    gives_dS=True,
 )

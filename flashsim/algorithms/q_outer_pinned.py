@@ -1,11 +1,13 @@
-"""FlashAttention with the loops exchanged, where spare room on chip holds rows of K and V for the whole run.
+"""FlashAttention with the loops exchanged, where spare room on chip holds rows of K and
+V for the whole run.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/32d⌉, ⌈d/8⌉).
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
-    4  Load K_1, V_1 … K_p, V_p from HBM to on-chip SRAM: as many as fit beside what lines 5 to 24 need.
+    4  Load K_1, V_1 … K_p, V_p from HBM to on-chip SRAM: as many as fit beside what
+       lines 5 to 24 need.
     5  for 1 ≤ i ≤ T_r do
     6    Load Q_i from HBM to on-chip SRAM.
     7    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
@@ -28,12 +30,23 @@
     24 end for
     25 Return O, L, R.
 
-The listing is ours. Rows of Q in T_r blocks rarely fill M: what is left over holds s = p·B_c rows of K and V, which then are read
-once, not T_r times. It saves (T_r − 1)·s·2d accesses: much where N is small, nothing in the limit. Narrow blocks of keys leave
-more room, so line 2's are an eighth of `q_outer`'s. Every tile is computed: empty tiles are not skipped.
+The listing is ours. Rows of Q in T_r blocks rarely fill M: what is left over holds s =
+p·B_c rows of K and V, which then are read once, not T_r times. It saves (T_r − 1)·s·2d
+accesses: much where N is small, nothing in the limit. Narrow blocks of keys leave more
+room, so line 2's are an eighth of `q_outer`'s. Every tile is computed: empty tiles are
+not skipped.
 """
 
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    log,
+    maximum,
+    nonzero,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -46,22 +59,43 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 
 def line_4(M: int, blocks: Blocks, w: int, masking: int) -> int:
-    """Return p: blocks of K and V, w columns wide, that fit beside Q_i, O_i, K_j, V_j, S_ij, ℓ_i, m_i, m_i^new and the mask's."""
+    """Return p: blocks of K and V, w columns wide, that fit beside Q_i, O_i, K_j, V_j,
+    S_ij, ℓ_i, m_i, m_i^new and the mask's.
+    """
     B_r, B_c = blocks.B_r, blocks.B_c
     spare = M - (B_r + B_c) * w - B_r * B_c - 3 * B_r - masking
     return min(max(spare, 0) // (B_c * w), blocks.T_c)
 
 
 def q_outer_pinned(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
+    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the
+    log-sum-exp L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     (N, d), d_v = Q.shape, V.shape[1]
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = hbm.empty("O", (N, d_v), V.dtype, "output"), hbm.empty("L", (N, 1), sram.dtype)  # line 3
-    Q, O, L, K, V = Q.divide(B_r), O.divide(B_r), L.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
+    O, L = (
+        hbm.empty("O", (N, d_v), V.dtype, "output"),
+        hbm.empty("L", (N, 1), sram.dtype),
+    )  # line 3
+    Q, O, L, K, V = (
+        Q.divide(B_r),
+        O.divide(B_r),
+        L.divide(B_r),
+        K.divide(B_c),
+        V.divide(B_c),
+    )  # line 3
     p = line_4(sram.capacity, blocks, d + d_v, MASK.room(B_r, B_c))  # line 4
     pinned = [sram.load(K[j], V[j]) for j in range(p)]  # line 4
     for i in sram.loop(blocks.T_r):  # line 5
@@ -74,10 +108,18 @@ def q_outer_pinned(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 9
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 10
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 11
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 12
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13
+            P_tilde_ij = on_chip(
+                exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+            )  # line 10
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+            )  # line 11
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )  # line 12
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
+            )  # line 13
             m_i = on_chip(m_i_new, over=m_i)  # line 13
         # line 14: end for
         for j in sram.loop(range(p, blocks.T_c)):  # line 15
@@ -85,10 +127,18 @@ def q_outer_pinned(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 17
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 17
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 18
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 18
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 19
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 20
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 21
+            P_tilde_ij = on_chip(
+                exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+            )  # line 18
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+            )  # line 19
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )  # line 20
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
+            )  # line 21
             m_i = on_chip(m_i_new, over=m_i)  # line 21
         # line 22: end for
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 23
@@ -100,7 +150,11 @@ def q_outer_pinned(
 
 
 ALGORITHM = Algorithm(
-    name="q_outer_pinned", title="Loops exchanged, K and V pinned", short="exchanged, pinned",
-    run=q_outer_pinned, line_1=line_2, loops="K, V pinned",
+    name="q_outer_pinned",
+    title="Loops exchanged, K and V pinned",
+    short="exchanged, pinned",
+    run=q_outer_pinned,
+    line_1=line_2,
+    loops="K, V pinned",
     returns=("O", "L"),
 )

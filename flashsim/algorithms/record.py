@@ -1,21 +1,27 @@
-"""`Algorithm`: all that is known of an algorithm besides its lines. Each algorithm's file ends in its record.
+"""`Algorithm`: all that is known of an algorithm besides its lines. Each algorithm's
+file ends in its record.
 
 To add an algorithm, as `small_cache` is one, whose files are the whole change:
 
-1. `flashsim/algorithms/x.py`: a docstring with the listing, a function whose lines are labelled, and at the end
-   `ALGORITHM = Algorithm(…)`. Name the algorithm as its function. Its line 1 is `by_queries` of `blocks.py` if the outer loop
-   goes over blocks of queries, and `by_keys` if it goes over blocks of keys. If the loops are those of another algorithm under a
-   mask, write only a record: `sliding_window` runs `q_outer`.
-2. If it has an option of its own, add an `Option` to the record. A value that is a mask joins the run's mask; give `examples`
-   for the tests.
-3. `flashsim/theory/x.py`: `FORM = Form(…)`, with what each array moves as `formulas`, the same line 1 and the same options; the
-   docstring derives the peak. Its function has only assignments and one `return`, because the playground translates it.
-4. `flashsim/algorithms/x_backward.py` and `flashsim/theory/x_backward.py`: the same with `direction="backward"`.
-5. `tests/test_x.py`: tests of its own, such as counts by hand and a planted bug. The tests that range over all algorithms find
-   it by themselves: `pytest -k x`.
+1. `flashsim/algorithms/x.py`: a docstring with the listing, a function whose lines are
+   labelled, and at the end `ALGORITHM = Algorithm(…)`. Name the algorithm as its
+   function. Its line 1 is `by_queries` of `blocks.py` if the outer loop goes over
+   blocks of queries, and `by_keys` if it goes over blocks of keys. If the loops are
+   those of another algorithm under a mask, write only a record: `sliding_window` runs
+   `q_outer`.
+2. If it has an option of its own, add an `Option` to the record. A value that is a mask
+   joins the run's mask; give `examples` for the tests.
+3. `flashsim/theory/x.py`: `FORM = Form(…)`, with what each array moves as `formulas`,
+   the same line 1 and the same options; the docstring derives the peak. Its function
+   has only assignments and one `return`, because the playground translates it.
+4. `flashsim/algorithms/x_backward.py` and `flashsim/theory/x_backward.py`: the same
+   with `direction="backward"`.
+5. `tests/test_x.py`: tests of its own, such as counts by hand and a planted bug. The
+   tests that range over all algorithms find it by themselves: `pytest -k x`.
 6. A lesson (`flashsim/learn/gallery/page.py`).
-7. `python scripts/docs_tables.py` adds it to README's table, the only other file that changes. The records of figures that show
-   every algorithm are made anew before a release.
+7. `python scripts/docs_tables.py` adds it to README's table, the only other file that
+   changes. The records of figures that show every algorithm are made anew before a
+   release.
 """
 
 from __future__ import annotations
@@ -76,20 +82,25 @@ class Bug(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Whatever runs on the counted memory: a function, and what is known of it besides its lines. Its file ends in it.
+    """Whatever runs on the counted memory: a function, and what is known of it besides
+    its lines. Its file ends in it.
 
-    There is a kind of program for each kind of problem: `Algorithm` (attention), and `MatrixProgram`, `BatchProgram` and
-    `DevicesProgram`. Each adds what its problem needs.
+    There is a kind of program for each kind of problem: `Algorithm` (attention), and
+    `MatrixProgram`, `BatchProgram` and `DevicesProgram`. Each adds what its problem
+    needs.
 
     name       what users call it
     title      in the words of its source
     source     where it comes from
     run        the function
     direction  "forward", or "backward" for gradients
-    bugs       mistakes that somebody could make or has made, each as a change to its text; tests plant them, and must notice
-    module     `__name__` of the file that it stands in, where it runs another file's function
+    bugs       mistakes that somebody could make or has made, each as a change to its
+               text; tests plant them, and must notice
+    module     `__name__` of the file that it stands in, where it runs another file's
+               function
 
-    Its module calls it as `called` says. It is pickled by that name; one that no module calls so, by its fields.
+    Its module calls it as `called` says. It is pickled by that name; one that no module
+    calls so, by its fields.
     """
 
     called: ClassVar[str] = "PROGRAM"
@@ -113,7 +124,9 @@ class Program:
 
     @property
     def listing(self) -> str:
-        """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
+        """The docstring of its file, which holds its listing; empty for what was made
+        at a prompt, say.
+        """
         return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
 
 
@@ -125,47 +138,63 @@ def _of_module(name: str, called: str) -> Any:
 class Algorithm(Program):
     """One pass: `run(hbm, sram, *operands, blocks, *parts)` returns matrices in HBM.
 
-    name           what users call it; a backward pass has its forward pass's name, or one of its own and `of`
+    name           what users call it; a backward pass has its forward pass's name, or
+                   one of its own and `of`
     direction      "forward" or "backward"
     title          in the words of its source
     operands       matrices it takes, by name
-    parts          what else it takes, in order (`flashsim.algorithms.parts`); without "tau", the scale is folded into Q; without
-                   "MASK" and "dropout", it has neither
+    parts          what else it takes, in order (`flashsim.algorithms.parts`); without
+                   "tau", the scale is folded into Q; without "MASK" and "dropout", it
+                   has neither
     returns        names of the matrices it returns, in order
-    saves          names of the matrices, besides those it returns, that its backward pass needs
-    follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
-                   keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
-    of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
-    module         `__name__` of the file that it stands in, where it runs another file's function, under a mask of its own, say
-    options        those that are this algorithm's only; a part of an option's name is that option's value
-    matrices       kinds of matrices, by name, that `flashsim.problem.matrices` does not know: what it saves for its backward pass
-    line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`, `by_keys` where blocks of keys are the outer loop,
-                   `by_queries` where blocks of queries are
-    rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
-    cuts           the blocks of S in each of its passes over S, where these are not line 1's (`Cuts`)
-    loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried
+    saves          names of the matrices, besides those it returns, that its backward
+                   pass needs
+    follows        what the step player follows from tile to tile, old → new, in the
+                   order shown: quantities of the rows or the keys on chip, in the
+                   paper's symbols. "m" is a running maximum, where rescaling is told
+    of             for a backward pass, the forward pass that it belongs to, where that
+                   has another name: its name, or record
+    module         `__name__` of the file that it stands in, where it runs another
+                   file's function, under a mask of its own, say
+    options        those that are this algorithm's only; a part of an option's name is
+                   that option's value
+    matrices       kinds of matrices, by name, that `flashsim.problem.matrices` does not
+                   know: what it saves for its backward pass
+    line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`, `by_keys`
+                   where blocks of keys are the outer loop, `by_queries` where blocks of
+                   queries are
+    rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too
+                   small
+    cuts           the blocks of S in each of its passes over S, where these are not
+                   line 1's (`Cuts`)
+    loops          its loop order in words, for `flashsim.tune`, which tries it; None:
+                   not tried
     short          its name in pictures; "": `name`
-    look           the colour, marker and dashes of its curve in pictures of all algorithms; None: left out there, as it moves
-                   what another one does
-    skips_as       the name of the algorithm that is this one with tiles left out, which `tune` counts where a mask forbids
-                   whole tiles; "": itself, which leaves them out, or cannot
+    look           the colour, marker and dashes of its curve in pictures of all
+                   algorithms; None: left out there, as it moves what another one does
+    skips_as       the name of the algorithm that is this one with tiles left out, which
+                   `tune` counts where a mask forbids whole tiles; "": itself, which
+                   leaves them out, or cannot
 
-    What bounds on rounding need to know, of T_c (`flashsim.reference.error_bound`, `gradient_bounds`):
+    What bounds on rounding need to know, of T_c (`flashsim.reference.error_bound`,
+    `gradient_bounds`):
 
     rescales       how often ℓ is rescaled
     rounds         how often O (backward: dQ) is rounded to the inputs' type on its way
     rounds_logs    how often a logarithm of ℓ that the result depends on is rounded
-    stores_scores  whether S and P are written to HBM, in the inputs' type: S must not overflow there
+    stores_scores  whether S and P are written to HBM, in the inputs' type: S must not
+                   overflow there
     recombines     whether dS is summed up by way of a block's own D (Appendix B.5)
 
-    gives_dS       a backward pass hands each tile of dS once to `MASK.gradient`, or all of dS to `dB.whole`: so a bias has a
-                   gradient
+    gives_dS       a backward pass hands each tile of dS once to `MASK.gradient`, or all
+                   of dS to `dB.whole`: so a bias has a gradient
 
-    lse            (hbm, options) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ
-                   and m
+    lse            (hbm, options) -> the rows' log-sum-exp, (N_q, 1), of what a run left
+                   in HBM; None where it returns L, or ℓ and m
 
-    What is left out follows from the rest: operands and parts are the parameters of `run` before and behind `blocks`; a backward
-    pass returns dQ, dK, dV; what is followed is m, ℓ, O, L, or backward D, dQ, dK, dV.
+    What is left out follows from the rest: operands and parts are the parameters of
+    `run` before and behind `blocks`; a backward pass returns dQ, dK, dV; what is
+    followed is m, ℓ, O, L, or backward D, dQ, dK, dV.
     """
 
     called: ClassVar[str] = "ALGORITHM"
@@ -195,8 +224,13 @@ class Algorithm(Program):
     lse: Callable[[HBM, Mapping[str, Any]], Tile] | None = None
 
     def __post_init__(self) -> None:
-        """Fill in what is left out. Raises ValueError for a part that does not exist, and for a backward pass without τ."""
-        taken, back = tuple(inspect.signature(self.run).parameters), self.direction == "backward"
+        """Fill in what is left out. Raises ValueError for a part that does not exist,
+        and for a backward pass without τ.
+        """
+        taken, back = (
+            tuple(inspect.signature(self.run).parameters),
+            self.direction == "backward",
+        )
         at = taken.index("blocks") if "blocks" in taken else 0
         told = {
             "operands": taken[2:at] or OPERANDS,
@@ -209,9 +243,16 @@ class Algorithm(Program):
         known = (*SERVICES, *(option.name for option in self.options))
         for part in self.parts:
             if part not in known and self.direction == "forward":
-                raise ValueError(f"{self.name!r} has the part {part!r}; expected one of {', '.join(known)}")
+                raise ValueError(
+                    f"{self.name!r} has the part {part!r}; expected one of "
+                    f"{', '.join(known)}"
+                )
         if self.direction == "backward" and "tau" not in self.parts:
-            raise ValueError(f"{self.name!r} is a backward pass without the part 'tau'; expected it, as dQ = τ dS K")
+            raise ValueError(
+                f"{self.name!r} is a backward pass without the part 'tau'; expected "
+                "it, as dQ = τ "
+                "dS K"
+            )
 
     @property
     def forward_pass(self) -> str:
@@ -220,6 +261,8 @@ class Algorithm(Program):
 
     @property
     def site(self) -> Site | None:
-        """The file and the first line of its function; None for what is not a function in Python."""
+        """The file and the first line of its function; None for what is not a function
+        in Python.
+        """
         code = getattr(inspect.unwrap(self.run), "__code__", None)
         return None if code is None else (code.co_filename, code.co_firstlineno)

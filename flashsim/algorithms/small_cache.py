@@ -1,14 +1,17 @@
-"""Attention for a small cache, M < d²: O(N²d/√M) HBM accesses, where FlashAttention makes Θ(N²d²/M), which is more.
+"""Attention for a small cache, M < d²: O(N²d/√M) HBM accesses, where FlashAttention
+makes Θ(N²d²/M), which is more.
 
-B. Saha, C. Ye, "The I/O Complexity of Attention, or How Optimal is FlashAttention?", ICML 2024 (arXiv 2402.07443), show
-that Θ(N²d/√M) is what attention costs there, and that FlashAttention is optimal only from M = d² on. The paper gives the
-bound by blocked matrix products; this listing of them is ours.
+B. Saha, C. Ye, "The I/O Complexity of Attention, or How Optimal is FlashAttention?",
+ICML 2024 (arXiv 2402.07443), show that Θ(N²d/√M) is what attention costs there, and
+that FlashAttention is optimal only from M = d² on. The paper gives the bound by blocked
+matrix products; this listing of them is ours.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = B_c = ⌊√(M + 4)⌋ − 2.
-    3  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, and each into its d columns.
+    3  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, and each
+       into its d columns.
     4  Divide V into N_k rows, and each into T_v = ⌈d_v/B_c⌉ pieces of B_c columns.
     5  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows.
     6  for 1 ≤ i ≤ T_r do
@@ -21,7 +24,8 @@ bound by blocked matrix products; this listing of them is ours.
     13     end for
     14     S_ij^masked = MASK(τ S_ij).
     15     m_i^new = max(m_i, rowmax(S_ij^masked)).
-    16     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(exp(S_ij^masked − m_i^new)), m_i ← m_i^new.
+    16     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(exp(S_ij^masked − m_i^new)), m_i ←
+           m_i^new.
     17     Write S_ij^masked to the strip S_i in HBM.
     18   end for
     19   for 1 ≤ c ≤ T_v do
@@ -37,16 +41,27 @@ bound by blocked matrix products; this listing of them is ours.
     29 end for
     30 Return O, L, R.
 
-FlashAttention keeps rows of full width d on chip, and tiles of M/4d rows at most. Here nearly all of M holds one square
-tile of S or of O, into which both factors' columns are streamed: an element that is loaded takes part in √M products, not
-M/4d. m_i is known before the first weight is, so no O is rescaled; but S must wait in HBM for it. The strip S_i is
-B_r × N_k, the same for every i, and kept as computed: in the chip's type, not in the inputs'.
+FlashAttention keeps rows of full width d on chip, and tiles of M/4d rows at most. Here
+nearly all of M holds one square tile of S or of O, into which both factors' columns are
+streamed: an element that is loaded takes part in √M products, not M/4d. m_i is known
+before the first weight is, so no O is rescaled; but S must wait in HBM for it. The
+strip S_i is B_r × N_k, the same for every i, and kept as computed: in the chip's type,
+not in the inputs'.
 """
 
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    log,
+    maximum,
+    nonzero,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -54,14 +69,26 @@ from flashsim.problem.shapes import Blocks
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the largest b, at least 1, with b² + 4b ≤ M: a tile, a column of each factor, m_i and ℓ_i. d has no part."""
+    """Return the largest b, at least 1, with b² + 4b ≤ M: a tile, a column of each
+    factor, m_i and ℓ_i. d has no part.
+    """
     return max(isqrt(M + 4) - 2, 1)
 
 
 def small_cache(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
-    """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
+    """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and
+    L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
@@ -73,8 +100,12 @@ def small_cache(
     S = hbm.empty("S", (B_r, N_k), sram.dtype)
     dropout_by_key = dropout.divided(Blocks(B_r, 1, N_q=N_q, N_k=N_k))
     for i in sram.loop(blocks.T_r):  # line 6
-        l_i, m_i = sram.full(L[i].shape, 0.0), sram.full(L[i].shape, float("-inf"))  # line 7
-        S_tiles, S_columns = S.divide(l_i.shape[0], B_c), S.divide(l_i.shape[0], 1)  # fewer rows in the last strip
+        l_i, m_i = (
+            sram.full(L[i].shape, 0.0),
+            sram.full(L[i].shape, float("-inf")),
+        )  # line 7
+        # fewer rows in the last strip
+        S_tiles, S_columns = S.divide(l_i.shape[0], B_c), S.divide(l_i.shape[0], 1)
         for j in sram.loop(blocks.T_c):  # line 8
             S_ij = sram.full(S_tiles[0, j].shape, 0.0)  # line 9
             for k in sram.loop(d):  # line 10
@@ -84,7 +115,9 @@ def small_cache(
             S_masked_ij = on_chip(MASK(tau * S_ij, i, j), over=S_ij)  # line 14
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 15
             l_i = on_chip(  # line 16
-                exp(m_i - finite(m_i_new)) * l_i + rowsum(exp(S_masked_ij - finite(m_i_new))), over=l_i
+                exp(m_i - finite(m_i_new)) * l_i
+                + rowsum(exp(S_masked_ij - finite(m_i_new))),
+                over=l_i,
             )
             m_i = on_chip(m_i_new, over=m_i)  # line 16
             sram.store(S_tiles[0, j], S_masked_ij)  # line 17
@@ -94,7 +127,9 @@ def small_cache(
             for n in sram.loop(N_k):  # line 21
                 S_in, V_nc = sram.load(S_columns[0, n], V[n, c])  # line 22
                 P_in = on_chip(exp(S_in - finite(m_i)), over=S_in)  # line 23
-                P_dropped_in = on_chip(P_in * dropout_by_key(P_in, i, n), over=P_in)  # line 23
+                P_dropped_in = on_chip(
+                    P_in * dropout_by_key(P_in, i, n), over=P_in
+                )  # line 23
                 O_ic = on_chip(O_ic + product(P_dropped_in, V_nc), over=O_ic)  # line 24
             # line 25: end for
             O_ic = on_chip(O_ic / nonzero(l_i), over=O_ic)  # line 26
@@ -107,7 +142,15 @@ def small_cache(
 
 
 ALGORITHM = Algorithm(
-    name="small_cache", title="Saha and Ye, small cache", short="small cache", look=("black", "x", ":"),
-    run=small_cache, line_1=squares, rows=rows, loops="small cache",
-    returns=("O", "L"), saves=("R",), follows=("m", "l", "L"),
+    name="small_cache",
+    title="Saha and Ye, small cache",
+    short="small cache",
+    look=("black", "x", ":"),
+    run=small_cache,
+    line_1=squares,
+    rows=rows,
+    loops="small cache",
+    returns=("O", "L"),
+    saves=("R",),
+    follows=("m", "l", "L"),
 )

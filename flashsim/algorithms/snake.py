@@ -1,7 +1,8 @@
-"""FlashAttention with the loops exchanged, and keys there and back: at each turn the last block of K and V stays on chip.
+"""FlashAttention with the loops exchanged, and keys there and back: at each turn the
+last block of K and V stays on chip.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/4d⌉, d).
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
@@ -28,13 +29,23 @@
     24 end for
     25 Return O, L, R.
 
-The listing is ours. Each of the T_r − 1 turns saves a block of K and V, and no room is needed for it: the larger B_c, the more.
-It is to `q_outer` what the snake is to rows in the smallest games, where it is often optimal. Every tile is computed: empty
-tiles are not skipped.
+The listing is ours. Each of the T_r − 1 turns saves a block of K and V, and no room is
+needed for it: the larger B_c, the more. It is to `q_outer` what the snake is to rows in
+the smallest games, where it is often optimal. Every tile is computed: empty tiles are
+not skipped.
 """
 
 from flashsim.algorithms.blocks import by_queries
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    log,
+    maximum,
+    nonzero,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -42,15 +53,34 @@ from flashsim.problem.shapes import Blocks
 
 
 def snake(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
+    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the
+    log-sum-exp L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     N, d_v, T_c = Q.shape[0], V.shape[1], blocks.T_c
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = hbm.empty("O", (N, d_v), V.dtype, "output"), hbm.empty("L", (N, 1), sram.dtype)  # line 3
-    Q, O, L, K, V = Q.divide(B_r), O.divide(B_r), L.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
+    O, L = (
+        hbm.empty("O", (N, d_v), V.dtype, "output"),
+        hbm.empty("L", (N, 1), sram.dtype),
+    )  # line 3
+    Q, O, L, K, V = (
+        Q.divide(B_r),
+        O.divide(B_r),
+        L.divide(B_r),
+        K.divide(B_c),
+        V.divide(B_c),
+    )  # line 3
     ways = range(T_c), range(T_c - 1, -1, -1)
     K_here, V_here = sram.load(K[0], V[0])  # line 4
     for i in sram.loop(blocks.T_r, alike=(0, 1) * blocks.T_r):  # line 5
@@ -64,10 +94,18 @@ def snake(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 9
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 10
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 11
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 12
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13
+            P_tilde_ij = on_chip(
+                exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+            )  # line 10
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+            )  # line 11
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )  # line 12
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
+            )  # line 13
             m_i = on_chip(m_i_new, over=m_i)  # line 13
         # line 14: end for
         for j in sram.loop(ways[i % 2][1:]):  # line 15
@@ -76,10 +114,18 @@ def snake(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 17
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 17
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 18
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 18
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 19
-            P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 20
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 21
+            P_tilde_ij = on_chip(
+                exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+            )  # line 18
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+            )  # line 19
+            P_dropped_ij = on_chip(
+                P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+            )  # line 20
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
+            )  # line 21
             m_i = on_chip(m_i_new, over=m_i)  # line 21
         # line 22: end for
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 23
@@ -91,7 +137,11 @@ def snake(
 
 
 ALGORITHM = Algorithm(
-    name="snake", title="Loops exchanged, there and back", short="snake",
-    run=snake, line_1=by_queries, loops="there and back",
+    name="snake",
+    title="Loops exchanged, there and back",
+    short="snake",
+    run=snake,
+    line_1=by_queries,
+    loops="there and back",
     returns=("O", "L"),
 )

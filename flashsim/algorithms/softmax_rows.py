@@ -1,13 +1,22 @@
-"""Softmax by rows, and its gradient, for standard attention: in one form for rows that fit in SRAM, one for longer rows.
+"""Softmax by rows, and its gradient, for standard attention: in one form for rows that
+fit in SRAM, one for longer rows.
 
-A row that fits is read once. A longer one must be read twice: once for its maximum and sum (or, in the gradient, for
-Σ_l P_il dP_il), kept running, and once more to use them. The paper counts one read, which
-is not enough for a row that is too long for M.
+A row that fits is read once. A longer one must be read twice: once for its maximum and
+sum (or, in the gradient, for Σ_l P_il dP_il), kept running, and once more to use them.
+The paper counts one read, which is not enough for a row that is too long for M.
 """
 
 from collections.abc import Callable
 
-from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    gated,
+    maximum,
+    nonzero,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Sink
 from flashsim.machine.memory import SRAM, Matrix
 
@@ -16,7 +25,9 @@ SoftmaxBackward = Callable[[SRAM, Matrix, Matrix, Matrix], None]
 
 
 def softmax_rows_for(M: int, N_k: int, room: int = 0) -> SoftmaxRows:
-    """Return the form that M allows for rows of N_k: a whole row needs room for itself, m and ℓ, and `room` for a sink."""
+    """Return the form that M allows for rows of N_k: a whole row needs room for itself,
+    m and ℓ, and `room` for a sink.
+    """
     return whole_rows if N_k + 2 + room <= M else long_rows
 
 
@@ -37,7 +48,9 @@ def whole_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
 
 
 def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
-    """One row at a time, in pieces that leave room for its running m and ℓ, and the new m."""
+    """One row at a time, in pieces that leave room for its running m and ℓ, and the
+    new m.
+    """
     on_chip = sram.on_chip
     piece = max(sram.capacity - 3, 1)
     S, P = S.divide(1, piece), P.divide(1, piece)
@@ -49,7 +62,9 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
             S_ij = sram.load(S[i, j])  # line 2
             m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 2
             P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 2
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 2
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+            )  # line 2
             m_i = on_chip(m_i_new, over=m_i)  # line 2
         for j in sram.loop(pieces):  # line 2
             S_ij = sram.load(S[i, j])  # line 2
@@ -59,7 +74,9 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
 
 
 def softmax_backward_for(M: int, N_k: int) -> SoftmaxBackward:
-    """Return the gradient's form that M allows: a whole row needs room for P, dP, and their product's sum."""
+    """Return the gradient's form that M allows: a whole row needs room for P, dP, and
+    their product's sum.
+    """
     return whole_rows_backward if 2 * N_k + 1 <= M else long_rows_backward
 
 
@@ -76,7 +93,9 @@ def whole_rows_backward(sram: SRAM, P: Matrix, dP: Matrix, dS: Matrix) -> None:
 
 
 def long_rows_backward(sram: SRAM, P: Matrix, dP: Matrix, dS: Matrix) -> None:
-    """One row at a time, in pieces of P and of dP that leave room for the running sum."""
+    """One row at a time, in pieces of P and of dP that leave room for the running
+    sum.
+    """
     on_chip = sram.on_chip
     piece = max((sram.capacity - 1) // 2, 1)
     P, dP, dS = P.divide(1, piece), dP.divide(1, piece), dS.divide(1, piece)

@@ -1,10 +1,13 @@
-"""FlashDecoding: few queries, a long cache of keys and values, cut into splits that are attended to independently.
+"""FlashDecoding: few queries, a long cache of keys and values, cut into splits that are
+attended to independently.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop, the splits, each a run of blocks of keys, and which of their tiles are live.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop, the splits, each a run of blocks
+             of keys, and which of their tiles are live.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/4d⌉, d).
-    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows, these into splits.
+    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows, these
+       into splits.
     4  for each split s, all at once, do
     5    for 1 ≤ i ≤ T_r do
     6      Load Q_i from HBM to on-chip SRAM.
@@ -26,20 +29,30 @@
     22 Merge the parts of each row block, divide by ℓ, and write O to HBM.
     23 Return O, R.
 
-The listing is ours; the steps are those of "FlashAttention: Theory and Practice", "Decode Variant", where a split is one
-tile. With one query there is one row block, and so nothing else to run at once. A part is not divided by its ℓ, so that
-merging is a weighted sum (split_kv_merge.py). Parts are kept in the chip's precision. A split without a live tile leaves
-(0, 0, −∞), which changes nothing when merged.
+The listing is ours; the steps are those of "FlashAttention: Theory and Practice",
+"Decode Variant", where a split is one tile. With one query there is one row block, and
+so nothing else to run at once. A part is not divided by its ℓ, so that merging is a
+weighted sum (split_kv_merge.py). Parts are kept in the chip's precision. A split
+without a live tile leaves (0, 0, −∞), which changes nothing when merged.
 
-Options: `splits`, how many runs of blocks the keys are cut into, some perhaps empty, by default one for each block; `merge`,
-"sequence" (the default) or "tree".
+Options: `splits`, how many runs of blocks the keys are cut into, some perhaps empty, by
+default one for each block; `merge`, "sequence" (the default) or "tree".
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from flashsim.algorithms.blocks import by_queries
-from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, product, rowmax, rowsum
+from flashsim.algorithms.notation import (
+    exp,
+    finite,
+    log,
+    logsumexp,
+    maximum,
+    product,
+    rowmax,
+    rowsum,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink, Splits
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
@@ -51,8 +64,18 @@ from flashsim.problem.shapes import Blocks
 
 
 def split_kv(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
-    dropout: Dropout, splits: Splits, merge: str, sink: Sink,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
+    splits: Splits,
+    merge: str,
+    sink: Sink,
 ) -> tuple[Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
@@ -75,10 +98,19 @@ def split_kv(
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
                 S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 12
-                P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 13
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 14
-                P_dropped_ij = on_chip(P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 15
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 16
+                P_tilde_ij = on_chip(
+                    exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+                )  # line 13
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                )  # line 14
+                P_dropped_ij = on_chip(
+                    P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
+                )  # line 15
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j),
+                    over=O_i,
+                )  # line 16
                 m_i = on_chip(m_i_new, over=m_i)  # line 17
             # line 18: end for
             sram.store(O_parts[i, s], O_i)  # line 19
@@ -91,15 +123,21 @@ def split_kv(
 
 
 def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
-    """Return the log-sum-exp of the parts' ℓ and m; merged as a tree, the first part has become the whole."""
+    """Return the log-sum-exp of the parts' ℓ and m; merged as a tree, the first part
+    has become the whole.
+    """
     L_parts = hbm.peek("m_parts") + log(hbm.peek("l_parts"))
     return L_parts[:, :1] if options["merge"] == "tree" else logsumexp(L_parts)
 
 
 ALGORITHM = Algorithm(
-    name="split_kv", title="FlashDecoding", short="FlashDecoding",
-    run=split_kv, line_1=by_queries,
-    returns=("O",), follows=("m", "l", "O"),
+    name="split_kv",
+    title="FlashDecoding",
+    short="FlashDecoding",
+    run=split_kv,
+    line_1=by_queries,
+    returns=("O",),
+    follows=("m", "l", "O"),
     matrices={
         "O_parts": Kind("N_q", "t d_v", "chip"),
         "l_parts": Kind("N_q", "t", "chip"),
@@ -107,8 +145,22 @@ ALGORITHM = Algorithm(
     },
     lse=lse,
     options=(
-        Option("splits", None, check_splits, "number of parts of the keys, each of whole blocks. Default: one for each block"),
-        Option("merge", "sequence", check_merge, "how the parts are merged. Default: sequence", choices={m: m for m in MERGES}),
+        Option(
+            "splits",
+            None,
+            check_splits,
+            (
+                "number of parts of the keys, each of whole blocks. Default: one for "
+                "each block"
+            ),
+        ),
+        Option(
+            "merge",
+            "sequence",
+            check_merge,
+            "how the parts are merged. Default: sequence",
+            choices={m: m for m in MERGES},
+        ),
     ),
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
 )

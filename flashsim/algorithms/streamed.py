@@ -1,18 +1,22 @@
-"""FlashAttention with the loops exchanged, K and V streamed element by element, and one statistic a row; spare room holds keys.
+"""FlashAttention with the loops exchanged, K and V streamed element by element, and one
+statistic a row; spare room holds keys.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌊(M − 1)/(d + d_v + 2)⌋, B_c = 1.
-    3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows, and each block into its columns.
-    4  Set p: how many blocks of K and V fit beside Q_i, O_i, L_i, S_ij, a column of K_j and the mask's block.
+    3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows,
+       and each block into its columns.
+    4  Set p: how many blocks of K and V fit beside Q_i, O_i, L_i, S_ij, a column of K_j
+       and the mask's block.
     5  Load K_1 … K_p, V_1 … V_p from HBM to on-chip SRAM, to stay.
     6  for 1 ≤ i ≤ T_r do
     7    Load Q_i from HBM to on-chip SRAM.
     8    Initialize O_i = (0)_{B_r×d_v}, L_i = (−∞)_{B_r} on SRAM.
     9    for 1 ≤ j ≤ p do
     10     S_ij^masked = MASK(τ Q_i K_jᵀ).
-    11     O_i ← diag(e^{L_i − L_i^new}) O_i, L_i ← L_i^new, where L_i^new = log(e^{L_i} + rowsum(exp(S_ij^masked))).
+    11     O_i ← diag(e^{L_i − L_i^new}) O_i, L_i ← L_i^new, where L_i^new = log(e^{L_i}
+           + rowsum(exp(S_ij^masked))).
     12     P_ij = exp(S_ij^masked − L_i), P_ij^dropped = dropout(P_ij, p_drop).
     13     O_i ← O_i + P_ij^dropped V_j.
     14   end for
@@ -34,14 +38,23 @@
     30 end for
     31 Return O, L, R.
 
-The listing is ours. AccelForge, a mapper, found the streams: where `q_outer` holds a row of K and of V, one element is enough, as
-S_ij and O_i take up what it contributes before the next comes. Q_i, O_i, S_ij and that element are all that AccelForge counts. A
-softmax needs L_i, too. It is the only statistic: O_i is kept divided by what ℓ_i would be, and L_i^new is made twice, from the
-same L_i and S_ij. Every tile is computed: empty tiles are not skipped.
+The listing is ours. AccelForge, a mapper, found the streams: where `q_outer` holds a
+row of K and of V, one element is enough, as S_ij and O_i take up what it contributes
+before the next comes. Q_i, O_i, S_ij and that element are all that AccelForge counts. A
+softmax needs L_i, too. It is the only statistic: O_i is kept divided by what ℓ_i would
+be, and L_i^new is made twice, from the same L_i and S_ij. Every tile is computed: empty
+tiles are not skipped.
 """
 
 from flashsim.algorithms.blocks import by_one_key
-from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
+from flashsim.algorithms.notation import (
+    at_most_0,
+    exp,
+    finite,
+    logaddexp,
+    logsumexp,
+    product,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -49,12 +62,16 @@ from flashsim.problem.shapes import Blocks
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the largest b, at least 1, with b(d + d_v + 2) + 1 ≤ M: Q_i, O_i, S_ij, L_i and an element of K or V."""
+    """Return the largest b, at least 1, with b(d + d_v + 2) + 1 ≤ M: Q_i, O_i, S_ij,
+    L_i and an element of K or V.
+    """
     return max((M - 1) // (d + d_v + 2), 1)
 
 
 def line_4(M: int, blocks: Blocks, N_k: int, w: int, masking: int) -> int:
-    """Return p, of blocks of K and V that are w columns wide: T_c where all fit, as no column is then streamed."""
+    """Return p, of blocks of K and V that are w columns wide: T_c where all fit, as no
+    column is then streamed.
+    """
     spare = M - blocks.B_r * (w + blocks.B_c + 1) - masking
     if spare >= N_k * w:
         return blocks.T_c
@@ -62,15 +79,34 @@ def line_4(M: int, blocks: Blocks, N_k: int, w: int, masking: int) -> int:
 
 
 def streamed(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the log-sum-exp L (N_q, 1), in HBM."""
+    """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the
+    log-sum-exp L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
     B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = hbm.empty("O", (N_q, d_v), V.dtype, "output"), hbm.empty("L", (N_q, 1), sram.dtype)  # line 3
-    Q, O, L, K_blocks, V_blocks = Q.divide(B_r), O.divide(B_r), L.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
+    O, L = (
+        hbm.empty("O", (N_q, d_v), V.dtype, "output"),
+        hbm.empty("L", (N_q, 1), sram.dtype),
+    )  # line 3
+    Q, O, L, K_blocks, V_blocks = (
+        Q.divide(B_r),
+        O.divide(B_r),
+        L.divide(B_r),
+        K.divide(B_c),
+        V.divide(B_c),
+    )  # line 3
     K, V = K.divide(B_c, 1), V.divide(B_c, 1)  # line 3
     p = line_4(sram.capacity, blocks, N_k, d + d_v, MASK.room(B_r, B_c))  # line 4
     pinned = [sram.load(K_blocks[j], V_blocks[j]) for j in range(p)]  # line 5
@@ -82,9 +118,14 @@ def streamed(
             K_j, V_j = pinned[j]
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 10
-            O_i = on_chip(exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i, over=O_i)  # line 11
+            O_i = on_chip(
+                exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i,
+                over=O_i,
+            )  # line 11
             L_i = on_chip(logaddexp(L_i, logsumexp(S_masked_ij)), over=L_i)  # line 11
-            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij)  # line 12
+            P_ij = on_chip(
+                exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
+            )  # line 12
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 12
             O_i = on_chip(O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13
         # line 14: end for
@@ -95,9 +136,14 @@ def streamed(
                 S_ij = on_chip(S_ij + Q_i[:, k : k + 1] @ K_jk.T, over=S_ij)  # line 19
             # line 20: end for
             S_masked_ij = on_chip(MASK(tau * S_ij, i, j), over=S_ij)  # line 21
-            O_i = on_chip(exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i, over=O_i)  # line 22
+            O_i = on_chip(
+                exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i,
+                over=O_i,
+            )  # line 22
             L_i = on_chip(logaddexp(L_i, logsumexp(S_masked_ij)), over=L_i)  # line 22
-            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij)  # line 23
+            P_ij = on_chip(
+                exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
+            )  # line 23
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 23
             for c in sram.loop(d_v):  # line 24
                 V_jc, O_ic = sram.load(V[j, c]), O_i[:, c : c + 1]  # line 25
@@ -111,8 +157,15 @@ def streamed(
 
 
 ALGORITHM = Algorithm(
-    name="streamed", title="Loops exchanged, K and V by elements", short="streamed",
-    run=streamed, line_1=by_one_key, rows=rows, loops="K, V streamed",
-    returns=("O", "L"), saves=("R",), follows=("L", "O"),
+    name="streamed",
+    title="Loops exchanged, K and V by elements",
+    short="streamed",
+    run=streamed,
+    line_1=by_one_key,
+    rows=rows,
+    loops="K, V streamed",
+    returns=("O", "L"),
+    saves=("R",),
+    follows=("L", "O"),
     rounds_logs=lambda T_c: T_c + 1,
 )

@@ -1,11 +1,14 @@
-"""Attention for a small cache in the least room: tiles as `small_cache`'s, one of two factors by columns, the other by elements.
+"""Attention for a small cache in the least room: tiles as `small_cache`'s, one of two
+factors by columns, the other by elements.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop.
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
+             function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = B_c = ⌊√M⌋ − 1.
-    3  Divide Q into T_r blocks of B_r rows, and each into its d columns; K and V into their elements.
-    4  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows, S, a strip, into tiles and columns.
+    3  Divide Q into T_r blocks of B_r rows, and each into its d columns; K and V into
+       their elements.
+    4  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows, S, a
+       strip, into tiles and columns.
     5  for 1 ≤ i ≤ T_r do
     6    On chip, set L_i = (−∞)_{B_r}.
     7    for 1 ≤ j ≤ T_c, a block of B_c keys, do
@@ -37,14 +40,22 @@
     33 end for
     34 Return O, L, R.
 
-The listing is ours; AccelForge, a mapper, found its tiles. A tile of b × b takes b² + 2b + 1 elements: itself, a column, an
-element, and L_i, the only statistic. `small_cache` takes b² + 4b.
+The listing is ours; AccelForge, a mapper, found its tiles. A tile of b × b takes b² +
+2b + 1 elements: itself, a column, an element, and L_i, the only statistic.
+`small_cache` takes b² + 4b.
 """
 
 from math import isqrt
 
 from flashsim.algorithms.blocks import squares
-from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
+from flashsim.algorithms.notation import (
+    at_most_0,
+    exp,
+    finite,
+    logaddexp,
+    logsumexp,
+    product,
+)
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -52,14 +63,26 @@ from flashsim.problem.shapes import Blocks
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the largest b, at least 1, with b² + 2b + 1 ≤ M: a tile, a column, L_i and an element. d has no part."""
+    """Return the largest b, at least 1, with b² + 2b + 1 ≤ M: a tile, a column, L_i and
+    an element. d has no part.
+    """
     return max(isqrt(M) - 1, 1)
 
 
 def tiles_streamed(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction, dropout: Dropout
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
+    dropout: Dropout,
 ) -> tuple[Matrix, Matrix]:
-    """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM."""
+    """Run this listing on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and
+    L (N_q, 1), in HBM.
+    """
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
@@ -71,13 +94,17 @@ def tiles_streamed(
     dropout_by_key = dropout.divided(Blocks(B_r, 1, N_q=N_q, N_k=N_k))
     for i in sram.loop(blocks.T_r):  # line 5
         L_i = sram.full(L[i].shape, float("-inf"))  # line 6
-        S_tiles, S_columns = S.divide(L_i.shape[0], B_c), S.divide(L_i.shape[0], 1)  # fewer rows in the last strip
+        # fewer rows in the last strip
+        S_tiles, S_columns = S.divide(L_i.shape[0], B_c), S.divide(L_i.shape[0], 1)
         for j in sram.loop(blocks.T_c):  # line 7
             S_ij = sram.full(S_tiles[0, j].shape, 0.0)  # line 8
             for k in sram.loop(d):  # line 9
                 Q_ik = sram.load(Q[i, k])  # line 10
                 for n in sram.loop(S_ij.shape[1]):  # line 11
-                    K_nk, S_in = sram.load(K[j * B_c + n, k]), S_ij[:, n : n + 1]  # line 12
+                    K_nk, S_in = (
+                        sram.load(K[j * B_c + n, k]),
+                        S_ij[:, n : n + 1],
+                    )  # line 12
                     S_in = on_chip(S_in + Q_ik @ K_nk, over=S_in)  # line 13
                 # line 14: end for
             # line 15: end for
@@ -90,10 +117,17 @@ def tiles_streamed(
             for n in sram.loop(N_k):  # line 22
                 S_in = sram.load(S_columns[0, n])  # line 23
                 P_in = on_chip(exp(at_most_0(S_in - finite(L_i))), over=S_in)  # line 24
-                P_dropped_in = on_chip(P_in * dropout_by_key(P_in, i, n), over=P_in)  # line 24
+                P_dropped_in = on_chip(
+                    P_in * dropout_by_key(P_in, i, n), over=P_in
+                )  # line 24
                 for e in sram.loop(O_ic.shape[1]):  # line 25
-                    V_ne, O_ie = sram.load(V[n, c * B_c + e]), O_ic[:, e : e + 1]  # line 26
-                    O_ie = on_chip(O_ie + product(P_dropped_in, V_ne), over=O_ie)  # line 27
+                    V_ne, O_ie = (
+                        sram.load(V[n, c * B_c + e]),
+                        O_ic[:, e : e + 1],
+                    )  # line 26
+                    O_ie = on_chip(
+                        O_ie + product(P_dropped_in, V_ne), over=O_ie
+                    )  # line 27
                 # line 28: end for
             # line 29: end for
             sram.store(O[i, c], O_ic)  # line 30
@@ -104,8 +138,15 @@ def tiles_streamed(
 
 
 ALGORITHM = Algorithm(
-    name="tiles_streamed", title="Small cache, by elements", short="tiles, streamed",
-    run=tiles_streamed, line_1=squares, rows=rows, loops="tile, streamed",
-    returns=("O", "L"), saves=("R",), follows=("L",),
+    name="tiles_streamed",
+    title="Small cache, by elements",
+    short="tiles, streamed",
+    run=tiles_streamed,
+    line_1=squares,
+    rows=rows,
+    loops="tile, streamed",
+    returns=("O", "L"),
+    saves=("R",),
+    follows=("L",),
     rounds_logs=lambda T_c: T_c + 1,
 )

@@ -1,4 +1,6 @@
-"""`Problem`: attention that is asked for, on a chip of M elements; checked once, then handed on as it is."""
+"""`Problem`: attention that is asked for, on a chip of M elements; checked once, then handed on
+as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from flashsim.masks.rules import All, Head, Mask, as_mask
-from flashsim.problem.arguments import check_gqa, check_heads, check_p, check_scale, check_seed, check_shape, shown
+from flashsim.problem.arguments import (
+    check_gqa,
+    check_heads,
+    check_p,
+    check_scale,
+    check_seed,
+    check_shape,
+    shown,
+)
 from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.problem.shapes import Shape
 from flashsim.support.sizes import Size
@@ -20,11 +30,13 @@ EVERYTHING = All()
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """dropout(softmax(MASK(scale · QKᵀ))) V for all heads, and the memory to compute it in: whatever the algorithm.
+    """dropout(softmax(MASK(scale · QKᵀ))) V for all heads, and the memory to compute it in:
+    whatever the algorithm.
 
     `Problem.of` makes one of lengths; a run of arrays has its own, `run.problem`. These take it:
-    `flashsim.count("flash", problem)`, `flashsim.theory.exact("flash", problem)`, `flashsim.tune.tune(problem)`,
-    `flashsim.prove(problem)`, `flashsim.optimum(problem)`, `flashsim.sweep(["flash", "q_outer"], points=problem)`.
+    `flashsim.count("flash", problem)`, `flashsim.theory.exact("flash", problem)`,
+    `flashsim.tune.tune(problem)`, `flashsim.prove(problem)`, `flashsim.optimum(problem)`,
+    `flashsim.sweep(["flash", "q_outer"], points=problem)`.
 
     shape    one head's N_q, N_k, d, d_v
     leading  the axes of query heads, such as (batch, H_q); () for one head
@@ -48,29 +60,59 @@ class Problem:
 
     @classmethod
     def of(
-        cls, *, N: int | None = None, d: int | None = None, M: Size | None = None, N_q: int | None = None,
-        N_k: int | None = None, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
-        dtype: Any = "float32", causal: bool = False, mask: Any = None, scale: float | None = None,
-        dropout_p: float = 0.0, seed: int = 0, gqa: str = "separate"
-    ) -> Problem:  # fmt: skip
-        """Return the problem of these lengths, in elements; arguments as in `flashsim.count`. Raises ValueError."""
+        cls,
+        *,
+        N: int | None = None,
+        d: int | None = None,
+        M: Size | None = None,
+        N_q: int | None = None,
+        N_k: int | None = None,
+        d_v: int | None = None,
+        heads: int = 1,
+        kv_heads: int | None = None,
+        dtype: Any = "float32",
+        causal: bool = False,
+        mask: Any = None,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        seed: int = 0,
+        gqa: str = "separate",
+    ) -> Problem:
+        """Return the problem of these lengths, in elements; arguments as in `flashsim.count`.
+        Raises ValueError.
+        """
         shape, stored = check_shape(N, d, N_q, N_k, d_v), float_dtype(dtype)
         heads, kv_heads = check_heads(heads, kv_heads)
         return cls.checked(
-            shape, (heads,) if heads > 1 else (), heads // kv_heads, stored, M=M, scale=scale, causal=causal, mask=mask,
-            dropout_p=dropout_p, seed=seed, gqa=gqa, one_mask=True,
-        )  # fmt: skip
+            shape,
+            (heads,) if heads > 1 else (),
+            heads // kv_heads,
+            stored,
+            M=M,
+            scale=scale,
+            causal=causal,
+            mask=mask,
+            dropout_p=dropout_p,
+            seed=seed,
+            gqa=gqa,
+            one_mask=True,
+        )
 
     @classmethod
     def asked(cls, problem: Problem | None, **given: Any) -> Problem:
-        """Return the problem, or, where there is none, that of the other arguments, which are `of`'s.
+        """Return the problem, or, where there is none, that of the other arguments, which are
+        `of`'s.
 
-        Raises ValueError for one with a mask for each head, since what is counted is one head's; and for both.
+        Raises ValueError for one with a mask for each head, since what is counted is one head's;
+        and for both.
         """
         if problem is None:
             return cls.of(**given)
         if not isinstance(problem, cls):
-            raise ValueError(f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: N=1024, d=64")
+            raise ValueError(
+                f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: "
+                "N=1024, d=64"
+            )
         defaults = signature(cls.of).parameters
         for name, value in given.items():
             default, plain = defaults[name].default, isinstance(value, bool | int | float | str)
@@ -78,22 +120,47 @@ class Problem:
                 said = "a problem is given, which has its own; expected one of the two"
                 raise ValueError(f"{name} is {shown(value)}, and {said}")
         if problem.mask.per_head:
-            raise ValueError(f"mask is {problem.mask!r}, which may differ between heads; expected one mask for all heads")
+            raise ValueError(
+                f"mask is {problem.mask!r}, which may differ between heads; expected one mask for "
+                "all heads"
+            )
         return problem
 
     @classmethod
     def checked(
-        cls, shape: Shape, leading: Head, group: int, dtype: np.dtype[Any], *, M: Any, scale: Any, causal: Any, mask: Any,
-        dropout_p: Any, seed: Any, gqa: Any, one_mask: bool = False,
-    ) -> Problem:  # fmt: skip
-        """Return the problem of a checked shape; the rest is checked here. With `one_mask`, all heads have the same."""
+        cls,
+        shape: Shape,
+        leading: Head,
+        group: int,
+        dtype: np.dtype[Any],
+        *,
+        M: Any,
+        scale: Any,
+        causal: Any,
+        mask: Any,
+        dropout_p: Any,
+        seed: Any,
+        gqa: Any,
+        one_mask: bool = False,
+    ) -> Problem:
+        """Return the problem of a checked shape; the rest is checked here. With `one_mask`, all
+        heads have the same.
+        """
         rule: Mask = EVERYTHING
         if mask is not None or causal is not False:
             rule = as_mask(mask, causal, shape, () if one_mask else leading)
         return cls(
-            shape=shape, leading=leading, group=group, dtype=dtype, M=check_M(M, dtype.itemsize), mask=rule,
-            scale=check_scale(scale, shape.d), dropout_p=check_p(dropout_p), seed=check_seed(seed), gqa=check_gqa(gqa),
-        )  # fmt: skip
+            shape=shape,
+            leading=leading,
+            group=group,
+            dtype=dtype,
+            M=check_M(M, dtype.itemsize),
+            mask=rule,
+            scale=check_scale(scale, shape.d),
+            dropout_p=check_p(dropout_p),
+            seed=check_seed(seed),
+            gqa=check_gqa(gqa),
+        )
 
     @property
     def heads(self) -> int:
@@ -105,13 +172,22 @@ class Problem:
         """What `flashsim.count` would be given for the same, by name."""
         of_heads = {"heads": self.heads, "kv_heads": self.heads // self.group, "gqa": self.gqa}
         others = {"M": self.M, "dtype": self.dtype.name, "dropout_p": self.dropout_p}
-        return asdict(self.shape) | of_heads | others | ({} if self.mask is EVERYTHING else {"mask": self.mask})
+        return (
+            asdict(self.shape)
+            | of_heads
+            | others
+            | ({} if self.mask is EVERYTHING else {"mask": self.mask})
+        )
 
     @property
     def in_hbm(self) -> bool:
-        """Whether something of the mask must be in HBM: an array, a tree's words, a bias, a sink."""
+        """Whether something of the mask must be in HBM: an array, a tree's words, a bias, a
+        sink.
+        """
         mask = self.mask
-        return bool(mask.dense(())) or any(one is not None for one in (mask.tree, mask.bias, mask.sink))
+        return bool(mask.dense(())) or any(
+            one is not None for one in (mask.tree, mask.bias, mask.sink)
+        )
 
     def one_head(self) -> Problem:
         """Return the same for one head, without dropout: what bounds and schedules are of."""

@@ -1,8 +1,8 @@
 """The command line: `flashsim run`, `count` and the others of `PURPOSES`.
 
-Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
-a check failed, and raises ValueError for what makes no sense. Results go to stdout, progress and errors to stderr.
-`flashsim.support.entry` says what each exit status means.
+Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0,
+or 1 where a claim or a check failed, and raises ValueError for what makes no sense. Results go to
+stdout, progress and errors to stderr. `flashsim.support.entry` says what each exit status means.
 """
 
 import argparse
@@ -35,7 +35,9 @@ PURPOSES = {
     "GPU": "gpu bench",
 }
 COMMANDS: dict[str, ModuleType] = {
-    name: import_module(f"flashsim.cli.{name}") for names in PURPOSES.values() for name in names.split()
+    name: import_module(f"flashsim.cli.{name}")
+    for names in PURPOSES.values()
+    for name in names.split()
 }
 ROUTE = {
     "flashsim run": "what FlashAttention saves on real data, counted",
@@ -45,13 +47,20 @@ ROUTE = {
     "flashsim exercise start 5": "write Algorithm 1's inner loop yourself",
 }
 """The first ten minutes: what to type, and what it shows."""
-ABOUT = "FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity."
+ABOUT = (
+    "FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced "
+    "capacity."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = " ".join(["flashsim", *arguments[:1]]) if set(arguments[:1]) & COMMANDS.keys() else "flashsim"
+    program = (
+        " ".join(["flashsim", *arguments[:1]])
+        if set(arguments[:1]) & COMMANDS.keys()
+        else "flashsim"
+    )
 
     def work() -> int:
         if not arguments:
@@ -63,8 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             status: int = COMMANDS[options.name].run(options)
         return status
 
-    own = [each for each in arguments if ".py" in each] or (arguments[1:] if program == "flashsim check" else [])
-    if argv is None and own and forks.POSSIBLE:  # what ends the user's own code leaves this process to say so
+    own = [each for each in arguments if ".py" in each] or (
+        arguments[1:] if program == "flashsim check" else []
+    )
+    # what ends the user's own code leaves this process to say so
+    if argv is None and own and forks.POSSIBLE:
         ending = forks.fork()
         if ending is not None:
             return guarded(program, lambda: _ended(arguments, own[0], ending))
@@ -72,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ended(arguments: Sequence[str], own: str, ending: Ending) -> int:
-    """Return the exit status of a fork. Raises ValueError if the user's own code ended it and left no case."""
+    """Return the exit status of a fork. Raises ValueError if the user's own code ended it and
+    left no case.
+    """
     if ending.status is not None:
         return ending.status
     if ending.words:
@@ -88,7 +102,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     flags = _flags(commands[arguments[0]]) if arguments[0] in commands else []
     for text in takewhile(lambda text: text != "--", arguments[1:]) if flags else ():
         flag = text.partition("=")[0]
-        if flag.startswith("--") and " " not in text and not any(known.startswith(flag) for known in flags):
+        if (
+            flag.startswith("--")
+            and " " not in text
+            and not any(known.startswith(flag) for known in flags)
+        ):
             _refuse([flag], flags)
     options, extra = parser.parse_known_args(arguments)
     if extra:
@@ -103,7 +121,9 @@ def _flags(command: argparse.ArgumentParser) -> list[str]:
 
 
 def _refuse(unknown: Sequence[str], flags: Collection[str]) -> NoReturn:
-    """Raise ValueError for arguments that a command with these options does not have, with what could be meant."""
+    """Raise ValueError for arguments that a command with these options does not have, with what
+    could be meant.
+    """
     first = unknown[0]
     having = [name for name, command in parsers().items() if name and first in _flags(command)]
     if Path(first).suffix in (".npz", ".npy", ".safetensors") and "--qkv" in flags:
@@ -116,20 +136,27 @@ def _refuse(unknown: Sequence[str], flags: Collection[str]) -> NoReturn:
 
 
 def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, those of these names with their options; under "" the one of them all."""
+    """Return the parser of each command, those of these names with their options; under "" the
+    one of them all.
+    """
     parser = Parser(
         prog="flashsim",
         usage="flashsim [-h] [--version] COMMAND ...",
         description=f"{_wrapped(ABOUT, '', '')}\n\n{_by_purpose()}",
         epilog=_wrapped(
-            f"Defaults: --dtype {DEFAULT_DTYPE}, --M 100KB, unless a command's help says otherwise. `flashsim` alone says "
-            "where to begin, and `flashsim COMMAND --help` shows a command's options and examples.", "", "",
+            f"Defaults: --dtype {DEFAULT_DTYPE}, --M 100KB, unless a command's help says "
+            "otherwise. `flashsim` alone says "
+            "where to begin, and `flashsim COMMAND --help` shows a command's options and examples.",
+            "",
+            "",
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"flashsim {__version__}")
     found: dict[str, argparse.ArgumentParser] = {"": parser}
-    commands = parser.add_subparsers(prog="flashsim", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(
+        prog="flashsim", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
     for name, command in COMMANDS.items():
         found[name] = commands.add_parser(
             name,
@@ -146,7 +173,10 @@ def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.Argu
 def _beginning() -> str:
     width = max(map(len, ROUTE))
     route = "\n".join(f"  {command:{width}}  {shows}" for command, shows in ROUTE.items())
-    return f"{_wrapped(ABOUT, '', '')}\n\nBegin here; it takes ten minutes:\n\n{route}\n\nAll commands: flashsim --help"
+    return (
+        f"{_wrapped(ABOUT, '', '')}\n\nBegin here; it takes ten minutes:\n\n{route}\n\nAll "
+        "commands: flashsim --help"
+    )
 
 
 def _by_purpose() -> str:
@@ -155,7 +185,9 @@ def _by_purpose() -> str:
     for purpose, names in PURPOSES.items():
         listed += f"{purpose}:\n"
         for name in names.split():
-            listed += f"{_wrapped(f'  {name:{len(indent) - 2}}{COMMANDS[name].SUMMARY}', '', indent)}\n"
+            listed += (
+                f"{_wrapped(f'  {name:{len(indent) - 2}}{COMMANDS[name].SUMMARY}', '', indent)}\n"
+            )
         listed += "\n"
     return listed.rstrip()
 
@@ -163,7 +195,9 @@ def _by_purpose() -> str:
 def _wrapped(text: str, end: str, further: str) -> str:
     """Return text in lines that a terminal holds, each but the last with an `end`."""
     width = max(11, shutil.get_terminal_size().columns - 2) - len(end)  # 11 at least, as argparse
-    lines = textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
     return f"{end}\n".join(lines)
 
 

@@ -15,47 +15,84 @@ from flashsim.support.files import write_whole
 from flashsim.support.provenance import made_with
 
 OUTPUTS = {
-    "--bundle": 1, "--csv": 1, "--json": 1, "--output": 1, "--resume": 1, "--jobs": 1, "--x": 1, "--y": 1, "--by": None,
-    "--quiet": 0, "--bound": 0, "--png": 1, "--svg": 1, "--pdf": 1, "--compulsory": 0,
-}  # fmt: skip
-"""Options that change what is written, and not the rows, with how many values each takes; None: all up to the next option."""
+    "--bundle": 1,
+    "--csv": 1,
+    "--json": 1,
+    "--output": 1,
+    "--resume": 1,
+    "--jobs": 1,
+    "--x": 1,
+    "--y": 1,
+    "--by": None,
+    "--quiet": 0,
+    "--bound": 0,
+    "--png": 1,
+    "--svg": 1,
+    "--pdf": 1,
+    "--compulsory": 0,
+}
+"""Options that change what is written, and not the rows, with how many values each takes; None:
+all up to the next option.
+"""
 OWN = re.compile(r"(--algorithm=)?(.+\.py)(:[\w.]+)")
 MODULE = re.compile(r"(--algorithm=)?[a-zA-Z_][\w.]*:[a-zA-Z_][\w.]*")
 AGAIN = "again.csv"
 README = """\
 {command}
 
-made the rows in rows.csv and rows.json (the JSON also says what each column holds). To make them again, unpack this in an empty
-folder, and there
+made the rows in rows.csv and rows.json (the JSON also says what each column holds). To make them
+again, unpack this in an empty folder, and there
 
     {again}
 
-writes {made}, which is equal to rows.csv with the flashsim of made_with.json, which says versions, day and commit.
+writes {made}, which is equal to rows.csv with the flashsim of made_with.json, which says versions,
+day and commit.
 
 {picture}{certificates}"""
 PICTURE = "picture.png and picture.svg are drawn from picture.json.\n\n"
 CERTIFICATES = """\
-certificates/ has the proofs of the lower bounds, each of one KV head: `flashsim prove --check FILE` checks one, and
-flashsim/theory/certificate.py does so on its own. A row's lower_bound_elements is its certificate's bound times its KV heads.
+certificates/ has the proofs of the lower bounds, each of one KV head: `flashsim prove --check FILE`
+checks one, and flashsim/theory/certificate.py does so on its own. A row's lower_bound_elements is
+its certificate's bound times its KV heads.
 """
 
 
-def write_bundle(found: Any, options: argparse.Namespace, pictures: Mapping[str, str | bytes]) -> Path:
-    """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command that makes the rows again."""
+def write_bundle(
+    found: Any, options: argparse.Namespace, pictures: Mapping[str, str | bytes]
+) -> Path:
+    """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command
+    that makes the rows again.
+    """
     inputs: dict[str, bytes] = {}
     again = [*_again(options, inputs), "--bound", "--csv", AGAIN]
-    certificates = {f"certificates/{number:04d}.json": _json(proof) for number, proof in enumerate(found.certificates, 1)}
-    proved = CERTIFICATES if certificates else "No lower bound is known at these points: rows.csv says why.\n"
+    certificates = {
+        f"certificates/{number:04d}.json": _json(proof)
+        for number, proof in enumerate(found.certificates, 1)
+    }
+    proved = (
+        CERTIFICATES
+        if certificates
+        else "No lower bound is known at these points: rows.csv says why.\n"
+    )
     drawn, typed = PICTURE if pictures else "", shlex.join(again)
-    said = README.format(command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved)
+    said = README.format(
+        command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved
+    )
     files: dict[str, str | bytes] = {
-        "README.txt": said, "command.json": _json({"run": again}), "made_with.json": _json(made_with()),
-        "rows.csv": found.to_csv(), "rows.json": found.to_json(), **pictures, **certificates, **inputs,
-    }  # fmt: skip
+        "README.txt": said,
+        "command.json": _json({"run": again}),
+        "made_with.json": _json(made_with()),
+        "rows.csv": found.to_csv(),
+        "rows.json": found.to_json(),
+        **pictures,
+        **certificates,
+        **inputs,
+    }
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in files.items():
-            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # of 1980: the same bytes each time
+            # of 1980: the same bytes each time
+            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return write_whole(options.bundle, packed.getvalue())
 
 
@@ -64,7 +101,9 @@ def _json(held: Any) -> str:
 
 
 def _again(options: argparse.Namespace, inputs: dict[str, bytes]) -> list[str]:
-    """Return the command without what is written where, its input files by their names alone; add these to `inputs`."""
+    """Return the command without what is written where, its input files by their names alone;
+    add these to `inputs`.
+    """
     words, kept = list(options.words), ["flashsim"]
     while words:
         word = words.pop(0)
@@ -72,14 +111,18 @@ def _again(options: argparse.Namespace, inputs: dict[str, bytes]) -> list[str]:
         if flag in OUTPUTS:
             takes = OUTPUTS[flag]
             joined = "=" in word or (word.startswith("-o") and word != "-o")
-            while words and not joined and (takes or (takes is None and not words[0].startswith("-"))):
+            while (
+                words and not joined and (takes or (takes is None and not words[0].startswith("-")))
+            ):
                 words.pop(0)
                 takes = takes and takes - 1
         elif own := OWN.fullmatch(word):
             before, path, name = own.groups(default="")
             kept.append(f"{before}{_input(Path(path), inputs)}{name}")
         elif MODULE.fullmatch(word):
-            raise ValueError(f"argument --bundle: {word} names no file to put into it; expected FILE.py:NAME")
+            raise ValueError(
+                f"argument --bundle: {word} names no file to put into it; expected FILE.py:NAME"
+            )
         elif flag == "--points":
             path = word.partition("=")[2] or words.pop(0)
             kept += ["--points", _input(Path(path), inputs)]
@@ -100,5 +143,7 @@ def _whole(word: str, flags: Collection[str]) -> str:
 def _input(path: Path, inputs: dict[str, bytes]) -> str:
     content = path.read_bytes()
     if inputs.setdefault(path.name, content) != content:
-        raise ValueError(f"argument --bundle: two inputs are called {path.name}; expected other names")
+        raise ValueError(
+            f"argument --bundle: two inputs are called {path.name}; expected other names"
+        )
     return path.name

@@ -23,93 +23,204 @@ from flashsim.support.forks import Ending, fork, last_words
 if TYPE_CHECKING:
     from flashsim.testing import Spec
 
-SUMMARY = "Check your attention kernel on cases that Hypothesis draws, and show the simplest case that fails."
+SUMMARY = (
+    "Check your attention kernel on cases that Hypothesis draws, and show the simplest case that "
+    "fails."
+)
 EXAMPLES = (
-    "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse natural\n"
+    "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse "
+    "natural\n"
     "flashsim check --init my_kernels.py:attention\n"
-    "flashsim check my_kernels.py:attention --spec attention_spec.py:SPEC --backward my_kernels.py:attention_backward\n"
+    "flashsim check my_kernels.py:attention --spec attention_spec.py:SPEC --backward "
+    "my_kernels.py:attention_backward\n"
     "flashsim check flashsim.testing.mutants:causal_top_left --fail-fast\n"
-    "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention sdpa --backward auto \\\n"
+    "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention "
+    "sdpa --backward auto \\\n"
     "    --expect masked_kv_poison backward_poison\n"
-    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients, so --expect names "
-    "the two checks. Backends differ too: fully masked rows give 0 on the CPU, and may give something else with cuDNN "
-    "(--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa declares."
+    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients, so "
+    "--expect names "
+    "the two checks. Backends differ too: fully masked rows give 0 on the CPU, and may give "
+    "something else with cuDNN "
+    "(--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa "
+    "declares."
 )
 WHERE = "MODULE:FUNCTION"
 NOT_ALL = 3  # exit status
 # as in flashsim.testing, which needs Hypothesis
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 CONVENTIONS = (
-    "sdpa", "flex_attention", "flash_attn", "flash_attn_varlen", "flash_attn_with_kvcache", "vllm", "flashinfer",
-    "flashinfer_hnd", "onnx",
-)  # fmt: skip
+    "sdpa",
+    "flex_attention",
+    "flash_attn",
+    "flash_attn_varlen",
+    "flash_attn_with_kvcache",
+    "vllm",
+    "flashinfer",
+    "flashinfer_hnd",
+    "onnx",
+)
 YES_OR_NO = argparse.BooleanOptionalAction
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "dtypes": {
-        "nargs": "+", "type": dtype, "choices": (*FLOATS, *FP8), "metavar": "DTYPE",
+        "nargs": "+",
+        "type": dtype,
+        "choices": (*FLOATS, *FP8),
+        "metavar": "DTYPE",
         "help": f"one or more of {', '.join((*FLOATS, *FP8))}",
     },
-    "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
-    "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
-    "multiples": {"nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"},
+    "layout": {
+        "choices": ["BHND", "BNHD"],
+        "help": "the order of axes: batch, heads, rows, width. Default: BHND",
+    },
+    "block": {
+        "nargs": 2,
+        "type": whole(),
+        "metavar": ("B_r", "B_c"),
+        "help": "its tile; lengths are drawn around it",
+    },
+    "multiples": {
+        "nargs": 2,
+        "type": whole(),
+        "metavar": ("N", "M"),
+        "help": "N_q is a multiple of N, N_k of M. Default: any",
+    },
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=; its alignment"},
-    "window": {"choices": ["bottom_right", "top_left"], "help": "it takes window=(left, right); its alignment"},
+    "window": {
+        "choices": ["bottom_right", "top_left"],
+        "help": "it takes window=(left, right); its alignment",
+    },
     "bias": {"action": YES_OR_NO, "help": "it takes bias="},
     "softcap": {"action": YES_OR_NO, "help": "it takes softcap="},
     "alibi": {"action": YES_OR_NO, "help": "it takes alibi_slopes="},
     "sink": {"action": YES_OR_NO, "help": "it takes sink="},
-    "scales": {"choices": ["head", "block"], "help": "it takes q_descale=, k_descale=, v_descale= of 8-bit inputs"},
-    "empty_rows": {"choices": ["zero", "nan", "mean", "undefined"], "help": "O where all keys are masked"},
+    "scales": {
+        "choices": ["head", "block"],
+        "help": "it takes q_descale=, k_descale=, v_descale= of 8-bit inputs",
+    },
+    "empty_rows": {
+        "choices": ["zero", "nan", "mean", "undefined"],
+        "help": "O where all keys are masked",
+    },
     "lse": {"choices": ["natural", "base2"], "help": "it returns (O, lse)"},
     "gqa": {"action": YES_OR_NO, "help": "it takes fewer KV heads than query heads"},
     "masks": {"action": YES_OR_NO, "help": "it takes mask="},
     "scale": {"action": YES_OR_NO, "help": "it takes scale="},
     "d_v": {"action": YES_OR_NO, "help": "V may have another width"},
     "zero_keys": {
-        "nargs": "?", "const": True, "choices": ["forward"], "help": "it takes N_k = 0; forward: not its backward function"
+        "nargs": "?",
+        "const": True,
+        "choices": ["forward"],
+        "help": "it takes N_k = 0; forward: not its backward function",
     },
     "cross": {"action": YES_OR_NO, "help": "it takes N_q ≠ N_k (the default)"},
-    "deterministic": {"action": YES_OR_NO, "help": "the same call gives the same bits (the default)"},
-    "batch_invariant": {"action": YES_OR_NO, "help": "a sequence gives the same bits alone and in a batch"},
-    "head_dims": {"nargs": "+", "type": whole(), "metavar": "D", "help": "the widths it takes. Default: any"},
-    "strides": {"choices": ["any", "last_contiguous", "contiguous"], "help": "which arrays it takes"},
+    "deterministic": {
+        "action": YES_OR_NO,
+        "help": "the same call gives the same bits (the default)",
+    },
+    "batch_invariant": {
+        "action": YES_OR_NO,
+        "help": "a sequence gives the same bits alone and in a batch",
+    },
+    "head_dims": {
+        "nargs": "+",
+        "type": whole(),
+        "metavar": "D",
+        "help": "the widths it takes. Default: any",
+    },
+    "strides": {
+        "choices": ["any", "last_contiguous", "contiguous"],
+        "help": "which arrays it takes",
+    },
     "accumulate": {"choices": FLOATS, "metavar": "DTYPE", "help": "the type of its sums"},
-    "stores": {"choices": ["output", "output_per_block", "scores"], "help": "what it rounds to the inputs' dtype"},
-    "max_shapes": {"type": whole(), "metavar": "N", "help": "at most N distinct shapes, for kernels that compile"},
+    "stores": {
+        "choices": ["output", "output_per_block", "scores"],
+        "help": "what it rounds to the inputs' dtype",
+    },
+    "max_shapes": {
+        "type": whole(),
+        "metavar": "N",
+        "help": "at most N distinct shapes, for kernels that compile",
+    },
     "unchecked": {
-        "nargs": "+", "metavar": "NAME", "help": "parameters that stay at their defaults on purpose; else exit status 3"
+        "nargs": "+",
+        "metavar": "NAME",
+        "help": "parameters that stay at their defaults on purpose; else exit status 3",
     },
     "C": {"type": positive, "help": "multiplies every error budget. Default: 2"},
-}  # fmt: skip
+}
 
 
 def add_options(parser: Any) -> None:
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
     add(parser, "--list", **FLAG, help="list the checks, and check nothing")
-    add(parser, "--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
+    add(
+        parser,
+        "--examples",
+        type=whole(),
+        default=300,
+        metavar="N",
+        help="cases to draw. Default: 300",
+    )
     add(parser, "--seed", help="seed of the cases. Default: 0")
-    gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
+    gradient = (
+        "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's "
+        "autograd, or jax.vjp"
+    )
     parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
-    parser.add_argument("--dropout", metavar=WHERE, help="the keep mask of its dropout, (shape, dropout_p, seed) -> booleans")
-    add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help="run only these checks. Default: all that apply")
-    known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
+    parser.add_argument(
+        "--dropout",
+        metavar=WHERE,
+        help="the keep mask of its dropout, (shape, dropout_p, seed) -> booleans",
+    )
+    add(
+        parser,
+        "--check",
+        dest="checks",
+        nargs="+",
+        metavar="NAME",
+        help="run only these checks. Default: all that apply",
+    )
+    known = (
+        "checks that are known to fail: the run passes with them, and fails if one of them passes"
+    )
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
     add(parser, "--fail-fast", **FLAG, help="stop at the first case that fails")
-    first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
+    first = (
+        "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the "
+        "kernel's file"
+    )
     add(parser, "--init", **FLAG, help=first)
     add(parser, "--overwrite", **FLAG, help="with --init: replace existing files")
-    add(parser, "--wrap", choices=["numpy", "torch", "cupy", "jax"], help="the function takes this package's arrays")
-    how = f"with --wrap, whose conventions it follows for names, alignment, packing and pages: {', '.join(CONVENTIONS)}"
+    add(
+        parser,
+        "--wrap",
+        choices=["numpy", "torch", "cupy", "jax"],
+        help="the function takes this package's arrays",
+    )
+    how = (
+        "with --wrap, whose conventions it follows for names, alignment, packing and pages: "
+        f"{', '.join(CONVENTIONS)}"
+    )
     parser.add_argument("--convention", choices=CONVENTIONS, metavar="NAME", help=how)
-    add(parser, "--page", type=whole(), metavar="ROWS", help="with --convention: how many rows a page has")
+    add(
+        parser,
+        "--page",
+        type=whole(),
+        metavar="ROWS",
+        help="with --convention: how many rows a page has",
+    )
     parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")
     add(parser, "--json", "--quiet")
     default = "Default: the function's own attribute `spec`, if it has one"
     declared = parser.add_argument_group("what the kernel declares", default)
-    declared.add_argument("--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; the options below change it")
+    declared.add_argument(
+        "--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; the options below change it"
+    )
     for name, settings in SPEC_OPTIONS.items():
-        declared.add_argument("--blocks" if name == "block" else f"--{name.replace('_', '-')}", dest=name, **settings)
+        declared.add_argument(
+            "--blocks" if name == "block" else f"--{name.replace('_', '-')}", dest=name, **settings
+        )
     none = {"dest": "zero_keys", "action": "store_const", "const": False, "default": None}
     declared.add_argument("--no-zero-keys", help=argparse.SUPPRESS, **none)
     was = {**SPEC_OPTIONS["block"], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -139,12 +250,23 @@ def run(options: argparse.Namespace) -> int:
     name = getattr(fn, "__name__", type(fn).__name__)
     with progress(options) as told:
         report = testing.check_attention(
-            fn, spec, max_examples=options.examples, **by_name(options, "checks", "fail_fast", "seed"),
-            backward=backward, dropout=dropout, expected_failures=dict.fromkeys(options.expect, ""), on_fail="return",
-            progress=told, on_try=lambda check, case: leave_word(Tried(name, check, case)),
-        )  # fmt: skip
+            fn,
+            spec,
+            max_examples=options.examples,
+            **by_name(options, "checks", "fail_fast", "seed"),
+            backward=backward,
+            dropout=dropout,
+            expected_failures=dict.fromkeys(options.expect, ""),
+            on_fail="return",
+            progress=told,
+            on_try=lambda check, case: leave_word(Tried(name, check, case)),
+        )
     last_words(b"")
-    finish(options, {"command": options.command_line, **report.as_json()}, lambda: _show(report, options))
+    finish(
+        options,
+        {"command": options.command_line, **report.as_json()},
+        lambda: _show(report, options),
+    )
     return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
 
 
@@ -153,15 +275,26 @@ def _show(report: Any, options: argparse.Namespace) -> None:
 
     print(printable(report))
     where, _, name = options.function.rpartition(":")
-    if where.endswith(".py") and not options.spec and not any(path.exists() for path in paths(name, Path(where).parent)):
+    if (
+        where.endswith(".py")
+        and not options.spec
+        and not any(path.exists() for path in paths(name, Path(where).parent))
+    ):
         given = by_name(options, "wrap", "convention", "device", "page")
-        wrapped = (word for name, value in given.items() if value is not None for word in (f"--{name}", str(value)))
+        wrapped = (
+            word
+            for name, value in given.items()
+            if value is not None
+            for word in (f"--{name}", str(value))
+        )
         again = command_line(["flashsim", "check", options.function, *wrapped, "--init"])
         print(f"\nTo write a spec and tests: {again}")
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:
-    """Say in which check, and on which case, the kernel ended its fork; return 1. Another fork looks for a smaller case."""
+    """Say in which check, and on which case, the kernel ended its fork; return 1. Another fork
+    looks for a smaller case.
+    """
     from flashsim.testing.checkup import subject_of
     from flashsim.testing.endings import leave_word, smallest, word_left
 
@@ -174,7 +307,10 @@ def ended(options: argparse.Namespace, ending: Ending) -> int:
         os._exit(0)
     if shrinking.words:
         tried = word_left(shrinking)
-    print(one_line(f"flashsim check: error: {tried.name} ended the process ({ending.how}), {tried}"), file=sys.stderr)
+    print(
+        one_line(f"flashsim check: error: {tried.name} ended the process ({ending.how}), {tried}"),
+        file=sys.stderr,
+    )
     return 1
 
 
@@ -189,17 +325,24 @@ def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     elif options.convention or options.device or options.page:
         raise ValueError("--convention, --device and --page go with --wrap")
     else:
-        backward, dropout = backward or getattr(fn, "backward", None), dropout or getattr(fn, "keep", None)
+        backward, dropout = (
+            backward or getattr(fn, "backward", None),
+            dropout or getattr(fn, "keep", None),
+        )
     backward = _automatic(fn) if auto else backward
     return fn, backward, dropout
 
 
 def _spec(fn: Any, options: argparse.Namespace) -> Spec:
-    """Return what the kernel declares: --spec's, or its own attribute's, or what its wrapper does; changed by the options."""
+    """Return what the kernel declares: --spec's, or its own attribute's, or what its wrapper
+    does; changed by the options.
+    """
     from flashsim.testing import Spec
 
     asked = by_name(options, *SPEC_OPTIONS)
-    said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None}
+    said: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None
+    }
     if options.spec:
         given, whose = load(options.spec), f"argument --spec: {options.spec}"
     elif options.wrap:
@@ -209,7 +352,9 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
         own = getattr(fn, "spec", None)
         given, whose = Spec() if own is None else own, "the function's own attribute `spec`"
     if not isinstance(given, Spec):
-        raise ValueError(f"{whose} is of type {type(given).__name__}; expected a flashsim.testing.Spec")
+        raise ValueError(
+            f"{whose} is of type {type(given).__name__}; expected a flashsim.testing.Spec"
+        )
     return replace(given, **said)
 
 
@@ -218,7 +363,9 @@ def _automatic(fn: Any) -> Any:
         return fn.backward
     except AttributeError as error:
         why = str(error) if hasattr(fn, "convention") else "expected --wrap torch, or --wrap jax"
-        raise ValueError(f"argument --backward: auto needs a function that can be differentiated: {why}") from None
+        raise ValueError(
+            f"argument --backward: auto needs a function that can be differentiated: {why}"
+        ) from None
 
 
 def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
@@ -227,7 +374,10 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
 
     where, _, name = options.function.rpartition(":")
     if not name.isidentifier():
-        raise ValueError(f"argument --init: {name} is not a name of a file; expected a function of a module, or of a file")
+        raise ValueError(
+            f"argument --init: {name} is not a name of a file; expected a function of a module, or "
+            "of a file"
+        )
     file = Path(where) if where.endswith(".py") else None
     folder = file.parent if file else Path()
     there = [str(path) for path in paths(name, folder) if path.exists()]
@@ -243,11 +393,16 @@ def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
     inferred = infer(fn, _spec(fn, options), back_fn)
     written = first_files(
-        file.stem if file else where, name, inferred, folder, options.command_line,
+        file.stem if file else where,
+        name,
+        inferred,
+        folder,
+        options.command_line,
         wrapped=fn.code("unwrapped") if options.wrap else "",
         backward=f"{name}.backward" if own else fn.code(back) if back and options.wrap else back,
-        backward_import=f"from {back_from} import {back}" if back_from else "", expected=options.expect,
-    )  # fmt: skip
+        backward_import=f"from {back_from} import {back}" if back_from else "",
+        expected=options.expect,
+    )
     for path, text in written.items():
         write_whole(path, text)
     spec, tests = written
@@ -265,18 +420,30 @@ def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
     from flashsim.testing import wrap
 
     try:
-        return wrap(fn, options.wrap, convention=options.convention, device=options.device, page=options.page)
+        return wrap(
+            fn,
+            options.wrap,
+            convention=options.convention,
+            device=options.device,
+            page=options.page,
+        )
     except ModuleNotFoundError as error:
         how = OTHERS[options.wrap] if error.name == options.wrap else error
-        raise ValueError(f"argument --wrap: {options.wrap} needs the package {error.name}: {how}") from error
+        raise ValueError(
+            f"argument --wrap: {options.wrap} needs the package {error.name}: {how}"
+        ) from error
     except Exception as error:  # each package has its own for a device that it does not know
         device = f" --device {options.device}" if options.device else ""
         raise ValueError(f"--wrap {options.wrap}{device}: {error}") from error
 
 
 def function(option: str, where: str) -> Any:
-    """Return the function that `where` says. Raises ValueError, which says what kind of thing it is, but not its value."""
+    """Return the function that `where` says. Raises ValueError, which says what kind of thing it
+    is, but not its value.
+    """
     found = load(where)
     if not callable(found):
-        raise ValueError(f"argument {option}: {where} is of type {type(found).__name__}; expected a function")
+        raise ValueError(
+            f"argument {option}: {where} is of type {type(found).__name__}; expected a function"
+        )
     return found

@@ -4,7 +4,15 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import DEFAULT_ALGORITHM, LENGTHS, add, add_algorithm, add_declared, algorithm_in, problem_in
+from flashsim.cli.shared import (
+    DEFAULT_ALGORITHM,
+    LENGTHS,
+    add,
+    add_algorithm,
+    add_declared,
+    algorithm_in,
+    problem_in,
+)
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
@@ -27,7 +35,17 @@ def add_options(parser: Any) -> None:
     add(parser, "--heads", default=1)
     add(parser, "--kv-heads", "--gqa")
     add(parser, "--backward", help="count the backward pass")
-    add(parser, "--causal", "--offset", "--sink", "--dropout", "--M", "--sizing", "--blocks", "--json")
+    add(
+        parser,
+        "--causal",
+        "--offset",
+        "--sink",
+        "--dropout",
+        "--M",
+        "--sizing",
+        "--blocks",
+        "--json",
+    )
     add_declared(parser)
 
 

@@ -1,9 +1,10 @@
 """`flashsim debug`: stop in the debugger at a line of an algorithm, at the tile that you name.
 
-The stop is in the algorithm's own frame. For pdb it is an ordinary conditional breakpoint, set before the run. Any other
-hook of `breakpoint()` (IDEs install one in `sys.breakpointhook`, PYTHONBREAKPOINT names one) takes the frame that calls
-it. So `if j == 2 and i == 3: breakpoint()` is put before that line in a copy of the algorithm, compiled under the same
-file name and line numbers, as one would type it into the source.
+The stop is in the algorithm's own frame. For pdb it is an ordinary conditional breakpoint, set
+before the run. Any other hook of `breakpoint()` (IDEs install one in `sys.breakpointhook`,
+PYTHONBREAKPOINT names one) takes the frame that calls it. So `if j == 2 and i == 3: breakpoint()`
+is put before that line in a copy of the algorithm, compiled under the same file name and line
+numbers, as one would type it into the source.
 """
 
 import argparse
@@ -41,17 +42,22 @@ EXAMPLES = (
 def add_options(parser: Any) -> None:
     add_algorithm(parser)
     what = (
-        'the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or "equation 2", "combine". '
-        "If source lines share a label, the first is meant. In a file of yours without labels, a line of the file"
+        'the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or '
+        '"equation 2", "combine". '
+        "If source lines share a label, the first is meant. In a file of yours without labels, a "
+        "line of the file"
     )
     parser.add_argument("--line", "--stop", required=True, metavar="LABEL", help=what)
     turns = (
-        "the turns of the loops around that line, counted from 1, as in the paper and the player; if source lines share the "
+        "the turns of the loops around that line, counted from 1, as in the paper and the player; "
+        "if source lines share the "
         "label, the first in such loops is meant. Default: every turn"
     )
     add(parser, "--at", metavar="j=J,i=I", help=turns)
     add(parser, "--backward", help="stop in the backward pass, for a random dO")
-    add(parser, "--commands", **FILE, help="read pdb's commands from this file, and quit at its end")
+    add(
+        parser, "--commands", **FILE, help="read pdb's commands from this file, and quit at its end"
+    )
     add_inputs(parser)
 
 
@@ -83,12 +89,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _turns(text: str) -> dict[str, int]:
-    """Return the turns that `--at j=3,i=4` asks for, by loop variable, counted from 0 as in Python."""
+    """Return the turns that `--at j=3,i=4` asks for, by loop variable, counted from 0 as in
+    Python.
+    """
     turns: dict[str, int] = {}
     for part in text.split(","):
         name, equals, index = (piece.strip() for piece in part.partition("="))
         if not equals or not name.isidentifier() or not index.isdecimal() or not int(index[:30]):
-            raise ValueError(f"--at is {text!r}; expected turns of loops, counted from 1, such as j=3,i=4")
+            raise ValueError(
+                f"--at is {text!r}; expected turns of loops, counted from 1, such as j=3,i=4"
+            )
         if name in turns:
             raise ValueError(f"--at is {text!r}, which gives {name} twice")
         turns[name] = int(index[:30]) - 1  # enough to be refused as too large
@@ -97,7 +107,10 @@ def _turns(text: str) -> dict[str, int]:
 
 def _commands(path: Path) -> IO[str]:
     if not path.is_file():
-        raise ValueError(f"argument --commands: {path} is {what_is_there(path)}; expected a file of pdb's commands")
+        raise ValueError(
+            f"argument --commands: {path} is {what_is_there(path)}; expected a file of pdb's "
+            "commands"
+        )
     try:
         return io.StringIO(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -115,8 +128,12 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
     return lambda run, observers=(): backward(run, made, dO, observers=observers)
 
 
-def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, at: Mapping[str, int]) -> str:
-    """Run once unwatched, say how many turns the loops around `stop` have; ValueError for a turn that is not run."""
+def _rehearsed(
+    algorithm: Algorithm, passes: Callable[..., object], stop: Stop, at: Mapping[str, int]
+) -> str:
+    """Run once unwatched, say how many turns the loops around `stop` have; ValueError for a turn
+    that is not run.
+    """
     lines = {line: variable for variable, line in stop.loops}
     turns: dict[str, int] = {}
     seen: list[dict[str, int]] = []
@@ -140,29 +157,46 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
         broken = error
     for variable, index in at.items():
         if variable in turns and index >= turns[variable]:
-            raise ValueError(f"--at gives {variable}={index + 1}; expected 1 ≤ {variable} ≤ {turns[variable]} here")
+            raise ValueError(
+                f"--at gives {variable}={index + 1}; expected 1 ≤ {variable} ≤ {turns[variable]} "
+                "here"
+            )
     if lines and not any(at.items() <= now.items() for now in seen):
         if broken:
             raise broken
         tile = ", ".join(f"{variable} = {index + 1}" for variable, index in at.items())
-        raise ValueError(f"{stop.label} is never run {f'at {tile}, which is skipped' if at else 'here'}")
+        raise ValueError(
+            f"{stop.label} is never run {f'at {tile}, which is skipped' if at else 'here'}"
+        )
     asked = {variable: f" = {index + 1}" for variable, index in at.items()}
     found = "".join(f", {name}{asked.get(name, '')} of 1…{turns[name]}" for name, _ in stop.loops)
     return found + (f" (in Python {condition(at)})" if at else "")
 
 
-def _with_pdb(stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]) -> None:
-    """Do the work with pdb's breakpoint at the stop; commands are a file's, or typed. Raises BdbQuit where it is quit."""
+def _with_pdb(
+    stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]
+) -> None:
+    """Do the work with pdb's breakpoint at the stop; commands are a file's, or typed. Raises
+    BdbQuit where it is quit.
+    """
     import pdb  # of which other commands need none
 
     class Once(pdb.Pdb):
-        """pdb that stops where a statement begins: Python comes back to the first line of one that goes on, and of a loop."""
+        """pdb that stops where a statement begins: Python comes back to the first line of one
+        that goes on, and of a loop.
+        """
 
         def break_here(self, frame: FrameType) -> bool:
             """Say whether there is a breakpoint at the line that the frame comes to."""
             code = frame.f_code
-            starts = [start for start, _, line in code.co_lines() if (line, code.co_filename) == (stop.line, stop.file)]
-            begins = frame.f_lineno != stop.line or frame.f_lasti == min(starts, default=frame.f_lasti)
+            starts = [
+                start
+                for start, _, line in code.co_lines()
+                if (line, code.co_filename) == (stop.line, stop.file)
+            ]
+            begins = frame.f_lineno != stop.line or frame.f_lasti == min(
+                starts, default=frame.f_lasti
+            )
             return begins and super().break_here(frame)
 
     debugger = Once(stdin=commands)
@@ -181,10 +215,14 @@ def _with_pdb(stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work:
 
 
 def _hook() -> str:
-    """Return what `breakpoint()` calls in place of pdb; "" for pdb. Raises ValueError where breakpoints are off."""
+    """Return what `breakpoint()` calls in place of pdb; "" for pdb. Raises ValueError where
+    breakpoints are off.
+    """
     if sys.breakpointhook is not sys.__breakpointhook__:
-        return f"{sys.breakpointhook.__module__}.{getattr(sys.breakpointhook, '__qualname__', 'a hook')}"
+        return f"{sys.breakpointhook.__module__}.{getattr(sys.breakpointhook, '__qualname__', 'a hook')}"  # noqa: E501
     named = os.environ.get("PYTHONBREAKPOINT", "") if not sys.flags.ignore_environment else ""
     if named == "0":
-        raise ValueError("PYTHONBREAKPOINT=0 turns breakpoints off; expected it unset, or a debugger's set_trace")
+        raise ValueError(
+            "PYTHONBREAKPOINT=0 turns breakpoints off; expected it unset, or a debugger's set_trace"
+        )
     return "" if named == "pdb.set_trace" else named

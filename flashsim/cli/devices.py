@@ -1,4 +1,6 @@
-"""`flashsim devices`: what attention over several devices sends and moves; and, under torchrun or mpiexec, the same for real."""
+"""`flashsim devices`: what attention over several devices sends and moves; and, under torchrun
+or mpiexec, the same for real.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
     from flashsim.attention.problem import Problem
     from flashsim.devices import DevicesResult
 
-SUMMARY = "Count what attention over several devices sends and moves; under torchrun or mpiexec, run it on real processes."
+SUMMARY = (
+    "Count what attention over several devices sends and moves; under torchrun or mpiexec, run it "
+    "on real processes."
+)
 EXAMPLES = (
     "flashsim devices --P 8 --N 4096 --d 64 --heads 32 --kv-heads 8 --causal\n"
     "flashsim devices ring --P 4 --N 1024 --d 64 --layout zigzag --causal\n"
@@ -31,22 +36,42 @@ LAYOUTS = ("contiguous", "striped", "zigzag")
 def add_options(parser: Any) -> None:
     known = f"{', '.join(PROGRAMS)}. Default: all except tree, side by side"
     parser.add_argument("program", nargs="?", choices=PROGRAMS, metavar="NAME", help=known)
-    add(parser, "--P", type=several(whole()), metavar="P", help="devices. Default: 4; under torchrun or mpiexec, the processes")
+    add(
+        parser,
+        "--P",
+        type=several(whole()),
+        metavar="P",
+        help="devices. Default: 4; under torchrun or mpiexec, the processes",
+    )
     add(parser, "--N", required=True)
     add(parser, "--N-q", help="queries, for tree, which decodes. Default: as many as keys")
     add(parser, "--d", "--d-v", "--dtype")
     add(parser, "--heads", default=1, help="query heads")
     add(parser, "--kv-heads", help="KV heads, where query heads share them")
-    parser.add_argument("--layout", choices=LAYOUTS, help="which rows a device has. Default: the program's own layout")
-    add(parser, "--columns", type=whole(), metavar="C", help="columns of the mesh. Default: the number with the fewest words")
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="which rows a device has. Default: the program's own layout",
+    )
+    add(
+        parser,
+        "--columns",
+        type=whole(),
+        metavar="C",
+        help="columns of the mesh. Default: the number with the fewest words",
+    )
     add(parser, "--backward", help="count the backward pass; tree has none")
     add(parser, "--causal", "--M", "--blocks")
     add(parser, "--seed", help="of the random numbers, on real processes. Default: 0")
-    plan = "compute by formula alone, and compare with the lower bound on words; takes several P, such as 4:4096:x4"
+    plan = (
+        "compute by formula alone, and compare with the lower bound on words; takes several P, "
+        "such as 4:4096:x4"
+    )
     add(parser, "--plan", **FLAG, help=plan)
     for flag, unit, what in (
-        ("--flops", "F", "operations a second, such as 312e12"), ("--link", "B", "bytes a second on a link, such as 300e9")
-    ):  # fmt: skip
+        ("--flops", "F", "operations a second, such as 312e12"),
+        ("--link", "B", "bytes a second on a link, such as 300e9"),
+    ):
         add(parser, flag, type=positive, metavar=unit, help=f"with --plan: {what}, to show times")
     add(parser, "--json")
 
@@ -72,7 +97,11 @@ def run(options: argparse.Namespace) -> int:
         columns = options.columns if name == "mesh" or options.program else None
         tallies.append(devices.count(name, P=options.P or 4, columns=columns, **lengths, **how))
     agree = all(_agrees(tally) for tally in tallies)
-    finish(options, {"agrees": agree, "programs": [tally.to_dict() for tally in tallies]}, lambda: _show(tallies))
+    finish(
+        options,
+        {"agrees": agree, "programs": [tally.to_dict() for tally in tallies]},
+        lambda: _show(tallies),
+    )
     if not agree:
         print("The counts differ from theory.", file=sys.stderr)
     return 0 if agree else 1
@@ -86,7 +115,9 @@ def _agrees(tally: DevicesResult) -> bool:
 
 
 def _print_problem(of: Problem, where: str) -> None:
-    heads = "One head" if of.heads == 1 else f"{of.heads} query heads, {of.heads // of.group} KV heads"
+    heads = (
+        "One head" if of.heads == 1 else f"{of.heads} query heads, {of.heads // of.group} KV heads"
+    )
     print(f"{heads}, {problem(*vars(of.shape).values())}{where}")
     print(sram(of.M, of.dtype.itemsize, of.dtype.name) + "\n")
 
@@ -97,7 +128,10 @@ def _show(tallies: list[DevicesResult]) -> None:
     if len(tallies) > 1:
         rows: list[Any] = []
         for tally in tallies:
-            words, moved = ([one.words for one in tally.devices], [one.hbm.accesses for one in tally.devices])
+            words, moved = (
+                [one.words for one in tally.devices],
+                [one.hbm.accesses for one in tally.devices],
+            )
             rows.append((_named(tally), sum(words), max(words), sum(moved), max(moved)))
         print_table(("program", "words sent", "one device", "HBM accesses", "one device"), rows)
     else:
@@ -108,8 +142,13 @@ def _show(tallies: list[DevicesResult]) -> None:
             to = ", ".join(map(str, sorted(one.links))) or "–"
             rows.append((p, share.rows(p), one.words, to, one.hbm.accesses, one.sram.peak))
         print_table(("device", "rows", "words sent", "to", "HBM accesses", "peak"), rows)
-    said = "Words are elements that links carry; HBM accesses are not among them. Theory gives the same numbers."
-    print_paragraphs(said + (" “One device” is the device with the most." if len(tallies) > 1 else ""))
+    said = (
+        "Words are elements that links carry; HBM accesses are not among them. Theory gives the "
+        "same numbers."
+    )
+    print_paragraphs(
+        said + (" “One device” is the device with the most." if len(tallies) > 1 else "")
+    )
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -139,27 +178,49 @@ def _plan(options: argparse.Namespace) -> int:
         timed = None not in speeds.values()
         headings = ("P", "program", "words a device", "÷ bound", "its room", "ms")
         shown = [
-            (P, name, words, "–" if ratio is None else f"{ratio:.3f}", "–" if room is None else room,
-             "–" if seconds is None else f"{seconds * 1e3:.3f}")
+            (
+                P,
+                name,
+                words,
+                "–" if ratio is None else f"{ratio:.3f}",
+                "–" if room is None else room,
+                "–" if seconds is None else f"{seconds * 1e3:.3f}",
+            )
             for P, name, words, ratio, room, seconds in rows
-        ]  # fmt: skip
+        ]
         print_table(headings[: 6 if timed else 5], [row[: 6 if timed else 5] for row in shown])
         print_paragraphs(
-            "“Words a device” is of the device that sends the most; “÷ bound” compares the words of all devices. The bound "
-            "is for devices that do no more work, and have no more room, than the program's. StarTrail and TASP are "
+            "“Words a device” is of the device that sends the most; “÷ bound” compares the words "
+            "of all devices. The bound "
+            "is for devices that do no more work, and have no more room, than the program's. "
+            "StarTrail and TASP are "
             "computed by formula."
         )
         if timed:
             size, causal = of.dtype.itemsize, options.causal
-            n = hidden_from(heads=of.heads, kv_heads=of.heads // of.group, itemsize=size, causal=causal, **speeds)
-            print_paragraphs(f"The ring's messages are hidden if a device has {n:,.0f} rows or more.")
+            n = hidden_from(
+                heads=of.heads,
+                kv_heads=of.heads // of.group,
+                itemsize=size,
+                causal=causal,
+                **speeds,
+            )
+            print_paragraphs(
+                f"The ring's messages are hidden if a device has {n:,.0f} rows or more."
+            )
 
-    finish(options, {"plans": [vars(found) | {"bound": found.bound.certificate()} for found in plans]}, show)
+    finish(
+        options,
+        {"plans": [vars(found) | {"bound": found.bound.certificate()} for found in plans]},
+        show,
+    )
     return 0
 
 
 def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
-    """Return the rows of StarTrail and TASP, with a bound for any room, because theirs is not known."""
+    """Return the rows of StarTrail and TASP, with a bound for any room, because theirs is not
+    known.
+    """
     from flashsim.devices.layouts import positions
     from flashsim.devices.lower import lower_words
     from flashsim.devices.planning import star_trail
@@ -178,11 +239,17 @@ def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
 
 
 def _named(tally: DevicesResult) -> str:
-    return f"mesh, {tally.P // tally.plan.columns} × {tally.plan.columns}" if tally.plan.program.columns else tally.algorithm
+    return (
+        f"mesh, {tally.P // tally.plan.columns} × {tally.plan.columns}"
+        if tally.plan.program.columns
+        else tally.algorithm
+    )
 
 
 def _for_real(options: argparse.Namespace) -> int:
-    """Run this process's part, and compare its bits, counts and bytes with the simulation's. Rank 0 prints what all found."""
+    """Run this process's part, and compare its bits, counts and bytes with the simulation's.
+    Rank 0 prints what all found.
+    """
     import numpy as np
 
     from flashsim import devices
@@ -193,10 +260,21 @@ def _for_real(options: argparse.Namespace) -> int:
         raise ValueError("expected a program's name under torchrun or mpiexec")
     engine = distributed.engine()
     if options.P not in (None, engine.size):
-        raise ValueError(f"argument --P: {options.P}; expected {engine.size}, the processes, or none")
-    rng, dtype, kv = np.random.default_rng(options.seed), float_dtype(options.dtype), options.kv_heads or options.heads
+        raise ValueError(
+            f"argument --P: {options.P}; expected {engine.size}, the processes, or none"
+        )
+    rng, dtype, kv = (
+        np.random.default_rng(options.seed),
+        float_dtype(options.dtype),
+        options.kv_heads or options.heads,
+    )
     d, d_v, N_q = options.d, options.d_v or options.d, options.N_q or options.N
-    sizes = ((options.heads, N_q, d), (kv, options.N, d), (kv, options.N, d_v), (options.heads, N_q, d_v))
+    sizes = (
+        (options.heads, N_q, d),
+        (kv, options.N, d),
+        (kv, options.N, d_v),
+        (options.heads, N_q, d_v),
+    )
     Q, K, V, dO = (rng.normal(size=size).astype(dtype) for size in sizes)
     how = by_name(options, "columns", "M", "blocks")
     both = how | by_name(options, "layout", "causal")
@@ -209,15 +287,34 @@ def _for_real(options: argparse.Namespace) -> int:
     costs = simulated.devices[engine.rank]
     bits = all(np.array_equal(getattr(part, X), getattr(simulated, X)[:, rows]) for X in names)
     modelled = sum(link.bytes for link in costs.links.values())
-    found = engine.everyone_s((engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs))
+    found = engine.everyone_s(
+        (engine.rank, len(rows), modelled, part.handed, part.received, bits, part.costs == costs)
+    )
     engine.close()
     right = all(row[2] == row[3] and row[5] and row[6] for row in found)
     if found[0][4] is not None:
         right = right and sum(row[4] for row in found) == sum(row[2] for row in found)
     if engine.rank == 0:
-        headings = ("rank", "rows", "bytes, model", "handed over", "received", "same bits", "same counts")
+        headings = (
+            "rank",
+            "rows",
+            "bytes, model",
+            "handed over",
+            "received",
+            "same bits",
+            "same counts",
+        )
         direction = ", backward," if options.direction == "backward" else ""
-        print(f"{options.program}{direction} on {engine.size} processes, over {type(engine).__name__.lower()}\n")
+        print(
+            f"{options.program}{direction} on {engine.size} processes, over "
+            f"{type(engine).__name__.lower()}\n"
+        )
         words = {True: "yes", False: "NO"}
-        print_table(headings, [(*row[:4], "–" if row[4] is None else row[4], *map(words.get, row[5:])) for row in found])
+        print_table(
+            headings,
+            [
+                (*row[:4], "–" if row[4] is None else row[4], *map(words.get, row[5:]))
+                for row in found
+            ],
+        )
     return 0 if right else 1

@@ -7,11 +7,15 @@ from flashsim.cli.outputs import finish
 from flashsim.cli.shared import add
 
 SUMMARY = "Print a worked example, step by step: causal attention in tiles, and what rounding does."
-EXAMPLES = "flashsim example\nflashsim example prefill | less\nflashsim example not_bit_for_bit --json -"
+EXAMPLES = (
+    "flashsim example\nflashsim example prefill | less\nflashsim example not_bit_for_bit --json -"
+)
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("example", nargs="?", metavar="NAME", help="which example. Default: list them, a line each")
+    parser.add_argument(
+        "example", nargs="?", metavar="NAME", help="which example. Default: list them, a line each"
+    )
     parser.add_argument("--list", action="store_true", help="list the examples, and run none")
     add(parser, "--json")
 
@@ -24,10 +28,16 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             raise ValueError("--json is for one example: give its NAME")
         width = max(map(len, examples.EXAMPLES))
-        print("\n".join(f"{name:{width}}  {example.about}" for name, example in examples.EXAMPLES.items()))
+        print(
+            "\n".join(
+                f"{name:{width}}  {example.about}" for name, example in examples.EXAMPLES.items()
+            )
+        )
         return 0
     if options.example not in examples.EXAMPLES:
-        raise ValueError(f"there is no example {options.example!r}; there are {', '.join(examples.EXAMPLES)}")
+        raise ValueError(
+            f"there is no example {options.example!r}; there are {', '.join(examples.EXAMPLES)}"
+        )
     example = examples.EXAMPLES[options.example]
     steps = example.compute()
     about = {"example": options.example, "about": example.about, "where": example.where}

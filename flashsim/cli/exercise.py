@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from flashsim.learn.exercises.classes import Row
     from flashsim.learn.exercises.grading import Grade
 
-SUMMARY = "Learn by writing the algorithms yourself: exercises with holes, graded step by step, with hints."
+SUMMARY = (
+    "Learn by writing the algorithms yourself: exercises with holes, graded step by step, with "
+    "hints."
+)
 EXAMPLES = (
     "flashsim exercise\n"
     "flashsim exercise start 1\n"
@@ -38,19 +41,47 @@ def add_options(parser: Any) -> None:
     action = {"nargs": "?", "choices": ACTIONS, "default": "list", "metavar": "|".join(ACTIONS)}
     parser.add_argument("action", **action, help="what to do. Default: list")
     what = (
-        "start, notebook: the exercise's number or name; check: the file; list: the folder with your files (default: here); "
+        "start, notebook: the exercise's number or name; check: the file; list: the folder with "
+        "your files (default: here); "
         "grade: the folder with what a class handed in"
     )
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here")
-    add(parser, "--hint", nargs="?", const="", metavar="N", help="check: show a hint as well, the next one each time, or the Nth")
-    which = "check, grade: the exercise's number or name, or a file of your own. Default: as a file's name says"
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="start, notebook: where the file goes. Default: here",
+    )
+    add(
+        parser,
+        "--hint",
+        nargs="?",
+        const="",
+        metavar="N",
+        help="check: show a hint as well, the next one each time, or the Nth",
+    )
+    which = (
+        "check, grade: the exercise's number or name, or a file of your own. Default: as a file's "
+        "name says"
+    )
     add(parser, "--exercise", metavar="N", help=which)
     add(parser, "--csv", metavar="FILE", help="grade: a row for each file")
     add(parser, "--gradescope", metavar="FILE", help="grade: Gradescope's results.json")
-    add(parser, "--seconds", type=whole(), default=60, metavar="N", help="grade: how long a file may take. Default: 60")
+    add(
+        parser,
+        "--seconds",
+        type=whole(),
+        default=60,
+        metavar="N",
+        help="grade: how long a file may take. Default: 60",
+    )
     add(parser, "--quiet")
-    add(parser, "--overwrite", **FLAG, help="start, notebook: start again, and replace the file if it is there")
+    add(
+        parser,
+        "--overwrite",
+        **FLAG,
+        help="start, notebook: start again, and replace the file if it is there",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,7 +91,9 @@ def run(options: argparse.Namespace) -> int:
     if options.hint and options.what is None:  # check --hint FILE
         options.what, options.hint = options.hint, ""
     if (options.csv or options.gradescope) and options.action != "grade":
-        raise ValueError("--csv and --gradescope go with grade: flashsim exercise grade FOLDER --csv FILE")
+        raise ValueError(
+            "--csv and --gradescope go with grade: flashsim exercise grade FOLDER --csv FILE"
+        )
     if options.exercise is not None and options.action not in ("check", "grade"):
         raise ValueError("--exercise goes with check and grade")
     starts = options.action in ("start", "notebook")
@@ -71,7 +104,9 @@ def run(options: argparse.Namespace) -> int:
     if options.action != "list" and options.what is None:
         which = {"check": "which file? give its name", "grade": "which folder? give its name"}
         raise ValueError(which.get(options.action, "which exercise? give its number"))
-    return {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}[options.action](options)
+    return {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}[
+        options.action
+    ](options)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -86,11 +121,17 @@ def _list(options: argparse.Namespace) -> int:
     for name, found in exercises().items():
         begun = any((folder / file).exists() for file in (found.file, found.notebook))
         state = "solved" if reached[name]["solved"] else "begun" if begun else ""
-        hints = f"{reached[name]['hints']} of {len(found.hints)} hints" if reached[name]["hints"] else ""
+        hints = (
+            f"{reached[name]['hints']} of {len(found.hints)} hints"
+            if reached[name]["hints"]
+            else ""
+        )
         print(f"{found.number:2}  {found.title:{width}}  {state:6}  {hints}".rstrip())
     solved = sum(entry["solved"] for entry in reached.values())
     print(f"\n{solved} of {len(reached)} solved")
-    following = next((found for name, found in exercises().items() if not reached[name]["solved"]), None)
+    following = next(
+        (found for name, found in exercises().items() if not reached[name]["solved"]), None
+    )
     if following is not None:
         path, other = folder / following.file, folder / following.notebook
         anew = f"{other}, in Jupyter" if other.exists() else _starting(following.number, folder)
@@ -106,7 +147,9 @@ def _start(options: argparse.Namespace) -> int:
         raise ValueError(f"there is no folder {folder}; make it first")
     as_notebook = options.action == "notebook"
     path = start(options.what, folder, overwrite=options.overwrite, as_notebook=as_notebook)
-    print(f"Wrote {path}. Open it in {'Jupyter' if as_notebook else 'an editor'}: it says what to do.")
+    print(
+        f"Wrote {path}. Open it in {'Jupyter' if as_notebook else 'an editor'}: it says what to do."
+    )
     if not as_notebook:
         print(f"\nThen: {_checking(path)}")
     return 0
@@ -125,7 +168,11 @@ def _check(options: argparse.Namespace) -> int:
         keep(path.parent, found.exercise, solved=True)
         following = found.exercise.number + 1
         there_is = any(other.number == following for other in exercises().values())
-        print(f"\nNext: {_starting(following, path.parent)}" if there_is else "\nThat was the last one.")
+        print(
+            f"\nNext: {_starting(following, path.parent)}"
+            if there_is
+            else "\nThat was the last one."
+        )
     elif found.hint:
         print(f"\n{_paragraphs(found.hint)}")
     if options.hint is not None:
@@ -133,7 +180,10 @@ def _check(options: argparse.Namespace) -> int:
     elif not found.solved:
         print(f"\nMore: {_checking(path)} --hint")
         if found.exercise.whole:
-            print(f"Where it parts from the right run: {command_line(['flashsim', 'step', str(path), '--open'])}")
+            print(
+                "Where it parts from the right run: "
+                f"{command_line(['flashsim', 'step', str(path), '--open'])}"
+            )
     return 0 if found.solved else 1
 
 
@@ -158,7 +208,10 @@ def _grade(options: argparse.Namespace) -> int:
     width = min(max(len(row.file) for row in rows), 40)
     for row in rows:
         print(printable(f"{row.file:{width}}  {row.verdict:10}  {row.exercise}".rstrip()))
-    number = {verdict: sum(row.verdict == verdict for row in rows) for verdict in (SOLVED, NOT_YET, NOT_GRADED)}
+    number = {
+        verdict: sum(row.verdict == verdict for row in rows)
+        for verdict in (SOLVED, NOT_YET, NOT_GRADED)
+    }
     print(f"\n{', '.join(f'{count} {verdict}' for verdict, count in number.items())}")
     common = mistakes(rows)[:MOST_COMMON]
     if common:
@@ -173,11 +226,15 @@ def _write_grades(options: argparse.Namespace, rows: Sequence[Row]) -> None:
     if options.csv:
         write_whole(options.csv, as_csv(rows))
     if options.gradescope:
-        write_whole(options.gradescope, json.dumps(as_gradescope(rows), indent=1, ensure_ascii=False) + "\n")
+        write_whole(
+            options.gradescope, json.dumps(as_gradescope(rows), indent=1, ensure_ascii=False) + "\n"
+        )
 
 
 def _starting(number: int, folder: Path) -> str:
-    return command_line(["flashsim", "exercise", "start", str(number), *([str(folder)] if folder.parts else [])])
+    return command_line(
+        ["flashsim", "exercise", "start", str(number), *([str(folder)] if folder.parts else [])]
+    )
 
 
 def _checking(path: Path) -> str:
@@ -206,4 +263,7 @@ def _hint(found: Grade, path: Path, number: int) -> str:
 
 def _paragraphs(text: str) -> str:
     """Return text in lines of a terminal's width; indented lines are code, and stay."""
-    return "\n".join(line if line.startswith("    ") else "\n".join(wrap(line, WIDTH)) for line in printable(text).split("\n"))
+    return "\n".join(
+        line if line.startswith("    ") else "\n".join(wrap(line, WIDTH))
+        for line in printable(text).split("\n")
+    )

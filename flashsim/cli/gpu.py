@@ -11,7 +11,9 @@ EXAMPLES = "flashsim gpu\nflashsim gpu info --json -"
 
 def add_options(parser: Any) -> None:
     what = "info: versions, the GPU, and what is missing. Default: info"
-    parser.add_argument("what", nargs="?", choices=["info"], default="info", metavar="info", help=what)
+    parser.add_argument(
+        "what", nargs="?", choices=["info"], default="info", metavar="info", help=what
+    )
     parser.add_argument("--json", choices=["-"], help="print JSON to stdout, and nothing else")
 
 
@@ -19,7 +21,11 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.gpu.machine import info
 
     known = info()
-    finish(options, {"ready": known.ready, "found": known.found, "missing": known.missing}, lambda: show(known))
+    finish(
+        options,
+        {"ready": known.ready, "found": known.found, "missing": known.missing},
+        lambda: show(known),
+    )
     return 0 if known.ready else 1
 
 
@@ -28,5 +34,9 @@ def show(known: Any) -> None:
     for name, what in known.found.items():
         print(f"{name:<8}{what}")
     print(*known.missing, sep="\n", end="\n" if known.missing else "")
-    end = "run here." if known.ready else "cannot run here. Everything else of flashsim works without a GPU."
+    end = (
+        "run here."
+        if known.ready
+        else "cannot run here. Everything else of flashsim works without a GPU."
+    )
     print(f"Kernels {end}")

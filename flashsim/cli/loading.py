@@ -1,4 +1,6 @@
-"""What users bring in files of their own, FILE.py:NAME: algorithms for most commands, kernels for `flashsim check`."""
+"""What users bring in files of their own, FILE.py:NAME: algorithms for most commands, kernels
+for `flashsim check`.
+"""
 
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +16,9 @@ KNOWN = tuple(dict.fromkeys([*FORWARD, *BACKWARD]))
 
 
 def algorithm(text: str) -> str | Algorithm:
-    """Read an algorithm, for argparse: a name of flashsim's, or FILE.py:NAME, a function or a record of one's own."""
+    """Read an algorithm, for argparse: a name of flashsim's, or FILE.py:NAME, a function or a
+    record of one's own.
+    """
     if text in KNOWN:
         return text
     if ":" not in text and not text.endswith(".py"):
@@ -24,19 +28,31 @@ def algorithm(text: str) -> str | Algorithm:
     if isinstance(found, Algorithm):
         return found
     if not callable(found) or isinstance(found, type):
-        raise ValueError(f"{text} is of type {type(found).__name__}; expected a function, or a flashsim Algorithm")
+        raise ValueError(
+            f"{text} is of type {type(found).__name__}; expected a function, or a flashsim "
+            "Algorithm"
+        )
     return algorithm_of(found)
 
 
-def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention or my_kernels.py:attention") -> Any:
-    """Return what "file.py:name" or "module:name" says; what lies beside the file is found too. Raises ValueError."""
+def load(
+    where: str,
+    form: str = "MODULE:FUNCTION, such as my_kernels:attention or my_kernels.py:attention",
+) -> Any:
+    """Return what "file.py:name" or "module:name" says; what lies beside the file is found too.
+    Raises ValueError.
+    """
     module_name, _, name = where.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"{where!r} is not of the form {form}")
     if module_name.endswith(".py"):
         module = file_of(Path(module_name))
-    elif Path(module_name).is_file() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise ValueError(f"{module_name} is neither a .py file nor a module's name; expected {form}")
+    elif Path(module_name).is_file() or not all(
+        part.isidentifier() for part in module_name.split(".")
+    ):
+        raise ValueError(
+            f"{module_name} is neither a .py file nor a module's name; expected {form}"
+        )
     else:
         module = module_of(module_name)
     try:
@@ -44,13 +60,17 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention 
     except AttributeError:
         raise ValueError(f"{module_name} has no {name!r}{_names(module)}") from None
     except Exception as error:
-        raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _names(module: ModuleType) -> str:
     defined = [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_")
+        and callable(value)
+        and getattr(value, "__module__", None) == module.__name__
     ]
     return f"; it defines {', '.join(defined[:12])}" if defined else ""

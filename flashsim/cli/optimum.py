@@ -29,13 +29,18 @@ def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     if states:
         took = f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
         took = "under a second" if seconds < 1 else took
-        said = f"Up to about {states:,} states to search, {took}; Ctrl-C stops with the best bounds so far."
+        said = (
+            f"Up to about {states:,} states to search, {took}; Ctrl-C stops with the best bounds "
+            "so far."
+        )
         print(said, file=sys.stderr, flush=True)
     try:
         found.run()
     except KeyboardInterrupt:
         _show_bounds(found)
-        print_words(f"Stopped. The optimum is between {found.lower:,} and {found.upper:,} elements.")
+        print_words(
+            f"Stopped. The optimum is between {found.lower:,} and {found.upper:,} elements."
+        )
         raise
     shape = found.shape
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
@@ -45,8 +50,14 @@ def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     played = found.replay(Q, K, V, observers=[recorder])
     off, trace = found.off(played), traced(recorder, played)
     if options.output is not None:
-        replace(trace, about=replace(trace.about, command=options.command_line)).save(options.output)
-    finish(options, {"command": options.command_line, **found.certificate()}, lambda: _show(options, found, trace, off))
+        replace(trace, about=replace(trace.about, command=options.command_line)).save(
+            options.output
+        )
+    finish(
+        options,
+        {"command": options.command_line, **found.certificate()},
+        lambda: _show(options, found, trace, off),
+    )
     return 0
 
 
@@ -61,7 +72,10 @@ def _show_bounds(found: Optimum) -> None:
     if found.lower == found.upper:
         rows["optimum of the row game"] = found.upper
     else:
-        rows |= {"no schedule of the row game moves less": found.lower, "best schedule found": found.upper}
+        rows |= {
+            "no schedule of the row game moves less": found.lower,
+            "best schedule found": found.upper,
+        }
     best = found.proof.best
     for name, said in (("snake", "the snake"), ("q_outer", "uniform tiles")):
         tiles = found.tiles(name)
@@ -84,16 +98,21 @@ def _show(options: argparse.Namespace, found: Optimum, trace: Trace, off: float)
     print_table(("turn", "evict =", "load =", "products =", "moved so far"), steps)
     end = trace.events[-1]
     print_paragraphs(
-        f"The schedule was replayed on the memory with random numbers, M enforced: {end.reads + end.writes:,} elements were "
+        "The schedule was replayed on the memory with random numbers, M enforced: "
+        f"{end.reads + end.writes:,} elements were "
         f"counted, and O differs from naive attention's by at most {off:.2g} of its error bound.",
-        f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
-        f"{len(found.search.prices):,} states. --json writes a certificate, with which --check verifies this without a search. "
+        f"No schedule of the row game moves less than {found.upper:,} elements: a search went "
+        "through "
+        f"{len(found.search.prices):,} states. --json writes a certificate, with which --check "
+        "verifies this without a search. "
         "A proof by hand shows that the search misses no better schedule.",
         f"The class: {CLASS}",
     )
     best = found.proof.best
     if best is not None and best.accesses < found.upper:
-        print_words(f"{best.algorithm} moves less: it keeps S, so it is not a schedule of this game.")
+        print_words(
+            f"{best.algorithm} moves less: it keeps S, so it is not a schedule of this game."
+        )
     if options.output is not None:
         print()
         saved(options.output, f", {len(trace.steps):,} steps")

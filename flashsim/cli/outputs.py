@@ -1,4 +1,6 @@
-"""Where results go: JSON, figures, the terminal. Whether they can be written is checked before the work."""
+"""Where results go: JSON, figures, the terminal. Whether they can be written is checked before
+the work.
+"""
 
 import argparse
 import json
@@ -19,13 +21,16 @@ from flashsim.support.provenance import made_with
 from flashsim.support.sizes import human_bytes
 
 FIGURE = (".png", ".svg", ".json")
-NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"}  # pictures' that none is saved as
+# pictures' that none is saved as
+NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"}
 
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
-    """Check before the work that its results can be written to --json, --csv, and `outputs`, the files of --output.
+    """Check before the work that its results can be written to --json, --csv, and `outputs`, the
+    files of --output.
 
-    Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
+    Raises ValueError that names the option; also for a file that is the input, and for one that
+    both would write.
     """
     given = [getattr(options, name, None) for name in ("mask", "points")]
     inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, given)]
@@ -35,7 +40,9 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
         if path not in (None, "-"):
             for other, written in targets:
                 if _same(path, written):
-                    raise ValueError(f"argument {option}: {path} is what {other.partition('/')[0]} writes too")
+                    raise ValueError(
+                        f"argument {option}: {path} is what {other.partition('/')[0]} writes too"
+                    )
             targets.append((option, Path(path)))
     for option, path in targets:
         try:
@@ -47,23 +54,32 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
 
 
 def figure_stem(options: argparse.Namespace, default: str) -> Path:
-    """Return the stem of a figure's files, -o's or `default`, in a folder that is there; checked as by `check_outputs`."""
+    """Return the stem of a figure's files, -o's or `default`, in a folder that is there; checked
+    as by `check_outputs`.
+    """
     stem = options.output or Path(default)
     if stem.suffix in FIGURE:  # p.png is p's picture, and not p.png.png's
         stem = stem.with_suffix("")
     elif stem.suffix.lower() in NO_STEM:
         added = ", ".join(FIGURE)
-        raise ValueError(f"argument -o/--output: {stem} ends in {stem.suffix}; expected a stem, to which {added} are added")
+        raise ValueError(
+            f"argument -o/--output: {stem} ends in {stem.suffix}; expected a stem, to which "
+            f"{added} are added"
+        )
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"argument -o/--output: cannot make the folder {stem.parent}: {error.strerror}") from None
+        raise ValueError(
+            f"argument -o/--output: cannot make the folder {stem.parent}: {error.strerror}"
+        ) from None
     check_outputs(options, *(stem.with_name(stem.name + suffix) for suffix in FIGURE))
     return stem
 
 
 def trace_file(path: Path, only_as_a_page: str = "") -> Path:
-    """Return -o's path if its suffix says a trace's format; .html for what is `only_as_a_page`. Else raise ValueError."""
+    """Return -o's path if its suffix says a trace's format; .html for what is `only_as_a_page`.
+    Else raise ValueError.
+    """
     from flashsim.tracing.traces import check_suffix
 
     try:
@@ -82,8 +98,12 @@ def opened(path: Path) -> None:
     webbrowser.open(path.resolve().as_uri())
 
 
-def finish(options: argparse.Namespace, numbers: Mapping[str, Any], show: Callable[[], object]) -> None:
-    """Write the numbers where --json says, with versions, date and commit; and show them, unless stdout has the JSON."""
+def finish(
+    options: argparse.Namespace, numbers: Mapping[str, Any], show: Callable[[], object]
+) -> None:
+    """Write the numbers where --json says, with versions, date and commit; and show them, unless
+    stdout has the JSON.
+    """
     if options.json is not None:
         write_json(options.json, {**numbers, "made_with": made_with()})
     if options.json != "-":
@@ -106,7 +126,9 @@ def write_json(target: str, data: Mapping[str, Any]) -> None:
 
 @contextmanager
 def slow_counts_in_one_line(program: str) -> Iterator[None]:
-    """Say on stderr, in one line, that a count takes long, where Python would print its source as well."""
+    """Say on stderr, in one line, that a count takes long, where Python would print its source
+    as well.
+    """
     with warnings.catch_warnings():
         others = warnings.showwarning
 
@@ -122,19 +144,27 @@ def slow_counts_in_one_line(program: str) -> Iterator[None]:
 
 @contextmanager
 def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[..., None]]:
-    """Yield what takes (done, of, what is being done), each or None, and shows it on stderr, if a person watches that."""
+    """Yield what takes (done, of, what is being done), each or None, and shows it on stderr, if
+    a person watches that.
+    """
     from rich import progress as rich
 
     from flashsim.support.tables import console
 
     shown = console(stderr=True)
     columns = (
-        rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=16), rich.MofNCompleteColumn(),
-        rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn(),
-    )  # fmt: skip
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(bar_width=16),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
+    )
     off = options.quiet or not shown.is_terminal
     if said and not off:
         shown.print(said)
     with rich.Progress(*columns, console=shown, transient=True, disable=off) as bar:
         task = bar.add_task(options.name, total=None)
-        yield lambda done=None, of=None, what=None: bar.update(task, completed=done, total=of, description=what)
+        yield lambda done=None, of=None, what=None: bar.update(
+            task, completed=done, total=of, description=what
+        )

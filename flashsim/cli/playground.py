@@ -8,7 +8,10 @@ from flashsim.cli.outputs import check_outputs, opened, saved
 from flashsim.cli.shared import add
 from flashsim.support.files import write_whole
 
-SUMMARY = "Write a page with sliders for lengths, d, M and blocks; it shows tiles, accesses and SRAM's use at once."
+SUMMARY = (
+    "Write a page with sliders for lengths, d, M and blocks; it shows tiles, accesses and SRAM's "
+    "use at once."
+)
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
 
 
@@ -22,7 +25,9 @@ def run(options: argparse.Namespace) -> int:
 
     output = options.output or Path("flashsim-playground.html")
     if output.suffix != ".html":
-        raise ValueError(f"argument -o/--output: the playground is a page; expected FILE.html, got {output}")
+        raise ValueError(
+            f"argument -o/--output: the playground is a page; expected FILE.html, got {output}"
+        )
     check_outputs(options, output)
     saved(write_whole(output, page()))
     if options.open:

@@ -1,4 +1,6 @@
-"""`flashsim plot`: a figure as PNG, SVG, and its data as JSON; with --all, those of the documentation."""
+"""`flashsim plot`: a figure as PNG, SVG, and its data as JSON; with --all, those of the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,18 @@ EXAMPLES = (
 KEPT = "mixtures, features, or keys of a window, that approximations have"
 HELP = {
     "algorithms": f"draw these beside the figure's own: {NAMES}. Default: only its own",
-    "N": f"sequence length. Default: {REFERENCE_N}; for sparsity, theorem2 and theorem5 16384, for fusing 65536",
+    "N": (
+        f"sequence length. Default: {REFERENCE_N}; for sparsity, theorem2 and theorem5 16384, for "
+        "fusing 65536"
+    ),
     "N_q": "number of queries, if not that of the keys",
     "d": f"head dimension. Default: {REFERENCE_D}; for fusing 1024",
     "d_v": "width of V, if not d",
     "k": f"{KEPT}. Default: the paper's, N/8, at most 256",
-    "dtype": f"type of Q, K, V. Default: {DEFAULT_DTYPE}; for roofline one of 16 bits, which tensor cores take",
+    "dtype": (
+        f"type of Q, K, V. Default: {DEFAULT_DTYPE}; for roofline one of 16 bits, which tensor "
+        "cores take"
+    ),
     "blocks": "these block sizes; M is enforced",
     "sizing": f"{SIZINGS}; the picture says so. Default: fit",
     "machine": f"{', '.join(MACHINES)}; or yours, FILE.json or FILE.toml. Default: A100-40GB",
@@ -55,15 +63,23 @@ HELP = {
 }
 """What figures take, by name."""
 SETTINGS: dict[str, dict[str, Any]] = {
-    "algorithms": {"nargs": "+"}, "d": {"required": False}, "k": {"type": whole()}, "machine": {"metavar": "NAME"},
+    "algorithms": {"nargs": "+"},
+    "d": {"required": False},
+    "k": {"type": whole()},
+    "machine": {"metavar": "NAME"},
     "backward": {"action": "store_const", "const": True, "default": None},
     **{name: {"default": None} for name in ("dtype", "sizing", "causal")},
-}  # fmt: skip
+}
 """What is different in them from `flashsim.cli.shared`."""
 OLD = {
-    "accesses_by_array": "arrays", "figure_2_left": "traffic", "figure_2_middle": "blocks",
-    "figure_2_right": "sparsity", "figure_3_right": "memory", "theorem_2": "theorem2", "theorem_5": "theorem5",
-}  # fmt: skip
+    "accesses_by_array": "arrays",
+    "figure_2_left": "traffic",
+    "figure_2_middle": "blocks",
+    "figure_2_right": "sparsity",
+    "figure_3_right": "memory",
+    "theorem_2": "theorem2",
+    "theorem_5": "theorem5",
+}
 """What files of figures were once called; still read, as a number in the paper is."""
 
 
@@ -72,15 +88,31 @@ def add_options(parser: Any) -> None:
 
     what = parser.add_mutually_exclusive_group()
     named = "one of those below, or a file of one, as figures/blocks.png"
-    what.add_argument("figure", nargs="?", type=_figure, choices=list(FIGURES), metavar="FIGURE", help=named)
-    add(what, "--all", **FLAG, help="every figure, as the documentation has it; it takes some minutes")
+    what.add_argument(
+        "figure", nargs="?", type=_figure, choices=list(FIGURES), metavar="FIGURE", help=named
+    )
+    add(
+        what,
+        "--all",
+        **FLAG,
+        help="every figure, as the documentation has it; it takes some minutes",
+    )
     width = max(map(len, FIGURES))
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
     parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
     for name, said in HELP.items():
-        add(parser, _flag(name), dest=name, **SETTINGS.get(name, {}), help=f"for {_takers(name)}: {said}")
+        add(
+            parser,
+            _flag(name),
+            dest=name,
+            **SETTINGS.get(name, {}),
+            help=f"for {_takers(name)}: {said}",
+        )
     add(parser, "--wide", **FLAG, help="16:9, for slides")
-    where = "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or flashsim-figures"
+    where = (
+        "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or "
+        "flashsim-figures"
+    )
     add(parser, "--output", help=where)
     tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
     said = f"for {tables}: write the numbers as CSV; -: to stdout, and print nothing else there"
@@ -107,22 +139,30 @@ def _takers(name: str) -> str:
 def run(options: argparse.Namespace) -> int:
     from flashsim.plots import FIGURES
 
-    arguments = {name: value for name, value in by_name(options, *HELP).items() if value is not None}
+    arguments = {
+        name: value for name, value in by_name(options, *HELP).items() if value is not None
+    }
     if options.all:
         return _all(options, arguments)
     if options.figure is None:
-        raise ValueError(f"the following arguments are required: FIGURE, one of {', '.join(FIGURES)}; or --all")
+        raise ValueError(
+            f"the following arguments are required: FIGURE, one of {', '.join(FIGURES)}; or --all"
+        )
     chart = FIGURES[options.figure]
     for name in arguments:
         if name not in chart.takes:
-            raise ValueError(f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it")
+            raise ValueError(
+                f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it"
+            )
     if options.csv is not None and chart.rows is None:
         tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
         raise ValueError(f"--csv is for {tables}; {options.figure} does not take it")
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
     if "M" in arguments:
-        arguments["M"] = elements(arguments["M"], float_dtype(arguments.get("dtype", chart.takes["dtype"])).itemsize)
+        arguments["M"] = elements(
+            arguments["M"], float_dtype(arguments.get("dtype", chart.takes["dtype"])).itemsize
+        )
     stem = figure_stem(options, f"flashsim-{options.figure}")
     data, saved = _draw(chart, arguments, stem, options, options.command_line)
     if chart.rows is not None and options.csv is not None:
@@ -147,14 +187,19 @@ def _write_csv(rows: Sequence[Mapping[str, Any]], target: str) -> list[Path]:
 def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
     from flashsim.plots import FIGURES
 
-    one = [*map(_flag, arguments), *(f"--{name}" for name in ("json", "csv") if getattr(options, name) is not None)]
+    one = [
+        *map(_flag, arguments),
+        *(f"--{name}" for name in ("json", "csv") if getattr(options, name) is not None),
+    ]
     if one:
         raise ValueError(f"{one[0]} is for one figure; name it in place of --all")
     folder = options.output or Path("flashsim-figures")
     for name, chart in FIGURES.items():
         options.output = folder / name
         stem = figure_stem(options, "")
-        given = [word for option, value in chart.shown.items() for word in (_flag(option), str(value))]
+        given = [
+            word for option, value in chart.shown.items() for word in (_flag(option), str(value))
+        ]
         words = ["flashsim", "plot", name, *given, *["--wide"] * options.wide, "-o", name_of(stem)]
         _, saved = _draw(chart, chart.shown, stem, options, command_line(words))
         print(f"Saved {', '.join(map(str, saved))}", flush=True)
@@ -162,7 +207,11 @@ def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
 
 
 def _draw(
-    chart: Chart, arguments: Mapping[str, Any], stem: Path, options: argparse.Namespace, command: str
+    chart: Chart,
+    arguments: Mapping[str, Any],
+    stem: Path,
+    options: argparse.Namespace,
+    command: str,
 ) -> tuple[dict[str, Any], list[Path]]:
     from flashsim.plots import save
 

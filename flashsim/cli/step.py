@@ -35,11 +35,17 @@ BLOCKS = (3, 4)  # of an exercise's file
 def add_options(parser: Any) -> None:
     also = "; or the file of an exercise, which is played beside the right run"
     add_algorithm(parser, DEFAULT_ALGORITHM, read=_algorithm_or_file, also=also)
-    add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
+    add(
+        parser,
+        "--backward",
+        help="play its backward pass, for a random dO; the forward pass before it is not shown",
+    )
     other = parser.add_mutually_exclusive_group()
     add(other, "--vs", help="a second algorithm, shown beside the first at the same tile")
     bugs = f"{', '.join(BUGS)}; with --backward: {', '.join(BACKWARD_BUGS)}"
-    other.add_argument("--bug", metavar="NAME", help=f"show the algorithm with this planted bug beside it: {bugs}")
+    other.add_argument(
+        "--bug", metavar="NAME", help=f"show the algorithm with this planted bug beside it: {bugs}"
+    )
     add_inputs(parser)
     add(parser, "--text", **FLAG, help="print the steps in the terminal, and write no file")
     gif = "write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif"
@@ -56,7 +62,10 @@ def run(options: argparse.Namespace) -> int:
 
     mine = isinstance(options.named or options.algorithm, Path)
     if mine and (options.bug or options.direction == "backward"):
-        raise ValueError("an exercise's file is a forward pass with bugs of its own; leave out --bug and --backward")
+        raise ValueError(
+            "an exercise's file is a forward pass with bugs of its own; leave out --bug and "
+            "--backward"
+        )
     second = options.vs or options.bug or (mine and not options.text and not options.gif)
     if options.text and (second or options.open or options.output):
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
@@ -108,7 +117,9 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
+    """Return the trace that was asked for, and the one beside it; None where there is none.
+    Raises ValueError.
+    """
     from flashsim.tracing.tracer import trace
 
     given, direction = operands(options), options.direction
@@ -118,7 +129,8 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
         from flashsim.learn.exercises.grading import played
 
         if options.M is None and options.blocks is None:
-            options.blocks = BLOCKS  # M is then what the student's run needs, which may be more than the right one's
+            # M is then what the student's run needs, which may be more than the right one's
+            options.blocks = BLOCKS
         mine, right = played(named)
         passes = [mine] if options.text or options.gif else [mine, *(beside or [right])]
     else:
@@ -128,5 +140,7 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     if direction == "backward":
         asked["dO"] = gradient(options, given[0], given[2])
     traces = [trace(one, *given, **taken_by(one, options, asked)) for one in (*passes, *planted)]
-    said = [replace(made, about=replace(made.about, command=options.command_line)) for made in traces]
+    said = [
+        replace(made, about=replace(made.about, command=options.command_line)) for made in traces
+    ]
     return said[0], said[1] if len(said) > 1 else None

@@ -22,13 +22,21 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"try these too: {BOTH}")
+    parser.add_argument(
+        "named", nargs="*", type=algorithm, metavar="NAME", help=f"try these too: {BOTH}"
+    )
     add(parser, *LENGTHS, "--M")
     add(parser, "--algorithm", nargs="+", default=[], help="the same as NAME")
     add(parser, "--backward", help="tune the backward pass")
-    add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
+    add(
+        parser,
+        "--causal",
+        help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped",
+    )
     add(parser, "--offset", "--dropout")
-    fewest = "least rows and columns of a tile; the model allows 1, but matrix units want 16. Default: 1"
+    fewest = (
+        "least rows and columns of a tile; the model allows 1, but matrix units want 16. Default: 1"
+    )
     add(parser, "--least", type=whole(), default=1, metavar="B", help=fewest)
     add_own_options(parser)
     add(parser, "--json", "--quiet")
@@ -40,7 +48,11 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")
         tuned = tune(**asked, algorithms=[*options.named, *options.algorithm], on_tried=told)
-    finish(options, {"command": options.command_line, **tuned.to_dict()}, lambda: print_tuned(tuned, options.dtype))
+    finish(
+        options,
+        {"command": options.command_line, **tuned.to_dict()},
+        lambda: print_tuned(tuned, options.dtype),
+    )
     return 0
 
 
@@ -51,7 +63,10 @@ def print_tuned(tuned: Any, dtype: str) -> None:
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
     print(f"One head, {tuned.direction}, {sizes}{causal}")
     print(sram(M, float_dtype(dtype).itemsize, dtype))
-    once = {"forward": "Q, K, V read once, O written", "backward": "Q, K, V, dO read once, dQ, dK, dV written"}
+    once = {
+        "forward": "Q, K, V read once, O written",
+        "backward": "Q, K, V, dO read once, dQ, dK, dV written",
+    }
     print(f"Compulsory: {tuned.compulsory:,} elements ({once[tuned.direction]})")
     if tuned.bound is not None:
         print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
@@ -62,7 +77,8 @@ def print_tuned(tuned: Any, dtype: str) -> None:
         _print_choices(tuned, tuned.paper)
     best = tuned.best
     said = (
-        f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
+        f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × "
+        f"{best.blocks.B_c:,}. "
         f"It moves {best.accesses / tuned.compulsory:.2f} × the compulsory traffic"
     )
     if tuned.bound is not None:
@@ -75,12 +91,23 @@ def print_tuned(tuned: Any, dtype: str) -> None:
             said += f", in blocks that need {paper.peak / M:.0%} of M"
     print_paragraphs(said + ".")
     if min(best.blocks.B_r, best.blocks.B_c) < 8 <= min(shape.N_q, shape.N_k):
-        print_words("In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes.")
+        print_words(
+            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a "
+            "matrix unit likes."
+        )
 
 
 def _print_choices(tuned: Any, by_name: Mapping[str, Any]) -> None:
     rows = []
     for name, choice in by_name.items():
         ratios = f"{choice.accesses / tuned.compulsory:.2f}", f"{choice.peak / tuned.M:.0%}"
-        rows.append((name, choice.loops, f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}", choice.accesses, *ratios))
+        rows.append(
+            (
+                name,
+                choice.loops,
+                f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}",
+                choice.accesses,
+                *ratios,
+            )
+        )
     print_table(("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M"), rows)

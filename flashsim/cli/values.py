@@ -1,4 +1,6 @@
-"""How what is typed is read: one function for each kind of value, which raises ValueError for what makes no sense."""
+"""How what is typed is read: one function for each kind of value, which raises ValueError for
+what makes no sense.
+"""
 
 import argparse
 import ast
@@ -31,11 +33,14 @@ def dtype(text: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, which raises ValueError where that would print how it is used, and exit."""
+    """argparse's parser, which raises ValueError where that would print how it is used, and
+    exit.
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf)")  # several, as -3,1, and −∞, are values, too
+        # several, as -3,1, and −∞, are values, too
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf)")
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError; what is missing is said with the choices there are."""
@@ -55,7 +60,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = f"expected one of {', '.join(map(str, action.choices))}"
-            raise argparse.ArgumentError(action, f"there is no {value!r}{meant(value, action.choices)}; {known}")
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}{meant(value, action.choices)}; {known}"
+            )
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
         try:
@@ -88,7 +95,9 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
     return read
 
 
-def number(convert: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+def number(
+    convert: Callable[[str], Any], fits: Callable[[Any], bool], expected: str
+) -> Callable[[str], Any]:
     """Return a reader of what `convert` takes and `fits`; of all else it says what was expected."""
 
     def read(text: str) -> Any:
@@ -101,7 +110,9 @@ def number(convert: Callable[[str], Any], fits: Callable[[Any], bool], expected:
     return read
 
 
-offset = number(int, lambda n: abs(n) <= MOST_OFFSET, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}")
+offset = number(
+    int, lambda n: abs(n) <= MOST_OFFSET, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}"
+)
 seed = number(int, lambda n: 0 <= n < 2**64, "a whole number from 0 to 2**64 - 1")
 probability = number(float, lambda p: 0 <= p < 1, "a number p with 0 ≤ p < 1")
 finite = number(float, math.isfinite, "a finite number")
@@ -114,7 +125,9 @@ positive = number(float, lambda x: 0 < x < math.inf, "a finite number above 0")
 
 
 def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
-    """Return a reader of an option that an algorithm declares: a whole number, or several with commas between."""
+    """Return a reader of an option that an algorithm declares: a whole number, or several with
+    commas between.
+    """
 
     def read(text: str) -> int | tuple[int, ...]:
         numbers = _numbers(text, "a whole number, or several with commas between")
@@ -126,7 +139,9 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, an option of an algorithm of the user's: the value is Python's, as 64, 0.5, True, or else text."""
+    """Read NAME=VALUE, an option of an algorithm of the user's: the value is Python's, as 64,
+    0.5, True, or else text.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise _refused(text, "NAME=VALUE, such as window=64")
@@ -143,7 +158,8 @@ def size(text: str) -> str:
 
 
 def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a reader of a value, or of a range of whole numbers, START:STOP:STEP or START:STOP:xFACTOR, as a list.
+    """Return a reader of a value, or of a range of whole numbers, START:STOP:STEP or
+    START:STOP:xFACTOR, as a list.
 
     START..STOP:STEP is the same.
     """
@@ -155,18 +171,28 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
             except ValueError:
                 if "," not in text:
                     raise
-                raise _refused(text, "values side by side, as 64 128, or a range, as 128:4096:128") from None
+                raise _refused(
+                    text, "values side by side, as 64 128, or a range, as 128:4096:128"
+                ) from None
         parts = text.replace("..", ":", 1).split(":")
         if len(parts) != 3:
             to = ".." if ".." in text else ":"
-            raise _refused(text, f"START{to}STOP:STEP, as 128{to}4096:128, or START{to}STOP:xFACTOR, as 128{to}4096:x2")
+            raise _refused(
+                text,
+                (
+                    f"START{to}STOP:STEP, as 128{to}4096:128, or START{to}STOP:xFACTOR, as "
+                    f"128{to}4096:x2"
+                ),
+            )
         start, stop = read(parts[0]), read(parts[1])
         if stop < start:
             raise _refused(text, f"a range from {start} up")
         if parts[2][:1] != "x":
             numbers: Any = range(start, stop + 1, read(parts[2]))
         else:
-            factor = number(float, lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2")(parts[2][1:])
+            factor = number(
+                float, lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2"
+            )(parts[2][1:])
             exponents = range(int(math.log(stop / start) / math.log(factor) + 1e-9) + 1)
             numbers = dict.fromkeys(round(start * factor**exponent) for exponent in exponents)
         if len(numbers) > MOST:
@@ -177,7 +203,9 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def several_sizes(text: str) -> list[int | str]:
-    """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
+    """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is
+    known.
+    """
     parts = text.replace("..", ":", 1).split(":")
     sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
     in_bytes = {part.strip()[-1:].upper() == "B" for part in sizes}
@@ -194,12 +222,16 @@ def sides(text: str) -> str:
 
 
 def blocks_of(typed: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the blocks of one --blocks: of B_r and B_c, all pairs of their values; of one range, squares. Else ValueError."""
+    """Return the blocks of one --blocks: of B_r and B_c, all pairs of their values; of one
+    range, squares. Else ValueError.
+    """
     read = several(whole())
     if len(typed) == 1 and _is_range(typed[0]):
         return [(side, side) for side in read(typed[0])]
     if len(typed) != 2:
-        raise _refused(" ".join(typed), "B_r B_c, as 64 88, or a range of square blocks, as 16..256:16")
+        raise _refused(
+            " ".join(typed), "B_r B_c, as 64 88, or a range of square blocks, as 16..256:16"
+        )
     return [(B_r, B_c) for B_r in read(typed[0]) for B_c in read(typed[1])]
 
 

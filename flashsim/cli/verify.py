@@ -7,19 +7,32 @@ from typing import Any
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add
 
-SUMMARY = "Check the paper's claims, and print the range tried, the measurement and the verdict of each."
+SUMMARY = (
+    "Check the paper's claims, and print the range tried, the measurement and the verdict of each."
+)
 # Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
 SECONDS, LONGEST = 60, 15
 # Likewise, of its claims' processor time added up; of Theorem 1's first, from a part of its shapes.
 FULL, FULL_LONGEST = 900, 600
-EXAMPLES = "flashsim verify\nflashsim verify theorem2 stream_k\nflashsim verify --full --jobs 8 --json ledger.json"
+EXAMPLES = (
+    "flashsim verify\nflashsim verify theorem2 stream_k\nflashsim verify --full --jobs 8 --json "
+    "ledger.json"
+)
 
 
 def add_options(parser: Any) -> None:
     parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
-    said = "claims to check: stream_k is one, theorem2 all of Theorem 2; a wrong name lists others. Default: all"
+    said = (
+        "claims to check: stream_k is one, theorem2 all of Theorem 2; a wrong name lists others. "
+        "Default: all"
+    )
     parser.add_argument("claims", nargs="*", metavar="NAME", help=said)
-    add(parser, "--full", **FLAG, help=f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many")
+    add(
+        parser,
+        "--full",
+        **FLAG,
+        help=f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many",
+    )
     add(parser, "--jobs", help="claims to check at the same time. Default: one for each core")
     add(parser, "--json", "--quiet")
 
@@ -32,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
     names = [check.__name__.replace("_", " ") for check in checks]
     jobs = options.jobs or cores()
     said = "" if options.claims else f": {took(options.full, min(jobs, cores()))}"
-    with progress(options, f"{len(checks)} claims, {jobs} at a time{said}; what is left is told as it goes") as told:
+    with progress(
+        options, f"{len(checks)} claims, {jobs} at a time{said}; what is left is told as it goes"
+    ) as told:
         told(0, len(checks), names[0])
 
         def on_claim(left: list[int]) -> None:
@@ -45,7 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def took(full: bool, jobs: int) -> str:
-    """Say how long it takes: what there is to do over so many cores, but no less than the longest claim."""
+    """Say how long it takes: what there is to do over so many cores, but no less than the
+    longest claim.
+    """
     work, longest = (FULL, FULL_LONGEST) if full else (SECONDS, LONGEST)
     seconds = max(work / jobs, longest)
     return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"

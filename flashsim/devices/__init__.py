@@ -1,6 +1,7 @@
 """Attention over several devices: each an HBM, an SRAM, and links, on which blocks travel.
 
-forward, backward   run it on simulated devices         count, exact   what it moves, on lengths alone, and by formula
+forward, backward   run it on simulated devices         count, exact   what it moves, on lengths
+                    alone, and by formula
 plan                what it costs by formula alone, in time too, for thousands of devices
 Device, LinkError   the two verbs, post and wait
 """
@@ -14,6 +15,19 @@ from flashsim.machine.device import Device, Engine, Link, LinkError, Ticket
 from flashsim.machine.network import Network
 
 __all__ = [
-    "Device", "DeviceCosts", "DevicesResult", "Engine", "Link", "LinkError", "Network",
-    "Plan", "Ticket", "backward", "count", "exact", "forward", "plan", "positions",
+    "Device",
+    "DeviceCosts",
+    "DevicesResult",
+    "Engine",
+    "Link",
+    "LinkError",
+    "Network",
+    "Plan",
+    "Ticket",
+    "backward",
+    "count",
+    "exact",
+    "forward",
+    "plan",
+    "positions",
 ]

@@ -1,4 +1,6 @@
-"""What users call: attention over P devices, run on the simulated network, counted on lengths alone, or by formula."""
+"""What users call: attention over P devices, run on the simulated network, counted on lengths
+alone, or by formula.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,23 @@ from flashsim.machine.device import Link, whole
 from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
 from flashsim.machine.source import is_of_package
 from flashsim.machine.traffic import Occupancy, Traffic
-from flashsim.problem.arguments import check_blocks, check_choice, check_count, check_flag, is_one_of, shown
-from flashsim.problem.inputs import Array, Inputs, check_dO, check_inputs, check_M, check_range, chip_dtype
+from flashsim.problem.arguments import (
+    check_blocks,
+    check_choice,
+    check_count,
+    check_flag,
+    is_one_of,
+    shown,
+)
+from flashsim.problem.inputs import (
+    Array,
+    Inputs,
+    check_dO,
+    check_inputs,
+    check_M,
+    check_range,
+    chip_dtype,
+)
 from flashsim.problem.shapes import Sizes
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
@@ -47,13 +64,23 @@ class DevicesPlan(Plan):
 
     @classmethod
     def of(
-        cls, program: DevicesProgram, share: Share, columns: int, arrays: Mapping[str, Array] | None = None
+        cls,
+        program: DevicesProgram,
+        share: Share,
+        columns: int,
+        arrays: Mapping[str, Array] | None = None,
     ) -> DevicesPlan:
         """Return the plan."""
         return cls(
-            program=program, M=share.problem.M, dtype=share.problem.dtype, arithmetic=arrays is not None,
-            is_user_defined=not is_of_package(program.run), share=share, columns=columns, arrays=arrays,
-        )  # fmt: skip
+            program=program,
+            M=share.problem.M,
+            dtype=share.problem.dtype,
+            arithmetic=arrays is not None,
+            is_user_defined=not is_of_package(program.run),
+            share=share,
+            columns=columns,
+            arrays=arrays,
+        )
 
     @property
     def blocks(self) -> Sizes:
@@ -69,10 +96,17 @@ class DevicesPlan(Plan):
         """Return what was asked, as plain data."""
         share, problem = self.share, self.share.problem
         return {
-            "direction": self.program.direction, "P": len(share.where), **asdict(problem.shape), "heads": problem.heads,
-            "kv_heads": share.H_kv, "dtype": problem.dtype.name, "mask": repr(problem.mask), "M": problem.M,
-            "B_r": share.B_r, "B_c": share.B_c,
-        }  # fmt: skip
+            "direction": self.program.direction,
+            "P": len(share.where),
+            **asdict(problem.shape),
+            "heads": problem.heads,
+            "kv_heads": share.H_kv,
+            "dtype": problem.dtype.name,
+            "mask": repr(problem.mask),
+            "M": problem.M,
+            "B_r": share.B_r,
+            "B_c": share.B_c,
+        }
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield each device's launch."""
@@ -81,10 +115,13 @@ class DevicesPlan(Plan):
 
     def launch(self, own: Mapping[str, Any]) -> Launch:
         """Return the launch of a device with its own rows of the operands, or their shapes."""
-        folds = not self.arithmetic and not self.is_user_defined  # of a user's program every turn is run
+        # of a user's program every turn is run
+        folds = not self.arithmetic and not self.is_user_defined
         operands = []
         for name in self.program.operands:
-            operands.append(Operand(name, own[name], chip_dtype(self.dtype) if name == "L" else self.dtype))
+            operands.append(
+                Operand(name, own[name], chip_dtype(self.dtype) if name == "L" else self.dtype)
+            )
         return Launch(
             operands=operands,
             first=[CountedShare(**vars(self.share)) if folds else self.share],
@@ -104,12 +141,18 @@ class DevicesPlan(Plan):
 
 def values_of(matrix: Matrix) -> Array:
     """Return the numbers of a matrix, or of a window of its rows."""
-    return cast(Array, whole(matrix)._values) if matrix.shape[0] else np.empty(matrix.shape, matrix.dtype)
+    return (
+        cast(Array, whole(matrix)._values)
+        if matrix.shape[0]
+        else np.empty(matrix.shape, matrix.dtype)
+    )
 
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """What one device moved: `hbm`, accesses by array; `sram`, peak and capacity; `links[to]`, what it sent there."""
+    """What one device moved: `hbm`, accesses by array; `sram`, peak and capacity; `links[to]`,
+    what it sent there.
+    """
 
     hbm: Traffic
     sram: Occupancy
@@ -123,11 +166,13 @@ class DeviceCosts:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class DevicesResult(Result):
-    """What a program moved on P devices, and what it computed. `hbm` and `sram` are of all devices together.
+    """What a program moved on P devices, and what it computed. `hbm` and `sram` are of all devices
+    together.
 
     devices  what each moved: `devices[p]`
 
-    Forward, it has O (..., H_q, N, d_v) and lse (..., H_q, N); backward, dQ, dK, dV, of the shapes and the type of Q, K, V.
+    Forward, it has O (..., H_q, N, d_v) and lse (..., H_q, N); backward, dQ, dK, dV, of the shapes
+    and the type of Q, K, V.
     """
 
     plan: DevicesPlan
@@ -162,61 +207,105 @@ class DevicesResult(Result):
         data["devices"] = []
         for p, device in enumerate(self.devices):
             links = {str(to): asdict(link) for to, link in sorted(device.links.items())}
-            data["devices"].append({
-                "rows": self.share.rows(p), "words": device.words, "links": links,
-                "hbm": device.hbm.to_dict(), "sram": device.sram.to_dict(),
-            })  # fmt: skip
+            data["devices"].append(
+                {
+                    "rows": self.share.rows(p),
+                    "words": device.words,
+                    "links": links,
+                    "hbm": device.hbm.to_dict(),
+                    "sram": device.sram.to_dict(),
+                }
+            )
         return data
 
     def __repr__(self) -> str:
-        costs = f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × {self.share.B_c}"
+        costs = (
+            f"{self.words:,} words sent, {self.accesses:,} HBM accesses, blocks {self.share.B_r} × "
+            f"{self.share.B_c}"
+        )
         return f"DevicesResult({self.algorithm!r} on {self.P} devices: {costs})"
 
 
 def forward(
-    name: str | DevicesProgram, Q: Any, K: Any, V: Any, *,
-    P: int, layout: str | None = None, columns: int | None = None, M: Size | None = None,
-    blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
-    check_finite: bool = True, observers: Sequence[Sequence[Observer]] = (),
+    name: str | DevicesProgram,
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    P: int,
+    layout: str | None = None,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    scale: float | None = None,
+    check_finite: bool = True,
+    observers: Sequence[Sequence[Observer]] = (),
 ) -> DevicesResult:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
-    Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over the devices.
+    Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over
+    the devices.
 
-    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are on device 0; or a record like
-             theirs, of a function changed
-    layout   which rows a device has: "contiguous", "striped" or "zigzag" (`flashsim.devices.layouts`); None: the program's own
+    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are
+             on device 0; or a record like theirs, of a function changed
+    layout   which rows a device has: "contiguous", "striped" or "zigzag"
+             (`flashsim.devices.layouts`); None: the program's own
     columns  of the mesh, a divisor of P; None: those with the fewest words sent
-    blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit M
-    mask     a mask of positions: `flashsim.Causal`, `SlidingWindow`, padding; not one that must be in HBM
-    observers  `observers[p]` are told of each event of device p's memory, and of what it posts and waits for
+    blocks   (B_r, B_c) on every device; None: line 1's proportions of q_outer, the largest that fit
+             M
+    mask     a mask of positions: `flashsim.Causal`, `SlidingWindow`, padding; not one that must be
+             in HBM
+    observers  `observers[p]` are told of each event of device p's memory, and of what it posts and
+               waits for
 
-    Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M, `LinkError` for a program that
-    breaks a rule of the links.
+    Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M,
+    `LinkError` for a program that breaks a rule of the links.
     """
-    given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
+    given, problem = checked(
+        Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
+    )
     program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
-    plan = DevicesPlan.of(program, share, columns, {X: by_rows(getattr(given, X)).copy() for X in "QKV"})
+    plan = DevicesPlan.of(
+        program, share, columns, {X: by_rows(getattr(given, X)).copy() for X in "QKV"}
+    )
     outcome = simulate(plan, observers)
     O = _gathered(share, outcome.matrices["0"])
     L = _gathered(share, outcome.matrices["1"], program.whole_heads)
-    arrays = {"O": O.reshape(*given.leading, *O.shape[1:]), "lse": L.reshape(*given.leading, len(share))}
+    arrays = {
+        "O": O.reshape(*given.leading, *O.shape[1:]),
+        "lse": L.reshape(*given.leading, len(share)),
+    }
     return _result(plan, outcome, arrays)
 
 
 def backward(
-    name: str, run: DevicesResult, dO: Any, *,
-    columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None, check_finite: bool = True,
+    name: str,
+    run: DevicesResult,
+    dO: Any,
+    *,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    check_finite: bool = True,
 ) -> DevicesResult:
-    """Run the backward pass of a run, whichever program made it, on the same devices and rows, for dO (..., H_q, N, d_v).
+    """Run the backward pass of a run, whichever program made it, on the same devices and rows, for
+    dO (..., H_q, N, d_v).
 
     M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
     """
     if not isinstance(run, DevicesResult) or "O" not in run.arrays:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
-    problem = run.share.problem if M is None else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
-    program, share, columns = asked(name, "backward", problem, run.P, run.share.where, columns, blocks)
+    problem = (
+        run.share.problem
+        if M is None
+        else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
+    )
+    program, share, columns = asked(
+        name, "backward", problem, run.P, run.share.where, columns, blocks
+    )
     inputs = {X: cast("Mapping[str, Array]", run.plan.arrays)[X] for X in "QKV"}
     matrices = inputs | {"O": by_rows(run.O), "dO": by_rows(gradient)}
     plan = DevicesPlan.of(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
@@ -232,14 +321,37 @@ def backward(
 
 
 def count(
-    name: str, *,
-    P: int, N: int, d: int, N_q: int | None = None, M: Size | None = None, d_v: int | None = None, heads: int = 1,
-    kv_heads: int | None = None, dtype: Any = "float32", direction: str = "forward", layout: str | None = None,
-    columns: int | None = None, blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None,
+    name: str,
+    *,
+    P: int,
+    N: int,
+    d: int,
+    N_q: int | None = None,
+    M: Size | None = None,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    layout: str | None = None,
+    columns: int | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
 ) -> DevicesResult:
-    """Count what `forward` or `backward` would move, by running the same program on lengths alone; arguments as there."""
+    """Count what `forward` or `backward` would move, by running the same program on lengths
+    alone; arguments as there.
+    """
     problem = Problem.of(
-        N_q=N if N_q is None else N_q, N_k=N, d=d, d_v=d_v, M=M, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
+        N_q=N if N_q is None else N_q,
+        N_k=N,
+        d=d,
+        d_v=d_v,
+        M=M,
+        heads=heads,
+        kv_heads=kv_heads,
+        dtype=dtype,
+        causal=causal,
         mask=mask,
     )
     program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
@@ -248,22 +360,36 @@ def count(
 
 
 def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
-    """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by `==`.
+    """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by
+    `==`.
 
     Raises ValueError for what is not a result of this room.
     """
     if not isinstance(tally, DevicesResult):
-        raise ValueError(f"tally is {shown(tally)}; expected what flashsim.devices' functions return")
+        raise ValueError(
+            f"tally is {shown(tally)}; expected what flashsim.devices' functions return"
+        )
     form = theory.FORMS[tally.algorithm, tally.plan.program.direction]
     return [form.exact(tally.share, p, tally.plan.columns) for p in range(tally.P)]
 
 
-def checked(Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any) -> tuple[Inputs, Problem]:
+def checked(
+    Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any
+) -> tuple[Inputs, Problem]:
     """Return the arrays and their problem. Raises ValueError."""
     check_finite = check_flag("check_finite", check_finite)
     given = check_inputs(Q, K, V)
     problem = Problem.checked(
-        given.shape, given.leading, given.group, given.dtype, M=M, scale=scale, causal=causal, mask=mask, dropout_p=0.0, seed=0,
+        given.shape,
+        given.leading,
+        given.group,
+        given.dtype,
+        M=M,
+        scale=scale,
+        causal=causal,
+        mask=mask,
+        dropout_p=0.0,
+        seed=0,
         gqa="separate",
     )
     if check_finite:
@@ -274,21 +400,31 @@ def checked(Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: An
 def asked(
     name: Any, direction: Any, problem: Problem, P: Any, layout: Any, columns: Any, blocks: Any
 ) -> tuple[DevicesProgram, Share, int]:
-    """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises ValueError."""
+    """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises
+    ValueError.
+    """
     known = programs(check_choice("direction", direction, DIRECTIONS))
     if isinstance(name, DevicesProgram):
         known, name = {name.name: name}, name.name
     if is_one_of(name, programs()) and name not in known:
-        raise ValueError(f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one")
+        raise ValueError(
+            f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one"
+        )
     program = known[check_choice("name", name, known)]
     shape, P = problem.shape, check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
         raise ValueError(
-            f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected as many queries as keys over devices"
+            f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected as many queries as "
+            "keys over devices"
         )
     if problem.in_hbm or problem.mask.per_head or problem.mask.scores:
-        raise ValueError(f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the same for all heads")
-    where = layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
+        raise ValueError(
+            f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the same "
+            "for all heads"
+        )
+    where = (
+        layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
+    )
     queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
     fixed = check_blocks(blocks)
     if fixed is None:
@@ -301,18 +437,26 @@ def asked(
     share = Share(problem, where, queries, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
     if not program.columns:
         if columns is not None:
-            raise ValueError(f"columns is {columns!r}; expected None, because {program.name!r} has no columns")
+            raise ValueError(
+                f"columns is {columns!r}; expected None, because {program.name!r} has no columns"
+            )
         return program, share, 1
     divisors = [C for C in range(1, P + 1) if P % C == 0]
     if columns is None:
         return program, share, theory.fewest_columns(share, direction)
     if check_count("columns", columns) not in divisors:
-        raise ValueError(f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}")
+        raise ValueError(
+            f"columns is {columns}; expected a divisor of P = {P}: {', '.join(map(str, divisors))}"
+        )
     return program, share, columns
 
 
-def own_rows(program: DevicesProgram, share: Share, rank: int, given: Mapping[str, Array] | None) -> dict[str, Any]:
-    """Return a device's own rows of what is given, (heads, N, width) by name; None: their shapes."""
+def own_rows(
+    program: DevicesProgram, share: Share, rank: int, given: Mapping[str, Array] | None
+) -> dict[str, Any]:
+    """Return a device's own rows of what is given, (heads, N, width) by name; None: their
+    shapes.
+    """
     shape, found = share.problem.shape, dict[str, Any]()
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
     for X in program.operands if given is None else given:
@@ -321,7 +465,9 @@ def own_rows(program: DevicesProgram, share: Share, rank: int, given: Mapping[st
         if X == "L" and program.whole_heads:
             heads, rows = share.heads(rank), np.concatenate([*share.where])
         lengths = len(heads) * len(rows), widths[X]
-        found[X] = lengths if given is None else given[X][heads.start : heads.stop, rows].reshape(lengths)
+        found[X] = (
+            lengths if given is None else given[X][heads.start : heads.stop, rows].reshape(lengths)
+        )
     return found
 
 
@@ -331,20 +477,33 @@ def by_rows(array: Array) -> Array:
 
 
 def _gathered(share: Share, parts: Sequence[Array], whole_heads: bool = False) -> Array:
-    """Return (heads, N, width) of each device's rows; or of each device's whole heads, whose rows come device by device."""
+    """Return (heads, N, width) of each device's rows; or of each device's whole heads, whose
+    rows come device by device.
+    """
     rows = [len(share) if whole_heads else len(queries) for queries in share.queries]
-    arrays = [part.reshape(-1, n, part.shape[1]) for part, n in zip(parts, rows, strict=True) if len(part)]
+    arrays = [
+        part.reshape(-1, n, part.shape[1]) for part, n in zip(parts, rows, strict=True) if len(part)
+    ]
     stacked = np.concatenate(arrays, axis=0 if whole_heads else 1)
     in_order = np.empty_like(stacked)
     in_order[:, np.concatenate([*share.queries])] = stacked
     return in_order
 
 
-def _result(plan: DevicesPlan, outcome: Outcome, arrays: Mapping[str, Array] | None = None) -> DevicesResult:
-    devices = [DeviceCosts(device.hbm.traffic, device.sram.use, device.links) for device in outcome.devices]
+def _result(
+    plan: DevicesPlan, outcome: Outcome, arrays: Mapping[str, Array] | None = None
+) -> DevicesResult:
+    devices = [
+        DeviceCosts(device.hbm.traffic, device.sram.use, device.links) for device in outcome.devices
+    ]
     total = outcome.total
     use = Occupancy(total.peak, plan.M, plan.enforced)
     operations = total.flops if arrays is None else None
     return DevicesResult(
-        plan=plan, hbm=total.traffic, sram=use, operations=operations, arrays=arrays or {}, devices=devices
+        plan=plan,
+        hbm=total.traffic,
+        sram=use,
+        operations=operations,
+        arrays=arrays or {},
+        devices=devices,
     )

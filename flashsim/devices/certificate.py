@@ -2,8 +2,8 @@
 
     python -m flashsim.devices.certificate FILE
 
-This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/devices/lower.py
-and lower_backward.py.
+This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside
+flashsim/devices/lower.py and lower_backward.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,24 @@ from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any
 
-SIZES = ("P", "N_q", "N_k", "d", "d_v", "heads", "kv_heads", "pairs", "W", "q", "n", "up", "down", "S", "Y", "words")
+SIZES = (
+    "P",
+    "N_q",
+    "N_k",
+    "d",
+    "d_v",
+    "heads",
+    "kv_heads",
+    "pairs",
+    "W",
+    "q",
+    "n",
+    "up",
+    "down",
+    "S",
+    "Y",
+    "words",
+)
 
 
 OF_BACKWARD = ({*SIZES} - {"S", "Y"}) | {"free", "s"}
@@ -23,13 +40,26 @@ SCALE = 2**20  # s of theorem 3 is a whole number of 1/SCALE
 
 
 def check(certificate: Mapping[str, Any]) -> str:
-    """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
-    if certificate.get("kind") == "words over devices, backward" and {*certificate} == {"kind", *OF_BACKWARD}:
+    """Return what is proved, in a sentence. Raises ValueError for a certificate that proves
+    nothing, and says why.
+    """
+    if certificate.get("kind") == "words over devices, backward" and {*certificate} == {
+        "kind",
+        *OF_BACKWARD,
+    }:
         return _check_backward(certificate)
-    if certificate.get("kind") != "words over devices" or {*certificate} != {"kind", "at_root", *SIZES}:
-        raise ValueError(f"it is not a certificate of words over devices, with {', '.join(SIZES)}, at_root")
+    if certificate.get("kind") != "words over devices" or {*certificate} != {
+        "kind",
+        "at_root",
+        *SIZES,
+    }:
+        raise ValueError(
+            f"it is not a certificate of words over devices, with {', '.join(SIZES)}, at_root"
+        )
     _check_whole(certificate, SIZES)
-    P, N_q, N_k, d, d_v, H_q, H_kv, pairs, W, q, n, up, down, S, Y, words = (certificate[name] for name in SIZES)
+    P, N_q, N_k, d, d_v, H_q, H_kv, pairs, W, q, n, up, down, S, Y, words = (
+        certificate[name] for name in SIZES
+    )
     at_root = certificate["at_root"]
     _check_problem(certificate)
     if type(at_root) is not bool:
@@ -43,7 +73,10 @@ def check(certificate: Mapping[str, Any]) -> str:
         T = H_q * pairs * d_v  # a phase has Y²/16d terms at most, or (Y/3)^{3/2}
         phases = min(16 * d * T // Y**2, isqrt(27 * T**2 // Y**3))
         if words > (phases - P) * (Y - S) - H_q * N_q * d_v:
-            raise ValueError(f"words are {words}; {phases} phases prove {(phases - P) * (Y - S) - H_q * N_q * d_v}")
+            raise ValueError(
+                f"words are {words}; {phases} phases prove "
+                f"{(phases - P) * (Y - S) - H_q * N_q * d_v}"
+            )
         return f"Devices with room for {S} words receive at least {words} words in all ({sizes})"
     g, rate = H_q // H_kv, Fraction(up, down)
     if rate > 1 or not holds(rate, N_q, N_k, 2 * min(d, d_v), g, min(g * pairs, W), q, n):
@@ -58,7 +91,9 @@ def _check_backward(given: Mapping[str, Any]) -> str:
     """Check theorem 3: X₀ and s by whole numbers, as κ² = 4/27, and λ by them."""
     _check_whole(given, OF_BACKWARD)
     _check_problem(given)
-    P, H_q, H_kv, pairs, W, q, n = (given[name] for name in ("P", "heads", "kv_heads", "pairs", "W", "q", "n"))
+    P, H_q, H_kv, pairs, W, q, n = (
+        given[name] for name in ("P", "heads", "kv_heads", "pairs", "W", "q", "n")
+    )
     free, s, rate = given["free"], given["s"], Fraction(given["up"], given["down"])
     if P * n < given["N_k"] or P * q < given["N_q"] or H_q * pairs > P * W:
         raise ValueError("devices have too few rows, or do too little, for the problem")
@@ -70,7 +105,9 @@ def _check_backward(given: Mapping[str, Any]) -> str:
         early = 256 * 243 * c**4 <= 16 * (3 * E_0) ** 8  # s is at most 3E₀/2, so E is E₀
         if 4 * E_0**2 * s**6 > 27 * c**4 * SCALE**6 if early else 16 * s**8 > 243 * c**4 * SCALE**8:
             raise ValueError(f"s = {s} / {SCALE} is too large")
-        least = 2 * (Fraction(s, SCALE) - s_0) if early else Fraction(8 * s, 3 * SCALE) - 2 * s_0 - E_0
+        least = (
+            2 * (Fraction(s, SCALE) - s_0) if early else Fraction(8 * s, 3 * SCALE) - 2 * s_0 - E_0
+        )
         if rate * (c - free) > max(0, min(given["d"], given["d_v"]) * least):
             raise ValueError(f"λ = {rate} is too large")
     if 3 * rate > 1:
@@ -88,7 +125,9 @@ def _said(of: Mapping[str, Any]) -> str:
 
 
 def _check_problem(of: Mapping[str, Any]) -> None:
-    least = min(of[name] for name in ("P", "N_q", "N_k", "d", "d_v", "heads", "kv_heads", "n", "down"))
+    least = min(
+        of[name] for name in ("P", "N_q", "N_k", "d", "d_v", "heads", "kv_heads", "n", "down")
+    )
     if least < 1 or of["heads"] % of["kv_heads"] or of["pairs"] > of["N_q"] * of["N_k"]:
         raise ValueError("there is no such problem")
 
@@ -96,14 +135,18 @@ def _check_problem(of: Mapping[str, Any]) -> None:
 def _check_whole(certificate: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         if type(certificate[name]) is not int or not 0 <= certificate[name] < 10**60:
-            raise ValueError(f"{name} is {str(certificate[name])[:50]}; expected a whole number below 10⁶⁰")
+            raise ValueError(
+                f"{name} is {str(certificate[name])[:50]}; expected a whole number below 10⁶⁰"
+            )
 
 
 def holds(rate: Fraction, N_q: int, N_k: int, two: int, g: int, c: int, q: int, n: int) -> bool:
-    """Say whether rate·(αβ − gqn) ≤ two·((β − n) + (α − gq)) for n ≤ β ≤ N_k, gq ≤ α ≤ gN_q, αβ ≤ c.
+    """Say whether rate·(αβ − gqn) ≤ two·((β − n) + (α − gq)) for n ≤ β ≤ N_k, gq ≤ α ≤ gN_q, αβ ≤
+    c.
 
-    The difference is linear in α, and in β: it is enough to look at α = gq and at β = n, where it is a multiple of one side, at
-    the farthest corner, if that is allowed, and along αβ = c, where times β it is a parabola in β.
+    The difference is linear in α, and in β: it is enough to look at α = gq and at β = n, where it
+    is a multiple of one side, at the farthest corner, if that is allowed, and along αβ = c, where
+    times β it is a parabola in β.
     """
     a, b, most = g * q, n, g * N_q
     if c <= a * b:
@@ -112,7 +155,10 @@ def holds(rate: Fraction, N_q: int, N_k: int, two: int, g: int, c: int, q: int, 
         return False
     if most * N_k <= c:
         return rate * (most * N_k - a * b) <= two * (N_k - b + most - a)
-    low, high = max(Fraction(b), Fraction(c, most)), min(Fraction(N_k), Fraction(c, a)) if a else Fraction(N_k)
+    low, high = (
+        max(Fraction(b), Fraction(c, most)),
+        min(Fraction(N_k), Fraction(c, a)) if a else Fraction(N_k),
+    )
     middle = rate * (c - a * b) / two + a + b  # β² − middle·β + c ≥ 0 is to hold from low to high
 
     def parabola(beta: Fraction) -> Fraction:

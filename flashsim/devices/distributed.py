@@ -1,12 +1,21 @@
-"""The same programs on real processes, one a device: over torch.distributed (gloo, or NCCL between GPUs) or MPI.
+"""The same programs on real processes, one a device: over torch.distributed (gloo, or NCCL between
+GPUs) or MPI.
 
-    engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec has started
-    part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     # part.O: own rows
-    gradients = flashsim.devices.distributed.backward(part, dO, engine=engine)                  # gradients.dQ: own rows
+    engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec
+                                                        has started
+    part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     #
+                                                                                                 part.O:
+                                                                                                 own
+                                                                                                 rows
+    gradients = flashsim.devices.distributed.backward(part, dO, engine=engine)                  #
+                                                                                                gradients.dQ:
+                                                                                                own
+                                                                                                rows
     engine.close()
 
-Each process holds its rows in an HBM of its own and runs the file that the simulation runs. `flashsim.devices.engines` has what
-carries messages. Processes that were asked for different things raise LinkError.
+Each process holds its rows in an HBM of its own and runs the file that the simulation runs.
+`flashsim.devices.engines` has what carries messages. Processes that were asked for different things
+raise LinkError.
 """
 
 from __future__ import annotations
@@ -18,7 +27,15 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.devices.api import DeviceCosts, DevicesPlan, asked, by_rows, checked, own_rows, values_of
+from flashsim.devices.api import (
+    DeviceCosts,
+    DevicesPlan,
+    asked,
+    by_rows,
+    checked,
+    own_rows,
+    values_of,
+)
 from flashsim.devices.engines import Processes, engine, started_by
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
@@ -49,7 +66,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Part(Costs):
-    """One process's part of a forward pass: own rows of O, (H_q, n, d_v), and of L; of Ulysses, L of own heads.
+    """One process's part of a forward pass: own rows of O, (H_q, n, d_v), and of L; of Ulysses, L
+    of own heads.
 
     program, share, inputs  what was run, and Q, K, V, whole, (heads, N, width)
     """
@@ -72,19 +90,32 @@ class Gradients(Costs):
 
 
 def forward(
-    name: str, Q: Any, K: Any, V: Any, *,
-    engine: Processes, layout: str | None = None, columns: int | None = None, M: Size | None = None,
-    blocks: tuple[int, int] | None = None, causal: bool = False, mask: Any = None, scale: float | None = None,
+    name: str,
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    engine: Processes,
+    layout: str | None = None,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    scale: float | None = None,
     check_finite: bool = True,
 ) -> Part:
-    """Run this process's part of `flashsim.devices.forward`, on as many devices as there are processes.
+    """Run this process's part of `flashsim.devices.forward`, on as many devices as there are
+    processes.
 
-    Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments and errors as there; LinkError,
-    too, where processes were asked for different things.
+    Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments
+    and errors as there; LinkError, too, where processes were asked for different things.
     """
 
     def agreed() -> Any:
-        given, problem = checked(Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite)
+        given, problem = checked(
+            Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
+        )
         asked_for = asked(name, "forward", problem, engine.size, layout, columns, blocks)
         return *asked_for, {X: by_rows(getattr(given, X)) for X in "QKV"}
 
@@ -95,33 +126,52 @@ def forward(
 
 
 def backward(
-    part: Part, dO: Any, *,
-    engine: Processes, columns: int | None = None, M: Size | None = None, blocks: tuple[int, int] | None = None,
+    part: Part,
+    dO: Any,
+    *,
+    engine: Processes,
+    columns: int | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
 ) -> Gradients:
-    """Run this process's part of `flashsim.devices.backward` of the program that made `part`, on the same rows.
+    """Run this process's part of `flashsim.devices.backward` of the program that made `part`, on
+    the same rows.
 
-    dO (H_q, N, d_v) is whole, and the same in every process. Arguments and errors as there; LinkError as in `forward`.
+    dO (H_q, N, d_v) is whole, and the same in every process. Arguments and errors as there;
+    LinkError as in `forward`.
     """
 
     def agreed() -> Any:
         problem, finite = part.share.problem, check_flag("check_finite", check_finite)
-        O = np.broadcast_to(np.zeros((), problem.dtype), (*problem.leading, problem.shape.N_q, problem.shape.d_v))
+        O = np.broadcast_to(
+            np.zeros((), problem.dtype), (*problem.leading, problem.shape.N_q, problem.shape.d_v)
+        )
         gradient = by_rows(check_dO(dO, O, check_finite=finite))
         problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
-        asked_for = asked(part.program.name, "backward", problem, engine.size, part.share.where, columns, blocks)
+        asked_for = asked(
+            part.program.name, "backward", problem, engine.size, part.share.where, columns, blocks
+        )
         return *asked_for, {**part.inputs, "dO": gradient}
 
     program, share, C, inputs = _agreed(engine, agreed)
     own = own_rows(program, share, engine.rank, inputs)
-    costs, found = _run(engine, program, share, C, own | {"O": part.O.reshape(-1, part.O.shape[-1]), "L": part.L})
+    costs, found = _run(
+        engine, program, share, C, own | {"O": part.O.reshape(-1, part.O.shape[-1]), "L": part.L}
+    )
     dtype, heads = share.problem.dtype, (share.H_q, share.H_kv, share.H_kv)
-    dQ, dK, dV = (X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(found, heads, strict=True))
+    dQ, dK, dV = (
+        X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(found, heads, strict=True)
+    )
     return Gradients(**costs, dQ=dQ, dK=dK, dV=dV)
 
 
-def _agreed(engine: Processes, agreed: Callable[[], Any]) -> tuple[DevicesProgram, Share, int, dict[str, Array]]:
-    """Return what a call checks its arguments to be, if all processes find the same. Raises ValueError, and LinkError."""
+def _agreed(
+    engine: Processes, agreed: Callable[[], Any]
+) -> tuple[DevicesProgram, Share, int, dict[str, Array]]:
+    """Return what a call checks its arguments to be, if all processes find the same. Raises
+    ValueError, and LinkError.
+    """
     try:
         found: tuple[DevicesProgram, Share, int, dict[str, Array]] = agreed()
     except ValueError:
@@ -140,7 +190,10 @@ def _word(program: DevicesProgram, share: Share, columns: int, inputs: Mapping[s
     for array in (*inputs.values(), *share.where):
         sums.update(array.tobytes())
     name = program.name if program.direction == "forward" else f"{program.name}, backward"
-    said = f"{name}, N = {len(share)}, {problem.heads} heads, M = {problem.M}, {problem.dtype.name}, scale {problem.scale:.6g}"
+    said = (
+        f"{name}, N = {len(share)}, {problem.heads} heads, M = {problem.M}, {problem.dtype.name}, "
+        f"scale {problem.scale:.6g}"
+    )
     blocks = f"blocks {share.B_r} × {share.B_c}, {columns} columns"
     return f"{said}, {problem.mask!r}, {blocks}, arrays and rows {sums.hexdigest()[:8]}"
 

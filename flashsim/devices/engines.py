@@ -1,7 +1,9 @@
-"""Who carries messages between processes: torch.distributed, with gloo or with NCCL between GPUs, and MPI.
+"""Who carries messages between processes: torch.distributed, with gloo or with NCCL between GPUs,
+and MPI.
 
-Bytes that are handed to an engine are counted, and, over MPI, those that it says were received. A message of another length,
-and a process that ends, raise LinkError in the others, within `timeout` seconds.
+Bytes that are handed to an engine are counted, and, over MPI, those that it says were received. A
+message of another length, and a process that ends, raise LinkError in the others, within `timeout`
+seconds.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ from flashsim.machine.source import Site
 from flashsim.problem.inputs import Array
 
 ENGINES = ("torch", "nccl", "mpi")
-STARTED_BY = {"torch": ("TORCHELASTIC_RUN_ID",), "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")}
+STARTED_BY = {
+    "torch": ("TORCHELASTIC_RUN_ID",),
+    "mpi": ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"),
+}
 """Variables that torchrun and mpiexec set in the processes that they start."""
 
 
 class Processes(Engine, Protocol):
-    """An engine between processes: which of them this is, what went over it in bytes, and a word from all."""
+    """An engine between processes: which of them this is, what went over it in bytes, and a word
+    from all.
+    """
 
     rank: int
     size: int
@@ -44,7 +51,9 @@ class Processes(Engine, Protocol):
 
 
 class Torch:
-    """torch.distributed, unless a process group is there already by `backends`. It does not say how much was received."""
+    """torch.distributed, unless a process group is there already by `backends`. It does not say
+    how much was received.
+    """
 
     backends, device_type, patience = "gloo", "cpu", 1
 
@@ -59,8 +68,12 @@ class Torch:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.handed, self.received = 0, cast(int | None, None)
 
-    def start(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
-        """Start messages of tensors together, as a lone isend need not be asynchronous; return what to wait for."""
+    def start(
+        self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]
+    ) -> list[Any]:
+        """Start messages of tensors together, as a lone isend need not be asynchronous; return
+        what to wait for.
+        """
         dist = self._dist
         operations = [dist.P2POp(dist.irecv, data, from_) for data, from_ in receives]
         for data, to in sends:
@@ -85,11 +98,13 @@ class Torch:
 
 
 class Nccl(Torch):
-    """Torch over NCCL: messages go between GPUs, of which a process has the one of its number on the host.
+    """Torch over NCCL: messages go between GPUs, of which a process has the one of its number on
+    the host.
 
-    NCCL never stops waiting for a process that has ended. `finish` waits `timeout` seconds, ends NCCL, and raises LinkError. A
-    process that does not ask is ended by PyTorch after twice that, unless it runs a graph. `graphs` hold messages: NCCL ends only
-    once they are gone. In a graph that runs later, messages would seem to arrive at once.
+    NCCL never stops waiting for a process that has ended. `finish` waits `timeout` seconds, ends
+    NCCL, and raises LinkError. A process that does not ask is ended by PyTorch after twice that,
+    unless it runs a graph. `graphs` hold messages: NCCL ends only once they are gone. In a graph
+    that runs later, messages would seem to arrive at once.
     """
 
     backends, device_type, patience = "cpu:gloo,cuda:nccl", "cuda", 2
@@ -101,20 +116,34 @@ class Nccl(Torch):
 
         index = int(os.environ.get("LOCAL_RANK", "0"))
         if not 0 <= index < torch.cuda.device_count():
-            raise ValueError(f"engine is 'nccl', of GPU {index}; this host has {torch.cuda.device_count()}")
+            raise ValueError(
+                f"engine is 'nccl', of GPU {index}; this host has {torch.cuda.device_count()}"
+            )
         torch.cuda.set_device(index)
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # where a message and a kernel are ready
+        # where a message and a kernel are ready
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
         super().__init__(timeout)
         self.device = torch.device("cuda", index)
         self._works: dict[int, tuple[list[Any], list[tuple[Any, Any]]]] = {}
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+    def post(
+        self,
+        ticket: Ticket,
+        sends: Sequence[tuple[Block, int]],
+        receives: Sequence[tuple[Block, int]],
+    ) -> None:
         """Copy blocks to the GPU, and start all of a ticket's messages."""
-        there, here = ([(self._torch.from_numpy(_bytes(X)), to) for X, to in each] for each in (sends, receives))
+        there, here = (
+            [(self._torch.from_numpy(_bytes(X)), to) for X, to in each]
+            for each in (sends, receives)
+        )
         with _named(said(ticket.rank, ticket.site)):
             arriving = [(data.to(self.device), from_) for data, from_ in here]
             works = self.start([(data.to(self.device), to) for data, to in there], arriving)
-        self._works[ticket.number] = works, [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)]
+        self._works[ticket.number] = (
+            works,
+            [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)],
+        )
 
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for all, and copy what has arrived from the GPU."""
@@ -127,7 +156,9 @@ class Nccl(Torch):
                 into.copy_(data)
 
     def finish(self) -> None:
-        """Return once what is queued on this GPU's current stream is done. Raises LinkError after `timeout` seconds."""
+        """Return once what is queued on this GPU's current stream is done. Raises LinkError
+        after `timeout` seconds.
+        """
         with together(self.rank):
             if self._ended:
                 raise TimeoutError("NCCL was ended before")
@@ -139,7 +170,10 @@ class Nccl(Torch):
         try:
             _until(event.query, seconds)
         except TimeoutError:
-            ending, self._ended = Thread(target=self._dist.group.WORLD._get_backend(self.device).abort, daemon=True), True
+            ending, self._ended = (
+                Thread(target=self._dist.group.WORLD._get_backend(self.device).abort, daemon=True),
+                True,
+            )
             ending.start()  # its kernels end at once
             with suppress(TimeoutError):
                 _until(event.query, seconds)
@@ -150,10 +184,12 @@ class Nccl(Torch):
 
 
 class Gloo(Torch):
-    """Torch over gloo, which takes a message that was cut short for a whole one, and ends the process at one that is too long.
+    """Torch over gloo, which takes a message that was cut short for a whole one, and ends the
+    process at one that is too long.
 
-    So 8 bytes with its length go before each message, beside `handed`. A message is received from `wait` on, once its length is
-    known to be right; messages from one rank in the order of their posts.
+    So 8 bytes with its length go before each message, beside `handed`. A message is received from
+    `wait` on, once its length is known to be right; messages from one rank in the order of their
+    posts.
     """
 
     def __init__(self, timeout: float = 60.0) -> None:
@@ -161,7 +197,12 @@ class Gloo(Torch):
         self._sent: dict[int, list[tuple[Any, Any]]] = {}
         self._due: list[_Due] = []
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+    def post(
+        self,
+        ticket: Ticket,
+        sends: Sequence[tuple[Block, int]],
+        receives: Sequence[tuple[Block, int]],
+    ) -> None:
         """Send lengths and messages, and ask for lengths."""
         dist, sent = self._dist, self._sent.setdefault(ticket.number, [])
         with _named(said(ticket.rank, ticket.site)):
@@ -169,13 +210,19 @@ class Gloo(Torch):
                 data = self._torch.from_numpy(_bytes(block))
                 length = self._torch.tensor([data.nbytes])
                 self.handed += data.nbytes
-                sent += [(dist.isend(each, to, tag=tag), each) for each, tag in ((length, 1), (data, 0))]
+                sent += [
+                    (dist.isend(each, to, tag=tag), each) for each, tag in ((length, 1), (data, 0))
+                ]
             for block, from_ in receives:
                 length = self._torch.zeros(1, dtype=self._torch.int64)
-                self._due.append(_Due(ticket.number, from_, block, length, dist.irecv(length, from_, tag=1)))
+                self._due.append(
+                    _Due(ticket.number, from_, block, length, dist.irecv(length, from_, tag=1))
+                )
 
     def wait(self, ticket: Ticket, site: Site) -> None:
-        """Compare lengths, receive the ticket's messages, after what was to come before them, and see its own off."""
+        """Compare lengths, receive the ticket's messages, after what was to come before them,
+        and see its own off.
+        """
         peers = {due.from_ for due in self._due if due.number == ticket.number}
         now = [due for due in self._due if due.number <= ticket.number and due.from_ in peers]
         self._due = [due for due in self._due if due not in now]
@@ -192,7 +239,9 @@ class Gloo(Torch):
 
 @dataclass(frozen=True, eq=False)
 class _Due:
-    """A message of ticket `number` that is to come: `length` holds its bytes once `work` is done."""
+    """A message of ticket `number` that is to come: `length` holds its bytes once `work` is
+    done.
+    """
 
     number: int
     from_: int
@@ -212,7 +261,12 @@ class Mpi:
         self.handed, self.received = 0, cast(int | None, 0)
         self._posted: dict[int, tuple[list[Any], list[tuple[int, int]]]] = {}
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+    def post(
+        self,
+        ticket: Ticket,
+        sends: Sequence[tuple[Block, int]],
+        receives: Sequence[tuple[Block, int]],
+    ) -> None:
         """Start all of a ticket's messages."""
         requests, expected = [], []
         for block, from_ in receives:
@@ -249,18 +303,28 @@ class Mpi:
 
 def started_by() -> str | None:
     """Return the engine whose launcher started this process; None: no launcher did."""
-    return next((each for each, set_by in STARTED_BY.items() if any(name in os.environ for name in set_by)), None)
+    return next(
+        (each for each, set_by in STARTED_BY.items() if any(name in os.environ for name in set_by)),
+        None,
+    )
 
 
 def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
-    """Return the engine of that name, "torch" (gloo), "nccl" or "mpi"; None: the one whose launcher started this process.
+    """Return the engine of that name, "torch" (gloo), "nccl" or "mpi"; None: the one whose launcher
+    started this process.
 
     Raises ValueError.
     """
     name = started_by() if name is None else name
     if name not in ENGINES:
-        started = "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m flashsim …"
-        raise ValueError(f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by {started}")
+        started = (
+            "torchrun --standalone --nproc-per-node 4 -m -- flashsim …, or mpiexec -n 4 python -m "
+            "flashsim …"
+        )
+        raise ValueError(
+            f"engine is {name!r}; expected {' or '.join(map(repr, ENGINES))}, and to be started by "
+            f"{started}"
+        )
     if name == "mpi":
         return Mpi(timeout)
     return Nccl(timeout) if name == "nccl" else Gloo(timeout)
@@ -293,7 +357,9 @@ def _until(done: Callable[[], Any], seconds: float) -> None:
 
 
 def _other_length(rank: int, site: Site, found: int, from_: int, expected: int) -> LinkError:
-    return LinkError(f"{said(rank, site)} received {found:,} bytes from rank {from_}; expected {expected:,}")
+    return LinkError(
+        f"{said(rank, site)} received {found:,} bytes from rank {from_}; expected {expected:,}"
+    )
 
 
 def _bytes(block: Block) -> Array:

@@ -1,8 +1,10 @@
-"""What attention over P devices costs by formula alone, also in time: quick for thousands of devices.
+"""What attention over P devices costs by formula alone, also in time: quick for thousands of
+devices.
 
-Time is a model. A device does `flops` operations a second, 2(d + d_v) for each pair of a query head's row and a key, and sends
-`link` bytes a second. Devices go in step. A step of the ring takes as long as its arithmetic or as its messages, if that is
-longer; Ulysses and the mesh wait for their messages before and after. HBM is taken to keep up.
+Time is a model. A device does `flops` operations a second, 2(d + d_v) for each pair of a query
+head's row and a key, and sends `link` bytes a second. Devices go in step. A step of the ring takes
+as long as its arithmetic or as its messages, if that is longer; Ulysses and the mesh wait for their
+messages before and after. HBM is taken to keep up.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ class Plan:
     """What one program costs on P devices.
 
     words, most_words  that all send together, and one at most
-    accesses           HBM accesses of the device with the most rows, or heads; None: a mask is not counted here
+    accesses           HBM accesses of the device with the most rows, or heads; None: a mask is not
+                       counted here
     room               elements that such a device has in HBM, and M
     work, mean         pairs of heads' rows that the busiest device does, and a device on average
     bound              on words, for devices that do no more and have no more room
-    compute, links, seconds  of arithmetic, of messages, and of both as they overlap; None without speeds
+    compute, links, seconds  of arithmetic, of messages, and of both as they overlap; None without
+                             speeds
     """
 
     name: str
@@ -58,27 +62,52 @@ class Plan:
 
 
 def plan(
-    name: str, *,
-    P: int, N: int, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None, dtype: Any = "float32",
-    M: Any = None, layout: str | None = None, columns: int | None = None, causal: bool = False,
-    flops: float | None = None, link: float | None = None,
+    name: str,
+    *,
+    P: int,
+    N: int,
+    d: int,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    M: Any = None,
+    layout: str | None = None,
+    columns: int | None = None,
+    causal: bool = False,
+    flops: float | None = None,
+    link: float | None = None,
 ) -> Plan:
-    """Return the costs of a forward pass under "ring", "ulysses" or "mesh", with no mask or a causal one.
+    """Return the costs of a forward pass under "ring", "ulysses" or "mesh", with no mask or a
+    causal one.
 
-    flops, link  operations, and bytes over all its links, that a device does and sends in a second; None: no time
+    flops, link  operations, and bytes over all its links, that a device does and sends in a second;
+                 None: no time
     Other arguments as in `flashsim.devices.count`. Raises ValueError.
     """
     check_choice("name", name, PLANNED)
     for key, value in (("flops", flops), ("link", link)):
         if value is not None:
             check_number(key, value, "a number above 0", lambda number: number > 0)
-    given = {"N": N, "d": d, "d_v": d_v, "M": M, "heads": heads, "kv_heads": kv_heads, "dtype": dtype}
+    given = {
+        "N": N,
+        "d": d,
+        "d_v": d_v,
+        "M": M,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dtype": dtype,
+    }
     problem = Problem.of(**given, causal=causal)
     program, share, columns = asked(name, "forward", problem, P, layout, columns, None)
     shape, layout, where = problem.shape, layout or program.layout, share.where
     if name == "ulysses" and share.H_q < P:
-        raise ValueError(f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head")
-    sent_by = {"ring": theory.ring_words, "ulysses": theory.ulysses_words}.get(name, partial(theory.mesh_words, columns=columns))
+        raise ValueError(
+            f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head"
+        )
+    sent_by = {"ring": theory.ring_words, "ulysses": theory.ulysses_words}.get(
+        name, partial(theory.mesh_words, columns=columns)
+    )
     words = [sent_by(share, p) for p in range(P)]
     largest = max(range(P), key=lambda p: _size(share, p, name, columns))
     open_share = Share(Problem.of(**given), where, where, share.B_r, share.B_c)
@@ -87,8 +116,17 @@ def plan(
     work = most_work(program, share, columns)
     bound = lower_words(share, work, S=room)
     found = Plan(
-        name=name, P=P, columns=columns, layout=layout, words=sum(words), most_words=max(words),
-        accesses=None if causal else hbm.accesses, room=room, work=work, mean=bound.pairs * share.H_q / P, bound=bound,
+        name=name,
+        P=P,
+        columns=columns,
+        layout=layout,
+        words=sum(words),
+        most_words=max(words),
+        accesses=None if causal else hbm.accesses,
+        room=room,
+        work=work,
+        mean=bound.pairs * share.H_q / P,
+        bound=bound,
     )
     if flops is None or link is None:
         return found
@@ -103,7 +141,9 @@ def plan(
 
 
 def lock_step(share: Share, layout: str) -> list[int]:
-    """Return the most pairs of one head that a device does in each step of the ring, with no mask or a causal one."""
+    """Return the most pairs of one head that a device does in each step of the ring, with no
+    mask or a causal one.
+    """
     P, sizes = len(share.where), np.array([*map(len, share.where)])
     if share.problem.mask is EVERYTHING:
         return [int((sizes * np.roll(sizes, s)).max()) for s in range(P)]
@@ -115,7 +155,9 @@ def lock_step(share: Share, layout: str) -> list[int]:
 
 
 def _causal_step(share: Share, layout: str, s: int) -> int:
-    """Σ over rows a ≤ i < a + h of the keys b ≤ j < b + k with j ≤ i: T(a + h − b) − T(a − b), less those beyond b + k."""
+    """Σ over rows a ≤ i < a + h of the keys b ≤ j < b + k with j ≤ i: T(a + h − b) − T(a − b),
+    less those beyond b + k.
+    """
     P, N = len(share.where), len(share)
     x = np.arange(P)
     y = (x - s) % P
@@ -128,7 +170,12 @@ def _causal_step(share: Share, layout: str, s: int) -> int:
         for keys in (y, 2 * P - 1 - y)[: 1 + (layout == "zigzag")]:
             a, b = np.minimum(rows * chunk, N), np.minimum(keys * chunk, N)
             h, k = np.minimum(a + chunk, N) - a, np.minimum(b + chunk, N) - b
-            met += _triangle(a + h - b) - _triangle(a - b) - _triangle(a + h - b - k) + _triangle(a - b - k)
+            met += (
+                _triangle(a + h - b)
+                - _triangle(a - b)
+                - _triangle(a + h - b - k)
+                + _triangle(a - b - k)
+            )
     return int(met.max())
 
 
@@ -137,8 +184,11 @@ def _triangle(m: Any) -> Any:
     return m * (m + 1) // 2
 
 
-def hidden_from(*, heads: int, kv_heads: int, itemsize: int, flops: float, link: float, causal: bool = False) -> float:
-    """Return from how many rows a device a step's arithmetic takes longer than its messages: H_kv·bytes·F / (2·H_q·B).
+def hidden_from(
+    *, heads: int, kv_heads: int, itemsize: int, flops: float, link: float, causal: bool = False
+) -> float:
+    """Return from how many rows a device a step's arithmetic takes longer than its messages:
+    H_kv·bytes·F / (2·H_q·B).
 
     From twice as many under a causal mask with zigzag or striped rows, whose steps do half.
     """
@@ -146,7 +196,9 @@ def hidden_from(*, heads: int, kv_heads: int, itemsize: int, flops: float, link:
 
 
 def _size(share: Share, p: int, name: str, columns: int) -> int:
-    """Return what says which device has most in HBM: own rows, those of heads, or of a mesh's row and column, and parts."""
+    """Return what says which device has most in HBM: own rows, those of heads, or of a mesh's
+    row and column, and parts.
+    """
     shape, n = share.problem.shape, share.rows(p)
     if name == "ring":
         return n
@@ -159,14 +211,18 @@ def _size(share: Share, p: int, name: str, columns: int) -> int:
 
 
 def star_trail(share: Share) -> tuple[int, int] | None:
-    """Return (C, words of all devices) of StarTrail with the fewest words, C > 1 and C² | P; None if there is none.
+    """Return (C, words of all devices) of StarTrail with the fewest words, C > 1 and C² | P; None
+    if there is none.
 
-    "StarTrail" (Liu et al., arXiv 2407.00611), as read here: a team of C devices gathers its rows of Q, K and V; its members
-    begin at C places of the sequence, to which K and V of a team travel; then these go P/C² steps round a ring of their own;
-    parts of O, with ℓ and m, are summed in the team.
+    "StarTrail" (Liu et al., arXiv 2407.00611), as read here: a team of C devices gathers its rows
+    of Q, K and V; its members begin at C places of the sequence, to which K and V of a team travel;
+    then these go P/C² steps round a ring of their own; parts of O, with ℓ and m, are summed in the
+    team.
     """
     P, N, w = len(share.where), len(share), share.problem.shape.d + share.problem.shape.d_v
     totals = {
-        C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv) for C in range(2, P + 1) if P % C**2 == 0
+        C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv)
+        for C in range(2, P + 1)
+        if P % C**2 == 0
     }
     return min(totals.items(), key=lambda each: each[1]) if totals else None

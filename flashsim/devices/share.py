@@ -1,4 +1,6 @@
-"""What every device knows of the problem and of how its rows are shared out: positions, blocks, which tiles are live."""
+"""What every device knows of the problem and of how its rows are shared out: positions, blocks,
+which tiles are live.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A problem, and block sizes; `where[p]`, the positions of device p's keys, `queries[p]`, of its queries: mostly the same."""
+    """A problem, and block sizes; `where[p]`, the positions of device p's keys, `queries[p]`, of
+    its queries: mostly the same.
+    """
 
     problem: Problem
     where: Sequence[Positions]
@@ -68,7 +72,9 @@ class Share:
         return range(mine.start // self.group, -(-mine.stop // self.group)) if mine else range(0)
 
     def family(self, rank: int) -> tuple[int | None, list[int]]:
-        """Return a device's parent in the binary tree whose root is 0, None there, and its children, the nearest first."""
+        """Return a device's parent in the binary tree whose root is 0, None there, and its
+        children, the nearest first.
+        """
         P = len(self.where)
         lowest = rank & -rank or P
         steps = [2**t for t in range(P.bit_length()) if 2**t < lowest]
@@ -92,9 +98,15 @@ class Share:
         return matrix.rows(heads.start * n, heads.stop * n)
 
     def live(self, rank: int, src: int) -> Bools:
-        """Return which tiles of rank's row blocks against src's key blocks hold a pair that the mask allows."""
+        """Return which tiles of rank's row blocks against src's key blocks hold a pair that the
+        mask allows.
+        """
         if (rank, src) not in self._live:
-            rows, cols, band = self.queries[rank], self.where[src], self.problem.mask.band(self.problem.shape, ())
+            rows, cols, band = (
+                self.queries[rank],
+                self.where[src],
+                self.problem.mask.band(self.problem.shape, ()),
+            )
             if band is not None and band.positional:
                 self._live[rank, src] = self._touched(rows, cols, band)
             else:
@@ -104,13 +116,17 @@ class Share:
         return self._live[rank, src]
 
     def _touched(self, rows: Positions, cols: Positions, band: Band) -> Bools:
-        """Return the same for a band: each row's keys are a stretch of `cols`, which goes from one tile to another."""
+        """Return the same for a band: each row's keys are a stretch of `cols`, which goes from
+        one tile to another.
+        """
         shape, to = self.problem.shape, np.full(len(rows), band.keys)
         at = rows + shape.N_k - shape.N_q
         if band.right is not None:
             to = np.minimum(to, at + band.right + 1)
         first = np.searchsorted(cols, at - (at if band.left is None else band.left))
-        end = np.searchsorted(cols, np.where(rows < (shape.N_q if band.queries is None else band.queries), to, 0))
+        end = np.searchsorted(
+            cols, np.where(rows < (shape.N_q if band.queries is None else band.queries), to, 0)
+        )
         some = np.flatnonzero(first < end)
         changes = np.zeros((-(-len(rows) // self.B_r), -(-len(cols) // self.B_c) + 1), int)
         np.add.at(changes, (some // self.B_r, first[some] // self.B_c), 1)
@@ -118,7 +134,9 @@ class Share:
         return changes.cumsum(1)[:, :-1] > 0
 
     def steps(self, rank: int) -> list[list[int]]:
-        """Return, for each row block, the ring's steps in which it has a live tile; if none, the first, which writes zeros."""
+        """Return, for each row block, the ring's steps in which it has a live tile; if none, the
+        first, which writes zeros.
+        """
         if rank not in self._steps:
             P = len(self.where)
             live = np.array([self.live(rank, (rank - s) % P).any(1) for s in range(P)])
@@ -130,11 +148,15 @@ class Share:
         return np.array([s in steps for steps in self.steps(rank)], bool)
 
     def kinds(self, rank: int, s: int) -> Sequence[Hashable]:
-        """Return, for each row block, whether step s of the ring is one of its steps, the first, the last."""
+        """Return, for each row block, whether step s of the ring is one of its steps, the first,
+        the last.
+        """
         return [(s in steps, s == steps[0], s == steps[-1]) for steps in self.steps(rank)]
 
     def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
-        """Return which tiles of x's row block i against y's key blocks are live; `kinds` as the loop over row blocks has them."""
+        """Return which tiles of x's row block i against y's key blocks are live; `kinds` as the
+        loop over row blocks has them.
+        """
         return cast(Bools, self.live(x, y)[i])
 
     def column(self, x: int, y: int, j: int, kinds: Sequence[Hashable] | None = None) -> Which:
@@ -145,7 +167,10 @@ class Share:
         """Return a tile of scores with −∞ where the mask forbids."""
         if self.problem.mask is EVERYTHING or isinstance(S_ij, ShapeOnly):
             return S_ij
-        rows, cols = blocks_of(self.queries[rank], self.B_r)[i], blocks_of(self.where[src], self.B_c)[j]
+        rows, cols = (
+            blocks_of(self.queries[rank], self.B_r)[i],
+            blocks_of(self.where[src], self.B_c)[j],
+        )
         return np.where(self._allowed(rows, cols), S_ij, np.asarray(-np.inf, S_ij.dtype))
 
     def _allowed(self, rows: Positions, cols: Positions) -> Any:
@@ -153,7 +178,9 @@ class Share:
 
 
 class CountedShare(Share):
-    """The same on lengths alone: a block that a loop runs stands for others of its kind, and has the mean of their live tiles."""
+    """The same on lengths alone: a block that a loop runs stands for others of its kind, and has
+    the mean of their live tiles.
+    """
 
     def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
         """Return how many tiles of each kind are live; so does `column`."""
@@ -164,8 +191,14 @@ class CountedShare(Share):
 
 
 def _mean(live: Bools, block: int, kinds: Sequence[Hashable] | None) -> Kinds:
-    """Return how many tiles, without the last, which may be ragged, and with it alone, the blocks have that one stands for."""
+    """Return how many tiles, without the last, which may be ragged, and with it alone, the
+    blocks have that one stands for.
+    """
     last, end = len(live) - 1, live.shape[1] - 1
-    same = [b for b in range(last) if kinds is None or kinds[b] == kinds[block]] if block < last else [last]
+    same = (
+        [b for b in range(last) if kinds is None or kinds[b] == kinds[block]]
+        if block < last
+        else [last]
+    )
     sums = {0: int(np.count_nonzero(live[same, :-1])), end: int(np.count_nonzero(live[same, -1:]))}
     return Kinds({tile: Fraction(count, len(same)) for tile, count in sums.items() if count})

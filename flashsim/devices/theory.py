@@ -1,7 +1,9 @@
-"""Exact counts of the programs over devices, by formula: what each device sends, and what it moves between its HBM and SRAM.
+"""Exact counts of the programs over devices, by formula: what each device sends, and what it moves
+between its HBM and SRAM.
 
-Written without the simulator, and equal to what it counts. n is a device's rows, w = d + d_v. A tile is live if it holds a pair
-that the mask allows; for row block i of device p against device y, cols(p, i, y) is how many keys its live tiles have together.
+Written without the simulator, and equal to what it counts. n is a device's rows, w = d + d_v. A
+tile is live if it holds a pair that the mask allows; for row block i of device p against device y,
+cols(p, i, y) is how many keys its live tiles have together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,9 +46,16 @@ class _Tiles:
         rows, cols = share.queries[p], share.where[y]
         if not len(rows) or not len(cols):
             return np.zeros((len(self.rows(p)), len(self.cols(y))), bool)
-        row_blocks, col_blocks = np.arange(0, len(rows), share.B_r), np.arange(0, len(cols), share.B_c)
-        if type(mask) is Causal and mask.offset is None:  # the last row may attend to the first key, or no row to any
-            last, first = np.maximum.reduceat(rows, row_blocks), np.minimum.reduceat(cols, col_blocks)
+        row_blocks, col_blocks = (
+            np.arange(0, len(rows), share.B_r),
+            np.arange(0, len(cols), share.B_c),
+        )
+        # the last row may attend to the first key, or no row to any
+        if type(mask) is Causal and mask.offset is None:
+            last, first = (
+                np.maximum.reduceat(rows, row_blocks),
+                np.minimum.reduceat(cols, col_blocks),
+            )
             return last[:, None] + shape.N_k - shape.N_q >= first
         if mask is EVERYTHING:
             return np.ones((len(row_blocks), len(col_blocks)), bool)
@@ -59,9 +68,16 @@ class _Tiles:
 
 
 def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
-    """Row block i has a live tile in k_i steps: its Q is read k_i times, and its O, ℓ, m go and come k_i − 1 times."""
+    """Row block i has a live tile in k_i steps: its Q is read k_i times, and its O, ℓ, m go and
+    come k_i − 1 times.
+    """
     t, P, H_q, H_kv = _Tiles(share), len(share.where), share.H_q, share.H_kv
-    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    d, d_v, n, (stored, chip) = (
+        share.problem.shape.d,
+        share.problem.shape.d_v,
+        share.rows(p),
+        _itemsizes(share),
+    )
     steps = np.array([t.live(p, (p - s) % P).any(1) for s in range(P)]).sum(0).clip(1)
     rk, away = H_q * int((t.rows(p) * steps).sum()), H_q * int((t.rows(p) * (steps - 1)).sum())
     read = [H_q * t.keys(p, (p - s) % P) for s in range(P)]
@@ -74,19 +90,25 @@ def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
     }
     for buffer in range(min(P - 1, 2)):
         got = sum(read[s] for s in range(1, P) if (s - 1) % 2 == buffer)
-        arrays |= _rows({f"K_{buffer}": d, f"V_{buffer}": d_v}, got, 0, H_kv * share.most_rows, stored)
+        arrays |= _rows(
+            {f"K_{buffer}": d, f"V_{buffer}": d_v}, got, 0, H_kv * share.most_rows, stored
+        )
     return ExactDevice(ring_words(share, p), Traffic(arrays))
 
 
 def ring_words(share: Share, p: int, passes: int = 1) -> int:
-    """Return what device p sends: all K and V but device p + 1's; in a backward pass also all dK and dV."""
+    """Return what device p sends: all K and V but device p + 1's; in a backward pass also all dK
+    and dV.
+    """
     P, shape = len(share.where), share.problem.shape
     rows = passes * len(share) - share.rows((p + 1) % P)
     return rows * share.H_kv * (shape.d + shape.d_v) if P > 1 else 0
 
 
 def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
-    """Each live tile reads rows of Q, dO, dQ, L, D; each key block with one, its K, V, dK, dV. dK, dV travel P times."""
+    """Each live tile reads rows of Q, dO, dQ, L, D; each key block with one, its K, V, dK, dV.
+    dK, dV travel P times.
+    """
     t, P, H_kv, n = _Tiles(share), len(share.where), share.H_kv, share.rows(p)
     d, d_v, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, _itemsizes(share)
     live = [t.live(p, (p - s) % P) for s in range(P)]
@@ -114,9 +136,21 @@ def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
 
 
 def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
-    """The ring's tiles, of own heads and all rows; then own rows of dK, dV are summed, a part of each device that shares them."""
-    t, where, own, own_kv = _Tiles(share), range(len(share.where)), len(share.heads(p)), len(share.kv_heads(p))
-    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    """The ring's tiles, of own heads and all rows; then own rows of dK, dV are summed, a part of
+    each device that shares them.
+    """
+    t, where, own, own_kv = (
+        _Tiles(share),
+        range(len(share.where)),
+        len(share.heads(p)),
+        len(share.kv_heads(p)),
+    )
+    d, d_v, n, (stored, chip) = (
+        share.problem.shape.d,
+        share.problem.shape.d_v,
+        share.rows(p),
+        _itemsizes(share),
+    )
     arrays, everywhere = _own_rows(share, p), 0
     for x in where:
         m, here, parts = share.rows(x), x == p, len(share.kv_heads(x)) * n
@@ -130,8 +164,22 @@ def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
             **_rows({f"dO{away}": d_v}, own_O + A, 0, H_q * m, stored, role),
             **_rows({f"D{away}": 1}, A, own_O, H_q * m, chip),
             **_rows({f"K{away}": d, f"V{away}": d_v}, own_kv * m, 0, H_kv * m, stored, role),
-            **_rows({f"dQ{away}": d}, A, A + H_q * m, H_q * m, chip, "output" if here else "extra", zeros=H_q * m),
-            **_rows({f"dK_of_{x}": d, f"dV_of_{x}": d_v}, parts if here else 0, own_kv * m, own_kv * m, chip),
+            **_rows(
+                {f"dQ{away}": d},
+                A,
+                A + H_q * m,
+                H_q * m,
+                chip,
+                "output" if here else "extra",
+                zeros=H_q * m,
+            ),
+            **_rows(
+                {f"dK_of_{x}": d, f"dV_of_{x}": d_v},
+                parts if here else 0,
+                own_kv * m,
+                own_kv * m,
+                chip,
+            ),
         }
         if not here:
             arrays |= _rows({f"dK_from_{x}": d, f"dV_from_{x}": d_v}, parts, 0, parts, chip)
@@ -140,17 +188,29 @@ def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
 
 
 def ulysses_backward_words(share: Share, p: int, columns: int = 1) -> int:
-    """Σ_{x≠p} n_p(h_x(d + d_v + 1) + kv_x·w) + n_x(h_p·d + kv_p·w): rows to each other's heads, and gradients home."""
+    """Σ_{x≠p} n_p(h_x(d + d_v + 1) + kv_x·w) + n_x(h_p·d + kv_p·w): rows to each other's heads,
+    and gradients home.
+    """
     d, w, n = share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v, share.rows(p)
-    others, own = [x for x in range(len(share.where)) if x != p], len(share.heads(p)) * d + len(share.kv_heads(p)) * w
+    others, own = (
+        [x for x in range(len(share.where)) if x != p],
+        len(share.heads(p)) * d + len(share.kv_heads(p)) * w,
+    )
     out = sum(len(share.heads(x)) * (w + 1) + len(share.kv_heads(x)) * w for x in others)
     return n * out + own * sum(share.rows(x) for x in others)
 
 
 def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
-    """The ring's tiles, of the row's queries and the column's keys; then own rows of each gradient are summed, part by part."""
+    """The ring's tiles, of the row's queries and the column's keys; then own rows of each
+    gradient are summed, part by part.
+    """
     t, H_q, H_kv, (row, column) = _Tiles(share), share.H_q, share.H_kv, lines(share, p, columns)
-    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    d, d_v, n, (stored, chip) = (
+        share.problem.shape.d,
+        share.problem.shape.d_v,
+        share.rows(p),
+        _itemsizes(share),
+    )
     arrays = _own_rows(share, p)
     for x in row:
         m, (away, role) = H_q * share.rows(x), ("", "input") if x == p else (f"_{x}", "extra")
@@ -167,7 +227,11 @@ def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
         m, (away, role) = H_kv * share.rows(y), ("", "input") if y == p else (f"_{y}", "extra")
         arrays |= _rows({f"K{away}": d, f"V{away}": d_v}, m, 0, m, stored, role)
         arrays |= _rows({f"dK_of_{y}": d, f"dV_of_{y}": d_v}, m if y == p else 0, m, m, chip)
-    for name, others, size, width in (("dQ", row, H_q * n, d), ("dK", column, H_kv * n, d), ("dV", column, H_kv * n, d_v)):
+    for name, others, size, width in (
+        ("dQ", row, H_q * n, d),
+        ("dK", column, H_kv * n, d),
+        ("dV", column, H_kv * n, d_v),
+    ):
         arrays |= _rows({f"{name}_from_{x}": width for x in others if x != p}, size, 0, size, chip)
         arrays |= _rows({name: width}, 0, size, size, chip, "output")
     return ExactDevice(mesh_words(share, p, columns, "backward"), Traffic(arrays))
@@ -182,9 +246,21 @@ def _own_rows(share: Share, p: int) -> dict[str, ArrayTraffic]:
 
 
 def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
-    """q_outer's on all N rows for each own head. Σ_{x≠p} [n_p(h_x·d + kv_x·w) + n_x·h_p·d_v] words."""
-    t, where, own, kv = _Tiles(share), range(len(share.where)), len(share.heads(p)), len(share.kv_heads(p))
-    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    """q_outer's on all N rows for each own head. Σ_{x≠p} [n_p(h_x·d + kv_x·w) + n_x·h_p·d_v]
+    words.
+    """
+    t, where, own, kv = (
+        _Tiles(share),
+        range(len(share.where)),
+        len(share.heads(p)),
+        len(share.kv_heads(p)),
+    )
+    d, d_v, n, (stored, chip) = (
+        share.problem.shape.d,
+        share.problem.shape.d_v,
+        share.rows(p),
+        _itemsizes(share),
+    )
     keys = {y: own * sum(t.keys(x, y) for x in where) for y in where}
     arrays = {
         **_rows({"Q": d}, own * n, 0, share.H_q * n, stored, "input"),
@@ -201,25 +277,44 @@ def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
 
 
 def ulysses_words(share: Share, p: int) -> int:
-    """Return what device p sends: rows of Q, K, V to each other device's heads, and its own heads' O to each other's rows."""
-    shape, others, n = share.problem.shape, [x for x in range(len(share.where)) if x != p], share.rows(p)
+    """Return what device p sends: rows of Q, K, V to each other device's heads, and its own
+    heads' O to each other's rows.
+    """
+    shape, others, n = (
+        share.problem.shape,
+        [x for x in range(len(share.where)) if x != p],
+        share.rows(p),
+    )
     Q_out = n * shape.d * sum(len(share.heads(x)) for x in others)
     KV_out = n * (shape.d + shape.d_v) * sum(len(share.kv_heads(x)) for x in others)
     return Q_out + KV_out + len(share.heads(p)) * shape.d_v * sum(share.rows(x) for x in others)
 
 
 def ulysses_kept_backward_words(share: Share, p: int) -> int:
-    """The same where each device has kept its heads, as on GPUs: rows of dO out, rows of dQ, dK, dV back."""
-    shape, others, n = share.problem.shape, [x for x in range(len(share.where)) if x != p], share.rows(p)
+    """The same where each device has kept its heads, as on GPUs: rows of dO out, rows of dQ, dK,
+    dV back.
+    """
+    shape, others, n = (
+        share.problem.shape,
+        [x for x in range(len(share.where)) if x != p],
+        share.rows(p),
+    )
     dO_out = n * shape.d_v * sum(len(share.heads(x)) for x in others)
     back = len(share.heads(p)) * shape.d + len(share.kv_heads(p)) * (shape.d + shape.d_v)
     return dO_out + back * sum(share.rows(x) for x in others)
 
 
 def mesh(share: Share, p: int, columns: int) -> ExactDevice:
-    """(C − 1)·n·d·H_q + (R − 1)·n·w·H_kv words go out, and n_x(d_v + 2)H_q for each other x of the row come back."""
+    """(C − 1)·n·d·H_q + (R − 1)·n·w·H_kv words go out, and n_x(d_v + 2)H_q for each other x of
+    the row come back.
+    """
     t, H_q, H_kv, (row, column) = _Tiles(share), share.H_q, share.H_kv, lines(share, p, columns)
-    d, d_v, n, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, share.rows(p), _itemsizes(share)
+    d, d_v, n, (stored, chip) = (
+        share.problem.shape.d,
+        share.problem.shape.d_v,
+        share.rows(p),
+        _itemsizes(share),
+    )
     keys = {y: H_q * sum(t.keys(x, y) for x in row) for y in column}
     arrays = {
         **_rows({"Q": d}, H_q * n, 0, H_q * n, stored, "input"),
@@ -231,25 +326,35 @@ def mesh(share: Share, p: int, columns: int) -> ExactDevice:
         arrays |= _rows({f"K_{y}": d, f"V_{y}": d_v}, keys[y], 0, H_kv * share.rows(y), stored)
     for x in row:
         m, mine = H_q * share.rows(x), x == p
-        arrays |= _rows({f"O_of_{x}": d_v, f"l_of_{x}": 1, f"m_of_{x}": 1}, m if mine else 0, m, m, chip)
+        arrays |= _rows(
+            {f"O_of_{x}": d_v, f"l_of_{x}": 1, f"m_of_{x}": 1}, m if mine else 0, m, m, chip
+        )
         if not mine:
             arrays |= _rows({f"Q_{x}": d}, m, 0, m, stored)
-            arrays |= _rows({f"O_from_{x}": d_v, f"l_from_{x}": 1, f"m_from_{x}": 1}, H_q * n, 0, H_q * n, chip)
+            arrays |= _rows(
+                {f"O_from_{x}": d_v, f"l_from_{x}": 1, f"m_from_{x}": 1}, H_q * n, 0, H_q * n, chip
+            )
     return ExactDevice(mesh_words(share, p, columns), Traffic(arrays))
 
 
 def mesh_words(share: Share, p: int, columns: int, direction: str = "forward") -> int:
-    """Return what device p sends: own rows to each other device of its row and column, and parts of their rows back."""
+    """Return what device p sends: own rows to each other device of its row and column, and parts
+    of their rows back.
+    """
     sent, n = 0, share.rows(p)
-    for line, (there, back) in zip(lines(share, p, columns), _each_way(share, direction), strict=True):
+    for line, (there, back) in zip(
+        lines(share, p, columns), _each_way(share, direction), strict=True
+    ):
         sent += n * (len(line) - 1) * there + back * sum(share.rows(x) for x in line if x != p)
     return sent
 
 
 def _each_way(share: Share, direction: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the words of a query's row, and of a key's, that go along a line of the mesh, and that come back.
+    """Return the words of a query's row, and of a key's, that go along a line of the mesh, and that
+    come back.
 
-    Of queries Q, and parts of O, ℓ, m; backward Q, dO, L, D, and dQ. Of keys K and V; backward dK and dV come back.
+    Of queries Q, and parts of O, ℓ, m; backward Q, dO, L, D, and dQ. Of keys K and V; backward dK
+    and dV come back.
     """
     (d, d_v), H_q, H_kv = (share.problem.shape.d, share.problem.shape.d_v), share.H_q, share.H_kv
     if direction == "forward":
@@ -264,19 +369,27 @@ def lines(share: Share, p: int, columns: int) -> tuple[range, range]:
 
 
 def mesh_total(share: Share, columns: int, direction: str = "forward") -> int:
-    """Return what all devices of a mesh send together: each row goes, and comes back, C − 1 times, each key R − 1 times."""
+    """Return what all devices of a mesh send together: each row goes, and comes back, C − 1
+    times, each key R − 1 times.
+    """
     by_row, by_key = map(sum, _each_way(share, direction))
     return len(share) * ((columns - 1) * by_row + (len(share.where) // columns - 1) * by_key)
 
 
 def fewest_columns(share: Share, direction: str = "forward") -> int:
-    """Return the columns of the mesh with the fewest words sent by all devices, a divisor of how many devices there are."""
+    """Return the columns of the mesh with the fewest words sent by all devices, a divisor of how
+    many devices there are.
+    """
     P = len(share.where)
-    return min((C for C in range(1, P + 1) if P % C == 0), key=lambda C: mesh_total(share, C, direction))
+    return min(
+        (C for C in range(1, P + 1) if P % C == 0), key=lambda C: mesh_total(share, C, direction)
+    )
 
 
 def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
-    """q_outer's on own keys; then, of c children, each part is read once, and the own one read and written with each."""
+    """q_outer's on own keys; then, of c children, each part is read once, and the own one read
+    and written with each.
+    """
     t, shape, (parent, children) = _Tiles(share), share.problem.shape, share.family(p)
     d, d_v, rows, (stored, chip) = shape.d, shape.d_v, share.H_q * shape.N_q, _itemsizes(share)
     keys, c, root = share.H_q * int((t.live(0, p) @ t.cols(p)).sum()), len(children), parent is None
@@ -286,12 +399,16 @@ def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
         **_rows({"K": d, "V": d_v}, keys, 0, share.H_kv * share.rows(p), stored, "input"),
         **_rows({"O": d_v}, 0, of_root, of_root, stored, "output"),
         **_rows({"L": 1}, 0, of_root, of_root, chip),
-        **_rows({"O_part": d_v, "l_part": 1, "m_part": 1}, rows * (c + root), rows * (1 + c), rows, chip),
+        **_rows(
+            {"O_part": d_v, "l_part": 1, "m_part": 1}, rows * (c + root), rows * (1 + c), rows, chip
+        ),
     }
     if not root:
         arrays |= _rows({"Q_here": d}, rows, 0, rows, stored)
     for child in children:
-        arrays |= _rows({f"O_of_{child}": d_v, f"l_of_{child}": 1, f"m_of_{child}": 1}, rows, 0, rows, chip)
+        arrays |= _rows(
+            {f"O_of_{child}": d_v, f"l_of_{child}": 1, f"m_of_{child}": 1}, rows, 0, rows, chip
+        )
     return ExactDevice(rows * (d * c + (d_v + 2) * (not root)), Traffic(arrays))
 
 
@@ -301,18 +418,24 @@ def tile_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
 
 
 def mesh_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
-    """Return the same of a mesh and a tree: O_i, ℓ_i, m_i, a part of them and m_i^new may be more, where parts are merged."""
+    """Return the same of a mesh and a tree: O_i, ℓ_i, m_i, a part of them and m_i^new may be
+    more, where parts are merged.
+    """
     return max(tile_peak(B_r, B_c, d, d_v), B_r * (2 * d_v + 5))
 
 
 def backward_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
-    """Return the same of the backward pass: K_j, V_j and their gradients, Q_i, dO_i, dQ_i, L_i, D_i, P_ij, dS_ij; or line 1's."""
+    """Return the same of the backward pass: K_j, V_j and their gradients, Q_i, dO_i, dQ_i, L_i,
+    D_i, P_ij, dS_ij; or line 1's.
+    """
     return max(B_r * (2 * d + d_v + 2) + 2 * B_c * (d + d_v) + 2 * B_r * B_c, B_r * (2 * d_v + 1))
 
 
 @dataclass(frozen=True)
 class DeviceForm:
-    """A program's counts on one device, of (share, rank, columns), and its peak, of (B_r, B_c, d, d_v)."""
+    """A program's counts on one device, of (share, rank, columns), and its peak, of (B_r, B_c,
+    d, d_v).
+    """
 
     exact: Callable[[Share, int, int], ExactDevice]
     peak: Callable[[int, int, int, int], int]
@@ -330,7 +453,9 @@ FORMS: Mapping[tuple[str, str], DeviceForm] = {
 
 
 def balance(where: Sequence[Any], allows: Any) -> Fraction:
-    """Return the greatest number of allowed pairs of a device, over their mean. `allows(rows, cols)` is booleans."""
+    """Return the greatest number of allowed pairs of a device, over their mean. `allows(rows,
+    cols)` is booleans.
+    """
     everywhere = np.sort(np.concatenate([*where]))
     work = [int(allows(rows, everywhere).sum()) for rows in where]
     return Fraction(max(work) * len(work), sum(work))
@@ -348,7 +473,18 @@ def _itemsizes(share: Share) -> tuple[int, int]:
 
 
 def _rows(
-    widths: Mapping[str, int], reads: int, writes: int, there: int, itemsize: int, role: Any = "extra", zeros: int = 0
+    widths: Mapping[str, int],
+    reads: int,
+    writes: int,
+    there: int,
+    itemsize: int,
+    role: Any = "extra",
+    zeros: int = 0,
 ) -> dict[str, ArrayTraffic]:
-    """Return what arrays of these widths move: rows that are read, written (`zeros` of them before all else), and there."""
-    return {X: ArrayTraffic(reads * w, writes * w, zeros * w, there * w, itemsize, role) for X, w in widths.items()}
+    """Return what arrays of these widths move: rows that are read, written (`zeros` of them
+    before all else), and there.
+    """
+    return {
+        X: ArrayTraffic(reads * w, writes * w, zeros * w, there * w, itemsize, role)
+        for X, w in widths.items()
+    }

@@ -1,4 +1,6 @@
-"""Traces of programs over devices, by the observer that traces all else: one device's run, with a lane for each."""
+"""Traces of programs over devices, by the observer that traces all else: one device's run, with
+a lane for each.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ FOLLOWS = (("m", ("N_q", "1")), ("l", ("N_q", "1")), ("O", ("N_q", "d_v")))
 
 
 def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options: Any) -> Trace:
-    """Run `flashsim.devices.forward(name, Q, K, V, P=P, **options)` on one head; return device `rank`'s trace.
+    """Run `flashsim.devices.forward(name, Q, K, V, P=P, **options)` on one head; return device
+    `rank`'s trace.
 
-    Its page has a lane for each device: what its steps do, and messages, from the step that posts one to the step that has waited
-    for it. The steps are each device's own, as if all ran side by side. Messages in flight at the step that is shown are thick.
-    Raises ValueError as `forward` does, and for several heads.
+    Its page has a lane for each device: what its steps do, and messages, from the step that posts
+    one to the step that has waited for it. The steps are each device's own, as if all ran side by
+    side. Messages in flight at the step that is shown are thick. Raises ValueError as `forward`
+    does, and for several heads.
     """
     check_count("rank", rank, 0, P - 1)
     recorders = [Recorder() for _ in range(P)]
@@ -37,7 +41,9 @@ def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options
 
 
 def lanes_of(rank: int, traces: Sequence[Recording]) -> Lanes:
-    """Return what each device's steps do, and the messages: between two devices the first that is posted arrives first."""
+    """Return what each device's steps do, and the messages: between two devices the first that
+    is posted arrives first.
+    """
     kinds = tuple(tuple(one.events[step.first].kind for step in one.steps) for one in traces)
     Ends = dict[tuple[int, int], list[tuple[int, str]]]
     ends: dict[str, Ends] = {"post": defaultdict(list), "wait": defaultdict(list)}
@@ -62,11 +68,21 @@ def _of(run: DevicesResult, p: int, recorder: Recorder) -> Trace:
     shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
     kinds: dict[str, tuple[str, str]] = {}
     assert recorder.sram is not None
-    for array, matrix in ((name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array):
+    for array, matrix in (
+        (name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array
+    ):
         narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
         kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
     return trace_of(
-        recorder, run.plan.program, kinds, shape, SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
-        blocks=Blocks(share.B_r, share.B_c, N_q=shape.N_q, N_k=shape.N_k), M=share.problem.M,
-        enforced=True, stored=share.problem.dtype.name, options=f"device {p} of {run.P}", follows=FOLLOWS,
+        recorder,
+        run.plan.program,
+        kinds,
+        shape,
+        SimpleNamespace(hbm=exact(run)[p].hbm, sram=SimpleNamespace(peak=None)),
+        blocks=Blocks(share.B_r, share.B_c, N_q=shape.N_q, N_k=shape.N_k),
+        M=share.problem.M,
+        enforced=True,
+        stored=share.problem.dtype.name,
+        options=f"device {p} of {run.P}",
+        follows=FOLLOWS,
     )

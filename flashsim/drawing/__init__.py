@@ -1,1 +1,3 @@
-"""What pictures have in common: their look, and the bars of one run's accesses, which `run.plot()` draws."""
+"""What pictures have in common: their look, and the bars of one run's accesses, which
+`run.plot()` draws.
+"""

@@ -15,11 +15,24 @@ from flashsim.drawing.style import BLACK, GREY, NAMED, canvas, styled, tint
 from flashsim.machine.traffic import Traffic
 
 _NAMES = {
-    "Q": "sky", "K": "green", "V": "yellow", "O": "orange", "S": "vermillion", "P": "purple", "P_dropped": "purple", "Z": "black",
-    "l": "blue", "m": "grey", "L": "blue", "D": "grey", "l_parts": "blue", "m_parts": "grey",
-}  # fmt: skip
+    "Q": "sky",
+    "K": "green",
+    "V": "yellow",
+    "O": "orange",
+    "S": "vermillion",
+    "P": "purple",
+    "P_dropped": "purple",
+    "Z": "black",
+    "l": "blue",
+    "m": "grey",
+    "L": "blue",
+    "D": "grey",
+    "l_parts": "blue",
+    "m_parts": "grey",
+}
 COLOURS = {array: NAMED[name] for array, name in _NAMES.items()}
-COLOURS |= {f"d{name}": tint(COLOURS[name]) for name in "QKVOSP"}  # a gradient has its matrix's colour, paler
+# a gradient has its matrix's colour, paler
+COLOURS |= {f"d{name}": tint(COLOURS[name]) for name in "QKVOSP"}
 COLOURS["O_parts"] = COLOURS["dO"]
 _SHOWN = {"l": "ℓ", "O_parts": "$O_j$", "l_parts": "$ℓ_j$", "m_parts": "$m_j$", "P_dropped": "P∘Z"}
 _WRITTEN = "//////"
@@ -39,15 +52,18 @@ class Counted(Protocol):
 
 @styled
 def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None, *, heads: int = 1) -> Axes:
-    """Draw HBM accesses (elements) by array, one stacked bar per run, under the names given; writes are hatched.
+    """Draw HBM accesses (elements) by array, one stacked bar per run, under the names given; writes
+    are hatched.
 
     Of `heads` heads, one head's share is drawn.
 
-    Above each bar stands its total, below it each array's, in the order they have in the bar, the largest first. With
-    `ax=None` the figure's height follows the number of runs.
+    Above each bar stands its total, below it each array's, in the order they have in the bar, the
+    largest first. With `ax=None` the figure's height follows the number of runs.
     """
     if not run_by_name:
-        raise ValueError('run_by_name is empty: give at least one run, such as {"standard": flashsim.count(…)}')
+        raise ValueError(
+            'run_by_name is empty: give at least one run, such as {"standard": flashsim.count(…)}'
+        )
     ax = canvas(ax, 0.8 + 0.95 * len(run_by_name))
     shares = {name: numbers(run, heads) for name, run in run_by_name.items()}
     most = max(map(total_of, shares.values()))
@@ -78,11 +94,19 @@ def unit(most: int) -> str:
 def legend(ax: Axes) -> None:
     """Say above the axes what hatching means."""
     keys = [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, label="read")]
-    keys += [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, hatch=_WRITTEN, label="written")]
+    keys += [
+        Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, hatch=_WRITTEN, label="written")
+    ]
     figure = ax.get_figure(root=True)
     assert figure is not None
-    above = ax.transAxes + ScaledTranslation(0, 3.5 / 72, figure.dpi_scale_trans)  # points, as the title's distance
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": above, "borderaxespad": 0}
+    # points, as the title's distance
+    above = ax.transAxes + ScaledTranslation(0, 3.5 / 72, figure.dpi_scale_trans)
+    place: dict[str, Any] = {
+        "loc": "lower left",
+        "bbox_to_anchor": (0, 1),
+        "bbox_transform": above,
+        "borderaxespad": 0,
+    }
     ax.legend(handles=keys, ncols=2, **place)
 
 
@@ -90,8 +114,13 @@ ByArray = Mapping[str, Mapping[str, int]]
 
 
 def numbers(run: Counted, heads: int = 1) -> dict[str, dict[str, int]]:
-    """Return what each array moved; of several heads, the mean, which is each head's where they move the same."""
-    return {name: {"reads": round(a.reads / heads), "writes": round(a.writes / heads)} for name, a in run.hbm.by_array.items()}
+    """Return what each array moved; of several heads, the mean, which is each head's where they
+    move the same.
+    """
+    return {
+        name: {"reads": round(a.reads / heads), "writes": round(a.writes / heads)}
+        for name, a in run.hbm.by_array.items()
+    }
 
 
 def total_of(by_array: ByArray) -> int:
@@ -100,7 +129,9 @@ def total_of(by_array: ByArray) -> int:
 
 
 def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> None:
-    """Draw one bar at height `y`, of an axis that ends at `most`; below it each array with its number."""
+    """Draw one bar at height `y`, of an axis that ends at `most`; below it each array with its
+    number.
+    """
     arrays = sorted(by_array.items(), key=lambda item: -sum(item[1].values()))
     total = total_of(by_array)
     cut = f", cut: {total / most:.0f}× this axis" if total > most else ""
@@ -109,10 +140,23 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
     named = _MOST_NAMED if total < 10 ** (power + 5) else _FEWER_NAMED
     columns = max(min(len(arrays), named), _FEWER_NAMED)
     for column, (array, parts) in enumerate(arrays):
-        colour, shown, moved = COLOURS.get(array, GREY), _SHOWN.get(array, array), sum(parts.values())
+        colour, shown, moved = (
+            COLOURS.get(array, GREY),
+            _SHOWN.get(array, array),
+            sum(parts.values()),
+        )
         for way, hatch in (("reads", ""), ("writes", _WRITTEN)):
             if parts[way]:
-                bar = ax.barh(y, parts[way], 0.3, left, color=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5)
+                bar = ax.barh(
+                    y,
+                    parts[way],
+                    0.3,
+                    left,
+                    color=colour,
+                    hatch=hatch,
+                    edgecolor=BLACK,
+                    linewidth=0.5,
+                )
                 bar[0].set_gid(f"{name} {array} {way}")
                 left += parts[way]
         seen = min(left, most) - (left - moved)
@@ -121,12 +165,22 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
         if column >= named:
             continue
         column_at = most * column / columns
-        ax.plot([column_at + 0.0125 * most], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
+        ax.plot(
+            [column_at + 0.0125 * most],
+            [y + 0.28],
+            "s",
+            color=colour,
+            mec=BLACK,
+            mew=0.5,
+            clip_on=False,
+        )
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
         ax.text(column_at, y + 0.38, _short(moved, power), va="top")
     if cut:  # a white zigzag through the bar's end
         at = [most * (0.965 + 0.012 * (step % 2)) for step in range(7)]
-        ax.plot(at, [y - 0.18 + 0.06 * step for step in range(7)], color="white", linewidth=3, zorder=4)
+        ax.plot(
+            at, [y - 0.18 + 0.06 * step for step in range(7)], color="white", linewidth=3, zorder=4
+        )
 
 
 def _short(elements: int, power: int) -> str:

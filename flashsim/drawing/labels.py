@@ -1,4 +1,6 @@
-"""Words beside what they name: each at the first of several places where it covers no line and no other words."""
+"""Words beside what they name: each at the first of several places where it covers no line and
+no other words.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from flashsim.drawing.style import Picture
 
 STEPS = 60  # points of each piece of a line that are looked at
 MARGIN = 2  # pixels around words that stay free
-GRID = 40, 120  # places, from left to right and from below up, that are looked at where none of the spots is free
+# places, from left to right and from below up, that are looked at where none of the spots is free
+GRID = 40, 120
 
 
 class Spot(NamedTuple):
-    """A place for words: a point of the axes, how many points (1/72 inch) from there, and which side of the words is there."""
+    """A place for words: a point of the axes, how many points (1/72 inch) from there, and which
+    side of the words is there.
+    """
 
     x: float
     y: float
@@ -37,14 +42,26 @@ class Labels:
         self.ax = ax
         figure = ax.get_figure(root=True)
         if isinstance(figure, Picture):
-            figure.draw_without_rendering()  # lays it out: from here on pixels are where they will be
+            # lays it out: from here on pixels are where they will be
+            figure.draw_without_rendering()
         self.lines = np.concatenate([np.empty((0, 2)), *map(self._pixels, ax.get_lines())])
-        self.words: list[Bbox] = [text.get_window_extent() for text in ax.texts if text.get_visible()]
+        self.words: list[Bbox] = [
+            text.get_window_extent() for text in ax.texts if text.get_visible()
+        ]
 
     def put(self, words: str, spots: Sequence[Spot], **how: Any) -> Annotation:
-        """Put words at the first spot that is free; if none is, where there is room nearest to the first."""
+        """Put words at the first spot that is free; if none is, where there is room nearest to
+        the first.
+        """
         first = spots[0]
-        label = self.ax.annotate(words, (first.x, first.y), (0, 0), textcoords="offset points", annotation_clip=False, **how)
+        label = self.ax.annotate(
+            words,
+            (first.x, first.y),
+            (0, 0),
+            textcoords="offset points",
+            annotation_clip=False,
+            **how,
+        )
         label.set_in_layout(False)
         for spot in spots:
             self._move(label, spot)
@@ -62,34 +79,52 @@ class Labels:
 
     def _is_free(self, words: Bbox) -> bool:
         box, within = words.padded(MARGIN), self.ax.get_window_extent()
-        if not (within.x0 <= box.x0 and box.x1 <= within.x1 and within.y0 <= box.y0 and box.y1 <= within.y1):
+        if not (
+            within.x0 <= box.x0
+            and box.x1 <= within.x1
+            and within.y0 <= box.y0
+            and box.y1 <= within.y1
+        ):
             return False
-        return not any(box.overlaps(other) for other in self.words) and not box.count_contains(self.lines)
+        return not any(box.overlaps(other) for other in self.words) and not box.count_contains(
+            self.lines
+        )
 
     def _nearest(self, label: Annotation, wanted: Spot) -> Spot:
-        """Return the free spot nearest to one, of a grid over the axes; that one itself if there is none."""
+        """Return the free spot nearest to one, of a grid over the axes; that one itself if there
+        is none.
+        """
         self._move(label, wanted)
         at, within = label.get_window_extent(), self.ax.get_window_extent()
         rights = np.linspace(within.x0 - at.x0, within.x1 - at.x1, GRID[0])
         ups = np.linspace(within.y0 - at.y0, within.y1 - at.y1, GRID[1])
         points_of_a_pixel = 72 / label.get_figure(root=True).dpi  # type: ignore[union-attr]
-        for right, up in sorted(((right, up) for right in rights for up in ups), key=lambda way: float(np.hypot(*way))):
+        for right, up in sorted(
+            ((right, up) for right in rights for up in ups), key=lambda way: float(np.hypot(*way))
+        ):
             if self._is_free(at.translated(right, up)):
                 return wanted._replace(
-                    right=wanted.right + right * points_of_a_pixel, up=wanted.up + up * points_of_a_pixel
-                )  # fmt: skip
+                    right=wanted.right + right * points_of_a_pixel,
+                    up=wanted.up + up * points_of_a_pixel,
+                )
         return wanted
 
     def _pixels(self, line: Any) -> NDArray[np.float64]:
         """Return points along a line, and the corners of its markers, in pixels."""
-        path: NDArray[np.float64] = line.get_transform().transform(np.asarray(line.get_xydata(), float))
+        path: NDArray[np.float64] = line.get_transform().transform(
+            np.asarray(line.get_xydata(), float)
+        )
         path = path[np.isfinite(path).all(axis=1)]
         if line.get_linestyle() == "None" or len(path) < 2:
             dense = path
         else:
-            dense = np.concatenate([np.linspace(start, end, STEPS) for start, end in pairwise(path)])
+            dense = np.concatenate(
+                [np.linspace(start, end, STEPS) for start, end in pairwise(path)]
+            )
         if line.get_marker() in ("None", "", None) or not len(path):
             return dense
         reach = line.get_markersize() / 2 * line.get_figure(root=True).dpi / 72
-        corners = [path + np.array([right, up]) * reach for right in (-1, 0, 1) for up in (-1, 0, 1)]
+        corners = [
+            path + np.array([right, up]) * reach for right in (-1, 0, 1) for up in (-1, 0, 1)
+        ]
         return np.concatenate([dense, *corners])

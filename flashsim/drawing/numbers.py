@@ -1,4 +1,6 @@
-"""What axes say of numbers: in which power of ten, and at which values. M is the size of SRAM everywhere, so never a million."""
+"""What axes say of numbers: in which power of ten, and at which values. M is the size of SRAM
+everywhere, so never a million.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def power_for(most: float) -> int:
-    """Return the power of ten, a multiple of three, in which numbers up to `most` are said; 0 below 10,000."""
+    """Return the power of ten, a multiple of three, in which numbers up to `most` are said; 0
+    below 10,000.
+    """
     return 3 * (math.floor(math.log10(most)) // 3) if most >= 10_000 else 0
 
 
@@ -27,13 +31,17 @@ def in_units(power: int, what: str = "elements") -> str:
 
 
 def format_in_power(value: float, power: int) -> str:
-    """Return a number in that power of ten, without what a float's rounding adds: "2,100", "0.05"."""
+    """Return a number in that power of ten, without what a float's rounding adds: "2,100",
+    "0.05".
+    """
     number = float(f"{value / 10**power:.12g}")
     return f"{number:,.0f}" if number.is_integer() else f"{number:,.10g}"
 
 
 class InPower(Formatter):
-    """Says an axis' numbers in a power of ten; all with as many decimals, unless the axis is logarithmic."""
+    """Says an axis' numbers in a power of ten; all with as many decimals, unless the axis is
+    logarithmic.
+    """
 
     def __init__(self, power: int) -> None:
         self.power = power
@@ -62,7 +70,8 @@ def as_power(value: float, _: Any = None) -> str:
 
 
 class AtValues(Locator):
-    """Ticks at the values that were counted; at every second, third, … where the numbers of all would run into each other.
+    """Ticks at the values that were counted; at every second, third, … where the numbers of all
+    would run into each other.
 
     It asks anew each time that the axis is drawn: a larger figure has more ticks.
     """
@@ -85,7 +94,9 @@ class AtValues(Locator):
         return within[:1]
 
     def _have_room(self, values: Sequence[float]) -> bool:
-        """Say whether their numbers, each centred at its value, lie apart along a horizontal axis."""
+        """Say whether their numbers, each centred at its value, lie apart along a horizontal
+        axis.
+        """
         axis = self.axis
         assert isinstance(axis, Axis)
         size = axis.get_tick_params().get("labelsize", matplotlib.rcParams["xtick.labelsize"])

@@ -24,9 +24,19 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 WINE, OLIVE = "#882255", "#999933"  # P. Tol's, for a figure of more lines
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
-NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "yellow": YELLOW, "blue": BLUE,
-         "vermillion": VERMILLION, "purple": PURPLE}  # fmt: skip
-SPARE = ((SKY, "P", "-."), (GREY, "X", "-."), (YELLOW, "p", "-."))  # for algorithms whose record gives no look
+NAMED = {
+    "black": BLACK,
+    "grey": GREY,
+    "orange": ORANGE,
+    "sky": SKY,
+    "green": GREEN,
+    "yellow": YELLOW,
+    "blue": BLUE,
+    "vermillion": VERMILLION,
+    "purple": PURPLE,
+}
+# for algorithms whose record gives no look
+SPARE = ((SKY, "P", "-."), (GREY, "X", "-."), (YELLOW, "p", "-."))
 
 
 @dataclass(frozen=True)
@@ -41,15 +51,26 @@ class Look:
     @property
     def line(self) -> dict[str, Any]:
         """Arguments of `Axes.plot` for a line with markers, hollow ones."""
-        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, "markerfacecolor": "white"}
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "linestyle": self.dashes,
+            "markerfacecolor": "white",
+        }
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each algorithm: what its record says; one that is not known, or says nothing, has one of its own."""
+    """Return the look of each algorithm: what its record says; one that is not known, or says
+    nothing, has one of its own.
+    """
     found: dict[str, Look] = {}
     names, spare = list(names), 0
     taken = [FORWARD[name].look for name in names if name in FORWARD]
-    free = [(colour, *shape) for colour, *shape in SPARE if not any(look and look[1] == shape[0] for look in taken)]
+    free = [
+        (colour, *shape)
+        for colour, *shape in SPARE
+        if not any(look and look[1] == shape[0] for look in taken)
+    ]
     for name in names:
         record = FORWARD.get(name)
         if record is not None and record.look is not None:
@@ -63,7 +84,9 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def compared() -> list[str]:
-    """Return the names of the forward passes that pictures of all algorithms show: those with a look."""
+    """Return the names of the forward passes that pictures of all algorithms show: those with a
+    look.
+    """
     return [name for name, record in FORWARD.items() if record.look is not None]
 
 
@@ -78,11 +101,22 @@ def tint(colour: str) -> str:
 
 
 STYLE: Any = {
-    "font.size": 8, "axes.titlesize": 8.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "legend.fontsize": 8, "legend.frameon": False, "legend.borderpad": 0, "legend.borderaxespad": 0.3,
-    "legend.handletextpad": 0.6, "legend.labelspacing": 0.25, "hatch.linewidth": 0.7, "lines.linewidth": 1.2,
-    "lines.markersize": 4.5, "svg.fonttype": "path", "svg.hashsalt": "flashsim",
-}  # fmt: skip
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.borderpad": 0,
+    "legend.borderaxespad": 0.3,
+    "legend.handletextpad": 0.6,
+    "legend.labelspacing": 0.25,
+    "hatch.linewidth": 0.7,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "flashsim",
+}
 
 styled = matplotlib.rc_context(STYLE)
 """Runs a function under the common style, and leaves matplotlib's settings as they were."""
@@ -132,12 +166,18 @@ def drawn(figure: Any, form: str = "png", dpi: float = 200) -> bytes:
 
 
 def own_figure() -> Picture:
-    """Return an empty figure of the size, and in the style, that matplotlib's settings say: those of whoever calls this."""
+    """Return an empty figure of the size, and in the style, that matplotlib's settings say:
+    those of whoever calls this.
+    """
     figure = Picture(layout="constrained")
     figure.in_columns = False
     figure.dpi_shown = figure.dpi
     settings = dict(matplotlib.rcParams)
-    figure.settings = {name: value for name, value in settings.items() if not name.startswith(("backend", "toolbar"))}
+    figure.settings = {
+        name: value
+        for name, value in settings.items()
+        if not name.startswith(("backend", "toolbar"))
+    }
     return figure
 
 
@@ -147,12 +187,16 @@ def column_figure(height: float, columns: float = 1) -> Figure:
 
 
 def hang(ax: Axes, x: float) -> float:
-    """Return where a title begins: at x, left of the axes, where those fill a printed column; elsewhere above the axes."""
+    """Return where a title begins: at x, left of the axes, where those fill a printed column;
+    elsewhere above the axes.
+    """
     return x if isinstance(ax.figure, Picture) and ax.figure.in_columns else 0.0
 
 
 def left_edge(ax: Axes) -> float:
-    """Return where the left edge of the figure is, as a part of the axes' width, once the figure is laid out."""
+    """Return where the left edge of the figure is, as a part of the axes' width, once the figure
+    is laid out.
+    """
     box = ax.get_window_extent()
     return float(0.01 - box.x0 / box.width)
 
@@ -164,7 +208,9 @@ def on_slide(ax: Axes) -> bool:
 
 @styled
 def slide(panels: int = 1, width: float = 0.0) -> Panels:
-    """Return so many axes side by side on a new figure of 16:9, `width` inches wide, by default as its panels need."""
+    """Return so many axes side by side on a new figure of 16:9, `width` inches wide, by default
+    as its panels need.
+    """
     width = width or max(7.2, 3.5 * panels)
     figure = Picture(figsize=(width, width * 9 / 16), layout="constrained")
     figure.in_columns = False
@@ -189,7 +235,9 @@ def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
 
 
 def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
-    """Return axes, dressed: those given, or new ones a printed column wide and `height` inches high."""
+    """Return axes, dressed: those given, or new ones a printed column wide and `height` inches
+    high.
+    """
     ax = column_figure(height).subplots() if ax is None else ax
     dress(ax, x=x, y=y)
     return ax

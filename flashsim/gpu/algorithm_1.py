@@ -28,21 +28,43 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     check_blocks("algorithm_1", (B_r, B_c), shared)
     l, m = cupy.empty((B, H, N_q), "float32"), cupy.empty((B, H, N_q), "float32")
     function = f"algorithm_1<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}>"
-    launch(FILE, function, B * H, shared, (q, k, v, o, l, m, problem(q, k, v, options)), ARRAYS, options)
+    launch(
+        FILE,
+        function,
+        B * H,
+        shared,
+        (q, k, v, o, l, m, problem(q, k, v, options)),
+        ARRAYS,
+        options,
+    )
     if lse is not None:
         cupy.add(m, cupy.log(l), out=lse)  # −∞ for rows without keys
 
 
 KERNEL = Kernel(
-    name="algorithm_1", about="Algorithm 1 as printed, one block of threads per head", short="Algorithm 1",
+    name="algorithm_1",
+    about="Algorithm 1 as printed, one block of threads per head",
+    short="Algorithm 1",
     look=("sky", "o", "-"),
-    rung=1, fastest_in=(), model="flash_basic", longest=2048, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
+    rung=1,
+    fastest_in=(),
+    model="flash_basic",
+    longest=2048,
+    dtypes=tuple(ELEMENTS),
+    head_dims=HEAD_DIMS,
     variants=(
         *variants(FILE, "algorithm_1", ("",), dims=[(d, 64, 64) for d in HEAD_DIMS]),
         *(
-            Variant(FILE, (("COUNT", count),), tuple(f"algorithm_1<float, 64, 64, {B_c}>" for B_c in MEASURED), ("sm_90a",))
+            Variant(
+                FILE,
+                (("COUNT", count),),
+                tuple(f"algorithm_1<float, 64, 64, {B_c}>" for B_c in MEASURED),
+                ("sm_90a",),
+            )
             for count in (0, 1)
         ),
     ),
-    forward=forward, takes=("blocks", "count"), choose_blocks=choose_blocks,
-)  # fmt: skip
+    forward=forward,
+    takes=("blocks", "count"),
+    choose_blocks=choose_blocks,
+)

@@ -1,7 +1,9 @@
-"""Arrays on a GPU, of any library: how they are described, and how results of the same library are made.
+"""Arrays on a GPU, of any library: how they are described, and how results of the same library are
+made.
 
-A kernel needs only addresses, shapes and strides. CuPy arrays and PyTorch tensors are asked for these directly. Arrays of
-other libraries become CuPy arrays by DLPack, and so do all arrays for kernels that CuPy calls. Neither copies.
+A kernel needs only addresses, shapes and strides. CuPy arrays and PyTorch tensors are asked for
+these directly. Arrays of other libraries become CuPy arrays by DLPack, and so do all arrays for
+kernels that CuPy calls. Neither copies.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from flashsim.gpu.launching import Prepared, Stream
 from flashsim.masks.rules import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
-New = tuple[int | None, Any, Any]  # of a new array: which given array it is like, or None; its shape; its dtype
+# of a new array: which given array it is like, or None; its shape; its dtype
+New = tuple[int | None, Any, Any]
 Look = tuple[tuple[Any, ...], list[int]]
 """Shape, strides and dtype of each array, as the library has them; addresses."""
 
@@ -31,7 +34,9 @@ class CuPy:
         self._cupy = import_cupy()
 
     def look(self, given: Sequence[Any], device: int) -> Look | None:
-        """Return what a launch needs to know of the arrays, or None unless all are CuPy's on this device."""
+        """Return what a launch needs to know of the arrays, or None unless all are CuPy's on
+        this device.
+        """
         ndarray = self._cupy.ndarray
         found: list[Any] = []
         at = []
@@ -85,14 +90,18 @@ class CuPy:
 
 
 class PyTorch:
-    """PyTorch's tensors. Asking them, and taking memory from PyTorch's own pool, takes less time than DLPack."""
+    """PyTorch's tensors. Asking them, and taking memory from PyTorch's own pool, takes less time
+    than DLPack.
+    """
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         self._types = (self._torch.Tensor, self._torch.nn.Parameter)
         # current_stream makes an object for the stream; Triton's way takes a twentieth of the time
         usual = self._torch.cuda.current_stream
-        self.stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream)
+        self.stream = getattr(
+            self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream
+        )
 
     def look(self, given: Sequence[Any], device: int) -> Look | None:
         """Return as `CuPy.look`; None also for tensors that are not plain numbers in memory."""
@@ -121,7 +130,9 @@ class PyTorch:
         """Return as `CuPy.own`."""
         if isinstance(array, self._torch.Tensor):
             if array.layout is not self._torch.strided:
-                raise ValueError(f"{name} has layout {array.layout}; expected {self._torch.strided}")
+                raise ValueError(
+                    f"{name} has layout {array.layout}; expected {self._torch.strided}"
+                )
             return array.detach().resolve_neg().as_subclass(self._torch.Tensor)
         try:
             return self._torch.from_dlpack(array)
@@ -136,7 +147,9 @@ class PyTorch:
         """Return new tensors. One that is like a given tensor takes half the time to make."""
         like, dense, first = self._torch.empty_like, self._torch.contiguous_format, given[0]
         return [
-            first.new_empty(shape, dtype=dtype) if n is None else like(given[n], memory_format=dense)
+            first.new_empty(shape, dtype=dtype)
+            if n is None
+            else like(given[n], memory_format=dense)
             for n, shape, dtype in wanted
         ]
 
@@ -160,21 +173,28 @@ class PyTorch:
 
 @cache
 def _library(kind: Any) -> CuPy | PyTorch:
-    """Return the library of arrays of this type; libraries other than PyTorch are treated as CuPy."""
+    """Return the library of arrays of this type; libraries other than PyTorch are treated as
+    CuPy.
+    """
     return PyTorch() if kind.__module__.split(".")[0] == "torch" else CuPy()
 
 
 class Taken:
     """The arrays of a call, all of one library and device. To be used in a `with`.
 
-    `found` and `at` are what `look` returns. `mask` is a CuPy array, or None unless the mask is an array.
+    `found` and `at` are what `look` returns. `mask` is a CuPy array, or None unless the mask is an
+    array.
     """
 
     def __init__(self, names: Sequence[str], given: Sequence[Any], mask: Any) -> None:
         self._within: ExitStack | None = None
         self.names, self.given, self.mask = names, list(given), None
         self.device, self.library = current_device(), _library(given[0].__class__)
-        looked = self.library.look(given, self.device) if mask is None or isinstance(mask, Mask) else None
+        looked = (
+            self.library.look(given, self.device)
+            if mask is None or isinstance(mask, Mask)
+            else None
+        )
         self.found, self.at = looked or self._asked_for(mask)
 
     def __enter__(self) -> Taken:
@@ -185,7 +205,9 @@ class Taken:
             self._within.__exit__(None, None, None)
 
     def enter(self) -> None:
-        """Make the arrays' device, and their library's stream, CuPy's current ones until the `with` ends."""
+        """Make the arrays' device, and their library's stream, CuPy's current ones until the
+        `with` ends.
+        """
         if self._within is None:
             self._within = ExitStack()
             self._within.enter_context(import_cupy().cuda.Device(self.device))
@@ -200,7 +222,9 @@ class Taken:
         self.device = devices[self.names[0]]
         for name, device in devices.items():
             if device != self.device:
-                raise ValueError(f"{name} is on GPU {device}; expected {self.device}, where {self.names[0]} is")
+                raise ValueError(
+                    f"{name} is on GPU {device}; expected {self.device}, where {self.names[0]} is"
+                )
         self.enter()
         try:
             if "mask" in everything:
@@ -224,8 +248,12 @@ class Taken:
         results = self.library.new(wanted, self.given)
         if run is not None:
             import_cupy().cuda.runtime.setDevice(self.device)
-            _memory, at = self.library.scratch(run.scratch, self.given[0]) if run.scratch else (None, 0)
-            run.run(self.library.stream(self.device), at, *self.at, *self.library.addresses(results))
+            _memory, at = (
+                self.library.scratch(run.scratch, self.given[0]) if run.scratch else (None, 0)
+            )
+            run.run(
+                self.library.stream(self.device), at, *self.at, *self.library.addresses(results)
+            )
         return results
 
     def make_contiguous(self, n: int) -> None:
@@ -238,10 +266,16 @@ def _device(name: str, array: Any) -> int:
     if isinstance(array, import_cupy().ndarray):
         return int(array.data.device_id)
     if not hasattr(array, "__dlpack_device__") or not hasattr(array, "__dlpack__"):
-        raise ValueError(f"{name} is a {type(array).__name__}; expected a CuPy array, or one with DLPack, on a GPU")
+        raise ValueError(
+            f"{name} is a {type(array).__name__}; expected a CuPy array, or one with DLPack, on a "
+            "GPU"
+        )
     kind, number = array.__dlpack_device__()
     if int(kind) not in CUDA:
-        raise ValueError(f"{name} is a {type(array).__module__}.{type(array).__name__} not on a GPU; expected one on a GPU")
+        raise ValueError(
+            f"{name} is a {type(array).__module__}.{type(array).__name__} not on a GPU; expected "
+            "one on a GPU"
+        )
     return int(number)
 
 

@@ -2,11 +2,12 @@
 
     results = benchmark(settings(lengths=(1024, 4096), head_dims=(128,)))
 
-The contestants of a setting take turns. In every round, each runs for some milliseconds, at least one launch, between two CUDA
-events. Reported are the median, least and most over the rounds. Inputs are random numbers: zeros would draw less power, and the
-clock would be higher. All contestants share one power limit, so one that follows a kernel with a high power draw runs slower.
-Power and clock at the end of a turn are therefore reported beside the rate. A time is that of the whole call, including Python
-where the GPU does not hide it.
+The contestants of a setting take turns. In every round, each runs for some milliseconds, at least
+one launch, between two CUDA events. Reported are the median, least and most over the rounds. Inputs
+are random numbers: zeros would draw less power, and the clock would be higher. All contestants
+share one power limit, so one that follows a kernel with a high power draw runs slower. Power and
+clock at the end of a turn are therefore reported beside the rate. A time is that of the whole call,
+including Python where the GPU does not hide it.
 
 All our kernels are compiled beforehand, in parallel.
 """
@@ -38,7 +39,8 @@ MUCH = 2**30  # after a call that takes this many bytes, pools are emptied
 
 @dataclass(frozen=True)
 class Timing:
-    """A contestant's time of one call in ms (median, least, most over the rounds), its TFLOP/s, and peak bytes beyond inputs.
+    """A contestant's time of one call in ms (median, least, most over the rounds), its TFLOP/s, and
+    peak bytes beyond inputs.
 
     Watts and MHz are medians too, or None if they cannot be read.
     """
@@ -55,12 +57,18 @@ class Timing:
 
 
 def benchmark(
-    asked: Sequence[Setting], *, names: Sequence[str] = (), rounds: int = 7, turn_ms: float = TURN_MS,
+    asked: Sequence[Setting],
+    *,
+    names: Sequence[str] = (),
+    rounds: int = 7,
+    turn_ms: float = TURN_MS,
     on_setting: OnSetting | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the times of all contestants for each setting, as plain data. If one fails, its reason is kept and the rest go on.
+) -> list[dict[str, Any]]:
+    """Return the times of all contestants for each setting, as plain data. If one fails, its reason
+    is kept and the rest go on.
 
-    `names` are of NAMES; if empty, all that the setting allows take part. Raises MissingGPU without a GPU.
+    `names` are of NAMES; if empty, all that the setting allows take part. Raises MissingGPU without
+    a GPU.
     """
     if on_setting is not None:
         on_setting(0, len(asked), "compile")
@@ -69,13 +77,19 @@ def benchmark(
     for done, setting in enumerate(asked):
         if on_setting is not None:
             on_setting(done, len(asked), str(setting))
-        timings = [asdict(timing) for timing in race(setting, contestants(setting, names), rounds, turn_ms)]
-        results.append({**asdict(setting), "B": setting.batch, "flops": setting.flops, "timings": timings})
+        timings = [
+            asdict(timing) for timing in race(setting, contestants(setting, names), rounds, turn_ms)
+        ]
+        results.append(
+            {**asdict(setting), "B": setting.batch, "flops": setting.flops, "timings": timings}
+        )
     return results
 
 
 def _shortest(asked: Sequence[Setting], names: Sequence[str]) -> list[Callable[[], Call]]:
-    """Return makers of calls that together need every kernel: for each of ours and each kind of setting, the shortest."""
+    """Return makers of calls that together need every kernel: for each of ours and each kind of
+    setting, the shortest.
+    """
     kinds: dict[tuple[str, Setting], Callable[[], Call]] = {}
     for setting in sorted(asked, key=lambda setting: setting.N):
         for name, make in contestants(setting, names):
@@ -85,22 +99,31 @@ def _shortest(asked: Sequence[Setting], names: Sequence[str]) -> list[Callable[[
 
 
 def compile_first(makers: Iterable[Callable[[], Call]]) -> None:
-    """Make and run each call in a thread of its own. NVRTC needs a second or more for a kernel, and compiles one per thread."""
+    """Make and run each call in a thread of its own. NVRTC needs a second or more for a kernel,
+    and compiles one per thread.
+    """
 
     def called(make: Callable[[], Call]) -> None:
         with suppress(Exception):  # the benchmark reports the failure in the contestant's turn
             make()()
 
     cuda = import_cupy().cuda
-    with ThreadPoolExecutor(initializer=cuda.runtime.setDevice, initargs=(current_device(),)) as threads:
+    with ThreadPoolExecutor(
+        initializer=cuda.runtime.setDevice, initargs=(current_device(),)
+    ) as threads:
         list(threads.map(called, makers))
     cuda.runtime.deviceSynchronize()
 
 
 def race(
-    setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rounds: int, turn_ms: float = TURN_MS
+    setting: Setting,
+    makers: Iterable[tuple[str, Callable[[], Call]]],
+    rounds: int,
+    turn_ms: float = TURN_MS,
 ) -> Iterator[Timing]:
-    """Yield each contestant's timing. `makers` has names and what makes their calls. Those that fail come first."""
+    """Yield each contestant's timing. `makers` has names and what makes their calls. Those that
+    fail come first.
+    """
     cupy = import_cupy()
     calls: dict[str, Call] = {}
     extra: dict[str, int] = {}
@@ -111,12 +134,16 @@ def race(
             _tried_twice(_time, call, 1)
             extra[name] = _tried_twice(_extra_bytes, call)
             calls[name] = call
-        except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
+        except Exception as error:
+            # a contestant that cannot do this setting must not end the benchmark
             failed[name] = _said(error)
         cupy.cuda.runtime.deviceSynchronize()
         if extra.get(name, MUCH) >= MUCH:  # otherwise later, since it takes 80 ms
             _free()
-    sensors, readings = Sensors(cupy.cuda.runtime.getDevice()), defaultdict[str, list[tuple[float, int]]](list)
+    sensors, readings = (
+        Sensors(cupy.cuda.runtime.getDevice()),
+        defaultdict[str, list[tuple[float, int]]](list),
+    )
 
     def look(name: str) -> None:
         reading = sensors.read()
@@ -129,23 +156,32 @@ def race(
     for name, measured in times.items():
         median = statistics.median(measured)
         rate = setting.flops * share(name, setting) / median / 1e9
-        watts, mhz = (statistics.median(x) for x in zip(*readings[name], strict=True)) if readings[name] else (None, None)
+        watts, mhz = (
+            (statistics.median(x) for x in zip(*readings[name], strict=True))
+            if readings[name]
+            else (None, None)
+        )
         yield Timing(name, median, min(measured), max(measured), rate, extra[name], watts, mhz)
     del calls
     _free()
 
 
 def interleaved(
-    calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None, turn_ms: float = TURN_MS,
+    calls: Mapping[str, Call],
+    rounds: int,
+    failed: dict[str, str] | None = None,
+    turn_ms: float = TURN_MS,
     look: Callable[[str], None] = lambda _: None,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Return the ms of each call, one number per round. In a turn, a call is launched as often as fits into `turn_ms`.
+) -> dict[str, list[float]]:
+    """Return the ms of each call, one number per round. In a turn, a call is launched as often as
+    fits into `turn_ms`.
 
-    Each round has its own random order, since a call that always followed one with a low power draw would always clock higher.
-    One more round, the first, finds how many launches fit. It counts for a call if that is one launch. Each call is made once
-    before it is timed there, as it may have to ask the driver for memory, which can take longer than the call itself. A call
-    that fails twice goes to `failed` with the reason, and the others go on. Without `failed`, the error is raised. `look` is
-    called in each turn before the last launch, while the GPU is busy.
+    Each round has its own random order, since a call that always followed one with a low power draw
+    would always clock higher. One more round, the first, finds how many launches fit. It counts for
+    a call if that is one launch. Each call is made once before it is timed there, as it may have to
+    ask the driver for memory, which can take longer than the call itself. A call that fails twice
+    goes to `failed` with the reason, and the others go on. Without `failed`, the error is raised.
+    `look` is called in each turn before the last launch, while the GPU is busy.
     """
     rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
     launches: dict[str, int] = {}
@@ -178,7 +214,8 @@ def _said(error: Exception) -> str:
 
 def _tried_twice(measure: Callable[..., Any], call: Call, *how: Any) -> Any:
     """Return a call's measurement. If it fails, free all pools and try again."""
-    with suppress(Exception):  # when memory runs out, CuPy and PyTorch free their own pools, not each other's
+    # when memory runs out, CuPy and PyTorch free their own pools, not each other's
+    with suppress(Exception):
         return measure(call, *how)
     _free()  # only here, after the error has released its frames' arrays
     call()
@@ -186,7 +223,9 @@ def _tried_twice(measure: Callable[..., Any], call: Call, *how: Any) -> Any:
 
 
 def _time(call: Call, launches: int, look: Callable[[], None] = lambda: None) -> float:
-    """Return the ms per call of `launches` calls between two events. `look` is called before the last one."""
+    """Return the ms per call of `launches` calls between two events. `look` is called before the
+    last one.
+    """
     cupy = import_cupy()
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()

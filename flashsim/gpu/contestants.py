@@ -1,4 +1,6 @@
-"""The contestants of a benchmark (our kernels, unfused attention, PyTorch's backends, FlashAttention) and its problems."""
+"""The contestants of a benchmark (our kernels, unfused attention, PyTorch's backends,
+FlashAttention) and its problems.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +23,55 @@ from flashsim.masks.rules import SlidingWindow
 from flashsim.problem.qkv import SAMPLE
 
 Call = Callable[[], Any]
-TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
-"""Backends of PyTorch's scaled_dot_product_attention. "" is unfused attention written in PyTorch, the paper's baseline."""
+TORCH = {
+    "torch_unfused": "",
+    "torch_math": "MATH",
+    "torch_flash": "FLASH_ATTENTION",
+    "torch_cudnn": "CUDNN_ATTENTION",
+}
+"""Backends of PyTorch's scaled_dot_product_attention. "" is unfused attention written in
+PyTorch, the paper's baseline.
+"""
 FA3, FA4 = "fa3", "fa4"
 PACKAGES = {FA3: "tokenspeed-fa3", FA4: "flash-attn-4"}
-"""FlashAttention-3, of which that package has the forward pass only, and FlashAttention-4. They take part if installed."""
+"""FlashAttention-3, of which that package has the forward pass only, and FlashAttention-4. They
+take part if installed.
+"""
 SPARSE: dict[str, dict[str, Any]] = {
     "hopper_window": {"mask": SlidingWindow(128, 127)},
     "hopper_butterfly": {"block_mask": butterfly},
 }
-"""Sparse attention, forward, by `hopper`, which the paper's Figure 3 compares too. These take part only if asked for."""
+"""Sparse attention, forward, by `hopper`, which the paper's Figure 3 compares too. These take
+part only if asked for.
+"""
 PEERS = (*TORCH, *PACKAGES)
 NAMES = (*ladder(), *SPARSE, *PEERS)
 LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
-"""Beyond these lengths the N × N matrices are not worth the time. For our kernels, `Kernel.longest` says so."""
+"""Beyond these lengths the N × N matrices are not worth the time. For our kernels,
+`Kernel.longest` says so.
+"""
 TOKENS, HEADS = 16_384, 16
 DISTRIBUTIONS = {
     "normal": "normal numbers, so that scores have standard deviation 1",
     "wide": "normal, with Q 9 times as large, so that scores have standard deviation 9",
-    "growing": "normal, but keys grow from 1 times to 9 times towards the first key, which kernels read last",
+    "growing": (
+        "normal, but keys grow from 1 times to 9 times towards the first key, which kernels read "
+        "last"
+    ),
     "sink": "normal, but the first key's scores are 16 above all others",
     "captured": "Q, K, V of a real model, the bundled sample, repeated over heads and tokens",
 }
-"""What Q, K and V are drawn from. They differ in how much the rows' maxima grow as keys are read."""
+"""What Q, K and V are drawn from. They differ in how much the rows' maxima grow as keys are
+read.
+"""
 LARGE, SINK = 9.0, 16.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One problem: self-attention of B sequences of N tokens in H heads, with numbers of a distribution."""
+    """One problem: self-attention of B sequences of N tokens in H heads, with numbers of a
+    distribution.
+    """
 
     N: int
     d: int
@@ -68,9 +90,18 @@ class Setting:
 
     @property
     def flops(self) -> float:
-        """4·B·H·N²·d forward, 2.5 times that backward, about half if causal, as authors of kernels usually count."""
+        """4·B·H·N²·d forward, 2.5 times that backward, about half if causal, as authors of
+        kernels usually count.
+        """
         pairs = self.N * (self.N + 1) / 2 if self.causal else self.N**2
-        return 4 * self.batch * self.H * pairs * self.d * (2.5 if self.direction == "backward" else 1.0)
+        return (
+            4
+            * self.batch
+            * self.H
+            * pairs
+            * self.d
+            * (2.5 if self.direction == "backward" else 1.0)
+        )
 
     def __str__(self) -> str:
         causal = ", causal" if self.causal else ""
@@ -79,16 +110,21 @@ class Setting:
 
 
 def settings(
-    lengths: Iterable[int], head_dims: Iterable[int], causal: Iterable[bool] = (False, True),
-    directions: Iterable[str] = ("forward", "backward"), **others: Any,
-) -> list[Setting]:  # fmt: skip
+    lengths: Iterable[int],
+    head_dims: Iterable[int],
+    causal: Iterable[bool] = (False, True),
+    directions: Iterable[str] = ("forward", "backward"),
+    **others: Any,
+) -> list[Setting]:
     """Return all combinations, the shortest first; `others` are fields of each."""
     return [Setting(*each, **others) for each in product(lengths, head_dims, causal, directions)]
 
 
 def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Yield names, and what makes a call of each. Making it may fail, too."""
-    usual = [name for name in NAMES if name not in SPARSE and _longest(name, setting.N) >= setting.N]
+    usual = [
+        name for name in NAMES if name not in SPARSE and _longest(name, setting.N) >= setting.N
+    ]
     names = [name for name in NAMES if name in asked] if asked else usual
     torch = torch_if_there()
     for name in names:
@@ -100,8 +136,12 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
                 yield name, partial(_ours, "hopper", setting, **SPARSE[name])
         elif torch is None or (name in PACKAGES and version(PACKAGES[name]) is None):
             continue
-        elif setting.direction == "backward" and (name == FA3 or (name == FA4 and name not in asked)):
-            continue  # FlashAttention-3's is not in the package, and FlashAttention-4's may not return: see `absent`
+        elif setting.direction == "backward" and (
+            name == FA3 or (name == FA4 and name not in asked)
+        ):
+            # FlashAttention-3's is not in the package, and FlashAttention-4's may not return: see
+            # `absent`
+            continue
         elif name in PACKAGES:
             yield name, partial(_flash_attention, name, setting, torch)
         else:
@@ -109,10 +149,16 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
 
 
 def absent(asked: Sequence[str]) -> dict[str, str]:
-    """Return by name why peers do not take part on this machine. `asked` are the names asked for, if any."""
+    """Return by name why peers do not take part on this machine. `asked` are the names asked
+    for, if any.
+    """
     if torch_if_there() is None:
         return dict.fromkeys(PEERS, "PyTorch is not installed, or sees no GPU")
-    reasons = {name: f"{package} is not installed" for name, package in PACKAGES.items() if version(package) is None}
+    reasons = {
+        name: f"{package} is not installed"
+        for name, package in PACKAGES.items()
+        if version(package) is None
+    }
     if FA3 not in reasons:
         reasons[f"{FA3}, backward"] = f"{PACKAGES[FA3]} has the forward pass only"
     if FA4 not in reasons and FA4 not in asked:
@@ -128,7 +174,9 @@ def share(name: str, setting: Setting) -> float:
         keys = np.minimum(rows, window.left) + 1 + np.minimum(N - 1 - rows, window.right)
         return float(keys.sum()) / N**2
     if "block_mask" in more:
-        rows, columns = (np.diff([*range(0, N, B), N]) for B in hopper.choose_tiles(setting.d, "LISTED").blocks)
+        rows, columns = (
+            np.diff([*range(0, N, B), N]) for B in hopper.choose_tiles(setting.d, "LISTED").blocks
+        )
         return float(rows @ more["block_mask"](len(rows), len(columns)) @ columns) / N**2
     return 1.0
 
@@ -157,7 +205,9 @@ def _can(rung: Kernel, setting: Setting) -> bool:
 
 
 def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
-    """Return `count` arrays with the shape of a setting's q: Q, K, V of its distribution, and a normal dO."""
+    """Return `count` arrays with the shape of a setting's q: Q, K, V of its distribution, and a
+    normal dO.
+    """
     cupy = import_cupy()
     rng = cupy.random.default_rng(0)
     shape = setting.batch, setting.H, setting.N, setting.d
@@ -169,13 +219,16 @@ def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
 
 
 def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
-    """Return Q, K, V of a setting's distribution, made of normal numbers (B, H, N, d), as arrays of the module xp."""
+    """Return Q, K, V of a setting's distribution, made of normal numbers (B, H, N, d), as arrays
+    of the module xp.
+    """
     (Q, K, V), d = normal, setting.d
     if setting.distribution == "wide":
         Q = Q * xp.float32(LARGE)
     elif setting.distribution == "growing":
         K = K * xp.linspace(LARGE, 1.0, setting.N, dtype="float32")[:, None]
-    elif setting.distribution == "sink":  # Q's first column is positive, and the first key is nonzero in that column alone
+    elif setting.distribution == "sink":
+        # Q's first column is positive, and the first key is nonzero in that column alone
         Q[..., 0] = abs(Q[..., 0]) * 0.1 + 4.0
         K[..., 0] = 0.0
         K[:, :, 0] = 0.0
@@ -186,7 +239,8 @@ def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
 
 
 def captured(setting: Setting) -> list[Any]:
-    """Return the bundled Q, K, V as (B, H, N, d): its heads, tokens and columns are repeated until they fill that shape.
+    """Return the bundled Q, K, V as (B, H, N, d): its heads, tokens and columns are repeated until
+    they fill that shape.
 
     Columns repeated n times make Q Kᵀ n times as large. Q is scaled so that τ Q Kᵀ is the sample's.
     """
@@ -197,7 +251,9 @@ def captured(setting: Setting) -> list[Any]:
     for name in "qkv":
         x = sample[name].astype(np.float32)[:, attend]  # (heads, tokens, width)
         width = x.shape[-1]
-        x = np.take(np.take(x, np.arange(B * H) % len(x), axis=0), np.arange(N) % x.shape[1], axis=1)
+        x = np.take(
+            np.take(x, np.arange(B * H) % len(x), axis=0), np.arange(N) % x.shape[1], axis=1
+        )
         found.append(np.tile(x, d // width).reshape(B, H, N, d))
     found[0] *= (width / d) ** 0.5
     return found
@@ -207,7 +263,12 @@ def _ours(name: str, setting: Setting, **more: Any) -> Call:
     from flashsim import gpu
 
     q, k, v, do = arrays(setting, 4, dtype_of(ladder()[name], setting))
-    options: dict[str, Any] = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1} | more
+    options: dict[str, Any] = {
+        "kernel": name,
+        "causal": setting.causal,
+        "dropout_p": setting.dropout_p,
+        "seed": 1,
+    } | more
     if setting.direction == "forward":
         return lambda: gpu.forward(q, k, v, **options)
     o, lse = gpu.forward(q, k, v, return_lse=True, **options)
@@ -235,10 +296,17 @@ def _flash_attention(name: str, setting: Setting, torch: Any) -> Call:
     return _peer(attention, setting, torch, rows_first=True)
 
 
-def _peer(attention: Callable[..., Any], setting: Setting, torch: Any, *, rows_first: bool = False) -> Call:
-    """Return a call of attention, or of its backward pass, on our numbers as tensors: (B, N, H, d) if `rows_first`."""
+def _peer(
+    attention: Callable[..., Any], setting: Setting, torch: Any, *, rows_first: bool = False
+) -> Call:
+    """Return a call of attention, or of its backward pass, on our numbers as tensors: (B, N, H,
+    d) if `rows_first`.
+    """
     backward = setting.direction == "backward"
-    made = (torch.from_dlpack(x).to(getattr(torch, setting.dtype)) for x in arrays(setting, 3, "float32"))
+    made = (
+        torch.from_dlpack(x).to(getattr(torch, setting.dtype))
+        for x in arrays(setting, 3, "float32")
+    )
     laid = (x.transpose(1, 2).contiguous() if rows_first else x for x in made)
     q, k, v = (x.requires_grad_(backward) for x in laid)
     if not backward:
@@ -255,16 +323,24 @@ def _fused(backend: str, setting: Setting) -> Callable[..., Any]:
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         with sdpa_kernel(getattr(SDPBackend, backend)):
-            return scaled_dot_product_attention(q, k, v, is_causal=setting.causal, dropout_p=setting.dropout_p)
+            return scaled_dot_product_attention(
+                q, k, v, is_causal=setting.causal, dropout_p=setting.dropout_p
+            )
 
     return attention
 
 
 def _unfused(setting: Setting, torch: Any, device: str = "cuda") -> Callable[..., Any]:
-    """Return unfused attention in PyTorch: products, scale, mask, softmax and dropout, one call each."""
+    """Return unfused attention in PyTorch: products, scale, mask, softmax and dropout, one call
+    each.
+    """
     from torch.nn.functional import dropout, softmax
 
-    above = torch.ones(setting.N, setting.N, dtype=torch.bool, device=device).triu(1) if setting.causal else None
+    above = (
+        torch.ones(setting.N, setting.N, dtype=torch.bool, device=device).triu(1)
+        if setting.causal
+        else None
+    )
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         S = (q @ k.transpose(-2, -1)) * setting.d**-0.5

@@ -1,4 +1,6 @@
-"""Counters on the GPU, to which counting builds add what they move: for each array, elements read and elements written."""
+"""Counters on the GPU, to which counting builds add what they move: for each array, elements
+read and elements written.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Moved:
 
 
 class Counters:
-    """Totals in the GPU's memory: reads and writes of each array, then how often each event happened.
+    """Totals in the GPU's memory: reads and writes of each array, then how often each event
+    happened.
 
     If several launches share a name, their totals are added.
     """
@@ -36,7 +39,9 @@ class Counters:
         """Wait for the launches; return each array's totals."""
         sums: dict[str, Moved] = {}
         for names, _, totals in self._launches:
-            for name, (reads, writes) in zip(names, totals[: 2 * len(names)].reshape(-1, 2).get().tolist(), strict=True):
+            for name, (reads, writes) in zip(
+                names, totals[: 2 * len(names)].reshape(-1, 2).get().tolist(), strict=True
+            ):
                 before = sums.get(name, Moved(0, 0))
                 sums[name] = Moved(before.reads + reads, before.writes + writes)
         return sums

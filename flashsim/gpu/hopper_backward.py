@@ -1,6 +1,8 @@
-"""FlashAttention's backward pass on Hopper's own instructions: launches kernels/hopper_backward.cu on the current stream.
+"""FlashAttention's backward pass on Hopper's own instructions: launches kernels/hopper_backward.cu
+on the current stream.
 
-Blocks of threads that run at once sum dQ in HBM, in fp32: in any order, or in a fixed order if `deterministic`.
+Blocks of threads that run at once sum dQ in HBM, in fp32: in any order, or in a fixed order if
+`deterministic`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ROWS = 64  # dK_j and dV_j are stored in boxes of this many rows
 PREPARES, SUMS = 256, 384  # threads of the two kernels
 GRID = 2**31 - 1
 KINDS = ("FULL", "CAUSAL", "ARRAY", "CAUSAL_ARRAY", "LISTED")  # of masks, as the kernel calls them
-NOT_COMPILED = 64, "CAUSAL_ARRAY"  # too few registers: the causal mask is put into the array, and all tiles are computed
+# too few registers: the causal mask is put into the array, and all tiles are computed
+NOT_COMPILED = 64, "CAUSAL_ARRAY"
 MOVES = (  # the arrays of each kernel's totals, in its order
     ("O", "dO", "L", "D", "dQ", "dK", "dV"),
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV", "mask"),
@@ -52,7 +55,8 @@ def choose_blocks(d: int) -> tuple[int, int]:
 
 
 def shared_bytes(d: int, drops: bool, masks: bool = False) -> int:
-    """Return the bytes for K_j, V_j, two each of Q_i, dO_i, dS_ij, L_i and D_i, for dQ_i, dropout's bits, sums and barriers.
+    """Return the bytes for K_j, V_j, two each of Q_i, dO_i, dS_ij, L_i and D_i, for dQ_i, dropout's
+    bits, sums and barriers.
 
     A mask adds two of its tiles with their barriers, or one if d = 64.
     """
@@ -78,7 +82,10 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     lists: tuple[Any, ...] = ()
     if options.window or options.block_mask is not None:
         lists = _listed(device, options.block_mask, window, q.shape, k.shape)
-    kind, listed = "LISTED" if lists else KINDS[options.causal], tuple(array.data.ptr for array in lists)
+    kind, listed = (
+        "LISTED" if lists else KINDS[options.causal],
+        tuple(array.data.ptr for array in lists),
+    )
     mask = None
     if options.mask is not None:
         kind, array = ("CAUSAL_" * options.causal + "ARRAY"), options.mask
@@ -87,7 +94,9 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
         mask = in_tiles(array)
     counting, M = options.counters is not None, mask.array.data.ptr if mask else 0
     masked = window, mask and mask[1:], listed
-    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, kind, *masked, *asked, counting)
+    start, scratch = _launches(
+        device, q.shape, k.shape, strides, q.dtype, kind, *masked, *asked, counting
+    )
 
     def run(stream: int, at: int, *addresses: int) -> None:
         moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
@@ -99,14 +108,18 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
 def _listed(
     device: int, block_mask: Any, window: tuple[int, int], q: tuple[int, ...], k: tuple[int, ...]
 ) -> tuple[Any, Any, Any]:
-    """Return on the GPU: where each key block's live tiles start in their list, how many tiles each row block has, the list."""
+    """Return on the GPU: where each key block's live tiles start in their list, how many tiles
+    each row block has, the list.
+    """
     B_r, B_c = choose_blocks(q[3])
     blocks, shape = Blocks(B_r, B_c, N_q=q[2], N_k=k[2]), Shape(q[2], k[2], 1, 1)
     return _on_gpu(device, computed(block_mask, MASK_BLOCKS, shape), blocks, shape, window)
 
 
 @lru_cache(maxsize=64)
-def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int]) -> tuple[Any, Any, Any]:
+def _on_gpu(
+    device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int]
+) -> tuple[Any, Any, Any]:
     live = live_tiles(bits, MASK_BLOCKS, blocks, shape, window)
     j, i = np.nonzero(live.T)
     tiles = np.stack([i, (live.cumsum(axis=1) - 1)[i, j]], axis=1)
@@ -115,58 +128,111 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, kind: str,
-    window: tuple[int, int], masked: tuple[tuple[int, ...], ...] | None, listed: tuple[int, ...], scale: float, dropout_p: float,
-    seed: int, deterministic: bool, counting: bool,
-) -> tuple[Launches, int]:  # fmt: skip
-    """Return the launches for q and k of these shapes, and the bytes of scratch memory. Strides are of q, k, v and do.
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtype: Any,
+    kind: str,
+    window: tuple[int, int],
+    masked: tuple[tuple[int, ...], ...] | None,
+    listed: tuple[int, ...],
+    scale: float,
+    dropout_p: float,
+    seed: int,
+    deterministic: bool,
+    counting: bool,
+) -> tuple[Launches, int]:
+    """Return the launches for q and k of these shapes, and the bytes of scratch memory. Strides are
+    of q, k, v and do.
 
-    `listed` has the addresses of the lists of live tiles, `masked` the mask's shape, strides and steps. The launches are to be
-    called with the addresses of scratch memory, the mask, Q, K, V, O, L, dO, dQ, dK, dV, and each kernel's totals.
+    `listed` has the addresses of the lists of live tiles, `masked` the mask's shape, strides and
+    steps. The launches are to be called with the addresses of scratch memory, the mask, Q, K, V, O,
+    L, dO, dQ, dK, dV, and each kernel's totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = choose_blocks(d)
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
     row_blocks, key_blocks = B * H * T_r, B * H_kv * T_c
     if max(row_blocks, key_blocks) > GRID:
-        raise ValueError(f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} at most")
+        raise ValueError(
+            f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} "
+            "at most"
+        )
     attributes = import_cupy().cuda.Device(device).attributes
     # Blocks of threads that draw no key block help to round dQ.
     blocks = min(max(key_blocks, row_blocks), attributes["MultiProcessorCount"])
     shared, causal = shared_bytes(d, dropout_p > 0, "ARRAY" in kind), "CAUSAL" in kind
     problem = np.zeros((), _PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = N_q, N_k, H, H_kv, H // H_kv
+    problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = (
+        N_q,
+        N_k,
+        H,
+        H_kv,
+        H // H_kv,
+    )
     problem["T_r"], problem["T_c"], problem["heads"] = T_r, T_c, B * H_kv
     problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if causal else 0
     a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
     problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
     problem["left"], problem["right"] = (
-        N - 1 if side == -1 else min(side, N - 1) for side, N in zip(window, (N_k, N_q), strict=True)
+        N - 1 if side == -1 else min(side, N - 1)
+        for side, N in zip(window, (N_k, N_q), strict=True)
     )
     *matrices, problem["mask"] = masked or ((0, 0, 0),)
     problem["starts"], problem["adders"], problem["tiles"] = listed or (0, 0, 0)
     most = float(np.finfo(np.float32).max)
-    problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
+    problem["tau"], problem["half_c"] = (
+        max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2)
+    )
     problem["dropout"] = dropout(dropout_p, seed)
     names = functions(dtype.name, d, kind, dropout_p > 0, deterministic)
     kernels = ready(device, FILE, names, names[1], shared, counting)
-    sums, rows, turns = (4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks)  # dQ's; L and D; whose turn it is
+    # dQ's; L and D; whose turn it is
+    sums, rows, turns = (4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks)
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
-    names_of, given = ("q", "k", "v", "do", "dk", "dv"), (*strides, *[contiguous(k, dtype.itemsize)] * 2)
-    sides = tuple(zip(names_of, (q, k, k, q, k, k), given, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True))
+    names_of, given = (
+        ("q", "k", "v", "do", "dk", "dv"),
+        (*strides, *[contiguous(k, dtype.itemsize)] * 2),
+    )
+    sides = tuple(
+        zip(names_of, (q, k, k, q, k, k), given, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True)
+    )
 
     def arguments(
-        scratch: int, M: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int
+        scratch: int,
+        M: int,
+        Q: int,
+        K: int,
+        V: int,
+        O: int,
+        L: int,
+        dO: int,
+        dQ: int,
+        dK: int,
+        dV: int,
+        *moved: int,
     ) -> Any:
         found = problem.copy()
-        found["rows"], found["sums"], found["turns"] = scratch + sums, scratch, scratch + sums + rows
+        found["rows"], found["sums"], found["turns"] = (
+            scratch + sums,
+            scratch,
+            scratch + sums + rows,
+        )
         found["drawn"] = scratch + sums + rows + turns
         placed, counts = np.void(found.tobytes()), [np.uint64(at) for at in moved]
         each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
         maps = [tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each]
         maps.append(mask_map(M, *matrices, B_r, B_c) if masked else maps[0])
         return (
-            (np.uint64(O), np.uint64(dO), *do_strides, *map(np.uint64, (L, dQ, dK, dV)), placed, counts[0]),
+            (
+                np.uint64(O),
+                np.uint64(dO),
+                *do_strides,
+                *map(np.uint64, (L, dQ, dK, dV)),
+                placed,
+                counts[0],
+            ),
             (*maps, np.uint64(dQ), placed, counts[1]),
         )
 

@@ -1,8 +1,10 @@
-"""Decoding on Hopper: launches kernels/hopper_decode.cu and, if heads are split, its second kernel, which merges the parts.
+"""Decoding on Hopper: launches kernels/hopper_decode.cu and, if heads are split, its second kernel,
+which merges the parts.
 
-The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and at most 64 queries for a KV head: those of all heads of
-its group, at all positions. With more, up to 256 of a head, `hopper_grouped` launches another kernel in its place, and also
-where that is faster. Elsewhere this rung runs `hopper` instead, with a RuntimeWarning.
+The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and at most 64 queries for a KV
+head: those of all heads of its group, at all positions. With more, up to 256 of a head,
+`hopper_grouped` launches another kernel in its place, and also where that is faster. Elsewhere this
+rung runs `hopper` instead, with a RuntimeWarning.
 """
 
 from __future__ import annotations
@@ -29,21 +31,26 @@ ROWS = 64  # B_r
 KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # of the kernel; blocks on a multiprocessor
 FILLED = 0.95  # a GPU this full counts as full
-SHORT, MEDIUM = 8, 64  # tiles of a head up to which heads are never split; not split if each multiprocessor has one
+# tiles of a head up to which heads are never split; not split if each multiprocessor has one
+SHORT, MEDIUM = 8, 64
 LEAST = 4  # tiles of a part
-FEW_ROWS = 16  # with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
+# with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
+FEW_ROWS = 16
 FEW_KEYS, FEW_HEADS = 2048, 8  # up to so many, it is faster whatever the number of rows
 CLUSTER = 2  # blocks of threads that read each other's shared memory
 
 
 def grid(heads: int, T_c: int, rows: int, places: int) -> int:
-    """Return how many blocks of threads share the tiles of `heads` heads, T_c tiles each: `heads` if none is split."""
+    """Return how many blocks of threads share the tiles of `heads` heads, T_c tiles each:
+    `heads` if none is split.
+    """
     multiprocessors = places // PLACES
     filled = heads / (places * -(-heads // places))
     one_each = FILLED * multiprocessors <= heads <= multiprocessors
     if filled >= (0.7 if rows > 32 else FILLED) or (one_each and T_c <= MEDIUM) or T_c <= SHORT:
         return heads
-    if FILLED * multiprocessors <= CLUSTER * heads <= multiprocessors:  # a block for each, and no second launch
+    # a block for each, and no second launch
+    if FILLED * multiprocessors <= CLUSTER * heads <= multiprocessors:
         wanted = CLUSTER * heads
     else:
         each = places // heads
@@ -53,15 +60,20 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
 
 
 def cluster(heads: int, blocks: int) -> int:
-    """Return how many blocks merge their parts of a head on the chip: 1 unless all heads are cut alike."""
+    """Return how many blocks merge their parts of a head on the chip: 1 unless all heads are cut
+    alike.
+    """
     return 1 if blocks == heads or blocks % (heads * CLUSTER) else CLUSTER
 
 
 def parts(heads: int, T_c: int, blocks: int) -> list[int]:
     """Return into how many parts each head is cut if there are `blocks` blocks of threads."""
     tiles = heads * T_c
-    ends = ((head * T_c + 1, (head + 1) * T_c) for head in range(heads))  # the numbers, from 1, of its first and last tile
-    return [(last * blocks - 1) // tiles - (first * blocks - 1) // tiles + 1 for first, last in ends]
+    # the numbers, from 1, of its first and last tile
+    ends = ((head * T_c + 1, (head + 1) * T_c) for head in range(heads))
+    return [
+        (last * blocks - 1) // tiles - (first * blocks - 1) // tiles + 1 for first, last in ends
+    ]
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
@@ -75,14 +87,22 @@ def takes(q: tuple[int, ...], k: tuple[int, ...]) -> bool:
 
 
 def is_slower(q: tuple[int, ...], k: tuple[int, ...], multiprocessors: int) -> bool:
-    """Say whether hopper_decode.cu takes them, but hopper_grouped.cu is faster on so many multiprocessors."""
+    """Say whether hopper_decode.cu takes them, but hopper_grouped.cu is faster on so many
+    multiprocessors.
+    """
     rows, heads = q[1] // k[1] * q[2], q[0] * k[1]
     short = k[2] <= FEW_KEYS and heads <= FEW_HEADS
-    return q[3] == 128 and (short or (rows > FEW_ROWS and heads <= multiprocessors)) and not hopper_grouped.unsuited(q, k)
+    return (
+        q[3] == 128
+        and (short or (rows > FEW_ROWS and heads <= multiprocessors))
+        and not hopper_grouped.unsuited(q, k)
+    )
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
-    """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
+    """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at
+    multiples of 16 bytes.
+    """
     device = import_cupy().cuda.runtime.getDevice()
     reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     if reason:
@@ -92,8 +112,12 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
-    """Return `forward` for arrays of these shapes, strides and dtypes, or None if `hopper` runs instead."""
+def prepare(
+    device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
+) -> Prepared | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None if `hopper` runs
+    instead.
+    """
     reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     return None if reason else _prepared(device, q, k, v, wants_L, options)
 
@@ -103,7 +127,9 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
     if not takes(q.shape, k.shape) or is_slower(q.shape, k.shape, multiprocessors):
         return hopper_grouped.prepared(device, q, k, v, wants_L, options, ARRAYS)
     asked = wants_L, options.causal, options.scale, options.counters is not None
-    start, parts = _launches(device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked)
+    start, parts = _launches(
+        device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked
+    )
 
     def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
         start(stream, at, Q, K, V, O, L, totals(options, ARRAYS))
@@ -113,10 +139,18 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
-    causal: bool, scale: float, counting: bool,
-) -> tuple[Launches, int]:  # fmt: skip
-    """Return the launches for q and k of these shapes, and the bytes of all parts. Strides are of q, k and v.
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtype: Any,
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+    counting: bool,
+) -> tuple[Launches, int]:
+    """Return the launches for q and k of these shapes, and the bytes of all parts. Strides are of
+    q, k and v.
 
     They are to be called with the addresses of parts, Q, K, V, O, L and totals.
     """
@@ -124,24 +158,49 @@ def _launches(
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
     rows = group * N_q
     if heads * rows >= MOST:
-        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
+        raise ValueError(
+            f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}"
+        )
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     blocks = grid(heads, T_c, rows, places)
     together = cluster(heads, blocks)
     names = functions(dtype.name, d, together)
     kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
     asked: dict[str, Any] = {"causal": causal, "wants_L": wants_L, "N_k": N_k}
-    return launches(kernels, q, k, strides, dtype, (KEYS,), scale, asked, T_c=T_c, blocks=blocks, merged=blocks // together)
+    return launches(
+        kernels,
+        q,
+        k,
+        strides,
+        dtype,
+        (KEYS,),
+        scale,
+        asked,
+        T_c=T_c,
+        blocks=blocks,
+        merged=blocks // together,
+    )
 
 
 def launches(
-    kernels: Sequence[Any], q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
-    box: tuple[int, ...], scale: float, asked: Mapping[str, int], *, T_c: int, blocks: int, merged: int,
-) -> tuple[Launches, int]:  # fmt: skip
-    """Return what decodes with so many blocks of threads, and what merges `merged` parts, if heads have parts; and parts' bytes.
+    kernels: Sequence[Any],
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtype: Any,
+    box: tuple[int, ...],
+    scale: float,
+    asked: Mapping[str, int],
+    *,
+    T_c: int,
+    blocks: int,
+    merged: int,
+) -> tuple[Launches, int]:
+    """Return what decodes with so many blocks of threads, and what merges `merged` parts, if heads
+    have parts; and parts' bytes.
 
-    It is called with the addresses of parts, Q, K, V, with pages of the table and lengths, of O, L and totals. Tiles of K and V
-    are `box`; `asked` are other fields of PROBLEM.
+    It is called with the addresses of parts, Q, K, V, with pages of the table and lengths, of O, L
+    and totals. Tiles of K and V are `box`; `asked` are other fields of PROBLEM.
     """
     (b, H, N_q, d), H_kv = q, k[1]
     heads, rows = b * H_kv, H // H_kv * N_q
@@ -159,7 +218,8 @@ def launches(
         own = problem.copy()
         if pages:
             own["table"], own["lengths"] = pages
-        cut = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
+        # O_parts, l_parts, m_parts
+        cut = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))
         written, by_value = (np.uint64(O), np.uint64(L), *cut), np.void(own.tobytes())
         decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)
         merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
@@ -169,14 +229,19 @@ def launches(
 
 
 def shared_bytes(d: int) -> int:
-    """Return the bytes for Q, 32 KB each of K_j and of V_j, a pair of barriers for each tile, and a run's words."""
+    """Return the bytes for Q, 32 KB each of K_j and of V_j, a pair of barriers for each tile,
+    and a run's words.
+    """
     stages = 256 // d
     return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16 + 16
 
 
 def functions(dtype: str, d: int, together: int, paged: bool = False) -> tuple[str, str]:
     """Return the kernels' names for one case."""
-    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}, {str(paged).lower()}>", merge_function(dtype, d)
+    return (
+        f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}, {str(paged).lower()}>",
+        merge_function(dtype, d),
+    )
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -200,10 +265,24 @@ def _grouped(dtype: str, _: bool) -> Iterator[str]:
 
 KERNEL = Kernel(
     name="hopper_decode",
-    about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
-    short="wgmma and TMA, decoding", look=("vermillion", "X", "-"),
-    rung=7, fastest_in=("forward",), model="split_kv", tensor_cores=True, dtypes=tuple(ELEMENTS), head_dims=tensor_core.HEAD_DIMS,
+    about=(
+        "few queries, a long cache: a group's queries in one tile, keys split over the machine; "
+        "fp16 and bf16"
+    ),
+    short="wgmma and TMA, decoding",
+    look=("vermillion", "X", "-"),
+    rung=7,
+    fastest_in=("forward",),
+    model="split_kv",
+    tensor_cores=True,
+    dtypes=tuple(ELEMENTS),
+    head_dims=tensor_core.HEAD_DIMS,
     variants=(*hopper_variants(FILE, _functions), *hopper_variants(hopper_grouped.FILE, _grouped)),
-    forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, choose_blocks=choose_blocks,
-    why_not=hopper.why_not, unsuited=unsuited,
-)  # fmt: skip
+    forward=forward,
+    prepare=prepare,
+    takes=("causal", "count"),
+    aligned=True,
+    choose_blocks=choose_blocks,
+    why_not=hopper.why_not,
+    unsuited=unsuited,
+)

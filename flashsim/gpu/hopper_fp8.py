@@ -1,6 +1,7 @@
 """FlashAttention of 8-bit numbers, e4m3, on Hopper: launches kernels/hopper_fp8.cu.
 
-The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung takes these numbers. O is float16.
+The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung takes these numbers. O
+is float16.
 """
 
 from __future__ import annotations
@@ -17,26 +18,55 @@ from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.arrays import CUDA, as_cupy
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, WORDS_EACH, Launch, Prepared, check_rows, counter, ready, section, totals
+from flashsim.gpu.launching import (
+    ELEMENTS,
+    WORDS_EACH,
+    Launch,
+    Prepared,
+    check_rows,
+    counter,
+    ready,
+    section,
+    totals,
+)
 from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_map
 from flashsim.support.install import extra_with
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 EVENTS = ("mended", "S again")
-"""Halves of tiles in which a warp raised m: by mending weights, or by computing the scores again."""
+"""Halves of tiles in which a warp raised m: by mending weights, or by computing the scores
+again.
+"""
 BLOCKS = (192, 128)  # B_r, B_c
 WARPGROUP = 64  # rows of B_r
 THREADS, ROUNDS = 512, 256  # of both kernels
-SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4  # tiles, barriers, numbers
+# tiles, barriers, numbers
+SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4
 COUNTS = WORDS_EACH - 2  # words that count transposed tiles of V
 LARGEST = 448.0
 OFFSET = 2  # log₂ of P̃ where a score equals m. The rest of e4m3's 2^8 is for scores above m
 FOURS = 4  # if V is taken as it is, N_k is a multiple of this, since K's rows are loaded by fours
-HEADS = 32  # of each section but the last, if V is transposed: its heads begin together, and each waits for its V
+# of each section but the last, if V is transposed: its heads begin together, and each waits for its
+# V
+HEADS = 32
 
 _PROBLEM = np.dtype(
-    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "last_section", "wants_L", "ahead")]
+    [
+        (name, "i4")
+        for name in (
+            "N_q",
+            "N_k",
+            "H",
+            "group",
+            "T_r",
+            "row_blocks",
+            "section",
+            "last_section",
+            "wants_L",
+            "ahead",
+        )
+    ]
     + [(name, "u4") for name in ("T_c", "H_kv", "tiles", "last_draw", "together", "last")]
     + [("count", [("tiles", "u4"), ("steps", "u4")], 2)]
     + [("c", "f4"), ("sign", "f4")]
@@ -44,21 +74,25 @@ _PROBLEM = np.dtype(
 
 
 def function(causal: bool, keys_contiguous: bool, offset: int = OFFSET) -> str:
-    """Return the kernel's name for one case. `keys_contiguous`: V has its keys next to each other, not its columns."""
+    """Return the kernel's name for one case. `keys_contiguous`: V has its keys next to each
+    other, not its columns.
+    """
     return f"hopper_fp8<{str(causal).lower()}, {str(keys_contiguous).lower()}, {offset}>"
 
 
 def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
-    """Return x rounded to e4m3, contiguous: a CuPy array of ml_dtypes' type, or for a PyTorch tensor one of float8_e4m3fn.
+    """Return x rounded to e4m3, contiguous: a CuPy array of ml_dtypes' type, or for a PyTorch
+    tensor one of float8_e4m3fn.
 
     x is float32, float16 or bfloat16. The result has no gradient.
 
-    keys_contiguous  for V, (…, N, d): lay its keys next to each other, each of the d columns padded to a multiple of 16 keys.
-                     The shape stays the same. `forward` takes such a V as it is, and otherwise has to transpose V
+    keys_contiguous  for V, (…, N, d): lay its keys next to each other, each of the d columns padded
+                     to a multiple of 16 keys. The shape stays the same. `forward` takes such a V as
+                     it is, and otherwise has to transpose V
 
     Numbers beyond ±448 become ±448. To avoid this, divide by a scale and give it to `forward`:
-    `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for other dtypes, and for a
-    tensor that is not on a GPU.
+    `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for
+    other dtypes, and for a tensor that is not on a GPU.
     """
     cupy = import_cupy()
     name = getattr(x.dtype, "name", None) or str(x.dtype).removeprefix("torch.")
@@ -101,7 +135,9 @@ def why_not(capability: str, d: int) -> str:
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
-    """Fill o, float16, and, unless None, lse. Raises ValueError for rows that do not start at multiples of 16 bytes."""
+    """Fill o, float16, and, unless None, lse. Raises ValueError for rows that do not start at
+    multiples of 16 bytes.
+    """
     device = current_device()
     reason = why_not(capability(device), q.shape[3])
     if reason:
@@ -109,26 +145,54 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
+def prepare(
+    device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
+) -> Prepared | None:
     """Return `forward` for arrays of these shapes, strides and dtypes, or None if it cannot run."""
-    return None if why_not(capability(device), q.shape[3]) else _prepared(device, q, k, v, wants_L, options)
+    return (
+        None
+        if why_not(capability(device), q.shape[3])
+        else _prepared(device, q, k, v, wants_L, options)
+    )
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    strides, asked = (q.strides, k.strides, v.strides), (wants_L, options.causal, options.scale, OFFSET)
-    start, scratch = _launch(device, q.shape, k.shape, strides, *asked, options.counters is not None)
+    strides, asked = (
+        (q.strides, k.strides, v.strides),
+        (wants_L, options.causal, options.scale, OFFSET),
+    )
+    start, scratch = _launch(
+        device, q.shape, k.shape, strides, *asked, options.counters is not None
+    )
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        start(stream, Q, K, V, O, L, transposed, counter(device, stream), totals(options, ARRAYS, EVENTS))
+        start(
+            stream,
+            Q,
+            K,
+            V,
+            O,
+            L,
+            transposed,
+            counter(device, stream),
+            totals(options, ARRAYS, EVENTS),
+        )
 
     return Prepared(run, scratch)
 
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], wants_L: bool, causal: bool,
-    scale: float, offset: int, counting: bool,
-) -> tuple[Launch, int]:  # fmt: skip
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+    offset: int,
+    counting: bool,
+) -> tuple[Launch, int]:
     """Return the launch and the bytes of Vᵀ, which are 0 if V's keys lie next to each other.
 
     The launch is to be called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals.
@@ -138,29 +202,47 @@ def _launch(
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
     row_blocks, tiles = B * H * T_r, B * H_kv * T_c
     if max(row_blocks, tiles) >= hopper.MOST:
-        raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
+        raise ValueError(
+            f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles"
+        )
     keys_contiguous = strides[2][3] != 1
     if keys_contiguous and N_k % FOURS:
-        raise ValueError(f"v has shape {k} and its keys stride 1; hopper_fp8 then expects a multiple of {FOURS} keys")
+        raise ValueError(
+            f"v has shape {k} and its keys stride 1; hopper_fp8 then expects a multiple of {FOURS} "
+            "keys"
+        )
     attributes = import_cupy().cuda.Device(device).attributes
-    grid = min(attributes["MultiProcessorCount"], row_blocks if keys_contiguous else max(row_blocks, tiles))
+    grid = min(
+        attributes["MultiProcessorCount"], row_blocks if keys_contiguous else max(row_blocks, tiles)
+    )
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     problem["ahead"] = (T_r * B_r - N_q) // WARPGROUP * WARPGROUP if causal else 0
     heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
     each = heads if keys_contiguous else min(heads, HEADS)
-    last = min(heads, max(B * H - each, 2 * each))  # a small section comes first, unless the last were as small
+    # a small section comes first, unless the last were as small
+    last = min(heads, max(B * H - each, 2 * each))
     problem["section"], problem["last_section"] = each, -((last - B * H) // each) * each
-    problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = T_c, H_kv, tiles, tiles + grid - 1
+    problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = (
+        T_c,
+        H_kv,
+        tiles,
+        tiles + grid - 1,
+    )
     together = ((B * H_kv - 1) // COUNTS).bit_length()
     problem["together"], problem["last"] = together, (B * H_kv - 1) >> together
     of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
-    problem["count"]["tiles"], problem["count"]["steps"] = of_count * T_c, of_count * (T_c + H // H_kv * T_r) - 1
+    problem["count"]["tiles"], problem["count"]["steps"] = (
+        of_count * T_c,
+        of_count * (T_c + H // H_kv * T_r) - 1,
+    )
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal, keys_contiguous, offset)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
-    K_map, V_map = ((fours_map, B_c // 4), columns_map) if keys_contiguous else ((tensor_map, B_c), tensor_map)
+    K_map, V_map = (
+        ((fours_map, B_c // 4), columns_map) if keys_contiguous else ((tensor_map, B_c), tensor_map)
+    )
     sides = (
         ("q", tensor_map, q, strides[0], NAME, B_r),
         ("k", K_map[0], k, strides[1], NAME, K_map[1]),
@@ -170,17 +252,33 @@ def _launch(
     in_rows = (q, strides[0]), (k, strides[1]), _rows(k, strides[2])
     by_value = np.void(problem.tobytes())
 
-    def arguments(Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int) -> tuple[Any, ...]:
+    def arguments(
+        Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int
+    ) -> tuple[Any, ...]:
         for name, at, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
             check_rows(name, at, *rows)
-        maps = (described(name, at, *rest) for (name, described, *rest), at in zip(sides, (Q, K, V, O), strict=True))
+        maps = (
+            described(name, at, *rest)
+            for (name, described, *rest), at in zip(sides, (Q, K, V, O), strict=True)
+        )
         words = np.array([counters, counters + 4, counters + 8], "u8")
-        return (*maps, np.uint64(L), np.uint64(transposed), np.void(words.tobytes()), by_value, np.uint64(totals))
+        return (
+            *maps,
+            np.uint64(L),
+            np.uint64(transposed),
+            np.void(words.tobytes()),
+            by_value,
+            np.uint64(totals),
+        )
 
-    return Launch(kernel, grid, THREADS, SHARED, arguments), 0 if keys_contiguous else tiles * d * B_c
+    return Launch(
+        kernel, grid, THREADS, SHARED, arguments
+    ), 0 if keys_contiguous else tiles * d * B_c
 
 
-def _rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _rows(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return V's shape and strides with its contiguous axis last."""
     B, H, N, d = shape
     batch, head, key, column = strides
@@ -194,13 +292,26 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 
 FUNCTIONS = tuple(function(causal, keys) for keys in (False, True) for causal in (False, True))
 KERNEL = Kernel(
-    name="hopper_fp8", about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
-    rung=8, fastest_in=("forward",), short="wgmma and TMA, 8 bits", look=("vermillion", "p", "-"), model="q_outer",
-    tensor_cores=True, dtypes=(NAME,), output="float16", head_dims=(128,),
+    name="hopper_fp8",
+    about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
+    rung=8,
+    fastest_in=("forward",),
+    short="wgmma and TMA, 8 bits",
+    look=("vermillion", "p", "-"),
+    model="q_outer",
+    tensor_cores=True,
+    dtypes=(NAME,),
+    output="float16",
+    head_dims=(128,),
     variants=tuple(
         Variant(FILE, (("COUNT", count),), ("round_to_8<float>", *FUNCTIONS[at::2]), ("sm_90a",))
         for count, at in product((0, 1), (0, 1))
     ),
-    forward=forward, prepare=prepare, takes=("causal", "count"), aligned=True, keys_contiguous=FOURS,
-    choose_blocks=choose_blocks, why_not=why_not,
-)  # fmt: skip
+    forward=forward,
+    prepare=prepare,
+    takes=("causal", "count"),
+    aligned=True,
+    keys_contiguous=FOURS,
+    choose_blocks=choose_blocks,
+    why_not=why_not,
+)

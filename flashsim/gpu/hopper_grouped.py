@@ -1,6 +1,8 @@
-"""Few queries, but more than 64 of a KV head, on Hopper: launches kernels/hopper_grouped.cu and, if heads are split, the merging.
+"""Few queries, but more than 64 of a KV head, on Hopper: launches kernels/hopper_grouped.cu and, if
+heads are split, the merging.
 
-`hopper_decode` is the rung; this module has its second kernel. Queries of a group's heads fill tiles of 128 rows together.
+`hopper_decode` is the rung; this module has its second kernel. Queries of a group's heads fill
+tiles of 128 rows together.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ MOST_SPLITS = 128
 MOST_QUERIES = 256  # of a head
 KEYS_A_QUERY = 4  # at least; with fewer keys, `hopper` is as fast
 CLUSTERS = (1, 2, 4, 8)  # blocks of threads that merge their parts on the chip
-IN_CLUSTERS = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.6}  # the part of the multiprocessors on which such clusters surely have a place
+# the part of the multiprocessors on which such clusters surely have a place
+IN_CLUSTERS = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.6}
 WHOLE_ITEM, CUT_ITEM, SECOND_LAUNCH = 1.5, 2.5, 3.0  # what they take, in times of a tile of keys
 
 
 class Cut(NamedTuple):
-    """Into how many parts the keys of each head are cut, and how many of these are merged on the chip."""
+    """Into how many parts the keys of each head are cut, and how many of these are merged on the
+    chip.
+    """
 
     splits: int
     cluster: int = 1
@@ -41,25 +46,35 @@ class Cut(NamedTuple):
 
 
 def block_rows(group: int) -> int:
-    """Return how many rows a row block has: as many whole queries, with all heads of their group, as fit."""
+    """Return how many rows a row block has: as many whole queries, with all heads of their
+    group, as fit.
+    """
     return ROWS // group * group
 
 
 def choose_cut(row_blocks: int, T_c: int, multiprocessors: int) -> Cut:
-    """Return how heads are cut, if all heads together have `row_blocks` row blocks, and T_c tiles of keys each.
+    """Return how heads are cut, if all heads together have `row_blocks` row blocks, and T_c tiles
+    of keys each.
 
-    An item of work, one part of a row block, takes about as long as its tiles and a start and an end. Items are done in waves,
-    one on each multiprocessor. In clusters there is one wave, and no second launch if one cluster has a row block's parts.
+    An item of work, one part of a row block, takes about as long as its tiles and a start and an
+    end. Items are done in waves, one on each multiprocessor. In clusters there is one wave, and no
+    second launch if one cluster has a row block's parts.
     """
 
     def time(cut: Cut) -> float:
         each = -(-T_c // cut.splits) + (WHOLE_ITEM if cut.splits == 1 else CUT_ITEM)
-        return -(-row_blocks * cut.splits // multiprocessors) * each + (SECOND_LAUNCH if cut.parts > 1 else 0)
+        return -(-row_blocks * cut.splits // multiprocessors) * each + (
+            SECOND_LAUNCH if cut.parts > 1 else 0
+        )
 
     most = min(T_c, MOST_SPLITS, max(1, 4 * multiprocessors // row_blocks))
     cuts = (Cut(splits, cluster) for splits in range(1, most + 1) for cluster in CLUSTERS)
     able = (cut for cut in cuts if cut.splits % cut.cluster == 0)
-    fitting = (cut for cut in able if cut.cluster == 1 or row_blocks * cut.splits <= IN_CLUSTERS[cut.cluster] * multiprocessors)
+    fitting = (
+        cut
+        for cut in able
+        if cut.cluster == 1 or row_blocks * cut.splits <= IN_CLUSTERS[cut.cluster] * multiprocessors
+    )
     return min(fitting, key=time)
 
 
@@ -73,8 +88,12 @@ def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
     return f"{N_k:,} keys are fewer than {KEYS_A_QUERY} a query" if N_k < KEYS_A_QUERY * N_q else ""
 
 
-def prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options, arrays: tuple[str, ...]) -> Prepared:
-    """Return what fills o and lse for arrays of these shapes, strides and dtypes; `arrays` are those that a launch counts."""
+def prepared(
+    device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options, arrays: tuple[str, ...]
+) -> Prepared:
+    """Return what fills o and lse for arrays of these shapes, strides and dtypes; `arrays` are
+    those that a launch counts.
+    """
     counting = options.counters is not None
     strides = q.strides, k.strides, v.strides
     arguments = wants_L, options.causal, options.scale, counting
@@ -88,10 +107,18 @@ def prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Option
 
 @lru_cache(maxsize=1024)
 def _launches(
-    device: int, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any, wants_L: bool,
-    causal: bool, scale: float, counting: bool,
-) -> tuple[Launches, int]:  # fmt: skip
-    """Return the launches for q and k of these shapes, and the bytes of all parts. Strides are of q, k and v.
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtype: Any,
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+    counting: bool,
+) -> tuple[Launches, int]:
+    """Return the launches for q and k of these shapes, and the bytes of all parts. Strides are of
+    q, k and v.
 
     They are to be called with the addresses of parts, Q, K, V, O, L and totals.
     """
@@ -99,14 +126,17 @@ def _launches(
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
     rows = group * N_q
     if heads * rows >= MOST:
-        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
+        raise ValueError(
+            f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}"
+        )
     T_r = -(-rows // block_rows(group))
     row_blocks = heads * T_r
     multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     cut = choose_cut(row_blocks, T_c, multiprocessors)
     problem = problem_of(q, k, strides[0], scale, T_c=T_c, N_k=N_k, causal=causal, wants_L=wants_L)
     by_value = np.void(problem.tobytes())
-    sizes = np.void(np.array([block_rows(group), T_r, cut.splits], np.int32).tobytes())  # struct Cut
+    # struct Cut
+    sizes = np.void(np.array([block_rows(group), T_r, cut.splits], np.int32).tobytes())
     name, shared = function(dtype.name, d, cut.cluster), shared_bytes(d)
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     items = row_blocks * cut.splits
@@ -119,16 +149,22 @@ def _launches(
         maps = [rows_map("q", Q, q, strides[0], dtype.name, group, block_rows(group))]
         for name, at, strides_of in zip("kv", (K, V), strides[1:], strict=True):
             maps.append(tensor_map(name, at, k, strides_of, dtype.name, KEYS))
-        left = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
+        # O_parts, l_parts, m_parts
+        left = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))
         written = np.uint64(O), np.uint64(L), *left
         attending = *maps, *written, by_value, sizes, np.uint64(totals)
-        return (attending, (*written, np.int32(heads * cut.parts), np.int32(share), by_value, np.uint64(totals)))[: len(each)]
+        return (
+            attending,
+            (*written, np.int32(heads * cut.parts), np.int32(share), by_value, np.uint64(totals)),
+        )[: len(each)]
 
     return Launches(each, arguments, early=True), 4 * places * (d + 2)
 
 
 def shared_bytes(d: int) -> int:
-    """Return the bytes for Q_i, K_j and V_j in 2 or 4 stages, their pairs of barriers, and two items."""
+    """Return the bytes for Q_i, K_j and V_j in 2 or 4 stages, their pairs of barriers, and two
+    items.
+    """
     stages = 256 // d
     return 2 * d * (ROWS + 2 * stages * KEYS) + (1 + 2 * stages) * 16 + 2 * 20
 

@@ -1,4 +1,6 @@
-"""What both kernels for few queries share: struct Problem of kernels/hopper_parts.cuh, and the launch that merges parts."""
+"""What both kernels for few queries share: struct Problem of kernels/hopper_parts.cuh, and the
+launch that merges parts.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,43 @@ MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bi
 
 PROBLEM = np.dtype(
     [("Q", STRIDES), ("tiles", "i8"), ("table", "u8"), ("lengths", "u8")]
-    + [(name, "i4") for name in ("width", "pages", "page", "N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c")]
+    + [
+        (name, "i4")
+        for name in (
+            "width",
+            "pages",
+            "page",
+            "N_q",
+            "N_k",
+            "H_kv",
+            "group",
+            "heads",
+            "rows",
+            "T_c",
+        )
+    ]
     + [("causal", "i4"), ("wants_L", "i4"), ("c", "f4"), ("sign", "f4")]
 )
 
 
-def problem_of(q: tuple[int, ...], k: tuple[int, ...], strides: tuple[int, ...], scale: float, **fields: int) -> Any:
-    """Return PROBLEM for q and k of these shapes: a NumPy scalar. Strides are q's; `fields` are others, T_c among them."""
+def problem_of(
+    q: tuple[int, ...], k: tuple[int, ...], strides: tuple[int, ...], scale: float, **fields: int
+) -> Any:
+    """Return PROBLEM for q and k of these shapes: a NumPy scalar. Strides are q's; `fields` are
+    others, T_c among them.
+    """
     (b, H, N_q, _), H_kv = q, k[1]
     heads, group = b * H_kv, H // H_kv
     problem = np.zeros((), PROBLEM)
     problem["Q"] = tuple(stride // 2 for stride in strides[:3])
-    sizes = {"tiles": heads * fields["T_c"], "N_q": N_q, "H_kv": H_kv, "group": group, "heads": heads, "rows": group * N_q}
+    sizes = {
+        "tiles": heads * fields["T_c"],
+        "N_q": N_q,
+        "H_kv": H_kv,
+        "group": group,
+        "heads": heads,
+        "rows": group * N_q,
+    }
     for name, value in {**sizes, **fields}.items():
         problem[name] = value
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
@@ -39,9 +66,13 @@ def merge_function(dtype: str, d: int) -> str:
 
 
 def parts_of(heads: int, rows: int, merged: int) -> tuple[int, int]:
-    """Return how many rows all parts have, if `merged` parts of `heads` heads are merged, and how many warps share a row."""
+    """Return how many rows all parts have, if `merged` parts of `heads` heads are merged, and
+    how many warps share a row.
+    """
     places = 0 if merged == heads else (merged + heads - 1) * rows
-    share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share)
+    share = next(
+        share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share
+    )
     return places, share
 
 

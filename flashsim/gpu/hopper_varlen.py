@@ -1,7 +1,8 @@
-"""Packed batches on Hopper: launches kernels/hopper.cu for sequences that lie end to end, with a list of row blocks.
+"""Packed batches on Hopper: launches kernels/hopper.cu for sequences that lie end to end, with a
+list of row blocks.
 
-Sequences come in groups, the longest first. The L2 holds the keys and values of a group, of some heads at a time. Within a
-group, the row blocks that see the most keys come first.
+Sequences come in groups, the longest first. The L2 holds the keys and values of a group, of some
+heads at a time. Within a group, the row blocks that see the most keys come first.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ HEAD_DIMS = (64, 128)
 
 
 class Packed(NamedTuple):
-    """A batch on the GPU: cu_q, cu_k and `order`'s list; how many row blocks a head has; how many heads make a section."""
+    """A batch on the GPU: cu_q, cu_k and `order`'s list; how many row blocks a head has; how
+    many heads make a section.
+    """
 
     words: tuple[Any, ...]
     row_blocks: int
     section: int
 
 
-def order(N: NDArray[Any], n: NDArray[Any], B_r: int, causal: bool, keys: float, most: int) -> NDArray[np.int64]:
-    """Return (row blocks, 2): the sequence and number of each row block. N and n are each sequence's queries and keys.
+def order(
+    N: NDArray[Any], n: NDArray[Any], B_r: int, causal: bool, keys: float, most: int
+) -> NDArray[np.int64]:
+    """Return (row blocks, 2): the sequence and number of each row block. N and n are each
+    sequence's queries and keys.
 
     A group has about `keys` keys and at most `most` sequences, and at least one.
     """
@@ -50,7 +56,9 @@ def order(N: NDArray[Any], n: NDArray[Any], B_r: int, causal: bool, keys: float,
 
 
 @lru_cache(maxsize=256)
-def _packed(device: int, cu_q: bytes, cu_k: bytes, B_r: int, causal: bool, heads: int, bytes_a_key: float) -> Packed:
+def _packed(
+    device: int, cu_q: bytes, cu_k: bytes, B_r: int, causal: bool, heads: int, bytes_a_key: float
+) -> Packed:
     """Return the batch; a head has `bytes_a_key` bytes of K and V for each key."""
     ends_q, ends_k = (np.frombuffer(words, np.uint32).astype(np.int64) for words in (cu_q, cu_k))
     n, on = np.diff(ends_k), import_cupy().cuda.Device(device)
@@ -63,9 +71,18 @@ def _packed(device: int, cu_q: bytes, cu_k: bytes, B_r: int, causal: bool, heads
 
 
 def prepared(
-    device: int, q: Any, k: Any, v: Any, cu_q: NDArray[np.uint32], cu_k: NDArray[np.uint32], wants_L: bool, options: Options
+    device: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_q: NDArray[np.uint32],
+    cu_k: NDArray[np.uint32],
+    wants_L: bool,
+    options: Options,
 ) -> Prepared | None:
-    """Return what fills o and lse for arrays (H, rows, d) of these shapes, strides and dtypes, or None without queries."""
+    """Return what fills o and lse for arrays (H, rows, d) of these shapes, strides and dtypes,
+    or None without queries.
+    """
     (heads, _, d), tiles = q.shape, hopper.varlen_tiles(q.shape[2], options.causal)
     held = heads, 4 * d * k.shape[0] / heads
     batch = _packed(device, cu_q.tobytes(), cu_k.tobytes(), tiles.B_r, options.causal, *held)
@@ -84,13 +101,27 @@ def prepared(
 
 @lru_cache(maxsize=1024)
 def _launch(
-    device: int, tiles: Tiles, q: tuple[int, ...], k: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtype: Any,
-    wants_L: bool, causal: bool, scale: float, counting: bool, row_blocks: int, section: int,
-) -> Launch:  # fmt: skip
-    """Return the launch, to be called with the addresses of Q, K, V, O, L, cu_q, cu_k, the order, the counter and totals."""
+    device: int,
+    tiles: Tiles,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtype: Any,
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+    counting: bool,
+    row_blocks: int,
+    section: int,
+) -> Launch:
+    """Return the launch, to be called with the addresses of Q, K, V, O, L, cu_q, cu_k, the
+    order, the counter and totals.
+    """
     (H, N_q, d), (H_kv, N_k, _) = q, k
     if H * row_blocks >= MOST:
-        raise ValueError(f"q has shape {q}: {H * row_blocks:,} row blocks; hopper takes fewer than {MOST:,}")
+        raise ValueError(
+            f"q has shape {q}: {H * row_blocks:,} row blocks; hopper takes fewer than {MOST:,}"
+        )
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
@@ -98,7 +129,10 @@ def _launch(
     problem["section"] = section
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     kind = "CAUSAL" if causal else "FULL"
-    name, shared = tiles.function(dtype.name, d, kind, False, varlen=True), tiles.shared_bytes(d, varlen=True)
+    name, shared = (
+        tiles.function(dtype.name, d, kind, False, varlen=True),
+        tiles.shared_bytes(d, varlen=True),
+    )
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     blocks = min(attributes["MultiProcessorCount"], ceil_div(H * row_blocks, tiles.teams(d)))
     threads = 128 * (tiles.teams(d) * tiles.B_r // ROWS + 1)
@@ -106,12 +140,33 @@ def _launch(
     boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, hopper.o_columns(d, False))
     sides = tuple(zip("qkvo", ((1, *shape) for shape in (q, k, k, q)), given, boxes, strict=True))
 
-    def arguments(Q: int, K: int, V: int, O: int, L: int, cu_q: int, cu_k: int, order: int, counter: int, totals: int) -> Any:
+    def arguments(
+        Q: int,
+        K: int,
+        V: int,
+        O: int,
+        L: int,
+        cu_q: int,
+        cu_k: int,
+        order: int,
+        counter: int,
+        totals: int,
+    ) -> Any:
         at = (Q, K, V, O) if N_k else (Q, Q, Q, O)  # without keys, none is read
         of = sides if N_k else (sides[0], *[sides[0]] * 2, sides[3])
-        maps = [tensor_map(name, where, *given, dtype.name, *box) for (name, *given, box), where in zip(of, at, strict=True)]
+        maps = [
+            tensor_map(name, where, *given, dtype.name, *box)
+            for (name, *given, box), where in zip(of, at, strict=True)
+        ]
         own = problem.copy()
         own["cu_q"], own["cu_k"], own["order"], own["O"] = cu_q, cu_k, order, O
-        return (*maps, maps[0], np.uint64(L), np.uint64(counter), np.void(own.tobytes()), np.uint64(totals))
+        return (
+            *maps,
+            maps[0],
+            np.uint64(L),
+            np.uint64(counter),
+            np.void(own.tobytes()),
+            np.uint64(totals),
+        )
 
     return Launch(kernel, blocks, threads, shared, arguments)

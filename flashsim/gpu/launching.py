@@ -1,4 +1,6 @@
-"""How kernels are launched: struct Problem of kernels/scalar.cuh, shared memory, counters, and launches that are kept."""
+"""How kernels are launched: struct Problem of kernels/scalar.cuh, shared memory, counters, and
+launches that are kept.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def problem(q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any 
             found[name] = tuple(stride // array.itemsize for stride in array.strides[:3])
     if options.mask is not None:
         found["mask"] = options.mask.data.ptr
-        for name, stride in zip(("batch", "head", "row", "column"), options.mask.strides, strict=True):
+        for name, stride in zip(
+            ("batch", "head", "row", "column"), options.mask.strides, strict=True
+        ):
             found[f"mask_{name}"] = stride
     found["H"], found["group"] = q.shape[1], q.shape[1] // k.shape[1]
     found["N_q"], found["N_k"] = q.shape[2], k.shape[2]
@@ -58,36 +62,66 @@ def dropout(p: float, seed: int) -> tuple[int, int, int, float]:
 
 def variant_types(options: Options) -> tuple[str, str]:
     """Return the types Mask and Drop of kernels/scalar.cuh."""
-    mask = {(False, False): "NoMask", (True, False): "Causal", (False, True): "Dense", (True, True): "CausalDense"}
-    return mask[options.causal, options.mask is not None], "PhiloxDropout" if options.dropout_p else "NoDropout"
+    mask = {
+        (False, False): "NoMask",
+        (True, False): "Causal",
+        (False, True): "Dense",
+        (True, True): "CausalDense",
+    }
+    return mask[
+        options.causal, options.mask is not None
+    ], "PhiloxDropout" if options.dropout_p else "NoDropout"
 
 
 def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int, int]:
-    """Return blocks, or raise ValueError unless they are multiples of 16 and this GPU has `shared` bytes of shared memory."""
+    """Return blocks, or raise ValueError unless they are multiples of 16 and this GPU has
+    `shared` bytes of shared memory.
+    """
     if any(b % SIDE or b <= 0 for b in blocks):
-        raise ValueError(f"blocks is {blocks}; expected multiples of {SIDE}, the side of {kernel}'s block of threads")
+        raise ValueError(
+            f"blocks is {blocks}; expected multiples of {SIDE}, the side of {kernel}'s block of "
+            "threads"
+        )
     most = import_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     if shared > most:
-        raise ValueError(f"blocks is {blocks}, which needs {shared:,} bytes of shared memory; this GPU has {most:,}")
+        raise ValueError(
+            f"blocks is {blocks}, which needs {shared:,} bytes of shared memory; this GPU has "
+            f"{most:,}"
+        )
     return blocks
 
 
 def check_rows(name: str, at: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """Raise ValueError unless rows start at multiples of 16 bytes, since 16 bytes are copied at a time."""
-    if at % 16 or any(stride % 16 for stride, n in zip(strides[:3], shape[:3], strict=True) if n > 1):
-        raise ValueError(f"{name} is at {at:#x} with strides {strides} bytes; expected multiples of 16 for tensor_core")
+    """Raise ValueError unless rows start at multiples of 16 bytes, since 16 bytes are copied at
+    a time.
+    """
+    if at % 16 or any(
+        stride % 16 for stride, n in zip(strides[:3], shape[:3], strict=True) if n > 1
+    ):
+        raise ValueError(
+            f"{name} is at {at:#x} with strides {strides} bytes; expected multiples of 16 for "
+            "tensor_core"
+        )
 
 
 def launch(
-    file: str, function: str, blocks: int, shared: int, arguments: Sequence[Any], names: Sequence[str], options: Options
+    file: str,
+    function: str,
+    blocks: int,
+    shared: int,
+    arguments: Sequence[Any],
+    names: Sequence[str],
+    options: Options,
 ) -> None:
     """Launch `function` of kernels/`file` with `blocks` blocks of threads, on the current stream.
 
-    The kernel's last parameter, the totals of the arrays `names`, is added to `arguments`. Raises ValueError if the grid is too
-    large.
+    The kernel's last parameter, the totals of the arrays `names`, is added to `arguments`. Raises
+    ValueError if the grid is too large.
     """
     if blocks > GRID:
-        raise ValueError(f"{function} would need {blocks:,} blocks of threads; a grid has {GRID:,} at most")
+        raise ValueError(
+            f"{function} would need {blocks:,} blocks of threads; a grid has {GRID:,} at most"
+        )
     kernel = load(file, (function,), {"COUNT": int(options.counters is not None)})[function]
     if shared > 48 * 1024:
         kernel.max_dynamic_shared_size_bytes = shared
@@ -96,18 +130,26 @@ def launch(
     kernel((blocks,), (THREADS,), (*given, totals), shared_mem=shared)
 
 
-def variants(file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]) -> tuple[Variant, ...]:
-    """Return what the tests compile of `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`.
+def variants(
+    file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]
+) -> tuple[Variant, ...]:
+    """Return what the tests compile of `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in
+    `dims`.
 
-    The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a, float has all of `types` at the middle of `dims`,
-    and the first and the last elsewhere. Half has the last of `types` at all `dims`. Bfloat16, counting builds and sm_80, which
-    has the same source, have the last of `types` at the middle.
+    The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a, float has all of
+    `types` at the middle of `dims`, and the first and the last elsewhere. Half has the last of
+    `types` at all `dims`. Bfloat16, counting builds and sm_80, which has the same source, have the
+    last of `types` at the middle.
     """
     middle, most = dims[len(dims) // 2], types[-1:]
     ends = tuple(dict.fromkeys((types[0], types[-1])))
 
-    def names(T: str, of: Sequence[str], where: Sequence[tuple[int, int, int]] = dims) -> tuple[str, ...]:
-        return tuple(f"{function}<{T}, {d}, {B_r}, {B_c}{rest}>" for d, B_r, B_c in where for rest in of)
+    def names(
+        T: str, of: Sequence[str], where: Sequence[tuple[int, int, int]] = dims
+    ) -> tuple[str, ...]:
+        return tuple(
+            f"{function}<{T}, {d}, {B_r}, {B_c}{rest}>" for d, B_r, B_c in where for rest in of
+        )
 
     def variant(count: int, functions: tuple[str, ...], arch: str) -> Variant:
         return Variant(file, (("COUNT", count),), functions, (arch,))
@@ -119,40 +161,57 @@ def variants(file: str, function: str, types: Sequence[str], *, dims: Sequence[t
         variant(0, names(half, most), "sm_90a"),
         variant(0, names(other, most, [middle]), "sm_90a"),
         variant(1, names(scalar, most, [middle]), "sm_90a"),
-        variant(0, tuple(name for T in ELEMENTS.values() for name in names(T, most, [middle])), "sm_80"),
+        variant(
+            0, tuple(name for T in ELEMENTS.values() for name in names(T, most, [middle])), "sm_80"
+        ),
     )
 
 
 @cache
-def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: int, counting: bool) -> tuple[Any, ...]:
-    """Return loaded functions on `device`, the current one. `large` is the one that may use `shared` bytes of shared memory."""
+def ready(
+    device: int, file: str, names: tuple[str, ...], large: str, shared: int, counting: bool
+) -> tuple[Any, ...]:
+    """Return loaded functions on `device`, the current one. `large` is the one that may use
+    `shared` bytes of shared memory.
+    """
     loaded = load(file, names, {"COUNT": int(counting)})
     loaded[large].max_dynamic_shared_size_bytes = shared
     return tuple(loaded[name] for name in names)
 
 
 class Launches:
-    """Launches, one after the other, of which only addresses are not settled. To be called with the stream's handle and them.
+    """Launches, one after the other, of which only addresses are not settled. To be called with the
+    stream's handle and them.
 
-    `each` has a kernel, its grid, threads and shared memory. `arguments` makes every kernel's arguments of the addresses. They
-    are kept, so they may depend on nothing else that changes. Memory may be freed and come back at the same address.
+    `each` has a kernel, its grid, threads and shared memory. `arguments` makes every kernel's
+    arguments of the addresses. They are kept, so they may depend on nothing else that changes.
+    Memory may be freed and come back at the same address.
 
-    From the second call on, the launches are a CUDA graph. To launch it takes the host less time than a kernel does.
+    From the second call on, the launches are a CUDA graph. To launch it takes the host less time
+    than a kernel does.
 
-    early  kernels after the first may start before the one before them has ended; they call `wait_for_kernel` of hopper.cuh
+    early  kernels after the first may start before the one before them has ended; they call
+           `wait_for_kernel` of hopper.cuh
     """
 
     def __init__(
-        self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]], *, early: bool = False
+        self,
+        each: Sequence[tuple[Any, int, int, int]],
+        arguments: Callable[..., Sequence[Sequence[Any]]],
+        *,
+        early: bool = False,
     ) -> None:
         cuda = import_cupy().cuda
         self._early = early
-        self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would inspect each argument
+        # CuPy would inspect each argument
+        self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel
         self._kernels = [kernel.kernel for kernel, *_ in each]
         shapes = [(grid, 1, 1, threads, 1, 1, shared) for _, grid, threads, shared in each]
         hows = [(kernel.ptr, *shape) for kernel, shape in zip(self._kernels, shapes, strict=True)]
         self._kept = lru_cache(maxsize=256)(
-            lambda *addresses: Repeated(list(zip(hows, map(InMemory, arguments(*addresses)), strict=True)))
+            lambda *addresses: Repeated(
+                list(zip(hows, map(InMemory, arguments(*addresses)), strict=True))
+            )
         )
         self._one_at_a_time = threading.Lock()
 
@@ -182,7 +241,12 @@ class Launches:
 class Attribute(ctypes.Structure):
     """The driver's CUlaunchAttribute, with a number for its value."""
 
-    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("unused", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_byte * 60),
+    )
 
 
 class Config(ctypes.Structure):
@@ -202,15 +266,19 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the driver's number of that attribute
 
 
 def launch_early(kernel: int, *how: int) -> None:
-    """Launch a kernel whose blocks of threads may start before the kernel before it in the stream has ended.
+    """Launch a kernel whose blocks of threads may start before the kernel before it in the stream
+    has ended.
 
-    `how` has three sizes of the grid, three of a block of threads, bytes of shared memory, the stream's handle, and the address
-    of the arguments' table. Raises RuntimeError if the driver refuses.
+    `how` has three sizes of the grid, three of a block of threads, bytes of shared memory, the
+    stream's handle, and the address of the arguments' table. Raises RuntimeError if the driver
+    refuses.
     """
     attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
     grid, block, (shared, stream, arguments) = how[:3], how[3:6], how[6:]
     config = Config(grid, block, shared, stream, ctypes.pointer(attribute), 1)
-    status = _launcher()(ctypes.byref(config), ctypes.c_void_p(kernel), ctypes.c_void_p(arguments), None)
+    status = _launcher()(
+        ctypes.byref(config), ctypes.c_void_p(kernel), ctypes.c_void_p(arguments), None
+    )
     if status:
         raise RuntimeError(f"cuLaunchKernelEx returned {status}")
 
@@ -222,7 +290,9 @@ def _launcher() -> Any:
 
 @dataclass(eq=False)
 class Repeated:
-    """Kernels with their arguments, whether they were launched before, and their graph once there is one."""
+    """Kernels with their arguments, whether they were launched before, and their graph once
+    there is one.
+    """
 
     each: list[tuple[Any, InMemory]]
     again: bool = False
@@ -232,15 +302,25 @@ class Repeated:
 class Launch(Launches):
     """A single launch. `arguments` makes its arguments of the addresses."""
 
-    def __init__(self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., Sequence[Any]]) -> None:
-        super().__init__([(kernel, grid, threads, shared)], lambda *addresses: [arguments(*addresses)])
+    def __init__(
+        self,
+        kernel: Any,
+        grid: int,
+        threads: int,
+        shared: int,
+        arguments: Callable[..., Sequence[Any]],
+    ) -> None:
+        super().__init__(
+            [(kernel, grid, threads, shared)], lambda *addresses: [arguments(*addresses)]
+        )
 
 
 class Prepared(NamedTuple):
     """Does a rung's work for arrays of which only the addresses are not settled.
 
-    run      to be called with the stream's handle, the address of scratch memory, and the arrays' addresses: q, k, v, o, and
-             lse if it is wanted; or q, k, v, o, lse, do, dq, dk, dv. The thread must have used the device before
+    run      to be called with the stream's handle, the address of scratch memory, and the arrays'
+             addresses: q, k, v, o, and lse if it is wanted; or q, k, v, o, lse, do, dq, dk, dv. The
+             thread must have used the device before
     scratch  the bytes of scratch memory
     kept     other arrays on the GPU that `run` reads, such as lists of tiles
     """
@@ -250,17 +330,27 @@ class Prepared(NamedTuple):
     kept: Sequence[Any] = ()
 
     def __call__(self, *arrays: Any) -> None:
-        """Run it with CuPy's arrays, leaving out those that are None, on CuPy's current stream and device."""
+        """Run it with CuPy's arrays, leaving out those that are None, on CuPy's current stream
+        and device.
+        """
         cuda = import_cupy().cuda
         cuda.runtime.setDevice(cuda.runtime.getDevice())
-        self.run(cuda.get_current_stream().ptr, cuda.alloc(self.scratch).ptr, *[x.data.ptr for x in arrays if x is not None])
+        self.run(
+            cuda.get_current_stream().ptr,
+            cuda.alloc(self.scratch).ptr,
+            *[x.data.ptr for x in arrays if x is not None],
+        )
 
 
 class InMemory:
-    """A kernel's arguments, NumPy scalars, in memory for the driver: `at` is the address of the table of their addresses."""
+    """A kernel's arguments, NumPy scalars, in memory for the driver: `at` is the address of the
+    table of their addresses.
+    """
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        self.values = [ctypes.create_string_buffer(value.tobytes(), value.nbytes) for value in arguments]
+        self.values = [
+            ctypes.create_string_buffer(value.tobytes(), value.nbytes) for value in arguments
+        ]
         self._table = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
         self.at = ctypes.addressof(self._table)
 
@@ -276,15 +366,19 @@ _one_at_a_time = threading.Lock()
 
 
 def counter(device: int, stream: int) -> int:
-    """Return the address of a stream's own words, from which blocks of threads draw their next work. Between launches, all are 0.
+    """Return the address of a stream's own words, from which blocks of threads draw their next
+    work. Between launches, all are 0.
 
-    Memory is allocated for many streams together, and not whenever a stream is new, since a stream may be capturing a graph.
+    Memory is allocated for many streams together, and not whenever a stream is new, since a stream
+    may be capturing a graph.
     """
     key = device, stream, threading.get_ident()
     if key not in _counters:
         with _one_at_a_time:
             n = sum(known[0] == device for known in _counters)
-            _counters[key] = _words(device, n * WORDS_EACH // WORDS).data.ptr + 4 * (n * WORDS_EACH % WORDS)
+            _counters[key] = _words(device, n * WORDS_EACH // WORDS).data.ptr + 4 * (
+                n * WORDS_EACH % WORDS
+            )
     return _counters[key]
 
 
@@ -299,7 +393,9 @@ def _words(device: int, _: int) -> Any:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream's handle in the CUDA stream protocol, which streams of older PyTorch versions lack."""
+    """A stream's handle in the CUDA stream protocol, which streams of older PyTorch versions
+    lack.
+    """
 
     handle: int
 
@@ -310,18 +406,26 @@ class Stream:
 def warn(message: str) -> None:
     """Issue a RuntimeWarning at the line that called this package."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("flashsim.gpu"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        "flashsim.gpu"
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def totals(options: Options, names: Sequence[str], events: Sequence[str] = ()) -> int:
-    """Return the address where a launch adds what it moves of the arrays `names`, and counts events, or 0."""
-    return 0 if options.counters is None else int(options.counters.for_launch(names, events).data.ptr)
+    """Return the address where a launch adds what it moves of the arrays `names`, and counts
+    events, or 0.
+    """
+    return (
+        0 if options.counters is None else int(options.counters.for_launch(names, events).data.ptr)
+    )
 
 
 def state(heads: int, seed: int | None) -> Any:
-    """Return R of each head, (heads, 2): the seed's words, or, if `seed` is None, memory for a kernel to write them to."""
+    """Return R of each head, (heads, 2): the seed's words, or, if `seed` is None, memory for a
+    kernel to write them to.
+    """
     cupy = import_cupy()
     if seed is None:
         return cupy.empty((heads, 2), "uint32")

@@ -31,7 +31,9 @@ class Info:
 
 
 def info() -> Info:
-    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Does not raise if one is missing."""
+    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Does not
+    raise if one is missing.
+    """
     found, missing = {}, []
     try:
         cupy = import_cupy()
@@ -39,10 +41,14 @@ def info() -> Info:
         return Info({}, [str(error)])
     found["CuPy"] = cupy.__version__
     try:
-        compiled = compile_file("algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, ARCHITECTURES[0])
+        compiled = compile_file(
+            "algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, ARCHITECTURES[0]
+        )
         version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
         registers = next(iter(compiled.resources.values())).registers
-        found["NVRTC"] = f"{version}; algorithm_1 compiles for {compiled.arch}, {registers} registers"
+        found["NVRTC"] = (
+            f"{version}; algorithm_1 compiles for {compiled.arch}, {registers} registers"
+        )
     except (MissingGPU, CompileError) as error:
         missing.append(str(error))
     try:
@@ -54,7 +60,8 @@ def info() -> Info:
             f"{properties['name'].decode()}, {architecture(device)}, "
             f"{properties['multiProcessorCount']} multiprocessors, "
             f"{properties['sharedMemPerBlockOptin'] // 1024} KB of shared memory a block, "
-            f"{properties['l2CacheSize'] // 2**20} MB of L2, {properties['totalGlobalMem'] // 2**30} GB"
+            f"{properties['l2CacheSize'] // 2**20} MB of L2, "
+            f"{properties['totalGlobalMem'] // 2**30} GB"
         )
     except MissingGPU as error:
         missing.append(str(error))
@@ -62,16 +69,24 @@ def info() -> Info:
 
 
 def machine() -> dict[str, Any]:
-    """Return the GPU, its driver, and the packages' versions. Raises MissingGPU where there is none."""
+    """Return the GPU, its driver, and the packages' versions. Raises MissingGPU where there is
+    none.
+    """
     cupy = import_cupy()
     properties = cupy.cuda.runtime.getDeviceProperties(current_device())
     torch = torch_if_there()
     return {
-        "gpu": properties["name"].decode(), "sms": properties["multiProcessorCount"], "l2_bytes": properties["l2CacheSize"],
-        "driver_cuda": cupy.cuda.runtime.driverGetVersion(), "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
-        "cupy": cupy.__version__, "torch": torch and torch.__version__, "cudnn": torch and torch.backends.cudnn.version(),
-        "flash_attn_4": version("flash-attn-4"), "flash_attn_3": version("tokenspeed-fa3"),
-    }  # fmt: skip
+        "gpu": properties["name"].decode(),
+        "sms": properties["multiProcessorCount"],
+        "l2_bytes": properties["l2CacheSize"],
+        "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
+        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cupy": cupy.__version__,
+        "torch": torch and torch.__version__,
+        "cudnn": torch and torch.backends.cudnn.version(),
+        "flash_attn_4": version("flash-attn-4"),
+        "flash_attn_3": version("tokenspeed-fa3"),
+    }
 
 
 def torch_if_there() -> Any:

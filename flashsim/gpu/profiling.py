@@ -1,4 +1,6 @@
-"""The hardware's own counters: a program runs under Nsight Compute, and counts between two marker kernels are added."""
+"""The hardware's own counters: a program runs under Nsight Compute, and counts between two
+marker kernels are added.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 
 def profiled(module: str, *arguments: str) -> list[dict[str, float]]:
-    """Run `python -m module`, which must call `run_marked`, under ncu. Return each call's METRICS, summed over its kernels.
+    """Run `python -m module`, which must call `run_marked`, under ncu. Return each call's METRICS,
+    summed over its kernels.
 
-    Caches are flushed before every kernel; clocks are not fixed. Raises MissingGPU if ncu is missing or fails.
+    Caches are flushed before every kernel; clocks are not fixed. Raises MissingGPU if ncu is
+    missing or fails.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -34,19 +38,35 @@ def profiled(module: str, *arguments: str) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
         command = [
-            ncu, "--clock-control", "none", "--metrics", ",".join(METRICS.values()), "--csv", "--page", "raw",
-            "--log-file", str(log), sys.executable, "-m", module, *arguments,
-        ]  # fmt: skip
+            ncu,
+            "--clock-control",
+            "none",
+            "--metrics",
+            ",".join(METRICS.values()),
+            "--csv",
+            "--page",
+            "raw",
+            "--log-file",
+            str(log),
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise MissingGPU(f"ncu ended with {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
+            raise MissingGPU(
+                f"ncu ended with {done.returncode}: {(done.stderr or done.stdout)[-800:]}"
+            )
         return parse(log.read_text(encoding="utf-8"))
 
 
 def run_marked(calls: Iterable[Callable[[], Any]]) -> None:
     """Run each call once, between two marker kernels, for ncu."""
     cupy = import_cupy()
-    begin, end = (cupy.ElementwiseKernel("float32 x", "float32 y", "y = x", name) for name in (BEGIN, END))
+    begin, end = (
+        cupy.ElementwiseKernel("float32 x", "float32 y", "y = x", name) for name in (BEGIN, END)
+    )
     one = cupy.zeros(1, "float32")
     for call in calls:
         begin(one)
@@ -56,7 +76,9 @@ def run_marked(calls: Iterable[Callable[[], Any]]) -> None:
 
 
 def parse(text: str) -> list[dict[str, float]]:
-    """Return each pass's counters from ncu's raw CSV, added over the kernels between its two markers."""
+    """Return each pass's counters from ncu's raw CSV, added over the kernels between its two
+    markers.
+    """
     lines = text.splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith('"ID"'))
     names, units, *rows = list(csv.reader(lines[start:]))

@@ -14,9 +14,13 @@ from flashsim.problem.arguments import is_one_of, shown
 
 @cache
 def ladder() -> dict[str, Kernel]:
-    """Return the rungs by name, from the lowest: all modules here that have a .cu file of their name and a record."""
+    """Return the rungs by name, from the lowest: all modules here that have a .cu file of their
+    name and a record.
+    """
     files = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    modules = [import_module(f"flashsim.gpu.{name}") for name in files if (SOURCES / f"{name}.cu").exists()]
+    modules = [
+        import_module(f"flashsim.gpu.{name}") for name in files if (SOURCES / f"{name}.cu").exists()
+    ]
     found = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
     return {rung.name: rung for rung in sorted(found, key=lambda rung: rung.rung)}
 
@@ -24,11 +28,17 @@ def ladder() -> dict[str, Kernel]:
 def kernel(name: str) -> Kernel:
     """Return a rung of the ladder, or raise ValueError."""
     if not is_one_of(name, ladder()):
-        raise ValueError(f"kernel is {shown(name)}; expected one of {', '.join(map(repr, ladder()))}")
+        raise ValueError(
+            f"kernel is {shown(name)}; expected one of {', '.join(map(repr, ladder()))}"
+        )
     return ladder()[name]
 
 
 def fastest(direction: str, dtype: str) -> list[Kernel]:
-    """Return the rungs that may be chosen in a direction, the fastest first. For an 8-bit dtype, only rungs made for it."""
+    """Return the rungs that may be chosen in a direction, the fastest first. For an 8-bit dtype,
+    only rungs made for it.
+    """
     found = [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
-    return [rung for rung in found if rung.output and dtype in rung.dtypes] or [r for r in found if not r.output]
+    return [rung for rung in found if rung.output and dtype in rung.dtypes] or [
+        r for r in found if not r.output
+    ]

@@ -3,7 +3,8 @@
     sensors = Sensors(device)
     sensors.read()          # (watts, MHz), or None without such a library
 
-The power is the current one. Most programs show an average over a second, but a turn of a benchmark is shorter.
+The power is the current one. Most programs show an average over a second, but a turn of a benchmark
+is shorter.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ class _Field(ctypes.Structure):
     """nvmlFieldValue_t, with the value as an unsigned int, as power is."""
 
     _fields_ = (
-        ("id", ctypes.c_uint), ("scope", ctypes.c_uint), ("timestamp", ctypes.c_longlong), ("latency", ctypes.c_longlong),
-        ("type", ctypes.c_int), ("failed", ctypes.c_int), ("value", ctypes.c_uint), ("rest", ctypes.c_uint),
-    )  # fmt: skip
+        ("id", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("type", ctypes.c_int),
+        ("failed", ctypes.c_int),
+        ("value", ctypes.c_uint),
+        ("rest", ctypes.c_uint),
+    )
 
 
 class Sensors:
-    """The sensors of one device. It is found by its place on the bus, since the library numbers devices in its own order."""
+    """The sensors of one device. It is found by its place on the bus, since the library numbers
+    devices in its own order.
+    """
 
     def __init__(self, device: int) -> None:
         self._library: Any = None
@@ -38,7 +47,9 @@ class Sensors:
         except OSError:
             return
         bus = import_cupy().cuda.runtime.deviceGetPCIBusId(device).encode()
-        if not library.nvmlInit_v2() and not library.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(self._handle)):
+        if not library.nvmlInit_v2() and not library.nvmlDeviceGetHandleByPciBusId_v2(
+            bus, ctypes.byref(self._handle)
+        ):
             self._library = library
 
     def read(self) -> tuple[float, int] | None:
@@ -46,6 +57,11 @@ class Sensors:
         if self._library is None:
             return None
         power, clock = _Field(id=POWER_INSTANT), ctypes.c_uint()
-        failed = self._library.nvmlDeviceGetFieldValues(self._handle, 1, ctypes.byref(power)) or power.failed
-        failed = failed or self._library.nvmlDeviceGetClockInfo(self._handle, SM_CLOCK, ctypes.byref(clock))
+        failed = (
+            self._library.nvmlDeviceGetFieldValues(self._handle, 1, ctypes.byref(power))
+            or power.failed
+        )
+        failed = failed or self._library.nvmlDeviceGetClockInfo(
+            self._handle, SM_CLOCK, ctypes.byref(clock)
+        )
         return None if failed else (power.value / 1000, clock.value)

@@ -1,4 +1,6 @@
-"""Settles what a call on a GPU runs: checks its arguments, chooses a rung, prepares all but addresses, and keeps that."""
+"""Settles what a call on a GPU runs: checks its arguments, chooses a rung, prepares all but
+addresses, and keeps that.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ from flashsim.gpu.tensor_maps import contiguous
 from flashsim.masks.rules import Causal, Mask, SlidingWindow
 from flashsim.problem.arguments import check_blocks, check_flag, check_p, check_scale, check_seed
 
-LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, and tiles may reach beyond the end
+# rows and columns are counted in 32 bits, and tiles may reach beyond the end
+LONGEST = 2**31 - 2**12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `forward` will run: a rung's name, and why not a faster one. If this rung will refuse, the last reason is why."""
+    """What `forward` will run: a rung's name, and why not a faster one. If this rung will
+    refuse, the last reason is why.
+    """
 
     kernel: str
     why: str
@@ -51,7 +56,9 @@ class Described:
     def contiguous(self) -> bool:
         """Whether elements follow each other without gaps; axes of length 1 may have any stride."""
         wanted = contiguous(self.shape, self.itemsize)
-        return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True))
+        return all(
+            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True)
+        )
 
     @property
     def keys_contiguous(self) -> bool:
@@ -70,10 +77,14 @@ def _described(library: Any, names: Sequence[str], found: tuple[Any, ...]) -> di
 
 def _aligned(names: Sequence[str], at: Sequence[int]) -> bool:
     """Say whether arrays start at multiples of 16 bytes."""
-    return not reduce(or_, at) % 16 or not any(a % 16 for name, a in zip(names, at, strict=True) if name != "lse")
+    return not reduce(or_, at) % 16 or not any(
+        a % 16 for name, a in zip(names, at, strict=True) if name != "lse"
+    )
 
 
-def planned(direction: str, x: Taken, causal: bool, dropout_p: float, others: tuple[Any, ...]) -> Plan:
+def planned(
+    direction: str, x: Taken, causal: bool, dropout_p: float, others: tuple[Any, ...]
+) -> Plan:
     """Return which rung will run. `others` are as in `settled`."""
     mask, block_mask, blocks, count = others
     arrays = _described(x.library, x.names, x.found)
@@ -85,7 +96,8 @@ def planned(direction: str, x: Taken, causal: bool, dropout_p: float, others: tu
 class Settled(NamedTuple):
     """What will run, and with what.
 
-    run       what is prepared for addresses, or a function of the given arrays and those to be filled
+    run       what is prepared for addresses, or a function of the given arrays and those to be
+              filled
     results   the arrays to be filled
     copied    which arrays it needs as contiguous copies, by place
     counters  where it counts, or None
@@ -106,13 +118,18 @@ def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any,
     plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
     others  mask, block_mask, blocks, count
 
-    This takes longer than a launch. So it is kept if it depends only on shapes, strides and dtypes: if of `others` at most a
-    window is given.
+    This takes longer than a launch. So it is kept if it depends only on shapes, strides and dtypes:
+    if of `others` at most a window is given.
     """
     key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
     mask, block_mask, blocks, count = others
     known = mask is None or (type(mask) in (SlidingWindow, Causal) and mask.offset is None)
-    if known and block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
+    if (
+        known
+        and block_mask is blocks is None
+        and count is False
+        and _SIMPLE.issuperset(map(type, plain))
+    ):
         return _settled_before(key, mask, *plain)
     x.enter()
     return _settle(key, plain, others, x.mask)
@@ -123,20 +140,28 @@ def _settled_before(key: tuple[Any, ...], mask: Mask | None, *plain: Any) -> Set
     return _settle(key, plain, (mask, None, None, False), None)
 
 
-def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any) -> Settled:
+def _settle(
+    key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any
+) -> Settled:
     direction, names, library, found, aligned, device = key
     kernel, causal, _, dropout_p, *_, wants_lse = plain
     mask, block_mask, blocks, count = others
     arrays = _described(library, names, found)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
     asked = _asked(rule, check_p(dropout_p), blocks, count)
-    rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel)
+    rung = rungs.kernel(
+        kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel
+    )
     _check_shapes(rung, arrays, direction)
     options = _options(rung, arrays, rule, plain, others, direction)
     q, k, v = (arrays[name] for name in "qkv")
     shapes, dtypes = found[::3], found[2::3]
     if direction == "forward":
-        results: list[New] = [(None, shapes[0], library.dtype(rung.output)) if rung.output else (0, shapes[0], dtypes[0])]
+        results: list[New] = [
+            (None, shapes[0], library.dtype(rung.output))
+            if rung.output
+            else (0, shapes[0], dtypes[0])
+        ]
         results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
         copied: tuple[int, ...] = ()
         if v.keys_contiguous and k.shape[2] % rung.keys_contiguous:
@@ -149,7 +174,9 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
         return Settled(run, tuple(results), copied, options.counters)
     gradients = rung.backward
     assert gradients is not None
-    copied = tuple(n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous)
+    copied = tuple(
+        n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous
+    )
     run = rung.prepare_backward and rung.prepare_backward(device, q, k, v, arrays["do"], options)
     results = list(zip(range(3), shapes[:3], dtypes[:3], strict=True))
 
@@ -160,7 +187,9 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
 
 
 def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
-    """Return options with an array instead of a window, for a rung without windows. It is large, so it is not kept."""
+    """Return options with an array instead of a window, for a rung without windows. It is large,
+    so it is not kept.
+    """
     if options.window is None or "window" in rung.takes:
         return options
     N_q, N_k = q.shape[2], k.shape[2]
@@ -170,31 +199,55 @@ def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
 
 def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[str, ...]:
     """Return which options of `Kernel.takes` are asked for."""
-    asked = {"causal": rule.causal or None, "mask": rule.mask, "window": rule.window, "block_mask": rule.block_mask}
+    asked = {
+        "causal": rule.causal or None,
+        "mask": rule.mask,
+        "window": rule.window,
+        "block_mask": rule.block_mask,
+    }
     asked |= {"dropout_p": dropout_p or None, "blocks": blocks, "count": count or None}
     return tuple(what for what, value in asked.items() if value is not None)
 
 
 def _lacks(rung: Kernel, asked: Sequence[str], direction: str, d: int) -> list[str]:
-    """Return which of them a kernel does not take in a direction. A rung with masks takes a window as a mask."""
+    """Return which of them a kernel does not take in a direction. A rung with masks takes a
+    window as a mask.
+    """
     without = (*rung.forward_only, *rung.not_backward.get(d, ())) if direction == "backward" else ()
     takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
     pairs = rung.not_together + (rung.not_together_backward if direction == "backward" else ())
-    return [what for what in asked if what not in takes] + [f"{b} with {a}" for a, b in pairs if a in asked and b in asked]
+    return [what for what in asked if what not in takes] + [
+        f"{b} with {a}" for a, b in pairs if a in asked and b in asked
+    ]
 
 
-def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[str, ...], on: str) -> Plan:
+def _fastest(
+    direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[str, ...], on: str
+) -> Plan:
     q = arrays["q"]
     given = [x for name, x in arrays.items() if name != "lse"]
-    aligned &= not any(stride % 16 for x in given for n, stride in zip(x.shape[:-1], x.strides, strict=False) if n > 1)
+    aligned &= not any(
+        stride % 16
+        for x in given
+        for n, stride in zip(x.shape[:-1], x.strides, strict=False)
+        if n > 1
+    )
     return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
 
 
 @lru_cache(maxsize=1024)
 def _plan(
-    direction: str, dtype: Any, q: tuple[int, ...], k: tuple[int, ...], aligned: bool, asked: tuple[str, ...], capability: str
+    direction: str,
+    dtype: Any,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    aligned: bool,
+    asked: tuple[str, ...],
+    capability: str,
 ) -> Plan:
-    """Return the fastest rung that takes q and k of these shapes with what is asked, or the last."""
+    """Return the fastest rung that takes q and k of these shapes with what is asked, or the
+    last.
+    """
     skipped: list[str] = []
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     for rung in rungs.fastest(direction, dtype.name):
@@ -225,32 +278,58 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
             raise ValueError(f"{name} has shape {array.shape}; every axis must be at least 1")
         dtypes = ("float32",) if name == "lse" else rung.dtypes
         if array.dtype.name not in dtypes:
-            raise ValueError(f"{name} has dtype {array.dtype.name}; {rung.name} takes {', '.join(dtypes)}")
+            raise ValueError(
+                f"{name} has dtype {array.dtype.name}; {rung.name} takes {', '.join(dtypes)}"
+            )
         if name != "lse" and array.dtype != q.dtype:
-            raise ValueError(f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has")
+            raise ValueError(
+                f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has"
+            )
     for name, array in arrays.items():
-        wanted = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(name, q.shape)
+        wanted = {
+            "q": q.shape,
+            "k": (q.shape[0], *k.shape[1:3], q.shape[3]),
+            "v": k.shape,
+            "lse": q.shape[:3],
+        }.get(name, q.shape)
         if array.shape != wanted:
-            raise ValueError(f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}")
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k "
+                f"{k.shape}"
+            )
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
     if d not in rung.head_dims:
-        raise ValueError(f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}")
+        raise ValueError(
+            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of "
+            f"{', '.join(map(str, rung.head_dims))}"
+        )
     if heads % kv_heads:
         raise ValueError(f"q has {heads} heads; expected a multiple of the {kv_heads} heads of k")
     if max(q.shape[2], k.shape[2]) > LONGEST or q.shape[0] * heads > LONGEST:
-        raise ValueError(f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most")
+        raise ValueError(
+            f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most"
+        )
     for name, array in arrays.items():
         taken = name == "v" and rung.keys_contiguous and array.keys_contiguous
         if name != "lse" and array.strides[-1] != array.itemsize and not taken:
             raise ValueError(
-                f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis: contiguous rows"
+                f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last "
+                "axis: contiguous rows"
             )
         if any(stride % array.itemsize for stride in array.strides):
-            raise ValueError(f"{name} has strides {array.strides} bytes; expected multiples of its {array.itemsize}-byte items")
+            raise ValueError(
+                f"{name} has strides {array.strides} bytes; expected multiples of its "
+                f"{array.itemsize}-byte items"
+            )
 
 
 def _options(
-    rung: Kernel, arrays: dict[str, Any], rule: Rule, plain: tuple[Any, ...], others: tuple[Any, ...], direction: str
+    rung: Kernel,
+    arrays: dict[str, Any],
+    rule: Rule,
+    plain: tuple[Any, ...],
+    others: tuple[Any, ...],
+    direction: str,
 ) -> Options:
     """Return the options of a call, or raise ValueError."""
     _, _, scale, dropout_p, seed, deterministic, _ = plain
@@ -271,8 +350,11 @@ def _options(
             mask = import_cupy().broadcast_to(mask, onto)
         except ValueError:
             raise ValueError(
-                f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) = {onto}"
+                f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) "
+                f"= {onto}"
             ) from None
     drops, counters = (dropout_p, seed), Counters() if count else None
     tau, block_mask = check_scale(scale, q.shape[3]), rule.block_mask
-    return Options(tau, rule.causal, *drops, mask, rule.window, block_mask, blocks, deterministic, counters)
+    return Options(
+        tau, rule.causal, *drops, mask, rule.window, block_mask, blocks, deterministic, counters
+    )

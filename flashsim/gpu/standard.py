@@ -1,12 +1,14 @@
-"""The unfused baseline, pass by pass as in Algorithms 0 and 3: cuBLAS for the products, kernels/standard.cu between them.
+"""The unfused baseline, pass by pass as in Algorithms 0 and 3: cuBLAS for the products,
+kernels/standard.cu between them.
 
-S, P, and with dropout P^dropped, are matrices in HBM, (B, H_q, N_q, N_k), in the inputs' dtype. So memory grows with N_q·N_k,
-until CuPy raises OutOfMemoryError. τ is part of the product τ QKᵀ. Products use cuBLAS's gemmStridedBatchedEx with fp32 sums
-for every dtype and without TF32, since CuPy's matmul has no bfloat16. Operands that are not contiguous are copied for it, and
-so are K and V of groups of query heads.
+S, P, and with dropout P^dropped, are matrices in HBM, (B, H_q, N_q, N_k), in the inputs' dtype. So
+memory grows with N_q·N_k, until CuPy raises OutOfMemoryError. τ is part of the product τ QKᵀ.
+Products use cuBLAS's gemmStridedBatchedEx with fp32 sums for every dtype and without TF32, since
+CuPy's matmul has no bfloat16. Operands that are not contiguous are copied for it, and so are K and
+V of groups of query heads.
 
-Kernels keep only O, so `backward` computes P again before Algorithm 3 begins. `forward_saving` and `backward_from` are the two
-halves, for measurements.
+Kernels keep only O, so `backward` computes P again before Algorithm 3 begins. `forward_saving` and
+`backward_from` are the two halves, for measurements.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 COMPUTE_32F, GEMM_DEFAULT = 68, -1  # CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
 HEAD_DIMS = tuple(range(8, 257, 8))
-MASKS, PASSES = ("Causal", "Dense", "CausalDense"), ("softmax_rows", "drop", "softmax_backward_rows")
+MASKS, PASSES = (
+    ("Causal", "Dense", "CausalDense"),
+    ("softmax_rows", "drop", "softmax_backward_rows"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,12 @@ def forward_saving(q: Any, k: Any, v: Any, lse: Any, options: Options) -> Saved:
         mask, _ = variant_types(options)
         _launch(f"mask_scores<{{T}}, {mask}>", q, (S, problem(q, k, v, options)), S)
     P = S
-    _launch("softmax_rows<{T}>", q, (S, P, np.uint64(0) if lse is None else lse, np.int32(k.shape[2])), S)
+    _launch(
+        "softmax_rows<{T}>",
+        q,
+        (S, P, np.uint64(0) if lse is None else lse, np.int32(k.shape[2])),
+        S,
+    )
     if not options.dropout_p:
         return Saved(P, P)
     P_dropped = cupy.empty_like(P)
@@ -59,27 +69,42 @@ def forward_saving(q: Any, k: Any, v: Any, lse: Any, options: Options) -> Saved:
     return Saved(P, P_dropped)
 
 
-def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
+def backward(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options
+) -> None:
     """Fill dq, dk, dv."""
     backward_from(forward_saving(q, k, v, None, options), q, k, v, do, dq, dk, dv, options)
 
 
-def backward_from(saved: Saved, q: Any, k: Any, v: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Run Algorithm 3 and fill dq, dk, dv. One more pass sums a group's dk and dv over its query heads."""
+def backward_from(
+    saved: Saved, q: Any, k: Any, v: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options
+) -> None:
+    """Run Algorithm 3 and fill dq, dk, dv. One more pass sums a group's dk and dv over its query
+    heads.
+    """
     cupy = import_cupy()
     group = q.shape[1] // k.shape[1]
-    parts = [(x if group == 1 else cupy.empty((*q.shape[:2], *k.shape[2:]), q.dtype)) for x in (dk, dv)]
+    parts = [
+        (x if group == 1 else cupy.empty((*q.shape[:2], *k.shape[2:]), q.dtype)) for x in (dk, dv)
+    ]
     _product(saved.P_dropped, do, parts[1], "TN")  # line 1
     dP = cupy.empty_like(saved.P)
     _product(do, _shared(q, v), dP, "NT")  # line 2
     if options.dropout_p:
         _launch("drop<{T}>", q, (dP, dP, problem(q, k, v, options)), dP)  # line 3
-    _launch("softmax_backward_rows<{T}>", q, (saved.P, dP, np.int32(k.shape[2])), dP)  # line 3: dS replaces dP
+    _launch(
+        "softmax_backward_rows<{T}>", q, (saved.P, dP, np.int32(k.shape[2])), dP
+    )  # line 3: dS replaces dP
     _product(dP, _shared(q, k), dq, "NN", options.scale)  # line 4
     _product(dP, q, parts[0], "TN", options.scale)  # line 5
     if group > 1:
         for part, total in zip(parts, (dk, dv), strict=True):
-            total[...] = part.reshape(*k.shape[:2], group, *k.shape[2:]).astype("float32").sum(axis=2).astype(q.dtype)
+            total[...] = (
+                part.reshape(*k.shape[:2], group, *k.shape[2:])
+                .astype("float32")
+                .sum(axis=2)
+                .astype(q.dtype)
+            )
 
 
 @dataclass(frozen=True)
@@ -93,7 +118,8 @@ class Step:
 
 
 def steps(q: Any, k: Any, v: Any, do: Any, scale: float) -> list[Step]:
-    """Return the passes of Algorithms 0 and 3 without mask, dropout or groups, to be run in order and measured one by one.
+    """Return the passes of Algorithms 0 and 3 without mask, dropout or groups, to be run in order
+    and measured one by one.
 
     P replaces S, and dS replaces dP.
     """
@@ -104,11 +130,21 @@ def steps(q: Any, k: Any, v: Any, do: Any, scale: float) -> list[Step]:
     thin, wide = "N·d", "N·N"
     return [
         Step("0.1 S = τQKᵀ", (thin, thin), (wide,), lambda: _product(q, k, P, "NT", scale)),
-        Step("0.2 P = softmax(S)", (wide,), (wide,), lambda: _launch("softmax_rows<{T}>", q, (P, P, np.uint64(0), N_k), P)),
+        Step(
+            "0.2 P = softmax(S)",
+            (wide,),
+            (wide,),
+            lambda: _launch("softmax_rows<{T}>", q, (P, P, np.uint64(0), N_k), P),
+        ),
         Step("0.3 O = PV", (wide, thin), (thin,), lambda: _product(P, v, o, "NN")),
         Step("3.1 dV = PᵀdO", (wide, thin), (thin,), lambda: _product(P, do, dv, "TN")),
         Step("3.2 dP = dOVᵀ", (thin, thin), (wide,), lambda: _product(do, v, dP, "NT")),
-        Step("3.3 dS", (wide, wide), (wide,), lambda: _launch("softmax_backward_rows<{T}>", q, (P, dP, N_k), dP)),
+        Step(
+            "3.3 dS",
+            (wide, wide),
+            (wide,),
+            lambda: _launch("softmax_backward_rows<{T}>", q, (P, dP, N_k), dP),
+        ),
         Step("3.4 dQ = τdSK", (wide, thin), (thin,), lambda: _product(dP, k, dq, "NN", scale)),
         Step("3.5 dK = τdSᵀQ", (wide, thin), (thin,), lambda: _product(dP, q, dk, "TN", scale)),
     ]
@@ -121,7 +157,8 @@ def _shared(q: Any, k: Any) -> Any:
 
 
 def _product(A: Any, B: Any, out: Any, form: str, factor: float = 1.0) -> None:
-    """Write factor · op(A) op(B) to `out`, head by head. `form` has N (as is) or T (transposed) for A and for B.
+    """Write factor · op(A) op(B) to `out`, head by head. `form` has N (as is) or T (transposed) for
+    A and for B.
 
     cuBLAS stores matrices by columns, so it computes outᵀ = op(B)ᵀ op(A)ᵀ.
     """
@@ -136,9 +173,20 @@ def _product(A: Any, B: Any, out: Any, form: str, factor: float = 1.0) -> None:
     transposed = [int(which == "T") for which in (form[1], form[0])]
     heads = out.shape[0] * out.shape[1]
     cublas.gemmStridedBatchedEx(
-        handle, *transposed, n, m, k, one.ctypes.data, *operands[0], *operands[1], zero.ctypes.data, *operands[2],
-        heads, COMPUTE_32F, GEMM_DEFAULT,
-    )  # fmt: skip
+        handle,
+        *transposed,
+        n,
+        m,
+        k,
+        one.ctypes.data,
+        *operands[0],
+        *operands[1],
+        zero.ctypes.data,
+        *operands[2],
+        heads,
+        COMPUTE_32F,
+        GEMM_DEFAULT,
+    )
 
 
 def _cublas() -> Any:
@@ -159,12 +207,28 @@ def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> Non
 
 
 KERNEL = Kernel(
-    name="standard", about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass", short="standard, CuPy",
+    name="standard",
+    about="unfused: S and P in HBM, cuBLAS for products, and a kernel for each pass",
+    short="standard, CuPy",
     look=("black", "x", ":"),
-    rung=0, fastest_in=(), model="standard", longest=16_384, dtypes=tuple(ELEMENTS), head_dims=HEAD_DIMS,
+    rung=0,
+    fastest_in=(),
+    model="standard",
+    longest=16_384,
+    dtypes=tuple(ELEMENTS),
+    head_dims=HEAD_DIMS,
     variants=tuple(
-        Variant(FILE, (("COUNT", 0),), (*(f"mask_scores<{T}, {mask}>" for mask in MASKS), *(f"{name}<{T}>" for name in PASSES)))
+        Variant(
+            FILE,
+            (("COUNT", 0),),
+            (
+                *(f"mask_scores<{T}, {mask}>" for mask in MASKS),
+                *(f"{name}<{T}>" for name in PASSES),
+            ),
+        )
         for T in ELEMENTS.values()
     ),
-    forward=forward, backward=backward, takes=("causal", "mask", "dropout_p"),
-)  # fmt: skip
+    forward=forward,
+    backward=backward,
+    takes=("causal", "mask", "dropout_p"),
+)

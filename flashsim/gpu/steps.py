@@ -1,13 +1,15 @@
-"""What each idea gains: every rung on one problem, forward, with the steps within `hopper`, PyTorch's and FlashAttention-4.
+"""What each idea gains: every rung on one problem, forward, with the steps within `hopper`,
+PyTorch's and FlashAttention-4.
 
     record = climb(Setting(4096, 128))
 
-The record has the time and rate of each, all from one interleaved run. It has the accesses that the simulator and the kernel's
-counting build count, in elements. And it has what the hardware's counters saw, in bytes, between L2 and multiprocessors and
-in DRAM.
+The record has the time and rate of each, all from one interleaved run. It has the accesses that the
+simulator and the kernel's counting build count, in elements. And it has what the hardware's
+counters saw, in bytes, between L2 and multiprocessors and in DRAM.
 
-A step of `hopper` is the kernel with fewer of its ideas: two loops, a persistent grid, the longest row blocks first, lazy
-rescaling, sums for maxima, mending, turns. docs/gpu-tried.md has the ideas that cannot be switched off.
+A step of `hopper` is the kernel with fewer of its ideas: two loops, a persistent grid, the longest
+row blocks first, lazy rescaling, sums for maxima, mending, turns. docs/gpu-tried.md has the ideas
+that cannot be switched off.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Step:
-    """A rung, or `hopper` with some of its ideas: how to call it, and the simulator's algorithm and block sizes."""
+    """A rung, or `hopper` with some of its ideas: how to call it, and the simulator's algorithm
+    and block sizes.
+    """
 
     name: str
     rung: Kernel
@@ -46,13 +50,19 @@ class Step:
         return "count" in self.rung.takes and self.tiles is None
 
     def call(self, setting: Setting, *, counting: bool = False) -> Call:
-        """Return what runs it on random arrays. `counting` runs the counting build, which only whole rungs have."""
+        """Return what runs it on random arrays. `counting` runs the counting build, which only
+        whole rungs have.
+        """
         from flashsim import gpu
 
         q, k, v = arrays(setting, 3, dtype_of(self.rung, setting))
         tiles = self.tiles
         if tiles is None:
-            asked: dict[str, Any] = {"kernel": self.rung.name, "causal": setting.causal, "return_lse": True}
+            asked: dict[str, Any] = {
+                "kernel": self.rung.name,
+                "causal": setting.causal,
+                "return_lse": True,
+            }
             return lambda: gpu.forward(q, k, v, count=counting, **asked)
         cupy, options = import_cupy(), Options(setting.d**-0.5, setting.causal)
 
@@ -73,7 +83,11 @@ def steps(setting: Setting) -> Iterator[Step]:
             continue
         if rung.name != "hopper":
             chosen = rung.choose_blocks and rung.choose_blocks(setting.d, setting.dtype, "forward")
-            yield Step(rung.name, rung, tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else chosen)
+            yield Step(
+                rung.name,
+                rung,
+                tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else chosen,
+            )
         elif not hopper.why_not(capability(current_device()), setting.d):
             for name, tiles in hopper.steps(setting.d).items():
                 yield Step(f"hopper, {name}", rung, tiles.blocks, tiles)
@@ -82,35 +96,61 @@ def steps(setting: Setting) -> Iterator[Step]:
 
 
 def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None) -> dict[str, Any]:
-    """Return the setting and its steps as plain data, peers last. Raises MissingGPU without a GPU or without `ncu`."""
+    """Return the setting and its steps as plain data, peers last. Raises MissingGPU without a
+    GPU or without `ncu`.
+    """
     taking_part = list(steps(setting))
     on_step("compile")
     makers = [(step.name, partial(step.call, setting)) for step in taking_part]
     counting = [partial(step.call, setting, counting=True) for step in taking_part if step.counts]
     compile_first([*(make for _, make in makers), *counting])
     on_step("time")
-    timings = {timing.name: asdict(timing) for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)}
+    timings = {
+        timing.name: asdict(timing)
+        for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)
+    }
     on_step("counters")
     seen = profiled(
-        "flashsim.gpu.steps", str(setting.N), str(setting.d), str(int(setting.causal)), str(setting.H), setting.distribution
+        "flashsim.gpu.steps",
+        str(setting.N),
+        str(setting.d),
+        str(int(setting.causal)),
+        str(setting.H),
+        setting.distribution,
     )
     rows: list[dict[str, Any]] = []
     for step, counters in zip(taking_part, seen, strict=True):
         on_step(step.name)
         width = WIDTHS[dtype_of(step.rung, setting)]  # of an element of Q, K and V
-        rows.append({**timings.pop(step.name), "width": width, "simulated": simulated(step, setting), "seen": counters})
+        rows.append(
+            {
+                **timings.pop(step.name),
+                "width": width,
+                "simulated": simulated(step, setting),
+                "seen": counters,
+            }
+        )
         if step.counts:
             *_, moved = step.call(setting, counting=True)()
-            rows[-1]["counted"] = {way: sum(getattr(a, way) for a in moved.values()) for way in ("reads", "writes")}
+            rows[-1]["counted"] = {
+                way: sum(getattr(a, way) for a in moved.values()) for way in ("reads", "writes")
+            }
     rows += [timings[name] for name in PEERS if name in timings]
-    return {"setting": {**asdict(setting), "B": setting.batch, "flops": setting.flops}, "steps": rows}
+    return {
+        "setting": {**asdict(setting), "B": setting.batch, "flops": setting.flops},
+        "steps": rows,
+    }
 
 
 def simulated(step: Step, setting: Setting) -> dict[str, int]:
-    """Return how many elements the simulator's algorithm reads and writes over all heads, with M large enough for its tiles."""
+    """Return how many elements the simulator's algorithm reads and writes over all heads, with M
+    large enough for its tiles.
+    """
     heads = setting.batch * setting.H
     asked: dict[str, Any] = {"causal": True} if setting.causal else {}
-    traffic = count(step.rung.model, N=setting.N, d=setting.d, M=10**9, blocks=step.blocks, heads=heads, **asked).hbm
+    traffic = count(
+        step.rung.model, N=setting.N, d=setting.d, M=10**9, blocks=step.blocks, heads=heads, **asked
+    ).hbm
     state = traffic.by_array.get("R")  # dropout's seed, which the kernel gets with the call
     unwritten = state.writes if state is not None and step.rung.tensor_cores else 0
     return {"reads": traffic.reads, "writes": traffic.writes - unwritten}

@@ -14,21 +14,33 @@ from flashsim.problem.shapes import Blocks, Shape
 
 
 def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
-    """Return a block mask's tiles, (T_r, T_c), as bits; None means all tiles. Raises ValueError for another shape."""
+    """Return a block mask's tiles, (T_r, T_c), as bits; None means all tiles. Raises ValueError
+    for another shape.
+    """
     T = -(-shape.N_q // blocks[0]), -(-shape.N_k // blocks[1])
     if block_mask is None:
         return np.packbits(np.ones(T, bool)).tobytes()
-    return np.packbits(check_tiles(block_mask, Blocks(*blocks, N_q=shape.N_q, N_k=shape.N_k), shape)).tobytes()
+    return np.packbits(
+        check_tiles(block_mask, Blocks(*blocks, N_q=shape.N_q, N_k=shape.N_k), shape)
+    ).tobytes()
 
 
-def live_tiles(bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which of a kernel's tiles, (T_r, T_c), lie in the window and in a computed block. `asked` is the blocks' size."""
+def live_tiles(
+    bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]
+) -> NDArray[np.bool_]:
+    """Return which of a kernel's tiles, (T_r, T_c), lie in the window and in a computed block.
+    `asked` is the blocks' size.
+    """
     T = -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1])
     found = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
-    found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[: blocks.T_r, : blocks.T_c]
+    found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[
+        : blocks.T_r, : blocks.T_c
+    ]
     rows, columns = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c) * blocks.B_c
     ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
-    return np.asarray(found & SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ()))
+    return np.asarray(
+        found & SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())
+    )
 
 
 def to_gpu(*lists: NDArray[Any]) -> tuple[Any, ...]:

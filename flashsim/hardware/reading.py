@@ -1,4 +1,6 @@
-"""Machines of one's own, from a file of JSON or TOML: `read_machine`. The documentation has an example (docs/sweeps.md)."""
+"""Machines of one's own, from a file of JSON or TOML: `read_machine`. The documentation has an
+example (docs/sweeps.md).
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ SUFFIXES = (".json", ".toml")
 def read_machine(path: str | os.PathLike[str]) -> Machine:
     """Return the machine that a file describes, by `Machine`'s fields.
 
-    Sizes are bytes, or text with a unit ("228KB", 1 KB = 1024 bytes). `l2` is 0 where it is left out. Raises ValueError for what
-    is not a machine, with the file's name, the field, and what was expected.
+    Sizes are bytes, or text with a unit ("228KB", 1 KB = 1024 bytes). `l2` is 0 where it is left
+    out. Raises ValueError for what is not a machine, with the file's name, the field, and what was
+    expected.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} is neither .json nor .toml; expected a file that describes a machine")
+        raise ValueError(
+            f"{path} is neither .json nor .toml; expected a file that describes a machine"
+        )
     try:
         text = path.read_text(encoding="utf-8")
         held = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
@@ -44,7 +49,9 @@ def read_machine(path: str | os.PathLike[str]) -> Machine:
 
 
 def machine_of(what: str | Machine) -> Machine:
-    """Return a machine of the table by its name, of a file by its path, or as it is. Raises ValueError."""
+    """Return a machine of the table by its name, of a file by its path, or as it is. Raises
+    ValueError.
+    """
     if isinstance(what, Machine):
         return what
     if is_one_of(what, MACHINES):
@@ -73,12 +80,18 @@ def _machine(held: Any) -> Machine:
     sms, sources = held["sms"], held.get("sources", {})
     if type(sms) is not int or sms < 1:
         raise ValueError(f"sms is {shown(sms)}; expected a whole number of at least 1")
-    if not isinstance(sources, Mapping) or not all(isinstance(said, str) for said in sources.values()):
+    if not isinstance(sources, Mapping) or not all(
+        isinstance(said, str) for said in sources.values()
+    ):
         raise ValueError(f"sources is {shown(sources)}; expected text by what it is of")
     peak = held["peak"]
     if not isinstance(peak, Mapping) or not peak:
-        raise ValueError(f'peak is {shown(peak)}; expected FLOP/s by dtype, such as {{"float16": 1e15}}')
-    rates = {float_name(dtype): _rate(f"peak of {dtype}", rate, "FLOP/s") for dtype, rate in peak.items()}
+        raise ValueError(
+            f'peak is {shown(peak)}; expected FLOP/s by dtype, such as {{"float16": 1e15}}'
+        )
+    rates = {
+        float_name(dtype): _rate(f"peak of {dtype}", rate, "FLOP/s") for dtype, rate in peak.items()
+    }
     bandwidth, notes = _rate("bandwidth", held["bandwidth"], "bytes/s"), held.get("notes", "")
     return Machine(held["name"], sram, sms, l2, hbm, bandwidth, rates, dict(sources), notes)
 
@@ -91,7 +104,9 @@ def _bytes(name: str, value: Any) -> int:
             raise ValueError(f"{name}: {error}") from None
     least = 0 if name == "l2" else 1
     if type(value) is not int or value < least:
-        raise ValueError(f'{name} is {shown(value)}; expected bytes, or text with a unit, such as "228KB"')
+        raise ValueError(
+            f'{name} is {shown(value)}; expected bytes, or text with a unit, such as "228KB"'
+        )
     return value
 
 

@@ -1,4 +1,6 @@
-"""The two memories, HBM and SRAM, and what they count. What is computed on them, they do not know."""
+"""The two memories, HBM and SRAM, and what they count. What is computed on them, they do not
+know.
+"""
 
 from flashsim.machine.memory import HBM as HBM
 from flashsim.machine.memory import SRAM as SRAM

@@ -1,4 +1,6 @@
-"""Counting a user's algorithm: turns of a loop are counted in one go only where they were shown to be alike."""
+"""Counting a user's algorithm: turns of a loop are counted in one go only where they were shown
+to be alike.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ def _is_debugged() -> bool:
 
 
 def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequence[Any]) -> Result:
-    """Return what `run(watch, observers)` returns, with turns counted in one go only where they were shown to be alike.
+    """Return what `run(watch, observers)` returns, with turns counted in one go only where they
+    were shown to be alike.
 
-    It runs as often as it takes to know which those are, and then, if there are observers, once more for them. An error is
-    raised of a run whose turns all ran, unless it says that it `is_of_all_turns`: what does not fit on chip in some turns does
-    not fit in all of them.
+    It runs as often as it takes to know which those are, and then, if there are observers, once
+    more for them. An error is raised of a run whose turns all ran, unless it says that it
+    `is_of_all_turns`: what does not fit on chip in some turns does not fit in all of them.
     """
     watch = Watch(runs=2 if observers else 1)
     if _is_debugged():  # by somebody who wants to see numbers
@@ -49,7 +52,10 @@ def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequen
             is_of_all_turns = getattr(error, "is_of_all_turns", False)
             if not watch.shared or is_of_all_turns or type(error).__name__ == "BdbQuit":
                 raise
-            watch.all_unlike = watch.all_unlike or f"it raises {type(error).__name__} where turns are counted in one go"
+            watch.all_unlike = (
+                watch.all_unlike
+                or f"it raises {type(error).__name__} where turns are counted in one go"
+            )
             continue
         if true:
             break
@@ -59,7 +65,9 @@ def count_alike(run: Callable[[Watch, Sequence[Any]], Result], observers: Sequen
     try:
         result = run(watch, observers)
     except Differs:
-        raise RuntimeError(f"{watch.unlike}: the function did something else when it ran again") from None
+        raise RuntimeError(
+            f"{watch.unlike}: the function did something else when it ran again"
+        ) from None
     finally:
         true = watch.end()
     return result

@@ -1,4 +1,6 @@
-"""What a function's code says of itself: which names it mentions, whether it may write to arrays, what takes a loop's turns."""
+"""What a function's code says of itself: which names it mentions, whether it may write to
+arrays, what takes a loop's turns.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,43 @@ from typing import TypeVar
 from flashsim.machine.holders import is_users_file
 from flashsim.machine.source import Site
 
-NAMES_ARE_COMPUTED = {"globals", "vars", "setattr", "exec", "eval", "__dict__", "import_module", "__import__"}
+NAMES_ARE_COMPUTED = {
+    "globals",
+    "vars",
+    "setattr",
+    "exec",
+    "eval",
+    "__dict__",
+    "import_module",
+    "__import__",
+}
 """With one of these, a code may assign to globals that it does not mention."""
 _WRITERS = {
-    "copyto", "put", "place", "putmask", "put_along_axis", "fill", "itemset", "sort", "partition", "resize", "setfield", "data",
-    "memoryview", "readinto", "at", "getattr", "eval", "exec", "out", "__setitem__", "setitem", "frombuffer", "nditer", "flat",
-}  # fmt: skip
+    "copyto",
+    "put",
+    "place",
+    "putmask",
+    "put_along_axis",
+    "fill",
+    "itemset",
+    "sort",
+    "partition",
+    "resize",
+    "setfield",
+    "data",
+    "memoryview",
+    "readinto",
+    "at",
+    "getattr",
+    "eval",
+    "exec",
+    "out",
+    "__setitem__",
+    "setitem",
+    "frombuffer",
+    "nditer",
+    "flat",
+}
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
@@ -28,7 +61,9 @@ T = TypeVar("T")
 
 
 def cached_by_code(function: Callable[[CodeType], T]) -> Callable[[CodeType], T]:
-    """Return a function that remembers its results by the code's identity: to hash a code takes longer than the rest."""
+    """Return a function that remembers its results by the code's identity: to hash a code takes
+    longer than the rest.
+    """
     results: dict[int, tuple[CodeType, T]] = {}
 
     @wraps(function)
@@ -50,7 +85,9 @@ def is_prompt(frame: FrameType) -> bool:
 
 
 def collector_of(frame: FrameType) -> str | None:
-    """Return what takes the turns of a loop there, if that is not a `for` statement: it could keep what turns compute."""
+    """Return what takes the turns of a loop there, if that is not a `for` statement: it could
+    keep what turns compute.
+    """
     current: FrameType | None = frame
     while current is not None:
         code = current.f_code
@@ -81,7 +118,8 @@ def _collectors(code: CodeType) -> dict[int, str | None]:
 def _collector_of_instruction(code: CodeType, offset: int) -> str | None:
     instructions = [*dis.get_instructions(code)]
     offsets = [each.offset for each in instructions]
-    number = bisect_right(offsets, offset) - 1  # Python 3.12 may stand in the cache behind an instruction
+    # Python 3.12 may stand in the cache behind an instruction
+    number = bisect_right(offsets, offset) - 1
     name = instructions[number].opname
     if name.startswith("FOR_ITER"):
         end = int(instructions[number].argval)
@@ -94,7 +132,9 @@ def _collector_of_instruction(code: CodeType, offset: int) -> str | None:
 
 
 def _appends(body: list[dis.Instruction]) -> bool:
-    """Return whether a loop is a comprehension's, which stands in the function itself from Python 3.12 on."""
+    """Return whether a loop is a comprehension's, which stands in the function itself from
+    Python 3.12 on.
+    """
     loops = [(each.offset, int(each.argval)) for each in body if each.opname.startswith("FOR_ITER")]
     for each in body:
         within = sum(start < each.offset < end for start, end in loops)
@@ -105,7 +145,9 @@ def _appends(body: list[dis.Instruction]) -> bool:
 
 @cached_by_code
 def names_of(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names that a code and those within it mention, and those of globals that they assign to."""
+    """Return the names that a code and those within it mention, and those of globals that they
+    assign to.
+    """
     mentioned = {*code.co_names}
     assigned = set[str]()
     for instruction in dis.get_instructions(code):
@@ -143,7 +185,9 @@ def root_of(name: str) -> str:
 
 
 def line_of_name(code: CodeType, name: str) -> Site | None:
-    """Return the last line of a code that assigns to a variable or adds to it; else the last that mentions it."""
+    """Return the last line of a code that assigns to a variable or adds to it; else the last
+    that mentions it.
+    """
     root = re.escape(root_of(name))
     file = code.co_filename
     lines = sorted({line for _, _, line in code.co_lines() if line}, reverse=True)

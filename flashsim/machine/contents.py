@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 LONG_TEXT = 100
-"""Characters of a text that may be numbers in some code; a shorter one counts where it has digits of a number."""
+"""Characters of a text that may be numbers in some code; a shorter one counts where it has
+digits of a number.
+"""
 _DIGITS = re.compile(r"\d[\d.]{7,}")
 
 
@@ -58,7 +60,9 @@ def items_of(value: Any) -> tuple[Any, ...]:
 def new_numbers(value: Any, before: tuple[Any, ...]) -> int:
     """Return how many numbers a series or a table has that it had not before."""
     items = items_of(value)
-    if len(items) == len(before) and all(item is old for item, old in zip(items, before, strict=True)):
+    if len(items) == len(before) and all(
+        item is old for item, old in zip(items, before, strict=True)
+    ):
         return 0
     known = {*map(id, before)}
     return sum(_is_number(item) for item in items if id(item) not in known)
@@ -78,20 +82,26 @@ def digits_of(text: str) -> int:
 
 
 def is_noise(value: Any) -> bool:
-    """Return whether booleans are like the bits of numbers rather than a mask's: they change more often than every 4th."""
+    """Return whether booleans are like the bits of numbers rather than a mask's: they change
+    more often than every 4th.
+    """
     flat = value.reshape(-1)
     return bool(4 * np.count_nonzero(flat[1:] != flat[:-1]) > flat.size > 64)
 
 
 def is_of_two_values(value: Any) -> bool:
-    """Return whether numbers are a constant, such as ones, or a mask's, such as 0 and −∞: two values at most, and not noise."""
+    """Return whether numbers are a constant, such as ones, or a mask's, such as 0 and −∞: two
+    values at most, and not noise.
+    """
     smallest = value.min()
     is_smallest = value == smallest
     return bool((is_smallest | (value == value.max())).all()) and not is_noise(is_smallest)
 
 
 def is_sorted(value: Any) -> bool:
-    """Return whether whole numbers are like a table of indices: sorted along their last axis, or their first."""
+    """Return whether whole numbers are like a table of indices: sorted along their last axis, or
+    their first.
+    """
     axis = -1 if value.shape[-1] > 1 else 0
     steps = np.diff(value.astype(np.int64), axis=axis)
     return bool((steps >= 0).all() or (steps <= 0).all())

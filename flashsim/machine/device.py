@@ -1,13 +1,17 @@
 """A device: an HBM, an SRAM, and links to other devices, on which blocks of HBM travel.
 
-A program is one function, the same for every device, `def ring(device, …)`. Beside the five verbs it has two::
+A program is one function, the same for every device, `def ring(device, …)`. Beside the five verbs
+it has two::
 
-    ticket = device.post(sends=[(K, right)], receives=[(K_next, left)])    # both are on their way from here on
-    device.wait(ticket)                                                    # what is received is there, what was sent is free
+    # Both tiles are on their way from here on.
+    ticket = device.post(sends=[(K, right)], receives=[(K_next, left)])
+    # After this, K_next holds what was received, and K may be written again.
+    device.wait(ticket)
 
-What is sent is counted on its link, in words (elements) and bytes, apart from HBM accesses, which are between HBM and SRAM. A
-block that is being received reads as NaN until `wait`. Who carries messages is an `Engine`: here the simulated network, in
-`flashsim.devices.distributed` torch.distributed and MPI.
+What is sent is counted on its link, in words (elements) and bytes, apart from HBM accesses, which
+are between HBM and SRAM. A block that is being received reads as NaN until `wait`. Who carries
+messages is an `Engine`: here the simulated network, in `flashsim.devices.distributed`
+torch.distributed and MPI.
 """
 
 from __future__ import annotations
@@ -36,11 +40,17 @@ class Link:
     def plus(self, block: Block) -> Link:
         """Return the same with one more message."""
         words = block.shape[0] * block.shape[1]
-        return Link(self.words + words, self.bytes + words * block._storage.dtype.itemsize, self.messages + 1)
+        return Link(
+            self.words + words,
+            self.bytes + words * block._storage.dtype.itemsize,
+            self.messages + 1,
+        )
 
 
 class Ticket(NamedTuple):
-    """What `post` returned, to `wait` for: whose it is, its number there, and the line that posted it."""
+    """What `post` returned, to `wait` for: whose it is, its number there, and the line that
+    posted it.
+    """
 
     rank: int
     number: int
@@ -50,7 +60,12 @@ class Ticket(NamedTuple):
 class Engine(Protocol):
     """Who carries messages between devices."""
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+    def post(
+        self,
+        ticket: Ticket,
+        sends: Sequence[tuple[Block, int]],
+        receives: Sequence[tuple[Block, int]],
+    ) -> None:
         """Take messages on; return at once."""
 
     def wait(self, ticket: Ticket, site: Site) -> None:
@@ -66,15 +81,30 @@ class Device:
         self._engine, self._posted, self._waiting = engine, 0, dict[int, Ticket]()
         self._coming: dict[int, list[tuple[Block, str]]] = {}
 
-    def post(self, *, sends: Sequence[tuple[Matrix, int]] = (), receives: Sequence[tuple[Matrix, int]] = ()) -> Ticket:
-        """Send matrices, or windows of their rows, to other ranks, and receive such from them. Empty ones are not messages.
+    def post(
+        self,
+        *,
+        sends: Sequence[tuple[Matrix, int]] = (),
+        receives: Sequence[tuple[Matrix, int]] = (),
+    ) -> Ticket:
+        """Send matrices, or windows of their rows, to other ranks, and receive such from them.
+        Empty ones are not messages.
 
-        Between two ranks messages arrive in the order in which they were posted. Raises LinkError for a rank that does not exist.
+        Between two ranks messages arrive in the order in which they were posted. Raises LinkError
+        for a rank that does not exist.
         """
         ticket = Ticket(self.rank, self._posted, site_of(sys._getframe(1)))
         self._posted += 1
-        there = [(whole(matrix), self._other(rank, ticket.site)) for matrix, rank in sends if 0 not in matrix.shape]
-        here = [(whole(matrix), self._other(rank, ticket.site)) for matrix, rank in receives if 0 not in matrix.shape]
+        there = [
+            (whole(matrix), self._other(rank, ticket.site))
+            for matrix, rank in sends
+            if 0 not in matrix.shape
+        ]
+        here = [
+            (whole(matrix), self._other(rank, ticket.site))
+            for matrix, rank in receives
+            if 0 not in matrix.shape
+        ]
         for block, to in there:
             self.links[to] = self.links.get(to, Link()).plus(block)
             self._tell("post", block, f"[→{to}]", ticket.site)
@@ -84,10 +114,15 @@ class Device:
         return ticket
 
     def wait(self, ticket: Ticket) -> None:
-        """Wait for all of a ticket. Raises LinkError for one that is not of this device, or was waited for."""
+        """Wait for all of a ticket. Raises LinkError for one that is not of this device, or was
+        waited for.
+        """
         site = site_of(sys._getframe(1))
         if not isinstance(ticket, Ticket) or self._waiting.pop(ticket.number, None) is not ticket:
-            raise LinkError(f"{said(self.rank, site)} waits for {ticket!r:.80}; expected a ticket of its own, once")
+            raise LinkError(
+                f"{said(self.rank, site)} waits for {ticket!r:.80}; expected a ticket of its own, "
+                "once"
+            )
         self._engine.wait(ticket, site)
         for block, way in self._coming.pop(ticket.number):
             self._tell("wait", block, way, site)
@@ -95,7 +130,13 @@ class Device:
     def _tell(self, kind: EventKind, block: Block, way: str, site: Site) -> None:
         """Tell the observers of the memory of what was sent, X[→to], or arrived, X[←from]."""
         if self.sram._observers:
-            self.sram._tell(kind, block.name.partition("[")[0] + way, block.shape[0] * block.shape[1], None, site)
+            self.sram._tell(
+                kind,
+                block.name.partition("[")[0] + way,
+                block.shape[0] * block.shape[1],
+                None,
+                site,
+            )
 
     @property
     def words(self) -> int:
@@ -108,20 +149,34 @@ class Device:
         return [*self._waiting.values()]
 
     def _other(self, rank: Any, site: Site) -> int:
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.size or rank == self.rank:
-            raise LinkError(f"{said(self.rank, site)} posts to or from rank {rank!r}; expected another one of {self.size} ranks")
+        if (
+            isinstance(rank, bool)
+            or not isinstance(rank, int)
+            or not 0 <= rank < self.size
+            or rank == self.rank
+        ):
+            raise LinkError(
+                f"{said(self.rank, site)} posts to or from rank {rank!r}; expected another one of "
+                f"{self.size} ranks"
+            )
         return rank
 
 
 def said(rank: int, site: Site) -> str:
     """Return a rank and a line as messages name them."""
     label = label_at(site)
-    return f"rank {rank}, at line {site[1]} of {site[0].rpartition('/')[2]}{f' ({label})' if label else ''},"
+    return (
+        f"rank {rank}, at line {site[1]} of "
+        f"{site[0].rpartition('/')[2]}{f' ({label})' if label else ''},"
+    )
 
 
 def whole(matrix: Matrix) -> Block:
     """Return a matrix, or a window of its rows, as one block."""
     if not isinstance(matrix, Matrix):
-        raise TypeError(f"device.post takes matrices in HBM, or K.rows(a, b), with a rank each; got {matrix!r:.80}")
+        raise TypeError(
+            "device.post takes matrices in HBM, or K.rows(a, b), with a rank each; got "
+            f"{matrix!r:.80}"
+        )
     block = matrix.divide(*matrix.shape)[0]
     return Block(block._storage, matrix.name, block.where)

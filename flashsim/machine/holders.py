@@ -1,4 +1,6 @@
-"""Which objects can hold numbers: their kinds, by type. What holds none is `INERT`, and is not looked at further."""
+"""Which objects can hold numbers: their kinds, by type. What holds none is `INERT`, and is not
+looked at further.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType, NoneType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any, cast
 
 import numpy as np
@@ -35,14 +45,30 @@ FRAME = 14
 
 WORD = 2**64
 """Below it, a whole number is a register."""
-_HOLDERS = ("builtins", "functools", "itertools", "collections", "types", "queue", "contextvars", "_thread", "weakref")
+_HOLDERS = (
+    "builtins",
+    "functools",
+    "itertools",
+    "collections",
+    "types",
+    "queue",
+    "contextvars",
+    "_thread",
+    "weakref",
+)
 _BUFFERS = ("ctypes", "mmap", "_io", "io")
-_LIBRARIES = tuple({str(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARIES = tuple(
+    {str(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 kinds: dict[type, int] = {
-    **dict.fromkeys((NoneType, bool, float, complex, range, slice, CodeType, type(...), BuiltinFunctionType), INERT),
+    **dict.fromkeys(
+        (NoneType, bool, float, complex, range, slice, CodeType, type(...), BuiltinFunctionType),
+        INERT,
+    ),
     **dict.fromkeys((np.ufunc, np.dtype, ShapeOnly), INERT),
-    **dict.fromkeys((np.random.Generator, np.random.RandomState, random.Random), INERT),  # their state changes as they are used
+    # their state changes as they are used
+    **dict.fromkeys((np.random.Generator, np.random.RandomState, random.Random), INERT),
     np.ndarray: ARRAY,
     **dict.fromkeys((list, tuple, set, frozenset, deque), SERIES),
     dict: TABLE,
@@ -69,7 +95,22 @@ def kind_of(each: type) -> int:
 def _kind_of_new(each: type) -> int:
     if issubclass(each, np.generic):
         return INERT
-    for known in (np.ndarray, type, ModuleType, list, tuple, set, frozenset, deque, dict, str, bytes, bytearray, int, float):
+    for known in (
+        np.ndarray,
+        type,
+        ModuleType,
+        list,
+        tuple,
+        set,
+        frozenset,
+        deque,
+        dict,
+        str,
+        bytes,
+        bytearray,
+        int,
+        float,
+    ):
         if issubclass(each, known):
             return kinds[known]
     file = file_of(each)
@@ -87,7 +128,11 @@ def file_of(each: type) -> str | None:
 
 @cache
 def _file_of_module(name: str) -> str | None:
-    return "<frozen builtins>" if name == "builtins" else getattr(sys.modules.get(name), "__file__", None)
+    return (
+        "<frozen builtins>"
+        if name == "builtins"
+        else getattr(sys.modules.get(name), "__file__", None)
+    )
 
 
 @cache

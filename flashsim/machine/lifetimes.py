@@ -1,16 +1,19 @@
-"""What a user's algorithm computed from tiles, and did not put on chip, dies with the turn it was made in.
+"""What a user's algorithm computed from tiles, and did not put on chip, dies with the turn it was
+made in.
 
-A tile is a plain array, so a copy of it (`x * 1`, `np.array(x)`, a list of such) would outlive the tile, without room or traffic.
-At the end of each turn of a loop in the user's code, and where it evicts a tile or loads over one, its variables are looked
-through: those of the function that loops and of its callers, up to the one that launched it, and what closures, globals and
-containers hold (`flashsim.machine.reach`). Whatever was there when the turn began, and has not changed, may stay. What is new
-and not in SRAM
+A tile is a plain array, so a copy of it (`x * 1`, `np.array(x)`, a list of such) would outlive the
+tile, without room or traffic. At the end of each turn of a loop in the user's code, and where it
+evicts a tile or loads over one, its variables are looked through: those of the function that loops
+and of its callers, up to the one that launched it, and what closures, globals and containers hold
+(`flashsim.machine.reach`). Whatever was there when the turn began, and has not changed, may stay.
+What is new and not in SRAM
 
 * is overwritten with NaN, if it is an array of numbers: what is computed with it later is NaN, too;
 * is an `Escape`, if it cannot be overwritten: bytes, text, lists of numbers.
 
-Masks, constants and sorted tables of indices may stay, and so may single numbers, which are registers. What Python cannot show
-(a file, another process) is not seen; the lower bound of the accesses catches what that gains (`flashsim.simulate.least`).
+Masks, constants and sorted tables of indices may stay, and so may single numbers, which are
+registers. What Python cannot show (a file, another process) is not seen; the lower bound of the
+accesses catches what that gains (`flashsim.simulate.least`).
 """
 
 from __future__ import annotations
@@ -49,9 +52,13 @@ FEW_NUMBERS = 16
 FEW_CHARACTERS = 500
 FEW_BYTES = 64
 SMALL_ARRAY = 4096
-"""Elements of an array that is looked at every time for a change; a larger one, only where the code may write to arrays."""
+"""Elements of an array that is looked at every time for a change; a larger one, only where the
+code may write to arrays.
+"""
 PART_OF_TIME = 0.03
-"""What looks take up, but for the first at each place of the code: what is not seen at once dies at a later look."""
+"""What looks take up, but for the first at each place of the code: what is not seen at once dies
+at a later look.
+"""
 EVERY = 64
 """Looks that go deep: the first, then one of so many."""
 MOST_DEATHS = 1000
@@ -62,7 +69,9 @@ Looked = TypeVar("Looked")
 
 @dataclass(frozen=True)
 class Escape:
-    """What outlives its turn and cannot be overwritten: which name holds what, and where it was made, if that is known."""
+    """What outlives its turn and cannot be overwritten: which name holds what, and where it was
+    made, if that is known.
+    """
 
     text: str
     site: Site | None
@@ -105,8 +114,9 @@ class Known:
 class Lifetimes:
     """Looks through the variables of a user's algorithm. `maker` is the code that made the memory.
 
-    Looks would take longer than the algorithm if they came at the end of each turn. So they come at the first at each place of
-    the code, and then so seldom that they take up PART_OF_TIME. What they miss is there at the next look, and dies then.
+    Looks would take longer than the algorithm if they came at the end of each turn. So they come at
+    the first at each place of the code, and then so seldom that they take up PART_OF_TIME. What
+    they miss is there at the next look, and dies then.
     """
 
     def __init__(self, memory: Any, maker: CodeType) -> None:
@@ -114,13 +124,16 @@ class Lifetimes:
         self._looks = 0
         self._turns = 0
         self.wait = 0  # how many turns end before the next look
-        self._places: dict[tuple[int, int], CodeType] = {}  # with the code, so that its id stays its own
+        # with the code, so that its id stays its own
+        self._places: dict[tuple[int, int], CodeType] = {}
         self._began = perf_counter()
         self._spent = 0.0
         self._deaths: dict[str, Death] = {}
 
     def is_due(self, frame: FrameType) -> bool:
-        """Return whether to look now: the first time at a place of the code, and when `wait` is over."""
+        """Return whether to look now: the first time at a place of the code, and when `wait` is
+        over.
+        """
         code = frame.f_code
         place = id(code), frame.f_lasti
         if place not in self._places:
@@ -136,7 +149,9 @@ class Lifetimes:
         return self._look(self._known, frame)
 
     def end(self, known: Known, frame: FrameType) -> Escape | None:
-        """Overwrite what was made since `known`, and is not on chip; return what cannot be overwritten, if there is any."""
+        """Overwrite what was made since `known`, and is not on chip; return what cannot be
+        overwritten, if there is any.
+        """
         known.fresh = False
         return self._look(self._end, known, frame)
 
@@ -158,7 +173,9 @@ class Lifetimes:
             self._pause(start)
 
     def _pause(self, start: float) -> None:
-        """Set `wait`, after a look that began at `start`, so that looks take up their part of the time."""
+        """Set `wait`, after a look that began at `start`, so that looks take up their part of
+        the time.
+        """
         now = perf_counter()
         self._spent += now - start
         self._turns += 1
@@ -204,19 +221,31 @@ class Lifetimes:
                 escape = Escape(f"{name} holds {holding}", line_of_name(frame.f_code, name))
         return escape
 
-    def _end_array(self, known: Known, value: Any, name: str, is_variable: bool, frame: FrameType) -> str | None:
-        """Overwrite an array that is new or has changed; return what it holds, if that cannot be."""
+    def _end_array(
+        self, known: Known, value: Any, name: str, is_variable: bool, frame: FrameType
+    ) -> str | None:
+        """Overwrite an array that is new or has changed; return what it holds, if that cannot
+        be.
+        """
         before = known.arrays.get(id(value))
-        changed = before is not None and before[1] is not None and before[1] != self._print_of(value)
+        changed = (
+            before is not None and before[1] is not None and before[1] != self._print_of(value)
+        )
         if not changed and (before is not None or id(owner_of(value)) in known.owners):
             return None
         kind = value.dtype.kind
         if kind == "b":
             harmless = changed or not is_noise(value)
-            return None if harmless or (is_variable and overwrite(value, False)) else f"{value.size:,} bits"
+            return (
+                None
+                if harmless or (is_variable and overwrite(value, False))
+                else f"{value.size:,} bits"
+            )
         if kind in "iu":
             harmless = not changed and is_sorted(value)
-            gone = harmless or (not changed and is_variable and overwrite(value, np.iinfo(value.dtype).max))
+            gone = harmless or (
+                not changed and is_variable and overwrite(value, np.iinfo(value.dtype).max)
+            )
             return None if gone else f"{_by(value)} whole numbers"
         if is_gone(value) or (not changed and kind == "f" and is_of_two_values(value)):
             return None
@@ -227,7 +256,9 @@ class Lifetimes:
         return None
 
     def death_at(self, site: Site) -> Death | None:
-        """Return an array that died, and that the line mentions; else one of those in a container, if any died."""
+        """Return an array that died, and that the line mentions; else one of those in a
+        container, if any died.
+        """
         line = linecache.getline(*site)
         in_container = None
         for death in self._deaths.values():
@@ -262,9 +293,15 @@ class _Totals:
             return f"a whole number of {value.bit_length():,} bits"
         if kind == TEXT:
             self._characters += digits_of(value)
-            return f"a text of {self._characters:,} characters" if self._characters > FEW_CHARACTERS else None
+            return (
+                f"a text of {self._characters:,} characters"
+                if self._characters > FEW_CHARACTERS
+                else None
+            )
         self._bytes += bytes_of(value)
-        return f"{self._bytes:,} bytes, as {type(value).__name__}" if self._bytes > FEW_BYTES else None
+        return (
+            f"{self._bytes:,} bytes, as {type(value).__name__}" if self._bytes > FEW_BYTES else None
+        )
 
 
 def _by(value: Any) -> str:

@@ -8,15 +8,17 @@ Algorithms speak to it in five verbs::
     sram.store(O[i], O_i_new)           # SRAM -> HBM, counted
     for j in sram.loop(T_c): ...        # evicts at each turn's end what the turn brought on chip
 
-A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number. Rows that lie anywhere
-are one block, `K.at(rows)`, which is gathered by a load and scattered by a store.
+A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number.
+Rows that lie anywhere are one block, `K.at(rows)`, which is gathered by a load and scattered by a
+store.
 
-What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises `NotOnChip`. A tile on chip is a plain
-`np.ndarray`; evicted, it becomes NaN. One statement is one fused on-chip operation: its result occupies SRAM, the sub-expressions
-inside it do not (they are the registers of one element-wise pass, or a product accumulated in place).
+What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises
+`NotOnChip`. A tile on chip is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one
+fused on-chip operation: its result occupies SRAM, the sub-expressions inside it do not (they are
+the registers of one element-wise pass, or a product accumulated in place).
 
-Everything is counted in elements. The memory knows nothing of attention. To follow a run, pass observers: they are
-told every `Event`.
+Everything is counted in elements. The memory knows nothing of attention. To follow a run, pass
+observers: they are told every `Event`.
 """
 
 from __future__ import annotations
@@ -40,10 +42,20 @@ from flashsim.machine.lifetimes import Death, Escape, Known, Lifetimes
 from flashsim.machine.shape_only import ONES, ShapeOnly
 from flashsim.machine.source import Site, at_line, file_of, is_users, label_at, site_of, target_at
 from flashsim.machine.traffic import ArrayTraffic, Flops, Occupancy, Role, Traffic
-from flashsim.machine.turns import Turn, Watch, block_number, index_of, mark_position, turn_state, unseen_by
+from flashsim.machine.turns import (
+    Turn,
+    Watch,
+    block_number,
+    index_of,
+    mark_position,
+    turn_state,
+    unseen_by,
+)
 
 Tile = NDArray[Any]
-"""A block on chip: a plain array (or, in counting-only mode, a `ShapeOnly` that stands in for one)."""
+"""A block on chip: a plain array (or, in counting-only mode, a `ShapeOnly` that stands in for
+one).
+"""
 
 
 class MemoryModelError(RuntimeError):
@@ -57,18 +69,28 @@ class NotOnChip(MemoryModelError):
 class SramOverflow(MemoryModelError):
     """More was brought on chip than an enforced capacity holds.
 
-    Attributes: `asked` (name), `elements`, `resident` (name -> elements, in order of arrival), `capacity`.
+    Attributes: `asked` (name), `elements`, `resident` (name -> elements, in order of arrival),
+    `capacity`.
     """
 
     is_of_all_turns = True  # as `flashsim.machine.turns` asks
 
-    def __init__(self, asked: str, shape: tuple[int, ...], resident: dict[str, int], capacity: int) -> None:
-        self.asked, self.elements, self.resident, self.capacity = asked, math.prod(shape), resident, capacity
+    def __init__(
+        self, asked: str, shape: tuple[int, ...], resident: dict[str, int], capacity: int
+    ) -> None:
+        self.asked, self.elements, self.resident, self.capacity = (
+            asked,
+            math.prod(shape),
+            resident,
+            capacity,
+        )
         used = sum(resident.values())
         held = ", ".join(f"{name} {elements:,}" for name, elements in resident.items()) or "nothing"
         super().__init__(
-            f"{asked} ({_by(shape)} = {self.elements:,} elements) does not fit in SRAM: {used:,} of M = {capacity:,} "
-            f"elements are in use, so {self.elements + used - capacity:,} too many. Resident: {held}. "
+            f"{asked} ({_by(shape)} = {self.elements:,} elements) does not fit in SRAM: {used:,} "
+            f"of M = {capacity:,} "
+            f"elements are in use, so {self.elements + used - capacity:,} too many. Resident: "
+            f"{held}. "
             f'Take a larger M or smaller blocks; the sizing "fit" finds some.'
         )
 
@@ -77,7 +99,8 @@ def _by(shape: tuple[int, ...]) -> str:
     return "×".join(f"{n:,}" for n in shape)
 
 
-# --------------------------------------------------------------------------------------------------------------- HBM
+# --------------------------------------------------------------------------------------------------
+# HBM
 
 
 class _InHBM:
@@ -96,12 +119,15 @@ class _InHBM:
         block = f"{self.name}[…]" if isinstance(self, Matrix) else self.name
         whole = self._storage.name
         raise NotOnChip(
-            f"{self.name} ({_by(self.shape)}) is in HBM. To compute with it, bring a block on chip: sram.load({block}). "
+            f"{self.name} ({_by(self.shape)}) is in HBM. To compute with it, bring a block on "
+            f"chip: sram.load({block}). "
             f'To look at it, say after a run: hbm.peek("{whole}")'
         )
 
     __array__ = __array_ufunc__ = __array_function__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        _refuse
+    )
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __float__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
@@ -110,14 +136,17 @@ class _InHBM:
         raise NotOnChip(f"{block} is in HBM: write to it with sram.store({block}, …)")
 
 
-for _attribute in {*dir(np.ndarray)} - {*dir(_InHBM)}:  # a __getattr__ would make every attribute slow
+# a __getattr__ would make every attribute slow
+for _attribute in {*dir(np.ndarray)} - {*dir(_InHBM)}:
     if not _attribute.startswith("_"):
         setattr(_InHBM, _attribute, property(_InHBM._refuse))
 
 
 @dataclass(slots=True, eq=False)
 class _Storage:
-    """One array in HBM with its counters. `values` is None in counting-only mode; `words` are those of an index array."""
+    """One array in HBM with its counters. `values` is None in counting-only mode; `words` are
+    those of an index array.
+    """
 
     name: str
     shape: tuple[int, int]
@@ -133,13 +162,20 @@ class _Storage:
 class Block(_InHBM):
     """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes.
 
-    `where` is its (rows, columns). A block gathered from anywhere, `K.at(rows)`, has `rows` instead. One that was taken with a
-    `Turn` stands for several: to ask for its place, its name, or whether it is another, says that these are not alike.
+    `where` is its (rows, columns). A block gathered from anywhere, `K.at(rows)`, has `rows`
+    instead. One that was taken with a `Turn` stands for several: to ask for its place, its name, or
+    whether it is another, says that these are not alike.
     """
 
     __slots__ = ("_at", "_name", "_rows", "_storage", "_turns", "_values", "_where")
 
-    def __init__(self, storage: _Storage, name: str, where: tuple[slice, slice] | None, gathered: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        storage: _Storage,
+        name: str,
+        where: tuple[slice, slice] | None,
+        gathered: Sequence[int] = (),
+    ) -> None:
         self._name, self._storage, self._where = name, storage, where
         self._turns: Sequence[Turn] = ()
         self._rows = None if where else tuple(gathered)
@@ -198,7 +234,8 @@ class Block(_InHBM):
 
 
 class Matrix(_InHBM):
-    """A matrix in HBM, or a window of its rows, divided into blocks: `Q[i]` (rows) or `S[i, j]` (tiles) names one of them.
+    """A matrix in HBM, or a window of its rows, divided into blocks: `Q[i]` (rows) or `S[i, j]`
+    (tiles) names one of them.
 
     `blocks` is how many there are down and across.
     """
@@ -206,9 +243,12 @@ class Matrix(_InHBM):
     __slots__ = ("_cols", "_first", "_row_blocks", "_rows", "_storage", "_window", "blocks", "name")
     name: str
 
-    def __init__(self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None
+    ) -> None:
         self._storage, self._window = storage, window
-        self._rows = max(int(rows), 1)  # plain numbers: those of Blocks know their length, and are slower
+        # plain numbers: those of Blocks know their length, and are slower
+        self._rows = max(int(rows), 1)
         self._cols = max(int(cols), 1)
         self._first, end = window or (0, storage.shape[0])
         self.name = f"{storage.name}[{self._first}:{end}]" if window else storage.name
@@ -217,43 +257,69 @@ class Matrix(_InHBM):
         self._row_blocks: dict[int, Block] = {}
 
     def divide(self, rows: int, cols: int | None = None) -> Matrix:
-        """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing.
+        """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves
+        nothing.
 
-        Raises ValueError for other numbers than whole ones of at least 1, and for the B_r or B_c of `flashsim.Blocks` that were
-        made for another length than an input or a result has, as of its rows some would be left out.
+        Raises ValueError for other numbers than whole ones of at least 1, and for the B_r or B_c of
+        `flashsim.Blocks` that were made for another length than an input or a result has, as of its
+        rows some would be left out.
         """
-        if not (_is_whole(rows) and rows >= 1 and (cols is None or (_is_whole(cols) and cols >= 1))):
-            raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): expected whole numbers of at least 1")
-        length = getattr(rows, "length", self.shape[0])  # of what Blocks' B_r and B_c divide
-        if length != self.shape[0] and self._storage.role in ("input", "output") and self._window is None:
+        if not (
+            _is_whole(rows) and rows >= 1 and (cols is None or (_is_whole(cols) and cols >= 1))
+        ):
             raise ValueError(
-                f"{self.name} has {self.shape[0]:,} rows and is divided into blocks of {rows}, which were made for a length of "
-                f"{length:,}: expected Blocks(B_r, B_c, N_q=…, N_k=…) with the rows of Q and of K; int(B_c) divides any length"
+                f"{self.name}.divide(rows={rows}, cols={cols}): expected whole numbers of at least "
+                "1"
+            )
+        length = getattr(rows, "length", self.shape[0])  # of what Blocks' B_r and B_c divide
+        if (
+            length != self.shape[0]
+            and self._storage.role in ("input", "output")
+            and self._window is None
+        ):
+            raise ValueError(
+                f"{self.name} has {self.shape[0]:,} rows and is divided into blocks of {rows}, "
+                "which were made for a length of "
+                f"{length:,}: expected Blocks(B_r, B_c, N_q=…, N_k=…) with the rows of Q and of K; "
+                "int(B_c) divides any length"
             )
         return Matrix(self._storage, rows, self.shape[1] if cols is None else cols, self._window)
 
     def rows(self, a: int, b: int) -> Matrix:
-        """Return the window of rows a … b−1, divided alike from its own first row. Its blocks are named by their rows, `K[3:7]`.
+        """Return the window of rows a … b−1, divided alike from its own first row. Its blocks are
+        named by their rows, `K[3:7]`.
 
         Moves nothing. Raises ValueError unless 0 ≤ a ≤ b ≤ the number of rows.
         """
         if not (_is_whole(a) and _is_whole(b)) or not 0 <= a <= b <= self.shape[0]:
-            raise ValueError(f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows")
-        return Matrix(self._storage, self._rows, self._cols, (self._first + int(a), self._first + int(b)))
+            raise ValueError(
+                f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ "
+                f"{self.shape[0]}, its rows"
+            )
+        return Matrix(
+            self._storage, self._rows, self._cols, (self._first + int(a), self._first + int(b))
+        )
 
     def at(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> Block:
-        """Return these rows, whole, in this order, as one block, `K[[5, 0, 3]]`: loaded they are gathered, stored to, scattered.
+        """Return these rows, whole, in this order, as one block, `K[[5, 0, 3]]`: loaded they are
+        gathered, stored to, scattered.
 
-        They are counted from this handle's first row, and may come from words that were read. Moves nothing. Raises ValueError
-        unless they are whole numbers from 0 to the number of rows − 1, at least one.
+        They are counted from this handle's first row, and may come from words that were read. Moves
+        nothing. Raises ValueError unless they are whole numbers from 0 to the number of rows − 1,
+        at least one.
         """
         given = np.asarray(rows)
         end = self.shape[0]
         if given.ndim != 1 or given.dtype.kind not in "iu" or not given.size:
-            raise ValueError(f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, one or more")
+            raise ValueError(
+                f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, "
+                "one or more"
+            )
         if given.min() < 0 or given.max() >= end:
             wrong = next(row for row in given.tolist() if not 0 <= row < end)
-            raise ValueError(f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}")
+            raise ValueError(
+                f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}"
+            )
         gathered = [self._first + row for row in given.tolist()]
         named = ", ".join(map(str, gathered[:4])) + ", …" * (len(gathered) > 4)
         return Block(self._storage, f"{self._storage.name}[[{named}]]", None, gathered)
@@ -278,11 +344,14 @@ class Matrix(_InHBM):
         down, across = self.blocks
         if not (_is_whole(i) and (j is None or _is_whole(j))):
             raise TypeError(
-                f"{self.name}[{index}]: expected a block's number, as {self.name}[0], or two, as {self.name}[0, 0]; "
+                f"{self.name}[{index}]: expected a block's number, as {self.name}[0], or two, as "
+                f"{self.name}[0, 0]; "
                 f"{self.name}.divide(rows, columns) says how large blocks are"
             )
         if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
-            raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
+            raise IndexError(
+                f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0"
+            )
         top = i * self._rows
         rows = slice(self._first + top, self._first + min(top + self._rows, self.shape[0]))
         down_name: int | str = f"{rows.start}:{rows.stop}" if self._window else i
@@ -290,18 +359,23 @@ class Matrix(_InHBM):
         cols = slice(left, min(left + self._cols, self.shape[1]))
         if j is not None:
             return Block(self._storage, f"{self._storage.name}[{down_name}, {j}]", (rows, cols))
-        self._row_blocks[i] = block = Block(self._storage, f"{self._storage.name}[{down_name}]", (rows, cols))
+        self._row_blocks[i] = block = Block(
+            self._storage, f"{self._storage.name}[{down_name}]", (rows, cols)
+        )
         return block
 
     def _of_turn(self, i: Any, j: Any) -> Block:
-        """Return the block that a `Turn` takes, or two: of those that it stands for, which are alike, the first."""
+        """Return the block that a `Turn` takes, or two: of those that it stands for, which are
+        alike, the first.
+        """
         numbers, turns = [i, j], []
         for axis, (index, size) in enumerate(zip((i, j), (self._rows, self._cols), strict=True)):
             if type(index) is Turn:
                 turns.append(index)
                 numbers[axis] = block_number(index, self.blocks[axis], self.shape[axis] % size > 0)
         first = self[numbers[0]] if j is None else self[numbers[0], numbers[1]]
-        block = Block(first._storage, first._name, first._where)  # another, so that the first stays itself
+        # another, so that the first stays itself
+        block = Block(first._storage, first._name, first._where)
         block._turns = turns
         return block
 
@@ -315,32 +389,43 @@ class Matrix(_InHBM):
 
 
 class HBM:
-    """The large memory. It holds named matrices, and counts what SRAM reads from and writes to each.
+    """The large memory. It holds named matrices, and counts what SRAM reads from and writes to
+    each.
 
-    With `arithmetic=False` matrices have a shape and no values, and whole runs are counted without computing.
+    With `arithmetic=False` matrices have a shape and no values, and whole runs are counted without
+    computing.
     """
 
     def __init__(self, *, arithmetic: bool = True) -> None:
         self.arithmetic = arithmetic
-        self._told: Callable[[str, int, Site], None] | None = None  # set by an SRAM that has observers
+        # set by an SRAM that has observers
+        self._told: Callable[[str, int, Site], None] | None = None
         self._watch: Watch | None = None  # set by an SRAM that has one
         self._arrays: dict[str, _Storage] = {}
         self._chip: ReferenceType[SRAM] | None = None
 
     def place(
-        self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None, role: Role = "input", *,
+        self,
+        name: str,
+        values: Tile | tuple[int, int],
+        dtype: DTypeLike | None = None,
+        role: Role = "input",
+        *,
         index: bool = False,
-    ) -> Matrix:  # fmt: skip
-        """Put an input in HBM, free of charge: it starts there. Counting-only keeps its shape alone, which will do for `values`.
+    ) -> Matrix:
+        """Put an input in HBM, free of charge: it starts there. Counting-only keeps its shape
+        alone, which will do for `values`.
 
-        `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
-        they are; those of an input are never written to.
+        `dtype` is the storage type that bytes are counted in, by default that of `values`. The
+        values are used as they are; those of an input are never written to.
 
-        An `index` array holds words that say where to go on, such as a table of pages, for `sram.word`: whole numbers below
-        2³², of which the last says "none". It keeps its values in counting-only mode, and is stored as uint32.
+        An `index` array holds words that say where to go on, such as a table of pages, for
+        `sram.word`: whole numbers below 2³², of which the last says "none". It keeps its values in
+        counting-only mode, and is stored as uint32.
 
-        An algorithm that has loaded something places no numbers any more, as that would be a write that is not counted; a table
-        it may, whose words are numbers of rows or blocks. Raises MemoryModelError otherwise.
+        An algorithm that has loaded something places no numbers any more, as that would be a write
+        that is not counted; a table it may, whose words are numbers of rows or blocks. Raises
+        MemoryModelError otherwise.
         """
         if self._chip is not None and self._is_in_algorithm(sys._getframe(1)):
             self._check_placed(name, values, index)
@@ -348,10 +433,18 @@ class HBM:
             return self._place_words(name, values, dtype, role)
         if isinstance(values, tuple):
             if self.arithmetic:
-                raise TypeError(f"{name}: an HBM that computes needs values; got only the shape {values}")
+                raise TypeError(
+                    f"{name}: an HBM that computes needs values; got only the shape {values}"
+                )
             return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
-        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values if self.arithmetic else None)
+        return self._add(
+            name,
+            (rows, cols),
+            np.dtype(dtype or values.dtype),
+            role,
+            values if self.arithmetic else None,
+        )
 
     def _is_in_algorithm(self, frame: FrameType) -> bool:
         chip = None if self._chip is None else self._chip()
@@ -363,28 +456,55 @@ class HBM:
         end = max((max(storage.shape) for storage in self._arrays.values()), default=0)
         if not index:
             raise MemoryModelError(
-                f"hbm.place({name!r}, …) in an algorithm that has loaded tiles would be a write to HBM that is not counted; "
+                f"hbm.place({name!r}, …) in an algorithm that has loaded tiles would be a write to "
+                "HBM that is not counted; "
                 "expected hbm.empty and sram.store"
             )
-        if isinstance(values, ndarray) and np.any((values > end) & (values < np.iinfo(np.uint32).max)):
+        if isinstance(values, ndarray) and np.any(
+            (values > end) & (values < np.iinfo(np.uint32).max)
+        ):
             raise MemoryModelError(
-                f"hbm.place({name!r}, …, index=True) in an algorithm that has loaded tiles takes numbers of rows or blocks, "
+                f"hbm.place({name!r}, …, index=True) in an algorithm that has loaded tiles takes "
+                "numbers of rows or blocks, "
                 f"{end:,} at most here; got {values.max():,}"
             )
 
     def _place_words(self, name: str, values: Any, dtype: DTypeLike | None, role: Role) -> Matrix:
         if dtype is not None and np.dtype(dtype) != np.uint32:
-            raise ValueError(f"dtype of {name} is {np.dtype(dtype)}; expected none, as words are uint32")
+            raise ValueError(
+                f"dtype of {name} is {np.dtype(dtype)}; expected none, as words are uint32"
+            )
         given = values if isinstance(values, ndarray) else np.empty(0)
-        if given.ndim != 2 or given.dtype.kind not in "iu" or np.any((given < 0) | (given > np.iinfo(np.uint32).max)):
-            raise ValueError(f"{name} is {values!r:.80}; expected whole numbers from 0 to 2³²−1, (rows, columns)")
+        if (
+            given.ndim != 2
+            or given.dtype.kind not in "iu"
+            or np.any((given < 0) | (given > np.iinfo(np.uint32).max))
+        ):
+            raise ValueError(
+                f"{name} is {values!r:.80}; expected whole numbers from 0 to 2³²−1, (rows, columns)"
+            )
         words: NDArray[np.uint32] = given.astype(np.uint32)
-        matrix = self._add(name, (len(words), words.shape[1]), words.dtype, role, words if self.arithmetic else None)
+        matrix = self._add(
+            name,
+            (len(words), words.shape[1]),
+            words.dtype,
+            role,
+            words if self.arithmetic else None,
+        )
         matrix._storage.words = words
         return matrix
 
-    def full(self, name: str, shape: tuple[int, int], value: float | Tile, dtype: DTypeLike, role: Role = "extra") -> Matrix:
-        """Allocate a matrix and write `value` to all of it: counted as `init_writes` (and so as `writes`)."""
+    def full(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        value: float | Tile,
+        dtype: DTypeLike,
+        role: Role = "extra",
+    ) -> Matrix:
+        """Allocate a matrix and write `value` to all of it: counted as `init_writes` (and so as
+        `writes`).
+        """
         matrix = self.empty(name, shape, dtype, role)
         storage = matrix._storage
         storage.writes = storage.init_writes = storage.shape[0] * storage.shape[1]
@@ -394,16 +514,30 @@ class HBM:
             self._told(name, storage.writes, site_of(sys._getframe(1)))
         return matrix
 
-    def empty(self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra") -> Matrix:
+    def empty(
+        self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra"
+    ) -> Matrix:
         """Allocate a matrix without writing it; until it is stored to, it reads as NaN."""
-        if not (isinstance(shape, tuple) and len(shape) == 2 and _is_whole(shape[0]) and _is_whole(shape[1])):
+        if not (
+            isinstance(shape, tuple)
+            and len(shape) == 2
+            and _is_whole(shape[0])
+            and _is_whole(shape[1])
+        ):
             raise TypeError(f"the shape of {name} is {shape!r}; expected (rows, columns)")
         values = np.empty(shape, dtype) if self.arithmetic else None
         if values is not None:
             _poison(values)
         return self._add(name, shape, np.dtype(dtype), role, values)
 
-    def _add(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None) -> Matrix:
+    def _add(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: np.dtype[Any],
+        role: Role,
+        values: Tile | None,
+    ) -> Matrix:
         if name in self._arrays:
             raise ValueError(f"HBM already holds a matrix named {name!r}")
         self._arrays[name] = storage = _Storage(name, shape, dtype, role, values)
@@ -424,12 +558,17 @@ class HBM:
         return self._arrays.get(matrix.name) is matrix._storage
 
     def peek(self, name: str) -> Tile:
-        """Look at a matrix without moving or counting anything, read-only: for observers, debuggers, and after the run.
+        """Look at a matrix without moving or counting anything, read-only: for observers,
+        debuggers, and after the run.
 
-        Raises MemoryModelError where an algorithm that has loaded something calls it: that would be a read that is not counted.
+        Raises MemoryModelError where an algorithm that has loaded something calls it: that would be
+        a read that is not counted.
         """
         if self._is_in_algorithm(sys._getframe(1)):
-            raise MemoryModelError(f"hbm.peek({name!r}) in an algorithm is a read of HBM that is not counted; expected sram.load")
+            raise MemoryModelError(
+                f"hbm.peek({name!r}) in an algorithm is a read of HBM that is not counted; "
+                "expected sram.load"
+            )
         values = self.matrix(name)._storage.values
         if values is None:
             raise ValueError(f"{name} has no values: this HBM only counts")
@@ -444,32 +583,50 @@ class HBM:
             self._watch.mark_all("hbm.traffic")
         found = {}
         for name, a in self._arrays.items():
-            found[name] = ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
+            found[name] = ArrayTraffic(
+                a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role
+            )
         return Traffic(found)
 
     def __repr__(self) -> str:
         return f"HBM accesses so far, in elements\n{self.traffic}"
 
 
-# -------------------------------------------------------------------------------------------------------------- SRAM
+# --------------------------------------------------------------------------------------------------
+# SRAM
 
-EventKind = Literal["init", "load", "compute", "store", "evict", "enter", "turn", "turn end", "leave", "post", "wait"]
+EventKind = Literal[
+    "init",
+    "load",
+    "compute",
+    "store",
+    "evict",
+    "enter",
+    "turn",
+    "turn end",
+    "leave",
+    "post",
+    "wait",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that happened in the memory, as observers are told it.
 
-    kind      "init" (HBM initialised), "load", "compute", "store", "evict", or a loop's "enter", "turn", "turn end", "leave"
+    kind      "init" (HBM initialised), "load", "compute", "store", "evict", or a loop's "enter",
+              "turn", "turn end", "leave"
     name      the block ("K[3]"), the tile ("S_ij"), or the loop variable ("j")
     elements  how many elements the block or tile has; for "enter", how many turns
     tile      the values (None for loop events); valid only during the call
-    times     how often it happened: more than 1 only in counting-only mode, where equal turns are run once
+    times     how often it happened: more than 1 only in counting-only mode, where equal turns are
+              run once
     loops     (variable, index) of the loops around, outermost first
     site      (file, line) in the source
     sram      the memory itself
     where     (rows, columns) of the matrix that a loaded or stored block is; None for all else
-    rows      the rows of the matrix that a gathered or scattered block has, which has no `where`; None for all else
+    rows      the rows of the matrix that a gathered or scattered block has, which has no `where`;
+              None for all else
     """
 
     kind: EventKind
@@ -491,7 +648,9 @@ class Event:
 
 Observer = Callable[[Event], None]
 Place = tuple[CodeType, int]
-"""(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits until somebody asks."""
+"""(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits
+until somebody asks.
+"""
 
 
 def site_of_place(place: Place) -> Site:
@@ -502,15 +661,19 @@ def site_of_place(place: Place) -> Site:
 
 @cache
 def _line_at(code: CodeType, linetable: bytes, offset: int) -> int:
-    """Return a line of the code; another file's code of the same text is equal, so its table of lines tells them apart."""
+    """Return a line of the code; another file's code of the same text is equal, so its table of
+    lines tells them apart.
+    """
     line = next(line for start, end, line in code.co_lines() if start <= offset < end)
     return line or code.co_firstlineno
 
 
 class Kinds(dict[int, int | Fraction]):
-    """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where turns are too many to list.
+    """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where
+    turns are too many to list.
 
-    A fraction is an average, where one turn of the outer loop stands for several, and these go round this loop unequally often.
+    A fraction is an average, where one turn of the outer loop stands for several, and these go
+    round this loop unequally often.
     """
 
     def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
@@ -519,13 +682,17 @@ class Kinds(dict[int, int | Fraction]):
 
 
 class Lifespan:
-    """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not on chip, ends with it."""
+    """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not
+    on chip, ends with it.
+    """
 
     ended = False
 
 
 _Resident = tuple[Tile, int, str | None, Place | None]
-"""A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
+"""A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain,
+as it is made often.
+"""
 
 
 def _name(resident: _Resident) -> str:
@@ -536,19 +703,31 @@ def _name(resident: _Resident) -> str:
 class SRAM:
     """The small memory: `capacity` elements (M), enforced or only reported.
 
-    `occupancy` is what is resident now, `peak` the most so far. `dtype` is what the chip computes in: loads widen to
-    it, stores round to the matrix's own type.
+    `occupancy` is what is resident now, `peak` the most so far. `dtype` is what the chip computes
+    in: loads widen to it, stores round to the matrix's own type.
 
-    `fold` says whether counting-only mode runs turns of a loop once that the program says are equal: True for programs of which
-    it is tested. With a `watch`, turns are run once that are shown to be alike (`flashsim.machine.turns`).
+    `fold` says whether counting-only mode runs turns of a loop once that the program says are
+    equal: True for programs of which it is tested. With a `watch`, turns are run once that are
+    shown to be alike (`flashsim.machine.turns`).
     """
 
     def __init__(
-        self, hbm: HBM, capacity: int, *,
-        enforced: bool = True, dtype: DTypeLike = np.float64, observers: Sequence[Observer] = (), fold: bool = False,
+        self,
+        hbm: HBM,
+        capacity: int,
+        *,
+        enforced: bool = True,
+        dtype: DTypeLike = np.float64,
+        observers: Sequence[Observer] = (),
+        fold: bool = False,
         watch: Watch | None = None,
-    ) -> None:  # fmt: skip
-        self.hbm, self.capacity, self.enforced, self.dtype = hbm, capacity, enforced, np.dtype(dtype)
+    ) -> None:
+        self.hbm, self.capacity, self.enforced, self.dtype = (
+            hbm,
+            capacity,
+            enforced,
+            np.dtype(dtype),
+        )
         self._fold = fold and not hbm.arithmetic
         self._watch = hbm._watch = watch
         self.occupancy = self._peak = 0
@@ -566,20 +745,24 @@ class SRAM:
         self._calls = False  # whether a user's algorithm is running
         self._lifetimes: Lifetimes | None = None  # of what a user's code computes
         self._known: Known | None = None  # what its variables held when the current turn began
-        self._skipped = False  # whether something may be left over from a tile that was evicted before the first loop
+        # whether something may be left over from a tile that was evicted before the first loop
+        self._skipped = False
         self._escape: Escape | None = None  # from a turn that was left early
         hbm._chip = ref(self)
 
-    # ------------------------------------------------------------------------------------------------ the five verbs
+    # ----------------------------------------------------------------------------------------------
+    # the five verbs
 
     @overload
     def load(self, block: Block, /, *, over: Tile | None = None) -> Tile: ...
     @overload
     def load(self, block: Block, second: Block, /, *more: Block) -> tuple[Tile, ...]: ...
     def load(self, *blocks: Block, over: Tile | None = None) -> Tile | tuple[Tile, ...]:
-        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype` (booleans as such).
+        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype`
+        (booleans as such).
 
-        With `over`, one block replaces that resident tile, and takes no further room: its first rows, where the block has fewer.
+        With `over`, one block replaces that resident tile, and takes no further room: its first
+        rows, where the block has fewer.
         """
         if not self._loads:
             self._begin(sys._getframe(1))
@@ -613,7 +796,10 @@ class SRAM:
             self._refuse_absent(over, "sram.load(…, over=…)")
         (rows, columns), room = block.shape, over.shape
         if columns != room[1] or rows > room[0]:
-            raise ValueError(f"{block.name}, which is {_by(block.shape)}, cannot be loaded over a {_by(room)} tile")
+            raise ValueError(
+                f"{block.name}, which is {_by(block.shape)}, cannot be loaded over a {_by(room)} "
+                "tile"
+            )
         self._end_of_tile(sys._getframe(2))
         tile: Tile = over if rows == room[0] else over[:rows]
         if block._values is not None:
@@ -627,19 +813,27 @@ class SRAM:
         return tile
 
     def word(self, block: Block) -> int:
-        """Read one element of an index array, such as `table[s, j]` of one divided 1 by 1, and return it as a number.
+        """Read one element of an index array, such as `table[s, j]` of one divided 1 by 1, and
+        return it as a number.
 
-        It is counted, and held until its turn ends, as what is loaded is; in counting-only mode too.
+        It is counted, and held until its turn ends, as what is loaded is; in counting-only mode
+        too.
         """
         if type(block) is not Block:
-            raise TypeError(f"sram.word takes a block in HBM such as table[s, j]; got {_kind(block)}")
+            raise TypeError(
+                f"sram.word takes a block in HBM such as table[s, j]; got {_kind(block)}"
+            )
         storage = block._storage
         if storage.words is None:
-            raise TypeError(f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is not one")
+            raise TypeError(
+                f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is not one"
+            )
         if block._turns:
             mark_position(block._turns)
         if block.shape != (1, 1):
-            raise ValueError(f"sram.word reads one element; {block.name} is {_by(block.shape)}: divide(1, 1)")
+            raise ValueError(
+                f"sram.word reads one element; {block.name} is {_by(block.shape)}: divide(1, 1)"
+            )
         tile = np.array(storage.words[block._where or block._at])
         word = int(tile[0, 0])
         self._admit(tile, block._name, None)
@@ -651,14 +845,16 @@ class SRAM:
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
         """Register a computed result as resident, and return it.
 
-        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer, counted once. Of a tile's part,
-        such as `over=O_i[:, c : c + 1]`, it overwrites that part, and returns it. A result already on chip, say one computed with
-        `out=`, is likewise not counted again.
+        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer,
+        counted once. Of a tile's part, such as `over=O_i[:, c : c + 1]`, it overwrites that part,
+        and returns it. A result already on chip, say one computed with `out=`, is likewise not
+        counted again.
         """
         if type(result) is ndarray:
             if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
                 raise TypeError(
-                    f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}: "
+                    f"{_kind(result)} of {result.dtype} came on chip, which computes in "
+                    f"{self.dtype}: "
                     "expected numbers of sram.dtype, such as sram.full(shape, value)"
                 )
         elif not isinstance(result, ShapeOnly):
@@ -671,10 +867,15 @@ class SRAM:
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
         if over is not None:
-            if id(over) not in self._resident and id(getattr(over, "base", None)) not in self._resident:
+            if (
+                id(over) not in self._resident
+                and id(getattr(over, "base", None)) not in self._resident
+            ):
                 self._refuse_absent(over, "on_chip(…, over=…)")
             if result.shape != over.shape:
-                raise ValueError(f"a {_by(result.shape)} result cannot overwrite a {_by(over.shape)} tile")
+                raise ValueError(
+                    f"a {_by(result.shape)} result cannot overwrite a {_by(over.shape)} tile"
+                )
             if type(result) is ndarray and result is not over:
                 over[...] = result
             if id(over) in self._resident:  # else a part of what is
@@ -682,7 +883,11 @@ class SRAM:
             result = over
         elif id(result) not in self._resident:
             if result.base is not None:  # as a view it would be poisoned with the tile it looks at
-                result = result.copy() if type(result) is ndarray else cast(Tile, ShapeOnly(result.shape, self))
+                result = (
+                    result.copy()
+                    if type(result) is ndarray
+                    else cast(Tile, ShapeOnly(result.shape, self))
+                )
             self._admit(result, None, place)
         if self._observers:
             site = site_of_place(place)
@@ -695,7 +900,11 @@ class SRAM:
             raise TypeError(f"sram.full takes a shape such as (B_r, 1); got {shape!r}")
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
-        tile: Tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
+        tile: Tile = (
+            np.full(shape, value, self.dtype)
+            if self.hbm.arithmetic
+            else cast(Tile, ShapeOnly(shape, self))
+        )
         self._admit(tile, None, place)
         if self._observers:
             site = site_of_place(place)
@@ -711,9 +920,14 @@ class SRAM:
         if self._escape is not None:
             self._refuse_escape(self._escape)
         if tile.shape != block.shape:
-            raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
+            raise ValueError(
+                f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is "
+                f"{_by(block.shape)}"
+            )
         if block._rows is not None and len(set(block._rows)) < len(block._rows):
-            raise ValueError(f"sram.store to {block.name}: expected each row once, as one of two would be lost")
+            raise ValueError(
+                f"sram.store to {block.name}: expected each row once, as one of two would be lost"
+            )
         block._storage.writes += tile.size * self._weight
         if block._values is not None:
             block._values[block._at] = tile
@@ -721,9 +935,11 @@ class SRAM:
             self._tell("store", block._name, tile.size, tile, site_of(sys._getframe(1)), block)
 
     def evict(self, *tiles: Tile) -> None:
-        """Free tiles before their turn ends: for a schedule that is a list of steps, where tiles go in any order.
+        """Free tiles before their turn ends: for a schedule that is a list of steps, where tiles go
+        in any order.
 
-        Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one brought there.
+        Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one
+        brought there.
         """
         self._end_of_tile(sys._getframe(1))
         for tile in tiles:
@@ -732,35 +948,51 @@ class SRAM:
                 self._refuse_absent(tile, "sram.evict")
             if key not in self._scope:
                 name = _name(self._resident[key])
-                raise MemoryModelError(f"sram.evict: a turn around this one brought {name} on chip, and evicts it")
+                raise MemoryModelError(
+                    f"sram.evict: a turn around this one brought {name} on chip, and evicts it"
+                )
             self._scope.remove(key)
             self._evict([key], site_of(sys._getframe(1)))
 
     def loop(
-        self, turns: int | range, *,
-        where: NDArray[np.bool_] | Kinds | None = None, alike: Sequence[Hashable] | Kinds | None = None,
-    ) -> Turns:  # fmt: skip
-        """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip is evicted at its end.
+        self,
+        turns: int | range,
+        *,
+        where: NDArray[np.bool_] | Kinds | None = None,
+        alike: Sequence[Hashable] | Kinds | None = None,
+    ) -> Turns:
+        """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip
+        is evicted at its end.
 
         `reversed(sram.loop(turns))` counts down.
 
-        In counting-only mode an SRAM with `fold` runs turns that are equal once, and counts them as often as they occur: blocks
-        differ only in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
-        more than that, `alike[index]` says which are equal. A range takes no such word: its second turn stands for all but the
-        ends. Either argument may be `Kinds`, for counting only. Without `fold`, every turn is run, or, with a watch, those that
-        could not be shown to be alike.
+        In counting-only mode an SRAM with `fold` runs turns that are equal once, and counts them as
+        often as they occur: blocks differ only in the ragged last one, so that is the first turn,
+        standing for all but one, and the last. If turns differ in more than that, `alike[index]`
+        says which are equal. A range takes no such word: its second turn stands for all but the
+        ends. Either argument may be `Kinds`, for counting only. Without `fold`, every turn is run,
+        or, with a watch, those that could not be shown to be alike.
 
-        A turn left early, by `break` or an error, evicts too, but observers are told nothing of that: Python could only
-        print what they raise there.
+        A turn left early, by `break` or an error, evicts too, but observers are told nothing of
+        that: Python could only print what they raise there.
         """
         if not isinstance(turns, range) and not (_is_whole(turns) and turns >= 0):
-            raise TypeError(f"sram.loop takes a number of turns, such as blocks.T_c, or a range; got {turns!r}")
+            raise TypeError(
+                f"sram.loop takes a number of turns, such as blocks.T_c, or a range; got {turns!r}"
+            )
         if isinstance(turns, range) and (where is not None or alike is not None):
-            raise ValueError(f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns")
+            raise ValueError(
+                f"sram.loop({turns}, …) has a where or an alike as well; expected them with a "
+                "number of turns"
+            )
         return Turns(self, sys._getframe(1), turns, where, alike)
 
-    def _run_turns(self, site: Site, turns: int | range, schedule: Iterable[tuple[Any, int | Fraction]]) -> Iterator[int]:
-        """Yield the turns of a loop, each as often as the schedule says, and evict what each brought on chip."""
+    def _run_turns(
+        self, site: Site, turns: int | range, schedule: Iterable[tuple[Any, int | Fraction]]
+    ) -> Iterator[int]:
+        """Yield the turns of a loop, each as often as the schedule says, and evict what each
+        brought on chip.
+        """
         if self._observers:
             number = len(turns) if isinstance(turns, range) else turns
             self._tell("enter", target_at(site, "loop"), number, None, site)
@@ -808,7 +1040,8 @@ class SRAM:
         if self._observers:
             self._tell("leave", target_at(site, "loop"), number, None, site)
 
-    # ---------------------------------------------------------------------------------------------------- what it knows
+    # ----------------------------------------------------------------------------------------------
+    # what it knows
 
     @property
     def peak(self) -> int:
@@ -833,7 +1066,9 @@ class SRAM:
 
     def holds(self, tile: Tile) -> bool:
         """Say whether `tile`, or the array it is a view of, is resident."""
-        return id(tile) in self._resident or (tile.base is not None and id(tile.base) in self._resident)
+        return id(tile) in self._resident or (
+            tile.base is not None and id(tile.base) in self._resident
+        )
 
     @property
     def use(self) -> Occupancy:
@@ -842,13 +1077,17 @@ class SRAM:
 
     @property
     def flops(self) -> Flops:
-        """Operations so far. Counted in counting-only mode, where operands report what is done to them."""
+        """Operations so far. Counted in counting-only mode, where operands report what is done
+        to them.
+        """
         if self._watch is not None:
             self._watch.mark_all("sram.flops")
         return Flops(self._flops_matmul, self._flops_other)
 
     def call(self, algorithm: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a user's algorithm, to which HBM's `place` and `peek` are closed from its first load until it returns."""
+        """Call a user's algorithm, to which HBM's `place` and `peek` are closed from its first
+        load until it returns.
+        """
         self._calls = True
         try:
             return algorithm(*arguments)
@@ -861,7 +1100,9 @@ class SRAM:
         return bool((self._calls and self._loads) or self._loops)
 
     def is_in_algorithm(self, frame: FrameType) -> bool:
-        """Return whether a frame is an algorithm's of the user's that has loaded something: not an observer's or a debugger's."""
+        """Return whether a frame is an algorithm's of the user's that has loaded something: not
+        an observer's or a debugger's.
+        """
         if is_prompt(frame):
             return False
         current: FrameType | None = frame
@@ -872,16 +1113,22 @@ class SRAM:
         return self.runs_algorithm
 
     def death_at(self, site: Site) -> Death | None:
-        """Return what is mentioned in a line and was overwritten when its turn ended, as it was not on chip; None for nothing."""
+        """Return what is mentioned in a line and was overwritten when its turn ended, as it was
+        not on chip; None for nothing.
+        """
         return None if self._lifetimes is None else self._lifetimes.death_at(site)
 
     def refuse_ended(self, tile: ShapeOnly) -> None:
-        """Raise NotOnChip for what was computed in a turn that has ended, in counting-only mode, unless it is on chip."""
+        """Raise NotOnChip for what was computed in a turn that has ended, in counting-only mode,
+        unless it is on chip.
+        """
         whole = tile if tile.base is None else tile.base
         if id(whole) not in self._resident:
             raise NotOnChip(
-                f"{_kind(tile)} is not on chip: it was made in a turn that has ended, or before a tile was evicted. Expected it "
-                "in SRAM, by on_chip(…, over=tile) of a tile that was there before the loop, or in HBM, by sram.store(…)"
+                f"{_kind(tile)} is not on chip: it was made in a turn that has ended, or before a "
+                "tile was evicted. Expected it "
+                "in SRAM, by on_chip(…, over=tile) of a tile that was there before the loop, or in "
+                "HBM, by sram.store(…)"
             )
 
     def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
@@ -891,18 +1138,28 @@ class SRAM:
 
     def __repr__(self) -> str:
         rule = "enforced" if self.enforced else "not enforced"
-        lines = [f"SRAM: {self.occupancy:,} of M = {self.capacity:,} elements in use ({rule}), peak {self.peak:,}"]
-        lines += [f"  {_name(r):<12} {_by(r[0].shape):>14} {r[1]:>12,}" for r in self._resident.values()]
+        lines = [
+            (
+                f"SRAM: {self.occupancy:,} of M = {self.capacity:,} elements in use ({rule}), peak "
+                f"{self.peak:,}"
+            )
+        ]
+        lines += [
+            f"  {_name(r):<12} {_by(r[0].shape):>14} {r[1]:>12,}" for r in self._resident.values()
+        ]
         return "\n".join(lines)
 
-    # ------------------------------------------------------------------------------------------------------- its rules
+    # ----------------------------------------------------------------------------------------------
+    # its rules
 
     def _admit(self, tile: Tile, block: str | None, place: Place | None) -> int:
         size = tile.size
         occupancy = self.occupancy + size
         if occupancy > self._peak:
             if self.enforced and occupancy > self.capacity:
-                raise SramOverflow(_name((tile, size, block, place)), tile.shape, self._held(), self.capacity)
+                raise SramOverflow(
+                    _name((tile, size, block, place)), tile.shape, self._held(), self.capacity
+                )
             self._peak = occupancy
         self.occupancy = occupancy
         key = id(tile)
@@ -940,8 +1197,8 @@ class SRAM:
             self._known = self._looked_through(frame)
 
     def _looked_through(self, frame: FrameType) -> Known | None:
-        """Return what the variables of a user's code hold now; None where code is flashsim's, or only counts, or is looked at
-        often enough.
+        """Return what the variables of a user's code hold now; None where code is flashsim's, or
+        only counts, or is looked at often enough.
         """
         if not self.hbm.arithmetic or not is_users(frame):
             return None
@@ -960,7 +1217,9 @@ class SRAM:
         return self._lifetimes
 
     def _end_of_tile(self, frame: FrameType) -> None:
-        """End the life of what was computed in this turn so far: a tile leaves, and so does what was made of it."""
+        """End the life of what was computed in this turn so far: a tile leaves, and so does what
+        was made of it.
+        """
         if self.hbm.arithmetic:
             if self._lifetimes is None or self._known is None:
                 return
@@ -973,11 +1232,14 @@ class SRAM:
             self.lifespan = Lifespan()
 
     def _end_of_turn(self, known: Known, frame: FrameType) -> None:
-        """End the life of what a turn in the user's code computed. Raises MemoryModelError for what cannot be overwritten."""
+        """End the life of what a turn in the user's code computed. Raises MemoryModelError for
+        what cannot be overwritten.
+        """
         collector = collector_of(frame) if self._resident else None
         if collector is not None:
             error = MemoryModelError(
-                f"turns of sram.loop are taken by {collector}, which would keep what they compute without room on chip; expected "
+                f"turns of sram.loop are taken by {collector}, which would keep what they compute "
+                "without room on chip; expected "
                 "a for statement: for j in sram.loop(…): …"
             )
             error.add_note(at_line(*site_of(frame)))
@@ -990,7 +1252,8 @@ class SRAM:
         if escape is None:
             return
         error = MemoryModelError(
-            f"{escape.text}, made in this turn: that is not on chip, and would outlive the turn. Expected it in SRAM, by "
+            f"{escape.text}, made in this turn: that is not on chip, and would outlive the turn. "
+            "Expected it in SRAM, by "
             "on_chip(…), or in HBM, by sram.store(…)"
         )
         if escape.site is not None:
@@ -998,7 +1261,9 @@ class SRAM:
         raise error
 
     def _abandon(self, scope: list[int], known: Known | None, frame: FrameType) -> None:
-        """Evict what is left of a turn that did not end. It may be cut off anywhere, and nobody could catch an error here."""
+        """Evict what is left of a turn that did not end. It may be cut off anywhere, and nobody
+        could catch an error here.
+        """
         if known is not None and self._lifetimes is not None and is_users(frame):
             self._escape = self._escape or self._lifetimes.end(known, frame)
         for key in scope:
@@ -1008,7 +1273,15 @@ class SRAM:
                     _poison(tile)
         self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
-    def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None) -> None:
+    def _tell(
+        self,
+        kind: EventKind,
+        name: str,
+        elements: int,
+        tile: Tile | None,
+        site: Site,
+        block: Block | None = None,
+    ) -> None:
         loops = tuple((target_at(s, "loop"), index_of(index)) for s, index in self._loops)
         place = (None, None) if block is None else (block._where, block._rows)
         event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)
@@ -1017,14 +1290,20 @@ class SRAM:
 
 
 class Turns(Iterator[int]):
-    """What `sram.loop` returns, to be looped over once: the turns of a loop, or, reversed, from the last to the first."""
+    """What `sram.loop` returns, to be looped over once: the turns of a loop, or, reversed, from
+    the last to the first.
+    """
 
     __slots__ = ("_alike", "_site", "_sram", "_started", "_turns", "_unseen", "_where")
 
     def __init__(
-        self, sram: SRAM, caller: FrameType, turns: int | range, where: NDArray[np.bool_] | Kinds | None,
+        self,
+        sram: SRAM,
+        caller: FrameType,
+        turns: int | range,
+        where: NDArray[np.bool_] | Kinds | None,
         alike: Sequence[Hashable] | Kinds | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._sram, self._turns, self._where, self._alike = sram, turns, where, alike
         self._site = site_of(caller)
         self._started: Iterator[int] | None = None
@@ -1066,32 +1345,48 @@ def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[in
 
 
 def _of_range(indices: Sequence[int], fold: bool) -> Iterable[tuple[int, int]]:
-    """Return (turn, how many it stands for): each, or, to fold them, the ends, and the second for all between."""
+    """Return (turn, how many it stands for): each, or, to fold them, the ends, and the second
+    for all between.
+    """
     if not fold or len(indices) < 3:
         return ((index, 1) for index in indices)
     return (indices[0], 1), (indices[1], len(indices) - 2), (indices[-1], 1)
 
 
 def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
-    """Return (rows, cols) of the tiles of an element-wise pass over N_k columns, `held` tiles of which fill SRAM at most."""
+    """Return (rows, cols) of the tiles of an element-wise pass over N_k columns, `held` tiles of
+    which fill SRAM at most.
+    """
     return max(M // (held * N_k), 1), min(max(M // held, 1), N_k)
 
 
 def _poison(tile: Tile) -> None:
-    """Overwrite with what shows that it must not be used: NaN. Booleans and words have none: False, or the largest."""
-    tile.fill(nan if tile.dtype.kind not in "bu" else 0 if tile.dtype.kind == "b" else np.iinfo(tile.dtype).max)
+    """Overwrite with what shows that it must not be used: NaN. Booleans and words have none:
+    False, or the largest.
+    """
+    tile.fill(
+        nan
+        if tile.dtype.kind not in "bu"
+        else 0
+        if tile.dtype.kind == "b"
+        else np.iinfo(tile.dtype).max
+    )
 
 
 def _whole(times: int | Fraction) -> int:
     if times.denominator != 1:
-        raise MemoryModelError(f"a loop's turn stands for {times} turns in all; expected a whole number")
+        raise MemoryModelError(
+            f"a loop's turn stands for {times} turns in all; expected a whole number"
+        )
     return times.numerator
 
 
 def _folded(
     turns: int, where: NDArray[np.bool_] | Kinds | None, alike: Sequence[Hashable] | Kinds | None
 ) -> Sequence[tuple[int, int | Fraction]]:
-    """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as it may be ragged."""
+    """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as
+    it may be ragged.
+    """
     if isinstance(where, Kinds):
         return where.below(turns)
     if isinstance(alike, Kinds):

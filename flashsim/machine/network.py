@@ -1,7 +1,9 @@
-"""The simulated network: ranks are threads that hand over at `wait`, in the order of ranks, so that one runs at a time.
+"""The simulated network: ranks are threads that hand over at `wait`, in the order of ranks, so that
+one runs at a time.
 
-A run is the same every time, and a debugger stops in it. The rules are enforced: what is being received reads as NaN; what is
-changed while it is sent, is never received, or is waited for without end raises LinkError.
+A run is the same every time, and a debugger stops in it. The rules are enforced: what is being
+received reads as NaN; what is changed while it is sent, is never received, or is waited for without
+end raises LinkError.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class _Stopped(BaseException):
 
 @dataclass(eq=False)
 class _Message:
-    """One end of a message: what `ticket`'s rank sends or receives. `other` is its other end, once that is posted too."""
+    """One end of a message: what `ticket`'s rank sends or receives. `other` is its other end,
+    once that is posted too.
+    """
 
     block: Block
     ticket: Ticket
@@ -44,11 +48,14 @@ class _Posted:
     @property
     def missing(self) -> _Message | None:
         """The first message whose other end is not posted."""
-        return next((message for message in (*self.receives, *self.sends) if message.other is None), None)
+        return next(
+            (message for message in (*self.receives, *self.sends) if message.other is None), None
+        )
 
 
 class Network:
-    """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told of its memory's events.
+    """P devices, each with an SRAM of M elements, that run one program. `observers[rank]` are told
+    of its memory's events.
 
     `fold` is `SRAM`'s.
     """
@@ -68,10 +75,17 @@ class Network:
         self._error: BaseException | None = None
         self._tickets: dict[tuple[int, int], _Posted] = {}
         self._ends: dict[tuple[int, int, str], deque[_Message]] = {}
-        self._at: dict[int, tuple[Ticket, Site] | None] = dict.fromkeys(range(P))  # what a rank waits for; gone: it ended
+        # what a rank waits for; gone: it ended
+        self._at: dict[int, tuple[Ticket, Site] | None] = dict.fromkeys(range(P))
         memories = [HBM(arithmetic=arithmetic) for _ in range(P)]
         self.devices = [
-            Device(rank, P, hbm, SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen, fold=fold), self)
+            Device(
+                rank,
+                P,
+                hbm,
+                SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen, fold=fold),
+                self,
+            )
             for rank, (hbm, seen) in enumerate(zip(memories, observers or [()] * P, strict=True))
         ]
 
@@ -109,9 +123,15 @@ class Network:
             raise self._error
         return returned
 
-    # ------------------------------------------------------------------------------------------------------- messages
+    # ----------------------------------------------------------------------------------------------
+    # messages
 
-    def post(self, ticket: Ticket, sends: Sequence[tuple[Block, int]], receives: Sequence[tuple[Block, int]]) -> None:
+    def post(
+        self,
+        ticket: Ticket,
+        sends: Sequence[tuple[Block, int]],
+        receives: Sequence[tuple[Block, int]],
+    ) -> None:
         """Put the ends of messages where their other ends find them."""
         posted = self._tickets[ticket[:2]] = _Posted()
         for block, to in sends:
@@ -132,9 +152,13 @@ class Network:
         one, two = (message, other) if end == "send" else (other, message)
         kinds = [(each.block.shape, each.block._storage.dtype) for each in (one, two)]
         if kinds[0] != kinds[1]:
-            sent, expected = (f"{each.block.name} {each.block.shape} {each.block._storage.dtype}" for each in (one, two))
+            sent, expected = (
+                f"{each.block.name} {each.block.shape} {each.block._storage.dtype}"
+                for each in (one, two)
+            )
             raise LinkError(
-                f"{said(from_, one.ticket.site)} sends {sent} to {said(to, two.ticket.site)} which expects {expected}"
+                f"{said(from_, one.ticket.site)} sends {sent} to {said(to, two.ticket.site)} which "
+                f"expects {expected}"
             )
 
     def wait(self, ticket: Ticket, site: Site) -> None:
@@ -148,9 +172,12 @@ class Network:
         del self._tickets[ticket[:2]]
         for message in posted.sends:
             now = _values(message.block)
-            if now is not None and not np.array_equal(now, cast(Tile, message.values), equal_nan=True):
+            if now is not None and not np.array_equal(
+                now, cast(Tile, message.values), equal_nan=True
+            ):
                 raise LinkError(
-                    f"{said(rank, ticket.site)} sends {message.block.name} to rank {message.peer}, and it was changed before "
+                    f"{said(rank, ticket.site)} sends {message.block.name} to rank {message.peer}, "
+                    "and it was changed before "
                     f"{said(rank, site)} waited for it"
                 )
         for message in posted.receives:
@@ -159,12 +186,14 @@ class Network:
                 continue
             if into.dtype.kind not in "biu" and not np.isnan(into).all():
                 raise LinkError(
-                    f"{said(rank, ticket.site)} receives {message.block.name} from rank {message.peer}, and it was written to "
+                    f"{said(rank, ticket.site)} receives {message.block.name} from rank "
+                    f"{message.peer}, and it was written to "
                     f"before {said(rank, site)} waited for it"
                 )
             into[...] = arrived
 
-    # ---------------------------------------------------------------------------------------------------------- turns
+    # ----------------------------------------------------------------------------------------------
+    # turns
 
     def _until_turn(self, rank: int) -> None:
         with self._changed:
@@ -177,14 +206,18 @@ class Network:
         """Give the turn to the next rank that can go on. Raises LinkError where none can."""
         P = len(self.devices)
         for other in ((rank + step) % P for step in range(1, P + 1)):
-            if other in self._at and ((at := self._at[other]) is None or not self._tickets[at[0][:2]].missing):
+            if other in self._at and (
+                (at := self._at[other]) is None or not self._tickets[at[0][:2]].missing
+            ):
                 with self._changed:
                     self._turn = other
                     self._changed.notify_all()
                 return
         stuck = [(other, at) for other, at in sorted(self._at.items()) if at is not None]
         if stuck:
-            raise LinkError("ranks would wait for ever: " + "; ".join(self._why(*each) for each in stuck))
+            raise LinkError(
+                "ranks would wait for ever: " + "; ".join(self._why(*each) for each in stuck)
+            )
 
     def _why(self, rank: int, at: tuple[Ticket, Site]) -> str:
         ticket, site = at
@@ -193,12 +226,18 @@ class Network:
         assert message is not None
         verb = "for a message from" if message in posted.receives else "to be received by"
         gone = "" if message.peer in self._at else ", which has ended"
-        return f"{said(rank, site)} waits with {message.block.name} {verb} rank {message.peer}{gone}"
+        return (
+            f"{said(rank, site)} waits with {message.block.name} {verb} rank {message.peer}{gone}"
+        )
 
     def _end(self, device: Device) -> None:
-        """Let the others go on after a rank's program. Raises LinkError for what it posted and did not wait for."""
+        """Let the others go on after a rank's program. Raises LinkError for what it posted and
+        did not wait for.
+        """
         for ticket in device.waiting:
-            raise LinkError(f"{said(device.rank, ticket.site)} posts a message, and ends without waiting for it")
+            raise LinkError(
+                f"{said(device.rank, ticket.site)} posts a message, and ends without waiting for it"
+            )
         del self._at[device.rank]
         self._hand_over(device.rank)
 

@@ -1,4 +1,6 @@
-"""What the variables of a user's algorithm reach: those of its frames, and what closures, globals and containers hold."""
+"""What the variables of a user's algorithm reach: those of its frames, and what closures,
+globals and containers hold.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ Globals = list[tuple[dict[str, Any], str]]
 
 
 class Reach:
-    """Finds what is reached from a frame. `maker` is the code that made the memory, where that is the user's."""
+    """Finds what is reached from a frame. `maker` is the code that made the memory, where that
+    is the user's.
+    """
 
     def __init__(self, memory: Any, maker: CodeType) -> None:
         self._memory, self._maker = memory, maker
@@ -52,8 +56,8 @@ class Reach:
         return self._writes
 
     def is_clear(self, frame: FrameType, arrays: Mapping[int, tuple[Any, int | None]]) -> bool:
-        """Return whether a frame's variables reach nothing but what is on chip, or NaN, registers, and objects of flashsim's;
-        besides `arrays`, if they have not changed.
+        """Return whether a frame's variables reach nothing but what is on chip, or NaN, registers,
+        and objects of flashsim's; besides `arrays`, if they have not changed.
 
         It is the quick look, and says False wherever a closer one is due.
         """
@@ -61,7 +65,11 @@ class Reach:
         known = self._globals.get(id(code))
         if known is None or known[1] or names_of(code)[0] & NAMES_ARE_COMPUTED:
             return False
-        if caller is not None and code is not self._maker and not caller.f_code.co_filename.startswith(PACKAGE):
+        if (
+            caller is not None
+            and code is not self._maker
+            and not caller.f_code.co_filename.startswith(PACKAGE)
+        ):
             return False
         for module, fields in self._modules.values():
             if len(module.__dict__) > fields:
@@ -82,7 +90,8 @@ class Reach:
         return True
 
     def holders(self, frame: FrameType, deep: bool) -> Iterator[tuple[Any, str, int, bool]]:
-        """Yield holders of numbers that are not on chip: the object, its name, its kind, and whether it is a plain variable.
+        """Yield holders of numbers that are not on chip: the object, its name, its kind, and
+        whether it is a plain variable.
 
         A `deep` look goes into objects of libraries, and finds anew which globals the code can use.
         """
@@ -134,7 +143,9 @@ class Reach:
                 self._modules.setdefault(name, (module, len(vars(module))))
         return self._globals[id(code)][1]
 
-    def _behind(self, queue: deque[Entry], frames: set[int], deep: bool) -> Iterator[tuple[Any, str, int, bool]]:
+    def _behind(
+        self, queue: deque[Entry], frames: set[int], deep: bool
+    ) -> Iterator[tuple[Any, str, int, bool]]:
         """Yield the holders of numbers behind these objects, nearest first."""
         resident = self._resident
         seen = set[int]()
@@ -153,12 +164,16 @@ class Reach:
                 yield value, name, kind, False
                 queue.extend(_parts(value.keys(), name))
                 queue.extend(_values(value, name))
-            elif kind in (holders.TEXT, holders.BUFFER) or (kind == WHOLE and not is_register(kind, value)):
+            elif kind in (holders.TEXT, holders.BUFFER) or (
+                kind == WHOLE and not is_register(kind, value)
+            ):
                 yield value, name, kind, False
             else:
                 queue.extend(self._inside(value, name, kind, frames, deep))
 
-    def _inside(self, value: Any, name: str, kind: int, frames: set[int], deep: bool) -> Iterator[Entry]:
+    def _inside(
+        self, value: Any, name: str, kind: int, frames: set[int], deep: bool
+    ) -> Iterator[Entry]:
         """Yield what an object holds that is neither a container nor a buffer."""
         if kind == holders.FUNCTION:
             yield from _of_function(value, name)
@@ -228,8 +243,12 @@ def _of_function(function: Any, name: str) -> Iterator[Entry]:
         yield function.__dict__, name, TABLE
     if not is_users_file(function.__code__.co_filename):
         return
-    yield from _parts([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()], name)
-    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    yield from _parts(
+        [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()], name
+    )
+    for variable, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=True
+    ):
         try:
             value = cell.cell_contents
         except ValueError:  # it has not been assigned yet
@@ -238,8 +257,8 @@ def _of_function(function: Any, name: str) -> Iterator[Entry]:
 
 
 def _used_globals(code: CodeType, names: dict[str, Any]) -> tuple[Globals, dict[str, ModuleType]]:
-    """Return the globals, of the code and of the user's functions that it names, that can hold numbers or are assigned to; and
-    the modules among them, on which attributes can be set.
+    """Return the globals, of the code and of the user's functions that it names, that can hold
+    numbers or are assigned to; and the modules among them, on which attributes can be set.
     """
     used: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     modules: dict[str, ModuleType] = {}

@@ -1,7 +1,8 @@
-"""A tile that has a shape and no numbers: what algorithms compute on when only the counts are wanted.
+"""A tile that has a shape and no numbers: what algorithms compute on when only the counts are
+wanted.
 
-It takes part in the same expressions as an array (`Q_i @ K_j.T`, `np.exp(S_ij - m_i)`), checks that the shapes
-agree, and reports each operation's FLOPs to the memory it lives on.
+It takes part in the same expressions as an array (`Q_i @ K_j.T`, `np.exp(S_ij - m_i)`), checks that
+the shapes agree, and reports each operation's FLOPs to the memory it lives on.
 """
 
 from __future__ import annotations
@@ -14,27 +15,46 @@ from typing import Any, NoReturn
 import numpy as np
 
 NOT_COUNTED = (
-    "cannot be counted on shapes alone: expected +, −, ×, /, @, .T, slices, sums, maxima, NumPy's functions of single elements, "
+    "cannot be counted on shapes alone: expected +, −, ×, /, @, .T, slices, sums, maxima, NumPy's "
+    "functions of single elements, "
     "np.where, and on_chip(…, over=tile) to change a tile"
 )
 
 DECIDES = (
-    "lets a tile's numbers decide where to go on, and there are none where a run is counted on shapes alone, as in count, tune, "
-    "sweep and sizing='fit': expected the same steps for all numbers, as with np.where; flashsim.forward(…, blocks=(B_r, B_c)) "
+    "lets a tile's numbers decide where to go on, and there are none where a run is counted on "
+    "shapes alone, as in count, tune, "
+    "sweep and sizing='fit': expected the same steps for all numbers, as with np.where; "
+    "flashsim.forward(…, blocks=(B_r, B_c)) "
     "runs it as it is"
 )
-DECIDING_ATTRIBUTES = frozenset({"any", "all", "item", "tolist", "argmax", "argmin", "argsort", "nonzero"})
-DECIDING_FUNCTIONS = frozenset({
-    np.any, np.all, np.allclose, np.array_equal, np.argmax, np.argmin, np.argsort, np.argwhere, np.nonzero, np.flatnonzero,
-    np.count_nonzero, np.searchsorted, np.unique,
-})  # fmt: skip
+DECIDING_ATTRIBUTES = frozenset(
+    {"any", "all", "item", "tolist", "argmax", "argmin", "argsort", "nonzero"}
+)
+DECIDING_FUNCTIONS = frozenset(
+    {
+        np.any,
+        np.all,
+        np.allclose,
+        np.array_equal,
+        np.argmax,
+        np.argmin,
+        np.argsort,
+        np.argwhere,
+        np.nonzero,
+        np.flatnonzero,
+        np.count_nonzero,
+        np.searchsorted,
+        np.unique,
+    }
+)
 
 
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
-    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic, and knows the turn.
+    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the
+    arithmetic, and knows the turn.
 
-    `base` is what it is a part of, as an array's is; None if it is whole. `lifespan` is that of the turn in which it,
-    or its base, was made: it ends with that turn, unless it is on chip.
+    `base` is what it is a part of, as an array's is; None if it is whole. `lifespan` is that of the
+    turn in which it, or its base, was made: it ends with that turn, unless it is on chip.
     """
 
     __slots__ = ("_counter", "base", "lifespan", "shape")
@@ -69,7 +89,9 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             if not isinstance(part, slice):
                 raise TypeError(f"an array's [{part!r:.40}] {NOT_COUNTED}")
         cut = [len(range(n)[part]) for n, part in zip(self.shape, slices, strict=False)]
-        return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter, self if self.base is None else self.base)
+        return ShapeOnly(
+            (*cut, *self.shape[len(cut) :]), self._counter, self if self.base is None else self.base
+        )
 
     def _check_lifespan(self) -> None:
         if self.lifespan.ended:
@@ -79,10 +101,14 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         self._check_lifespan()
         self._counter.count_flops(other=self.size)
         axes = range(len(self.shape)) if axis is None else (axis % len(self.shape),)
-        kept = [(1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes]
+        kept = [
+            (1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes
+        ]
         return ShapeOnly(tuple(kept), self._counter)
 
-    def sum(self, axis: int | None = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ShapeOnly:
+    def sum(
+        self, axis: int | None = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> ShapeOnly:
         """Return the sums along an axis; arguments as an array's."""
         _refuse_reduced_into(dtype, out)
         return self._reduced(axis, keepdims)
@@ -98,7 +124,9 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         self._counter.count_flops(other=other)
         return ShapeOnly(shape, self._counter)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any
+    ) -> Any:
         if method == "reduce":
             return self._reduced(kwargs.get("axis", 0), kwargs.get("keepdims", False))
         if method != "__call__":
@@ -128,7 +156,9 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         return target
 
     def _element_wise(self, other: ShapeOnly) -> ShapeOnly:
-        """Return what `+`, `−`, `×` or `/` makes of this and another tile, as NumPy would, but sooner."""
+        """Return what `+`, `−`, `×` or `/` makes of this and another tile, as NumPy would, but
+        sooner.
+        """
         for tile in (self, other):
             if tile.lifespan.ended:
                 tile._check_lifespan()
@@ -136,8 +166,12 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         self._counter.count_flops(other=math.prod(shape))
         return ShapeOnly(shape, self._counter)
 
-    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`, `np.sum`, `np.max`."""
+    def __array_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Take part in the few functions that algorithms use besides ufuncs: `np.where`,
+        `np.ones_like`, `np.sum`, `np.max`.
+        """
         if function is np.sum:
             return self.sum(*args[1:], **kwargs)
         if function is np.max:
@@ -148,10 +182,14 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             for x in args:
                 if isinstance(x, ShapeOnly):
                     x._check_lifespan()
-            shape = _broadcast(*[x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args])
+            shape = _broadcast(
+                *[x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args]
+            )
             self._counter.count_flops(other=math.prod(shape))
             return ShapeOnly(shape, self._counter)
-        raise TypeError(f"np.{function.__name__} {DECIDES if function in DECIDING_FUNCTIONS else NOT_COUNTED}")
+        raise TypeError(
+            f"np.{function.__name__} {DECIDES if function in DECIDING_FUNCTIONS else NOT_COUNTED}"
+        )
 
     def __setitem__(self, parts: Any, value: Any) -> NoReturn:
         raise TypeError(f"an array's [...] = {NOT_COUNTED}")
@@ -172,11 +210,15 @@ def _refuse_reduced_into(dtype: Any, out: Any) -> None:
 
 
 def _refuse(attribute: str, _: ShapeOnly) -> NoReturn:
-    raise TypeError(f"an array's .{attribute} {DECIDES if attribute in DECIDING_ATTRIBUTES else NOT_COUNTED}")
+    raise TypeError(
+        f"an array's .{attribute} {DECIDES if attribute in DECIDING_ATTRIBUTES else NOT_COUNTED}"
+    )
 
 
 def _refusal(use: str) -> Any:
-    """Return a method by which Python would make of a tile what decides where to go on; it says so."""
+    """Return a method by which Python would make of a tile what decides where to go on; it says
+    so.
+    """
 
     def refuse(tile: ShapeOnly, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(f"{use} {DECIDES}")
@@ -200,13 +242,16 @@ for _method, _use in {
     setattr(ShapeOnly, _method, _refusal(_use))
 
 
-for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:  # a __getattr__ would make every attribute slow
+# a __getattr__ would make every attribute slow
+for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:
     if not _attribute.startswith("_"):
         setattr(ShapeOnly, _attribute, property(partial(_refuse, _attribute)))
 
 
 def _operator_of_tiles(by_numpy: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator between two tiles that does not take NumPy's way, which takes longer than all else in a count."""
+    """Return an operator between two tiles that does not take NumPy's way, which takes longer
+    than all else in a count.
+    """
 
     def operate(tile: ShapeOnly, other: Any) -> Any:
         return tile._element_wise(other) if type(other) is ShapeOnly else by_numpy(tile, other)
@@ -219,7 +264,9 @@ for _operator in ("__add__", "__sub__", "__mul__", "__truediv__"):
 
 
 class Ones:
-    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. It is Z where nothing is dropped."""
+    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. It is Z
+    where nothing is dropped.
+    """
 
     __array_ufunc__ = None
 

@@ -1,7 +1,7 @@
 """Names for tiles and loops, read from the source line that made them.
 
-The memory wants to say "S_ij does not fit", yet `S_ij = on_chip(Q_i @ K_j.T)` never tells it the name.
-The name stands in the source, so it is looked up there, and only when somebody asks.
+The memory wants to say "S_ij does not fit", yet `S_ij = on_chip(Q_i @ K_j.T)` never tells it the
+name. The name stands in the source, so it is looked up there, and only when somebody asks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Site = tuple[str, int]
 
 LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
 
-PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # spelt as in the frames of its functions
+# spelt as in the frames of its functions
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 ALGORITHMS = tuple(f"{PACKAGE}{room}{os.sep}" for room in ("algorithms", "beyond"))
 
 
@@ -32,7 +33,9 @@ _TRIALS: dict[str, str] = {}
 
 
 def name_of_trial(file: str) -> str:
-    """Return the file name that a copy of a file's code runs under (`flashsim.simulate.shadow`); tracebacks find its lines."""
+    """Return the file name that a copy of a file's code runs under (`flashsim.simulate.shadow`);
+    tracebacks find its lines.
+    """
     if file in _TRIALS:
         return file
     name = f"<trial of {file}>"
@@ -49,11 +52,15 @@ def file_of(code: CodeType) -> str:
 
 
 def code_of_trial(code: CodeType) -> CodeType:
-    """Return the code that a trial runs in place of a user's: under another file name, and unequal to the user's.
+    """Return the code that a trial runs in place of a user's: under another file name, and unequal
+    to the user's.
 
-    Codes are equal whatever their files. Without one more constant, a debugger that remembers codes would take one for the other.
+    Codes are equal whatever their files. Without one more constant, a debugger that remembers codes
+    would take one for the other.
     """
-    constants = tuple(code_of_trial(each) if isinstance(each, CodeType) else each for each in code.co_consts)
+    constants = tuple(
+        code_of_trial(each) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
     name = name_of_trial(code.co_filename)
     return code.replace(co_filename=name, co_consts=(*constants, name))
 
@@ -63,7 +70,9 @@ def users_code(code: CodeType) -> CodeType:
     """Return the user's code that a trial's code was made of; any other code itself."""
     if code.co_filename not in _TRIALS:
         return code
-    constants = tuple(users_code(each) if isinstance(each, CodeType) else each for each in code.co_consts[:-1])
+    constants = tuple(
+        users_code(each) if isinstance(each, CodeType) else each for each in code.co_consts[:-1]
+    )
     return code.replace(co_filename=_TRIALS[code.co_filename], co_consts=constants)
 
 
@@ -86,11 +95,18 @@ def _targets(filename: str) -> dict[int, str]:
     names: dict[int, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
+            target = (
+                node.targets[0].value
+                if isinstance(node.targets[0], ast.Subscript)
+                else node.targets[0]
+            )
             several = target.elts if isinstance(target, ast.Tuple) else [target]
             found = [one.id for one in several if isinstance(one, ast.Name)]
-            if len(found) == len(several):  # Y_i = …; m_i, l_i = …; or Y_i[k] = …, one of a list of tiles
-                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), ", ".join(found))
+            # Y_i = …; m_i, l_i = …; or Y_i[k] = …, one of a list of tiles
+            if len(found) == len(several):
+                names |= dict.fromkeys(
+                    range(node.lineno, (node.end_lineno or node.lineno) + 1), ", ".join(found)
+                )
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             names.setdefault(node.lineno, node.target.id)
     return names
@@ -109,11 +125,17 @@ def is_of_package(function: Callable[..., Any]) -> bool:
 
 
 def note_line(error: BaseException, function: Callable[..., Any]) -> None:
-    """Note at which line of its file a user's function went wrong, or was interrupted: its first, if it could not be called."""
+    """Note at which line of its file a user's function went wrong, or was interrupted: its
+    first, if it could not be called.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or file_of(code).startswith(PACKAGE):
         return
-    lines = [line for frame, line in walk_tb(error.__traceback__) if file_of(frame.f_code) == file_of(code)]
+    lines = [
+        line
+        for frame, line in walk_tb(error.__traceback__)
+        if file_of(frame.f_code) == file_of(code)
+    ]
     error.add_note(at_line(file_of(code), [code.co_firstlineno, *lines][-1]))
 
 
@@ -125,19 +147,25 @@ def reread(file: str) -> None:
 
 
 def target_at(site: Site, default: str) -> str:
-    """Return the name assigned (or looped over) at `site`, or `default` where the source has none."""
+    """Return the name assigned (or looped over) at `site`, or `default` where the source has
+    none.
+    """
     filename, line = site
     return _targets(filename).get(line, default)
 
 
 def label_at(site: Site) -> str | None:
-    """Return what labels the source line in the paper's terms ("line 9", "equation 4", "combine"), or None."""
+    """Return what labels the source line in the paper's terms ("line 9", "equation 4",
+    "combine"), or None.
+    """
     found = LABEL.search(linecache.getline(*site))
     return found[1] if found else None
 
 
 def label_or_number_at(site: Site) -> str | None:
-    """Return the line's label, or None; in a file of the user's that has no labels, each line's own number is its label."""
+    """Return the line's label, or None; in a file of the user's that has no labels, each line's
+    own number is its label.
+    """
     file, line = site
     return label_at(site) or (f"line {line}" if _unlabelled(file) else None)
 
@@ -150,9 +178,10 @@ def _unlabelled(file: str) -> bool:
 def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
     """Return which line of the algorithm `site` belongs to, and what it is called.
 
-    That is its label; or, for what MASK or dropout did, the label of the algorithm's line that called them. Where there is
-    none, as in a user's own function, the algorithm's line is called "line 12 of mine.py". `frame` is one that `site`'s frame
-    has called, where all that is around it can be seen.
+    That is its label; or, for what MASK or dropout did, the label of the algorithm's line that
+    called them. Where there is none, as in a user's own function, the algorithm's line is called
+    "line 12 of mine.py". `frame` is one that `site`'s frame has called, where all that is around it
+    can be seen.
     """
     if (label := label_at(site)) is not None:
         return site, label

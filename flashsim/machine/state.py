@@ -1,8 +1,10 @@
-"""What can decide what a turn of a user's loop does, besides the numbers: all that its code can see when the turn begins.
+"""What can decide what a turn of a user's loop does, besides the numbers: all that its code can see
+when the turn begins.
 
-That is the variables of the frames above it, what these hold, the globals that their code names, what functions they call have
-of both, and what is on chip. Two turns that begin in equal states, and do not look at their index, do the same. What cannot be
-looked into, such as an iterator or a random generator, is equal to nothing.
+That is the variables of the frames above it, what these hold, the globals that their code names,
+what functions they call have of both, and what is on chip. Two turns that begin in equal states,
+and do not look at their index, do the same. What cannot be looked into, such as an iterator or a
+random generator, is equal to nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +28,41 @@ from flashsim.machine.user_code import names_in
 MOST_OBJECTS = 5_000
 MOST_BYTES = 2**20
 STATELESS = {
-    "flashsim", "numpy", "builtins", "math", "cmath", "operator", "functools", "itertools", "collections", "typing", "types",
-    "dataclasses", "abc", "enum", "numbers", "fractions", "contextlib", "copy", "string", "re", "__future__", "statistics",
-}  # fmt: skip
+    "flashsim",
+    "numpy",
+    "builtins",
+    "math",
+    "cmath",
+    "operator",
+    "functools",
+    "itertools",
+    "collections",
+    "typing",
+    "types",
+    "dataclasses",
+    "abc",
+    "enum",
+    "numbers",
+    "fractions",
+    "contextlib",
+    "copy",
+    "string",
+    "re",
+    "__future__",
+    "statistics",
+}
 """Modules that keep nothing from one call to the next that an algorithm could see."""
 PLAIN = (type(None), bool, int, str, bytes, type(...), type(NotImplemented), range)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, int, float, complex, str, bytes, bytearray)
-OF_A_CLASS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__static_attributes__", "_abc_impl"}
+OF_A_CLASS = {
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__annotations__",
+    "__static_attributes__",
+    "_abc_impl",
+}
 
 
 class Unseen(Exception):
@@ -40,7 +70,8 @@ class Unseen(Exception):
 
 
 class State:
-    """The state at the beginning of a turn, as a list of tokens that is equal to another turn's where all that it sees is.
+    """The state at the beginning of a turn, as a list of tokens that is equal to another turn's
+    where all that it sees is.
 
     Objects are numbered as they are met, so that two names of one list are told from two lists.
     """
@@ -66,7 +97,8 @@ class State:
             if variables is above.f_globals:
                 raise Unseen("a module's own code runs a loop")
             for name, value in variables.items():
-                if not name.startswith("."):  # the iterator of a comprehension, which has no other name
+                # the iterator of a comprehension, which has no other name
+                if not name.startswith("."):
                     self._name(name)
                     self.add(value)
             if not above.f_code.co_filename.startswith(PACKAGE):
@@ -89,7 +121,8 @@ class State:
     def _name(self, name: str) -> None:
         self.tokens.append(("name", name))
 
-    # ---------------------------------------------------------------------------------------------------- kinds of values
+    # ----------------------------------------------------------------------------------------------
+    # kinds of values
 
     def add(self, value: Any) -> None:
         """Add a value, and all that it holds."""
@@ -126,7 +159,9 @@ class State:
         if isinstance(value, np.ndarray):
             self.tokens.append((value.strides, value.flags.writeable))
             if isinstance(value.base, np.ndarray):
-                offset = value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
+                offset = (
+                    value.__array_interface__["data"][0] - value.base.__array_interface__["data"][0]
+                )
                 self.tokens.append(offset)
                 self.add(value.base)
             elif value.base is not None:
@@ -167,7 +202,9 @@ class State:
             self.add(value)
         for cell in function.__closure__ or ():
             self.add(cell)
-        if _room_of(variables.get("__name__", "")) not in STATELESS and not code.co_filename.startswith(PACKAGE):
+        if _room_of(
+            variables.get("__name__", "")
+        ) not in STATELESS and not code.co_filename.startswith(PACKAGE):
             self._add_code(code, variables)
 
     def _add_code(self, code: CodeType, variables: dict[str, Any]) -> None:
@@ -241,9 +278,16 @@ class State:
 
 
 DESCRIPTORS = (
-    types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType, types.CodeType, np.ufunc, np.dtype, types.GenericAlias,
-)  # fmt: skip
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.CodeType,
+    np.ufunc,
+    np.dtype,
+    types.GenericAlias,
+)
 DISPATCHER = type(np.where)
 """The class of NumPy's functions that are no ufuncs."""
 
@@ -300,7 +344,8 @@ def _room_of(module: str) -> str:
 
 @cache
 def _layout(kind: type) -> tuple[type, tuple[Any, ...] | None]:
-    """Return which container an object of this class is, and its slots; None, if it holds anything besides these.
+    """Return which container an object of this class is, and its slots; None, if it holds anything
+    besides these.
 
     An object that C code made has room for more than what can be seen.
     """
@@ -313,9 +358,13 @@ def _layout(kind: type) -> tuple[type, tuple[Any, ...] | None]:
         for member in vars(each).values()
         if type(member) is types.MemberDescriptorType and not issubclass(container, each)
     ]
-    has_dict = kind.__dictoffset__ > 0 or (kind.__dictoffset__ < 0 and kind.__itemsize__ > 0)  # else it lies before the object
+    # else it lies before the object
+    has_dict = kind.__dictoffset__ > 0 or (kind.__dictoffset__ < 0 and kind.__itemsize__ > 0)
     words = len(members) + has_dict + (kind.__weakrefoffset__ > 0)
-    visible = kind.__basicsize__ <= container.__basicsize__ + 8 * words and kind.__itemsize__ == container.__itemsize__
+    visible = (
+        kind.__basicsize__ <= container.__basicsize__ + 8 * words
+        and kind.__itemsize__ == container.__itemsize__
+    )
     if container is dict and any(each in (OrderedDict, defaultdict) for each in kind.__mro__):
         visible = True
     return container, tuple(members) if visible else None

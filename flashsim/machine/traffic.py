@@ -1,6 +1,8 @@
-"""What a run cost, as plain records: the simulator fills them, theory fills them, and the two must be equal.
+"""What a run cost, as plain records: the simulator fills them, theory fills them, and the two must
+be equal.
 
-Every count is an exact integer number of elements. Bytes are derived, array by array, from its item size.
+Every count is an exact integer number of elements. Bytes are derived, array by array, from its item
+size.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ ADDED = ("reads", "writes", "init_writes", "size")
 class ArrayTraffic:
     """HBM accesses of one named array, in elements.
 
-    `init_writes` (the zeros and −∞ of line 2) are part of `writes`. `size` is what the array occupies in HBM;
-    `role` says whether the algorithm was given it, returns it, or needs it besides (`"extra"`).
+    `init_writes` (the zeros and −∞ of line 2) are part of `writes`. `size` is what the array
+    occupies in HBM; `role` says whether the algorithm was given it, returns it, or needs it besides
+    (`"extra"`).
     """
 
     reads: int
@@ -50,9 +53,13 @@ class ArrayTraffic:
         return replace(self, **{name: getattr(self, name) * heads for name in ADDED})
 
     def shared(self, heads: int) -> ArrayTraffic:
-        """Return the same where so many heads use one array in turn: it is as large as one, and initialised once."""
+        """Return the same where so many heads use one array in turn: it is as large as one, and
+        initialised once.
+        """
         init, size = self.init_writes // heads, self.size // heads
-        return replace(self, writes=self.writes - self.init_writes + init, init_writes=init, size=size)
+        return replace(
+            self, writes=self.writes - self.init_writes + init, init_writes=init, size=size
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,7 +108,9 @@ class Traffic(ByArray):
         return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
 
     def __eq__(self, other: object) -> bool:
-        """Compare every number of every array, and warn where only the bytes of an element differ."""
+        """Compare every number of every array, and warn where only the bytes of an element
+        differ.
+        """
         if not isinstance(other, Traffic):
             return NotImplemented
         mine, its = self.by_array, other.by_array
@@ -109,10 +118,15 @@ class Traffic(ByArray):
             return mine == its
         if its == {name: replace(a, itemsize=its[name].itemsize) for name, a in mine.items()}:
             sizes = {name: (a.itemsize, its[name].itemsize) for name, a in mine.items()}
-            differ = ", ".join(f"{name} {one} and {other}" for name, (one, other) in sizes.items() if one != other)
+            differ = ", ".join(
+                f"{name} {one} and {other}" for name, (one, other) in sizes.items() if one != other
+            )
             said = f"the accesses are equal, but the dtypes differ: bytes of an element, {differ}"
-            asked = any(a.role == "input" and a != its[name] for name, a in mine.items())  # or else stored so by the algorithm
-            warnings.warn(said + ". flashsim.count(…, dtype=…) counts for a run's dtype" * asked, stacklevel=2)
+            # or else stored so by the algorithm
+            asked = any(a.role == "input" and a != its[name] for name, a in mine.items())
+            warnings.warn(
+                said + ". flashsim.count(…, dtype=…) counts for a run's dtype" * asked, stacklevel=2
+            )
         return False
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -122,7 +136,9 @@ class Traffic(ByArray):
         return Traffic(sums)
 
     def times(self, heads: int) -> Traffic:
-        """Return the same traffic repeated for `heads` heads: each head runs on its own, counts add up."""
+        """Return the same traffic repeated for `heads` heads: each head runs on its own, counts
+        add up.
+        """
         if heads == 1:
             return self
         return Traffic({name: a.times(heads) for name, a in self.by_array.items()})
@@ -144,12 +160,16 @@ class Traffic(ByArray):
         """Return a table in HTML, a row for each array, with lines of text below."""
         rows = [(name, a.reads, a.writes, a.accesses, a.bytes) for name, a in self.by_array.items()]
         total = ("total", self.reads, self.writes, self.accesses, self.bytes)
-        return table(caption, ("array", "reads", "writes", "accesses", "bytes"), [*rows, total], notes)
+        return table(
+            caption, ("array", "reads", "writes", "accesses", "bytes"), [*rows, total], notes
+        )
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """SRAM use in elements: the most resident at once, and M. `enforced` says whether exceeding M is an error."""
+    """SRAM use in elements: the most resident at once, and M. `enforced` says whether exceeding
+    M is an error.
+    """
 
     peak: int
     capacity: int
@@ -162,7 +182,12 @@ class Occupancy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, `over` included."""
-        return {"peak": self.peak, "capacity": self.capacity, "over": self.over, "enforced": self.enforced}
+        return {
+            "peak": self.peak,
+            "capacity": self.capacity,
+            "over": self.over,
+            "enforced": self.enforced,
+        }
 
     def __str__(self) -> str:
         excess = f", {self.over:,} over" if self.over else " of"

@@ -1,14 +1,17 @@
 """Which turns of a user's own loop may be counted in one go: those that were shown to be alike.
 
-A count of a user's own algorithm runs it on shapes alone. A loop runs its first two turns, its third, which stands for all that
-follow but the last, and its last. What tells that the third may stand for others:
+A count of a user's own algorithm runs it on shapes alone. A loop runs its first two turns, its
+third, which stands for all that follow but the last, and its last. What tells that the third may
+stand for others:
 
-* Its index is a `Turn`, which nothing but the memory can read, and the memory reads it to take blocks of one shape alone.
-* What the algorithm can know at its beginning, it knows again at its end (`flashsim.machine.state`): so the next turn does the
-  same, and leaves the same.
+* Its index is a `Turn`, which nothing but the memory can read, and the memory reads it to take
+  blocks of one shape alone.
+* What the algorithm can know at its beginning, it knows again at its end
+  (`flashsim.machine.state`): so the next turn does the same, and leaves the same.
 
-Where that fails, the `Watch` notes the loop, and the algorithm is run again from its start; this loop now runs turn by turn,
-with plain indices. So nothing has to be repaired, and what is counted is counted as a run would.
+Where that fails, the `Watch` notes the loop, and the algorithm is run again from its start; this
+loop now runs turn by turn, with plain indices. So nothing has to be repaired, and what is counted
+is counted as a run would.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ OUTSIDE = (PACKAGE, os.path.dirname(np.__file__) + os.sep)
 
 
 class SlowCountWarning(UserWarning):
-    """A count runs turn by turn, because turns of a loop could not be shown to be alike, and takes long."""
+    """A count runs turn by turn, because turns of a loop could not be shown to be alike, and
+    takes long.
+    """
 
 
 class TooManyTurns(ValueError):
@@ -49,11 +54,15 @@ class TooManyTurns(ValueError):
 
 
 class Differs(BaseException):
-    """A loop's turns are not alike after all: the count begins again. Not an `Exception`, so that users do not catch it."""
+    """A loop's turns are not alike after all: the count begins again. Not an `Exception`, so
+    that users do not catch it.
+    """
 
 
 class _Loop:
-    """One pass over a loop: where it stands, the indices of its turns, and those that the current turn stands for."""
+    """One pass over a loop: where it stands, the indices of its turns, and those that the
+    current turn stands for.
+    """
 
     __slots__ = ("attempt", "current", "high", "indices", "low", "site", "watch")
 
@@ -65,7 +74,8 @@ class _Loop:
 
 
 class Turn:
-    """The index of a turn that may stand for others. Whatever is done with it, but to take a block, says that it may not.
+    """The index of a turn that may stand for others. Whatever is done with it, but to take a block,
+    says that it may not.
 
     It is no `int`: C code, such as a list's, would read that without a call of any method.
     """
@@ -79,7 +89,8 @@ class Turn:
         _set_high(self, max(indices))
 
 
-# The slots of a Turn are read past its own `__getattribute__`, which below is one of the methods that mark.
+# The slots of a Turn are read past its own `__getattribute__`, which below is one of the methods
+# that mark.
 _slots: Mapping[str, Any] = vars(Turn)
 _loop_of, _set_loop = _slots["_loop"].__get__, _slots["_loop"].__set__
 _first_of, _set_first = _slots["_first"].__get__, _slots["_first"].__set__
@@ -89,24 +100,31 @@ _high_of, _set_high = _slots["_high"].__get__, _slots["_high"].__set__
 USES = {
     "compares": "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__",
     "computes with": (
-        "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ "
-        "__divmod__ __rdivmod__ __pow__ __rpow__ __lshift__ __rlshift__ __rshift__ __rrshift__ __and__ __rand__ __or__ __ror__ "
-        "__xor__ __rxor__ __matmul__ __rmatmul__ __neg__ __pos__ __abs__ __invert__ __round__ __trunc__ __floor__ __ceil__ "
+        "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ "
+        "__rfloordiv__ __mod__ __rmod__ "
+        "__divmod__ __rdivmod__ __pow__ __rpow__ __lshift__ __rlshift__ __rshift__ __rrshift__ "
+        "__and__ __rand__ __or__ __ror__ "
+        "__xor__ __rxor__ __matmul__ __rmatmul__ __neg__ __pos__ __abs__ __invert__ __round__ "
+        "__trunc__ __floor__ __ceil__ "
         "__array_ufunc__ __array_function__"
     ),
     "tests": "__bool__",
     "looks up": "__hash__",
     "prints": "__str__ __repr__ __format__",
     "reads": (
-        "__index__ __int__ __float__ __complex__ __bytes__ __len__ __iter__ __next__ __getitem__ __setitem__ __delitem__ "
-        "__array__ __getattribute__ __setattr__ __delattr__ __dir__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __sizeof__"
+        "__index__ __int__ __float__ __complex__ __bytes__ __len__ __iter__ __next__ __getitem__ "
+        "__setitem__ __delitem__ "
+        "__array__ __getattribute__ __setattr__ __delattr__ __dir__ __copy__ __deepcopy__ "
+        "__reduce__ __reduce_ex__ __sizeof__"
     ),
 }
 """What a user may do with an index, by the word for it."""
 
 
 def _marking(method: str, verb: str) -> Callable[..., Any]:
-    """Return a method of `Turn`: it says that turns differ; on an index that was left over from an earlier count, it is int's."""
+    """Return a method of `Turn`: it says that turns differ; on an index that was left over from
+    an earlier count, it is int's.
+    """
 
     def use(turn: Turn, *others: Any) -> Any:
         loop = _loop_of(turn)
@@ -130,7 +148,9 @@ def index_of(index: Any) -> int:
 
 
 def turn_state(turn: Turn) -> tuple[Any, ...]:
-    """Return what the turns of a loop have in common: an index that is kept has to do for any of them."""
+    """Return what the turns of a loop have in common: an index that is kept has to do for any of
+    them.
+    """
     loop = _loop_of(turn)
     return "turn", loop.site, loop.low, loop.high
 
@@ -141,8 +161,8 @@ Turn._turn_state = turn_state  # type: ignore[attr-defined]  # as `flashsim.mach
 def block_number(turn: Turn, blocks: int, ragged: bool) -> int:
     """Return the number of a block that a turn takes, of so many, the last of which may be ragged.
 
-    It is shown that all blocks that the turn stands for are there, and have one shape. An index that was kept beyond its own turn
-    may have become any of its loop's.
+    It is shown that all blocks that the turn stands for are there, and have one shape. An index
+    that was kept beyond its own turn may have become any of its loop's.
     """
     loop = _loop_of(turn)
     if loop.current is turn:
@@ -162,11 +182,15 @@ def mark_position(turns: Sequence[Turn]) -> None:
     """Say that a user's code asked where a block lies that these turns took."""
     loop = _loop_of(turns[0])
     if loop.watch.runs(loop):
-        loop.watch.mark([_loop_of(turn).site for turn in turns], "asks where a block lies that is taken with")
+        loop.watch.mark(
+            [_loop_of(turn).site for turn in turns], "asks where a block lies that is taken with"
+        )
 
 
 class Watch:
-    """What is known of a user's loops while theirs are counted: `unlike` are those that run turn by turn, each with why."""
+    """What is known of a user's loops while theirs are counted: `unlike` are those that run turn
+    by turn, each with why.
+    """
 
     def __init__(self, runs: int = 1) -> None:
         self.unlike: dict[Site, str] = {}
@@ -176,10 +200,12 @@ class Watch:
         self.shared = False  # whether a turn of this attempt could stand for others
         self._open = self._final = self._marked = self._warned = False
         self._left: list[Site] = []  # loops that ended in a turn that stands for itself
-        self._nest: list[list[int]] = []  # of each loop that runs, how many turns have begun, of how many
+        # of each loop that runs, how many turns have begun, of how many
+        self._nest: list[list[int]] = []
         self._began = self._loop_began = 0.0
 
-    # --------------------------------------------------------------------------------------------------- the launcher's
+    # ----------------------------------------------------------------------------------------------
+    # the launcher's
 
     def begin(self, final: bool = False) -> None:
         """Begin an attempt; the final one is what observers are told."""
@@ -195,33 +221,45 @@ class Watch:
         return not self._marked
 
     def was_left_early(self) -> bool:
-        """Return whether a loop ended in its first turns, before they were compared. Then its turns run one by one."""
+        """Return whether a loop ended in its first turns, before they were compared. Then its
+        turns run one by one.
+        """
         for site in self._left:
-            self.unlike.setdefault(site, f"line {site[1]} of {os.path.basename(site[0])}: a turn ends the loop")
+            self.unlike.setdefault(
+                site, f"line {site[1]} of {os.path.basename(site[0])}: a turn ends the loop"
+            )
         return bool(self._left)
 
     def call(self, function: Callable[..., Result], hbm: Any, sram: Any, *arguments: Any) -> Result:
         """Call the user's function: what the frames above this one can see is a turn's state."""
         for memory in (hbm, sram):
-            memory._fields = frozenset({*vars(memory), "_fields"})  # any other attribute is the user's
+            # any other attribute is the user's
+            memory._fields = frozenset({*vars(memory), "_fields"})
         return function(hbm, sram, *arguments)
 
-    # ----------------------------------------------------------------------------------------------------- the memory's
+    # ----------------------------------------------------------------------------------------------
+    # the memory's
 
     def runs(self, loop: _Loop) -> bool:
         """Return whether a loop is of the attempt that runs."""
         return self._open and loop.attempt == self.attempt
 
     def mark(self, sites: Sequence[Site], verb: str) -> Never:
-        """Note that turns of these loops differ, as the user's code does this with an index. Raises Differs."""
+        """Note that turns of these loops differ, as the user's code does this with an index.
+        Raises Differs.
+        """
         file, line = _user_site()
         for site in sites:
             variable = target_at(site, "the index")
-            self.unlike.setdefault(site, f"line {line} of {os.path.basename(file)} {verb} {variable}")
+            self.unlike.setdefault(
+                site, f"line {line} of {os.path.basename(file)} {verb} {variable}"
+            )
         self._differ()
 
     def mark_all(self, what: str) -> None:
-        """Note that the user's code reads a counter, which tells turns apart. Raises Differs, but not for an observer."""
+        """Note that the user's code reads a counter, which tells turns apart. Raises Differs,
+        but not for an observer.
+        """
         if not self._open or self._final or self.all_unlike:
             return
         file, line = _user_site()
@@ -229,7 +267,9 @@ class Watch:
         self._differ()
 
     def left(self, turn: int | Turn) -> None:
-        """Note a turn that was left early, before turns were compared. Nothing can be raised where Python ends a generator."""
+        """Note a turn that was left early, before turns were compared. Nothing can be raised
+        where Python ends a generator.
+        """
         if type(turn) is not Turn:
             return
         loop = _loop_of(turn)
@@ -242,12 +282,15 @@ class Watch:
             self.unlike.setdefault(loop.site, f"{name}: a turn ends the loop")
             self._marked = True
 
-    def turns(self, site: Site, unseen: str, indices: Sequence[int], sram: Any) -> Iterator[tuple[Any, int]]:
+    def turns(
+        self, site: Site, unseen: str, indices: Sequence[int], sram: Any
+    ) -> Iterator[tuple[Any, int]]:
         """Return the turns of a loop that have to be run, each with how many it stands for."""
         if self._marked:
             raise Differs
         is_nested = any(turns > FEW for _, turns in self._nest)
-        few = MORE if is_nested else FEW  # within a long loop, to compare states takes longer than some turns
+        # within a long loop, to compare states takes longer than some turns
+        few = MORE if is_nested else FEW
         if len(indices) <= few or self.all_unlike or site in self.unlike:
             return self._each(site, indices)
         if unseen:
@@ -260,8 +303,10 @@ class Watch:
         turns = math.prod(total for _, total in self._nest)
         if turns > MOST_TURNS:
             raise TooManyTurns(
-                f"{self._why(site)}, so turns are counted one by one, and here are {turns:,} of them, which takes about "
-                f"{turns * SECONDS_OF_A_TURN / 3600:,.1f} hours; expected at most {MOST_TURNS:,}. Take larger blocks"
+                f"{self._why(site)}, so turns are counted one by one, and here are {turns:,} of "
+                "them, which takes about "
+                f"{turns * SECONDS_OF_A_TURN / 3600:,.1f} hours; expected at most {MOST_TURNS:,}. "
+                "Take larger blocks"
             )
         try:
             for index in indices:
@@ -273,7 +318,8 @@ class Watch:
     def _alike(self, loop: _Loop, sram: Any) -> Iterator[tuple[Turn, int]]:
         """Yield the first two turns, the third for all that follow but the last, and the last.
 
-        The memory's generator asks for them, and the user's `for` statement asks that: so two frames up is the user's.
+        The memory's generator asks for them, and the user's `for` statement asks that: so two
+        frames up is the user's.
         """
         from flashsim.machine.state import State, difference
 
@@ -305,7 +351,8 @@ class Watch:
         self._marked = True
         raise Differs
 
-    # ------------------------------------------------------------------------------------------------ how long it takes
+    # ----------------------------------------------------------------------------------------------
+    # how long it takes
 
     def _enter(self, turns: int) -> int:
         if not self._nest:
@@ -321,14 +368,26 @@ class Watch:
         if self._warned or not unlike or time.perf_counter() - self._began < PATIENCE:
             return
         self._warned = True
-        done = sum(begun / math.prod(turns for _, turns in self._nest[: n + 1]) for n, (begun, _) in enumerate(self._nest))
+        done = sum(
+            begun / math.prod(turns for _, turns in self._nest[: n + 1])
+            for n, (begun, _) in enumerate(self._nest)
+        )
         now = time.perf_counter()
-        seconds = self._runs * (self._loop_began - self._began + (now - self._loop_began) / max(done, 1e-9))
-        message = f"this count takes about {seconds:,.0f} seconds, because it runs turn by turn: {self._why(site)}"
+        seconds = self._runs * (
+            self._loop_began - self._began + (now - self._loop_began) / max(done, 1e-9)
+        )
+        message = (
+            f"this count takes about {seconds:,.0f} seconds, because it runs turn by turn: "
+            f"{self._why(site)}"
+        )
         warnings.warn_explicit(message, SlowCountWarning, *site)
 
     def _why(self, site: Site) -> str:
-        return self.all_unlike or self.unlike.get(site) or next(iter(self.unlike.values()), "it has many short loops")
+        return (
+            self.all_unlike
+            or self.unlike.get(site)
+            or next(iter(self.unlike.values()), "it has many short loops")
+        )
 
 
 def unseen_by(caller: FrameType) -> str:
@@ -339,7 +398,9 @@ def unseen_by(caller: FrameType) -> str:
 
 
 def _user_site() -> Site:
-    """Return the line of the user's code that runs; of flashsim's, where the user's record holds a function of that."""
+    """Return the line of the user's code that runs; of flashsim's, where the user's record holds
+    a function of that.
+    """
     site: Site = "?", 0
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not Watch.call.__code__:

@@ -1,4 +1,6 @@
-"""What can be told of a user's code without running it: which names it uses, and which of its loops are plain ones."""
+"""What can be told of a user's code without running it: which names it uses, and which of its
+loops are plain ones.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,58 @@ from types import CodeType, FrameType
 from flashsim.machine.source import file_of, users_code
 
 TELLING = {
-    "id", "type", "is_", "is_not", "locals", "globals", "vars", "eval", "exec", "compile", "open", "input",
-    "__import__", "random", "getrefcount", "_getframe", "_weight", "_loops", "_scope", "_resident",
-    "_storage", "_flops_matmul", "_flops_other",
-    "_row_blocks", "_turns", "_watch", "_peak", "_values", "_where", "_rows", "_name",
-}  # fmt: skip
-"""Names of what could tell turns apart unseen: identity, the interpreter, the world outside, and what is the memory's own."""
+    "id",
+    "type",
+    "is_",
+    "is_not",
+    "locals",
+    "globals",
+    "vars",
+    "eval",
+    "exec",
+    "compile",
+    "open",
+    "input",
+    "__import__",
+    "random",
+    "getrefcount",
+    "_getframe",
+    "_weight",
+    "_loops",
+    "_scope",
+    "_resident",
+    "_storage",
+    "_flops_matmul",
+    "_flops_other",
+    "_row_blocks",
+    "_turns",
+    "_watch",
+    "_peak",
+    "_values",
+    "_where",
+    "_rows",
+    "_name",
+}
+"""Names of what could tell turns apart unseen: identity, the interpreter, the world outside, and
+what is the memory's own.
+"""
 SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @cache
 def names_in(code: CodeType) -> tuple[tuple[str, ...], str]:
-    """Return the names that code uses of its module, functions inside it included; and what could tell turns apart unseen."""
+    """Return the names that code uses of its module, functions inside it included; and what
+    could tell turns apart unseen.
+    """
     names = dict.fromkeys(code.co_names)
     telling = next((f"the function uses {name}" for name in code.co_names if name in TELLING), "")
     before = None
     for step in dis.get_instructions(code):
-        of_constant = before is not None and before.opname == "LOAD_CONST" and before.argval in (None, True, False, ...)
+        of_constant = (
+            before is not None
+            and before.opname == "LOAD_CONST"
+            and before.argval in (None, True, False, ...)
+        )
         if step.opname == "IS_OP" and not of_constant:
             telling = telling or "the function asks whether two things are one (is)"
         if step.opname != "CACHE":
@@ -44,7 +81,8 @@ def names_in(code: CodeType) -> tuple[tuple[str, ...], str]:
 def why_unseen(caller: FrameType, end: CodeType) -> str:
     """Return why what decides a loop's turns cannot be seen in variables; nothing if it can.
 
-    It can in a plain `for … in sram.loop(…)`. Whatever else asks for the next turn, such as `zip`, may hold more than that.
+    It can in a plain `for … in sram.loop(…)`. Whatever else asks for the next turn, such as `zip`,
+    may hold more than that.
     """
     frame: FrameType | None = caller
     while frame is not None and frame.f_code is not end:
@@ -77,7 +115,9 @@ class _Source:
                 call, kind = node.iter, "for"
                 if _is_reversed(call):
                     call, kind = call.args[0], "reversed"  # type: ignore[attr-defined]
-                self._loops[call.lineno, call.end_lineno, call.col_offset, call.end_col_offset] = kind
+                self._loops[call.lineno, call.end_lineno, call.col_offset, call.end_col_offset] = (
+                    kind
+                )
         waiting = [code]
         while waiting:
             code = waiting.pop()
@@ -85,7 +125,8 @@ class _Source:
             waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
 
     def loop(self, code: CodeType, instruction: int) -> str:
-        """Return "for" if a call is what a `for` statement loops over, "reversed" if its reversed is, else nothing.
+        """Return "for" if a call is what a `for` statement loops over, "reversed" if its reversed
+        is, else nothing.
 
         Where other code than the text's runs, as after the file was edited, the text says nothing.
         """

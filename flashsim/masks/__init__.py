@@ -1,6 +1,7 @@
 """Masks, as rules, bands, paddings, trees and biases; block patterns; dropout.
 
-A mask that a file of this folder defines is an attribute of `flashsim.masks`; nothing else has to name it.
+A mask that a file of this folder defines is an attribute of `flashsim.masks`; nothing else has to
+name it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""An additive bias: an array of floats in HBM that is added to the scaled scores, tile by tile, before any mask."""
+"""An additive bias: an array of floats in HBM that is added to the scaled scores, tile by tile,
+before any mask.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,20 @@ from flashsim.problem.shapes import Shape
 
 
 class Bias(ArrayMask):
-    """Floats that broadcast to (..., N_q, N_k), added to the scaled scores: S = τQKᵀ + bias, and then masked. It combines with &.
+    """Floats that broadcast to (..., N_q, N_k), added to the scaled scores: S = τQKᵀ + bias, and
+    then masked. It combines with &.
 
-    In HBM it is "bias", as large as it was given, in its own type; each computed tile of S loads its block, which is counted.
-    The backward pass adds dS to its gradient there, "dB", block by block, in the type that is computed in: a block is loaded,
-    added to, and stored; heads that share the bias, one after another, share dB. `Gradients.dB` has the shape that was given.
+    In HBM it is "bias", as large as it was given, in its own type; each computed tile of S loads
+    its block, which is counted. The backward pass adds dS to its gradient there, "dB", block by
+    block, in the type that is computed in: a block is loaded, added to, and stored; heads that
+    share the bias, one after another, share dB. `Gradients.dB` has the shape that was given.
 
-    Every forward pass that takes masks takes a bias, and so does every backward pass that has a tile of dS whole on chip.
-    "standard", which has dS in HBM, adds it to dB in a pass of its own. With gqa="grouped" each row of a group has its own row
-    of the bias, and of "dB_parts", which a pass (`flashsim.algorithms.group_sum`) then sums to dB; a bias of one row for all is
-    as it was given. A mask may have one bias.
-    Raises ValueError for what is not a float, NaN or ∞; to forbid a key is a mask's part.
+    Every forward pass that takes masks takes a bias, and so does every backward pass that has a
+    tile of dS whole on chip. "standard", which has dS in HBM, adds it to dB in a pass of its own.
+    With gqa="grouped" each row of a group has its own row of the bias, and of "dB_parts", which a
+    pass (`flashsim.algorithms.group_sum`) then sums to dB; a bias of one row for all is as it was
+    given. A mask may have one bias. Raises ValueError for what is not a float, NaN or ∞; to forbid
+    a key is a mask's part.
     """
 
     argument = "Bias's array"
@@ -34,9 +39,14 @@ class Bias(ArrayMask):
     def __init__(self, array: Any) -> None:
         self.array: Array = check_array(self.argument, array).copy()
         if self.array.dtype.name not in FLOATS:
-            raise ValueError(f"{self.argument} has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
+            raise ValueError(
+                f"{self.argument} has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}"
+            )
         if not np.isfinite(self.array).all():
-            raise ValueError(f"{self.argument} has NaN or ∞ in it; expected finite numbers, and a mask to forbid keys")
+            raise ValueError(
+                f"{self.argument} has NaN or ∞ in it; expected finite numbers, and a mask to "
+                "forbid keys"
+            )
 
     @property
     def bias(self) -> Bias:
@@ -61,7 +71,9 @@ class Bias(ArrayMask):
         """Return what of a block is added to the scores of these queries and keys, its own."""
         return block
 
-    def summed(self, dS: Tile, block: tuple[int, int], rows: Index, cols: Index, shape: Shape) -> Tile:
+    def summed(
+        self, dS: Tile, block: tuple[int, int], rows: Index, cols: Index, shape: Shape
+    ) -> Tile:
         """Return dS of these queries and keys, summed up to be as large as their block."""
         for axis in (0, 1):
             if block[axis] < dS.shape[axis]:

@@ -1,4 +1,6 @@
-"""Padding at the end: masks that leave only the first keys, or the first queries; one length, or one for each head."""
+"""Padding at the end: masks that leave only the first keys, or the first queries; one length, or
+one for each head.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class _Padding(BandMask):
 
 
 class KeyPadding(_Padding):
-    """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one for each head).
+    """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one
+    for each head).
 
     Raises ValueError for what is not a whole number; in a run, for lengths below 0 or above N_k.
     """
@@ -46,11 +49,12 @@ class KeyPadding(_Padding):
 
 
 class QueryPadding(_Padding):
-    """Only the first `lengths` queries attend to anything: a number, or an array that broadcasts to the leading axes.
+    """Only the first `lengths` queries attend to anything: a number, or an array that broadcasts to
+    the leading axes.
 
-    The rows of the others are 0 in O and dQ, and add nothing to dK and dV. Positions stay those of N_q queries: with padding, say
-    where the queries are by `Causal(offset=…)`. Raises ValueError for what is not a whole number; in a run, for lengths below 0
-    or above N_q.
+    The rows of the others are 0 in O and dQ, and add nothing to dK and dV. Positions stay those of
+    N_q queries: with padding, say where the queries are by `Causal(offset=…)`. Raises ValueError
+    for what is not a whole number; in a run, for lengths below 0 or above N_q.
     """
 
     side = "N_q"

@@ -1,6 +1,7 @@
 """Block masks for Algorithm 5: which of the T_r × T_c tiles of S are computed.
 
-Each returns a boolean array (T_r, T_c), True = computed. `s`, the fraction computed, is what Proposition 4 scales with.
+Each returns a boolean array (T_r, T_c), True = computed. `s`, the fraction computed, is what
+Proposition 4 scales with.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ def _grid(T_r: int, T_c: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def butterfly(T_r: int, T_c: int) -> Bools:
-    """Return the fixed butterfly pattern: tile (i, j) if i = j or i and j differ in one bit. s ≈ (1 + log₂ T) / T.
+    """Return the fixed butterfly pattern: tile (i, j) if i = j or i and j differ in one bit. s ≈ (1
+    + log₂ T) / T.
 
-    The support of the sum of butterfly factors: the fixed pattern of the paper's block-sparse experiments. Where
-    T_r ≠ T_c, both are spread over the larger.
+    The support of the sum of butterfly factors: the fixed pattern of the paper's block-sparse
+    experiments. Where T_r ≠ T_c, both are spread over the larger.
     """
     i, j = _grid(T_r, T_c)
     differ = i ^ j

@@ -1,22 +1,28 @@
 """Which query may attend to which key: mask objects that combine with `&`.
 
-    Causal(offset)            keys up to the query's own position: j ≤ i + offset, by default N_k − N_q, bottom-right; 0: top-left
-    SlidingWindow(left, right, offset)  keys within `left` before and `right` after that position; −1: no limit on that side
+    Causal(offset)            keys up to the query's own position: j ≤ i + offset, by default N_k −
+                              N_q, bottom-right; 0: top-left
+    SlidingWindow(left, right, offset)  keys within `left` before and `right` after that position;
+                                        −1: no limit on that side
     Streaming(sinks, window)  the first keys, and a window up to the query's own position
-    KeyPadding(lengths)       only the first `length` keys; one length, or one for each head (leading axes)
+    KeyPadding(lengths)       only the first `length` keys; one length, or one for each head
+                              (leading axes)
     QueryPadding(lengths)     only the first `length` queries, likewise
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
     Bias(array)               forbids nothing: floats that are added to the scores
     SoftCap(cap), ALiBi(slopes)  forbid nothing: they change the scores, and are not arrays
     Sink(logits)              forbids nothing: a key of that score, whose value is 0
-    Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
+    Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all
+                              keys before the tree
 
-All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its
-blocks are loaded as they are needed, and counted, at one byte an element. A `Tree` lives there as a bitmask, one bit for
-each pair of nodes in words of 32 (source: "FlashAttention: Theory and Practice", its section on tree masking for
-speculative decoding); the words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
+All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense`
+array lives in HBM; its blocks are loaded as they are needed, and counted, at one byte an element. A
+`Tree` lives there as a bitmask, one bit for each pair of nodes in words of 32 (source:
+"FlashAttention: Theory and Practice", its section on tree masking for speculative decoding); the
+words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
 
-What full, partial, empty and live tiles are, and other words that are used throughout, is said in docs/words.md.
+What full, partial, empty and live tiles are, and other words that are used throughout, is said in
+docs/words.md.
 """
 
 from __future__ import annotations
@@ -31,7 +37,14 @@ from numpy.typing import NDArray
 
 from flashsim.machine.source import note_line
 from flashsim.masks.band import Band
-from flashsim.problem.arguments import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
+from flashsim.problem.arguments import (
+    broadcasts,
+    check_booleans,
+    check_count,
+    check_flag,
+    check_whole,
+    shown,
+)
 from flashsim.problem.shapes import Shape
 
 Bools = NDArray[np.bool_]
@@ -44,19 +57,21 @@ EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)
 
 
 class Mask(ABC):
-    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller.
+    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others
+    make counts smaller.
 
     Where `band` is given, `live`, `full`, `keys` and `queries` follow from it.
 
     To add a mask:
 
-    1. A subclass of `Mask` in a file of its own in `flashsim/masks/`, with `allows`. This is enough for every algorithm that
-       takes masks, and nothing else has to name the file.
-    2. `live` for fewer accesses, `full` for less masking, `keys` and `queries` for padding at the end. If the mask is one band,
-       write only `band`, as a subclass of `BandMask` does: the others follow from it, counting is quick, and theory derives the
-       live tiles from it. Only a mask with `band` has a closed form for algorithms that skip tiles.
-    3. `tests/masks/x.py`, like `tests/masks/dilated.py`, with the mask and its meaning in plain words. The tests of masks,
-       gradients, grouped heads and theory find it there.
+    1. A subclass of `Mask` in a file of its own in `flashsim/masks/`, with `allows`. This is enough
+       for every algorithm that takes masks, and nothing else has to name the file.
+    2. `live` for fewer accesses, `full` for less masking, `keys` and `queries` for padding at the
+       end. If the mask is one band, write only `band`, as a subclass of `BandMask` does: the others
+       follow from it, counting is quick, and theory derives the live tiles from it. Only a mask
+       with `band` has a closed form for algorithms that skip tiles.
+    3. `tests/masks/x.py`, like `tests/masks/dilated.py`, with the mask and its meaning in plain
+       words. The tests of masks, gradients, grouped heads and theory find it there.
     """
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
@@ -90,28 +105,44 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` allows everything here."""
+        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` allows
+        everything here.
+        """
 
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return, for tiles [rows, row_ends) × [cols, col_ends), whether each is live: False only where it is surely empty."""
+    def live(
+        self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
+    ) -> Bools:
+        """Return, for tiles [rows, row_ends) × [cols, col_ends), whether each is live: False
+        only where it is surely empty.
+        """
         return (self.band(shape, head) or EVERYWHERE).live(rows, row_ends, cols, col_ends, shape)
 
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return, for the same tiles, whether each is full as far as positions tell: True only where it surely is."""
+    def full(
+        self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
+    ) -> Bools:
+        """Return, for the same tiles, whether each is full as far as positions tell: True only
+        where it surely is.
+        """
         return (self.band(shape, head) or EVERYWHERE).full(rows, row_ends, cols, col_ends, shape)
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
+        """Return how many keys, from the first, may be attended to at all, as far as positions
+        tell.
+        """
         band = self.band(shape, head)
         return shape.N_k if band is None else band.keys
 
     def queries(self, shape: Shape, head: Head) -> int:
-        """Return how many queries, from the first, may attend to anything, as far as positions tell."""
+        """Return how many queries, from the first, may attend to anything, as far as positions
+        tell.
+        """
         band = self.band(shape, head)
         return shape.N_q if band is None or band.queries is None else band.queries
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return what `live`, `full`, `keys` and `queries` say, as one band; None where they are not a band."""
+        """Return what `live`, `full`, `keys` and `queries` say, as one band; None where they are
+        not a band.
+        """
         return None
 
     def dense(self, head: Head) -> list[Bools]:
@@ -125,7 +156,9 @@ class Mask(ABC):
 
     @property
     def folds(self) -> bool:
-        """Whether tiles of one shape cost the same. A tree's do not: their place decides how many words they overlap."""
+        """Whether tiles of one shape cost the same. A tree's do not: their place decides how
+        many words they overlap.
+        """
         return self.tree is None
 
     @property
@@ -168,9 +201,10 @@ class All(BandMask):
 class SlidingWindow(BandMask):
     """Keys j with p − left ≤ j ≤ p + right, where p = i + offset is query i's position.
 
-    `left` or `right` of −1 means no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
-    `offset` is query 0's position: a number, or an array that broadcasts to the leading axes (one for each batch entry or head);
-    by default N_k − N_q, aligned at the bottom right. It may be negative: the first queries then attend to nothing.
+    `left` or `right` of −1 means no limit on that side, as in FlashAttention's window_size. Others
+    below 0 raise ValueError. `offset` is query 0's position: a number, or an array that broadcasts
+    to the leading axes (one for each batch entry or head); by default N_k − N_q, aligned at the
+    bottom right. It may be negative: the first queries then attend to nothing.
     """
 
     left: int
@@ -179,25 +213,37 @@ class SlidingWindow(BandMask):
 
     @classmethod
     def of(cls, window: Any) -> SlidingWindow | None:
-        """Return the mask of (left, right), or of `left` alone, with 0; None, or a mask, as it is. Raises ValueError."""
+        """Return the mask of (left, right), or of `left` alone, with 0; None, or a mask, as it
+        is. Raises ValueError.
+        """
         if window is None or isinstance(window, cls):
             return window
         try:
             left, right = (window, 0) if isinstance(window, int) else window
         except (TypeError, ValueError):
-            raise ValueError(f"window is {shown(window)}; expected (left, right), a number, or None") from None
+            raise ValueError(
+                f"window is {shown(window)}; expected (left, right), a number, or None"
+            ) from None
         return cls(left, right)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a side that is neither −1 nor a width, and for an offset that is not a whole number."""
+        """Raise ValueError for a side that is neither −1 nor a width, and for an offset that is
+        not a whole number.
+        """
         for side in ("left", "right"):
-            object.__setattr__(self, side, check_count(f"SlidingWindow's {side}", getattr(self, side), -1))
+            object.__setattr__(
+                self, side, check_count(f"SlidingWindow's {side}", getattr(self, side), -1)
+            )
         if self.offset is not None:
             name = f"{type(self).__name__}'s offset"
-            object.__setattr__(self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist()))
+            object.__setattr__(
+                self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist())
+            )
 
     def check(self, shape: Shape, leading: Head) -> None:
-        check_broadcast(f"{type(self).__name__}'s offset", np.shape(self.offset), leading, "the leading axes")
+        check_broadcast(
+            f"{type(self).__name__}'s offset", np.shape(self.offset), leading, "the leading axes"
+        )
 
     @property
     def per_head(self) -> bool:
@@ -219,11 +265,13 @@ class SlidingWindow(BandMask):
 
 @dataclass(frozen=True, repr=False)
 class Causal(SlidingWindow):
-    """Keys j ≤ i + offset, by default N_k − N_q: aligned at the bottom right, so that the last query attends to every key.
+    """Keys j ≤ i + offset, by default N_k − N_q: aligned at the bottom right, so that the last
+    query attends to every key.
 
-    The default is the convention of FlashAttention ≥ 2.1 and of decoding; with N_q = N_k, the usual lower triangle. With
-    N_q > N_k the first N_q − N_k queries attend to nothing, and their rows of O are 0. `offset=0` is aligned at the top left, and
-    the number of keys in a cache before the queries, one for each batch entry, is an array such as (B, 1) for B × H heads.
+    The default is the convention of FlashAttention ≥ 2.1 and of decoding; with N_q = N_k, the usual
+    lower triangle. With N_q > N_k the first N_q − N_k queries attend to nothing, and their rows of
+    O are 0. `offset=0` is aligned at the top left, and the number of keys in a cache before the
+    queries, one for each batch entry, is an array such as (B, 1) for B × H heads.
     """
 
     left: int = field(default=-1, init=False)
@@ -231,17 +279,25 @@ class Causal(SlidingWindow):
     offset: Any = None
 
     def __repr__(self) -> str:
-        return "Causal()" if self.offset is None else f"Causal(offset={np.array(self.offset).tolist()})"
+        return (
+            "Causal()"
+            if self.offset is None
+            else f"Causal(offset={np.array(self.offset).tolist()})"
+        )
 
 
 class ArrayMask(BandMask):
-    """An array in HBM that broadcasts to (..., N_q, N_k), called `argument` in errors: every tile has to look at it."""
+    """An array in HBM that broadcasts to (..., N_q, N_k), called `argument` in errors: every
+    tile has to look at it.
+    """
 
     argument: ClassVar[str]
     array: NDArray[Any]
 
     def check(self, shape: Shape, leading: Head) -> None:
-        check_broadcast(self.argument, self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
+        check_broadcast(
+            self.argument, self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) ="
+        )
 
     def band(self, shape: Shape, head: Head) -> Band:
         return Band(None, None, shape.N_k, positional=False)
@@ -255,7 +311,9 @@ class ArrayMask(BandMask):
 
 
 class Dense(ArrayMask):
-    """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one byte an element."""
+    """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one
+    byte an element.
+    """
 
     argument = "mask"
 
@@ -277,9 +335,16 @@ class Both(Mask):
     b: Mask
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check both, and that one at most has a tree, a bias, a sink, and a score modification of each kind."""
+        """Check both, and that one at most has a tree, a bias, a sink, and a score modification
+        of each kind.
+        """
         pairs = [(kind, getattr(self.a, name), getattr(self.b, name)) for kind, name in ONE_AT_MOST]
-        pairs += [(type(a).__name__, a, b) for a in self.a.scores for b in self.b.scores if a.stage == b.stage]
+        pairs += [
+            (type(a).__name__, a, b)
+            for a in self.a.scores
+            for b in self.b.scores
+            if a.stage == b.stage
+        ]
         for kind, a, b in pairs:
             if a is not None and b is not None:
                 raise ValueError(f"mask combines {a!r} and {b!r}; expected one {kind} at most")
@@ -287,14 +352,20 @@ class Both(Mask):
         self.b.check(shape, leading)
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return allowed_by(self.a, rows, cols, shape, head) & allowed_by(self.b, rows, cols, shape, head)
+        return allowed_by(self.a, rows, cols, shape, head) & allowed_by(
+            self.b, rows, cols, shape, head
+        )
 
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+    def live(
+        self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
+    ) -> Bools:
         corners = (rows, row_ends, cols, col_ends, shape, head)
         band = self.band(shape, head)
         return self.a.live(*corners) & self.b.live(*corners) & (band is None or not band.is_empty)
 
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+    def full(
+        self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
+    ) -> Bools:
         corners = (rows, row_ends, cols, col_ends, shape, head)
         return self.a.full(*corners) & self.b.full(*corners)
 
@@ -339,7 +410,8 @@ class Both(Mask):
 
 
 def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-    """Return `mask.allows(rows, cols, shape, head)`. Raises TypeError if that is not an array of booleans (rows, columns).
+    """Return `mask.allows(rows, cols, shape, head)`. Raises TypeError if that is not an array of
+    booleans (rows, columns).
 
     Errors have a note of the line of the mask's file at which they occurred.
     """
@@ -347,9 +419,14 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
     try:
         found = mask.allows(rows, cols, shape, head)
         if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
-            what = f"an array of {found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else shown(found)
+            what = (
+                f"an array of {found.dtype} of shape {found.shape}"
+                if isinstance(found, np.ndarray)
+                else shown(found)
+            )
             raise TypeError(
-                f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
+                f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = "
+                "attend, such as "
                 "rows[:, None] >= cols"
             )
     except Exception as error:
@@ -358,8 +435,12 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
     return found
 
 
-def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mapping[str, Any] = NO_OPTIONS) -> Mask:
-    """Return the mask of `causal=`, `mask=` and those `options` that are masks, together, checked. Raises ValueError."""
+def as_mask(
+    mask: Any, causal: bool, shape: Shape, leading: Head, options: Mapping[str, Any] = NO_OPTIONS
+) -> Mask:
+    """Return the mask of `causal=`, `mask=` and those `options` that are masks, together,
+    checked. Raises ValueError.
+    """
     given: Mask = All() if mask is None else mask if isinstance(mask, Mask) else Dense(mask)
     if check_flag("causal", causal):
         given = Causal() if mask is None else Causal() & given
@@ -370,14 +451,20 @@ def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mappi
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
-    """Raise ValueError for an array that does not broadcast to `onto`, which a message calls `what`."""
+    """Raise ValueError for an array that does not broadcast to `onto`, which a message calls
+    `what`.
+    """
     if not broadcasts(shape, onto):
         raise ValueError(f"{name} has shape {shape}; expected one that broadcasts to {what} {onto}")
 
 
 def head_of(head: Head, axes: tuple[int, ...]) -> Head:
-    """Return a head's index into an array's leading axes, which are counted from the last, and may be 1."""
-    return tuple(i if n > 1 else 0 for i, n in zip(head[len(head) - len(axes) :], axes, strict=True))
+    """Return a head's index into an array's leading axes, which are counted from the last, and
+    may be 1.
+    """
+    return tuple(
+        i if n > 1 else 0 for i, n in zip(head[len(head) - len(axes) :], axes, strict=True)
+    )
 
 
 def _frozen(value: Any) -> Any:

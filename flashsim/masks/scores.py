@@ -1,4 +1,5 @@
-"""Score modifications: objects that change scores tile by tile, from numbers and positions, and move nothing.
+"""Score modifications: objects that change scores tile by tile, from numbers and positions, and
+move nothing.
 
 SoftCap(cap)    S' = cap·tanh(S / cap), first
 ALiBi(slopes)   S' = S − slope·|p − j|, then, where a `Bias` is added, too
@@ -24,7 +25,9 @@ MOST_SLOPE = 1e30
 
 
 class ScoreMod(BandMask):
-    """A score modification. It forbids nothing, and combines with masks by &; `stage` is its place among others."""
+    """A score modification. It forbids nothing, and combines with masks by &; `stage` is its
+    place among others.
+    """
 
     stage: ClassVar[int]
 
@@ -50,14 +53,17 @@ class ScoreMod(BandMask):
 
 @dataclass(frozen=True, repr=False)
 class SoftCap(ScoreMod):
-    """Scores no larger than `cap`: S' = cap·tanh(S / cap), of scaled scores, before ALiBi, a bias and the mask. It moves nothing.
+    """Scores no larger than `cap`: S' = cap·tanh(S / cap), of scaled scores, before ALiBi, a bias
+    and the mask. It moves nothing.
 
-    The backward pass makes dS = dS'·(1 − tanh²(S / cap)). It keeps that factor, a tile of B_r × B_c elements, on chip from the
-    line that makes S until the one that makes dS. Every forward pass that takes masks takes a soft cap, and every backward pass
-    that computes S again and has dS on chip: those that make a bias's gradient, but "standard".
+    The backward pass makes dS = dS'·(1 − tanh²(S / cap)). It keeps that factor, a tile of B_r × B_c
+    elements, on chip from the line that makes S until the one that makes dS. Every forward pass
+    that takes masks takes a soft cap, and every backward pass that computes S again and has dS on
+    chip: those that make a bias's gradient, but "standard".
 
-    Sources: Gemma 2 (arXiv 2408.00118), whose caps are 50; `softcap` of flash-attn, which has the same order.
-    Raises ValueError for a cap that is not a number from 1e-30 to 1e30; leave it out for none.
+    Sources: Gemma 2 (arXiv 2408.00118), whose caps are 50; `softcap` of flash-attn, which has the
+    same order. Raises ValueError for a cap that is not a number from 1e-30 to 1e30; leave it out
+    for none.
     """
 
     cap: float
@@ -65,7 +71,9 @@ class SoftCap(ScoreMod):
 
     def __post_init__(self) -> None:
         expected = f"a number from {1 / MOST_CAP:g} to {MOST_CAP:g}, or no SoftCap for none"
-        cap = check_number("SoftCap's cap", self.cap, expected, lambda cap: 1 / MOST_CAP <= cap <= MOST_CAP)
+        cap = check_number(
+            "SoftCap's cap", self.cap, expected, lambda cap: 1 / MOST_CAP <= cap <= MOST_CAP
+        )
         object.__setattr__(self, "cap", cap)
 
     def modified(self, S: Tile, rows: Index, cols: Index, shape: Shape, head: Head) -> Tile:
@@ -82,11 +90,13 @@ class SoftCap(ScoreMod):
 
 @dataclass(frozen=True, repr=False)
 class ALiBi(ScoreMod):
-    """Linear biases: −slope·|p − j| is added to query i's score of key j; p = i + N_k − N_q is i's position, bottom-right.
+    """Linear biases: −slope·|p − j| is added to query i's score of key j; p = i + N_k − N_q is i's
+    position, bottom-right.
 
-    `slopes` is a number, or an array that broadcasts to the leading axes (one for each head). They are a launch's parameters, as
-    the scale is: nothing is loaded, where `Bias` loads a block for each tile. They have no gradient, and dS passes unchanged.
-    Sources: Press et al., arXiv 2108.12409, whose slopes for H heads are 2^(−8h/H), h = 1 … H; `alibi_slopes` of flash-attn,
+    `slopes` is a number, or an array that broadcasts to the leading axes (one for each head). They
+    are a launch's parameters, as the scale is: nothing is loaded, where `Bias` loads a block for
+    each tile. They have no gradient, and dS passes unchanged. Sources: Press et al., arXiv
+    2108.12409, whose slopes for H heads are 2^(−8h/H), h = 1 … H; `alibi_slopes` of flash-attn,
     which has the same alignment and absolute value.
 
     Raises ValueError for what is not a real number, or beyond 1e30 in absolute value.
@@ -99,7 +109,9 @@ class ALiBi(ScoreMod):
     def __post_init__(self) -> None:
         slopes = check_real("ALiBi's slopes", self.slopes).astype(np.float64)
         if not (np.abs(slopes) <= MOST_SLOPE).all():
-            raise ValueError(f"ALiBi's slopes are {slopes.tolist()}; expected numbers up to {MOST_SLOPE:g}")
+            raise ValueError(
+                f"ALiBi's slopes are {slopes.tolist()}; expected numbers up to {MOST_SLOPE:g}"
+            )
         object.__setattr__(self, "slopes", slopes)
 
     def __eq__(self, other: object) -> bool:
@@ -122,7 +134,9 @@ class ALiBi(ScoreMod):
         return changed
 
     def added(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Array:
-        """Return what is added to the scores of these queries and keys, in float64. `head` is a KV head's for grouped rows."""
+        """Return what is added to the scores of these queries and keys, in float64. `head` is a
+        KV head's for grouped rows.
+        """
         apart = np.abs((rows // self.group)[:, None] + shape.N_k - shape.N_q // self.group - cols)
         return np.asarray(-self._slopes(rows, head) * apart)
 

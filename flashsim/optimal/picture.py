@@ -1,4 +1,5 @@
-"""The proof of a lower bound as a picture in a notebook: the run cut into phases, and the most that one phase can do.
+"""The proof of a lower bound as a picture in a notebook: the run cut into phases, and the most that
+one phase can do.
 
 It is SVG in the page itself, and imports nothing to draw it. Lengths of a kind are to one scale.
 """
@@ -18,7 +19,9 @@ ON_CHIP, READ, SHADES = "#0072B2", "#E69F00", ("#56B4E9", "#009E73", "#CC79A7")
 
 
 def picture(at: LowerBound | BackwardBound, best: int | None, name: str) -> str:
-    """Return the proof at its sizes as SVG, and the schedule `name`, which moves `best` elements; "" without phases."""
+    """Return the proof at its sizes as SVG, and the schedule `name`, which moves `best`
+    elements; "" without phases.
+    """
     if at.accesses > at.phases:
         return ""
     scale = WIDE / max(at.accesses, best or 0)
@@ -35,7 +38,13 @@ def picture(at: LowerBound | BackwardBound, best: int | None, name: str) -> str:
         depth, drawn = _box(at, y)
         parts, y = [*parts, *drawn], y + depth
     else:
-        parts, y = [*parts, *(_text(0, y + 12 + 18 * line, said) for line, said in enumerate(_in_words(at)))], y + 60
+        parts, y = (
+            [
+                *parts,
+                *(_text(0, y + 12 + 18 * line, said) for line, said in enumerate(_in_words(at))),
+            ],
+            y + 60,
+        )
     style = "font:13px sans-serif;display:block;margin-top:8px"
     size = f'width="{WIDE}" height="{y:g}" viewBox="0 0 {WIDE} {y:g}" style="{style}"'
     words = 'role="img" aria-label="The proof at these sizes" fill="currentColor"'
@@ -43,23 +52,41 @@ def picture(at: LowerBound | BackwardBound, best: int | None, name: str) -> str:
 
 
 def _phases(at: LowerBound | BackwardBound, scale: float) -> list[str]:
-    """Draw the bound as its phases: the first of Y charges, n − 2 of Y − M, and the last. What is too thin to see is not cut."""
+    """Draw the bound as its phases: the first of Y charges, n − 2 of Y − M, and the last. What
+    is too thin to see is not cut.
+    """
     each, ends = at.Y - at.M, [at.Y + turn * (at.Y - at.M) for turn in range(at.n - 1)]
-    cuts = [_line(end * scale, 18, end * scale, 18 + TALL) for end in ends] if each * scale >= 2 else []
+    cuts = (
+        [_line(end * scale, 18, end * scale, 18 + TALL) for end in ends]
+        if each * scale >= 2
+        else []
+    )
     middle = f" + {at.n - 2:,} × {each:,}" if at.n > 2 else ""
-    said = f"{at.accesses:,}, the bound: {at.n:,} phases, {at.Y:,}{middle} + {at.last:,} accesses at least"
+    said = (
+        f"{at.accesses:,}, the bound: {at.n:,} phases, {at.Y:,}{middle} + {at.last:,} accesses at "
+        "least"
+    )
     return [_text(0, 12, said), _bar(0, 18, at.accesses * scale, READ), *cuts]
 
 
 def _one(at: LowerBound | BackwardBound, y: float) -> list[str]:
     """Draw what one phase touches."""
     part = WIDE * at.M / at.Y
-    said = f"One phase touches Y = {at.Y:,} at most: M = {at.M:,} on chip when it begins, {at.Y - at.M:,} read or begun"
-    return [_text(0, y + 12, said), _bar(0, y + 18, part, ON_CHIP), _bar(part, y + 18, WIDE - part, READ)]
+    said = (
+        f"One phase touches Y = {at.Y:,} at most: M = {at.M:,} on chip when it begins, "
+        f"{at.Y - at.M:,} read or begun"
+    )
+    return [
+        _text(0, y + 12, said),
+        _bar(0, y + 18, part, ON_CHIP),
+        _bar(part, y + 18, WIDE - part, READ),
+    ]
 
 
 def _box(at: LowerBound, y: float) -> tuple[float, list[str]]:
-    """Draw the box of most terms that Y elements allow, i across, k down, c into the page; return how tall it is, too."""
+    """Draw the box of most terms that Y elements allow, i across, k down, c into the page;
+    return how tall it is, too.
+    """
     if at.Y**2 // (16 * at.d) >= isqrt(at.Y**3 // 27):  # of the two cases of G
         wide, deep, P = at.Y / (4 * at.d), float(at.d), at.Y**2 / (16 * at.d**2)
         V, made = at.Y / 4, f"made of {at.Y / 4:,.0f} entries of Q and as many of K"
@@ -76,14 +103,23 @@ def _box(at: LowerBound, y: float) -> tuple[float, list[str]]:
         [(left, top), (left + back, top - back), (right + back, top - back), (right, top)],
     )
     drawn = [
-        f'<polygon points="{" ".join(f"{x:.1f},{down:.1f}" for x, down in face)}" fill="{shade}" stroke="currentColor"/>'
+        (
+            f'<polygon points="{" ".join(f"{x:.1f},{down:.1f}" for x, down in face)}" '
+            f'fill="{shade}" stroke="currentColor"/>'
+        )
         for face, shade in zip(faces, SHADES, strict=True)
     ]
     said = (
         (SHADES[0], f"front (i, k): |P| = {P:,.0f}, {made}"),
         (SHADES[1], f"side (k, c): |V| = {V:,.0f}"),
         (SHADES[2], f"top (i, c): |O| = {V:,.0f}"),
-        ("none", f"{wide:,.0f} × {wide:,.0f} × {deep:,.0f}: √(|P|·|V|·|O|), so {most_terms(at.d, at.Y):,} products at most"),
+        (
+            "none",
+            (
+                f"{wide:,.0f} × {wide:,.0f} × {deep:,.0f}: √(|P|·|V|·|O|), so "
+                f"{most_terms(at.d, at.Y):,} products at most"
+            ),
+        ),
         ("none", f"{at.pairs * at.d_v:,} products P_ik V_kc are needed: {at.n:,} phases"),
     )
     beside = 4 + BOX * 1.5 + 28
@@ -95,7 +131,9 @@ def _box(at: LowerBound, y: float) -> tuple[float, list[str]]:
 
 
 def _in_words(at: LowerBound | BackwardBound) -> tuple[str, str]:
-    """Say what one phase can do where two or three products share what it touches, and no one box is all of it."""
+    """Say what one phase can do where two or three products share what it touches, and no one
+    box is all of it.
+    """
     if isinstance(at, BackwardBound):
         most, needed = isqrt(at.H), at.pairs * (2 * at.d + at.d_v)
         what = "products for dQ, dK and dV together"

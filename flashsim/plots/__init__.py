@@ -1,12 +1,15 @@
-"""Pictures: the paper's Figures 2 and 3 as models, Theorems 2 and 5, Appendix B.5, and a run's accesses by array.
+"""Pictures: the paper's Figures 2 and 3 as models, Theorems 2 and 5, Appendix B.5, and a run's
+accesses by array.
 
-`draw("pareto", N=2048, M="228KB", ax=ax)` draws one by name, and returns the axes; `FIGURES` has them all, and says what
-options each takes. Nothing is shown and no global state is kept: no pyplot.
+`draw("pareto", N=2048, M="228KB", ax=ax)` draws one by name, and returns the axes; `FIGURES` has
+them all, and says what options each takes. Nothing is shown and no global state is kept: no pyplot.
 
-A file a figure: a `*_data` function counts, and a `plot_*` function draws that on axes. A `Chart` makes these one.
+A file a figure: a `*_data` function counts, and a `plot_*` function draws that on axes. A `Chart`
+makes these one.
 
-Many `*_data` take `M` (by default 100 KB of the dtype), `sizing` ("paper": line 1's blocks), `blocks` ((B_r, B_c) of all; M is
-enforced) and `algorithms` (others to draw, one's own too); `sram_peak` is then the most that FlashAttention has on chip.
+Many `*_data` take `M` (by default 100 KB of the dtype), `sizing` ("paper": line 1's blocks),
+`blocks` ((B_r, B_c) of all; M is enforced) and `algorithms` (others to draw, one's own too);
+`sram_peak` is then the most that FlashAttention has on chip.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ from flashsim.plots.saving import figure_of, save
 from flashsim.problem.arguments import is_one_of, shown
 from flashsim.sweeping.drawing import plot_sweep, sweep_data
 
-__all__ = ["FIGURES", "Chart", "column_figure", "draw", "figure_of", "plot_run", "plot_sweep", "run_figure", "save", "sweep_data"]
+__all__ = [
+    "FIGURES",
+    "Chart",
+    "column_figure",
+    "draw",
+    "figure_of",
+    "plot_run",
+    "plot_sweep",
+    "run_figure",
+    "save",
+    "sweep_data",
+]
 
 FIGURES: dict[str, Chart] = {
     found.name: found
@@ -36,18 +50,23 @@ FIGURES: dict[str, Chart] = {
 }
 
 
-def draw(name: str, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False, **options: Any) -> Axes | Sequence[Axes]:
+def draw(
+    name: str, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False, **options: Any
+) -> Axes | Sequence[Axes]:
     """Count and draw the figure of that name, and return its axes.
 
-    `options` are what the figure takes: `FIGURES[name].takes`. `ax`: axes of yours, as many as it has panels; None: a new
-    figure, `wide` as a slide of 16:9. Raises ValueError for no such figure, and for an option it does not take.
+    `options` are what the figure takes: `FIGURES[name].takes`. `ax`: axes of yours, as many as it
+    has panels; None: a new figure, `wide` as a slide of 16:9. Raises ValueError for no such figure,
+    and for an option it does not take.
     """
     if not is_one_of(name, FIGURES):
         raise ValueError(f"there is no figure {shown(name)}; expected one of {', '.join(FIGURES)}")
     chart = FIGURES[name]
     for option in options:
         if option not in chart.takes:
-            raise ValueError(f"{name} does not take {option}; it takes {', '.join(chart.takes) or 'no options'}")
+            raise ValueError(
+                f"{name} does not take {option}; it takes {', '.join(chart.takes) or 'no options'}"
+            )
     if wide and ax is not None:
         raise ValueError("wide is for a new figure; with ax the size is that of its own")
     drawn: Axes | Sequence[Axes] = chart(chart.data(**options), ax=ax, wide=wide)

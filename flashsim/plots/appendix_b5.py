@@ -1,13 +1,16 @@
-"""Appendix B.5's three differences between FlashAttention and Rabe & Staats' attention, measured; and B.1's closed form.
+"""Appendix B.5's three differences between FlashAttention and Rabe & Staats' attention, measured;
+and B.1's closed form.
 
-1. FlashAttention reduces HBM accesses; Rabe and Staats, the memory that is needed. As counted here, the two
-   move nearly the same: where FlashAttention reads and writes O again, T_c times, Rabe and Staats write T_c
-   temporary outputs and read them back; backward, they need not set dK and dV to zero first, but need more
-   room on chip, so that the blocks that fit are smaller. The closed form, which needs
-   as little memory as FlashAttention, moves far more: memory and accesses are two things.
+1. FlashAttention reduces HBM accesses; Rabe and Staats, the memory that is needed. As counted here,
+   the two move nearly the same: where FlashAttention reads and writes O again, T_c times, Rabe and
+   Staats write T_c temporary outputs and read them back; backward, they need not set dK and dV to
+   zero first, but need more room on chip, so that the blocks that fit are smaller. The closed form,
+   which needs as little memory as FlashAttention, moves far more: memory and accesses are two
+   things.
 2. One running output against T_c temporary ones: the extra memory.
-3. Rabe and Staats' backward pass also recomputes each block's temporary output: a sixth product P V beside FlashAttention's
-   five. The closed form computes S anew for each of dV, dQ and dK, and dP twice: eight.
+3. Rabe and Staats' backward pass also recomputes each block's temporary output: a sixth product P V
+   beside FlashAttention's five. The closed form computes S anew for each of dV, dQ and dK, and dP
+   twice: eight.
 """
 
 from typing import Any
@@ -31,15 +34,24 @@ _MEASURES = {
 
 
 def appendix_b5_data(
-    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
-    blocks: tuple[int, int] | None = None, sizing: str = "fit"
-) -> dict[str, Any]:  # fmt: skip
-    """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with the largest blocks of each that fit.
+    *,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
+    M: Size | None = None,
+    dtype: str = "float32",
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+) -> dict[str, Any]:
+    """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with the
+    largest blocks of each that fit.
 
     `products` is how many products of 2N²d the backward pass computes.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    forward, backward = ({name: count(name, **shape, direction=way) for name in _LOOKS} for way in ("forward", "backward"))
+    forward, backward = (
+        {name: count(name, **shape, direction=way) for name in _LOOKS}
+        for way in ("forward", "backward")
+    )
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
     return {
         **shape,
@@ -55,21 +67,47 @@ def appendix_b5_data(
     }
 
 
-@chart("appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.5, x=10)
+@chart(
+    "appendix_b5",
+    appendix_b5_data,
+    "Appendix B.5: FlashAttention and Rabe & Staats compared",
+    4.5,
+    x=10,
+)
 def plot_appendix_b5(data: Data, ax: Axes) -> None:
-    """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
+    """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside
+    the dot.
+    """
     ax.set_xlim(0.75, 60_000)
     labels, y = [], 0.0
     for measure, title in _MEASURES.items():
         counts = data["measures"][measure]
-        ax.text(hang(ax, -0.4), y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
+        ax.text(
+            hang(ax, -0.4), y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold"
+        )
         y += 1
         ax.plot([1, 1], [y - 0.4, y + 2.4], color=GREY, linestyle=(0, (1, 1.5)), linewidth=1)
         for name, look in _LOOKS.items():
             ratio = counts[name] / counts["flash"]
-            ax.plot([ratio], [y], "o", color=look.colour, mec=BLACK, mew=0.6, ms=6, gid=f"{measure} {name}", zorder=3)
+            ax.plot(
+                [ratio],
+                [y],
+                "o",
+                color=look.colour,
+                mec=BLACK,
+                mew=0.6,
+                ms=6,
+                gid=f"{measure} {name}",
+                zorder=3,
+            )
             times = "" if name == "flash" else f"  ({ratio:.3g}×)"
-            ax.annotate(f"{counts[name]:,}{times}", (ratio, y), (6, 0), textcoords="offset points", va="center")
+            ax.annotate(
+                f"{counts[name]:,}{times}",
+                (ratio, y),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+            )
             labels.append((y, look.label))
             y += 1
         y += 0.4
@@ -80,5 +118,8 @@ def plot_appendix_b5(data: Data, ax: Axes) -> None:
     ticks(ax.xaxis, FixedLocator([1, 10, 100]), FixedFormatter(["1×", "10×", "100×"]))
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
     both = (data["measures"][f"{way} accesses"] for way in ("forward", "backward"))
-    said_more = " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both) + " the accesses"
+    said_more = (
+        " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both)
+        + " the accesses"
+    )
     ax.set_title(f"Rabe & Staats: {said_more},\nmore memory and one product more", x=hang(ax, -0.4))

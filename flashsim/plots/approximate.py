@@ -1,4 +1,6 @@
-"""Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate attention against N."""
+"""Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate
+attention against N.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +10,19 @@ from matplotlib.ticker import LogLocator
 from flashsim import theory
 from flashsim.beyond import approximate
 from flashsim.drawing.numbers import as_power
-from flashsim.drawing.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
+from flashsim.drawing.style import (
+    BLACK,
+    GREEN,
+    GREY,
+    OLIVE,
+    PURPLE,
+    SKY,
+    WINE,
+    Look,
+    hang,
+    looks,
+    ticks,
+)
 from flashsim.machine.traffic import Occupancy
 from flashsim.masks import patterns
 from flashsim.plots.chart import Data, Several, chart, said, setting
@@ -18,9 +32,18 @@ from flashsim.support.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
 BETWEEN = (512, 1024)
-BAND: Any = {"color": GREY, "alpha": 0.2, "linewidth": 0, "gid": "paper", "label": "the paper's crossings"}
+BAND: Any = {
+    "color": GREY,
+    "alpha": 0.2,
+    "linewidth": 0,
+    "gid": "paper",
+    "label": "the paper's crossings",
+}
 PAPER = {
-    "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
+    "source": (
+        "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 "
+        "begin to cross"
+    ),
     "between": BETWEEN,
 }
 _WHAT = "Figure 3: exact and approximate attention against N"
@@ -29,11 +52,23 @@ _STEP, _LAST = 64, 2048  # where crossings are looked for
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
 _MOST_TILES = 2**25  # of the butterfly, which lists them
 _CLUSTER, _LONG = 64, 2**20  # rows, if they fit; and an N at which clusters take the most room
-_MEASURES = {"accesses": "HBM accesses (elements)", "flops": "FLOPs of matrix products", "extra": "extra memory (elements)"}
+_MEASURES = {
+    "accesses": "HBM accesses (elements)",
+    "flops": "FLOPs of matrix products",
+    "extra": "extra memory (elements)",
+}
 _SIZES = {
-    "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
-    "performer_materialised": 3, "reformer": 5, "smyrf": 4,
-}  # fmt: skip
+    "standard": 9,
+    "flash": 7,
+    "q_outer": 5,
+    "block_sparse": 4,
+    "sliding_window": 3,
+    "linformer": 7,
+    "performer": 4,
+    "performer_materialised": 3,
+    "reformer": 5,
+    "smyrf": 4,
+}
 _DRAWN = {
     "block_sparse": Look("block-sparse, butterfly", SKY, "s", "-"),
     "sliding_window": Look("sliding window", PURPLE, "v", "-"),
@@ -46,18 +81,26 @@ _DRAWN = {
 
 
 def approximate_data(
-    *, d: int = REFERENCE_D, k: int | None = None, rounds: int = 4, C: int | None = None, M: Size | None = None,
-    dtype: str = "float32"
-) -> dict[str, Any]:  # fmt: skip
-    """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
+    *,
+    d: int = REFERENCE_D,
+    k: int | None = None,
+    rounds: int = 4,
+    C: int | None = None,
+    M: Size | None = None,
+    dtype: str = "float32",
+) -> dict[str, Any]:
+    """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N,
+    128 … 65,536, by method.
 
-    Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
-    linformer of k mixtures, performer of k features, φ on chip or in HBM; reformer and smyrf in `rounds` of clusters of C rows,
-    whose tables count as extra memory. k is the paper's at each N (None: `approximate.compressed`); then C is k/rounds at most.
-    C is 64 (None), or as many as fit. Each takes the largest blocks of its proportions that fit.
-    `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses (None: not up
-    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is not a size, a C that does not fit,
-    and an M so small that a method does not fit, or that the butterfly has too many tiles.
+    Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window
+    of k keys. Linear in N: linformer of k mixtures, performer of k features, φ on chip or in HBM;
+    reformer and smyrf in `rounds` of clusters of C rows, whose tables count as extra memory. k is
+    the paper's at each N (None: `approximate.compressed`); then C is k/rounds at most. C is 64
+    (None), or as many as fit. Each takes the largest blocks of its proportions that fit. `crosses`,
+    by method that is not exact and by exact one: the multiple of 64 from which it makes fewer
+    accesses (None: not up to 2,048). `paper`: what the paper says of measured runtimes. Raises
+    ValueError for what is not a size, a C that does not fit, and an M so small that a method does
+    not fit, or that the butterfly has too many tiles.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
     del shape["N"], shape["sizing"]
@@ -66,16 +109,27 @@ def approximate_data(
         check_count("k", k)
     clusters = {"rounds": check_count("rounds", rounds), "C": _cluster(C, rounds, shape)}
     near = range(_STEP, _LAST + 1, _STEP)
-    moved = {name: {N: _cost(name, N, k, clusters, shape) for N in {*_LENGTHS, *near}} for name in names}
+    moved = {
+        name: {N: _cost(name, N, k, clusters, shape) for N in {*_LENGTHS, *near}} for name in names
+    }
     return {
         **shape,
         "sizing": "fit",
         "k": k,
         **clusters,
         "N": _LENGTHS,
-        "series": {name: {what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)} for name in names},
+        "series": {
+            name: {
+                what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)
+            }
+            for name in names
+        },
         "crosses": {
-            name: {of: _from([N for N in moved[name] if moved[name][N][0] >= moved[of][N][0]]) for of in EXACT} for name in _DRAWN
+            name: {
+                of: _from([N for N in moved[name] if moved[name][N][0] >= moved[of][N][0]])
+                for of in EXACT
+            }
+            for name in _DRAWN
         },
         "paper": PAPER,
     }
@@ -84,24 +138,35 @@ def approximate_data(
 def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
 
     def fits(C: int) -> bool:
-        costs = (approximate.exact(name, N=_LONG, rounds=rounds, C=C, **shape) for name in approximate.CLUSTERS)
+        costs = (
+            approximate.exact(name, N=_LONG, rounds=rounds, C=C, **shape)
+            for name in approximate.CLUSTERS
+        )
         return all(cost.sram.over == 0 for cost in costs)
 
     if C is None:
         return next((C for C in range(_CLUSTER, 1, -1) if fits(C)), 1)
     if not fits(check_count("C", C)):
-        raise ValueError(f"C is {C}; expected clusters that fit in M = {shape['M']:,} elements, d = {shape['d']}")
+        raise ValueError(
+            f"C is {C}; expected clusters that fit in M = {shape['M']:,} elements, d = {shape['d']}"
+        )
     return C
 
 
-def _cost(name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, int, int]:
+def _cost(
+    name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: Mapping[str, Any]
+) -> tuple[int, int, int]:
     """Return accesses, FLOPs of products, extra memory."""
     if k is None:
         k = approximate.compressed(N)
         clusters = {**clusters, "C": min(clusters["C"], max(1, k // clusters["rounds"]))}
     if name in approximate.CLUSTERS:
         method = approximate.exact(name, N=N, **clusters, **shape)
-        tables = sum(a.size for array, a in method.hbm.by_array.items() if a.role == "input" and array not in "QKV")
+        tables = sum(
+            a.size
+            for array, a in method.hbm.by_array.items()
+            if a.role == "input" and array not in "QKV"
+        )
         return method.hbm.accesses, method.matmul, method.hbm.extra + tables
     if name in approximate.METHODS:
         method = approximate.exact(name, N=N, k=k, **shape)
@@ -114,7 +179,8 @@ def _cost(name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: 
         tiles = theory.exact("flash", N=N, sizing="fit", **shape).blocks
         if tiles.T_r * tiles.T_c > _MOST_TILES:
             raise ValueError(
-                f"M is {shape['M']:,}, which cuts N = {N:,} into {tiles.T_r:,} × {tiles.T_c:,} tiles; expected an M "
+                f"M is {shape['M']:,}, which cuts N = {N:,} into {tiles.T_r:,} × {tiles.T_c:,} "
+                "tiles; expected an M "
                 f"for at most {_MOST_TILES:,}, as the butterfly lists them"
             )
         more["block_mask"] = patterns.butterfly(tiles.T_r, tiles.T_c)
@@ -125,7 +191,9 @@ def _cost(name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: 
 
 def _check_fits(name: str, use: Occupancy) -> None:
     if use.over:
-        raise ValueError(f"M is {use.capacity:,}; expected at least {use.peak:,} elements, which {name!r} needs")
+        raise ValueError(
+            f"M is {use.capacity:,}; expected at least {use.peak:,} elements, which {name!r} needs"
+        )
 
 
 def _from(not_fewer: Sequence[int]) -> int | None:
@@ -135,7 +203,9 @@ def _from(not_fewer: Sequence[int]) -> int | None:
 
 @chart("approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
 def plot_approximate(data: Data, axes: Several) -> None:
-    """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
+    """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a
+    bar where accesses do.
+    """
     known = looks(EXACT) | _DRAWN
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
         for name, series in data["series"].items():
@@ -151,7 +221,9 @@ def plot_approximate(data: Data, axes: Several) -> None:
         at = data["crosses"][name]["q_outer"]
         if at is not None:
             look = _DRAWN[name]
-            axes[0].axvline(at, color=look.colour, linestyle=look.dashes, linewidth=0.9, gid=f"{name} crosses")
+            axes[0].axvline(
+                at, color=look.colour, linestyle=look.dashes, linewidth=0.9, gid=f"{name} crosses"
+            )
     axes[1].set_ylim(top=axes[1].get_ylim()[1] * 1000)  # room for the legend
     axes[1].legend(loc="upper left")
     k = "min(N/8, 256), as in the paper" if data["k"] is None else f"{data['k']:,}"
@@ -170,4 +242,7 @@ def _point(data: Data) -> str:
         found.setdefault(at, []).append(_DRAWN[name].label)
     words = [f"{at:,} ({', '.join(names)})" for at, names in sorted(found.items())]
     half = -(-len(words) // 2)
-    return f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n{', '.join(words[half:])}"
+    return (
+        f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n"
+        f"{', '.join(words[half:])}"
+    )

@@ -1,4 +1,6 @@
-"""Figure 2 (middle) of the paper, as a model: HBM accesses against block size, forward and backward."""
+"""Figure 2 (middle) of the paper, as a model: HBM accesses against block size, forward and
+backward.
+"""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +14,17 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.drawing.labels import Labels, Spot
 from flashsim.drawing.numbers import AtValues, in_units, power_for, say_in
-from flashsim.drawing.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, left_edge, looks, ticks
+from flashsim.drawing.style import (
+    BLACK,
+    BLUE,
+    BY_DIRECTION,
+    GREY,
+    ORANGE,
+    hang,
+    left_edge,
+    looks,
+    ticks,
+)
 from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Data, chart
 from flashsim.problem.arguments import check_count
@@ -31,28 +43,42 @@ LINE = 10.5  # points: the height of a line of words
 
 
 def blocks_data(
-    *, N: int = REFERENCE_N, d: int = REFERENCE_D, M: int | None = None, dtype: str = "float32", N_q: int | None = None,
-    d_v: int | None = None, backward: bool = False, algorithms: Sequence[Any] = ()
-) -> dict[str, Any]:  # fmt: skip
-    """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to compare them with.
+    *,
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
+    M: int | None = None,
+    dtype: str = "float32",
+    N_q: int | None = None,
+    d_v: int | None = None,
+    backward: bool = False,
+    algorithms: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to
+    compare them with.
 
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.
 
-    `theory`: every B_c to N (2,000 of them where N is large), from 16, or N/8, or a quarter of what fits, where that is less.
-    `simulator`: powers of two and half-way between, run with random numbers where they make at most 16,384 tiles, so up to
-    N = 2048, else on shapes alone. `paper`: line 1's own blocks. `standard`: standard attention in the largest blocks that fit,
-    or in line 1's where none do. Both are counted on shapes.
-    `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
-    `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
+    `theory`: every B_c to N (2,000 of them where N is large), from 16, or N/8, or a quarter of what
+    fits, where that is less. `simulator`: powers of two and half-way between, run with random
+    numbers where they make at most 16,384 tiles, so up to N = 2048, else on shapes alone. `paper`:
+    line 1's own blocks. `standard`: standard attention in the largest blocks that fit, or in line
+    1's where none do. Both are counted on shapes. `largest_that_fits`: the last B_c whose peak is
+    at most M elements (None: not one); M defaults to 100 KB of `dtype`. `floor`: Q, K, V read once
+    and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
-    With `backward`, the entry "backward" says the same of Algorithm 4, counted on shapes alone: `curve` instead of
-    `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ, dK, dV written, 8Nd.
+    With `backward`, the entry "backward" says the same of Algorithm 4, counted on shapes alone:
+    `curve` instead of `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ,
+    dK, dV written, 8Nd.
 
-    `algorithms`: others, one's own too, counted forward in the simulator's blocks; by name in `others`.
+    `algorithms`: others, one's own too, counted forward in the simulator's blocks; by name in
+    `others`.
     """
     stored = float_dtype(dtype)
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
-    N_q, d_v = check_count("N_q", N if N_q is None else N_q), check_count("d_v", d if d_v is None else d_v)
+    N_q, d_v = (
+        check_count("N_q", N if N_q is None else N_q),
+        check_count("d_v", d if d_v is None else d_v),
+    )
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N, "d": d, "d_v": d_v, "dtype": dtype}
 
     def exact_at(B_c: int) -> Exact:
@@ -61,21 +87,36 @@ def blocks_data(
     fitting = _last_that_fits(exact_at, N, M)
     first = min(16, max(N // 8, 1), max(fitting // 4, 1))
     powers = [2**e for e in range(N.bit_length())]
-    chosen_sizes = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
+    chosen_sizes = sorted(
+        {B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N}
+    )
     spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
     every = sorted({int(B_c) for B_c in spread} | set(chosen_sizes))
 
     as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
     if as_run:
         random = np.random.default_rng(2205_14135)
-        Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in ((N_q, d), (N, d), (N, d_v)))
+        Q, K, V = (
+            random.standard_normal(size, np.float32).astype(stored)
+            for size in ((N_q, d), (N, d), (N, d_v))
+        )
 
     def simulate(B_c: int) -> dict[str, Any]:
         how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
-        return _numbers(forward("flash_basic", Q, K, V, **how) if as_run else count("flash_basic", **shape, **how))
+        return _numbers(
+            forward("flash_basic", Q, K, V, **how)
+            if as_run
+            else count("flash_basic", **shape, **how)
+        )
 
     def backward_at(B_c: int) -> Result:
-        return count("flash", **shape, M=M, direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
+        return count(
+            "flash",
+            **shape,
+            M=M,
+            direction="backward",
+            sizing=Fixed(min(B_c, d), B_c, enforced=False),
+        )
 
     def one_pass(paper: str, direction: str, at: Callable[[int], Exact | Result]) -> dict[str, Any]:
         how: dict[str, Any] = {**shape, "M": M, "direction": direction}
@@ -97,13 +138,22 @@ def blocks_data(
         return algorithm.name, _curve(chosen_sizes, costs)
 
     if backward:
-        back = {"curve": _curve(every, map(backward_at, every)), **one_pass("flash", "backward", backward_at)}
+        back = {
+            "curve": _curve(every, map(backward_at, every)),
+            **one_pass("flash", "backward", backward_at),
+        }
     return {
-        "N": N, **shape, "M": M, "itemsize": stored.itemsize, "theory": _curve(every, map(exact_at, every)),
-        "simulator_ran_on": "numbers" if as_run else "shapes", "simulator": [simulate(B_c) for B_c in chosen_sizes],
-        **one_pass("flash_basic", "forward", exact_at), **({"backward": back} if backward else {}),
+        "N": N,
+        **shape,
+        "M": M,
+        "itemsize": stored.itemsize,
+        "theory": _curve(every, map(exact_at, every)),
+        "simulator_ran_on": "numbers" if as_run else "shapes",
+        "simulator": [simulate(B_c) for B_c in chosen_sizes],
+        **one_pass("flash_basic", "forward", exact_at),
+        **({"backward": back} if backward else {}),
         **({"others": dict(map(other, algorithms))} if algorithms else {}),
-    }  # fmt: skip
+    }
 
 
 def _last_that_fits(at: Callable[[int], Exact | Result], N: int, M: int) -> int:
@@ -112,7 +162,9 @@ def _last_that_fits(at: Callable[[int], Exact | Result], N: int, M: int) -> int:
 
 
 def blocks_rows(data: Data) -> list[dict[str, Any]]:
-    """Return the figure's numbers as rows: of each curve and point its B_c, accesses, peak, and whether that fits M."""
+    """Return the figure's numbers as rows: of each curve and point its B_c, accesses, peak, and
+    whether that fits M.
+    """
     curves: list[tuple[str, str, Mapping[str, Any]]] = [("closed form", "forward", data["theory"])]
     if "backward" in data:
         curves.append(("count", "backward", data["backward"]["curve"]))
@@ -126,13 +178,28 @@ def blocks_rows(data: Data) -> list[dict[str, Any]]:
     for direction in ("forward", "backward"):
         if direction == "forward" or "backward" in data:
             numbers = data if direction == "forward" else data["backward"]
-            points += [("line 1's blocks", direction, numbers["paper"]), ("standard", direction, numbers["standard"])]
+            points += [
+                ("line 1's blocks", direction, numbers["paper"]),
+                ("standard", direction, numbers["standard"]),
+            ]
     for what, direction, point in points:
-        rows.append(_row(what, direction, point["B_r"], point["B_c"], point["accesses"], point["peak"], data["M"]))
+        rows.append(
+            _row(
+                what,
+                direction,
+                point["B_r"],
+                point["B_c"],
+                point["accesses"],
+                point["peak"],
+                data["M"],
+            )
+        )
     return rows
 
 
-def _row(what: str, direction: str, B_r: int, B_c: int, accesses: int, peak: int, M: int) -> dict[str, Any]:
+def _row(
+    what: str, direction: str, B_r: int, B_c: int, accesses: int, peak: int, M: int
+) -> dict[str, Any]:
     sizes = {"B_r": B_r, "B_c": B_c, "accesses_elements": accesses, "peak_elements": peak}
     return {"curve": what, "direction": direction, **sizes, "fits": peak <= M}
 
@@ -147,11 +214,15 @@ def _numbers(run: Result | Result) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@chart("blocks", blocks_data, _WHAT, lambda data: 4.4 if "backward" in data else 3.6, rows=blocks_rows)
+@chart(
+    "blocks", blocks_data, _WHAT, lambda data: 4.4 if "backward" in data else 3.6, rows=blocks_rows
+)
 def plot_blocks(data: Data, ax: Axes) -> None:
-    """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
+    """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has
+    room, and standard attention.
 
-    Where blocks of no pass fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
+    Where blocks of no pass fit is grey, and no curve goes there. The diamond is the paper's choice
+    of B_c, which may lie there.
     """
     passes = {"forward": {**data, "curve": data["theory"]}}
     if "backward" in data:
@@ -170,7 +241,9 @@ def plot_blocks(data: Data, ax: Axes) -> None:
         if ax.get_xlim()[0] <= B_c <= ax.get_xlim()[1]:
             edge = BY_DIRECTION[direction] if "backward" in data else BLACK
             diamond: dict[str, Any] = {"color": edge, "markerfacecolor": ORANGE, "markersize": 6}
-            ax.plot([B_c], [numbers["paper"]["accesses"]], "D", **diamond, gid=_gid("paper", direction))
+            ax.plot(
+                [B_c], [numbers["paper"]["accesses"]], "D", **diamond, gid=_gid("paper", direction)
+            )
     _name_axes(ax, data)
     _label(ax, data, passes)
 
@@ -193,8 +266,13 @@ def _set_ends(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> 
     if limit is not None:
         right = min(right, limit * (limit / left) ** (GREY_PART / (1 - GREY_PART)))
     ax.set_xlim(left, right)
-    shown = [number for p in passes.values() for number in _fitting(p["curve"], data["M"])["accesses"]]
-    ax.set_ylim(data["floor"] / 1.7, 1.7 * max([*shown, *(p["standard"]["accesses"] for p in passes.values())]))
+    shown = [
+        number for p in passes.values() for number in _fitting(p["curve"], data["M"])["accesses"]
+    ]
+    ax.set_ylim(
+        data["floor"] / 1.7,
+        1.7 * max([*shown, *(p["standard"]["accesses"] for p in passes.values())]),
+    )
 
 
 def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data) -> None:
@@ -206,15 +284,40 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data)
     if limit is not None and limit < N:
         colour, gid = BY_DIRECTION[direction], _gid("limit", direction)
         if direction == "forward":
-            ax.plot([limit, limit], [floor, top], color=colour, linestyle=(0, (1, 1.5)), linewidth=1, gid=gid)
+            ax.plot(
+                [limit, limit],
+                [floor, top],
+                color=colour,
+                linestyle=(0, (1, 1.5)),
+                linewidth=1,
+                gid=gid,
+            )
         else:  # the curve's end alone: words are on both of its sides
             last = _fitting(numbers["curve"], data["M"])["accesses"][-1:]
-            ax.plot([limit][: len(last)], last, "|", color=colour, markersize=9, markeredgewidth=1.2, gid=gid)
-    ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
+            ax.plot(
+                [limit][: len(last)],
+                last,
+                "|",
+                color=colour,
+                markersize=9,
+                markeredgewidth=1.2,
+                gid=gid,
+            )
+    ax.axhline(
+        numbers["standard"]["accesses"],
+        color=_STANDARD.colour,
+        linestyle="--",
+        gid=_gid("standard", direction),
+    )
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
     curve = _fitting(numbers["curve"], data["M"])
-    ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction))
+    ax.plot(
+        curve["B_c"],
+        curve["accesses"],
+        color=BY_DIRECTION[direction],
+        gid=_gid("theory", direction),
+    )
 
 
 def _name_axes(ax: Axes, data: Data) -> None:
@@ -225,8 +328,14 @@ def _name_axes(ax: Axes, data: Data) -> None:
     ticks(ax.yaxis, LogLocator(10, (1, 2, 5)))
     say_in(ax.yaxis, power)
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
-    widths = f"d = {data['d']:,}" if data["d_v"] == data["d"] else f"d = {data['d']:,}, d_v = {data['d_v']:,}"
-    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
+    widths = (
+        f"d = {data['d']:,}"
+        if data["d_v"] == data["d"]
+        else f"d = {data['d']:,}, d_v = {data['d_v']:,}"
+    )
+    ax.set_xlabel(
+        f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head"
+    )
     if "backward" in data:
         ax.set_xlabel(f"{ax.get_xlabel()}\n{_circles(data)}")
     ax.set_ylabel(f"HBM accesses ({in_units(power)})")
@@ -236,7 +345,8 @@ def _name_axes(ax: Axes, data: Data) -> None:
     ax.set_title(title)
 
 
-# ------------------------------------------------------------------------------------------ names, beside what they name
+# ------------------------------------------------------------------------------------------ names,
+# beside what they name
 
 
 def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -246,11 +356,16 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     ax.set_title(ax.get_title(loc="left"), x=hang(ax, left_edge(ax)))
     end = right if limit is None or limit >= N else limit
     form = ": 4Nd" if floor == 4 * N * data["d"] else ""
-    labels.put(f"read Q, K, V, write O once{form}", [Spot(left, floor, 3, -2, "left", "top")], color=GREY)
+    labels.put(
+        f"read Q, K, V, write O once{form}", [Spot(left, floor, 3, -2, "left", "top")], color=GREY
+    )
     if limit is not None and limit < N:
         _say_what_does_not_fit(labels, ax, data)
         if not both:
-            spots = [Spot(limit, top, -3, -2, "right", "top"), Spot(limit, floor, -3, 3, "right", "bottom")]
+            spots = [
+                Spot(limit, top, -3, -2, "right", "top"),
+                Spot(limit, floor, -3, 3, "right", "bottom"),
+            ]
             labels.put(f"fits up to\n$B_c$ = {limit:,}", spots)
     for direction, numbers in passes.items():
         _name_curve(labels, direction, numbers, data, both=both)
@@ -260,7 +375,9 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     for name, look in looks(data.get("others", {})).items():
         moved = _fitting(data["others"][name], M)
         if moved["B_c"]:
-            labels.put(look.label, _around(moved["B_c"][-1], moved["accesses"][-1]), color=look.colour)
+            labels.put(
+                look.label, _around(moved["B_c"][-1], moved["accesses"][-1]), color=look.colour
+            )
     _name_paper(labels, ax, data, passes)
 
 
@@ -280,12 +397,20 @@ def _say_what_does_not_fit(labels: Labels, ax: Axes, data: Data) -> None:
 
 
 def _name_standard(labels: Labels, words: str, accesses: int, left: float, end: float) -> None:
-    spots = [Spot(end, accesses, -3, 2, "right", "bottom"), Spot(end, accesses, -3, -2, "right", "top")]
-    spots += [Spot(left, accesses, 3, -2, "left", "top"), Spot(left, accesses, 3, 2, "left", "bottom")]
+    spots = [
+        Spot(end, accesses, -3, 2, "right", "bottom"),
+        Spot(end, accesses, -3, -2, "right", "top"),
+    ]
+    spots += [
+        Spot(left, accesses, 3, -2, "left", "top"),
+        Spot(left, accesses, 3, 2, "left", "bottom"),
+    ]
     labels.put(words, spots, color=_STANDARD.colour)
 
 
-def _name_curve(labels: Labels, direction: str, numbers: Mapping[str, Any], data: Data, *, both: bool) -> None:
+def _name_curve(
+    labels: Labels, direction: str, numbers: Mapping[str, Any], data: Data, *, both: bool
+) -> None:
     curve, most = _fitting(numbers["curve"], data["M"]), numbers["largest_that_fits"]
     if not curve["B_c"]:
         return
@@ -298,7 +423,11 @@ def _name_curve(labels: Labels, direction: str, numbers: Mapping[str, Any], data
         words.append(_circles(data))
     first, last = ((curve["B_c"][at], curve["accesses"][at]) for at in (0, -1))
     middle = curve["B_c"][len(curve["B_c"]) // 2], curve["accesses"][len(curve["B_c"]) // 2]
-    above = [Spot(*first, 8, 2, "left", "bottom"), Spot(*middle, 6, 4, "left", "bottom"), Spot(*last, 6, 0, "left", "center")]
+    above = [
+        Spot(*first, 8, 2, "left", "bottom"),
+        Spot(*middle, 6, 4, "left", "bottom"),
+        Spot(*last, 6, 0, "left", "center"),
+    ]
     below = [Spot(*last, -4, -6, "right", "top"), Spot(*middle, -5, -5, "right", "top")]
     spots = [*below, *above] if direction == "forward" else [*above, *below]
     labels.put("\n".join(words), spots, color=BY_DIRECTION[direction])
@@ -306,20 +435,31 @@ def _name_curve(labels: Labels, direction: str, numbers: Mapping[str, Any], data
 
 def _around(x: float, y: float) -> list[Spot]:
     return [
-        Spot(x, y, 6, 0, "left", "center"), Spot(x, y, -6, -6, "right", "top"), Spot(x, y, -6, 6, "right", "bottom"),
-        Spot(x, y, 6, -6, "left", "top"), Spot(x, y, 6, 6, "left", "bottom"),
-    ]  # fmt: skip
+        Spot(x, y, 6, 0, "left", "center"),
+        Spot(x, y, -6, -6, "right", "top"),
+        Spot(x, y, -6, 6, "right", "bottom"),
+        Spot(x, y, 6, -6, "left", "top"),
+        Spot(x, y, 6, 6, "left", "bottom"),
+    ]
 
 
 def _circles(data: Data) -> str:
-    return "circles: simulated runs" if data["simulator_ran_on"] == "numbers" else "circles: the simulator's counts"
+    return (
+        "circles: simulated runs"
+        if data["simulator_ran_on"] == "numbers"
+        else "circles: the simulator's counts"
+    )
 
 
-def _name_paper(labels: Labels, ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
+def _name_paper(
+    labels: Labels, ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Say near the diamonds that they are the paper's choice, and what it needs of M."""
     B_c, N = data["paper"]["B_c"], data["N"]
     size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
-    needs = " and ".join(f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values())
+    needs = " and ".join(
+        f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values()
+    )
     left, right = ax.get_xlim()
     lowest = min(numbers["paper"]["accesses"] for numbers in passes.values())
     spot = Spot(right, data["floor"], -3, 4, "right", "bottom")

@@ -1,11 +1,14 @@
-"""`Chart`: a figure, made of the function that draws it; and the setting of one head's counts, which figures have in common.
+"""`Chart`: a figure, made of the function that draws it; and the setting of one head's counts,
+which figures have in common.
 
 To add a figure:
 
-1. `flashsim/plots/x.py`: `x_data(…)` counts, `plot_x(data, ax)` draws on the axes; `@chart(…)` above it makes it the figure.
-   `shown=` has the documentation's arguments if they are not the defaults.
-2. `flashsim plot x -o figures/x` with these arguments, and look at the picture. Commit its JSON, from which the site draws it
-   again. Commit the PNG only if README or a page shows it; else add its name to `.gitignore`.
+1. `flashsim/plots/x.py`: `x_data(…)` counts, `plot_x(data, ax)` draws on the axes; `@chart(…)`
+   above it makes it the figure. `shown=` has the documentation's arguments if they are not the
+   defaults.
+2. `flashsim plot x -o figures/x` with these arguments, and look at the picture. Commit its JSON,
+   from which the site draws it again. Commit the PNG only if README or a page shows it; else add
+   its name to `.gitignore`.
 3. `tests/test_plots.py`: its numbers against counts, and what the picture shows.
 """
 
@@ -33,10 +36,12 @@ Several = Sequence[Axes]  # the panels of one that has several
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: `data()` counts, `what` says what it shows, `on(data, ax)` draws on axes, dressed; several panels are a list.
+    """A figure: `data()` counts, `what` says what it shows, `on(data, ax)` draws on axes, dressed;
+    several panels are a list.
 
     height   inches of its printed column, or a function of the data that says it
-    columns  how many printed columns wide it is; panels stand side by side where it is more than one
+    columns  how many printed columns wide it is; panels stand side by side where it is more than
+             one
     grid     what else `Figure.subplots` is to be asked for
     x, y     the bases of its panels' scales; 0: not logarithmic
     slide    the width in inches of its slide, if not `style.slide`'s own
@@ -68,12 +73,21 @@ class Chart:
 
     @property
     def says_progress(self) -> bool:
-        """Whether `data` takes `on_done`, a function that it calls with (done, of) while it works."""
+        """Whether `data` takes `on_done`, a function that it calls with (done, of) while it
+        works.
+        """
         return "on_done" in inspect.signature(self.data).parameters
 
     @styled
-    def __call__(self, data: Data | None = None, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False) -> Any:
-        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, `wide` as a slide of 16:9; return the axes.
+    def __call__(
+        self,
+        data: Data | None = None,
+        *,
+        ax: Axes | Sequence[Axes] | None = None,
+        wide: bool = False,
+    ) -> Any:
+        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, `wide` as a slide
+        of 16:9; return the axes.
 
         Raises ValueError unless `ax` are as many as there are panels.
         """
@@ -87,7 +101,10 @@ class Chart:
             panels = Panels(column_figure(height, self.columns), *cells, **self.grid)
         elif len(panels) != self.panels:
             got = "one" if len(panels) == 1 else len(panels)
-            raise ValueError(f"ax: got {got}; expected {self.panels} axes, such as a Figure's subplots(1, {self.panels})")
+            raise ValueError(
+                f"ax: got {got}; expected {self.panels} axes, such as a Figure's subplots(1, "
+                f"{self.panels})"
+            )
         for panel in panels:
             dress(panel, x=self.x, y=self.y)
         axes = panels if self.panels > 1 else panels[0]
@@ -97,32 +114,54 @@ class Chart:
         return axes
 
     def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
-        """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""
+        """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed
+        column wide; `wide`: 16:9.
+        """
         return figure_of(self(data, wide=wide))
 
 
 def chart(*about: Any, **how: Any) -> Callable[[Callable[[Data, Any], None]], Chart]:
-    """Return what makes a `Chart` of the function that draws it; arguments are the chart's, in order."""
+    """Return what makes a `Chart` of the function that draws it; arguments are the chart's, in
+    order.
+    """
     return partial(Chart, *about, **how)
 
 
 def setting(
-    *, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None, sizing: str = "fit"
+    *,
+    N: int,
+    d: int,
+    M: Size | None,
+    dtype: Any,
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
 ) -> dict[str, Any]:
-    """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype), dtype by its name.
+    """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype),
+    dtype by its name.
 
-    And `blocks`, where they are given, else `sizing`. Raises ValueError or TypeError, with the argument's name, for what makes
-    no sense.
+    And `blocks`, where they are given, else `sizing`. Raises ValueError or TypeError, with the
+    argument's name, for what makes no sense.
     """
     stored = float_dtype(dtype)
-    checked = {"N": check_count("N", N), "d": check_count("d", d), "M": check_M(M, stored.itemsize), "dtype": stored.name}
+    checked = {
+        "N": check_count("N", N),
+        "d": check_count("d", d),
+        "M": check_M(M, stored.itemsize),
+        "dtype": stored.name,
+    }
     check_sizing(sizing, blocks)
     return {**checked, **({"sizing": sizing} if blocks is None else {"blocks": tuple(blocks)})}
 
 
 def said(data: Data, *names: str) -> str:
-    """Say those numbers of a figure's data, its dtype, mask and heads, and who chose its blocks: "N = 1,024, …, one head"."""
-    words = [*(f"{name} = {data[name]:,}" for name in names), data["dtype"], *["causal"] * data.get("causal", False)]
+    """Say those numbers of a figure's data, its dtype, mask and heads, and who chose its blocks:
+    "N = 1,024, …, one head".
+    """
+    words = [
+        *(f"{name} = {data[name]:,}" for name in names),
+        data["dtype"],
+        *["causal"] * data.get("causal", False),
+    ]
     heads, kv_heads = data.get("heads", 1), data.get("kv_heads", 1)
     shared = "" if heads == kv_heads else f" on {kv_heads:,} KV head{'s' * (kv_heads > 1)}"
     of = "one head" if heads == 1 else f"{heads:,} heads{shared}"

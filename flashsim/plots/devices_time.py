@@ -1,4 +1,6 @@
-"""Time of causal attention against how many devices there are, by the model: arithmetic, messages, and what a ring wastes."""
+"""Time of causal attention against how many devices there are, by the model: arithmetic,
+messages, and what a ring wastes.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -22,16 +24,32 @@ LINES = {
 
 
 def devices_time_data(
-    *, N: int = 65_536, d: int = 128, heads: int = 64, kv_heads: int = 8, dtype: str = "bfloat16",
-    flops: float = 312e12, links: Sequence[float] = (300e9, 25e9), P: Sequence[int] = (4, 16, 64, 256)
-) -> dict[str, Any]:  # fmt: skip
-    """Return time ÷ that of the arithmetic alone, evenly shared, by line, for each speed of links in bytes a second.
+    *,
+    N: int = 65_536,
+    d: int = 128,
+    heads: int = 64,
+    kv_heads: int = 8,
+    dtype: str = "bfloat16",
+    flops: float = 312e12,
+    links: Sequence[float] = (300e9, 25e9),
+    P: Sequence[int] = (4, 16, 64, 256),
+) -> dict[str, Any]:
+    """Return time ÷ that of the arithmetic alone, evenly shared, by line, for each speed of links
+    in bytes a second.
 
-    A causal mask; `flops` operations a second. Ulysses has no more devices than query heads. Raises ValueError.
+    A causal mask; `flops` operations a second. Ulysses has no more devices than query heads. Raises
+    ValueError.
     """
     N, d, counts = check_count("N", N), check_count("d", d), [check_count("P", size) for size in P]
     heads, kv_heads = check_heads(heads, kv_heads)
-    setting: dict[str, Any] = {"N": N, "d": d, "heads": heads, "kv_heads": kv_heads, "dtype": dtype, "flops": flops}
+    setting: dict[str, Any] = {
+        "N": N,
+        "d": d,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dtype": dtype,
+        "flops": flops,
+    }
 
     def lines(link: float, points: Sequence[tuple[int, int]]) -> dict[str, list[float | None]]:
         found: dict[str, list[float | None]] = {said: [] for said in LINES}
@@ -44,7 +62,9 @@ def devices_time_data(
             found[said].append(round(of.seconds * flops / (of.mean * 4 * d), 4))
         return found
 
-    panels = [{"link": link, "lines": lines(link, [(size, N) for size in counts])} for link in links]
+    panels = [
+        {"link": link, "lines": lines(link, [(size, N) for size in counts])} for link in links
+    ]
     lengths = [length for length in (N // 16, N // 4, N, 4 * N, 16 * N) if length]
     of_N: dict[str, Any] = {"P": counts[len(counts) // 2 - 1], "N": lengths, "link": links[-1]}
     of_N["lines"] = lines(links[-1], [(of_N["P"], length) for length in lengths])
@@ -52,9 +72,19 @@ def devices_time_data(
     return data
 
 
-@chart("devices_time", devices_time_data, "time of causal attention over devices, by the model", 7.4, panels=3, x=2, y=2)
+@chart(
+    "devices_time",
+    devices_time_data,
+    "time of causal attention over devices, by the model",
+    7.4,
+    panels=3,
+    x=2,
+    y=2,
+)
 def plot_devices_time(data: Data, axes: Several) -> None:
-    """Draw a panel for each speed of links, and one against N: a line for each program and layout, and the arithmetic alone."""
+    """Draw a panel for each speed of links, and one against N: a line for each program and
+    layout, and the arithmetic alone.
+    """
     for ax, panel in zip(axes, data["panels"], strict=False):
         _draw(ax, data["P"], panel["lines"])
         ax.set_title(f"links of {panel['link'] / 1e9:g} GB/s, N = {data['N']:,}", fontsize=9)
@@ -65,14 +95,22 @@ def plot_devices_time(data: Data, axes: Several) -> None:
     axes[-1].set_title(f"links of {of['link'] / 1e9:g} GB/s, {of['P']} devices", fontsize=9)
     ticks(axes[-1].xaxis, FixedLocator(of["N"]), "{x:,.0f}")
     heads = f"{data['heads']} query heads, {data['kv_heads']} KV heads"
-    setting = f"(causal, d = {data['d']}, {data['dtype']},\n{heads}, {data['flops'] / 1e12:g} TFLOP/s each)"
+    setting = (
+        f"(causal, d = {data['d']}, {data['dtype']},\n{heads}, {data['flops'] / 1e12:g} TFLOP/s "
+        "each)"
+    )
     axes[-1].set_xlabel(f"N\n{setting}")
     axes[1].legend(loc="upper left", frameon=False)
 
 
 def _draw(ax: Axes, x: Sequence[int], lines: Mapping[str, Any]) -> None:
     for said, (_, _, colour, marker, style) in LINES.items():
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linestyle": style}
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "markersize": 4,
+            "linestyle": style,
+        }
         ax.plot(x, lines[said], **look, label=said, gid=said)
     ax.axhline(1, color=BLACK, linewidth=0.8)
     ax.xaxis.set_minor_locator(NullLocator())

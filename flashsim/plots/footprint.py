@@ -1,4 +1,6 @@
-"""Figure 3 (right) of the paper, as a model: HBM that attention needs besides its inputs and outputs, against N."""
+"""Figure 3 (right) of the paper, as a model: HBM that attention needs besides its inputs and
+outputs, against N.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -22,22 +24,32 @@ _LENGTHS = [2**e for e in range(7, 24)]
 
 
 def memory_data(
-    *, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32", blocks: tuple[int, int] | None = None,
-    sizing: str = "fit"
-) -> dict[str, Any]:  # fmt: skip
+    *,
+    d: int = REFERENCE_D,
+    M: Size | None = None,
+    dtype: str = "float32",
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+) -> dict[str, Any]:
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 
-    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`: Q,
-    K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most `limit`
-    bytes, and `fills` that at which inputs, outputs and extra memory together are at most that. `rabe_staats` has these
-    blocks too, so its copies of O, one for each block of keys, grow as N². (Rabe and Staats' own blocks have √N keys, and
-    they take few queries at a time, which keeps fewer copies at once.) `sram_peak` is at the largest N.
+    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in
+    between. `inputs_outputs`: Q, K, V, O and their gradients, which every algorithm needs.
+    `crosses`: the largest N whose extra memory is at most `limit` bytes, and `fills` that at which
+    inputs, outputs and extra memory together are at most that. `rabe_staats` has these blocks too,
+    so its copies of O, one for each block of keys, grow as N². (Rabe and Staats' own blocks have √N
+    keys, and they take few queries at a time, which keeps fewer copies at once.) `sram_peak` is at
+    the largest N.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     del shape["N"]
 
     def need(N: int, name: str, extra: bool) -> int:
-        return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
+        return sum(
+            a.size * a.itemsize
+            for a in _held(name, N, shape).values()
+            if (a.role == "extra") == extra
+        )
 
     def everything(N: int, name: str) -> int:
         return need(N, name, extra=True) + need(N, "flash", extra=False)
@@ -50,7 +62,12 @@ def memory_data(
         "limit": LIMIT,
         "N": _LENGTHS,
         "arrays": {
-            name: [array for array, held in _held(name, _LENGTHS[0], shape).items() if held.role == "extra"] for name in _LOOKS
+            name: [
+                array
+                for array, held in _held(name, _LENGTHS[0], shape).items()
+                if held.role == "extra"
+            ]
+            for name in _LOOKS
         },
         "extra": {name: [need(N, name=name, extra=True) for N in _LENGTHS] for name in _LOOKS},
         "crosses": {name: _last(partial(need, name=name, extra=True)) for name in _LOOKS},
@@ -64,13 +81,17 @@ def memory_data(
 
 
 def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic]:
-    """Return every array that the two passes have in HBM. One that the forward pass made keeps the role it had there."""
+    """Return every array that the two passes have in HBM. One that the forward pass made keeps
+    the role it had there.
+    """
     forward, backward = (tally.hbm.by_array for tally in _passes(name, N, shape))
     return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
 
 
 def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Exact]:
-    return (exact(name, N=N, **shape, heads=HEADS, direction=way) for way in ("forward", "backward"))
+    return (
+        exact(name, N=N, **shape, heads=HEADS, direction=way) for way in ("forward", "backward")
+    )
 
 
 def _last(need: Callable[[int], int]) -> int:
@@ -78,9 +99,14 @@ def _last(need: Callable[[int], int]) -> int:
 
 
 @chart(
-    "memory", memory_data, "Figure 3 (right): extra memory by N; where it exceeds 40 GB", 4.3, x=10, y=10,
+    "memory",
+    memory_data,
+    "Figure 3 (right): extra memory by N; where it exceeds 40 GB",
+    4.3,
+    x=10,
+    y=10,
     shown={"dtype": "float16"},
-)  # fmt: skip
+)
 def plot_memory(data: Data, ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
     N, limit = data["N"], data["limit"]
@@ -89,12 +115,23 @@ def plot_memory(data: Data, ax: Axes) -> None:
     given = data["inputs_outputs"]
     ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
     shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= limit]
-    ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs")
+    ax.plot(
+        *zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs"
+    )
     for name, look in _LOOKS.items():
         # FlashAttention's line covers this one
         below = {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
         ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
-        ax.plot([data["crosses"][name]], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
+        ax.plot(
+            [data["crosses"][name]],
+            [limit],
+            "D",
+            color=look.colour,
+            mec=BLACK,
+            ms=6,
+            gid=f"{name} crosses",
+            zorder=5,
+        )
     _label(ax, data)
 
 
@@ -103,15 +140,31 @@ def _label(ax: Axes, data: Data) -> None:
     ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
     labels = {
         "standard": ("standard:\nS, P, dP, dS", at[0] * 1.15, 2e14, "left", "top"),
-        "rabe_staats": ("Rabe & Staats,\n$O_j$ by block of keys", at[-1] * 1.25, 1e13, "right", "top"),
-        "flash": ("FlashAttention: ℓ, m\n(closed form: L, D)", at[-1] * 1.25, 1e6, "right", "bottom"),
+        "rabe_staats": (
+            "Rabe & Staats,\n$O_j$ by block of keys",
+            at[-1] * 1.25,
+            1e13,
+            "right",
+            "top",
+        ),
+        "flash": (
+            "FlashAttention: ℓ, m\n(closed form: L, D)",
+            at[-1] * 1.25,
+            1e6,
+            "right",
+            "bottom",
+        ),
     }
     for name, (label, x, y, side, edge) in labels.items():
         words, colour = f"{label}\nalone up to N = {crosses[name]:,}", _LOOKS[name].colour
         ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
     given = data["inputs_outputs"]["crosses"]
-    full = f"Q, K, V, O, gradients fill it\nat N = {given:,}, with\nℓ, m at {data['fills']['flash']:,}"
-    ax.text(at[-1] * 1.25, limit * 1.2, full, color=GREY, ha="right", va="bottom", multialignment="left")
+    full = (
+        f"Q, K, V, O, gradients fill it\nat N = {given:,}, with\nℓ, m at {data['fills']['flash']:,}"
+    )
+    ax.text(
+        at[-1] * 1.25, limit * 1.2, full, color=GREY, ha="right", va="bottom", multialignment="left"
+    )
     ax.xaxis.set_major_locator(LogLocator(10))
     ax.xaxis.set_major_formatter(as_power)
     ax.xaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,6 @@
-"""The error of a ring against how many devices there are, with unfinished O kept in float32 and in bfloat16."""
+"""The error of a ring against how many devices there are, with unfinished O kept in float32 and
+in bfloat16.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,37 +22,62 @@ from flashsim.tracing.planting import mutated
 
 KEPT = ('hbm.empty("O_run", shape, sram.dtype)', 'hbm.empty("O_run", shape, V.dtype)')
 SEEDS = 2
-LOOKS = {"float32": (BLUE, "s", "float32, as the ring here"), "bfloat16": (ORANGE, "o", "bfloat16, as the inputs")}
+LOOKS = {
+    "float32": (BLUE, "s", "float32, as the ring here"),
+    "bfloat16": (ORANGE, "o", "bfloat16, as the inputs"),
+}
 
 
 def hops_data(*, N: int = 512, d: int = 32, P: Sequence[int] = (1, 2, 4, 8, 16)) -> dict[str, Any]:
-    """Return the root of the mean squared error of O, in units of bfloat16's roundoff, 2⁻⁸, for each number of devices P.
+    """Return the root of the mean squared error of O, in units of bfloat16's roundoff, 2⁻⁸, for
+    each number of devices P.
 
-    Q, K, V are normal, in bfloat16, and so is O at the end; two draws. `kept`: the type in which unfinished O_i are written
-    between steps. Raises ValueError.
+    Q, K, V are normal, in bfloat16, and so is O at the end; two draws. `kept`: the type in which
+    unfinished O_i are written between steps. Raises ValueError.
     """
     N, d, counts = check_count("N", N), check_count("d", d), [check_count("P", n) for n in P]
     ring = programs()["ring"]
-    kept = {"float32": ring, "bfloat16": replace(ring, run=mutated(ring.run, KEPT, name="bfloat16 parts"))}
+    kept = {
+        "float32": ring,
+        "bfloat16": replace(ring, run=mutated(ring.run, KEPT, name="bfloat16 parts")),
+    }
     errors: dict[str, list[float]] = {name: [] for name in kept}
     normal = (np.random.default_rng(seed).normal(size=(3, N, d)) for seed in range(SEEDS))
     drawn = [one.astype(float_dtype("bfloat16")) for one in normal]
     wanted = [attention(*(X.astype(float) for X in one)) for one in drawn]
     for size in counts:
         for name, program in kept.items():
-            how: dict[str, Any] = {"P": size, "layout": "contiguous", "blocks": (32, 32), "M": "100KB"}
+            how: dict[str, Any] = {
+                "P": size,
+                "layout": "contiguous",
+                "blocks": (32, 32),
+                "M": "100KB",
+            }
             found = [devices.forward(program, *one, **how).O for one in drawn]
-            squares = [np.square(O.astype(float) - want).mean() for O, want in zip(found, wanted, strict=True)]
+            squares = [
+                np.square(O.astype(float) - want).mean()
+                for O, want in zip(found, wanted, strict=True)
+            ]
             errors[name].append(round(float(np.sqrt(np.mean(squares)) * 2**8), 5))
     data: dict[str, Any] = plain({"N": N, "d": d, "P": counts, "seeds": SEEDS, "kept": errors})
     return data
 
 
-@chart("hops", hops_data, "error of a ring, against how many devices there are", 2.6, x=2, exact=False)
+@chart(
+    "hops", hops_data, "error of a ring, against how many devices there are", 2.6, x=2, exact=False
+)
 def plot_hops(data: Data, ax: Axes) -> None:
     """Draw a line for each type that unfinished O is kept in."""
     for name, (colour, marker, said) in LOOKS.items():
-        ax.plot(data["P"], data["kept"][name], color=colour, marker=marker, markersize=4, label=said, gid=name)
+        ax.plot(
+            data["P"],
+            data["kept"][name],
+            color=colour,
+            marker=marker,
+            markersize=4,
+            label=said,
+            gid=name,
+        )
     ticks(ax.xaxis, FixedLocator(data["P"]), "{x:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_ylim(bottom=0)

@@ -1,4 +1,6 @@
-"""How near schedules come to what none can beat: accesses divided by the lower bound, forward and backward."""
+"""How near schedules come to what none can beat: accesses divided by the lower bound, forward
+and backward.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,29 +22,48 @@ LENGTHS = tuple(2**e for e in range(8, 17))
 CACHES = tuple(2.0**e for e in range(-4, 6))  # M / d²
 
 
-def lower_data(*, N: int = 16_384, d: int = REFERENCE_D, M: Any = None, dtype: str = "float32") -> dict[str, Any]:
-    """Return the accesses (elements, one head, forward) of each algorithm's best blocks, and the lower bound.
+def lower_data(
+    *, N: int = 16_384, d: int = REFERENCE_D, M: Any = None, dtype: str = "float32"
+) -> dict[str, Any]:
+    """Return the accesses (elements, one head, forward) of each algorithm's best blocks, and the
+    lower bound.
 
-    `by_N`: at lengths from 256 to 65,536 with M; `by_M`: with M from d²/16 to 32 d² at N. None: nothing fits.
+    `by_N`: at lengths from 256 to 65,536 with M; `by_M`: with M from d²/16 to 32 d² at N. None:
+    nothing fits.
     """
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(N: int, M: int) -> dict[str, Any]:
-        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": _moved(FORWARD, N=N, d=d, M=M)}
+        return {
+            "N": N,
+            "M": M,
+            "bound": lower_bound(N=N, d=d, M=M).accesses,
+            "accesses": _moved(FORWARD, N=N, d=d, M=M),
+        }
 
-    by_N, by_M = [at(length, M) for length in LENGTHS], [at(N, int(part * d * d)) for part in CACHES]
+    by_N, by_M = (
+        [at(length, M) for length in LENGTHS],
+        [at(N, int(part * d * d)) for part in CACHES],
+    )
     return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}
 
 
 def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, Any]:
-    """Return the same of backward passes, `by_M` alone: each algorithm's best blocks, and the lower bound."""
+    """Return the same of backward passes, `by_M` alone: each algorithm's best blocks, and the
+    lower bound.
+    """
     N, d = check_count("N", N), check_count("d", d)
 
     def at(M: int) -> dict[str, Any]:
         moved = _moved(BACKWARD, N=N, d=d, M=M, direction="backward")
         return {"M": M, "bound": lower_bound_backward(N=N, d=d, M=M).accesses, "accesses": moved}
 
-    return {"N": N, "d": d, "dtype": DEFAULT_DTYPE, "by_M": [at(max(int(part * d * d), 1)) for part in CACHES]}
+    return {
+        "N": N,
+        "d": d,
+        "dtype": DEFAULT_DTYPE,
+        "by_M": [at(max(int(part * d * d), 1)) for part in CACHES],
+    }
 
 
 def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
@@ -60,18 +81,26 @@ def plot_lower(data: Data, axes: Several) -> None:
     ]
     for ax, points, x in panels:
         drawn = looks(points[0]["accesses"])
-        drawn["q_outer_pinned"] = replace(drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":")
+        drawn["q_outer_pinned"] = replace(
+            drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":"
+        )
         ax.set_ylim(0.9, _draw_ratios(ax, x, points, drawn) * 1.3)
     above.legend(loc="upper left", ncols=2, columnspacing=1.0)
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
     ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
-    above.set_xlabel(f"N\nd = {d}, M = {data['M']:,}, {data['dtype']}\nthe best blocks that fit, one head")
+    above.set_xlabel(
+        f"N\nd = {d}, M = {data['M']:,}, {data['dtype']}\nthe best blocks that fit, one head"
+    )
     title = "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain"
     above.set_title(title, x=hang(above, -0.13))
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
-    below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
+    below.text(
+        1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top"
+    )
     ticks(below.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
-    below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head")
+    below.set_xlabel(
+        f"M / d²\nN = {data['N']:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head"
+    )
     title = "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged"
     below.set_title(title, x=hang(below, -0.13))
 
@@ -82,20 +111,33 @@ def plot_lower_backward(data: Data, ax: Axes) -> None:
     drawn = looks(BACKWARD)
     loops = drawn["q_outer"]
     drawn["q_outer_two_pass"] = replace(loops, label="two passes, one tile", marker="^", dashes=":")
-    drawn["q_outer_streamed"] = replace(loops, label="two passes, streamed", marker="D", dashes="--")
+    drawn["q_outer_streamed"] = replace(
+        loops, label="two passes, streamed", marker="D", dashes="--"
+    )
     x = [point["M"] / data["d"] ** 2 for point in data["by_M"]]
     ax.set_ylim(0.9, _draw_ratios(ax, x, data["by_M"], drawn) * 4)
     ticks(ax.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
-    ax.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {data['d']}, {data['dtype']}\nthe best blocks that fit, one head")
+    ax.set_xlabel(
+        f"M / d²\nN = {data['N']:,}, d = {data['d']}, {data['dtype']}\nthe best blocks that fit, "
+        "one head"
+    )
     ax.legend(loc="upper left", ncols=2, columnspacing=1.0)
-    title = "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat"
+    title = (
+        "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can "
+        "beat"
+    )
     ax.set_title(title, x=hang(ax, -0.13))
 
 
-def _draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
+def _draw_ratios(
+    ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]
+) -> float:
     most = 1.0
     for name, look in drawn.items():
-        moved = [(at, point["accesses"][name], point["bound"]) for at, point in zip(x, points, strict=True)]
+        moved = [
+            (at, point["accesses"][name], point["bound"])
+            for at, point in zip(x, points, strict=True)
+        ]
         there = [(at, accesses / bound) for at, accesses, bound in moved if accesses is not None]
         most = max([most, *(ratio for _, ratio in there)])
         ax.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)

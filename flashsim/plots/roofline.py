@@ -1,4 +1,6 @@
-"""The roofline of a machine, and where the algorithms and the book chapter's tiles stand under it."""
+"""The roofline of a machine, and where the algorithms and the book chapter's tiles stand under
+it.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,20 +25,28 @@ _THROUGH_L2 = ("standard", "flash")
 
 
 def roofline_data(
-    *, machine: str | Machine = "A100-40GB", N: int = REFERENCE_N, d: int = REFERENCE_D, dtype: str | None = None,
-    blocks: tuple[int, int] | None = None, sizing: str = "fit", algorithms: Sequence[Any] = ()
-) -> dict[str, Any]:  # fmt: skip
-    """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
+    *,
+    machine: str | Machine = "A100-40GB",
+    N: int = REFERENCE_N,
+    d: int = REFERENCE_D,
+    dtype: str | None = None,
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+    algorithms: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and
+    what binds it.
 
-    `dtype` is by default what attention runs on: of the machine's types of 16 bits, which tensor cores take, the first; one that
-    has none takes its first type.
+    `dtype` is by default what attention runs on: of the machine's types of 16 bits, which tensor
+    cores take, the first; one that has none takes its first type.
 
-    By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
-    same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill 32 × 32
-    and decode, d = 128, in `dtype`; `intensity` exactly, `printed` as the chapter divides. `plain`: the peak is below that
-    of 16 bits, which tensor cores have. `others`: the names of the `algorithms` given, backward where they have such a
-    pass. Raises ValueError for a machine that is neither in `MACHINES` nor in a file (`flashsim.hardware.reading`), or
-    cannot compute in `dtype`.
+    By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM
+    access; `through_l2`, the same with DRAM traffic being the misses of an SM's share of the L2.
+    `chapter`: the book chapter's tiles, prefill 32 × 32 and decode, d = 128, in `dtype`;
+    `intensity` exactly, `printed` as the chapter divides. `plain`: the peak is below that of 16
+    bits, which tensor cores have. `others`: the names of the `algorithms` given, backward where
+    they have such a pass. Raises ValueError for a machine that is neither in `MACHINES` nor in a
+    file (`flashsim.hardware.reading`), or cannot compute in `dtype`.
     """
     on = machine_of(machine)
     dtype = usual_dtype(on) if dtype is None else dtype
@@ -52,37 +62,59 @@ def roofline_data(
     directions: dict[str, Any] = {}
     for direction, table in PASSES.items():
         passes = {**{name: name for name in table}, **others[direction]}
-        counted = {name: predict(on, what, **counts, direction=direction) for name, what in passes.items()}
+        counted = {
+            name: predict(on, what, **counts, direction=direction) for name, what in passes.items()
+        }
         directions[direction] = {
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
             "through_l2": {
-                name: _numbers(roofline(on, moved[direction], counted[name].flops, dtype)) for name, moved in through_l2.items()
+                name: _numbers(roofline(on, moved[direction], counted[name].flops, dtype))
+                for name, moved in through_l2.items()
             },
         }
     itemsize = float_dtype(dtype).itemsize
     chapter = {}
     for name, B_q in _QUERIES.items():
         tile = kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize)
-        chapter[name] = {**_numbers(roofline(on, tile.nbytes, tile.flops, dtype)), "printed": float(tile.as_printed)}
+        chapter[name] = {
+            **_numbers(roofline(on, tile.nbytes, tile.flops, dtype)),
+            "printed": float(tile.as_printed),
+        }
     return {
-        "machine": on.name, "bandwidth": on.bandwidth, "peak": on.peak_for(dtype),
-        "plain": max(on.peak.values()) > on.peak_for(dtype), "ridge": on.ridge(dtype), "l2_share": on.l2_share(dtype), **shape,
-        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES), "directions": directions,
-        "chapter": chapter, **({"others": list(others["forward"])} if algorithms else {}),
-    }  # fmt: skip
+        "machine": on.name,
+        "bandwidth": on.bandwidth,
+        "peak": on.peak_for(dtype),
+        "plain": max(on.peak.values()) > on.peak_for(dtype),
+        "ridge": on.ridge(dtype),
+        "l2_share": on.l2_share(dtype),
+        **shape,
+        "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES),
+        "directions": directions,
+        "chapter": chapter,
+        **({"others": list(others["forward"])} if algorithms else {}),
+    }
 
 
 def usual_dtype(on: Machine) -> str:
-    """Return the type that attention runs on: the first of 16 bits that the machine computes in, else its first."""
+    """Return the type that attention runs on: the first of 16 bits that the machine computes in,
+    else its first.
+    """
     halves = [name for name in on.peak if float_dtype(name).itemsize == 2]
     return (halves or [*on.peak])[0]
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:
-    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in ("flops", "intensity", "time", "reached", "bound")}}
+    return {
+        "bytes": line.nbytes,
+        **{
+            name: getattr(line, name) for name in ("flops", "intensity", "time", "reached", "bound")
+        },
+    }
 
 
-def _dram_bytes(on: Machine, N: int, d: int, M: int, dtype: str, **how: Any) -> dict[str, dict[Direction, int]]:
+def _dram_bytes(
+    on: Machine, N: int, d: int, M: int, dtype: str, **how: Any
+) -> dict[str, dict[Direction, int]]:
     """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
     zeros = np.zeros((N, d), dtype)
     moved = {}
@@ -93,7 +125,9 @@ def _dram_bytes(on: Machine, N: int, d: int, M: int, dtype: str, **how: Any) -> 
         for l2 in caches.values():
             l2.flush()
         traffic = {"forward": run.hbm, "backward": gradients.hbm}
-        moved[name] = {direction: l2.dram_bytes(traffic[direction]) for direction, l2 in caches.items()}
+        moved[name] = {
+            direction: l2.dram_bytes(traffic[direction]) for direction, l2 in caches.items()
+        }
     return moved
 
 
@@ -103,14 +137,21 @@ _APART = 1.05  # points nearer than this factor are not drawn twice
 
 
 @chart(
-    "roofline", roofline_data, "the roofline of an A100: each algorithm's intensity and limit", 6.2,
-    panels=2, x=10, y=10,
-)  # fmt: skip
+    "roofline",
+    roofline_data,
+    "the roofline of an A100: each algorithm's intensity and limit",
+    6.2,
+    panels=2,
+    x=10,
+    y=10,
+)
 def plot_roofline(data: Data, axes: Several) -> None:
-    """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
+    """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and
+    backward.
 
-    Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
-    intensities. Black: the book chapter's tiles. What hardly differs from FlashAttention is left out.
+    Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of
+    the L2. The legend has intensities. Black: the book chapter's tiles. What hardly differs from
+    FlashAttention is left out.
     """
     for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
         _draw(panel, direction, points, data)
@@ -127,9 +168,14 @@ _BINDS = {"compute": "arithmetic", "bandwidth": "bandwidth"}
 
 
 def _point(points: Mapping[str, Any]) -> str:
-    """Say what binds the two: as every access reaches DRAM, and, where that is not the same, through the L2."""
+    """Say what binds the two: as every access reaches DRAM, and, where that is not the same,
+    through the L2.
+    """
     names = {"flash": "FlashAttention", "standard": "standard"}
-    plain, cached = ({name: points[kind][name]["bound"] for name in names} for kind in ("algorithms", "through_l2"))
+    plain, cached = (
+        {name: points[kind][name]["bound"] for name in names}
+        for kind in ("algorithms", "through_l2")
+    )
     said = f"{_BINDS[plain['standard']]} binds standard, {_BINDS[plain['flash']]} FlashAttention"
     if plain["standard"] == plain["flash"]:
         said = f"{_BINDS[plain['flash']]} binds FlashAttention and standard"
@@ -150,21 +196,38 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> No
     left, right = 0.2, 4 * max(ridge, *(at["intensity"] for kind in kinds for at in kind.values()))
     bottom = left * bandwidth / 2
     ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
-    ax.plot([ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge")
+    ax.plot(
+        [ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge"
+    )
     if direction == "forward":
         for name, label in _CHAPTER.items():
             at = data["chapter"][name]
-            look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
+            look: dict[str, Any] = {
+                "color": BLACK,
+                "marker": "*" if name == "prefill" else "x",
+                "markersize": 7,
+            }
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
     arrow = ""
-    for name, one in looks([*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]).items():
-        look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
+    for name, one in looks(
+        [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
+    ).items():
+        look, text = (
+            {"color": one.colour, "marker": one.marker},
+            f"{one.label}: {plain[name]['intensity']:.3g}",
+        )
         if name in cached and _apart(cached[name], plain[name]):
             arrow, text = " → with L2", f"{text} → {cached[name]['intensity']:.3g}"
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
         if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)
-    ax.legend(loc="lower right", title=f"FLOP/byte{arrow}\n(ridge {ridge:.3g})", alignment="left", numpoints=1, handlelength=1)
+    ax.legend(
+        loc="lower right",
+        title=f"FLOP/byte{arrow}\n(ridge {ridge:.3g})",
+        alignment="left",
+        numpoints=1,
+        handlelength=1,
+    )
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
     ticks(ax.yaxis, LogLocator(10), lambda y, _: f"{y / 1e12:g}")

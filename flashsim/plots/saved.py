@@ -1,7 +1,9 @@
-"""What FlashAttention saves, against M/d²: one curve for all head dimensions, and where the paper's Figure 2 stands on it.
+"""What FlashAttention saves, against M/d²: one curve for all head dimensions, and where the paper's
+Figure 2 stands on it.
 
-S and P are 4N² accesses of standard attention, and FlashAttention makes 3Nd for each of its N/B_c blocks of keys, in which
-B_c is nearly M/4d: 12N²d²/M. So forward the factor is near M/3d² while M is far below Nd, whatever N.
+S and P are 4N² accesses of standard attention, and FlashAttention makes 3Nd for each of its N/B_c
+blocks of keys, in which B_c is nearly M/4d: 12N²d²/M. So forward the factor is near M/3d² while M
+is far below Nd, whatever N.
 """
 
 from typing import Any
@@ -20,17 +22,25 @@ _PARTS = [2 ** (step / 2) for step in range(-2, 13)]  # of M/d², 1/2 to 64
 
 
 def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
-    """Return how many times as much as `flash` `standard` accesses, against M/d² of 1/2 to 64, in blocks that fit.
+    """Return how many times as much as `flash` `standard` accesses, against M/d² of 1/2 to 64, in
+    blocks that fit.
 
-    One head of N rows, the largest such blocks. `curves`: forward and backward at d, and forward at d/2; None where not even a
-    row fits. `marks`: the reference, M = 100 KB of float32, and an A100's 192 KB of float16, forward; `paper`: the factor that
-    the paper measured there, forward and backward, with mask and dropout.
+    One head of N rows, the largest such blocks. `curves`: forward and backward at d, and forward at
+    d/2; None where not even a row fits. `marks`: the reference, M = 100 KB of float32, and an
+    A100's 192 KB of float16, forward; `paper`: the factor that the paper measured there, forward
+    and backward, with mask and dropout.
     """
     N, d = check_count("N", N), check_count("d", d)
     half = max(d // 2, 1)
 
     def factor(width: int, M: int, direction: str = "forward") -> float | None:
-        sizes: dict[str, Any] = {"N": N, "d": width, "M": M, "sizing": "fit", "direction": direction}
+        sizes: dict[str, Any] = {
+            "N": N,
+            "d": width,
+            "M": M,
+            "sizing": "fit",
+            "direction": direction,
+        }
         try:
             standard, flash = (count(name, **sizes).hbm.accesses for name in ("standard", "flash"))
         except ValueError:  # not even a row fits
@@ -39,7 +49,12 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
 
     def curve(width: int, direction: str) -> dict[str, Any]:
         rooms = [round(part * width * width) for part in _PARTS]
-        return {"d": width, "direction": direction, "M": rooms, "factor": [factor(width, max(M, 1), direction) for M in rooms]}
+        return {
+            "d": width,
+            "direction": direction,
+            "M": rooms,
+            "factor": [factor(width, max(M, 1), direction) for M in rooms],
+        }
 
     named = {"reference": check_M(None, float_dtype(DEFAULT_DTYPE).itemsize), "figure_2": A100_M}
     curves = [curve(d, "forward"), curve(half, "forward"), curve(d, "backward")]
@@ -55,10 +70,18 @@ def plot_saved(data: Data, ax: Axes) -> None:
     for curve, (colour, dashes, marker) in zip(data["curves"], styles, strict=True):
         shares = [M / curve["d"] ** 2 for M in curve["M"]]
         label = f"{curve['direction']}, d = {curve['d']}"
-        look: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "mfc": "white", "markersize": 4}
+        look: dict[str, Any] = {
+            "color": colour,
+            "linestyle": dashes,
+            "marker": marker,
+            "mfc": "white",
+            "markersize": 4,
+        }
         ax.plot(shares, curve["factor"], label=label, gid=label, **look)
     parts = [part for part in _PARTS if part >= 2]
-    ax.plot(parts, [part / 3 for part in parts], color=GREY, linestyle=":", label="M/3d²", gid="M/3d²")
+    ax.plot(
+        parts, [part / 3 for part in parts], color=GREY, linestyle=":", label="M/3d²", gid="M/3d²"
+    )
     for name, mark in data["marks"].items():
         if mark["factor"] is not None:
             at = [mark["M"] / d**2], [mark["factor"]]
@@ -68,8 +91,16 @@ def plot_saved(data: Data, ax: Axes) -> None:
     _say(ax, data)
     ax.axhline(1, color=GREY, linewidth=0.6, gid="as much")
     ax.set_ylim(0.2, 40)
-    ticks(ax.xaxis, FixedLocator([0.5, 1, 2, 4, 8, 16, 32, 64]), lambda x, _: "1/2" if x < 1 else f"{x:g}")
-    ticks(ax.yaxis, FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32]), lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×")
+    ticks(
+        ax.xaxis,
+        FixedLocator([0.5, 1, 2, 4, 8, 16, 32, 64]),
+        lambda x, _: "1/2" if x < 1 else f"{x:g}",
+    )
+    ticks(
+        ax.yaxis,
+        FixedLocator([0.25, 0.5, 1, 2, 4, 8, 16, 32]),
+        lambda y, _: f"{y:g}×" if y >= 1 else f"1/{1 / y:g}×",
+    )
     ax.legend(loc="lower right")
     ax.set_xlabel(f"M/d²\nN = {N:,}, one head, the largest blocks that fit M")
     ax.set_ylabel("standard's accesses ÷ FlashAttention's")
@@ -85,4 +116,6 @@ def _say(ax: Axes, data: Data) -> None:
     words = f"Figure 2, 192 KB of float16:\nthe paper measured {data['paper']:.1f}×"
     if far["factor"] is not None:
         words += f";\nhere, forward, {far['factor']:.3g}×"
-    ax.annotate(words, (far["M"] / data["d"] ** 2, data["paper"]), (-8, 2), **beside, multialignment="left")
+    ax.annotate(
+        words, (far["M"] / data["d"] ** 2, data["paper"]), (-8, 2), **beside, multialignment="left"
+    )

@@ -1,4 +1,6 @@
-"""What serving moves: against the size of pages, the length of a prefix, the share of padding, and the number of splits."""
+"""What serving moves: against the size of pages, the length of a prefix, the share of padding,
+and the number of splits.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +25,8 @@ ROOM = 10**7  # no block that is asked for here fails to fit
 def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     """Return what the four panels show. Lengths and blocks are fixed; d is of keys and values.
 
-    pages    for each p: rows kept that are empty, a share of those filled, and the table's bytes, of what K and V move
+    pages    for each p: rows kept that are empty, a share of those filled, and the table's bytes,
+             of what K and V move
     prefix   for each length: how many times fewer accesses a cascade makes, by B_r
     padding  for each share of rows that are padding: accesses over those of a packed batch
     splits   for each t: the busiest worker's tiles over ⌈T/G⌉, and parts; first of Stream-K
@@ -31,28 +34,57 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     Raises ValueError.
     """
     d, workers = check_count("d", d), check_count("workers", workers)
-    found: dict[str, Any] = {"d": d, "workers": workers, "pages": [], "prefix": [], "padding": [], "splits": []}
+    found: dict[str, Any] = {
+        "d": d,
+        "workers": workers,
+        "pages": [],
+        "prefix": [],
+        "padding": [],
+        "splits": [],
+    }
     lengths = range(373, 629)
     for page in [2**power for power in range(9)]:
-        kept: dict[str, Any] = {"queries": 1, "keys": lengths, "dtype": "float16", "page": page, "blocks": (1, page)}
+        kept: dict[str, Any] = {
+            "queries": 1,
+            "keys": lengths,
+            "dtype": "float16",
+            "page": page,
+            "blocks": (1, page),
+        }
         moved = serving.count("paged", **kept, d=d, M=ROOM).hbm.by_array
         share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
         found["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
     for n in [4**power for power in range(9)]:
         times = []
         for B_r in (16, 64, 128):
-            how: dict[str, Any] = {"queries": 1, "d": d, "dtype": "float16", "M": ROOM, "blocks": (B_r, 64)}
+            how: dict[str, Any] = {
+                "queries": 1,
+                "d": d,
+                "dtype": "float16",
+                "M": ROOM,
+                "blocks": (B_r, 64),
+            }
             shared = serving.count("cascade", keys=[128] * 128, prefix=n, **how)
-            times.append(serving.count("cascade", keys=[128 + n] * 128, **how).hbm.accesses / shared.hbm.accesses)
+            times.append(
+                serving.count("cascade", keys=[128 + n] * 128, **how).hbm.accesses
+                / shared.hbm.accesses
+            )
         found["prefix"].append((n, times))
     N, whole = 512, count("q_outer", N=512, d=d, blocks=(64, 64), M=ROOM).hbm.accesses
     for least in range(512, 0, -56):
         of = np.linspace(least, N, 16).round().astype(int).tolist()
-        packed = serving.count("varlen", queries=of, keys=of, d=d, blocks=(64, 64), M=ROOM, causal=False).hbm.accesses
-        live = sum(count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses for n in of)
+        packed = serving.count(
+            "varlen", queries=of, keys=of, d=d, blocks=(64, 64), M=ROOM, causal=False
+        ).hbm.accesses
+        live = sum(
+            count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses
+            for n in of
+        )
         moves = (16 * whole, live, document_stream(of, d, 64))
         found["padding"].append((1 - sum(of) / (16 * N), [each / packed for each in moves]))
-    batch = serving.count("decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)).problem
+    batch = serving.count(
+        "decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)
+    ).problem
     best = schedule_of(batch, "stream_k", workers, 1)
     fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
     found["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]
@@ -74,7 +106,12 @@ def plot_serving(data: Data, axes: Several) -> None:
     ticks(pages.yaxis, LogLocator(10), lambda y, _: f"{100 * y:g}%")
     pages.set_xlabel(f"rows of a page (n = 373 … 628, d = {data['d']}, fp16)")
     pages.set_ylabel("share of K and V")
-    _lines(prefix, data["prefix"], ("B_r = 16", "B_r = 64", "B_r = 128"), [times for _, times in data["prefix"]])
+    _lines(
+        prefix,
+        data["prefix"],
+        ("B_r = 16", "B_r = 64", "B_r = 128"),
+        [times for _, times in data["prefix"]],
+    )
     for B_r, colour in zip((16, 64, 128), _COLOURS, strict=True):
         prefix.axhline(B_r, color=colour, linewidth=0.6, linestyle=":")
     prefix.axhline(1, color=GREY, linewidth=0.6)
@@ -95,7 +132,13 @@ def plot_serving(data: Data, axes: Several) -> None:
     splits.plot(*many, ".", color=BLUE, label="fixed, t = 1 … 64", gid="fixed")
     splits.plot([best[2]], [best[1]], "D", color=ORANGE, label="Stream-K", gid="stream_k")
     for t, by in ((1, (5, -2)), (3, (-30, -3)), (64, (-22, -11))):
-        splits.annotate(f"t = {t}", (fixed[t - 1][2], fixed[t - 1][1]), by, textcoords="offset points", fontsize=8)
+        splits.annotate(
+            f"t = {t}",
+            (fixed[t - 1][2], fixed[t - 1][1]),
+            by,
+            textcoords="offset points",
+            fontsize=8,
+        )
     splits.set_xscale("symlog", linthresh=64)
     ticks(splits.xaxis, FixedLocator([0, 64, 256, 1024]), "{x:,.0f}")
     splits.set_ylim(0.7, 1.1 * max(row[1] for row in fixed))
@@ -103,7 +146,9 @@ def plot_serving(data: Data, axes: Several) -> None:
     splits.set_ylabel("busiest worker")
     ticks(splits.yaxis, FixedLocator([1, 1.5, 2, 2.5, 3]), "{x:g}×")
     prefixes, balance = "A prefix: B_r times at most", "Splits: balance against parts"
-    for panel, title in zip(axes, ("Pages: small ones waste least", prefixes, "Padding", balance), strict=True):
+    for panel, title in zip(
+        axes, ("Pages: small ones waste least", prefixes, "Padding", balance), strict=True
+    ):
         panel.set_title(title, x=hang(panel, -0.2))
         panel.legend(loc=(0, 0.22) if panel is prefix else "best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())
@@ -111,6 +156,16 @@ def plot_serving(data: Data, axes: Several) -> None:
         panel.set_xlabel(panel.get_xlabel().replace(" (", "\n("))
 
 
-def _lines(panel: Axes, rows: Sequence[Any], names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
+def _lines(
+    panel: Axes, rows: Sequence[Any], names: Sequence[str], values: Sequence[Sequence[float]]
+) -> None:
     for name, colour, line in zip(names, _COLOURS, zip(*values, strict=True), strict=False):
-        panel.plot([row[0] for row in rows], line, color=colour, marker="o", markersize=3, label=name, gid=name)
+        panel.plot(
+            [row[0] for row in rows],
+            line,
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=name,
+            gid=name,
+        )

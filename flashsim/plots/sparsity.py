@@ -1,4 +1,6 @@
-"""Figure 2 (right) of the paper, as a model: block-sparse FlashAttention's accesses against s. Proposition 4."""
+"""Figure 2 (right) of the paper, as a model: block-sparse FlashAttention's accesses against s.
+Proposition 4.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,14 +32,21 @@ _FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
 
 
 def sparsity_data(
-    *, N: int = 16_384, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
-    blocks: tuple[int, int] | None = None, sizing: str = "fit"
-) -> dict[str, Any]:  # fmt: skip
-    """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
+    *,
+    N: int = 16_384,
+    d: int = REFERENCE_D,
+    M: Size | None = None,
+    dtype: str = "float32",
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+) -> dict[str, Any]:
+    """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part
+    of tiles computed.
 
-    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th column),
-    as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide evenly, as
-    at the default N with line 1's blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks and
+    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly,
+    strided (every 8th column), as in `flashsim.patterns`. `floor`: an empty mask. `flash`:
+    Algorithms 2 and 4, all tiles. Where rows divide evenly, as at the default N with line 1's
+    blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks and
     `sram_peak` are those of the backward pass.
     """
     asked = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
@@ -54,7 +63,10 @@ def sparsity_data(
     def at(mask: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
         tiles = int(np.count_nonzero(mask))
         moved = {direction: accesses("block_sparse", direction, mask) for direction in BY_DIRECTION}
-        return {direction: {"s": tiles / total, "tiles": tiles, "accesses": n} for direction, n in moved.items()}
+        return {
+            direction: {"s": tiles / total, "tiles": tiles, "accesses": n}
+            for direction, n in moved.items()
+        }
 
     random = [at(mask) for mask in _random_masks(T)]
     named = {name: at(pattern(*T)) for name, pattern in _PATTERNS.items()}
@@ -76,7 +88,9 @@ def sparsity_data(
 
 
 def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
-    """Yield a seeded random mask (T_r, T_c) of each density: one at a time, and drawn by rows, as they may be large."""
+    """Yield a seeded random mask (T_r, T_c) of each density: one at a time, and drawn by rows,
+    as they may be large.
+    """
     random, row = np.random.default_rng(SEED), np.empty(T[1])
     mask = np.empty(T, bool)
     for density in _DENSITIES:
@@ -85,9 +99,18 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@chart("sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.1, x=2, y=10)
+@chart(
+    "sparsity",
+    sparsity_data,
+    "Figure 2 (right), Proposition 4: accesses against sparsity",
+    4.1,
+    x=2,
+    y=10,
+)
 def plot_sparsity(data: Data, ax: Axes) -> None:
-    """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
+    """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left
+    to compute, the floor.
+    """
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
     left, right = 2.0**-13, 1.35
@@ -97,10 +120,22 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
     for direction, colour in BY_DIRECTION.items():
         numbers = data["directions"][direction]
         floor, flash = numbers["floor"], numbers["flash"]
-        ax.plot(every, floor + (flash - floor) * every, color=colour, linewidth=1, gid=f"{direction} line")
-        looks: tuple[tuple[str, dict[str, Any]], ...] = (("o", {"mfc": "white"}), ("D", {"mec": "black", "ms": 5.5}))
+        ax.plot(
+            every,
+            floor + (flash - floor) * every,
+            color=colour,
+            linewidth=1,
+            gid=f"{direction} line",
+        )
+        looks: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("o", {"mfc": "white"}),
+            ("D", {"mec": "black", "ms": 5.5}),
+        )
         for what, points, (marker, look) in zip(
-            ("random", "patterns"), (numbers["random"], numbers["patterns"].values()), looks, strict=True
+            ("random", "patterns"),
+            (numbers["random"], numbers["patterns"].values()),
+            looks,
+            strict=True,
         ):
             s, moved = [p["tiles"] / tiles for p in points], [p["accesses"] for p in points]
             ax.plot(s, moved, marker, color=colour, gid=f"{direction} {what}", **look)
@@ -110,18 +145,36 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
     for direction, colour in BY_DIRECTION.items():
         numbers = data["directions"][direction]
         ax.text(at, numbers["flash"] * 1.05, f"all tiles, {direction}", color=colour, va="bottom")
-        ax.text(right / 1.05, numbers["floor"] / 1.08, f"floor: {_FLOORS[direction]}", color=GREY, ha="right", va="top")
+        ax.text(
+            right / 1.05,
+            numbers["floor"] / 1.08,
+            f"floor: {_FLOORS[direction]}",
+            color=GREY,
+            ha="right",
+            va="top",
+        )
     for name, point in forward["patterns"].items():
         label = f"{name} by {_STRIDE}" if name == "strided" else name
-        ax.annotate(label, (point["s"], point["accesses"]), (6, -4), textcoords="offset points", va="top")
+        ax.annotate(
+            label, (point["s"], point["accesses"]), (6, -4), textcoords="offset points", va="top"
+        )
     middle = np.sqrt(forward["flash"] * data["directions"]["backward"]["floor"])
-    ax.text(at, middle * 1.6, "circles: tiles at random\nline: floor + s · (all − floor)", va="center", linespacing=1.4)
+    ax.text(
+        at,
+        middle * 1.6,
+        "circles: tiles at random\nline: floor + s · (all − floor)",
+        va="center",
+        linespacing=1.4,
+    )
     exponents = range(-12, 1, 3)
     parts = [f"1/{2**-e:,}" if e else "1" for e in exponents]
     ticks(ax.xaxis, FixedLocator([2.0**e for e in exponents]), FixedFormatter(parts))
     ticks(ax.yaxis, LogLocator(10, (1, 2, 5)))
     power = power_for(ax.get_ylim()[1] / 10)
     say_in(ax.yaxis, power)
-    ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
+    ax.set_xlabel(
+        f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n"
+        f"{said(data, 'N', 'd', 'M')}"
+    )
     ax.set_ylabel(f"HBM accesses ({in_units(power)})")
     ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))

@@ -1,4 +1,6 @@
-"""Theorem 2, and Theorem 5 for the backward pass, as three log-log plots each: HBM accesses against N, d and M."""
+"""Theorem 2, and Theorem 5 for the backward pass, as three log-log plots each: HBM accesses
+against N, d and M.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,24 +40,39 @@ _THEOREMS = {
 
 
 def theorem_data(
-    number: int, *, N: int = 16_384, d: int = REFERENCE_D, M: Size | None = None, dtype: str = "float32",
-    algorithms: Sequence[Any] = ()
-) -> dict[str, Any]:  # fmt: skip
-    """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
+    number: int,
+    *,
+    N: int = 16_384,
+    d: int = REFERENCE_D,
+    M: Size | None = None,
+    dtype: str = "float32",
+    algorithms: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those
+    given, and their log-log fits.
 
-    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted by
-    the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
-    `theory.flash_constants(d)`. For Theorem 5 the same of the backward pass: `flash` is Algorithm 4, `standard` Algorithm
-    3, `proof` 8Nd + 7N², `band` by `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by
-    least squares in log10; `residual` is the greatest |log10 accesses − fit|. Blocks are line 1's, of which the constants
-    are; `needs` says what FlashAttention needs of M at most, as a part. Raises ValueError where N, d, M leave the theorem's
-    d ≤ M ≤ Nd too few sizes to fit.
+    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and
+    `standard` as counted by the simulator, and of `proof`, the standard attention that reads each
+    operand once. `band` is N²d²/M times `theory.flash_constants(d)`. For Theorem 5 the same of the
+    backward pass: `flash` is Algorithm 4, `standard` Algorithm 3, `proof` 8Nd + 7N², `band` by
+    `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least
+    squares in log10; `residual` is the greatest |log10 accesses − fit|. Blocks are line 1's, of
+    which the constants are; `needs` says what FlashAttention needs of M at most, as a part. Raises
+    ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
     theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
-    panels = {variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()}
-    said = {"theorem": number, "direction": theorem.direction, "dtype": checked["dtype"], "sizing": "paper"}
+    panels = {
+        variable: _panel(variable, values, fixed, theorem, others)
+        for variable, values in _ranges(**fixed).items()
+    }
+    said = {
+        "theorem": number,
+        "direction": theorem.direction,
+        "dtype": checked["dtype"],
+        "sizing": "paper",
+    }
     return {**said, "panels": panels}
 
 
@@ -63,12 +80,15 @@ theorem2_data, theorem5_data = partial(theorem_data, 2), partial(theorem_data, 5
 
 
 def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
-    """Return the sizes on each panel's axis, all of which have d ≤ M ≤ Nd. Raises ValueError where they are fewer than three."""
+    """Return the sizes on each panel's axis, all of which have d ≤ M ≤ Nd. Raises ValueError
+    where they are fewer than three.
+    """
     first = (2 * M // d).bit_length()  # N from twice what M holds
     ranges = {
         "N": [2**e for e in range(first, first + 8)] if d <= M else [],
         "d": [size for size in _DIMENSIONS if N * size >= 10 * M and 16 * size <= M],
-        "M": [4 * d * 2**e for e in range((N // 16).bit_length())],  # 4d … Nd/4, where ⌈M/4d⌉ does not round
+        # 4d … Nd/4, where ⌈M/4d⌉ does not round
+        "M": [4 * d * 2**e for e in range((N // 16).bit_length())],
     }
     for variable, sizes in ranges.items():
         if len(sizes) < 3:
@@ -78,7 +98,11 @@ def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
 
 
 def _panel(
-    variable: str, values: list[int], fixed: Mapping[str, int], theorem: _Theorem, others: Sequence[Algorithm]
+    variable: str,
+    values: list[int],
+    fixed: Mapping[str, int],
+    theorem: _Theorem,
+    others: Sequence[Algorithm],
 ) -> dict[str, Any]:
     at: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
     named: dict[str, str | Algorithm] = {name: name for name in (theorem.flash, "standard")}
@@ -86,12 +110,16 @@ def _panel(
     how: dict[str, Any] = {"direction": theorem.direction, "sizing": "paper"}
     tallies = {name: [count(what, **x, **how) for x in at] for name, what in named.items()}
     series = {name: [tally.hbm.accesses for tally in counted] for name, counted in tallies.items()}
-    series["proof"] = [sum(theory.proof_accounting(x["N"], x["d"], direction=theorem.direction)) for x in at]
+    series["proof"] = [
+        sum(theory.proof_accounting(x["N"], x["d"], direction=theorem.direction)) for x in at
+    ]
     return {
         "fixed": {name: value for name, value in fixed.items() if name != variable},
         "values": values,
         **series,
-        "needs": [round(tally.sram.peak / tally.sram.capacity, 4) for tally in tallies[theorem.flash]],
+        "needs": [
+            round(tally.sram.peak / tally.sram.capacity, 4) for tally in tallies[theorem.flash]
+        ],
         **({"others": [other.name for other in others]} if others else {}),
         "band": [[c * theory.theorem_2_flash(**x) for c in theorem.constants(x["d"])] for x in at],
         "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
@@ -116,16 +144,23 @@ _TITLES = {
 
 
 def plot_theorem(data: Data, axes: Several) -> None:
-    """Draw Theorem 2, or 5, in three panels, HBM accesses (elements) against N, d and M, log-log, with fitted slopes.
+    """Draw Theorem 2, or 5, in three panels, HBM accesses (elements) against N, d and M, log-log,
+    with fitted slopes.
 
-    FlashAttention's line is its fit; the others join their points. The band is what `theory.flash_constants` allows, or
-    `theory.flash_backward_constants`. Standard attention "as run" reads operands again, as M < d² forces; "in the proof" it
-    reads each once. Where N + 2 > M a run must also read S twice, backward, where 2N + 1 > M, P and dP: the small steps.
+    FlashAttention's line is its fit; the others join their points. The band is what
+    `theory.flash_constants` allows, or `theory.flash_backward_constants`. Standard attention "as
+    run" reads operands again, as M < d² forces; "in the proof" it reads each once. Where N + 2 > M
+    a run must also read S twice, backward, where 2N + 1 > M, P and dP: the small steps.
     """
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
-        needs = dict.fromkeys(f"{share:.0%}" for share in (min(numbers["needs"]), max(numbers["needs"])))
-        panel.set_xlabel(f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need {' to '.join(needs)} of M")
+        needs = dict.fromkeys(
+            f"{share:.0%}" for share in (min(numbers["needs"]), max(numbers["needs"]))
+        )
+        panel.set_xlabel(
+            f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need "
+            f"{' to '.join(needs)} of M"
+        )
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:
@@ -133,7 +168,9 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     low, high = zip(*panel["band"], strict=True)
     ax.fill_between(values, low, high, facecolor=SKY, alpha=0.3, linewidth=0, gid="band")
     handles = []
-    others = {name: (look.label, look.line) for name, look in looks(panel.get("others", ())).items()}
+    others = {
+        name: (look.label, look.line) for name, look in looks(panel.get("others", ())).items()
+    }
     series = {
         "standard": ("standard, as run", _STANDARD.line),
         "proof": ("standard, in the proof", _PROOF),
@@ -141,12 +178,19 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
         **others,
     }
     for name, (label, style) in series.items():
-        slope, intercept, residual = (panel["fits"][name][k] for k in ("slope", "intercept", "residual"))
+        slope, intercept, residual = (
+            panel["fits"][name][k] for k in ("slope", "intercept", "residual")
+        )
         fitted = f"slope {slope:.2f}" + ("" if on_slide(ax) else f", residual {residual:.3f}")
         fitted = fitted if residual < _POWER else "bends, no one slope"
         handles.append(Line2D([], [], **style, label=f"{label}: {fitted}".replace("-", "−")))
         if name == theorem.flash:
-            ax.plot(values, 10**intercept * np.array(values, float) ** slope, color=style["color"], gid="fit")
+            ax.plot(
+                values,
+                10**intercept * np.array(values, float) ** slope,
+                color=style["color"],
+                gid="fit",
+            )
             style = {**style, "linestyle": "none"}
         ax.plot(values, panel[name], **style, gid=name)
     if variable != "N":
@@ -155,14 +199,36 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
         ax.text(turn, 1, " M = d²", color=GREY, transform=ax.get_xaxis_transform(), va="top")
     x, side = (0.02, "left") if variable == "M" else (1, "right")
     band = f"band: N²d²/M\ntimes {theorem.band}"
-    ax.text(x, 0.03, band, color=BLUE, transform=ax.transAxes, ha=side, va="bottom", multialignment="left")
+    ax.text(
+        x,
+        0.03,
+        band,
+        color=BLUE,
+        transform=ax.transAxes,
+        ha=side,
+        va="bottom",
+        multialignment="left",
+    )
     ax.margins(x=0.04)
-    ax.set_xlabel(_LABELS[variable] + "\n" + ", ".join(f"{name} = {value:,}" for name, value in fixed.items()))
-    ax.set_ylabel(("" if theorem.direction == "forward" else "backward\n") + "HBM accesses (elements)")
+    ax.set_xlabel(
+        _LABELS[variable] + "\n" + ", ".join(f"{name} = {value:,}" for name, value in fixed.items())
+    )
+    ax.set_ylabel(
+        ("" if theorem.direction == "forward" else "backward\n") + "HBM accesses (elements)"
+    )
     ticks(ax.yaxis, LogLocator(10, numticks=8))
-    heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" and not on_slide(ax) else None
+    heading = (
+        "residual: greatest |log₁₀(accesses / fit)|"
+        if variable == "N" and not on_slide(ax)
+        else None
+    )
     ax.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(hang(ax, -0.2), 1), handlelength=2.6, title=heading, alignment="left"
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(hang(ax, -0.2), 1),
+        handlelength=2.6,
+        title=heading,
+        alignment="left",
     )
     title = _TITLES[variable].replace("; ", ";\n") if on_slide(ax) else _TITLES[variable]
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
@@ -171,4 +237,11 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
 _PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}
 _WHAT = "Theorem 2: accesses against N, d, M, with fitted exponents"
 plot_theorem2 = Chart("theorem2", theorem2_data, _WHAT, 8.6, plot_theorem, **_PANELS)
-plot_theorem5 = Chart("theorem5", theorem5_data, "Theorem 5: the same for the backward pass", 8.6, plot_theorem, **_PANELS)
+plot_theorem5 = Chart(
+    "theorem5",
+    theorem5_data,
+    "Theorem 5: the same for the backward pass",
+    8.6,
+    plot_theorem,
+    **_PANELS,
+)

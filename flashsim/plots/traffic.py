@@ -1,20 +1,25 @@
-"""Figure 2 (left) of the paper, as a model: what GPT-2 medium's attention computes and moves, pass by pass.
+"""Figure 2 (left) of the paper, as a model: what GPT-2 medium's attention computes and moves, pass
+by pass.
 
-N = 1,024, d = 64, 16 heads, batch 64, float16, a causal mask, dropout 0.1, forward and backward. The paper gives 40.3 GB
-and 66.6 GFLOPs for standard attention against 4.4 GB and 75.2 GFLOPs for FlashAttention, measured on an A100. The model
-counts elements, times their item size. What agrees, and what does not:
+N = 1,024, d = 64, 16 heads, batch 64, float16, a causal mask, dropout 0.1, forward and backward.
+The paper gives 40.3 GB and 66.6 GFLOPs for standard attention against 4.4 GB and 75.2 GFLOPs for
+FlashAttention, measured on an A100. The model counts elements, times their item size. What agrees,
+and what does not:
 
-- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1): N × N elements of 2 bytes are read or
-  written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times, which is 40.27 GB. At smaller M
-  products read K, V, dO, Q again, T_r times. On an A100 the L2 cache serves many such repeats, and PyTorch may fuse or split
-  passes otherwise than we do; that 40.27 comes so near is not proof that it moved these arrays.
-- FlashAttention, bytes. Algorithm 2 reads Q, O, ℓ, m, and Algorithm 4 Q, O, dO, dQ, ℓ, m, once for each of T_c blocks of
-  keys, so bytes follow M. docs/paper.md sets them beside the paper's, in blocks that fit and in line 1's. The kernel measured
-  is not this listing: its blocks need not be ⌈M/4d⌉, and the L2 cache, which all SMs share, serves reads again.
-- FLOPs. All 1,024 heads need six products of 2N²d, 825 GFLOPs, and FlashAttention seven, 962. The paper's 66.6 and
-  75.2 are about a twelfth of that, so they are not for this whole batch, whatever their unit. Their difference, 8.6, is one
-  product for 64 heads (8.59 GFLOPs: the S that Algorithm 4 computes again); but six products for 64 heads are 51.5, not
-  66.6. What fits both is not known to us, so nothing is scaled. The ratios can be compared: 1.17 here, 1.13 there.
+- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1): N × N
+  elements of 2 bytes are read or written 18 times (one of them is dropout's Z, a byte each, written
+  and read), N × d 12 times, which is 40.27 GB. At smaller M products read K, V, dO, Q again, T_r
+  times. On an A100 the L2 cache serves many such repeats, and PyTorch may fuse or split passes
+  otherwise than we do; that 40.27 comes so near is not proof that it moved these arrays.
+- FlashAttention, bytes. Algorithm 2 reads Q, O, ℓ, m, and Algorithm 4 Q, O, dO, dQ, ℓ, m, once for
+  each of T_c blocks of keys, so bytes follow M. docs/paper.md sets them beside the paper's, in
+  blocks that fit and in line 1's. The kernel measured is not this listing: its blocks need not be
+  ⌈M/4d⌉, and the L2 cache, which all SMs share, serves reads again.
+- FLOPs. All 1,024 heads need six products of 2N²d, 825 GFLOPs, and FlashAttention seven, 962. The
+  paper's 66.6 and 75.2 are about a twelfth of that, so they are not for this whole batch, whatever
+  their unit. Their difference, 8.6, is one product for 64 heads (8.59 GFLOPs: the S that Algorithm
+  4 computes again); but six products for 64 heads are 51.5, not 66.6. What fits both is not known
+  to us, so nothing is scaled. The ratios can be compared: 1.17 here, 1.13 there.
 """
 
 from collections import Counter
@@ -35,37 +40,58 @@ from flashsim.theory.measured import FIGURE_2
 _WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "heads": 16 * 64, "dtype": "float16"}
 _VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
-_KB = (100, 192, 512)  # the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
+# the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
+_KB = (100, 192, 512)
 _WAYS = ("forward", "backward")
 
 _LOOKS = looks(("standard", "flash"))
 _PASSES = {
-    "Q, K → S": "QKᵀ", "S → S": "mask", "S → P": "softmax", "P → Z, P_dropped": "dropout", "P_dropped, V → O": "PV",
-    "P_dropped, dO → dV": "dV", "dO, V → dP": "dP", "dP, Z → dP": "dropout", "P, dP → dS": "softmax",
-    "dS, K → dQ": "dQ", "dS, Q → dK": "dK",
-}  # fmt: skip
+    "Q, K → S": "QKᵀ",
+    "S → S": "mask",
+    "S → P": "softmax",
+    "P → Z, P_dropped": "dropout",
+    "P_dropped, V → O": "PV",
+    "P_dropped, dO → dV": "dV",
+    "dO, V → dP": "dP",
+    "dP, Z → dP": "dropout",
+    "P, dP → dS": "softmax",
+    "dS, K → dQ": "dQ",
+    "dS, Q → dK": "dK",
+}
 
 
 def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
-    """Return bytes and FLOPs of `standard` (mask and dropout as passes of their own) and `flash`, and the paper's numbers.
+    """Return bytes and FLOPs of `standard` (mask and dropout as passes of their own) and `flash`,
+    and the paper's numbers.
 
-    For each: `by_M`, at M = 100 KB, 192 KB and 512 KB, bytes of both directions and the most T_r, T_c; `flops`; and at
-    100 KB `passes`, each with the bytes it reads and writes. GB are 10⁹ bytes, KB 1,024 bytes. `product_flops` is 2N²d
-    for all heads: the paper's GFLOPs are not for all of them (see the module's text).
+    For each: `by_M`, at M = 100 KB, 192 KB and 512 KB, bytes of both directions and the most T_r,
+    T_c; `flops`; and at 100 KB `passes`, each with the bytes it reads and writes. GB are 10⁹ bytes,
+    KB 1,024 bytes. `product_flops` is 2N²d for all heads: the paper's GFLOPs are not for all of
+    them (see the module's text).
     """
     N, d, heads = (_SHAPE[k] for k in ("N", "d", "heads"))
     return {
-        **_SHAPE, **_VARIANT, "sizing": sizing, "paper": FIGURE_2, "product_flops": 2 * N * N * d * heads,
+        **_SHAPE,
+        **_VARIANT,
+        "sizing": sizing,
+        "paper": FIGURE_2,
+        "product_flops": 2 * N * N * d * heads,
         "model": {name: _model(name, sizing) for name in _LOOKS},
-    }  # fmt: skip
+    }
 
 
 def _model(name: str, sizing: str) -> dict[str, Any]:
     by_M = []
     for kilobytes in _KB:
         pair = [_count(name, way, sizing, kilobytes) for way in _WAYS]
-        at = {"KB": kilobytes, "M": pair[0].sram.capacity, "peak": max(tally.sram.peak for tally in pair)}
-        tiles = {sides: max(getattr(tally.blocks, sides) for tally in pair) for sides in ("T_r", "T_c")}
+        at = {
+            "KB": kilobytes,
+            "M": pair[0].sram.capacity,
+            "peak": max(tally.sram.peak for tally in pair),
+        }
+        tiles = {
+            sides: max(getattr(tally.blocks, sides) for tally in pair) for sides in ("T_r", "T_c")
+        }
         by_M.append({**at, **tiles, "bytes": sum(tally.hbm.bytes for tally in pair)})
     flops = [_count(name, way, sizing, _KB[0]).flops for way in _WAYS]
     return {
@@ -75,12 +101,28 @@ def _model(name: str, sizing: str) -> dict[str, Any]:
     }
 
 
-def _count(name: str, way: str, sizing: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Result:
-    return count(name, **_SHAPE, **_VARIANT, M=kilobytes * 1024 // 2, direction=way, sizing=sizing, observers=observers)
+def _count(
+    name: str,
+    way: str,
+    sizing: str,
+    kilobytes: int,
+    observers: Sequence[Callable[[Event], None]] = (),
+) -> Result:
+    return count(
+        name,
+        **_SHAPE,
+        **_VARIANT,
+        M=kilobytes * 1024 // 2,
+        direction=way,
+        sizing=sizing,
+        observers=observers,
+    )
 
 
 def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
-    """Return what each pass over the data, that is, each outermost loop, moves, with what is moved before it."""
+    """Return what each pass over the data, that is, each outermost loop, moves, with what is
+    moved before it.
+    """
     passes: list[dict[str, Counter[str]]] = [{"reads": Counter(), "writes": Counter()}]
 
     def follow(event: Event) -> None:
@@ -93,15 +135,30 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
     tally = _count(name, way, sizing, _KB[0], [follow])
 
     def in_bytes(elements: Mapping[str, int]) -> dict[str, int]:
-        return {array: n * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize for array, n in elements.items()}
+        return {
+            array: n * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize
+            for array, n in elements.items()
+        }
 
     rows = []
     for one in passes[:-1]:  # after the last loop nothing moves
         moves = f"{', '.join(one['reads'])} → {', '.join(one['writes'])}"
-        title = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way] if name == "flash" else _PASSES[moves]
+        title = (
+            {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
+            if name == "flash"
+            else _PASSES[moves]
+        )
         reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
         sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
-        rows.append({"direction": way, "pass": title, "moves": moves, **sums, "by_array": {"reads": reads, "writes": writes}})
+        rows.append(
+            {
+                "direction": way,
+                "pass": title,
+                "moves": moves,
+                **sums,
+                "by_array": {"reads": reads, "writes": writes},
+            }
+        )
     return rows
 
 
@@ -112,7 +169,9 @@ _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
 
 @chart("traffic", traffic_data, _WHAT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
 def plot_traffic(data: Data, axes: Several) -> None:
-    """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios likewise, and the model's passes."""
+    """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios
+    likewise, and the model's passes.
+    """
     for panel in axes:
         panel.spines["left"].set_visible(False)
         panel.tick_params(axis="y", left=False)
@@ -127,19 +186,25 @@ class _Rows:
 
     def heading(self, text: str, colour: str) -> None:
         self._y += 0.35 if self._labels else 0
-        self._ax.text(0, self._y, text, color=colour, transform=self._ax.get_yaxis_transform(), va="center")
+        self._ax.text(
+            0, self._y, text, color=colour, transform=self._ax.get_yaxis_transform(), va="center"
+        )
         self._y += 0.95
 
     def bar(self, label: str, parts: Mapping[str, float], text: str, colour: str) -> None:
         left = 0.0
         for (gid, part), hatch in zip(parts.items(), ("", _WRITTEN), strict=False):
-            self._ax.barh(self._y, part, 0.75, left, color=colour, hatch=hatch, **_EDGE)[0].set_gid(gid)
+            self._ax.barh(self._y, part, 0.75, left, color=colour, hatch=hatch, **_EDGE)[0].set_gid(
+                gid
+            )
             left += part
         self._ax.annotate(text, (left, self._y), (3, 0), textcoords="offset points", va="center")
         self._labels.append((self._y, label))
         self._y += 1
 
-    def finish(self, xlim: float, xlabel: str, title: str, pad: float = 6, unit: float = 1e9) -> None:
+    def finish(
+        self, xlim: float, xlabel: str, title: str, pad: float = 6, unit: float = 1e9
+    ) -> None:
         self._ax.set_yticks([y for y, _ in self._labels], [label for _, label in self._labels])
         self._ax.yaxis.set_minor_locator(NullLocator())
         self._ax.set_ylim(self._y - 0.4, -0.6)
@@ -158,7 +223,9 @@ def _draw_bytes(ax: Axes, data: Data) -> None:
             once = at["T_r" if name == "standard" else "T_c"] == 1
             text = f"{at['bytes'] / 1e9:.3g}" + ("  all read once" if once else "")
             text += f"  needs {at['peak'] / at['M']:.0%} of M" if at["peak"] > at["M"] else ""
-            rows.bar(f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _LOOKS[name].colour)
+            rows.bar(
+                f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _LOOKS[name].colour
+            )
         measured = paper[name]["GB"]
         rows.bar("paper", {f"{name} paper": measured * 1e9}, f"{measured}  A100, measured", "white")
     standard, flash = (data["model"][name]["by_M"] for name in _LOOKS)
@@ -174,10 +241,25 @@ def _draw_flops(ax: Axes, data: Data) -> None:
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
         flops, printed = model["flops"]["total"], paper[name]["GFLOPs"]
-        ratio, in_paper = flops / data["model"]["standard"]["flops"]["total"], printed / paper["standard"]["GFLOPs"]
-        rows.bar("model", {f"{name} flops": ratio}, f"{ratio:.3g}  ({flops / 1e9:.3g} GFLOPs)", _LOOKS[name].colour)
-        rows.bar("paper", {f"{name} paper flops": in_paper}, f"{in_paper:.3g}  ({printed} GFLOPs)", "white")
-    xlabel = f"FLOPs over standard attention's\nmodel: {data['heads']:,} heads; paper: not of as many"
+        ratio, in_paper = (
+            flops / data["model"]["standard"]["flops"]["total"],
+            printed / paper["standard"]["GFLOPs"],
+        )
+        rows.bar(
+            "model",
+            {f"{name} flops": ratio},
+            f"{ratio:.3g}  ({flops / 1e9:.3g} GFLOPs)",
+            _LOOKS[name].colour,
+        )
+        rows.bar(
+            "paper",
+            {f"{name} paper flops": in_paper},
+            f"{in_paper:.3g}  ({printed} GFLOPs)",
+            "white",
+        )
+    xlabel = (
+        f"FLOPs over standard attention's\nmodel: {data['heads']:,} heads; paper: not of as many"
+    )
     rows.finish(2.2, xlabel, f"{ratio:.2f}× the FLOPs (paper: {in_paper:.2f}×)", unit=1)
 
 
@@ -187,18 +269,32 @@ def _draw_passes(ax: Axes, data: Data) -> None:
         heading = ""
         for one in model["passes"]:
             direction, reads, writes = (one[k] for k in ("direction", "reads", "writes"))
-            above = f"standard, {direction}" if name == "standard" else "FlashAttention, forward and backward"
+            above = (
+                f"standard, {direction}"
+                if name == "standard"
+                else "FlashAttention, forward and backward"
+            )
             if above != heading:
                 heading = above
                 rows.heading(heading, _LOOKS[name].colour)
             gid = f"{name} {direction} {one['pass']}"
             parts = {f"{gid} reads": reads, f"{gid} writes": writes}
-            rows.bar(one["pass"], parts, f"{reads / 1e9:.2f} + {writes / 1e9:.2f}", _LOOKS[name].colour)
+            rows.bar(
+                one["pass"], parts, f"{reads / 1e9:.2f} + {writes / 1e9:.2f}", _LOOKS[name].colour
+            )
     N, d, heads = (data[k] for k in ("N", "d", "heads"))
     total = data["model"]["standard"]["by_M"][0]["bytes"] / 1e9
     shape = f"N = {N:,}, d = {d}, {heads:,} heads, {data['dtype']}"
     xlabel = f"HBM reads + writes (GB), M = {_KB[0]} KB\n{shape}"
-    longest = max(one["reads"] + one["writes"] for model in data["model"].values() for one in model["passes"])
+    longest = max(
+        one["reads"] + one["writes"] for model in data["model"].values() for one in model["passes"]
+    )
     rows.finish(1.4 * longest, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
     keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
-    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(hang(ax, -0.3), 1.01), ncols=2, borderaxespad=0)
+    ax.legend(
+        handles=keys,
+        loc="lower left",
+        bbox_to_anchor=(hang(ax, -0.3), 1.01),
+        ncols=2,
+        borderaxespad=0,
+    )

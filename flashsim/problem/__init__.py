@@ -1,1 +1,3 @@
-"""What users hand in: arguments, arrays, kinds of matrices, options, and the sizes that they have."""
+"""What users hand in: arguments, arrays, kinds of matrices, options, and the sizes that they
+have.
+"""

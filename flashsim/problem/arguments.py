@@ -1,7 +1,9 @@
-"""Checks of the arguments that users pass: a function for each kind of argument, the same for every entry point.
+"""Checks of the arguments that users pass: a function for each kind of argument, the same for every
+entry point.
 
-Each returns the argument in the form that the code behind it takes (a Python int, a native array, a tuple), or raises ValueError,
-which names the argument, its value (shortened) and what was expected. Arrays of numbers are in `flashsim.problem.inputs`.
+Each returns the argument in the form that the code behind it takes (a Python int, a native array, a
+tuple), or raises ValueError, which names the argument, its value (shortened) and what was expected.
+Arrays of numbers are in `flashsim.problem.inputs`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def shown(value: object) -> str:
 
 
 def near(word: object, known: Iterable[object]) -> str | None:
-    """Return the known name that `word` is a slip of, dashes and case aside; None where none is near."""
+    """Return the known name that `word` is a slip of, dashes and case aside; None where none is
+    near.
+    """
     names = {_bare(name): str(name) for name in known}
     close = get_close_matches(_bare(word), names, 1, cutoff=0.75)
     return names[close[0]] if close else None
@@ -58,14 +62,18 @@ def _bare(name: object) -> str:
 
 
 def check_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array in the machine's byte order, of lists or of another library's array (`flashsim.problem.dlpack`).
+    """Return an array in the machine's byte order, of lists or of another library's array
+    (`flashsim.problem.dlpack`).
 
     Masked arrays are refused: their masks would be ignored.
     """
     if type(value) is np.ndarray and value.dtype.isnative:
         return value
     if _is_masked(value):
-        raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
+        raise ValueError(
+            f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain "
+            "array"
+        )
     try:
         array = as_array(value)
     except Exception as error:  # ragged lists; or whatever an object's __array__ raises
@@ -76,7 +84,8 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
 def _is_masked(value: Any, deep: int = 8) -> bool:
     if isinstance(value, list | tuple) and deep:
         return any(_is_masked(inner, deep - 1) for inner in value)
-    ma = sys.modules.get("numpy.ma")  # NumPy imports it only when asked; where there is a masked array, it has been
+    # NumPy imports it only when asked; where there is a masked array, it has been
+    ma = sys.modules.get("numpy.ma")
     return ma is not None and isinstance(value, ma.MaskedArray)
 
 
@@ -88,8 +97,12 @@ def check_real(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
-def check_booleans(name: str, value: Any, *, or_else: str = "", for_floats: str = "") -> NDArray[np.bool_]:
-    """Return a mask, an array of booleans; an error says what else may be given, where that is not an array, and for floats."""
+def check_booleans(
+    name: str, value: Any, *, or_else: str = "", for_floats: str = ""
+) -> NDArray[np.bool_]:
+    """Return a mask, an array of booleans; an error says what else may be given, where that is
+    not an array, and for floats.
+    """
     array = check_array(name, value)
     if array.dtype != bool:
         got, hint = f"has dtype {array.dtype}", ""
@@ -102,18 +115,24 @@ def check_booleans(name: str, value: Any, *, or_else: str = "", for_floats: str 
 
 
 def check_whole(name: str, value: Any, most: int = LARGEST) -> NDArray[Any]:
-    """Return whole numbers as an array. ValueError for others, and for those above `most`, or below its negative."""
+    """Return whole numbers as an array. ValueError for others, and for those above `most`, or
+    below its negative.
+    """
     array = check_array(name, value)
     if not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"{name}: dtype {array.dtype}; expected whole numbers")
     if array.size and (array.min() < -most or array.max() > most):
-        raise ValueError(f"{name} runs from {array.min()} to {array.max()}; expected from -{most} to {most}")
+        raise ValueError(
+            f"{name} runs from {array.min()} to {array.max()}; expected from -{most} to {most}"
+        )
     return array
 
 
 def broadcasts(shape: tuple[int, ...], onto: tuple[int, ...]) -> bool:
     """Say whether an array of one shape broadcasts to another."""
-    return len(shape) <= len(onto) and all(n in (1, m) for n, m in zip(shape[::-1], onto[::-1], strict=False))
+    return len(shape) <= len(onto) and all(
+        n in (1, m) for n, m in zip(shape[::-1], onto[::-1], strict=False)
+    )
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
@@ -132,7 +151,9 @@ def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> i
 def check_number(name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> float:
     """Return a real number that fits as a float."""
     try:
-        if isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(value, bool):
+        if isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(
+            value, bool
+        ):
             number = float(value)
             if fits(number):
                 return number
@@ -194,7 +215,9 @@ def check_seed(seed: Any) -> int:
 
 
 def check_shape(N: Any, d: Any, N_q: Any, N_k: Any, d_v: Any) -> Shape:
-    """Return the problem's shape from lengths given as N, or as N_q and N_k; d_v is d by default."""
+    """Return the problem's shape from lengths given as N, or as N_q and N_k; d_v is d by
+    default.
+    """
     if N is not None:
         N = check_count("N", N)
     if N is None and (N_q is None or N_k is None):
@@ -233,7 +256,9 @@ def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | 
     return tuple(sizes)
 
 
-check_blocks = cast("Callable[[Any], tuple[int, int] | None]", partial(check_block_sizes, ("B_r", "B_c")))
+check_blocks = cast(
+    "Callable[[Any], tuple[int, int] | None]", partial(check_block_sizes, ("B_r", "B_c"))
+)
 """Return (B_r, B_c), or None where none are given."""
 
 
@@ -253,8 +278,14 @@ def check_blocks_of_run(blocks: Any) -> Blocks:
 
 
 def check_block_mask(block_mask: Any) -> Any:
-    """Return a block mask whose tiles are not known yet: None, "live", a function, or a copy of an array as booleans."""
-    if block_mask is None or callable(block_mask) or (isinstance(block_mask, str) and block_mask == "live"):
+    """Return a block mask whose tiles are not known yet: None, "live", a function, or a copy of
+    an array as booleans.
+    """
+    if (
+        block_mask is None
+        or callable(block_mask)
+        or (isinstance(block_mask, str) and block_mask == "live")
+    ):
         return block_mask
     if isinstance(block_mask, str):
         expected = 'an array, a function of (T_r, T_c), or "live"'
@@ -268,11 +299,14 @@ def check_block_mask(block_mask: Any) -> Any:
 
 
 def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.bool_]:
-    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c), 2²⁸ of them at most."""
+    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c), 2²⁸
+    of them at most.
+    """
     T, entries = (blocks.T_r, blocks.T_c), blocks.T_r * blocks.T_c
     if callable(block_mask) and entries > MOST_TILES:
         raise ValueError(
-            f"block_mask is a function, here of (T_r, T_c) = {T}: it would return {entries:,} entries; "
+            f"block_mask is a function, here of (T_r, T_c) = {T}: it would return {entries:,} "
+            "entries; "
             f"expected at most {MOST_TILES:,}. Take larger blocks"
         )
     array = check_block_mask(block_mask(*T)) if callable(block_mask) else block_mask
@@ -281,7 +315,8 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
     if array.shape != T:
         raise ValueError(
             f"block_mask has shape {array.shape}; expected (T_r, T_c) = {T}, "
-            f"as B_r = {blocks.B_r} and B_c = {blocks.B_c} divide N_q = {shape.N_q} and N_k = {shape.N_k}"
+            f"as B_r = {blocks.B_r} and B_c = {blocks.B_c} divide N_q = {shape.N_q} and N_k = "
+            f"{shape.N_k}"
         )
     return array
 
@@ -291,14 +326,18 @@ def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     several = tuple(observers) if np.iterable(observers) else (None,)
     for function in several:
         if not _takes(function, 1):
-            raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
+            raise ValueError(
+                f"observers is {shown(observers)}; expected a sequence of functions of an event"
+            )
     return several
 
 
 def check_callback(name: str, function: Any) -> Any:
     """Return a function that can be called with two arguments, or None where none is given."""
     if function is not None and not _takes(function, 2):
-        raise ValueError(f"{name} is {shown(function)}; expected a function that takes 2 arguments, or None")
+        raise ValueError(
+            f"{name} is {shown(function)}; expected a function that takes 2 arguments, or None"
+        )
     return function
 
 
@@ -316,11 +355,14 @@ def _takes(function: Any, arguments: int) -> bool:
 
 
 def check_mask_blocks(name: str, T: tuple[int, int]) -> tuple[int, int]:
-    """Return how many blocks a mask has on both axes. Raises ValueError where a truth for each would take too much."""
+    """Return how many blocks a mask has on both axes. Raises ValueError where a truth for each
+    would take too much.
+    """
     blocks = T[0] * T[1]
     if blocks > MOST_MASK_BLOCKS or max(T) > MOST_MASK_ROWS:
         raise ValueError(
-            f"{name} has {T[0]:,} × {T[1]:,} blocks, which take {blocks:,} bytes and about {blocks * 6e-8 / 3600:,.1f} hours; "
+            f"{name} has {T[0]:,} × {T[1]:,} blocks, which take {blocks:,} bytes and about "
+            f"{blocks * 6e-8 / 3600:,.1f} hours; "
             f"expected at most {MOST_MASK_BLOCKS:,}, of {MOST_MASK_ROWS:,} rows and columns. "
             "Give larger `blocks`; without masks, `exact` takes any number"
         )
@@ -328,7 +370,9 @@ def check_mask_blocks(name: str, T: tuple[int, int]) -> tuple[int, int]:
 
 
 BY_NAME: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("N", "N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "B_q", "B_k", "T_r", "T_c"), check_count),
+    **dict.fromkeys(
+        ("N", "N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "B_q", "B_k", "T_r", "T_c"), check_count
+    ),
     **dict.fromkeys(("group", "itemsize"), check_count),
     "direction": lambda _, value: check_direction(value),
     "dropout": check_flag,

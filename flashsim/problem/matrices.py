@@ -1,4 +1,6 @@
-"""What kind of matrix an array is: its shape in a problem's symbols, and the type that it is stored in."""
+"""What kind of matrix an array is: its shape in a problem's symbols, and the type that it is
+stored in.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,26 +12,36 @@ import numpy as np
 from flashsim.problem.inputs import chip_dtype
 
 Type = Literal["inputs", "chip", "bits", "words", "index"]
-"""The inputs' type; the type that is computed in; a byte, True or False; 32 bits; 32 bits that `sram.word` reads one by one."""
+"""The inputs' type; the type that is computed in; a byte, True or False; 32 bits; 32 bits that
+`sram.word` reads one by one.
+"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`rows` × `columns`, each a symbol ("N_q", "N_k", "d", "d_v"), a number ("1") or a product ("T·d"), stored as `type`."""
+    """`rows` × `columns`, each a symbol ("N_q", "N_k", "d", "d_v"), a number ("1") or a product
+    ("T·d"), stored as `type`.
+    """
 
     rows: str
     columns: str
     type: Type = "inputs"
 
     def shape(self, problem: Any) -> tuple[int, int]:
-        """Return the shape in one problem, which has these lengths and widths (such as `flashsim.problem.shapes.Shape`)."""
+        """Return the shape in one problem, which has these lengths and widths (such as
+        `flashsim.problem.shapes.Shape`).
+        """
         return _length(self.rows, problem), _length(self.columns, problem)
 
     def dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """Return the type, where inputs are stored as `stored`."""
         if self.type == "inputs":
             return stored
-        return chip_dtype(stored) if self.type == "chip" else np.dtype(bool if self.type == "bits" else np.uint32)
+        return (
+            chip_dtype(stored)
+            if self.type == "chip"
+            else np.dtype(bool if self.type == "bits" else np.uint32)
+        )
 
 
 def _length(symbol: str, problem: Any) -> int:
@@ -52,9 +64,14 @@ KINDS: Mapping[str, Kind] = {
 
 
 def kind_of(name: str, added: Mapping[str, Kind]) -> Kind:
-    """Return the kind of a matrix, those `added` first. Raises ValueError for a name that is in neither table."""
+    """Return the kind of a matrix, those `added` first. Raises ValueError for a name that is in
+    neither table.
+    """
     if name not in added and name not in KINDS:
-        raise ValueError(f"the shape of {name} is not known; say it in the record: matrices={{{name!r}: Kind(…)}}")
+        raise ValueError(
+            f"the shape of {name} is not known; say it in the record: matrices={{{name!r}: "
+            f"Kind(…)}}"
+        )
     return added.get(name) or KINDS[name]
 
 

@@ -1,4 +1,6 @@
-"""Options that one algorithm has and others lack: each is declared where the algorithm is, and checked for all alike."""
+"""Options that one algorithm has and others lack: each is declared where the algorithm is, and
+checked for all alike.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from flashsim.problem.arguments import near
 
 @dataclass(frozen=True)
 class Option:
-    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it.
+    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError;
+    `help` is a line on it.
 
-    `choices` are the values that have a name on the command line, by that name; without any, it takes whole numbers there.
-    A value that is a mask (`flashsim.Mask`) joins the run's mask. `examples` are values that the tests try.
+    `choices` are the values that have a name on the command line, by that name; without any, it
+    takes whole numbers there. A value that is a mask (`flashsim.Mask`) joins the run's mask.
+    `examples` are values that the tests try.
     """
 
     name: str
@@ -31,9 +35,11 @@ class Option:
 
 
 class Options(TypedDict, total=False):
-    """The options of flashsim's own algorithms, each of whose records explains its own: for type checkers alone.
+    """The options of flashsim's own algorithms, each of whose records explains its own: for type
+    checkers alone.
 
-    One that an algorithm of the user's own declares is not here: to a type checker it is given as **{"name": value}.
+    One that an algorithm of the user's own declares is not here: to a type checker it is given as
+    **{"name": value}.
     """
 
     block_mask: Any
@@ -43,7 +49,9 @@ class Options(TypedDict, total=False):
 
 
 class NoOptions(TypedDict):
-    """For type checkers: a function takes only the keywords that it names. Others it accepts to say what was meant."""
+    """For type checkers: a function takes only the keywords that it names. Others it accepts to
+    say what was meant.
+    """
 
 
 class HasOptions(Protocol):
@@ -55,12 +63,17 @@ class HasOptions(Protocol):
 
 
 def check_options(
-    function: Callable[..., Any], given: Mapping[str, Any], whose: str, own: HasOptions, known: Mapping[str, HasOptions]
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    whose: str,
+    own: HasOptions,
+    known: Mapping[str, HasOptions],
 ) -> dict[str, Any]:
     """Return a value for each of its own options: the given one, checked, or the default.
 
-    `function` was called with `given` for the algorithm `own`, which a message calls `whose`; `known` are all algorithms.
-    Another one's option asks for nothing where it has its default; else it is a ValueError. An unknown name is a TypeError.
+    `function` was called with `given` for the algorithm `own`, which a message calls `whose`;
+    `known` are all algorithms. Another one's option asks for nothing where it has its default; else
+    it is a ValueError. An unknown name is a TypeError.
     """
     declared = {option.name: option for option in own.options}
     values = {name: option.default for name, option in declared.items()}
@@ -68,16 +81,29 @@ def check_options(
         if name in declared:
             values[name] = declared[name].check(value)
             continue
-        others = {who: option for who, each in known.items() for option in each.options if option.name == name}
+        others = {
+            who: option
+            for who, each in known.items()
+            for option in each.options
+            if option.name == name
+        }
         if not others:
-            raise _unknown(function, name, [option.name for each in (own, *known.values()) for option in each.options])
+            raise _unknown(
+                function,
+                name,
+                [option.name for each in (own, *known.values()) for option in each.options],
+            )
         if not any(option.is_default(value) for option in others.values()):
-            raise ValueError(f"{whose} takes no option {name}; {' or '.join(map(repr, others))} does")
+            raise ValueError(
+                f"{whose} takes no option {name}; {' or '.join(map(repr, others))} does"
+            )
     return values
 
 
 def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise TypeError for a name in `given`, the further keywords of `function`, that is not among `known`."""
+    """Raise TypeError for a name in `given`, the further keywords of `function`, that is not
+    among `known`.
+    """
     for name in given:
         if name not in known:
             raise _unknown(function, name, known)

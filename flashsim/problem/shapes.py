@@ -21,7 +21,9 @@ class Shape:
 
 
 class BlockSize(int):
-    """A block size such as B_r, a whole number, with the `length` that it divides: `Matrix.divide` refuses another one."""
+    """A block size such as B_r, a whole number, with the `length` that it divides:
+    `Matrix.divide` refuses another one.
+    """
 
     length: int
 
@@ -43,9 +45,9 @@ class Blocks:
     B_c   rows of a block of K, and of V; at most N_k, likewise
     N_q, N_k  the lengths that they divide, the rows of Q and of K
 
-    So there are T_r = ⌈N_q/B_r⌉ and T_c = ⌈N_k/B_c⌉ blocks. A matrix of another length that is divided by B_r or B_c raises
-    ValueError, as its blocks would be more or fewer. Raises ValueError for what is not a whole number, for sizes below 1, and for
-    lengths below 0.
+    So there are T_r = ⌈N_q/B_r⌉ and T_c = ⌈N_k/B_c⌉ blocks. A matrix of another length that is
+    divided by B_r or B_c raises ValueError, as its blocks would be more or fewer. Raises ValueError
+    for what is not a whole number, for sizes below 1, and for lengths below 0.
     """
 
     B_r: int
@@ -59,7 +61,10 @@ class Blocks:
         for name, number in vars(self).items():
             least = 0 if name.startswith("N") else 1  # a device may have no queries
             if not isinstance(number, Integral) or number < least:
-                raise ValueError(f"{name} of Blocks is {number!r:.40}; expected a whole number of at least {least}")
+                raise ValueError(
+                    f"{name} of Blocks is {number!r:.40}; expected a whole number of at least "
+                    f"{least}"
+                )
         for size, length in (("B_r", "N_q"), ("B_c", "N_k")):
             divided = int(getattr(self, length))
             clipped = min(int(getattr(self, size)), max(divided, 1))
@@ -87,7 +92,9 @@ class Blocks:
 
 
 class Sizes(Mapping[str, int]):
-    """Lengths or block sizes by name, which are attributes too: `sizes["N"]` is `sizes.N`. They do not change."""
+    """Lengths or block sizes by name, which are attributes too: `sizes["N"]` is `sizes.N`. They
+    do not change.
+    """
 
     def __init__(self, **sizes: int) -> None:
         self.__dict__.update(sizes)
@@ -106,11 +113,20 @@ class Sizes(Mapping[str, int]):
         raise AttributeError(f"there is no size {name!r}; there are {', '.join(self)}")
 
     def __setattr__(self, name: str, size: int) -> None:
-        raise AttributeError(f"{name} is {getattr(self, name)}; sizes do not change, but dict(sizes) does")
+        raise AttributeError(
+            f"{name} is {getattr(self, name)}; sizes do not change, but dict(sizes) does"
+        )
 
     def clipped(self, blocks: Mapping[str, str], sizes: Sequence[int]) -> Sizes:
-        """Return block sizes, each at most as long as what it divides: `blocks` has the symbol of that, by name."""
-        return Sizes(**{name: min(size, self[symbol]) for (name, symbol), size in zip(blocks.items(), sizes, strict=True)})
+        """Return block sizes, each at most as long as what it divides: `blocks` has the symbol
+        of that, by name.
+        """
+        return Sizes(
+            **{
+                name: min(size, self[symbol])
+                for (name, symbol), size in zip(blocks.items(), sizes, strict=True)
+            }
+        )
 
     def __repr__(self) -> str:
         return ", ".join(f"{name} = {size:,}" for name, size in self.items())

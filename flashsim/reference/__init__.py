@@ -1,12 +1,15 @@
-"""Naive softmax attention and its gradients in plain NumPy: the oracle of every test, and how far rounding may lead.
+"""Naive softmax attention and its gradients in plain NumPy: the oracle of every test, and how far
+rounding may lead.
 
-`attention` forms the whole N_q × N_k matrix, subtracts each row's maximum before the exponential (so no finite score
-overflows), and divides once. `gradients` differentiates that, by Algorithm 3's formulas. In float64 their own error
-against exact arithmetic on the given numbers is within the bounds given here for chip=float64, stored=float64.
+`attention` forms the whole N_q × N_k matrix, subtracts each row's maximum before the exponential
+(so no finite score overflows), and divides once. `gradients` differentiates that, by Algorithm 3's
+formulas. In float64 their own error against exact arithmetic on the given numbers is within the
+bounds given here for chip=float64, stored=float64.
 
-Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the weight is kept, and divided by
-1 − dropout_p. Both broadcast to (..., N_q, N_k), as does `bias`, which is added to the scaled scores. A query whose every key is
-masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked is never read: NaN in a masked key or value stays there.
+Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the
+weight is kept, and divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k), as does `bias`,
+which is added to the scaled scores. A query whose every key is masked has O = 0, l = 0, m = −∞ and
+gradients 0. What is masked is never read: NaN in a masked key or value stays there.
 """
 
 from types import ModuleType as _Module
@@ -45,4 +48,6 @@ from flashsim.reference.rounding import rounding as rounding
 from flashsim.reference.rounding import score_reach as score_reach
 from flashsim.reference.rounding import sink_gradient_bound as sink_gradient_bound
 
-__all__ = sorted(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module))
+__all__ = sorted(
+    name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module)
+)

@@ -1,19 +1,23 @@
-"""What is linear in N instead of attention, in plain NumPy, and how far rounding may lead from it, element by element.
+"""What is linear in N instead of attention, in plain NumPy, and how far rounding may lead from it,
+element by element.
 
-Linformer is attention to E K and F V. Performer is two attentions with its features w_f between: those attend to the keys, the
-queries to them,
+Linformer is attention to E K and F V. Performer is two attentions with its features w_f between:
+those attend to the keys, the queries to them,
 
-    O = softmax(c Q Wᵀ + A) softmax(c W Kᵀ − ‖c k‖²/2) V,  c = √τ,  A_f = log Σ_j e^{c w_f · k_j − ‖c k_j‖²/2},
+    O = softmax(c Q Wᵀ + A) softmax(c W Kᵀ − ‖c k‖²/2) V,  c = √τ,  A_f = log Σ_j e^{c w_f · k_j −
+                                                           ‖c k_j‖²/2},
 
-which is φ(Q) (φ(K)ᵀ V) divided by φ(Q) (φ(K)ᵀ 1), with φ(x)_f = e^{c w_f · x − ‖c x‖²/2}: what belongs to a query cancels.
+which is φ(Q) (φ(K)ᵀ V) divided by φ(Q) (φ(K)ᵀ 1), with φ(x)_f = e^{c w_f · x − ‖c x‖²/2}: what
+belongs to a query cancels.
 
-Reformer is attention to those keys that a query meets in any round, SMYRF to each as often as they meet: a masked softmax, and
-one of S + log times.
+Reformer is attention to those keys that a query meets in any round, SMYRF to each as often as they
+meet: a masked softmax, and one of S + log times.
 
-Bounds. u is the chip's unit roundoff. A sum of n products in T parts is off by (n + T + 3)u of the sum of their sizes. Where
-scores are off by δ, and values by ε, an average of n values in T blocks is off by R Σ_j P_j|v_j| + (1 + R) Σ_j P_j ε_j, with
-R = e^{2 max δ + 8u max|S|} − 1 + (n + 8T + 8)u, and its log-sum-exp by max δ + (n + 3T + 8)u + 4u max|S|. What is stored in
-another type is off by its roundoff. First-order terms are taken `C` times, 2 by default, for the rest.
+Bounds. u is the chip's unit roundoff. A sum of n products in T parts is off by (n + T + 3)u of the
+sum of their sizes. Where scores are off by δ, and values by ε, an average of n values in T blocks
+is off by R Σ_j P_j|v_j| + (1 + R) Σ_j P_j ε_j, with R = e^{2 max δ + 8u max|S|} − 1 + (n + 8T +
+8)u, and its log-sum-exp by max δ + (n + 3T + 8)u + 4u max|S|. What is stored in another type is off
+by its roundoff. First-order terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +30,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.problem.inputs import Array
-from flashsim.reference.operands import Found, not_negative, of_rounds, oracle, pair, roundoffs, whole
+from flashsim.reference.operands import (
+    Found,
+    not_negative,
+    of_rounds,
+    oracle,
+    pair,
+    roundoffs,
+    whole,
+)
 
 
 class Approximate(NamedTuple):
@@ -44,10 +56,20 @@ def linformer(Q: Any, K: Any, V: Any, E: Any, F: Any, *, scale: float | None = N
 
 @oracle("Q (N, d), K (N, d), V (N, e), E (k, N), F (k, N)", blocks=pair)
 def linformer_bounds(
-    Q: Any, K: Any, V: Any, E: Any, F: Any, *, scale: float | None = None, blocks: tuple[int, int] = (1, 1),
-    stored: DTypeLike = "float64", C: float = 2.0,
-) -> Approximate:  # fmt: skip
-    """Return how far each of these may lie from exact arithmetic, where (N, k) come in so many `blocks`."""
+    Q: Any,
+    K: Any,
+    V: Any,
+    E: Any,
+    F: Any,
+    *,
+    scale: float | None = None,
+    blocks: tuple[int, int] = (1, 1),
+    stored: DTypeLike = "float64",
+    C: float = 2.0,
+) -> Approximate:
+    """Return how far each of these may lie from exact arithmetic, where (N, k) come in so many
+    `blocks`.
+    """
     has = _Rounding(stored, C)
     tau, (N, d) = _tau(scale, Q), Q.shape
     K_low, V_low = E @ K, F @ V
@@ -68,10 +90,19 @@ def performer(Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None) -> 
 
 @oracle("Q (N, d), K (n, d), V (n, e), W (k, d)", scale=not_negative, blocks=pair)
 def performer_bounds(
-    Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None, blocks: tuple[int, int] = (1, 1),
-    phi: str = "on_chip", stored: DTypeLike = "float64", C: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far each element of O may lie from exact arithmetic, where (N, k) come in so many `blocks`.
+    Q: Any,
+    K: Any,
+    V: Any,
+    W: Any,
+    *,
+    scale: float | None = None,
+    blocks: tuple[int, int] = (1, 1),
+    phi: str = "on_chip",
+    stored: DTypeLike = "float64",
+    C: float = 2.0,
+) -> Array:
+    """Return how far each element of O may lie from exact arithmetic, where (N, k) come in so many
+    `blocks`.
 
     `phi`: "on_chip", or "in_hbm", where scores are stored too.
     """
@@ -91,38 +122,64 @@ def performer_bounds(
 def reformer(Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None) -> Array:
     """Return attention of each row to those that it meets in any of the rounds, in float64, (N, e).
 
-    They meet in a round where they are in one bucket, and, sorted by bucket, in one cluster of C or the key in the one before.
+    They meet in a round where they are in one bucket, and, sorted by bucket, in one cluster of C or
+    the key in the one before.
     """
-    return _averages(np.where(_meet_reformer(buckets, C).any(0), _tau(scale, Q) * Q @ K.T, -np.inf), V).O
+    return _averages(
+        np.where(_meet_reformer(buckets, C).any(0), _tau(scale, Q) * Q @ K.T, -np.inf), V
+    ).O
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)", buckets=of_rounds, C=whole)
 def reformer_bounds(
-    Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None, stored: DTypeLike = "float64",
+    Q: Any,
+    K: Any,
+    V: Any,
+    buckets: Any,
+    *,
+    C: int,
+    scale: float | None = None,
+    stored: DTypeLike = "float64",
     factor: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far each element may lie from exact arithmetic; first-order terms are taken `factor` times."""
+) -> Array:
+    """Return how far each element may lie from exact arithmetic; first-order terms are taken
+    `factor` times.
+    """
     meet = _meet_reformer(buckets, C)
     biases = np.where(meet, -np.log(np.maximum(meet.sum(0), 1)), -np.inf)
     return _rounds_bounds(Q, K, V, biases, scale, 2, _Rounding(stored, factor))
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)", hashes_Q=of_rounds, hashes_K=of_rounds, C=whole)
-def smyrf(Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None) -> Array:
+def smyrf(
+    Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None
+) -> Array:
     """Return attention of each query to each key as often as they meet, in float64, (N, e).
 
     They meet in a round where, each sorted by hash, they are in clusters of C of one number.
     """
     with np.errstate(divide="ignore"):
-        return _averages(_tau(scale, Q) * Q @ K.T + np.log(_meet_smyrf(hashes_Q, hashes_K, C).sum(0)), V).O
+        return _averages(
+            _tau(scale, Q) * Q @ K.T + np.log(_meet_smyrf(hashes_Q, hashes_K, C).sum(0)), V
+        ).O
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)", hashes_Q=of_rounds, hashes_K=of_rounds, C=whole)
 def smyrf_bounds(
-    Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None,
-    stored: DTypeLike = "float64", factor: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far each element may lie from exact arithmetic; first-order terms are taken `factor` times."""
+    Q: Any,
+    K: Any,
+    V: Any,
+    hashes_Q: Any,
+    hashes_K: Any,
+    *,
+    C: int,
+    scale: float | None = None,
+    stored: DTypeLike = "float64",
+    factor: float = 2.0,
+) -> Array:
+    """Return how far each element may lie from exact arithmetic; first-order terms are taken
+    `factor` times.
+    """
     biases = np.where(_meet_smyrf(hashes_Q, hashes_K, C), 0.0, -np.inf)
     return _rounds_bounds(Q, K, V, biases, scale, 1, _Rounding(stored, factor))
 
@@ -137,17 +194,25 @@ def _meet_reformer(buckets: Any, C: int) -> Array:
 def _meet_smyrf(hashes_Q: Any, hashes_K: Any, C: int) -> Array:
     """Return which query meets which key in each round, (h, N, N)."""
     if len(hashes_Q) != len(hashes_K):
-        raise ValueError(f"hashes_Q has {len(hashes_Q)} rounds, hashes_K {len(hashes_K)}; expected as many")
+        raise ValueError(
+            f"hashes_Q has {len(hashes_Q)} rounds, hashes_K {len(hashes_K)}; expected as many"
+        )
     return np.asarray(_clusters(hashes_Q, C)[:, :, None] == _clusters(hashes_K, C)[:, None, :])
 
 
 def _clusters(keys: Any, C: int) -> Array:
-    """Return the number of each row's cluster in each round: how many come before it, of smaller keys or as large, over C."""
+    """Return the number of each row's cluster in each round: how many come before it, of smaller
+    keys or as large, over C.
+    """
     return np.asarray(np.asarray(keys).argsort(1, kind="stable").argsort(1) // C)
 
 
-def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding) -> Array:
-    """Return how far rounds of attention under biases (h, N, N), merged by their log-sum-exps, are off, O stored each time."""
+def _rounds_bounds(
+    Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding
+) -> Array:
+    """Return how far rounds of attention under biases (h, N, N), merged by their log-sum-exps,
+    are off, O stored each time.
+    """
     tau, d = _tau(scale, Q), Q.shape[1]
     S, E_S = tau * Q @ K.T, has.C * (d + 4) * has.u * abs(tau) * abs(Q) @ abs(K).T
     parts = []
@@ -193,7 +258,8 @@ class _Rounding:
         return np.asarray(off + self.C * self.u_s * (abs(X) + off) + self.step)
 
     def averages(self, S: Array, delta: Array, V: Array, E_V: Array, blocks: int) -> Approximate:
-        """Return how far softmax(S) V, stored, and the log-sum-exps are off, where S is off by delta and V by E_V.
+        """Return how far softmax(S) V, stored, and the log-sum-exps are off, where S is off by
+        delta and V by E_V.
 
         S may hold −∞, off by 0. V as in `_mixed`.
         """
@@ -206,25 +272,40 @@ class _Rounding:
         most = abs(V) + E_V
         E_O = R * _mixed(P, abs(V)) + (1 + R) * _mixed(P, E_V) + n * self.least * (1 + most.max())
         right = _averages(S, V)
-        E_L = delta.max(1) + C * ((n + 3 * blocks + 8) * u + 4 * u * size + u * abs(right.L)) + self.least
+        E_L = (
+            delta.max(1)
+            + C * ((n + 3 * blocks + 8) * u + 4 * u * size + u * abs(right.L))
+            + self.least
+        )
         return Approximate(self.stores(right.O, E_O), E_L)
 
 
 def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, scale = [given[name] for name in "QKVEF"], given["tau"]
     parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_k"])
-    right, bounds = linformer(*operands, scale=scale), linformer_bounds(*operands, scale=scale, blocks=parts)
+    right, bounds = (
+        linformer(*operands, scale=scale),
+        linformer_bounds(*operands, scale=scale, blocks=parts),
+    )
     return {"O": (right.O, bounds.O), "L": (right.L, bounds.L)}
 
 
 def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, scale = [given[name] for name in "QKVW"], given["c"] ** 2
     parts = -(-len(operands[1]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
-    return {"O": (performer(*operands, scale=scale), performer_bounds(*operands, scale=scale, phi=phi, blocks=parts))}
+    return {
+        "O": (
+            performer(*operands, scale=scale),
+            performer_bounds(*operands, scale=scale, phi=phi, blocks=parts),
+        )
+    }
 
 
 def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    order, home = np.asarray(given["order"]).astype(np.int64), np.asarray(given["home"]).T.astype(np.int64)
+    order, home = (
+        np.asarray(given["order"]).astype(np.int64),
+        np.asarray(given["home"]).T.astype(np.int64),
+    )
     buckets = np.empty_like(order)
     # a step of 1 leads to the same bucket's next cluster
     steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
@@ -242,6 +323,9 @@ def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
 
 
 NAIVE = {
-    "linformer": _linformer, "performer": partial(_performer, "on_chip"),
-    "performer_materialised": partial(_performer, "in_hbm"), "reformer": _reformer, "smyrf": _smyrf,
-}  # fmt: skip
+    "linformer": _linformer,
+    "performer": partial(_performer, "on_chip"),
+    "performer_materialised": partial(_performer, "in_hbm"),
+    "reformer": _reformer,
+    "smyrf": _smyrf,
+}

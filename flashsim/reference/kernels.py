@@ -1,16 +1,20 @@
-"""Kernel products and their gradients in plain NumPy, and how far rounding may lead from them, element by element.
+"""Kernel products and their gradients in plain NumPy, and how far rounding may lead from them,
+element by element.
 
-The oracle forms all N × n × d differences, in float64; its own error is within the bounds given here for chip=float64.
+The oracle forms all N × n × d differences, in float64; its own error is within the bounds given
+here for chip=float64.
 
-Bounds. u is the chip's unit roundoff, r = ‖x − z‖, s = r/σ. A difference of two numbers is off by u relatively, each hypot and
-the division by σ by about u more: s by ρ = (2d + 3)u relatively. So log k is off by
+Bounds. u is the chip's unit roundoff, r = ‖x − z‖, s = r/σ. A difference of two numbers is off by u
+relatively, each hypot and the division by σ by about u more: s by ρ = (2d + 3)u relatively. So log
+k is off by
 
     δ = s²(ρ + u)  gaussian      sρ  laplace      (2ρ + 2u)·s²/(1 + s²) + 4u·(|log k| + 1)  cauchy
 
-absolutely, and, exponentials included, k by e^{δ + 4u} − 1 relatively. Where clouds lie far from the origin nothing changes: only
-differences enter. Sums of n terms in T blocks are off by (n + 2T + 8)u of the sum of their magnitudes; what is stored in another
-type, by its roundoff each time; what vanishes, by the chip's smallest step, times what it is multiplied with. First-order
-terms are taken `C` times, 2 by default, for the rest.
+absolutely, and, exponentials included, k by e^{δ + 4u} − 1 relatively. Where clouds lie far from
+the origin nothing changes: only differences enter. Sums of n terms in T blocks are off by (n + 2T +
+8)u of the sum of their magnitudes; what is stored in another type, by its roundoff each time; what
+vanishes, by the chip's smallest step, times what it is multiplied with. First-order terms are taken
+`C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations
@@ -31,14 +35,20 @@ OPERANDS = "X (N, d), Z (n, d), V (n, e)"
 
 
 @oracle(OPERANDS)
-def kernel_product(X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0) -> Array:
+def kernel_product(
+    X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0
+) -> Array:
     """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e). Raises ValueError."""
     return np.asarray(np.exp(_log(kernel, _distances(X, Z) / sigma)) @ V)
 
 
 @oracle(f"{OPERANDS}, dY (N, e)")
-def kernel_gradient(X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0) -> Array:
-    """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0 has no part. Raises ValueError."""
+def kernel_gradient(
+    X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0
+) -> Array:
+    """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0
+    has no part. Raises ValueError.
+    """
     s, along = _distances(X, Z) / sigma, _directions(X, Z)
     weights = (dY @ V.T) * np.exp(_log(kernel, s))
     return np.asarray(np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along))
@@ -46,14 +56,21 @@ def kernel_gradient(X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian"
 
 @oracle(OPERANDS)
 def kernel_product_bounds(
-    X: Any, Z: Any, V: Any, *,
-    kernel: str = "gaussian", sigma: float = 1.0, order: str = "x_outer", blocks: int = 1, stored: DTypeLike = "float64",
+    X: Any,
+    Z: Any,
+    V: Any,
+    *,
+    kernel: str = "gaussian",
+    sigma: float = 1.0,
+    order: str = "x_outer",
+    blocks: int = 1,
+    stored: DTypeLike = "float64",
     C: float = 2.0,
-) -> Array:  # fmt: skip
+) -> Array:
     """Return how far each element of Y may lie from exact arithmetic, (N, e).
 
-    `blocks` is T_c, in how many blocks Z comes; `stored` the operands' type. "z_outer" rounds Y to it in each block, and
-    "materialised" K, once.
+    `blocks` is T_c, in how many blocks Z comes; `stored` the operands' type. "z_outer" rounds Y to
+    it in each block, and "materialised" K, once.
     """
     rounded = {"x_outer": (1, 0), "z_outer": (blocks + 1, 0), "materialised": (1, 1)}
     stores, stored_K = rounded[check_choice("order", order, rounded)]
@@ -68,13 +85,21 @@ def kernel_product_bounds(
 
 @oracle(f"{OPERANDS}, dY (N, e)")
 def kernel_gradient_bounds(
-    X: Any, Z: Any, V: Any, dY: Any, *,
-    kernel: str = "gaussian", sigma: float = 1.0, blocks: int = 1, stored: DTypeLike = "float64", C: float = 2.0,
-) -> Array:  # fmt: skip
+    X: Any,
+    Z: Any,
+    V: Any,
+    dY: Any,
+    *,
+    kernel: str = "gaussian",
+    sigma: float = 1.0,
+    blocks: int = 1,
+    stored: DTypeLike = "float64",
+    C: float = 2.0,
+) -> Array:
     """Return how far each element of dX may lie from exact arithmetic, (N, d).
 
-    A pair adds |dY_i · v_j| times the slope of k, of which dY·v is off by (e + 2)u of |dY|·|v|, k as above, s by ρ, and the
-    direction (x − z)/r by (2d + 4)u.
+    A pair adds |dY_i · v_j| times the slope of k, of which dY·v is off by (e + 2)u of |dY|·|v|, k
+    as above, s by ρ, and the direction (x − z)/r by (2d + 4)u.
     """
     (u, u_s, least, step), (n, e), d = roundoffs(stored), V.shape, X.shape[1]
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
@@ -127,7 +152,9 @@ def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[A
 def _product(order: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, k = (given["X"], given["Z"], given["V"]), given["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
-    bound = kernel_product_bounds(*operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"]))
+    bound = kernel_product_bounds(
+        *operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"])
+    )
     return {"Y": (kernel_product(*operands, **how), bound)}
 
 

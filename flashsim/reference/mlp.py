@@ -1,9 +1,10 @@
 """A sparse MLP in plain NumPy, and how far rounding may lead from it, element by element.
 
-Bounds. u is the chip's unit roundoff. Each element of H sums d terms in T_d blocks: it is off by (d + T_d + 2)u of
-Σ_c |x_ic||w1_cj|. relu brings no more, as it stretches nothing. Stored, H is rounded to its type. Y sums f terms in T_f
-blocks: it is off by what H is, through |W2|, by (f + T_f + 2)u of Σ_j |h_ij||w2_jk|, and by its own type's rounding.
-First-order terms are taken `C` times, 2 by default, for the rest.
+Bounds. u is the chip's unit roundoff. Each element of H sums d terms in T_d blocks: it is off by (d
++ T_d + 2)u of Σ_c |x_ic||w1_cj|. relu brings no more, as it stretches nothing. Stored, H is rounded
+to its type. Y sums f terms in T_f blocks: it is off by what H is, through |W2|, by (f + T_f + 2)u
+of Σ_j |h_ij||w2_jk|, and by its own type's rounding. First-order terms are taken `C` times, 2 by
+default, for the rest.
 """
 
 from __future__ import annotations
@@ -23,16 +24,28 @@ OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"
 
 @oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"))
 def sparse_mlp(X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True) -> Array:
-    """Return relu(X W1) W2 in float64, (N, o). `keep1`, `keep2`: booleans that broadcast to W1, W2; False: a zero instead."""
+    """Return relu(X W1) W2 in float64, (N, o). `keep1`, `keep2`: booleans that broadcast to W1,
+    W2; False: a zero instead.
+    """
     return np.asarray(np.maximum(X @ np.where(keep1, W1, 0.0), 0) @ np.where(keep2, W2, 0.0))
 
 
 @oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"), blocks=pair)
 def sparse_mlp_bounds(
-    X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True, *,
-    blocks: tuple[int, int] = (1, 1), fused: bool = True, stored: DTypeLike = "float64", C: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far each element of Y may lie from exact arithmetic, (N, o), in so many blocks of d and of f."""
+    X: Any,
+    W1: Any,
+    W2: Any,
+    keep1: Any = True,
+    keep2: Any = True,
+    *,
+    blocks: tuple[int, int] = (1, 1),
+    fused: bool = True,
+    stored: DTypeLike = "float64",
+    C: float = 2.0,
+) -> Array:
+    """Return how far each element of Y may lie from exact arithmetic, (N, o), in so many blocks
+    of d and of f.
+    """
     u, u_s, least, step = roundoffs(stored)
     W1, W2 = np.where(keep1, W1, 0.0), np.where(keep2, W2, 0.0)
     (d, f), (T_d, T_f) = W1.shape, blocks

@@ -1,4 +1,6 @@
-"""The oracles beyond attention: what they are given, checked by the names of their arguments; and which program is whose."""
+"""The oracles beyond attention: what they are given, checked by the names of their arguments;
+and which program is whose.
+"""
 
 import math
 import re
@@ -22,7 +24,14 @@ from flashsim.problem.arguments import (
     check_scale,
     shown,
 )
-from flashsim.problem.inputs import Array, check_matrix, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.problem.inputs import (
+    Array,
+    check_matrix,
+    chip_dtype,
+    float_dtype,
+    roundoff,
+    smallest_step,
+)
 from flashsim.support.modules import modules_of
 
 P = ParamSpec("P")
@@ -52,13 +61,18 @@ def roundoffs(stored: DTypeLike) -> Roundoffs:
 
 
 def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give a function its operands in float64, checked, and its other arguments as `BY_NAME`, or `checks`, says of each.
+    """Give a function its operands in float64, checked, and its other arguments as `BY_NAME`, or
+    `checks`, says of each.
 
-    `shapes` is "X (N, d), Z (n, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
-    ValueError where something does not fit, and where finite operands have a result that float64 does not hold.
+    `shapes` is "X (N, d), Z (n, d)", the operands and their shapes in symbols; of one column, (N,)
+    will do. The function raises ValueError where something does not fit, and where finite operands
+    have a result that float64 does not hold.
     """
     other = {**BY_NAME, **checks}
-    wanted = {name: (rows, columns) for name, rows, columns in re.findall(r"(\w+) \((\w+), (\w+)\)", shapes)}
+    wanted = {
+        name: (rows, columns)
+        for name, rows, columns in re.findall(r"(\w+) \((\w+), (\w+)\)", shapes)
+    }
 
     def checked(function: Callable[P, R]) -> Callable[P, R]:
         of = signature(function)
@@ -70,14 +84,19 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             values = given.arguments
             lengths, whose = dict[str, int](), dict[str, str]()
             for name, symbols in wanted.items():
-                values[name] = real(name, check_matrix(name, check_array(name, values[name]), symbols, lengths, whose))
+                values[name] = real(
+                    name,
+                    check_matrix(name, check_array(name, values[name]), symbols, lengths, whose),
+                )
             for name in values.keys() & other.keys():
                 values[name] = other[name](name, values[name], lengths)
             with np.errstate(over="ignore", invalid="ignore"):
                 result = function(*given.args, **given.kwargs)
             for array in result if isinstance(result, tuple) else (result,):
                 if not np.isfinite(np.asarray(array)).all():
-                    raise ValueError(f"{function.__name__} overflows float64. Scale {', '.join(wanted)} down")
+                    raise ValueError(
+                        f"{function.__name__} overflows float64. Scale {', '.join(wanted)} down"
+                    )
             return result
 
         return call
@@ -108,7 +127,9 @@ def kept(rows: str, columns: str) -> Check:
         array, onto = check_booleans(name, value), (lengths[rows], lengths[columns])
         if not broadcasts(array.shape, onto):
             wanted = f"({rows}, {columns}) = {onto}"
-            raise ValueError(f"{name} has shape {array.shape}; expected one that broadcasts to {wanted}")
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected one that broadcasts to {wanted}"
+            )
         return array
 
     return check
@@ -135,7 +156,9 @@ def not_negative(name: str, value: Any, _: Mapping[str, int]) -> float | None:
     """Return a scale of at least 0, or None."""
     if value is None:
         return None
-    return check_number(name, value, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < math.inf)
+    return check_number(
+        name, value, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < math.inf
+    )
 
 
 def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
@@ -158,5 +181,11 @@ BY_NAME: dict[str, Check] = {
 
 @cache
 def naive_programs() -> dict[str, Naive]:
-    """Return what each program computes, and how far rounding may lead from it, by its name, as `NAIVE` of a module here says."""
-    return {name: naive for file in modules_of("flashsim.reference") for name, naive in getattr(file, "NAIVE", {}).items()}
+    """Return what each program computes, and how far rounding may lead from it, by its name, as
+    `NAIVE` of a module here says.
+    """
+    return {
+        name: naive
+        for file in modules_of("flashsim.reference")
+        for name, naive in getattr(file, "NAIVE", {}).items()
+    }

@@ -28,62 +28,152 @@ class Three(NamedTuple):
 
 
 def attention(
-    Q: Any, K: Any, V: Any, *,
-    scale: float | None = None, dtype: DTypeLike = np.float64, mask: Any = None, bias: Any = None,
-    softcap: float | None = None, sink: Any = None, keep: Any = None, dropout_p: float = 0.0,
-) -> Array:  # fmt: skip
-    """Return dropout(softmax(MASK(S))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d.
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    dtype: DTypeLike = np.float64,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Array:
+    """Return dropout(softmax(MASK(S))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is
+    1/√d.
 
-    S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias. `sink` is the score of a key whose value is 0,
-    which no mask forbids; it broadcasts to the leading axes.
+    S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias. `sink` is the score of
+    a key whose value is 0, which no mask forbids; it broadcasts to the leading axes.
     """
     return attention_with_statistics(
-        Q, K, V, scale=scale, dtype=dtype, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p
+        Q,
+        K,
+        V,
+        scale=scale,
+        dtype=dtype,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sink=sink,
+        keep=keep,
+        dropout_p=dropout_p,
     ).O
 
 
 def attention_with_statistics(
-    Q: Any, K: Any, V: Any, *,
-    scale: float | None = None, dtype: DTypeLike = np.float64, mask: Any = None, bias: Any = None,
-    softcap: float | None = None, sink: Any = None, keep: Any = None, dropout_p: float = 0.0,
-) -> Attention:  # fmt: skip
-    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for masked S as in `attention`, and its sink."""
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    dtype: DTypeLike = np.float64,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Attention:
+    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for masked S as
+    in `attention`, and its sink.
+    """
     check_p(dropout_p)
     stored = float_dtype(dtype)
-    Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias))
+    Q, K, V = (
+        a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
+    )
     P, l, m, _ = softmax(Q, K, tau_of(scale, Q), mask, bias, softcap, sink)
     P_dropped = P if keep is None else P * Z_of(keep, dropout_p, P.dtype)
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
 def gradients(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    scale: float | None = None, mask: Any = None, bias: Any = None, softcap: float | None = None, sink: Any = None,
-    keep: Any = None, dropout_p: float = 0.0,
-) -> Three:  # fmt: skip
-    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep, dropout_p=dropout_p)[
-        0
-    ]
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    scale: float | None = None,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Three:
+    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters
+    dS.
+    """
+    return _gradients(
+        Q,
+        K,
+        V,
+        dO,
+        scale=scale,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sink=sink,
+        keep=keep,
+        dropout_p=dropout_p,
+    )[0]
 
 
 def bias_gradient(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    bias: Any, scale: float | None = None, mask: Any = None, softcap: float | None = None, sink: Any = None,
-    keep: Any = None, dropout_p: float = 0.0,
-) -> Array:  # fmt: skip
-    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along."""
-    given = {"scale": scale, "mask": mask, "bias": bias, "softcap": softcap, "keep": keep, "dropout_p": dropout_p}
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    bias: Any,
+    scale: float | None = None,
+    mask: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Array:
+    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was
+    broadcast along.
+    """
+    given = {
+        "scale": scale,
+        "mask": mask,
+        "bias": bias,
+        "softcap": softcap,
+        "keep": keep,
+        "dropout_p": dropout_p,
+    }
     return summed_to(_gradients(Q, K, V, dO, **given, sink=sink)[1], np.shape(bias))
 
 
 def sink_gradient(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    sink: Any, scale: float | None = None, mask: Any = None, bias: Any = None, softcap: float | None = None,
-    keep: Any = None, dropout_p: float = 0.0,
-) -> Array:  # fmt: skip
-    """Return the gradient of each head's sink, over the leading axes: −Σ_i P_sink,i D_i, D = rowsum(dO ∘ O)."""
-    given = {"scale": scale, "mask": mask, "bias": bias, "softcap": softcap, "keep": keep, "dropout_p": dropout_p}
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    sink: Any,
+    scale: float | None = None,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Array:
+    """Return the gradient of each head's sink, over the leading axes: −Σ_i P_sink,i D_i, D =
+    rowsum(dO ∘ O).
+    """
+    given = {
+        "scale": scale,
+        "mask": mask,
+        "bias": bias,
+        "softcap": softcap,
+        "keep": keep,
+        "dropout_p": dropout_p,
+    }
     O, l, m = attention_with_statistics(Q, K, V, **given, sink=sink)
     P_sink = np.exp(column_of(sink)[..., 0] - np.where(m == -np.inf, 0, m)) / np.where(l == 0, 1, l)
     return np.asarray(-(P_sink * (check_array("dO", dO) * O).sum(axis=-1)).sum(axis=-1))
@@ -92,13 +182,25 @@ def sink_gradient(
 def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
     """Return an array summed over the axes along which one of that shape was broadcast."""
     a = a.sum(axis=tuple(range(a.ndim - len(shape))))
-    return np.asarray(a.sum(axis=tuple(axis for axis, n in enumerate(shape) if n == 1), keepdims=True))
+    return np.asarray(
+        a.sum(axis=tuple(axis for axis, n in enumerate(shape) if n == 1), keepdims=True)
+    )
 
 
 def _gradients(
-    Q: Any, K: Any, V: Any, dO: Any, *, scale: float | None, mask: Any, bias: Any, softcap: float | None, sink: Any,
-    keep: Any, dropout_p: float,
-) -> tuple[Three, Array]:  # fmt: skip
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    scale: float | None,
+    mask: Any,
+    bias: Any,
+    softcap: float | None,
+    sink: Any,
+    keep: Any,
+    dropout_p: float,
+) -> tuple[Three, Array]:
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)
@@ -112,7 +214,9 @@ def _gradients(
         dS = np.where(P == 0, 0.0, P * (dP - D))
         uncapped = np.where(P == 0, 0.0, dS * slope)
         dS_T, P_dropped_T = uncapped.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
-        found = Three(tau * _weighted(uncapped, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
+        found = Three(
+            tau * _weighted(uncapped, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO)
+        )
     for gradient in found:
         _refuse_overflow("gradients", gradient, Q, K, V, dO)
     return found, dS
@@ -125,9 +229,16 @@ def tau_of(scale: float | None, Q: Array) -> Array:
 
 
 def softmax(
-    Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None, softcap: float | None = None, sink: Any = None
+    Q: Array,
+    K: Array,
+    tau: Array,
+    mask: Any,
+    bias: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
 ) -> tuple[Array, Array, Array, Any]:
-    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns, and the cap's slope, 1 without.
+    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns, and the
+    cap's slope, 1 without.
 
     l and m are of the sink, too.
 
@@ -160,14 +271,18 @@ def check_softcap(softcap: Any) -> float | None:
     """Return the cap, a number above 0, or None. Raises ValueError."""
     if softcap is None:
         return None
-    return check_number("softcap", softcap, "a number above 0, or None", lambda cap: 0 < cap < np.inf)
+    return check_number(
+        "softcap", softcap, "a number above 0, or None", lambda cap: 0 < cap < np.inf
+    )
 
 
 def _refuse_overflow(what: str, found: Array, *given: Array) -> None:
     """Raise ValueError where finite arrays gave one that is not."""
     if not np.isfinite(found).all() and all(np.isfinite(a).all() for a in given):
         end = largest(found.dtype)
-        raise ValueError(f"{what} overflow {found.dtype}, which ends at {end:.3g}; expected inputs scaled down")
+        raise ValueError(
+            f"{what} overflow {found.dtype}, which ends at {end:.3g}; expected inputs scaled down"
+        )
 
 
 def Z_of(keep: Any, dropout_p: float, dtype: DTypeLike) -> Array:

@@ -1,4 +1,6 @@
-"""How far rounding may lead from the oracle, element by element, derived from the data's own condition."""
+"""How far rounding may lead from the oracle, element by element, derived from the data's own
+condition.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen, forward_of
-from flashsim.problem.arguments import check_blocks_of_run, check_count, check_number, check_p, check_scale
+from flashsim.problem.arguments import (
+    check_blocks_of_run,
+    check_count,
+    check_number,
+    check_p,
+    check_scale,
+)
 from flashsim.problem.inputs import (
     Array,
     check_attention,
@@ -27,7 +35,9 @@ from flashsim.reference.oracle import Three, Z_of, column_of, softmax, summed_to
 
 
 class Rounding(TypedDict):
-    """What the bounds need to know of an algorithm, besides the data. See `error_bound` and `gradient_bounds`."""
+    """What the bounds need to know of an algorithm, besides the data. See `error_bound` and
+    `gradient_bounds`.
+    """
 
     steps: int
     stores: int
@@ -43,7 +53,8 @@ class BackwardRounding(Rounding):
 
 
 def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Rounding:
-    """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V, **rounding(name, run.blocks))`.
+    """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V,
+    **rounding(name, run.blocks))`.
 
     Raises ValueError for an unknown name.
     """
@@ -56,8 +67,11 @@ def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Roun
     )
 
 
-def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
-    """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the forward pass's.
+def backward_rounding(
+    name: str | Algorithm, blocks: Blocks, backward_blocks: Blocks | None = None
+) -> BackwardRounding:
+    """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the
+    forward pass's.
 
     Raises ValueError for an unknown name.
     """
@@ -65,11 +79,14 @@ def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Bl
     before = rounding(forward_of(algorithm), blocks)
     before["logs_rounded"] = algorithm.rounds_logs(blocks.T_c)
     own = blocks if backward_blocks is None else check_blocks_of_run(backward_blocks)
-    return BackwardRounding(**before, dQ_stores=algorithm.rounds(own.T_c), recombined=algorithm.recombines)
+    return BackwardRounding(
+        **before, dQ_stores=algorithm.rounds(own.T_c), recombined=algorithm.recombines
+    )
 
 
 def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None, bias: Any = None) -> Array:
-    """Return max_j |scale|·|q_i|ᵀ|k_j| + |b_ij| of each row, (..., N_q, 1): rounding errors of its scores scale with it.
+    """Return max_j |scale|·|q_i|ᵀ|k_j| + |b_ij| of each row, (..., N_q, 1): rounding errors of its
+    scores scale with it.
 
     Over the keys that the mask allows; 0 for a row that has none.
     """
@@ -77,108 +94,220 @@ def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None, bias: Any = N
     tau = abs(check_scale(scale, q.shape[-1]))
     reach = max(tau, 1.0) * (min(tau, 1.0) * q @ k.swapaxes(-1, -2))
     reach = reach if bias is None else reach + np.abs(_numbers(bias))
-    return np.asarray((reach if mask is None else np.where(mask, reach, 0.0)).max(axis=-1, keepdims=True))
+    return np.asarray(
+        (reach if mask is None else np.where(mask, reach, 0.0)).max(axis=-1, keepdims=True)
+    )
 
 
 def error_bound(
-    Q: Any, K: Any, V: Any, *,
-    scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
-    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, mask: Any = None, bias: Any = None,
-    softcap: float | None = None, sink: Any = None, keep: Any = None, dropout_p: float = 0.0,
-    chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far each element of O may lie from exact attention, (..., N_q, d_v), from the data's own condition.
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    steps: int = 1,
+    stores: int | None = None,
+    scores_stored: bool = False,
+    operands_stored: bool = False,
+    flushed: bool = False,
+    logs_rounded: int = 0,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+    chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None,
+    C: float = 2.0,
+) -> Array:
+    """Return how far each element of O may lie from exact attention, (..., N_q, d_v), from the
+    data's own condition.
 
-    `chip` is what is computed in (unit roundoff u), `stored` what matrices are kept in (u_s); both default to what
-    `forward` uses for Q's dtype. `steps` is how often ℓ is rescaled, `stores` how often O is rounded on its way (by
-    default as often; both T_c for Algorithm 1). `rounding` says all that of an algorithm.
+    `chip` is what is computed in (unit roundoff u), `stored` what matrices are kept in (u_s); both
+    default to what `forward` uses for Q's dtype. `steps` is how often ℓ is rescaled, `stores` how
+    often O is rounded on its way (by default as often; both T_c for Algorithm 1). `rounding` says
+    all that of an algorithm.
 
-    A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, over the keys that the mask
-    allows. The 4 covers the scale, the subtraction of the maximum and the exponential's argument; rescaling factors
-    telescope, as the maximum only rises. A masked score is −∞, and exact. A bias adds |b_ij| to what δ is of, and to the 4 two:
-    for its loading, perhaps from a wider type, and for its sum with the score; where S is stored, it is once more. ALiBi counts
-    as one; the bound knows nothing of two that cancel.
-    A soft cap c·tanh(S/c) changes no score's error for the worse, as its slope is at most 1. It adds 12 to the 4: one for the
-    division, 8 for tanh (four units in the last place, as vector units have), one for the product, two for c; an S/c that
-    underflows loses the chip's smallest subnormal, times c; and where S is stored, it is once more, as with a bias.
-    A sink is one more term of the sum, and its score s is exact. Where it is the largest, by s − max_j |S| > 0 at least, that
-    times u is added to δ: scores that it is subtracted from are rounded beside it.
-    Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
-    is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
-    `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
-    Keeping log L in place of ℓ and m rounds max_j |S| + log N_k: that times u is added to δ, `logs_rounded` times.
-    What underflows loses the chip's smallest subnormal at most, be it τ, a scaled Q or a product of Q and K: that times
-    d·max(1, |τ|) + max_j Σ_c (1 + |q_c|)|k_jc| is added to δ. For the sums, N_k + steps times it is added to O's bound.
-    A weight e^s is then off by a factor e^{±δ}, and so is the sum that divides it: together expm1(2δ).
-    Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
-    Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
-    Each rounding of O to `stored` adds u_s of what has been summed so far, at most PZ|V|.
-    C = 2 leaves room for the second-order terms left out. Where scores are so large that rounding them decides the
-    softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V| / (1 − p). Weights by way of
-    log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
-    A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
+    A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, over the
+    keys that the mask allows. The 4 covers the scale, the subtraction of the maximum and the
+    exponential's argument; rescaling factors telescope, as the maximum only rises. A masked score
+    is −∞, and exact. A bias adds |b_ij| to what δ is of, and to the 4 two: for its loading, perhaps
+    from a wider type, and for its sum with the score; where S is stored, it is once more. ALiBi
+    counts as one; the bound knows nothing of two that cancel. A soft cap c·tanh(S/c) changes no
+    score's error for the worse, as its slope is at most 1. It adds 12 to the 4: one for the
+    division, 8 for tanh (four units in the last place, as vector units have), one for the product,
+    two for c; an S/c that underflows loses the chip's smallest subnormal, times c; and where S is
+    stored, it is once more, as with a bias. A sink is one more term of the sum, and its score s is
+    exact. Where it is the largest, by s − max_j |S| > 0 at least, that times u is added to δ:
+    scores that it is subtracted from are rounded beside it. Storing S adds u_s·max_j |S| to δ;
+    storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored` is the
+    latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores
+    need it. `flushed`: what is below the chip's smallest normal number may be flushed to 0, as
+    vector units and GPUs do. Keeping log L in place of ℓ and m rounds max_j |S| + log N_k: that
+    times u is added to δ, `logs_rounded` times. What underflows loses the chip's smallest subnormal
+    at most, be it τ, a scaled Q or a product of Q and K: that times d·max(1, |τ|) + max_j Σ_c (1 +
+    |q_c|)|k_jc| is added to δ. For the sums, N_k + steps times it is added to O's bound. A weight
+    e^s is then off by a factor e^{±δ}, and so is the sum that divides it: together expm1(2δ). Sums
+    over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on
+    P|V|. Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and
+    where P is stored, PZ is too. Each rounding of O to `stored` adds u_s of what has been summed so
+    far, at most PZ|V|. C = 2 leaves room for the second-order terms left out. Where scores are so
+    large that rounding them decides the softmax, the bound is the trivial one: two averages of V's
+    rows differ by at most 2·max|V| / (1 − p). Weights by way of log L are at most 1 each, but their
+    sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p). A row whose every key
+    is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
     return _Bounds(
-        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep,
-        dropout_p=dropout_p, chip=chip, stored=stored, C=C,
-    ).of_O(C)  # fmt: skip
+        Q,
+        K,
+        V,
+        scale=scale,
+        steps=steps,
+        stores=stores,
+        scores_stored=scores_stored,
+        operands_stored=operands_stored,
+        flushed=flushed,
+        logs_rounded=logs_rounded,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sink=sink,
+        keep=keep,
+        dropout_p=dropout_p,
+        chip=chip,
+        stored=stored,
+        C=C,
+    ).of_O(C)
 
 
 def gradient_bounds(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
-    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
-    recombined: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None, sink: Any = None,
-    keep: Any = None, dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
-) -> Three:  # fmt: skip
-    """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    scale: float | None = None,
+    steps: int = 1,
+    stores: int | None = None,
+    scores_stored: bool = False,
+    operands_stored: bool = False,
+    flushed: bool = False,
+    logs_rounded: int = 0,
+    dQ_stores: int | None = None,
+    recombined: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+    chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None,
+    C: float = 2.0,
+) -> Three:
+    """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of
+    their shapes.
 
-    Arguments as for `error_bound`, those of the forward pass included, whose O, ℓ and m the backward pass inherits.
-    `dQ_stores` is how often dQ is rounded on its way (Algorithm 4: T_c times, the default), `recombined` whether
-    P ∘ (dP − D) is summed up by way of a block's own D (Appendix B.5). `backward_rounding` says all that of an algorithm.
+    Arguments as for `error_bound`, those of the forward pass included, whose O, ℓ and m the
+    backward pass inherits. `dQ_stores` is how often dQ is rounded on its way (Algorithm 4: T_c
+    times, the default), `recombined` whether P ∘ (dP − D) is summed up by way of a block's own D
+    (Appendix B.5). `backward_rounding` says all that of an algorithm.
 
-    E(X) is how far the computed X may be off, |dO||V|ᵀ is written A, and A∘Z is A_Z ≥ |dP|.
-    P is e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(expm1(2δ) + (N_k + 8·steps + 8)·u), as in `error_bound`. It is
-    at most 1, since P is between 0 and 1 and the computed one too: kept by Algorithm 3, and else by `at_most_0` (notation.py).
-    P^dropped = P∘Z: E = Z·(E(P) + 3uP), and once more u_s where it is stored.
-    dV = (P^dropped)ᵀdO, N_q terms: E = E(P^dropped)ᵀ|dO| + (N_q + 4)·u·(P^dropped)ᵀ|dO|, and u_s of that sum to store it.
-    dP = dO Vᵀ ∘ Z, d_v terms: E = (d_v + 4)·u·A_Z; where it is stored, u_s·A_Z, twice with dropout.
-    D = rowsum(dO∘O), d_v terms: O brings its own rounding: E = |dO|·E(O) + (d_v + 2)·u·|dO|·(P^dropped|V|). Standard attention
-    sums P∘dP instead, N_k terms: E = Σ_j ((P + E(P))·E(dP) + E(P)·A_Z) + (N_k + 2)·u·Σ_j P·A_Z.
-    dS = P∘(dP − D): E = E(P)·|dP − D| + (P + E(P))·(E(dP) + E(D) + 2u·(A_Z + |D|)), and u_s where it is stored.
-    Before a soft cap it is dS·g, g = 1 − t², t = tanh(S/c): t is off by E(t) = min(δ/c, 2) + 2u, g by E(g) = 2E(t) + E(t)² + 4u
-    or 1, if that is less, and dS·g by E(dS)·(g + E(g)) + |dS|·(E(g) + 2u). A bias's gradient is that of scores after the cap.
-    By way of a block's own D_j, which is an average of dP: 4u·max_j A_Z more inside the last bracket.
-    dQ = τ dS K, N_k terms: E = |τ|·(E(dS)|K| + (N_k + 4)·u·|dS||K|) and dQ_stores·u_s of that sum. dK likewise: N_q, one store.
-    Each rounding to `stored` may lose its smallest subnormal; each term of D, dQ, dK, dV the chip's, which dQ and dK scale by τ;
-    τ the chip's, times |dS||K|. C = 2 leaves room for second-order terms, as before.
-    Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
+    E(X) is how far the computed X may be off, |dO||V|ᵀ is written A, and A∘Z is A_Z ≥ |dP|. P is
+    e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(expm1(2δ) + (N_k + 8·steps + 8)·u), as in
+    `error_bound`. It is at most 1, since P is between 0 and 1 and the computed one too: kept by
+    Algorithm 3, and else by `at_most_0` (notation.py). P^dropped = P∘Z: E = Z·(E(P) + 3uP), and
+    once more u_s where it is stored. dV = (P^dropped)ᵀdO, N_q terms: E = E(P^dropped)ᵀ|dO| + (N_q +
+    4)·u·(P^dropped)ᵀ|dO|, and u_s of that sum to store it. dP = dO Vᵀ ∘ Z, d_v terms: E = (d_v +
+    4)·u·A_Z; where it is stored, u_s·A_Z, twice with dropout. D = rowsum(dO∘O), d_v terms: O brings
+    its own rounding: E = |dO|·E(O) + (d_v + 2)·u·|dO|·(P^dropped|V|). Standard attention sums P∘dP
+    instead, N_k terms: E = Σ_j ((P + E(P))·E(dP) + E(P)·A_Z) + (N_k + 2)·u·Σ_j P·A_Z. dS = P∘(dP −
+    D): E = E(P)·|dP − D| + (P + E(P))·(E(dP) + E(D) + 2u·(A_Z + |D|)), and u_s where it is stored.
+    Before a soft cap it is dS·g, g = 1 − t², t = tanh(S/c): t is off by E(t) = min(δ/c, 2) + 2u, g
+    by E(g) = 2E(t) + E(t)² + 4u or 1, if that is less, and dS·g by E(dS)·(g + E(g)) + |dS|·(E(g) +
+    2u). A bias's gradient is that of scores after the cap. By way of a block's own D_j, which is an
+    average of dP: 4u·max_j A_Z more inside the last bracket. dQ = τ dS K, N_k terms: E =
+    |τ|·(E(dS)|K| + (N_k + 4)·u·|dS||K|) and dQ_stores·u_s of that sum. dK likewise: N_q, one store.
+    Each rounding to `stored` may lose its smallest subnormal; each term of D, dQ, dK, dV the
+    chip's, which dQ and dK scale by τ; τ the chip's, times |dS||K|. C = 2 leaves room for
+    second-order terms, as before. Where a sum may pass the end of `stored` there is no bound: ∞.
+    float16 ends at 65504, which dQ and dK may well pass.
     """
     has = _Bounds(
-        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep,
-        dropout_p=dropout_p, chip=chip, stored=stored, C=C,
-    )  # fmt: skip
+        Q,
+        K,
+        V,
+        scale=scale,
+        steps=steps,
+        stores=stores,
+        scores_stored=scores_stored,
+        operands_stored=operands_stored,
+        flushed=flushed,
+        logs_rounded=logs_rounded,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sink=sink,
+        keep=keep,
+        dropout_p=dropout_p,
+        chip=chip,
+        stored=stored,
+        C=C,
+    )
     return has.of_gradients(dO, dQ_stores, recombined)[0]
 
 
 def bias_gradient_bound(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    bias: Any, scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
-    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
-    recombined: bool = False, mask: Any = None, softcap: float | None = None, keep: Any = None, dropout_p: float = 0.0,
-    chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for `gradient_bounds`.
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    bias: Any,
+    scale: float | None = None,
+    steps: int = 1,
+    stores: int | None = None,
+    scores_stored: bool = False,
+    operands_stored: bool = False,
+    flushed: bool = False,
+    logs_rounded: int = 0,
+    dQ_stores: int | None = None,
+    recombined: bool = False,
+    mask: Any = None,
+    softcap: float | None = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+    chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None,
+    C: float = 2.0,
+) -> Array:
+    """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for
+    `gradient_bounds`.
 
-    It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
+    It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| +
+    E(dS))), summed likewise.
     """
     has = _Bounds(
-        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, keep=keep, dropout_p=dropout_p,
-        chip=chip, stored=stored, C=C,
-    )  # fmt: skip
+        Q,
+        K,
+        V,
+        scale=scale,
+        steps=steps,
+        stores=stores,
+        scores_stored=scores_stored,
+        operands_stored=operands_stored,
+        flushed=flushed,
+        logs_rounded=logs_rounded,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        keep=keep,
+        dropout_p=dropout_p,
+        chip=chip,
+        stored=stored,
+        C=C,
+    )
     _, dS, E_dS = has.of_gradients(dO, dQ_stores, recombined)
     with np.errstate(over="ignore", invalid="ignore"):
         own, most = summed_to(E_dS, np.shape(bias)), summed_to(dS + E_dS, np.shape(bias))
@@ -186,35 +315,76 @@ def bias_gradient_bound(
 
 
 def sink_gradient_bound(
-    Q: Any, K: Any, V: Any, dO: Any, *,
-    sink: Any, scale: float | None = None, steps: int = 1, stores: int | None = None, scores_stored: bool = False,
-    operands_stored: bool = False, flushed: bool = False, logs_rounded: int = 0, dQ_stores: int | None = None,
-    recombined: bool = False, mask: Any = None, bias: Any = None, softcap: float | None = None, keep: Any = None,
-    dropout_p: float = 0.0, chip: DTypeLike | None = None, stored: DTypeLike | None = None, C: float = 2.0,
-) -> Array:  # fmt: skip
-    """Return how far the gradient of each head's sink may lie from the exact one. Arguments as for `gradient_bounds`.
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    sink: Any,
+    scale: float | None = None,
+    steps: int = 1,
+    stores: int | None = None,
+    scores_stored: bool = False,
+    operands_stored: bool = False,
+    flushed: bool = False,
+    logs_rounded: int = 0,
+    dQ_stores: int | None = None,
+    recombined: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    softcap: float | None = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+    chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None,
+    C: float = 2.0,
+) -> Array:
+    """Return how far the gradient of each head's sink may lie from the exact one. Arguments as for
+    `gradient_bounds`.
 
-    `dQ_stores` and `recombined` make no difference. The gradient is −Σ_i P_sink,i D_i, and stays in the chip's type.
-    P_sink is e^{s − m}/ℓ or e^{s − L}: it is off as P is, but s is exact; what it is subtracted from differs from s by at most
-    |log P_sink|: E(P_sink) = P_sink·(expm1(2δ) + (N_k + 8·steps + 8)·u + u·|log P_sink|), and the chip's smallest subnormal.
-    It is at most 1. D = rowsum(dO∘O), whatever the algorithm: E(D) as in `gradient_bounds`. N_q terms:
-    E = Σ_i (E(P_sink)·(|D| + E(D)) + P_sink·E(D)) + (N_q + 2)·u·Σ_i (P_sink + E(P_sink))·(|D| + E(D)), taken C times.
+    `dQ_stores` and `recombined` make no difference. The gradient is −Σ_i P_sink,i D_i, and stays in
+    the chip's type. P_sink is e^{s − m}/ℓ or e^{s − L}: it is off as P is, but s is exact; what it
+    is subtracted from differs from s by at most |log P_sink|: E(P_sink) = P_sink·(expm1(2δ) + (N_k
+    + 8·steps + 8)·u + u·|log P_sink|), and the chip's smallest subnormal. It is at most 1. D =
+    rowsum(dO∘O), whatever the algorithm: E(D) as in `gradient_bounds`. N_q terms: E = Σ_i
+    (E(P_sink)·(|D| + E(D)) + P_sink·E(D)) + (N_q + 2)·u·Σ_i (P_sink + E(P_sink))·(|D| + E(D)),
+    taken C times.
     """
     has = _Bounds(
-        Q, K, V, scale=scale, steps=steps, stores=stores, scores_stored=scores_stored, operands_stored=operands_stored,
-        flushed=flushed, logs_rounded=logs_rounded, mask=mask, bias=bias, softcap=softcap, sink=sink, keep=keep,
-        dropout_p=dropout_p, chip=chip, stored=stored, C=C,
-    )  # fmt: skip
+        Q,
+        K,
+        V,
+        scale=scale,
+        steps=steps,
+        stores=stores,
+        scores_stored=scores_stored,
+        operands_stored=operands_stored,
+        flushed=flushed,
+        logs_rounded=logs_rounded,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sink=sink,
+        keep=keep,
+        dropout_p=dropout_p,
+        chip=chip,
+        stored=stored,
+        C=C,
+    )
     return has.of_sink(dO)
 
 
-def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
-    """Return how far dK (or dV) of a KV head may lie from the exact one where each of g query heads stored a part of it.
+def group_bound(
+    parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3
+) -> Array:
+    """Return how far dK (or dV) of a KV head may lie from the exact one where each of g query heads
+    stored a part of it.
 
-    `parts` are the exact parts and `bounds` what `gradient_bounds` says of each, their storing included, both with the g heads
-    on `axis`, which is summed over. Of what they sum to in absolute value, Σ(|part| + bound), g − 1 additions on `chip` lose
-    (g − 1)·u, and storing the sum u_s and at most the smallest subnormal; so, with C = 2 as before:
-    Σ bound + 2((g − 1)·u + u_s)·Σ(|part| + bound) + that subnormal. ∞ where the sum may pass the end of `stored`.
+    `parts` are the exact parts and `bounds` what `gradient_bounds` says of each, their storing
+    included, both with the g heads on `axis`, which is summed over. Of what they sum to in absolute
+    value, Σ(|part| + bound), g − 1 additions on `chip` lose (g − 1)·u, and storing the sum u_s and
+    at most the smallest subnormal; so, with C = 2 as before: Σ bound + 2((g − 1)·u + u_s)·Σ(|part|
+    + bound) + that subnormal. ∞ where the sum may pass the end of `stored`.
     """
     stored = np.dtype(stored)
     chip = chip_dtype(stored) if chip is None else np.dtype(chip)
@@ -227,7 +397,8 @@ def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike |
 
 
 def parts_of_bound(got: Any, want: Array, bound: Array) -> Array:
-    """Return each error as a part of its bound: at most 1 if all is well, ∞ where one alone is NaN, or the bound is 0.
+    """Return each error as a part of its bound: at most 1 if all is well, ∞ where one alone is NaN,
+    or the bound is 0.
 
     What may overflow the type that it is kept in has a bound of ∞: any number is allowed there.
     """
@@ -245,20 +416,42 @@ def of_bound(got: Any, want: Any, bound: Any) -> float:
 
 
 class _Bounds:
-    """What all bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs.
+    """What all bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|;
+    and the roundoffs.
 
     The arguments are `error_bound`'s.
     """
 
     def __init__(
-        self, Q: Any, K: Any, V: Any, *, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
-        operands_stored: bool, flushed: bool, logs_rounded: int, mask: Any, bias: Any, softcap: Any, keep: Any,
-        dropout_p: float, chip: DTypeLike | None, stored: DTypeLike | None, C: float, sink: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        Q: Any,
+        K: Any,
+        V: Any,
+        *,
+        scale: float | None,
+        steps: int,
+        stores: int | None,
+        scores_stored: bool,
+        operands_stored: bool,
+        flushed: bool,
+        logs_rounded: int,
+        mask: Any,
+        bias: Any,
+        softcap: Any,
+        keep: Any,
+        dropout_p: float,
+        chip: DTypeLike | None,
+        stored: DTypeLike | None,
+        C: float,
+        sink: Any = None,
+    ) -> None:
         Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
         self.dropout_p = check_p(dropout_p)
         self.C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
-        self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
+        self.steps, self.logs_rounded = (
+            check_count("steps", steps),
+            check_count("logs_rounded", logs_rounded, 0),
+        )
         self.stores = self.steps if stores is None else check_count("stores", stores, 0)
         stored = float_dtype(Q.dtype if stored is None else stored)
         chip = chip_dtype(stored) if chip is None else float_dtype(chip)
@@ -267,23 +460,38 @@ class _Bounds:
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))
-        P, l, m, self.slope = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias, softcap, sink)
+        P, l, m, self.slope = softmax(
+            self.Q, self.K, np.asarray(self.tau), mask, bias, softcap, sink
+        )
         self.softcap = softcap
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
-        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
+        self.Z = (
+            np.ones_like(P)
+            if keep is None
+            else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
+        )
         self.mass = (self.P * self.Z) @ np.abs(self.V)
         self.scores_stored, self.dropped = scores_stored, keep is not None
         self.kept = scores_stored or operands_stored
 
         # of a row's weights, their sum and their products with V, without O's own storing
-        (d, N_k), biased, capped = (self.Q.shape[-1], self.K.shape[-2]), bias is not None, softcap is not None
+        (d, N_k), biased, capped = (
+            (self.Q.shape[-1], self.K.shape[-2]),
+            bias is not None,
+            softcap is not None,
+        )
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
-        delta = ((d + 4 + 2 * biased + 12 * capped) * self.u + scores_stored * (1 + (biased or capped)) * self.u_s) * reach
+        delta = (
+            (d + 4 + 2 * biased + 12 * capped) * self.u
+            + scores_stored * (1 + (biased or capped)) * self.u_s
+        ) * reach
         s = np.asarray(-np.inf) if sink is None else column_of(sink)
         size = np.where(s == -np.inf, 0.0, np.abs(s))
-        delta = delta + self.logs_rounded * self.u * (np.maximum(reach, size) + math.log(N_k + (sink is not None)))
+        delta = delta + self.logs_rounded * self.u * (
+            np.maximum(reach, size) + math.log(N_k + (sink is not None))
+        )
         delta = delta + self.u * np.maximum(s - reach, 0.0)
         self.P_sink = np.exp(s - np.where(m == -np.inf, 0.0, m)) / np.where(self.any_key, l, 1)
         delta = delta + self.least * d * max(1.0, abs(self.tau))
@@ -292,7 +500,9 @@ class _Bounds:
         self.delta = delta
         with np.errstate(over="ignore"):
             self.undropped = np.expm1(2 * delta) + (N_k + 8 * (self.steps + 1)) * self.u
-        self.relative = self.undropped + 3 * self.dropped * self.u + self.kept * (1 + self.dropped) * self.u_s
+        self.relative = (
+            self.undropped + 3 * self.dropped * self.u + self.kept * (1 + self.dropped) * self.u_s
+        )
 
     def of_O(self, C: float) -> Array:
         """Return how far O may be off, first-order terms taken C times."""
@@ -302,15 +512,33 @@ class _Bounds:
         if self.kept:
             floor = floor + self.step * (gain + self.dropped) * size.sum(axis=-2, keepdims=True)
         with np.errstate(over="ignore"):
-            off = C * (self.relative + self.stores * self.u_s) * np.maximum(self.mass, smallest_step(np.float64))
+            off = (
+                C
+                * (self.relative + self.stores * self.u_s)
+                * np.maximum(self.mass, smallest_step(np.float64))
+            )
         weights = self.K.shape[-2] if self.logs_rounded else 1
         most = (weights + 1) * gain * (1 + self.u_s) * size.max(axis=-2, keepdims=True)
-        return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)
+        return self._within_range(
+            np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass
+        )
 
-    def of_gradients(self, dO: Any, dQ_stores: int | None, recombined: bool) -> tuple[Three, Array, Array]:
-        """Return how far dQ, dK and dV may be off; and |dS| and E(dS) after any cap, of which a bias's gradient is made."""
+    def of_gradients(
+        self, dO: Any, dQ_stores: int | None, recombined: bool
+    ) -> tuple[Three, Array, Array]:
+        """Return how far dQ, dK and dV may be off; and |dS| and E(dS) after any cap, of which a
+        bias's gradient is made.
+        """
         dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
-        u, u_s, step, least, P, Z, dropped = self.u, self.u_s, self.step, self.least, self.P, self.Z, self.dropped
+        u, u_s, step, least, P, Z, dropped = (
+            self.u,
+            self.u_s,
+            self.step,
+            self.least,
+            self.P,
+            self.Z,
+            self.dropped,
+        )
         u_p, step_p = (u_s, step) if self.kept else (0.0, 0.0)  # what storing P, dP and dS adds
         N_q, N_k, d_v = self.Q.shape[-2], self.K.shape[-2], self.V.shape[-1]
         dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1])
@@ -327,13 +555,19 @@ class _Bounds:
             E_dP = E_dP + (d_v * least + step_p) * np.maximum(Z, 1) + step_p * dropped
             D_sum = (P * A_Z).sum(axis=-1, keepdims=True)
             if self.scores_stored:
-                E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum + N_k * least
+                E_D = (
+                    ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True)
+                    + (N_k + 2) * u * D_sum
+                    + N_k * least
+                )
             else:
                 E_D = self._of_D(dO)
             dP = Z * (dO @ self.V.swapaxes(-1, -2))
             dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
             detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
-            E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
+            E_dS = E_P * dP_less_D + (P + E_P) * (
+                E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour
+            )
             E_dS = np.where(self.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
 
             tau, after, E_after = abs(self.tau), P * dP_less_D, E_dS
@@ -341,28 +575,44 @@ class _Bounds:
             dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
             dQ_plain, dK_plain = (dS + E_dS) @ np.abs(self.K), (dS_T + E_dS_T) @ np.abs(self.Q)
             dQ_sum, dK_sum = tau * dQ_plain, tau * dK_plain
-            E_dQ = tau * (E_dS @ np.abs(self.K)) + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum + dQ_stores * step
+            E_dQ = (
+                tau * (E_dS @ np.abs(self.K))
+                + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum
+                + dQ_stores * step
+            )
             E_dK = tau * (E_dS_T @ np.abs(self.Q)) + ((N_q + 4) * u + u_s) * dK_sum + step
             E_dQ = np.where(self.any_key, E_dQ + ((1 + tau) * N_k + dQ_plain) * least, 0.0)
             E_dK, E_dV = E_dK + ((1 + tau) * N_q + dK_plain) * least, E_dV + N_q * least
             pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
-            return Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)), after, E_after
+            return (
+                Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)),
+                after,
+                E_after,
+            )
 
     def of_sink(self, dO: Any) -> Array:
         """Return how far the gradient of a sink may be off."""
-        dO, P, u = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1]), self.P_sink, self.u
+        dO, P, u = (
+            _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1]),
+            self.P_sink,
+            self.u,
+        )
         with np.errstate(over="ignore", invalid="ignore"):
             E_D = self._of_D(dO)
             D = np.abs((dO * ((self.P * self.Z) @ self.V)).sum(axis=-1, keepdims=True)) + E_D
             apart = np.abs(np.log(P, where=P > 0, out=np.zeros_like(P)))
             E_P = np.minimum(P * (self.undropped + u * apart) + self.least, 1.0)
             off = E_P * D + P * E_D + (self.Q.shape[-2] + 2) * u * (P + E_P) * D + self.least
-            return np.asarray(np.nan_to_num(self.C * off.sum(axis=(-2, -1)), nan=np.inf, posinf=np.inf))
+            return np.asarray(
+                np.nan_to_num(self.C * off.sum(axis=(-2, -1)), nan=np.inf, posinf=np.inf)
+            )
 
     def _of_D(self, dO: Array) -> Array:
         """Return how far rowsum(dO ∘ O) may be off."""
         off = self.of_O(1.0) + (dO.shape[-1] + 2) * self.u * self.mass + self.least
-        return np.asarray((np.abs(dO) * off).sum(axis=-1, keepdims=True) + dO.shape[-1] * self.least)
+        return np.asarray(
+            (np.abs(dO) * off).sum(axis=-1, keepdims=True) + dO.shape[-1] * self.least
+        )
 
     def _uncapped(self, dS: Array, E_dS: Array, vanished: float) -> tuple[Array, Array]:
         """Return |dS| and E(dS) of scores before their soft cap."""
@@ -375,11 +625,15 @@ class _Bounds:
         return dS * self.slope, np.where(self.allowed, off, 0.0)
 
     def _within_range(self, bound: Array, most: Array) -> Array:
-        """Return the bound, and ∞ where a sum of that size, with its error, may overflow what it is stored in."""
+        """Return the bound, and ∞ where a sum of that size, with its error, may overflow what it
+        is stored in.
+        """
         return np.where(most + bound < self.end, bound, np.inf)
 
 
 def _numbers(a: Any) -> Array:
-    """Return `a` in float64, with 0 for NaN and ∞: a bound is for results that do not depend on those."""
+    """Return `a` in float64, with 0 for NaN and ∞: a bound is for results that do not depend on
+    those.
+    """
     wide = np.asarray(a).astype(np.float64)
     return np.where(np.isfinite(wide), wide, 0.0)

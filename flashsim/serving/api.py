@@ -1,4 +1,6 @@
-"""What the room's functions share: choosing blocks, launching a program for each KV head, and what that returns."""
+"""What the room's functions share: choosing blocks, launching a program for each KV head, and
+what that returns.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ from flashsim.tracing.traces import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan(Plan):
-    """A program on a ragged batch in its blocks, with the program's options, and its operands: arrays, or lengths alone."""
+    """A program on a ragged batch in its blocks, with the program's options, and its operands:
+    arrays, or lengths alone.
+    """
 
     program: BatchProgram
     batch: Batch
@@ -52,18 +56,34 @@ class BatchPlan(Plan):
     operands: Operands
 
     @classmethod
-    def of(cls, program: BatchProgram, batch: Batch, options: Mapping[str, Any], operands: Operands) -> BatchPlan:
-        """Return the plan. Words alone, which say where to go on, are not numbers to compute with."""
-        arithmetic = any(isinstance(values, np.ndarray) and values.ndim == 3 for values in operands.values())
+    def of(
+        cls, program: BatchProgram, batch: Batch, options: Mapping[str, Any], operands: Operands
+    ) -> BatchPlan:
+        """Return the plan. Words alone, which say where to go on, are not numbers to compute
+        with.
+        """
+        arithmetic = any(
+            isinstance(values, np.ndarray) and values.ndim == 3 for values in operands.values()
+        )
         return cls(
-            program=program, M=batch.M, dtype=batch.dtype, arithmetic=arithmetic,
-            is_user_defined=not is_of_package(program.run), batch=batch, options=options, operands=operands,
-        )  # fmt: skip
+            program=program,
+            M=batch.M,
+            dtype=batch.dtype,
+            arithmetic=arithmetic,
+            is_user_defined=not is_of_package(program.run),
+            batch=batch,
+            options=options,
+            operands=operands,
+        )
 
     @property
     def words(self) -> list[str]:
         """The operands that are words, which all KV heads share."""
-        return [name for name, value in self.operands.items() if not isinstance(value, tuple) and value.dtype == np.uint32]
+        return [
+            name
+            for name, value in self.operands.items()
+            if not isinstance(value, tuple) and value.dtype == np.uint32
+        ]
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -94,25 +114,50 @@ class BatchPlan(Plan):
             "keys": list(batch.keys),
             "dtype": batch.dtype.name,
             "scale": batch.tau,
-            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in self.options.items()},
+            "options": {
+                name: v if isinstance(v, plain) else shown(v) for name, v in self.options.items()
+            },
         }
 
     def traced(self, recorder: Recorder) -> Trace:
-        """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or latents."""
+        """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or
+        latents.
+        """
         batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.shapes
         first = "p" if "K_p" in shapes else ""
         keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
         keys = {"C": ("N_k", "d"), **keys}
-        rows = {"Q": "d", "dQ": "d", **dict.fromkeys(("O", "O_new", "dO"), "d_v"), **dict.fromkeys(("L", "L_new", "D"), "1")}
-        kinds = {**dict.fromkeys(shapes, ("", "")), **keys, **{name: ("N_q", w) for name, w in rows.items()}}
-        shape = Shape(shapes["Q"][0], shapes[next(name for name in keys if name in shapes)][0], batch.d, batch.d_v)
+        rows = {
+            "Q": "d",
+            "dQ": "d",
+            **dict.fromkeys(("O", "O_new", "dO"), "d_v"),
+            **dict.fromkeys(("L", "L_new", "D"), "1"),
+        }
+        kinds = {
+            **dict.fromkeys(shapes, ("", "")),
+            **keys,
+            **{name: ("N_q", w) for name, w in rows.items()},
+        }
+        shape = Shape(
+            shapes["Q"][0],
+            shapes[next(name for name in keys if name in shapes)][0],
+            batch.d,
+            batch.d_v,
+        )
         follows = ("m", "l", "O", "L") if self.program.direction == "forward" else ("D", "dQ")
         return trace_of(
-            recorder, self.program, kinds, shape, _exact(replace(self, batch=batch)),
-            blocks=clipped(shape, batch.B_r, batch.B_c), M=batch.M, enforced=True, stored=batch.dtype.name,
+            recorder,
+            self.program,
+            kinds,
+            shape,
+            _exact(replace(self, batch=batch)),
+            blocks=clipped(shape, batch.B_r, batch.B_c),
+            M=batch.M,
+            enforced=True,
+            stored=batch.dtype.name,
             options=", ".join(f"{name} {shown(value)}" for name, value in self.options.items()),
             follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
-        )  # fmt: skip
+        )
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield a launch for each KV head; to count, one that stands for all."""
@@ -140,17 +185,29 @@ class BatchPlan(Plan):
 
 
 def plan_of(
-    program: BatchProgram, batch: Batch, blocks: Any, options: Mapping[str, Any], given: Callable[[Mapping[str, Any]], Operands]
+    program: BatchProgram,
+    batch: Batch,
+    blocks: Any,
+    options: Mapping[str, Any],
+    given: Callable[[Mapping[str, Any]], Operands],
 ) -> BatchPlan:
-    """Return the plan of a program in blocks (B_r, B_c), or, None, in the largest of its proportions that fit M.
+    """Return the plan of a program in blocks (B_r, B_c), or, None, in the largest of its
+    proportions that fit M.
 
     `given` returns the operands, of the checked options.
     """
     taken = [*signature(program.options).parameters.values()][1:]
-    expected = ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken) or "none"
+    expected = (
+        ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken)
+        or "none"
+    )
     if {*options} - {one.name for one in taken}:
-        raise ValueError(f"options of {program.name!r} are {', '.join(options)}; expected {expected}")
-    if missing := [one.name for one in taken if one.default is one.empty and one.name not in options]:
+        raise ValueError(
+            f"options of {program.name!r} are {', '.join(options)}; expected {expected}"
+        )
+    if missing := [
+        one.name for one in taken if one.default is one.empty and one.name not in options
+    ]:
         raise ValueError(f"{', '.join(missing)} missing; {program.name!r} takes {expected}")
     found = program.options(batch, **options)
     form = forms()[program.name, program.direction]
@@ -165,12 +222,18 @@ def plan_of(
     fixed = check_blocks(blocks)
     if fixed is None:
         at = f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}"
-        fixed = program.line_1(most_rows(fits, batch.M, max(rows_in_all, most), program.name, at), batch, **found)
+        fixed = program.line_1(
+            most_rows(fits, batch.M, max(rows_in_all, most), program.name, at), batch, **found
+        )
     return BatchPlan.of(program, cut(*fixed), found, given(found))
 
 
-def launched(plan: BatchPlan, observers: Sequence[Observer] = ()) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Run a plan; return its costs over all KV heads, and the matrices that it returned, (H_kv, rows, width), by name."""
+def launched(
+    plan: BatchPlan, observers: Sequence[Observer] = ()
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Run a plan; return its costs over all KV heads, and the matrices that it returned, (H_kv,
+    rows, width), by name.
+    """
     batch, outcome = plan.batch, simulate(plan, observers)
     total = outcome.total if plan.arithmetic else outcome.total.times(batch.kv_heads)
     costs = {
@@ -185,12 +248,23 @@ def launched(plan: BatchPlan, observers: Sequence[Observer] = ()) -> tuple[dict[
 def _total(plan: BatchPlan, traffic: Traffic) -> Traffic:
     """Return the traffic of all KV heads, which share words, and what else the program says."""
     heads, shared = plan.batch.kv_heads, (*plan.words, *plan.program.shared)
-    return Traffic({name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()})
+    return Traffic(
+        {name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()}
+    )
 
 
-def run(name: str, batch: Batch, operands: Operands, blocks: Any, observers: Sequence[Observer], **options: Any) -> Result:
+def run(
+    name: str,
+    batch: Batch,
+    operands: Operands,
+    blocks: Any,
+    observers: Sequence[Observer],
+    **options: Any,
+) -> Result:
     """Run the program of that name, forward, on these operands."""
-    return finished(plan_of(programs()[name], batch, blocks, options, lambda _: operands), observers)
+    return finished(
+        plan_of(programs()[name], batch, blocks, options, lambda _: operands), observers
+    )
 
 
 def finished(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
@@ -213,11 +287,14 @@ def gradients(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
 
 
 def _check_finite(plan: BatchPlan, name: str, found: Sequence[Array]) -> None:
-    """Raise ValueError for results that are not finite: rows that no sequence has may hold anything, so inputs may."""
+    """Raise ValueError for results that are not finite: rows that no sequence has may hold
+    anything, so inputs may.
+    """
     for s, array in enumerate(found):
         if not np.isfinite(array).all():
             raise ValueError(
-                f"{name} of sequence {s} is not finite; expected finite numbers in its rows, whose products "
+                f"{name} of sequence {s} is not finite; expected finite numbers in its rows, whose "
+                "products "
                 f"{chip_dtype(plan.batch.dtype).name} holds"
             )
 
@@ -232,8 +309,12 @@ def packed(batch: Batch, sequences: Sequence[Array]) -> Array:
     return np.concatenate([interleave(array, batch.group) for array in sequences], axis=1)
 
 
-def batch_of_lists(Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any) -> tuple[Batch, Array, list[Array], list[Array]]:
-    """Return the batch of lists with an array for each sequence; Q packed, K and V as lists. Raises ValueError."""
+def batch_of_lists(
+    Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any
+) -> tuple[Batch, Array, list[Array], list[Array]]:
+    """Return the batch of lists with an array for each sequence; Q packed, K and V as lists.
+    Raises ValueError.
+    """
     queries = check_sequences("Q", Q)
     keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
     for s in range(len(queries)):
@@ -244,24 +325,55 @@ def batch_of_lists(Q: Any, K: Any, V: Any, M: Any, causal: Any, scale: Any) -> t
 
 
 def batch_of(
-    Q: Array, K: Array, V: Array, queries: Sequence[int], keys: Sequence[int], M: Any, causal: Any, scale: Any, starts: Any = None
+    Q: Array,
+    K: Array,
+    V: Array,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    M: Any,
+    causal: Any,
+    scale: Any,
+    starts: Any = None,
 ) -> Batch:
-    """Return the batch of arrays (heads, ·, width) that were checked, of these lengths by sequence."""
+    """Return the batch of arrays (heads, ·, width) that were checked, of these lengths by
+    sequence.
+    """
     return Batch(
-        queries=tuple(queries), keys=tuple(keys), heads=len(Q), kv_heads=len(K), d=Q.shape[2], d_v=V.shape[2], dtype=Q.dtype,
-        M=check_M(M, Q.dtype.itemsize), tau=check_scale(scale, Q.shape[2]), causal=check_flag("causal", causal), starts=starts,
+        queries=tuple(queries),
+        keys=tuple(keys),
+        heads=len(Q),
+        kv_heads=len(K),
+        d=Q.shape[2],
+        d_v=V.shape[2],
+        dtype=Q.dtype,
+        M=check_M(M, Q.dtype.itemsize),
+        tau=check_scale(scale, Q.shape[2]),
+        causal=check_flag("causal", causal),
+        starts=starts,
     )
 
 
 def count(
-    name: str, *,
-    queries: Any, keys: Any, d: int, d_v: int | None = None, heads: int = 1, kv_heads: int | None = None,
-    dtype: Any = "float32", direction: str = "forward", M: Size | None = None, blocks: tuple[int, int] | None = None,
-    causal: bool = True, observers: Sequence[Observer] = (), **options: Any,
+    name: str,
+    *,
+    queries: Any,
+    keys: Any,
+    d: int,
+    d_v: int | None = None,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    dtype: Any = "float32",
+    direction: str = "forward",
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    causal: bool = True,
+    observers: Sequence[Observer] = (),
+    **options: Any,
 ) -> Result:
     """Count what a program of this room would move, by running it on lengths alone.
 
-    queries, keys  N_s and n_s, a length for each sequence; one number of queries is every sequence's
+    queries, keys  N_s and n_s, a length for each sequence; one number of queries is every
+                   sequence's
     options        the program's own, such as page=16 for "paged"
 
     Other arguments as in the functions that run them. Raises ValueError.
@@ -271,11 +383,25 @@ def count(
     n = check_by_sequence("keys", keys)
     N = check_by_sequence("queries", [queries] * len(n) if isinstance(queries, int) else queries)
     if len(N) != len(n):
-        raise ValueError(f"queries has {len(N)} lengths; expected {len(n)}, one for each sequence, as keys has")
-    stored, (heads, kv_heads), d = float_dtype(dtype), check_heads(heads, kv_heads), check_count("d", d)
+        raise ValueError(
+            f"queries has {len(N)} lengths; expected {len(n)}, one for each sequence, as keys has"
+        )
+    stored, (heads, kv_heads), d = (
+        float_dtype(dtype),
+        check_heads(heads, kv_heads),
+        check_count("d", d),
+    )
     batch = Batch(
-        queries=N, keys=n, heads=heads, kv_heads=kv_heads, d=d, d_v=d if d_v is None else check_count("d_v", d_v), dtype=stored,
-        M=check_M(M, stored.itemsize), tau=check_scale(None, d), causal=check_flag("causal", causal),
+        queries=N,
+        keys=n,
+        heads=heads,
+        kv_heads=kv_heads,
+        d=d,
+        d_v=d if d_v is None else check_count("d_v", d_v),
+        dtype=stored,
+        M=check_M(M, stored.itemsize),
+        tau=check_scale(None, d),
+        causal=check_flag("causal", causal),
     )
     plan = plan_of(program, batch, blocks, options, lambda found: program.operands(batch, found))
     costs, _ = launched(plan, check_observers(observers))
@@ -291,10 +417,14 @@ class ServingExact:
 
 
 def exact(tally: Result) -> ServingExact:
-    """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for what is not a tally."""
+    """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for
+    what is not a tally.
+    """
     plan = getattr(tally, "plan", None)
     if not isinstance(plan, BatchPlan):
-        raise ValueError(f"tally is {shown(tally)}; expected what flashsim.serving's functions return")
+        raise ValueError(
+            f"tally is {shown(tally)}; expected what flashsim.serving's functions return"
+        )
     return _exact(plan)
 
 
@@ -307,7 +437,11 @@ def _exact(plan: BatchPlan) -> ServingExact:
         if isinstance(size, tuple):
             size = shapes[size[0]][0] * size[1]
         itemsize = 4 if name in plan.words else chip if moved.chip else batch.dtype.itemsize
-        itemsize = stored_type(plan.program.stored[name]).itemsize if name in plan.program.stored else itemsize
+        itemsize = (
+            stored_type(plan.program.stored[name]).itemsize
+            if name in plan.program.stored
+            else itemsize
+        )
         role = "input" if name in shapes else moved.role
         arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
     hbm = _total(plan, Traffic(arrays).times(batch.kv_heads))

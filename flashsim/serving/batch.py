@@ -1,4 +1,6 @@
-"""A ragged batch: what every program knows of it. One KV head's rows are those of its g query heads, row r of head r % g."""
+"""A ragged batch: what every program knows of it. One KV head's rows are those of its g query
+heads, row r of head r % g.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from flashsim.problem.inputs import Array
 from flashsim.support.sizes import ceil_div
 
 Operands = Mapping[str, Array | tuple[int, int]]
-"""By name: arrays (H_kv, rows, width), words (rows, width) as uint32, or shapes (rows, width) of one KV head."""
+"""By name: arrays (H_kv, rows, width), words (rows, width) as uint32, or shapes (rows, width) of
+one KV head.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,8 @@ class Batch:
     queries, keys   N_s and n_s, the lengths by sequence; any may be 0
     heads, kv_heads query heads, and KV heads that they share
     causal          key j is seen from position p if j ≤ p + n_s − N_s: aligned at the bottom right
-    starts          where sequences begin, packed, in queries and in keys; by default each where the one before it ends
+    starts          where sequences begin, packed, in queries and in keys; by default each where the
+                    one before it ends
     """
 
     queries: tuple[int, ...]
@@ -80,13 +85,17 @@ class Batch:
         return min(max((end - 1) // self.group + 1 + n - N, 0), n) if self.causal else n
 
     def mask(self, S_ij: Tile, s: int, i: int, first: int, n: int) -> Tile:
-        """Return a tile of scores against the keys from `first`, with −∞ for those beyond n, and those after a row's position."""
+        """Return a tile of scores against the keys from `first`, with −∞ for those beyond n, and
+        those after a row's position.
+        """
         if isinstance(S_ij, ShapeOnly):
             return S_ij
         keys = first + np.arange(S_ij.shape[1])
         last = np.full((len(S_ij), 1), n - 1)
         if self.causal:
-            last = (i * self.B_r + np.arange(len(S_ij))[:, None]) // self.group + n - self.queries[s]
+            last = (
+                (i * self.B_r + np.arange(len(S_ij))[:, None]) // self.group + n - self.queries[s]
+            )
         allowed = keys <= last
         return S_ij if allowed.all() else np.where(allowed, S_ij, S_ij.dtype.type(-np.inf))
 
@@ -101,11 +110,15 @@ class Batch:
         return [*zip(self.queries, self.keys, strict=True)]
 
     def launched(self, s: int) -> Sequence[Hashable]:
-        """Return the same of as many row blocks as the longest sequence has: the last one's own, and those that are not there."""
+        """Return the same of as many row blocks as the longest sequence has: the last one's own,
+        and those that are not there.
+        """
         own = self.rows_alike(s)
         last: list[Hashable] = [("last", own.pop())] if own else []
         return [*own, *last, *[None] * (ceil_div(self.longest, self.B_r) - len(own) - len(last))]
 
     def rows_alike(self, s: int) -> list[int]:
-        """Return, for each row block of a sequence, the keys that it sees, as those of equally many cost alike."""
+        """Return, for each row block of a sequence, the keys that it sees, as those of equally
+        many cost alike.
+        """
         return [self.seen(s, i, self.keys[s]) for i in range(self.row_blocks(s))]

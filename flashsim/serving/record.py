@@ -2,11 +2,13 @@
 
 To add one:
 
-1. `flashsim/serving/programs/x.py`: the listing, a function of one KV head with labelled lines, and at the end
-   `PROGRAM = BatchProgram(…)`, with `bugs=` that tests plant.
-2. `flashsim/serving/theory/x.py`: `FORM = ServingForm(…)`, what each array moves, and the exact peak.
-3. A function that users call, in a module of `flashsim/serving/`. In `tests/ragged.py`, a function that draws a batch for it, and
-   the expected results. `tests/test_serving.py` finds all else: numbers, counts, the peak, labels, bugs.
+1. `flashsim/serving/programs/x.py`: the listing, a function of one KV head with labelled lines, and
+   at the end `PROGRAM = BatchProgram(…)`, with `bugs=` that tests plant.
+2. `flashsim/serving/theory/x.py`: `FORM = ServingForm(…)`, what each array moves, and the exact
+   peak.
+3. A function that users call, in a module of `flashsim/serving/`. In `tests/ragged.py`, a function
+   that draws a batch for it, and the expected results. `tests/test_serving.py` finds all else:
+   numbers, counts, the peak, labels, bugs.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ def one_line_1(rows: int, batch: Batch, **options: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchProgram(Program):
-    """A function `run(hbm, sram, batch, *operands, *options)` of one KV head, with the query heads that share it as its rows.
+    """A function `run(hbm, sram, batch, *operands, *options)` of one KV head, with the query heads
+    that share it as its rows.
 
-    options    (batch, its own options by name) -> all of them, checked, in the order in which `run` takes them
-    operands   (batch, options) -> each on lengths alone, in order: its shape; or, of an index array, its words
+    options    (batch, its own options by name) -> all of them, checked, in the order in which `run`
+               takes them
+    operands   (batch, options) -> each on lengths alone, in order: its shape; or, of an index
+               array, its words
     shared     those that are not words and that all KV heads share nevertheless
     stored     the types of those that are not of the batch's, by name
     returns    the matrices in HBM that it returns
-    line_1     (rows, batch, options by name) -> (B_r, B_c): the proportions of blocks, where none are asked for
+    line_1     (rows, batch, options by name) -> (B_r, B_c): the proportions of blocks, where none
+               are asked for
     """
 
     options: Callable[..., Mapping[str, Any]] = lambda batch: {}

@@ -1,4 +1,5 @@
-"""Who does which tiles: all tiles of all problems, shared out over workers by Stream-K, or each problem's cut into fixed splits.
+"""Who does which tiles: all tiles of all problems, shared out over workers by Stream-K, or each
+problem's cut into fixed splits.
 
 A problem is a row block of a sequence. Its segments are runs of its tiles, each of one worker.
 """
@@ -46,7 +47,9 @@ class Schedule:
 
 
 def schedule_of(batch: Batch, schedule: str, workers: int, splits: int) -> Schedule:
-    """Return the schedule of all row blocks of a batch over so many workers; with "fixed", each is cut into `splits`."""
+    """Return the schedule of all row blocks of a batch over so many workers; with "fixed", each
+    is cut into `splits`.
+    """
     blocks = [(s, i) for s in range(len(batch)) for i in range(batch.row_blocks(s))]
     tiles = [ceil_div(batch.seen(s, i, batch.keys[s]), batch.B_c) for s, i in blocks]
     mine: list[list[Segment]] = [[] for _ in range(workers)]
@@ -55,7 +58,9 @@ def schedule_of(batch: Batch, schedule: str, workers: int, splits: int) -> Sched
         for q, T in enumerate(tiles):
             size = ceil_div(T, splits)
             cuts = [min(k * size, T) for k in range(splits + 1)]
-            problems[q] = [Segment(q, *blocks[q], k, *ends) for k, ends in enumerate(pairwise(cuts))]
+            problems[q] = [
+                Segment(q, *blocks[q], k, *ends) for k, ends in enumerate(pairwise(cuts))
+            ]
         for number, segment in enumerate(segment for segments in problems for segment in segments):
             mine[number % workers].append(segment)
         return Schedule(mine, problems)

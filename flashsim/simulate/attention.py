@@ -1,4 +1,6 @@
-"""Attention as a plan: launches of one query head each, or of the heads of a group, with their rows interleaved."""
+"""Attention as a plan: launches of one query head each, or of the heads of a group, with their
+rows interleaved.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ from flashsim.simulate.interleaving import interleave
 from flashsim.simulate.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.plan import Launch, Operand, Plan
-from flashsim.simulate.tile_masks import BiasGradient, HeadSink, NoBiasGradient, NoMask, NoSink, PartialTileMask, TileMask
+from flashsim.simulate.tile_masks import (
+    BiasGradient,
+    HeadSink,
+    NoBiasGradient,
+    NoMask,
+    NoSink,
+    PartialTileMask,
+    TileMask,
+)
 
 MOST_RUN_ONE_BY_ONE = 2**22
 
@@ -46,7 +56,8 @@ class AttentionPlan(Plan):
     Launches are alike but in their numbers. Of one of them are
 
     together  how many query heads it is of
-    shape, leading, row_mask, blocks  its lengths; how many launches there are; the mask for its rows; its blocks
+    shape, leading, row_mask, blocks  its lengths; how many launches there are; the mask for its
+                                      rows; its blocks
     skips     whether an algorithm that skips empty tiles does: block sizes are chosen for all tiles
     """
 
@@ -73,11 +84,18 @@ class AttentionPlan(Plan):
         for name, value in self.options.items():
             options[name] = value if isinstance(value, plain) else shown(value)
         return {
-            "direction": self.program.direction, **asdict(problem.shape), "leading": list(problem.leading),
-            "kv_heads": problem.heads // problem.group, "dtype": problem.dtype.name, "scale": problem.scale,
-            "mask": repr(self.mask), "dropout_p": problem.dropout_p, "seed": problem.seed, "gqa": problem.gqa,
+            "direction": self.program.direction,
+            **asdict(problem.shape),
+            "leading": list(problem.leading),
+            "kv_heads": problem.heads // problem.group,
+            "dtype": problem.dtype.name,
+            "scale": problem.scale,
+            "mask": repr(self.mask),
+            "dropout_p": problem.dropout_p,
+            "seed": problem.seed,
+            "gqa": problem.gqa,
             "options": options,
-        }  # fmt: skip
+        }
 
     def main_results(self) -> tuple[str, ...]:
         """Return O, or the gradients of Q, K and V."""
@@ -85,7 +103,9 @@ class AttentionPlan(Plan):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The matrices in HBM at the beginning. Dropout's are P_dropped and Z for Algorithm 3, R for other backward passes."""
+        """The matrices in HBM at the beginning. Dropout's are P_dropped and Z for Algorithm 3, R
+        for other backward passes.
+        """
         operands = self.program.operands
         if self.problem.dropout_p and self.program.direction == "backward":
             return (*operands, "Z" if "P" in operands else "R")
@@ -95,18 +115,25 @@ class AttentionPlan(Plan):
 
     @property
     def has_parts(self) -> bool:
-        """Whether query heads that share a KV head run each on its own, and so have dK and dV in parts."""
+        """Whether query heads that share a KV head run each on its own, and so have dK and dV in
+        parts.
+        """
         return self.problem.group > 1 and self.together == 1
 
     def kind(self, name: str) -> Kind:
         """Return the kind of a matrix."""
-        return self.program.matrices.get(name) or KINDS.get(name) or kind_of(name, self.program.matrices)
+        return (
+            self.program.matrices.get(name)
+            or KINDS.get(name)
+            or kind_of(name, self.program.matrices)
+        )
 
     def shape_of(self, name: str) -> tuple[int, int]:
         """Return the shape of a launch's matrix."""
         return self.kind(name).shape(self.shape)
 
-    # -------------------------------------------------------------------------------------------------------- launches
+    # ----------------------------------------------------------------------------------------------
+    # launches
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield a launch for each head or group; to count, one that stands for all."""
@@ -118,8 +145,12 @@ class AttentionPlan(Plan):
             key = () if bias is None else bias.at(head)
             yield self.launch(head, number, outcome.sums.get(key), key)
 
-    def launch(self, head: Head, number: int = 0, dB: Array | None = None, key: Head = ()) -> Launch:
-        """Return the launch of `head`, the `number`th. `dB`: what heads before it made of the bias's gradient they share."""
+    def launch(
+        self, head: Head, number: int = 0, dB: Array | None = None, key: Head = ()
+    ) -> Launch:
+        """Return the launch of `head`, the `number`th. `dB`: what heads before it made of the
+        bias's gradient they share.
+        """
         band = None if self.arithmetic or self.is_user_defined else self._band(head)
         takes = self.program.operands
         if "P_dropped" in takes and not self.problem.dropout_p:
@@ -138,14 +169,19 @@ class AttentionPlan(Plan):
         for name in self.needs:
             kind = self.kind(name)
             dtype = self.dtype if kind.type == "inputs" else kind.dtype(self.dtype)
-            values: Any = self.values(name, head, number) if self.arithmetic else kind.shape(self.shape)
-            if name == "Q" and self.arithmetic and "tau" not in self.program.parts:  # without τ, Q comes scaled
+            values: Any = (
+                self.values(name, head, number) if self.arithmetic else kind.shape(self.shape)
+            )
+            # without τ, Q comes scaled
+            if name == "Q" and self.arithmetic and "tau" not in self.program.parts:
                 values = np.multiply(values, self.problem.scale, dtype=chip_dtype(self.dtype))
             operands.append(Operand(name, values, dtype))
         return operands
 
     def values(self, name: str, head: Head, number: int) -> Array:
-        """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV head that they share."""
+        """Return a matrix of the launch at `head`, the `number`th: of query heads, or of the KV
+        head that they share.
+        """
         if name in self.saved:
             return self.saved[name][number]
         array: Any = self.more[name] if name in self.more else getattr(self.inputs, name)
@@ -161,7 +197,8 @@ class AttentionPlan(Plan):
         return cast(Array, array[head])
 
     def _band(self, head: Head) -> Band | None:
-        """Return the band of the live tiles, by which a launch on shapes counts; None: tile by tile.
+        """Return the band of the live tiles, by which a launch on shapes counts; None: tile by
+        tile.
 
         Raises ValueError where tile by tile would take too long.
         """
@@ -174,7 +211,9 @@ class AttentionPlan(Plan):
         return None
 
     def keep(self, outcome: Outcome, launch: Launch, hbm: HBM, returned: Sequence[Matrix]) -> None:
-        """Keep the results, what the backward pass needs, the log-sum-exp of the rows, and the gradient of a bias."""
+        """Keep the results, what the backward pass needs, the log-sum-exp of the rows, and the
+        gradient of a bias.
+        """
         if not self.arithmetic:
             return
         names = (*(matrix.name for matrix in returned), *self.program.saves)
@@ -188,9 +227,12 @@ class AttentionPlan(Plan):
             outcome.sums[launch.key] = np.array(hbm.peek("dB"))
 
     def attended(self, head: Head) -> Bools | None:
-        """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None: it attends to all."""
+        """Return the whole (N_q, N_k) mask of one query head, block mask included, for the
+        reference; None: it attends to all.
+        """
         block_mask, shape = self.options.get("block_mask"), self.problem.shape
-        array = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
+        # "live" leaves out what is masked
+        array = None if isinstance(block_mask, str) else block_mask
         if isinstance(self.mask, All) and array is None:
             return None
         whole = self.mask.whole(shape, head)
@@ -204,7 +246,8 @@ class AttentionPlan(Plan):
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What an algorithm takes behind its operands in one launch: the blocks, and the parts that it asks for by name.
+    """What an algorithm takes behind its operands in one launch: the blocks, and the parts that it
+    asks for by name.
 
     head, number  which launch it is
     dB            what heads before it made of the bias's gradient that they share
@@ -237,12 +280,22 @@ class _Arguments:
         if name == "dropout":
             if not problem.dropout_p:
                 return NoDropout()
-            return TileDropout(problem.dropout_p, problem.seed, hbm, sram, blocks, self.number, plan.together)
+            return TileDropout(
+                problem.dropout_p, problem.seed, hbm, sram, blocks, self.number, plan.together
+            )
         if name == "sink":
             sink = plan.mask.sink
-            return NoSink() if sink is None else HeadSink(sink.of(head, plan.together), hbm, sram, shape.N_q)
+            return (
+                NoSink()
+                if sink is None
+                else HeadSink(sink.of(head, plan.together), hbm, sram, shape.N_q)
+            )
         if name == "dB":
-            return NoBiasGradient() if mask.bias is None else BiasGradient(mask.bias, sram, self.dB, shape)
+            return (
+                NoBiasGradient()
+                if mask.bias is None
+                else BiasGradient(mask.bias, sram, self.dB, shape)
+            )
         if name == "live":
             return self._live()
         if name == "block_mask":
@@ -273,12 +326,16 @@ class _Arguments:
 
 
 def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:
-    """Raise ValueError where tiles of one shape cost unequal amounts, so that each is run, and that would take too long."""
+    """Raise ValueError where tiles of one shape cost unequal amounts, so that each is run, and
+    that would take too long.
+    """
     tiles = sum(blocks.tiles for blocks in cuts)
     if tiles > MOST_RUN_ONE_BY_ONE:
         raise ValueError(
             f"mask is {shown(mask)}: its tiles are counted one by one, and here are "
-            f"T_r × T_c = {' + '.join(f'{blocks.T_r:,} × {blocks.T_c:,}' for blocks in cuts)} of them, "
+            f"T_r × T_c = {' + '.join(f'{blocks.T_r:,} × {blocks.T_c:,}' for blocks in cuts)} of "
+            "them, "
             f"which takes about {tiles * 1e-4 / 3600:,.1f} hours; "
-            f"expected at most {MOST_RUN_ONE_BY_ONE:,} tiles. Take larger blocks, or flashsim.theory.exact"
+            f"expected at most {MOST_RUN_ONE_BY_ONE:,} tiles. Take larger blocks, or "
+            "flashsim.theory.exact"
         )

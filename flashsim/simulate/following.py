@@ -1,8 +1,10 @@
-"""A user's own function, followed line by line: what it computes with was loaded, or was put on chip.
+"""A user's own function, followed line by line: what it computes with was loaded, or was put on
+chip.
 
-`on_chip` tells the memory of a result; one that is only assigned, it cannot see. Python's tracing can, among the function's
-variables: a real array that a statement made of what is on chip, and that is neither there itself nor a view of what is. The
-function may still put it there; to compute with it is an error.
+`on_chip` tells the memory of a result; one that is only assigned, it cannot see. Python's tracing
+can, among the function's variables: a real array that a statement made of what is on chip, and that
+is neither there itself nor a view of what is. The function may still put it there; to compute with
+it is an error.
 """
 
 import ast
@@ -23,18 +25,28 @@ from flashsim.machine.memory import SRAM, NotOnChip
 from flashsim.machine.source import PACKAGE, at_line, file_of
 
 TURNS = 3
-"""How often a statement is followed: in a later turn it may compute with what it assigned in one before."""
+"""How often a statement is followed: in a later turn it may compute with what it assigned in one
+before.
+"""
 EVENTS = 50_000
 """Up to which of Python's calls and lines: 20 ms."""
 
 
 def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
-    """Return a user's function so that it raises NotOnChip; as it is where it only counts, or a debugger follows it already."""
+    """Return a user's function so that it raises NotOnChip; as it is where it only counts, or a
+    debugger follows it already.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or file_of(code).startswith(PACKAGE) or not sram.hbm.arithmetic or _is_debugged():
+    if (
+        code is None
+        or file_of(code).startswith(PACKAGE)
+        or not sram.hbm.arithmetic
+        or _is_debugged()
+    ):
         return function
     statements = _statements(file_of(code))
-    suspects: dict[str, tuple[Any, int]] = {}  # name -> what it was when the line that made it had run
+    # name -> what it was when the line that made it had run
+    suspects: dict[str, tuple[Any, int]] = {}
     turns: dict[int, int] = defaultdict(int)  # of each statement
     running: _Statement | None = None
     of_tiles, made_at, events = False, 0, count()
@@ -73,14 +85,18 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
                     suspects[name] = variables[name], running.line
         running = statement
         if statement is not None:
-            of_tiles = statement.brings or any(is_on_chip(variables.get(name)) for name in statement.uses)
+            of_tiles = statement.brings or any(
+                is_on_chip(variables.get(name)) for name in statement.uses
+            )
             for name in statement.uses & suspects.keys():
                 suspect, line = suspects[name]
                 if variables.get(name) is suspect and not sram.holds(suspect):
                     made_at = line
                     raise NotOnChip(
-                        f"{name} ({'×'.join(map(str, suspect.shape))}) was not put on chip, and line {statement.line} computes "
-                        f"with it: SRAM's peak would be too low. Expected {name} = on_chip(…), or the expression itself in "
+                        f"{name} ({'×'.join(map(str, suspect.shape))}) was not put on chip, and "
+                        f"line {statement.line} computes "
+                        f"with it: SRAM's peak would be too low. Expected {name} = on_chip(…), or "
+                        "the expression itself in "
                         f"place of {name}"
                     )
         return follow
@@ -101,19 +117,24 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
 
 
 def _is_debugged() -> bool:
-    """Say whether a debugger follows the program: pdb by tracing; others, which may trace only some functions, say so."""
+    """Say whether a debugger follows the program: pdb by tracing; others, which may trace only
+    some functions, say so.
+    """
     if sys.gettrace() is not None:
         return True
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
         return True
-    pydevd = sys.modules.get("_pydevd_bundle.pydevd_constants")  # of debugpy, which VS Code starts, and of PyCharm
+    # of debugpy, which VS Code starts, and of PyCharm
+    pydevd = sys.modules.get("_pydevd_bundle.pydevd_constants")
     debugger = getattr(pydevd, "get_global_debugger", None)
     return debugger is not None and debugger() is not None
 
 
 class _Statement(ast.NodeVisitor):
-    """An assignment, or a statement that brings something on chip: what it assigns to, and takes the numbers of."""
+    """An assignment, or a statement that brings something on chip: what it assigns to, and takes
+    the numbers of.
+    """
 
     def __init__(self, node: ast.stmt | ast.expr) -> None:
         self.line, self.targets, self.uses, self.brings = node.lineno, set[str](), set[str](), False
@@ -137,7 +158,11 @@ class _Statement(ast.NodeVisitor):
 
     def visit_Lambda(self, node: ast.expr) -> None:
         inner = _Statement(node)
-        self.uses |= inner.uses - inner.targets - {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+        self.uses |= (
+            inner.uses
+            - inner.targets
+            - {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+        )
         self.brings |= inner.brings
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_Lambda
@@ -150,5 +175,9 @@ def _statements(file: str) -> dict[int, _Statement]:
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr):
             statement = _Statement(node)
             if statement.brings or not isinstance(node, ast.Expr):
-                found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), statement))
+                found.update(
+                    dict.fromkeys(
+                        range(node.lineno, (node.end_lineno or node.lineno) + 1), statement
+                    )
+                )
     return found

@@ -1,8 +1,9 @@
 """Groups of query heads that share a KV head: grouped-query and multi-query attention.
 
-Query heads g·k … g·k + g − 1 share KV head k. "grouped" makes of each group one problem of g·N_q queries against one KV head,
-its rows interleaved by position: row r is query r // g of the group's member r % g (what kernels call packed GQA). Algorithms
-run on that as they are; a mask and dropout must know that rows are no longer positions.
+Query heads g·k … g·k + g − 1 share KV head k. "grouped" makes of each group one problem of g·N_q
+queries against one KV head, its rows interleaved by position: row r is query r // g of the group's
+member r % g (what kernels call packed GQA). Algorithms run on that as they are; a mask and dropout
+must know that rows are no longer positions.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
 
 
 def summed_over(bias: Bias, group: int, N_q: int) -> int | None:
-    """Return the axis of a grouped bias's gradient, as (N_q, g, N_k), that is summed to give the bias's; None: there is none.
+    """Return the axis of a grouped bias's gradient, as (N_q, g, N_k), that is summed to give the
+    bias's; None: there is none.
 
-    Rows that the heads of a group share are stored for each of them: 1. One row of a head is, for each of its queries: 0.
+    Rows that the heads of a group share are stored for each of them: 1. One row of a head is, for
+    each of its queries: 0.
     """
     rows, each = bias.matrix[0] > 1, bias.array.ndim > 2 and bias.array.shape[-3] > 1
     if bias.is_table or group == 1 or N_q == 1 or rows == each:
@@ -66,7 +69,9 @@ def summed_over(bias: Bias, group: int, N_q: int) -> int | None:
 
 
 def _grouped_array(array: Array, group: int, N_q: int) -> Array:
-    """Return an array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
+    """Return an array for the rows of groups. Where it has rows, each is stored, and read, once
+    for each head.
+    """
     if array.ndim > 2 and array.shape[-3] > 1:
         return interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group)
     if array.ndim > 1 and array.shape[-2] > 1:
@@ -75,7 +80,8 @@ def _grouped_array(array: Array, group: int, N_q: int) -> Array:
 
 
 class GroupedMask(Mask):
-    """A mask by position, for the interleaved rows of a group: row r is position r // g of its query head r % g.
+    """A mask by position, for the interleaved rows of a group: row r is position r // g of its
+    query head r % g.
 
     `head` is the KV head's index; `mask` itself is asked about query heads, with the shape of one.
     """
@@ -89,37 +95,65 @@ class GroupedMask(Mask):
     def _heads(self, head: Head) -> list[Head]:
         """Return the query heads of a group to ask: one, if all have the same mask."""
         members = range(self._group if self._mask.per_head else 1)
-        return [(*head[:-1], head[-1] * self._group + member) if head else head for member in members]
+        return [
+            (*head[:-1], head[-1] * self._group + member) if head else head for member in members
+        ]
 
     def check(self, shape: Shape, leading: Head) -> None:
-        self._mask.check(self._one(shape), (*leading[:-1], leading[-1] * self._group) if leading else leading)
+        self._mask.check(
+            self._one(shape), (*leading[:-1], leading[-1] * self._group) if leading else leading
+        )
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         allowed = np.empty((len(rows), len(cols)), bool)
         for member, at in enumerate(self._heads(head)):
             mine = rows % self._group == member if self._mask.per_head else slice(None)
-            allowed[mine] = allowed_by(self._mask, rows[mine] // self._group, cols, self._one(shape), at)
+            allowed[mine] = allowed_by(
+                self._mask, rows[mine] // self._group, cols, self._one(shape), at
+            )
         return allowed
 
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Ask for the positions that a tile's rows are of; a tile is live if it is for any head of the group."""
+    def live(
+        self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
+    ) -> Bools:
+        """Ask for the positions that a tile's rows are of; a tile is live if it is for any head
+        of the group.
+        """
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
-        return np.asarray(np.any([self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)], axis=0))
+        return np.asarray(
+            np.any(
+                [self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)],
+                axis=0,
+            )
+        )
 
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+    def full(
+        self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
+    ) -> Bools:
         """Ask likewise; a tile is full if it is for every head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
-        return np.asarray(np.all([self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)], axis=0))
+        return np.asarray(
+            np.all(
+                [self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)],
+                axis=0,
+            )
+        )
 
     def keys(self, shape: Shape, head: Head) -> int:
         return max(self._mask.keys(self._one(shape), at) for at in self._heads(head))
 
     def queries(self, shape: Shape, head: Head) -> int:
-        return self._group * max(self._mask.queries(self._one(shape), at) for at in self._heads(head))
+        return self._group * max(
+            self._mask.queries(self._one(shape), at) for at in self._heads(head)
+        )
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band that all heads of the group have, in positions, not rows; None if each may have its own."""
-        return None if self._mask.per_head else self._mask.band(self._one(shape), self._heads(head)[0])
+        """Return the band that all heads of the group have, in positions, not rows; None if each
+        may have its own.
+        """
+        return (
+            None if self._mask.per_head else self._mask.band(self._one(shape), self._heads(head)[0])
+        )
 
     @property
     def per_head(self) -> bool:

@@ -1,7 +1,8 @@
-"""Every algorithm of a user's is compared with what no schedule moves less than: below it, numbers came another way.
+"""Every algorithm of a user's is compared with what no schedule moves less than: below it, numbers
+came another way.
 
-The bounds are `flashsim.theory.lower` and `lower_backward`, proved for every M. A pass with dropout has none here: a schedule
-that knows what is dropped need not compute it.
+The bounds are `flashsim.theory.lower` and `lower_backward`, proved for every M. A pass with dropout
+has none here: a schedule that knows what is dropped need not compute it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ from flashsim.theory.lower import Phases, lower_bound
 from flashsim.theory.lower_backward import lower_bound_backward
 
 FAR = 2
-"""Up to how many times the quickest bound the best bound is looked for, which takes some 50 ms, once for each problem."""
+"""Up to how many times the quickest bound the best bound is looked for, which takes some 50 ms,
+once for each problem.
+"""
 Sizes = tuple[int, int, int, int]
 """N_q, N_k, d, d_v."""
 Pairs = tuple[int, int, int]
 """How many pairs of query and key there are, and how many queries and keys have any."""
 
 
-def least_accesses(plan: AttentionPlan, accesses: int, peak: int, heads: Sequence[Head]) -> int | None:
-    """Return what no schedule moves less than, one launch for each of `heads`, if that is more than `accesses`; else None."""
+def least_accesses(
+    plan: AttentionPlan, accesses: int, peak: int, heads: Sequence[Head]
+) -> int | None:
+    """Return what no schedule moves less than, one launch for each of `heads`, if that is more
+    than `accesses`; else None.
+    """
     if plan.problem.dropout_p or not heads:
         return None
     M = _capacity(plan, peak)
@@ -47,10 +54,14 @@ def least_accesses(plan: AttentionPlan, accesses: int, peak: int, heads: Sequenc
 
 
 def moved_too_little(plan: AttentionPlan, accesses: int, peak: int, least: int) -> MemoryModelError:
-    """Return the error for an algorithm that computes attention with fewer accesses than any schedule makes."""
+    """Return the error for an algorithm that computes attention with fewer accesses than any
+    schedule makes.
+    """
     return MemoryModelError(
-        f"{plan.program.name!r} ({plan.program.title}) makes {accesses:,} accesses, and no schedule makes fewer than "
-        f"{least:,} at this problem, with M = {_capacity(plan, peak):,} elements on chip: numbers reached the chip by a way that "
+        f"{plan.program.name!r} ({plan.program.title}) makes {accesses:,} accesses, and no "
+        "schedule makes fewer than "
+        f"{least:,} at this problem, with M = {_capacity(plan, peak):,} elements on chip: numbers "
+        "reached the chip by a way that "
         "is not counted, such as a global, a closure, or a copy that outlived its turn"
     )
 
@@ -65,7 +76,9 @@ def _sizes(plan: AttentionPlan) -> Sizes:
 
 
 def _rounded_up(peak: int) -> int:
-    """Return a peak or a little more, so that few M differ: what is proved of a larger M holds of a smaller one, too."""
+    """Return a peak or a little more, so that few M differ: what is proved of a larger M holds
+    of a smaller one, too.
+    """
     step = 1 << max(peak.bit_length() - 4, 0)
     return -(-peak // step) * step
 
@@ -78,12 +91,16 @@ def _pairs(plan: AttentionPlan, head: Head) -> Pairs:
     if shape.N_q * shape.N_k > LONGEST:
         raise ValueError("block_mask is too large to look at")
     rows = check_tiles(tiles, plan.blocks, shape).repeat(plan.blocks.B_r, axis=0)[: shape.N_q]
-    allowed = rows.repeat(plan.blocks.B_c, axis=1)[:, : shape.N_k] & np.asarray(rule.whole(shape, head))
+    allowed = rows.repeat(plan.blocks.B_c, axis=1)[:, : shape.N_k] & np.asarray(
+        rule.whole(shape, head)
+    )
     return int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
 
 
 def _quick_bound(plan: AttentionPlan, M: int, pairs: int, queries: int, keys: int) -> int:
-    """Return what is read and written once at least; forward, also what the theorem says of a few phases."""
+    """Return what is read and written once at least; forward, also what the theorem says of a
+    few phases.
+    """
     N_q, N_k, d, d_v = _sizes(plan)
     if plan.program.direction == "backward":
         return (queries + keys) * (d + d_v) + N_q * d + N_k * (d + d_v)
@@ -100,5 +117,7 @@ def _bound(direction: str, sizes: Sizes, M: int, pairs: Pairs) -> int:
     N_q, N_k, d, d_v = sizes
     all_pairs, queries, keys = pairs
     lower: Any = lower_bound if direction == "forward" else lower_bound_backward
-    bound: Phases = lower(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=all_pairs, queries=queries, keys=keys)
+    bound: Phases = lower(
+        N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=all_pairs, queries=queries, keys=keys
+    )
     return bound.accesses

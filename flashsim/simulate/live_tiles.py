@@ -1,4 +1,6 @@
-"""Which tiles a run computes. Runs look at each tile; counting on shapes alone, at kinds of tiles (`flashsim.masks.band`)."""
+"""Which tiles a run computes. Runs look at each tile; counting on shapes alone, at kinds of
+tiles (`flashsim.masks.band`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from flashsim.support.sizes import ceil_div
 
 
 class LiveTiles:
-    """The live tiles of a mask, as far as positions tell: skip the others, and nothing changes but the counts."""
+    """The live tiles of a mask, as far as positions tell: skip the others, and nothing changes
+    but the counts.
+    """
 
     alike = None
     rows_alike = None
@@ -25,9 +29,13 @@ class LiveTiles:
     def __init__(self, mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
         self._mask, self._shape, self._head = mask, shape, head
         self._rows = np.arange(blocks.T_r) * blocks.B_r
-        self._row_ends = np.minimum(np.minimum(self._rows + blocks.B_r, shape.N_q), mask.queries(shape, head))
+        self._row_ends = np.minimum(
+            np.minimum(self._rows + blocks.B_r, shape.N_q), mask.queries(shape, head)
+        )
         self._cols = np.arange(blocks.T_c) * blocks.B_c
-        self._col_ends = np.minimum(np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head))
+        self._col_ends = np.minimum(
+            np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head)
+        )
 
     def column(self, j: int) -> Bools:
         cols, col_ends = self._cols[j : j + 1], self._col_ends[j : j + 1]
@@ -42,14 +50,20 @@ class LiveTiles:
 
 
 class TileSplits:
-    """The blocks of this head's keys in `number` runs of equally many blocks; the last may be shorter, or empty."""
+    """The blocks of this head's keys in `number` runs of equally many blocks; the last may be
+    shorter, or empty.
+    """
 
     alike = None
 
-    def __init__(self, live: Live, mask: Mask, blocks: Blocks, shape: Shape, head: Head, number: int | None) -> None:
+    def __init__(
+        self, live: Live, mask: Mask, blocks: Blocks, shape: Shape, head: Head, number: int | None
+    ) -> None:
         self._live = live
         self.number = blocks.T_c if number is None else number
-        self._split_of = np.arange(blocks.T_c) // _share(mask.keys(shape, head), blocks, self.number)
+        self._split_of = np.arange(blocks.T_c) // _share(
+            mask.keys(shape, head), blocks, self.number
+        )
 
     def row(self, s: int, i: int) -> Bools:
         inside: Bools = self._split_of == s
@@ -68,9 +82,10 @@ def _share(keys: int, blocks: Blocks, number: int) -> int:
 class CountedTiles:
     """The live tiles of a band, counted by one tile of each kind.
 
-    The row of that tile is run, and stands for other rows; the tile stands for all live tiles of its kind. So a loop over rows
-    runs few of them, which together stand for all. A loop over a row's tiles runs the kinds' tiles that are in it, each as often
-    as the kind occurs, divided by how many rows its row stands for: an average, which may be a fraction. Columns likewise.
+    The row of that tile is run, and stands for other rows; the tile stands for all live tiles of
+    its kind. So a loop over rows runs few of them, which together stand for all. A loop over a
+    row's tiles runs the kinds' tiles that are in it, each as often as the kind occurs, divided by
+    how many rows its row stands for: an average, which may be a fraction. Columns likewise.
     """
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
@@ -95,17 +110,25 @@ class CountedTiles:
 
     def column(self, j: int) -> Kinds:
         columns = self.alike[j]
-        return Kinds({i: Fraction(n) / columns for n, (i, column) in self._kinds.values() if column == j})
+        return Kinds(
+            {i: Fraction(n) / columns for n, (i, column) in self._kinds.values() if column == j}
+        )
 
 
 class CountedSplits:
-    """The same where the keys are cut into `number` splits: a split with a tile to run stands for others."""
+    """The same where the keys are cut into `number` splits: a split with a tile to run stands
+    for others.
+    """
 
-    def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int, number: int | None) -> None:
+    def __init__(
+        self, band: Band, blocks: Blocks, shape: Shape, group: int, number: int | None
+    ) -> None:
         self.number = blocks.T_c if number is None else number
         share = _share(band.keys, blocks, self.number)
         self._T_r = blocks.T_r
-        self._tiles = [(n, j // share, i, j) for n, (i, j) in band.kinds(blocks, shape, group).values()]
+        self._tiles = [
+            (n, j // share, i, j) for n, (i, j) in band.kinds(blocks, shape, group).values()
+        ]
 
     @cached_property
     def alike(self) -> Kinds:
@@ -120,7 +143,9 @@ class CountedSplits:
 
 
 def _standing(turns: int, run: Iterable[int]) -> Kinds:
-    """Return the turns to run, with how many turns each stands for: the last for itself, the first for all others."""
+    """Return the turns to run, with how many turns each stands for: the last for itself, the
+    first for all others.
+    """
     last, others = turns - 1, sorted({*run} - {turns - 1}) or [0] * (turns > 1)
     times = dict.fromkeys(others, 1)
     if others:

@@ -27,7 +27,16 @@ from flashsim.problem.arguments import (
     is_one_of,
     shown,
 )
-from flashsim.problem.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
+from flashsim.problem.inputs import (
+    FLOATS,
+    Array,
+    check_arrays,
+    check_M,
+    check_matrix,
+    chip_dtype,
+    float_dtype,
+    largest,
+)
 from flashsim.problem.shapes import Sizes
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
@@ -56,7 +65,9 @@ class MatrixPlan(Plan):
         operands = []
         for name, kind in self.program.operands.items():
             values = self.arrays.get(name, kind.shape(self.sizes))
-            operands.append(Operand(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
+            operands.append(
+                Operand(name, values, kind.dtype(self.dtype), index=kind.type == "index")
+            )
         yield Launch(
             operands=operands,
             make_arguments=self._arguments,
@@ -87,85 +98,162 @@ class MatrixPlan(Plan):
 
 
 def run_program(
-    program: MatrixProgram, operands: Mapping[str, Any], *,
-    M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
-    options: Mapping[str, Any] | None = None, observers: Sequence[Observer] = (),
-) -> Result:  # fmt: skip
-    """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32, float64.
+    program: MatrixProgram,
+    operands: Mapping[str, Any],
+    *,
+    M: Size | None = None,
+    blocks: Sequence[int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32,
+    float64.
 
-    A column (N, 1) may be given as (N,); results that are always columns are returned as such. Lists of numbers have the type of
-    those operands that are arrays. 16-bit operands are computed on in float32.
+    A column (N, 1) may be given as (N,); results that are always columns are returned as such.
+    Lists of numbers have the type of those operands that are arrays. 16-bit operands are computed
+    on in float32.
 
     M        SRAM's size in elements; None: 100 KB of the operands' type
     blocks   block sizes in the record's order; M is enforced
-    sizing   without blocks: "fit", the largest of the program's proportions that fit, M enforced, or "paper", line 1
+    sizing   without blocks: "fit", the largest of the program's proportions that fit, M enforced,
+             or "paper", line 1
     enforce  whether to exceed M is an error, whatever the sizing says
 
-    Raises ValueError for operands that do not fit together, are not finite, or overflow; SramOverflow.
+    Raises ValueError for operands that do not fit together, are not finite, or overflow;
+    SramOverflow.
     """
     arrays, sizes, dtype = check_operands(program, operands)
-    plan = _plan(program, arrays, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
+    plan = _plan(
+        program, arrays, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True
+    )
     return _gathered(plan, simulate(plan, check_observers(observers)))
 
 
 def count_program(
-    program: MatrixProgram, sizes: Mapping[str, Any], *,
-    M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
-    dtype: Any = "float32", options: Mapping[str, Any] | None = None, index: Mapping[str, Any] | None = None,
+    program: MatrixProgram,
+    sizes: Mapping[str, Any],
+    *,
+    M: Size | None = None,
+    blocks: Sequence[int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    dtype: Any = "float32",
+    options: Mapping[str, Any] | None = None,
+    index: Mapping[str, Any] | None = None,
     observers: Sequence[Observer] = (),
-) -> Result:  # fmt: skip
-    """Count what `run_program` would move, on lengths alone, by symbol. `index` holds operands that say where to go on.
+) -> Result:
+    """Count what `run_program` would move, on lengths alone, by symbol. `index` holds operands that
+    say where to go on.
 
     Arguments and errors as there.
     """
-    lengths, stored, arrays = check_lengths(program.symbols, sizes), float_dtype(dtype), dict(index or {})
+    lengths, stored, arrays = (
+        check_lengths(program.symbols, sizes),
+        float_dtype(dtype),
+        dict(index or {}),
+    )
     followed = [name for name, kind in program.operands.items() if kind.type == "index"]
     if set(arrays) != set(followed):
-        raise ValueError(f"index holds {', '.join(arrays) or 'none'}; expected {', '.join(followed) or 'none'}")
-    plan = _plan(program, arrays, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
+        raise ValueError(
+            f"index holds {', '.join(arrays) or 'none'}; expected {', '.join(followed) or 'none'}"
+        )
+    plan = _plan(
+        program,
+        arrays,
+        lengths,
+        stored,
+        M,
+        blocks,
+        sizing,
+        enforce,
+        options or {},
+        arithmetic=False,
+    )
     outcome = simulate(plan, check_observers(observers))
     return _result(plan, outcome, operations=outcome.total.flops)
 
 
-def check_operands(program: MatrixProgram, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
-    """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
+def check_operands(
+    program: MatrixProgram, operands: Mapping[str, Any]
+) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
+    """Return copies of the operands, the lengths that they have, and their type. Raises
+    ValueError.
+    """
     if set(operands) != set(program.operands):
-        raise ValueError(f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}")
-    numbers = [name for name, kind in program.operands.items() if kind.type not in ("words", "index")]
+        raise ValueError(
+            f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}"
+        )
+    numbers = [
+        name for name, kind in program.operands.items() if kind.type not in ("words", "index")
+    ]
     arrays = check_arrays({name: operands[name] for name in numbers})
     lengths, whose = dict[str, int](), dict[str, str]()
     for name, kind in program.operands.items():
         array = arrays[name] if name in numbers else check_array(name, operands[name])
-        arrays[name] = array = check_matrix(name, array, (kind.rows, kind.columns), lengths, whose).copy()
+        arrays[name] = array = check_matrix(
+            name, array, (kind.rows, kind.columns), lengths, whose
+        ).copy()
         first = arrays[numbers[0]].dtype
         if name not in numbers:
-            if array.dtype.kind not in "iu" or np.any((array < 0) | (array > np.iinfo(np.uint32).max)):
-                raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+            if array.dtype.kind not in "iu" or np.any(
+                (array < 0) | (array > np.iinfo(np.uint32).max)
+            ):
+                raise ValueError(
+                    f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1"
+                )
             arrays[name] = array.astype(np.uint32)
         elif array.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
         elif array.dtype != (wanted := chip_dtype(first) if kind.type == "chip" else first):
             other = f"{name} has dtype {array.dtype}"
-            raise ValueError(f"{numbers[0]} has dtype {first} and {other}; expected {wanted} for {name}")
+            raise ValueError(
+                f"{numbers[0]} has dtype {first} and {other}; expected {wanted} for {name}"
+            )
         elif not np.isfinite(array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return arrays, Sizes(**lengths), arrays[numbers[0]].dtype
 
 
 def _plan(
-    program: MatrixProgram, arrays: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
-    enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
-) -> MatrixPlan:  # fmt: skip
+    program: MatrixProgram,
+    arrays: Mapping[str, Array],
+    sizes: Sizes,
+    dtype: np.dtype[Any],
+    M: Any,
+    blocks: Any,
+    sizing: Any,
+    enforce: Any,
+    options: Mapping[str, Any],
+    *,
+    arithmetic: bool,
+) -> MatrixPlan:
     if set(options) != set(program.options):
-        raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
+        raise ValueError(
+            f"options are {', '.join(options) or 'none'}; expected "
+            f"{', '.join(program.options) or 'none'}"
+        )
     size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
-    enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    enforced = (
+        (fixed is not None or sizing == "fit")
+        if enforce is None
+        else check_flag("enforce", enforce)
+    )
     plan = MatrixPlan(
-        program=program, M=size, enforced=enforced, dtype=dtype, arithmetic=arithmetic,
-        is_user_defined=not is_of_package(program.run), arrays=arrays, sizes=sizes, blocks=Sizes(), options=options,
-    )  # fmt: skip
+        program=program,
+        M=size,
+        enforced=enforced,
+        dtype=dtype,
+        arithmetic=arithmetic,
+        is_user_defined=not is_of_package(program.run),
+        arrays=arrays,
+        sizes=sizes,
+        blocks=Sizes(),
+        options=options,
+    )
 
     def of(values: Sequence[int]) -> Sizes:
         return sizes.clipped(program.blocks, values)
@@ -175,7 +263,8 @@ def _plan(
     if program.line_1 is None or program.rows is None:
         lacks = "line_1" if program.line_1 is None else "rows"
         raise ValueError(
-            f"blocks is None; expected {', '.join(program.blocks)}, as the record of {program.name!r} has no {lacks}"
+            f"blocks is None; expected {', '.join(program.blocks)}, as the record of "
+            f"{program.name!r} has no {lacks}"
         )
     line_1 = program.line_1
     if sizing == "paper":
@@ -185,14 +274,20 @@ def _plan(
 
     def fits(rows: int, M: int) -> bool:
         blocks = of(line_1(rows, sizes))
-        return _fits_by_trial(plan, blocks, M) if peak is None else peak(sizes, blocks, options) <= M
+        return (
+            _fits_by_trial(plan, blocks, M) if peak is None else peak(sizes, blocks, options) <= M
+        )
 
     longest = max(sizes[symbol] for symbol in program.blocks.values())
-    return replace(plan, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
+    return replace(
+        plan, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes))
+    )
 
 
 def _peak_of(program: MatrixProgram) -> Callable[[Sizes, Sizes, Mapping[str, Any]], int] | None:
-    """Return the closed form of a program's peak; None where it is not flashsim's own, or has none."""
+    """Return the closed form of a program's peak; None where it is not flashsim's own, or has
+    none.
+    """
     from flashsim.theory.program import program_forms
 
     code = getattr(inspect.unwrap(program.run), "__code__", None)
@@ -202,7 +297,9 @@ def _peak_of(program: MatrixProgram) -> Callable[[Sizes, Sizes, Mapping[str, Any
 
 
 def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
-    """Say whether a run with these blocks stays within M, by running the program's shadow on shapes."""
+    """Say whether a run with these blocks stays within M, by running the program's shadow on
+    shapes.
+    """
     from flashsim.simulate.shadow import shadow_of
 
     shadow = replace(plan.program, run=shadow_of(plan.program.run))
@@ -216,7 +313,8 @@ def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
 def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
     """Return the finished run.
 
-    Raises ValueError where finite operands overflowed a result's type, MemoryModelError for NaN of a program of the user's own.
+    Raises ValueError where finite operands overflowed a result's type, MemoryModelError for NaN of
+    a program of the user's own.
     """
     program, results = plan.program, {}
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
@@ -224,16 +322,22 @@ def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
         result = np.array(outcome.matrices[name][0])
         if plan.is_user_defined and np.isnan(result).any():
             raise MemoryModelError(
-                f"{program.name!r} ({program.title}) returned {name} with NaN in it: rows of it were never stored, or it was "
-                "made of what an ended turn computed and did not put on chip, or its numbers are too large"
+                f"{program.name!r} ({program.title}) returned {name} with NaN in it: rows of it "
+                "were never stored, or it was "
+                "made of what an ended turn computed and did not put on chip, or its numbers are "
+                "too large"
             )
         if not np.isfinite(result).all():
             overflow = f"{name} overflows {result.dtype}, which ends at {largest(result.dtype):.3g}"
-            raise ValueError(f"{overflow}. Scale {' and '.join(numbers)} down, or use a wider dtype")
+            raise ValueError(
+                f"{overflow}. Scale {' and '.join(numbers)} down, or use a wider dtype"
+            )
         results[name] = result[:, 0] if kind.columns == "1" else result
     return _result(plan, outcome, arrays=results)
 
 
 def _result(plan: MatrixPlan, outcome: Outcome, **more: Any) -> Result:
     cost = outcome.total
-    return Result(plan=plan, hbm=cost.traffic, sram=Occupancy(cost.peak, plan.M, plan.enforced), **more)
+    return Result(
+        plan=plan, hbm=cost.traffic, sram=Occupancy(cost.peak, plan.M, plan.enforced), **more
+    )

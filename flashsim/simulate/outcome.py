@@ -15,7 +15,9 @@ from flashsim.machine.traffic import Flops, Traffic
 
 @dataclass(frozen=True)
 class Cost:
-    """What launches cost together: elements moved, the highest peak, and, where they only counted, operations."""
+    """What launches cost together: elements moved, the highest peak, and, where they only
+    counted, operations.
+    """
 
     traffic: Traffic = field(default_factory=Traffic)
     peak: int = 0
@@ -33,22 +35,34 @@ class Cost:
         return replace(self, traffic=Traffic({**by_array, **of_size}))
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.traffic + other.traffic, max(self.peak, other.peak), self.flops + other.flops)
+        return Cost(
+            self.traffic + other.traffic, max(self.peak, other.peak), self.flops + other.flops
+        )
 
     def times(self, launches: int) -> Cost:
         """Return what so many launches cost alike, one after another."""
         return Cost(self.traffic.times(launches), self.peak, self.flops.times(launches))
 
     def with_sums(self, of: Cost) -> Cost:
-        """Return what launches cost that write some gradients as parts, with the passes that sum those up."""
-        named = {name: f"{name}_parts" for name in of.traffic.by_array if f"{name}_parts" in of.traffic.by_array}
+        """Return what launches cost that write some gradients as parts, with the passes that sum
+        those up.
+        """
+        named = {
+            name: f"{name}_parts"
+            for name in of.traffic.by_array
+            if f"{name}_parts" in of.traffic.by_array
+        }
         written = {}
         for name, array in self.traffic.by_array.items():
-            written[named.get(name, name)] = replace(array, role="extra") if name in named else array
+            written[named.get(name, name)] = (
+                replace(array, role="extra") if name in named else array
+            )
         read = {}
         for name, array in of.traffic.by_array.items():
             read[name] = replace(array, size=0) if name in written else array
-        return Cost(Traffic(written) + Traffic(read), max(self.peak, of.peak), self.flops + of.flops)
+        return Cost(
+            Traffic(written) + Traffic(read), max(self.peak, of.peak), self.flops + of.flops
+        )
 
 
 @dataclass
@@ -56,7 +70,8 @@ class Outcome:
     """What the launches of a plan left so far.
 
     matrices  by name, one for each launch
-    sums      matrices that launches add to, one after another, by which of them it is (a bias's gradient, that heads share)
+    sums      matrices that launches add to, one after another, by which of them it is (a bias's
+              gradient, that heads share)
     cost      of all launches together; None before the first
     devices   the devices, where launches ran side by side
     """

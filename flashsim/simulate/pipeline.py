@@ -1,4 +1,6 @@
-"""`simulate`: the one way from a plan to what its launches leave. Whatever runs on the counted memory runs here."""
+"""`simulate`: the one way from a plan to what its launches leave. Whatever runs on the counted
+memory runs here.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ Memory = tuple[HBM, SRAM, tuple[Matrix, ...]]
 """A launch's memory, and the matrices that its function returned."""
 
 
-def simulate(plan: Plan, observers: Sequence[Any] = (), on_launch: OnLaunch | None = None) -> Outcome:
+def simulate(
+    plan: Plan, observers: Sequence[Any] = (), on_launch: OnLaunch | None = None
+) -> Outcome:
     """Run all launches of a plan.
 
     observers  called with each event of the memory; of devices, a sequence of observers for each
     on_launch  called after each launch with the number of those that are done
 
-    Raises `SramOverflow` where an enforced M is exceeded, MemoryModelError where a function breaks a rule of the memory.
+    Raises `SramOverflow` where an enforced M is exceeded, MemoryModelError where a function breaks
+    a rule of the memory.
     """
     run = _run_side_by_side if plan.side_by_side else _run_one_by_one
     if not plan.arithmetic:
@@ -40,7 +45,9 @@ def simulate(plan: Plan, observers: Sequence[Any] = (), on_launch: OnLaunch | No
         return run(plan, observers, on_launch)
 
 
-def _run_one_by_one(plan: Plan, observers: Sequence[Observer], on_launch: OnLaunch | None) -> Outcome:
+def _run_one_by_one(
+    plan: Plan, observers: Sequence[Observer], on_launch: OnLaunch | None
+) -> Outcome:
     outcome = Outcome()
     for number, launch in enumerate(plan.launches(outcome)):
         hbm, sram, returned = run_launch(plan, launch, observers, is_first=number == 0)
@@ -51,8 +58,12 @@ def _run_one_by_one(plan: Plan, observers: Sequence[Observer], on_launch: OnLaun
     return outcome
 
 
-def run_launch(plan: Plan, launch: Launch, observers: Sequence[Observer] = (), is_first: bool = True) -> Memory:
-    """Run one launch. A user's function that only counts may run several times, until what is counted at once is alike."""
+def run_launch(
+    plan: Plan, launch: Launch, observers: Sequence[Observer] = (), is_first: bool = True
+) -> Memory:
+    """Run one launch. A user's function that only counts may run several times, until what is
+    counted at once is alike.
+    """
     if plan.arithmetic or not plan.is_user_defined:
         return _run_once(plan, launch, None, observers, is_first)
     try:
@@ -60,14 +71,30 @@ def run_launch(plan: Plan, launch: Launch, observers: Sequence[Observer] = (), i
     except TooManyTurns as error:
         from flashsim.theory.form import has_form
 
-        raise ValueError(f"{error}{', or flashsim.theory.exact' if has_form(plan.program) else ''}") from None
+        raise ValueError(
+            f"{error}{', or flashsim.theory.exact' if has_form(plan.program) else ''}"
+        ) from None
 
 
-def _run_once(plan: Plan, launch: Launch, watch: Watch | None, observers: Sequence[Observer], is_first: bool = True) -> Memory:
+def _run_once(
+    plan: Plan,
+    launch: Launch,
+    watch: Watch | None,
+    observers: Sequence[Observer],
+    is_first: bool = True,
+) -> Memory:
     hbm = HBM(arithmetic=plan.arithmetic)
     placed = place(launch, hbm)
     chip = chip_dtype(plan.dtype)
-    sram = SRAM(hbm, plan.M, enforced=plan.enforced, dtype=chip, observers=observers, fold=launch.folds, watch=watch)
+    sram = SRAM(
+        hbm,
+        plan.M,
+        enforced=plan.enforced,
+        dtype=chip,
+        observers=observers,
+        fold=launch.folds,
+        watch=watch,
+    )
     arguments = launch.make_arguments(hbm, sram)
     if not plan.is_user_defined:
         result = plan.program.run(hbm, sram, *launch.first, *placed, *arguments)
@@ -85,21 +112,34 @@ def place(launch: Launch, hbm: HBM) -> list[Matrix]:
     """Put a launch's operands in HBM; return those that its function takes."""
     placed = {}
     for operand in launch.operands:
-        placed[operand.name] = hbm.place(operand.name, operand.values, operand.dtype, index=operand.index)
+        placed[operand.name] = hbm.place(
+            operand.name, operand.values, operand.dtype, index=operand.index
+        )
     if launch.takes is None or len(launch.takes) == len(placed):
         return list(placed.values())
     return [placed[name] for name in launch.takes]
 
 
-def _run_side_by_side(plan: Plan, observers: Sequence[Sequence[Observer]], on_launch: OnLaunch | None) -> Outcome:
-    """Run a launch on each device of a network, where a device has what was its own, or was posted to it."""
+def _run_side_by_side(
+    plan: Plan, observers: Sequence[Sequence[Observer]], on_launch: OnLaunch | None
+) -> Outcome:
+    """Run a launch on each device of a network, where a device has what was its own, or was
+    posted to it.
+    """
     outcome = Outcome()
     launches = list(plan.launches(outcome))
     network = Network(
-        len(launches), plan.M, dtype=chip_dtype(plan.dtype), enforced=plan.enforced, arithmetic=plan.arithmetic,
-        observers=observers, fold=launches[0].folds,
-    )  # fmt: skip
-    placed = [place(launch, device.hbm) for launch, device in zip(launches, network.devices, strict=True)]
+        len(launches),
+        plan.M,
+        dtype=chip_dtype(plan.dtype),
+        enforced=plan.enforced,
+        arithmetic=plan.arithmetic,
+        observers=observers,
+        fold=launches[0].folds,
+    )
+    placed = [
+        place(launch, device.hbm) for launch, device in zip(launches, network.devices, strict=True)
+    ]
 
     def run(device: Device) -> tuple[Matrix, ...]:
         return run_on_device(plan, launches[device.rank], device, placed[device.rank])
@@ -114,15 +154,21 @@ def _run_side_by_side(plan: Plan, observers: Sequence[Sequence[Observer]], on_la
     return outcome
 
 
-def run_on_device(plan: Plan, launch: Launch, device: Device, placed: Sequence[Matrix]) -> tuple[Matrix, ...]:
-    """Run a launch on a device, whose operands are placed; return the matrices that its function returned."""
+def run_on_device(
+    plan: Plan, launch: Launch, device: Device, placed: Sequence[Matrix]
+) -> tuple[Matrix, ...]:
+    """Run a launch on a device, whose operands are placed; return the matrices that its function
+    returned.
+    """
     arguments = launch.make_arguments(device.hbm, device.sram)
     result = plan.program.run(device, *launch.first, *placed, *arguments)
     return check_returned(plan, launch, device.hbm, result)
 
 
 def check_returned(plan: Plan, launch: Launch, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
-    """Return the matrices that a function returned. Raises MemoryModelError where they are not those that it should return."""
+    """Return the matrices that a function returned. Raises MemoryModelError where they are not
+    those that it should return.
+    """
     matrices = result if isinstance(result, tuple) else (result,)
     if not launch.returns:
         return matrices
@@ -140,7 +186,8 @@ def check_returned(plan: Plan, launch: Launch, hbm: HBM, result: Any) -> tuple[M
             raise MemoryModelError(f"{who} {matrix.name} of shape {matrix.shape}; expected {shape}")
         if not hbm.holds(matrix):
             raise MemoryModelError(
-                f"{who} an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
+                f"{who} an {matrix.name} of another HBM; expected one that was made in the hbm it "
+                "was called with"
             )
     return matrices
 

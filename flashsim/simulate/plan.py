@@ -1,4 +1,5 @@
-"""What `simulate` runs: a plan, which lists its launches. There is a kind of plan for each kind of problem.
+"""What `simulate` runs: a plan, which lists its launches. There is a kind of plan for each kind of
+problem.
 
     AttentionPlan   attention with heads, a mask, dropout          flashsim.simulate.attention
     MatrixPlan      a program on matrices of given sizes           flashsim.simulate.matrices
@@ -9,9 +10,10 @@
 
 A plan is data: a program, a problem with its operands, block sizes, and the memory to run in.
 
-A new kind of problem needs a class that says what is to be computed, a kind of `Program` with what its functions take, a kind of
-plan here or in its room, and a door: a function that checks what users hand in, makes the plan, calls `simulate`, and returns a
-`flashsim.simulate.results.Result`. Besides the methods of `Plan`, a plan has `blocks` and `problem`, which results show.
+A new kind of problem needs a class that says what is to be computed, a kind of `Program` with what
+its functions take, a kind of plan here or in its room, and a door: a function that checks what
+users hand in, makes the plan, calls `simulate`, and returns a `flashsim.simulate.results.Result`.
+Besides the methods of `Plan`, a plan has `blocks` and `problem`, which results show.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Shape = tuple[int, int]
 class Operand:
     """A matrix that is in HBM when a launch begins: its numbers, or, to count, its shape.
 
-    index  whether it holds words that the program reads one by one, to know where to go on: it has them in a count, too
+    index  whether it holds words that the program reads one by one, to know where to go on: it has
+           them in a count, too
     """
 
     name: str
@@ -49,8 +52,10 @@ class Launch:
     operands   what is placed in HBM
     takes      the names of those that the function takes, in order; None: all of them
     first      what it takes before its operands
-    make_arguments  returns what it takes behind its operands; some of it, such as a mask, works on the launch's own memory
-    returns    the names of the matrices that it returns; more than one list where it has a choice; (): not known
+    make_arguments  returns what it takes behind its operands; some of it, such as a mask, works on
+                    the launch's own memory
+    returns    the names of the matrices that it returns; more than one list where it has a choice;
+               (): not known
     folds      whether turns of a loop that are known to cost alike are counted at once
     key        which of `Outcome.sums` it adds to
     """
@@ -66,14 +71,16 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A program on a problem: all that is known before the run. Each kind of problem has a kind of plan, which adds to this.
+    """A program on a problem: all that is known before the run. Each kind of problem has a kind of
+    plan, which adds to this.
 
     program     the record of what runs: `name`, `title`, and the function, `run`
     M           SRAM's size in elements
     enforced    whether to exceed M is an error
     dtype       the type of the inputs. On chip, numbers of 16 bits are of 32
     arithmetic  whether there are numbers; otherwise the run only counts, on shapes
-    is_user_defined  whether the function is the user's own: nothing is known of its loops, and it may break rules
+    is_user_defined  whether the function is the user's own: nothing is known of its loops, and it
+                     may break rules
     """
 
     program: Any
@@ -84,10 +91,14 @@ class Plan:
     is_user_defined: bool = False
 
     side_by_side: ClassVar[bool] = False
-    """Whether launches run side by side, on devices that are joined by links; otherwise one after another."""
+    """Whether launches run side by side, on devices that are joined by links; otherwise one
+    after another.
+    """
 
     def launches(self, outcome: Outcome) -> Iterable[Launch]:
-        """Yield the launches, each on a memory of its own. `outcome` has what the launches before left."""
+        """Yield the launches, each on a memory of its own. `outcome` has what the launches
+        before left.
+        """
         raise NotImplementedError
 
     def described(self) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""How an attention plan is made: what users hand in is checked, heads are put together, and blocks are chosen."""
+"""How an attention plan is made: what users hand in is checked, heads are put together, and
+blocks are chosen.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +9,17 @@ from functools import cache, partial
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, SizingProblem, Told, by_keys, by_queries, by_trial
+from flashsim.algorithms.blocks import (
+    Fit,
+    Fixed,
+    Paper,
+    Sizing,
+    SizingProblem,
+    Told,
+    by_keys,
+    by_queries,
+    by_trial,
+)
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.algorithms.sink_gradient import least_room
@@ -16,7 +28,15 @@ from flashsim.machine.memory import MemoryModelError, SramOverflow
 from flashsim.masks.rules import All, Head, Mask, as_mask
 from flashsim.masks.scores import cap_of
 from flashsim.problem.arguments import check_blocks, check_flag, shown
-from flashsim.problem.inputs import Inputs, check_backward_range, check_dO, check_inputs, check_M, check_range, turned
+from flashsim.problem.inputs import (
+    Inputs,
+    check_backward_range,
+    check_dO,
+    check_inputs,
+    check_M,
+    check_range,
+    turned,
+)
 from flashsim.problem.shapes import Blocks
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import grouped
@@ -27,21 +47,43 @@ SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
 
 def forward_plan(
-    algorithm: Algorithm, options: Mapping[str, Any], sizing: Sizing, check_finite: bool,
-    Q: Any, K: Any, V: Any, **asked: Any,
-) -> AttentionPlan:  # fmt: skip
-    """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.checked` takes."""
+    algorithm: Algorithm,
+    options: Mapping[str, Any],
+    sizing: Sizing,
+    check_finite: bool,
+    Q: Any,
+    K: Any,
+    V: Any,
+    **asked: Any,
+) -> AttentionPlan:
+    """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.checked`
+    takes.
+    """
     inputs = check_inputs(Q, K, V)
     problem = Problem.checked(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **asked)
     mask = _mask_of(algorithm, problem, options, inputs.leading)
     if check_finite:
-        stored, more = problem.dtype if algorithm.stores_scores else None, mask != All() and _added(mask, problem)
-        check_range(inputs, problem.scale, problem.dropout_p, stored, more, "tau" not in algorithm.parts)
-    return plan_of(algorithm, problem, options, sizing, mask, inputs=inputs.copy(), check_finite=check_finite)
+        stored, more = (
+            problem.dtype if algorithm.stores_scores else None,
+            mask != All() and _added(mask, problem),
+        )
+        check_range(
+            inputs, problem.scale, problem.dropout_p, stored, more, "tau" not in algorithm.parts
+        )
+    return plan_of(
+        algorithm, problem, options, sizing, mask, inputs=inputs.copy(), check_finite=check_finite
+    )
 
 
 def backward_plan(
-    algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, enforce: Any, check_finite: Any
+    algorithm: Algorithm,
+    run: Any,
+    dO: Any,
+    M: Any,
+    sizing: Any,
+    blocks: Any,
+    enforce: Any,
+    check_finite: Any,
 ) -> AttentionPlan:
     """Return the plan of a run's backward pass."""
     before, check_finite = run.plan, check_flag("check_finite", check_finite)
@@ -54,33 +96,57 @@ def backward_plan(
         stored = problem.dtype if "P" in algorithm.operands else None
         check_backward_range(inputs, O, gradient, problem.scale, problem.dropout_p, stored)
     chosen = sizing is not None or blocks is not None
-    policy = check_sizing(("fit" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce)
+    policy = check_sizing(
+        ("fit" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce
+    )
     if _keeps_blocks(algorithm, before):
         if chosen:
-            why = "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
+            why = (
+                "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
+            )
             raise ValueError(f"{algorithm.name!r} {why}")
         policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
-    columns = {name: a[..., None] for name, a in (("l", run.l), ("m", run.m), ("L", run.lse)) if a is not None}
+    columns = {
+        name: a[..., None]
+        for name, a in (("l", run.l), ("m", run.m), ("L", run.lse))
+        if a is not None
+    }
     more = {**columns, "O": O, "dO": gradient}
     plan = plan_of(
-        algorithm, problem, before.options, policy, mask, inputs=inputs, check_finite=check_finite, more=more,
+        algorithm,
+        problem,
+        before.options,
+        policy,
+        mask,
+        inputs=inputs,
+        check_finite=check_finite,
+        more=more,
         saved=run.saved,
-    )  # fmt: skip
+    )
     missing = [name for name in plan.needs if name not in {*OPERANDS, *more, *run.saved}]
     if missing:
-        why = f"which {run.algorithm!r} neither returned nor saved; expected it among `returns` or `saves` of that record"
-        raise MemoryModelError(f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, {why}")
+        why = (
+            f"which {run.algorithm!r} neither returned nor saved; expected it among `returns` or "
+            "`saves` of that record"
+        )
+        raise MemoryModelError(
+            f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, {why}"
+        )
     return plan
 
 
 def _keeps_blocks(algorithm: Algorithm, before: AttentionPlan) -> bool:
-    """Say whether a backward pass has the forward pass's blocks: a mask of tiles is on them. "live" and None are of any."""
+    """Say whether a backward pass has the forward pass's blocks: a mask of tiles is on them.
+    "live" and None are of any.
+    """
     of_tiles = before.options.get("block_mask")
     return "block_mask" in algorithm.parts and not (of_tiles is None or isinstance(of_tiles, str))
 
 
 def note_blocks_of_both(plan: AttentionPlan, error: SramOverflow) -> None:
-    """Note which blocks fit both passes, where a backward pass does not fit M as it keeps its forward pass's blocks."""
+    """Note which blocks fit both passes, where a backward pass does not fit M as it keeps its
+    forward pass's blocks.
+    """
     if not _keeps_blocks(plan.program, plan):
         return
     try:
@@ -88,23 +154,38 @@ def note_blocks_of_both(plan: AttentionPlan, error: SramOverflow) -> None:
     except ValueError:  # none do
         return
     blocks = f"blocks=({fitting.B_r}, {fitting.B_c})"
-    error.add_note(f"{plan.program.name!r} keeps its forward pass's blocks; forward(…, {blocks}) fits both passes")
+    error.add_note(
+        f"{plan.program.name!r} keeps its forward pass's blocks; forward(…, {blocks}) fits both "
+        "passes"
+    )
 
 
 def count_plan(
-    algorithm: Algorithm, of: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing
+    algorithm: Algorithm,
+    of: Algorithm,
+    problem: Problem,
+    options: Mapping[str, Any],
+    sizing: Sizing,
 ) -> AttentionPlan:
-    """Return the plan of one pass on shapes alone, of one head or group. `of` is the forward pass's record."""
+    """Return the plan of one pass on shapes alone, of one head or group. `of` is the forward
+    pass's record.
+    """
     mask = _mask_of(of, problem, options, ())
     _check_scores(algorithm, mask)
     return plan_of(algorithm, problem, options, sizing, mask)
 
 
 def plan_of(
-    algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], sizing: Sizing, mask: Mask,
-    inputs: Inputs | None = None, **of_pass: Any,
-) -> AttentionPlan:  # fmt: skip
-    """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in the blocks of `sizing`.
+    algorithm: Algorithm,
+    problem: Problem,
+    options: Mapping[str, Any],
+    sizing: Sizing,
+    mask: Mask,
+    inputs: Inputs | None = None,
+    **of_pass: Any,
+) -> AttentionPlan:
+    """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in
+    the blocks of `sizing`.
 
     `inputs`, Q, K, V, is None to count on shapes alone. `of_pass` are further fields of the plan.
     """
@@ -117,23 +198,39 @@ def plan_of(
         shape = replace(shape, N_q=together * shape.N_q)
     sizes = (sizing.B_r, sizing.B_c) if isinstance(sizing, Fixed) else (1, 1)
     plan = AttentionPlan(
-        program=algorithm, M=problem.M, enforced=sizing.enforced, dtype=problem.dtype, arithmetic=inputs is not None,
-        is_user_defined=is_own(algorithm), problem=problem, options=options, sizing=sizing, mask=mask, inputs=inputs,
-        together=together, shape=shape, leading=leading, row_mask=row_mask,
-        blocks=Blocks(*sizes, N_q=shape.N_q, N_k=shape.N_k), **of_pass,
-    )  # fmt: skip
+        program=algorithm,
+        M=problem.M,
+        enforced=sizing.enforced,
+        dtype=problem.dtype,
+        arithmetic=inputs is not None,
+        is_user_defined=is_own(algorithm),
+        problem=problem,
+        options=options,
+        sizing=sizing,
+        mask=mask,
+        inputs=inputs,
+        together=together,
+        shape=shape,
+        leading=leading,
+        row_mask=row_mask,
+        blocks=Blocks(*sizes, N_q=shape.N_q, N_k=shape.N_k),
+        **of_pass,
+    )
     if mask.sink is not None and algorithm.direction == "backward":
         _check_sink_pass(plan)
     return plan if isinstance(sizing, Fixed) else replace(plan, blocks=_choose_blocks(plan))
 
 
 def _check_sink_pass(plan: AttentionPlan) -> None:
-    """Raise ValueError where the pass that follows a backward pass, for a sink's gradient, does not fit an enforced M."""
+    """Raise ValueError where the pass that follows a backward pass, for a sink's gradient, does
+    not fit an enforced M.
+    """
     names = matrices_of_sink(plan)
     least = least_room(plan.shape.d_v, len(names) - 2)  # all but O and dO
     if plan.enforced and least > plan.M:
         raise ValueError(
-            f"M = {plan.M:,} elements is too small for the gradient of a sink: with d_v = {plan.shape.d_v} it needs at least "
+            f"M = {plan.M:,} elements is too small for the gradient of a sink: with d_v = "
+            f"{plan.shape.d_v} it needs at least "
             f"M = {least:,}"
         )
 
@@ -142,12 +239,16 @@ def _choose_blocks(plan: AttentionPlan) -> Blocks:
     """Return the blocks that the plan's policy chooses."""
     algorithm, policy = plan.program, plan.sizing
     fits = partial(_fits_by_trial, plan) if plan.is_user_defined else _fits_by_form(plan)
-    question = SizingProblem(algorithm.name, plan.shape, plan.M, algorithm.line_1, algorithm.rows, fits)
+    question = SizingProblem(
+        algorithm.name, plan.shape, plan.M, algorithm.line_1, algorithm.rows, fits
+    )
     return _tried(plan, question) if algorithm.line_1 is by_trial else policy(question)
 
 
 def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
-    """Return what says whether a launch with these blocks stays within M: by the closed form of its peak, with every tile."""
+    """Return what says whether a launch with these blocks stays within M: by the closed form of
+    its peak, with every tile.
+    """
 
     @cache
     def posed() -> Any:  # when it is asked: most sizes are chosen without
@@ -155,7 +256,9 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
         from flashsim.theory.form import form_of
 
         form, first = form_of(plan.program.name, plan.program.direction), (0,) * len(plan.leading)
-        return Posed.of_launch(form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None)
+        return Posed.of_launch(
+            form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None
+        )
 
     def fits(blocks: Blocks, M: int) -> bool:
         peak: int = posed().peak(blocks.B_r, blocks.B_c, M)
@@ -165,7 +268,9 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
 
 
 def _fits_by_trial(plan: AttentionPlan, blocks: Blocks, M: int) -> bool:
-    """Say the same by running the shadow of the algorithm on shapes: for functions without a form that is known to be right."""
+    """Say the same by running the shadow of the algorithm on shapes: for functions without a
+    form that is known to be right.
+    """
     problem = replace(plan.problem, M=M)
     of_M = replace(plan, problem=problem, M=M, enforced=True, blocks=blocks)
     try:
@@ -176,31 +281,43 @@ def _fits_by_trial(plan: AttentionPlan, blocks: Blocks, M: int) -> bool:
 
 
 def _trial(plan: AttentionPlan) -> Memory:
-    """Run the plan's first launch on shapes alone, with every tile, unnoticed. An error says that it was a trial."""
+    """Run the plan's first launch on shapes alone, with every tile, unnoticed. An error says
+    that it was a trial.
+    """
     from flashsim.simulate.shadow import trial_of
 
     shadow = trial_of(plan.program)
-    trial = replace(plan, program=shadow, is_user_defined=True, inputs=None, arithmetic=False, skips=False)
+    trial = replace(
+        plan, program=shadow, is_user_defined=True, inputs=None, arithmetic=False, skips=False
+    )
     try:
         return run_launch(trial, trial.launch((0,) * len(plan.leading)))
     except SramOverflow:
         raise
     except Exception as error:
         if plan.inputs is not None:
-            error.add_note("it was tried on shapes, without numbers, to find blocks that fit; blocks=(B_r, B_c) needs no trial")
+            error.add_note(
+                "it was tried on shapes, without numbers, to find blocks that fit; blocks=(B_r, "
+                "B_c) needs no trial"
+            )
         raise
 
 
 def _tried(plan: AttentionPlan, asked: SizingProblem) -> Blocks:
-    """Return the blocks of a function whose loops are not known: by its closed form's line 1, if it has one; else those of
-    `by_keys` or `by_queries`, with which it moves fewer elements, on shapes alone and with every tile.
+    """Return the blocks of a function whose loops are not known: by its closed form's line 1, if it
+    has one; else those of `by_keys` or `by_queries`, with which it moves fewer elements, on shapes
+    alone and with every tile.
     """
     from flashsim.theory import NoClosedForm, form_of
 
     try:
-        return plan.sizing(replace(asked, line_1=form_of(plan.program, plan.program.direction).line_1))
+        return plan.sizing(
+            replace(asked, line_1=form_of(plan.program, plan.program.direction).line_1)
+        )
     except NoClosedForm:
-        keys, queries = (plan.sizing(replace(asked, line_1=line_1)) for line_1 in (by_keys, by_queries))
+        keys, queries = (
+            plan.sizing(replace(asked, line_1=line_1)) for line_1 in (by_keys, by_queries)
+        )
     if keys == queries:
         return keys
 
@@ -215,41 +332,68 @@ def _tried(plan: AttentionPlan, asked: SizingProblem) -> Blocks:
     return min(keys, queries, key=moved)
 
 
-def _mask_of(algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], leading: Head) -> Mask:
-    """Return the problem's mask with those options that are masks. Raises ValueError where the algorithm has no such part."""
-    mask = as_mask(problem.mask, False, problem.shape, leading, options) if options else problem.mask
+def _mask_of(
+    algorithm: Algorithm, problem: Problem, options: Mapping[str, Any], leading: Head
+) -> Mask:
+    """Return the problem's mask with those options that are masks. Raises ValueError where the
+    algorithm has no such part.
+    """
+    mask = (
+        as_mask(problem.mask, False, problem.shape, leading, options) if options else problem.mask
+    )
     if not isinstance(mask, All):
         _check_taken(algorithm, mask, options)
     if "dropout" not in algorithm.parts and problem.dropout_p:
-        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no dropout; 'flash' (Algorithm 2) has")
+        raise ValueError(
+            f"{algorithm.name!r} ({algorithm.title}) has no dropout; 'flash' (Algorithm 2) has"
+        )
     return mask
 
 
 def _check_taken(algorithm: Algorithm, mask: Mask, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for a mask that the algorithm cannot apply, or a sink with which it cannot begin."""
+    """Raise ValueError for a mask that the algorithm cannot apply, or a sink with which it
+    cannot begin.
+    """
     who = f"{algorithm.name!r} ({algorithm.title})"
     if "MASK" not in algorithm.parts:
         raise ValueError(f"{who} has no mask; 'flash' (Algorithm 2) has")
     if mask.bias is not None and mask.bias.is_table and algorithm.stores_scores:
-        raise ValueError(f"{who} adds a bias in a pass of its own, and mask is {mask!r}; expected Bias(table[buckets])")
+        raise ValueError(
+            f"{who} adds a bias in a pass of its own, and mask is {mask!r}; expected "
+            "Bias(table[buckets])"
+        )
     if mask.sink is not None and "sink" not in algorithm.parts:
         takes = ", ".join(repr(known.name) for known in FORWARD.values() if "sink" in known.parts)
         raise ValueError(f"{who} takes no sink; expected one of these: {takes}")
     if mask.sink is not None and options.get("merge") == "tree":
-        raise ValueError("merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with mask=Sink(…)")
+        raise ValueError(
+            "merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with "
+            "mask=Sink(…)"
+        )
 
 
 def _added(mask: Mask, problem: Problem) -> float:
     """Return the most that a bias and score modifications add to a score's absolute value."""
-    return float(sum(each.largest(problem.shape) for each in (mask.bias, *mask.scores) if each is not None))
+    return float(
+        sum(each.largest(problem.shape) for each in (mask.bias, *mask.scores) if each is not None)
+    )
 
 
 def _check_scores(algorithm: Algorithm, mask: Mask) -> None:
-    """Raise ValueError for a backward pass that makes no gradient of a bias, or through a soft cap."""
+    """Raise ValueError for a backward pass that makes no gradient of a bias, or through a soft
+    cap.
+    """
     if algorithm.direction == "forward":
         return
-    for asked, what, again in ((mask.bias, "of a bias", False), (cap_of(mask.scores), "through a soft cap", True)):
-        makes = [a for a in (algorithm, *BACKWARD.values()) if a.gives_dS and (not again or "MASK" in a.parts)]
+    for asked, what, again in (
+        (mask.bias, "of a bias", False),
+        (cap_of(mask.scores), "through a soft cap", True),
+    ):
+        makes = [
+            a
+            for a in (algorithm, *BACKWARD.values())
+            if a.gives_dS and (not again or "MASK" in a.parts)
+        ]
         if asked is not None and algorithm not in makes:
             have = ", ".join(repr(known.name) for known in makes if known.name in FORWARD)
             said = f"{algorithm.name!r} ({algorithm.title}) makes no gradient {what}"
@@ -257,7 +401,8 @@ def _check_scores(algorithm: Algorithm, mask: Mask) -> None:
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
-    """Return the policy that chooses the blocks: `sizing`, by name or as an object, or `blocks` where they are given.
+    """Return the policy that chooses the blocks: `sizing`, by name or as an object, or `blocks`
+    where they are given.
 
     `enforce` says whether to exceed M is an error; None: what the policy says.
     """
@@ -271,5 +416,8 @@ def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
 def _told(policy: Any) -> Sizing:
     """Return a policy object of the user's, whose blocks are checked."""
     if isinstance(policy, str) or not callable(policy):
-        raise ValueError(f"unknown sizing {shown(policy)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
+        raise ValueError(
+            f"unknown sizing {shown(policy)}; known: {', '.join(map(repr, SIZINGS))}, or a policy "
+            "object"
+        )
     return Told(policy, check_flag("sizing.enforced", getattr(policy, "enforced", None)))

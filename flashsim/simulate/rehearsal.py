@@ -1,8 +1,10 @@
-"""A user's algorithm is run once on small numbers before it is counted: what `forward` refuses, `count` refuses too.
+"""A user's algorithm is run once on small numbers before it is counted: what `forward` refuses,
+`count` refuses too.
 
-The small problem is like the one that is counted: several blocks where that has several, a ragged last one where that has one,
-N_q = N_k, B_r = B_c and d = d_v where these are equal there. An algorithm that is made for its own sizes may fail at others; then
-it is run at these, if they are not too large. Its O is compared with naive attention, within the bound on rounding.
+The small problem is like the one that is counted: several blocks where that has several, a ragged
+last one where that has one, N_q = N_k, B_r = B_c and d = d_v where these are equal there. An
+algorithm that is made for its own sizes may fail at others; then it is run at these, if they are
+not too large. Its O is compared with naive attention, within the bound on rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from flashsim.machine.memory import Event, MemoryModelError, NotOnChip
 from flashsim.masks.rules import All, Bools, Causal, Head, Mask
 from flashsim.problem.inputs import Array, check_inputs
 from flashsim.problem.shapes import Blocks, Shape
-from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    rounding,
+)
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.least import least_accesses, moved_too_little
 from flashsim.simulate.outcome import Cost, Outcome
@@ -34,12 +43,16 @@ from flashsim.simulate.stacking import finished, returned_nan, stacked
 from flashsim.simulate.sums import gather_gradients
 
 LARGEST = 2**22
-"""Up to how many pairs of query and key an algorithm that fails on small sizes is run at its own."""
+"""Up to how many pairs of query and key an algorithm that fails on small sizes is run at its
+own.
+"""
 MOST_ROWS = 24
 SEED = 20_220_527
 """Not one that a user's own numbers are likely to have."""
 NEAR = 1e-3
-"""Of the largest element of V: how far an O may be from attention that is computed with copies, perhaps in float16."""
+"""Of the largest element of V: how far an O may be from attention that is computed with copies,
+perhaps in float16.
+"""
 ATTENTION, SOME_PAIRS = "attention", "attention over pairs of its own"
 _verdicts: dict[Any, str] = {}
 _passed_on_shapes: set[Any] = set()
@@ -47,7 +60,9 @@ _passed_on_shapes: set[Any] = set()
 
 @dataclass(frozen=True)
 class _Axis:
-    """What blocks of N rows are like: one block or several, an even or odd number of them, the last ragged or not."""
+    """What blocks of N rows are like: one block or several, an even or odd number of them, the
+    last ragged or not.
+    """
 
     several: int
     ragged: bool
@@ -59,10 +74,11 @@ class _Axis:
 
 
 def rehearse(algorithm: Algorithm, plan: AttentionPlan) -> str:
-    """Run a user's forward pass on small numbers; return which pairs it computes, `ATTENTION` or `SOME_PAIRS`.
+    """Run a user's forward pass on small numbers; return which pairs it computes, `ATTENTION` or
+    `SOME_PAIRS`.
 
-    Raises MemoryModelError for what `forward` refuses, and where O is not naive attention. What it has passed once is not run
-    again, as long as its code and what its closure holds are the same.
+    Raises MemoryModelError for what `forward` refuses, and where O is not naive attention. What it
+    has passed once is not run again, as long as its code and what its closure holds are the same.
     """
     if not is_own(algorithm) and not is_own(plan.program):
         return ATTENTION
@@ -73,10 +89,12 @@ def rehearse(algorithm: Algorithm, plan: AttentionPlan) -> str:
 
 
 def check_on_shapes(plan: AttentionPlan) -> None:
-    """Raise NotOnChip where a user's algorithm uses what an ended turn computed, as a count on a small problem's shapes shows.
+    """Raise NotOnChip where a user's algorithm uses what an ended turn computed, as a count on a
+    small problem's shapes shows.
 
-    There a tile has no numbers that could be kept, wherever the algorithm puts it. An algorithm that cannot be counted, as its
-    numbers decide where it goes on, is not refused. Each is counted once, as `rehearse` runs each once.
+    There a tile has no numbers that could be kept, wherever the algorithm puts it. An algorithm
+    that cannot be counted, as its numbers decide where it goes on, is not refused. Each is counted
+    once, as `rehearse` runs each once.
     """
     key = _key(plan.program, plan)
     if key in _passed_on_shapes:
@@ -89,7 +107,8 @@ def check_on_shapes(plan: AttentionPlan) -> None:
         run_launch(small, small.launch(()))
     except NotOnChip:
         raise
-    except Exception:  # it cannot be counted, or not at small sizes; the run says what is wrong, if anything is
+    except Exception:
+        # it cannot be counted, or not at small sizes; the run says what is wrong, if anything is
         return
     _passed_on_shapes.add(key)
 
@@ -97,11 +116,19 @@ def check_on_shapes(plan: AttentionPlan) -> None:
 def _key(algorithm: Algorithm, plan: AttentionPlan) -> Any:
     """Return what is the same for runs of which one rehearsal is enough."""
     passes = _identity(algorithm.run), _identity(plan.program.run)
-    return passes, algorithm.name, _Likeness.of(plan), plan.problem.dtype, repr(plan.mask), repr(plan.options)
+    return (
+        passes,
+        algorithm.name,
+        _Likeness.of(plan),
+        plan.problem.dtype,
+        repr(plan.mask),
+        repr(plan.options),
+    )
 
 
 def check_moved(plan: AttentionPlan, cost: Cost, O: Sequence[Array]) -> None:
-    """Raise MemoryModelError where a run moved less than any schedule can, and O is attention all the same.
+    """Raise MemoryModelError where a run moved less than any schedule can, and O is attention all
+    the same.
 
     `O` is what the forward pass left, one matrix for each launch.
     """
@@ -114,7 +141,8 @@ def check_moved(plan: AttentionPlan, cost: Cost, O: Sequence[Array]) -> None:
 
 
 def check_counted(algorithm: Algorithm, plan: AttentionPlan, cost: Cost) -> None:
-    """Rehearse a pass that is counted, and compare the count, of one launch, with what no schedule moves less than.
+    """Rehearse a pass that is counted, and compare the count, of one launch, with what no schedule
+    moves less than.
 
     `algorithm` is its forward pass. Raises MemoryModelError.
     """
@@ -132,7 +160,9 @@ def check_gradients(plan: AttentionPlan, cost: Cost) -> None:
 
 
 def _is_attention(plan: AttentionPlan, head: Head, O: Array) -> bool:
-    """Return whether the O of one launch is attention over all pairs of its problem, about; False where any average is."""
+    """Return whether the O of one launch is attention over all pairs of its problem, about;
+    False where any average is.
+    """
     placed = [plan.values(name, head, 0) for name in ("Q", "K", "V")]
     Q, K, V = (each.astype(np.float64) for each in placed)
     whole = None if isinstance(plan.row_mask, All) else plan.row_mask.whole(plan.shape, head)
@@ -144,7 +174,9 @@ def _is_attention(plan: AttentionPlan, head: Head, O: Array) -> bool:
 
 
 def _shadow(algorithm: Algorithm) -> Algorithm:
-    """Return a copy of the algorithm that prints nothing and stops in no debugger (`flashsim.simulate.shadow`)."""
+    """Return a copy of the algorithm that prints nothing and stops in no debugger
+    (`flashsim.simulate.shadow`).
+    """
     return replace(algorithm, run=shadow_of(algorithm.run))
 
 
@@ -155,7 +187,11 @@ def _identity(run: Any) -> Any:
     code = getattr(function, "__code__", None)
     if code is None:
         return function
-    return code, code.co_filename, tuple(map(id, map(_content, getattr(function, "__closure__", None) or ())))
+    return (
+        code,
+        code.co_filename,
+        tuple(map(id, map(_content, getattr(function, "__closure__", None) or ()))),
+    )
 
 
 def _content(cell: Any) -> Any:
@@ -181,7 +217,9 @@ def _verdict(algorithm: Algorithm, plan: AttentionPlan) -> str:
 
 @dataclass(frozen=True)
 class _Likeness:
-    """What a small problem has in common with the one that is counted. `_order` compares lengths, block sizes and widths."""
+    """What a small problem has in common with the one that is counted. `_order` compares
+    lengths, block sizes and widths.
+    """
 
     rows: _Axis
     columns: _Axis
@@ -223,29 +261,52 @@ def _problems(plan: AttentionPlan) -> Iterator[tuple[Shape, Blocks]]:
 
 
 @lru_cache(1024)
-def _small(rows: _Axis, columns: _Axis, lengths: int, sizes: int) -> tuple[int, int, int, int] | None:
-    """Return the smallest (N_q, N_k, B_r, B_c) that is like that, with blocks of more than one row where there are such."""
+def _small(
+    rows: _Axis, columns: _Axis, lengths: int, sizes: int
+) -> tuple[int, int, int, int] | None:
+    """Return the smallest (N_q, N_k, B_r, B_c) that is like that, with blocks of more than one
+    row where there are such.
+    """
     axes = [
-        [(N, B) for N in range(1, MOST_ROWS + 1) for B in range(1, N + 1) if _Axis.of(N, B) == wanted]
+        [
+            (N, B)
+            for N in range(1, MOST_ROWS + 1)
+            for B in range(1, N + 1)
+            if _Axis.of(N, B) == wanted
+        ]
         for wanted in (rows, columns)
     ]
     for least in (2, 1):
         for N_q, B_r in axes[0]:
             for N_k, B_c in axes[1]:
-                if _order(N_q, N_k) == lengths and _order(B_r, B_c) == sizes and min(B_r, B_c) >= least:
+                if (
+                    _order(N_q, N_k) == lengths
+                    and _order(B_r, B_c) == sizes
+                    and min(B_r, B_c) >= least
+                ):
                     return N_q, N_k, B_r, B_c
     return None
 
 
 def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks) -> str:
-    """Run a problem of this shape, with random numbers. Raises MemoryModelError where O is not attention."""
+    """Run a problem of this shape, with random numbers. Raises MemoryModelError where O is not
+    attention.
+    """
     problem = _problem(plan, shape)
     rng = np.random.default_rng(SEED)
     sizes = ((shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v))
     Q, K, V = (rng.normal(size=size).astype(plan.problem.dtype) for size in sizes)
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
     seen = _Seen(shape)
-    small = plan_of(algorithm, problem, plan.options, policy, problem.mask, inputs=check_inputs(Q, K, V), check_finite=True)
+    small = plan_of(
+        algorithm,
+        problem,
+        plan.options,
+        policy,
+        problem.mask,
+        inputs=check_inputs(Q, K, V),
+        check_finite=True,
+    )
     outcome: Outcome = simulate(small, [seen])
     O = stacked(small, "O", outcome.matrices["O"])
     if np.isnan(O).any():
@@ -254,8 +315,14 @@ def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks
     pairs: tuple[Bools | None, ...] = (whole,)
     if seen.is_complete:
         allowed = seen.pairs if whole is None else seen.pairs & whole
-        # those on chip together, or what a causal mask of its own leaves of them, aligned at the bottom right or the top left
-        pairs = (whole, allowed, allowed & Causal().whole(shape, ()), allowed & np.tri(*seen.pairs.shape, dtype=bool))
+        # those on chip together, or what a causal mask of its own leaves of them, aligned at the
+        # bottom right or the top left
+        pairs = (
+            whole,
+            allowed,
+            allowed & Causal().whole(shape, ()),
+            allowed & np.tri(*seen.pairs.shape, dtype=bool),
+        )
     for mask in pairs:
         bound = error_bound(Q, K, V, scale=problem.scale, mask=mask, **rounding(algorithm, blocks))
         with np.errstate(all="ignore"):
@@ -265,14 +332,18 @@ def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks
                 return ATTENTION if mask is whole else SOME_PAIRS
     off = float(np.max(np.abs(O - attention(Q, K, V, scale=problem.scale, mask=whole))))
     raise MemoryModelError(
-        f"{algorithm.name!r} ({algorithm.title}) computes an O that is not attention, so there is nothing to count: on random "
-        f"numbers with N_q = {shape.N_q}, N_k = {shape.N_k}, d = {shape.d}, d_v = {shape.d_v} in blocks of {blocks.B_r} × "
+        f"{algorithm.name!r} ({algorithm.title}) computes an O that is not attention, so there is "
+        "nothing to count: on random "
+        f"numbers with N_q = {shape.N_q}, N_k = {shape.N_k}, d = {shape.d}, d_v = {shape.d_v} in "
+        f"blocks of {blocks.B_r} × "
         f"{blocks.B_c}, it is off by up to {off:.2g}"
     )
 
 
 def _run_backward(algorithm: Algorithm, run: Result, mask: Bools | None) -> None:
-    """Run a backward pass of a small run. Raises MemoryModelError where its gradients are not attention's."""
+    """Run a backward pass of a small run. Raises MemoryModelError where its gradients are not
+    attention's.
+    """
     dO = np.random.default_rng(SEED + 1).normal(size=run.O.shape).astype(run.O.dtype)
     plan = backward_plan(algorithm, run, dO, None, None, None, None, False)
     result = gather_gradients(plan, simulate(plan), ())
@@ -283,7 +354,8 @@ def _run_backward(algorithm: Algorithm, run: Result, mask: Bools | None) -> None
     for name in GRADIENTS:
         if not (np.abs(getattr(result, name) - getattr(exact, name)) <= getattr(bound, name)).all():
             raise MemoryModelError(
-                f"{algorithm.name!r} ({algorithm.title}) computes a {name} that is not attention's, run on random numbers with "
+                f"{algorithm.name!r} ({algorithm.title}) computes a {name} that is not "
+                "attention's, run on random numbers with "
                 f"N_q = {plan.shape.N_q}, N_k = {plan.shape.N_k}, d = {plan.shape.d}"
             )
 
@@ -295,12 +367,21 @@ def _problem(plan: AttentionPlan, shape: Shape) -> Problem:
         mask = EVERYTHING
     scale = plan.problem.scale if shape.d == plan.shape.d else shape.d**-0.5
     return replace(
-        plan.problem, shape=shape, leading=(), group=1, gqa="separate", mask=mask, dropout_p=0.0, scale=scale,
-    )  # fmt: skip
+        plan.problem,
+        shape=shape,
+        leading=(),
+        group=1,
+        gqa="separate",
+        mask=mask,
+        dropout_p=0.0,
+        scale=scale,
+    )
 
 
 class _Seen:
-    """An observer: which pairs of query and key were on chip at the same time, as far as blocks of Q and K tell."""
+    """An observer: which pairs of query and key were on chip at the same time, as far as blocks
+    of Q and K tell.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self.pairs = np.zeros((shape.N_q, shape.N_k), bool)

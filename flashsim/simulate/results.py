@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Result(ByArray):
-    """What a plan's run moved, and what it computed: attention, a program on matrices, a ragged batch.
+    """What a plan's run moved, and what it computed: attention, a program on matrices, a ragged
+    batch.
 
     plan    what was run: `plan.program`, its problem, its blocks, its operands
     hbm     accesses by array, of all launches together
@@ -29,14 +30,16 @@ class Result(ByArray):
     layout  of O and the gradients, as in `flashsim.forward`
     saved   matrices, by name, one for each launch, that attention's backward pass needs besides
 
-    Attention, forward, has O (..., H_q, N_q, d_v), in the inputs' type; `l` and `m` (..., H_q, N_q), the softmax statistics of
-    the scaled scores, in the type that is computed in, or None where the algorithm keeps none; and `lse` (..., H_q, N_q), their
-    log-sum-exp, m + log ℓ, which is −∞ for a row without a key. Where an algorithm returns neither `lse` nor ℓ and m, it is made
+    Attention, forward, has O (..., H_q, N_q, d_v), in the inputs' type; `l` and `m` (..., H_q,
+    N_q), the softmax statistics of the scaled scores, in the type that is computed in, or None
+    where the algorithm keeps none; and `lse` (..., H_q, N_q), their log-sum-exp, m + log ℓ, which
+    is −∞ for a row without a key. Where an algorithm returns neither `lse` nor ℓ and m, it is made
     of what the run left in HBM, uncounted; for a function that returns O alone it is None.
 
-    Attention, backward, has dQ, dK, dV, shaped and typed as Q, K, V; dB, the gradient of a `flashsim.Bias`, as its array, in the
-    type that is computed in; and dsink (..., H_q), that of a `flashsim.Sink`: where heads share a logit, each has a part of its
-    gradient. dB and dsink are None where there is no bias, or no sink.
+    Attention, backward, has dQ, dK, dV, shaped and typed as Q, K, V; dB, the gradient of a
+    `flashsim.Bias`, as its array, in the type that is computed in; and dsink (..., H_q), that of a
+    `flashsim.Sink`: where heads share a logit, each has a part of its gradient. dB and dsink are
+    None where there is no bias, or no sink.
 
     Of a ragged batch, each array is a list with an array for each sequence.
 
@@ -80,13 +83,17 @@ class Result(ByArray):
 
     @property
     def sizing(self) -> str:
-        """Who chose the blocks: "fit", "paper", "given", or what a policy is called; "" where no policy did."""
+        """Who chose the blocks: "fit", "paper", "given", or what a policy is called; "" where no
+        policy did.
+        """
         policy = getattr(self.plan, "sizing", None)
         return "" if policy is None else who_chose(policy)
 
     @property
     def problem(self) -> Any:
-        """What was asked, without numbers: for `flashsim.count`, `flashsim.tune.tune`, `flashsim.prove`, too."""
+        """What was asked, without numbers: for `flashsim.count`, `flashsim.tune.tune`,
+        `flashsim.prove`, too.
+        """
         return self.plan.problem
 
     def __eq__(self, other: object) -> bool:
@@ -99,7 +106,9 @@ class Result(ByArray):
         return self.algorithm, self.blocks, self.hbm, self.sram, self.operations
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook shows; return the axes."""
+        """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook
+        shows; return the axes.
+        """
         from flashsim.drawing.bars import plot_run
 
         return plot_run({self.algorithm: self}, ax)
@@ -111,7 +120,9 @@ class Result(ByArray):
             **self.plan.described(),
             "hbm": self.hbm.to_dict(),
             "sram": self.sram.to_dict(),
-            "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else self.blocks.to_dict(),
+            "blocks": dict(self.blocks)
+            if isinstance(self.blocks, Mapping)
+            else self.blocks.to_dict(),
         }
         if self.sizing:
             data["sizing"] = self.sizing

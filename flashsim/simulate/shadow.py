@@ -1,11 +1,13 @@
 """A function's shadow: a copy that computes the same, and that nobody notices when it runs.
 
-A plan tries blocks by running the algorithm on shapes. Whoever debugs that algorithm wants to stop in the run on numbers alone,
-and a trial must not print, ask, or change what the run will find. So a trial runs the shadow. Its code stands under another
-file name, for which no debugger has breakpoints; what it calls of the user's own is copied likewise; `print`, `input` and
-debuggers say nothing; and the lists, dicts, sets and arrays that it can change are copies.
+A plan tries blocks by running the algorithm on shapes. Whoever debugs that algorithm wants to stop
+in the run on numbers alone, and a trial must not print, ask, or change what the run will find. So a
+trial runs the shadow. Its code stands under another file name, for which no debugger has
+breakpoints; what it calls of the user's own is copied likewise; `print`, `input` and debuggers say
+nothing; and the lists, dicts, sets and arrays that it can change are copies.
 
-It is no sandbox: files that it writes are written, and objects of other packages are the user's own.
+It is no sandbox: files that it writes are written, and objects of other packages are the user's
+own.
 """
 
 from __future__ import annotations
@@ -29,16 +31,28 @@ from flashsim.machine.source import PACKAGE, code_of_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 SPEAKERS = {
-    "IPython", "debugpy", "icecream", "ipdb", "pdb", "pdbpp", "pprint", "pudb", "pydevd", "pydevd_pycharm", "rpdb", "web_pdb",
-}  # fmt: skip
+    "IPython",
+    "debugpy",
+    "icecream",
+    "ipdb",
+    "pdb",
+    "pdbpp",
+    "pprint",
+    "pudb",
+    "pydevd",
+    "pydevd_pycharm",
+    "rpdb",
+    "web_pdb",
+}
 """Packages that stop a run or print: of these, a shadow calls nothing."""
 
 
 def shadow_of(function: F) -> F:
-    """Return the shadow of a function, or of an object that can be called; `function` itself where it is not written in Python.
+    """Return the shadow of a function, or of an object that can be called; `function` itself where
+    it is not written in Python.
 
-    Its state is that of this moment: take a new shadow for each trial. What it raises has the lines of the user's own file in
-    notes and names (`flashsim.machine.source.file_of`).
+    Its state is that of this moment: take a new shadow for each trial. What it raises has the lines
+    of the user's own file in notes and names (`flashsim.machine.source.file_of`).
     """
     shadow: F = _Shadows(_files_of(function)).of(function, frozenset())
     return shadow
@@ -50,7 +64,9 @@ def trial_of(algorithm: Algorithm) -> Algorithm:
 
 
 def _files_of(function: Any) -> frozenset[str]:
-    """Return the files of a function and of those that it wraps, which are copied wherever they are."""
+    """Return the files of a function and of those that it wraps, which are copied wherever they
+    are.
+    """
     files = set()
     while function is not None:
         for called in (function, vars(type(function)).get("__call__")):
@@ -63,7 +79,9 @@ def _files_of(function: Any) -> frozenset[str]:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders of what is not the user's: Python's library, installed packages, flashsim."""
+    """Return the folders of what is not the user's: Python's library, installed packages,
+    flashsim.
+    """
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {*site.getsitepackages(), site.getusersitepackages()}
@@ -97,7 +115,8 @@ class _Shadows:
 
     def __init__(self, files: frozenset[str]) -> None:
         self._files = files
-        self._of: dict[int, tuple[Any, Any]] = {}  # id -> (what it is of, to keep it alive; the shadow)
+        # id -> (what it is of, to keep it alive; the shadow)
+        self._of: dict[int, tuple[Any, Any]] = {}
         self._globals: dict[int, dict[str, Any]] = {}
         self._filled: set[tuple[int, str]] = set()
         self._builtins = {**vars(builtins), "__import__": self._import}
@@ -121,11 +140,22 @@ class _Shadows:
 
     def _copiers(self) -> Mapping[type, Callable[[Any, frozenset[str]], Any]]:
         return {
-            FunctionType: self._function, MethodType: self._method, ModuleType: self._module, functools.partial: self._partial,
-            type: self._class, list: self._list, dict: self._dict, tuple: self._tuple, deque: self._deque,
-            set: self._plain, bytearray: self._plain, np.ndarray: self._plain, random.Random: self._deep,
-            np.random.Generator: self._deep, np.random.RandomState: self._deep,
-        }  # fmt: skip
+            FunctionType: self._function,
+            MethodType: self._method,
+            ModuleType: self._module,
+            functools.partial: self._partial,
+            type: self._class,
+            list: self._list,
+            dict: self._dict,
+            tuple: self._tuple,
+            deque: self._deque,
+            set: self._plain,
+            bytearray: self._plain,
+            np.ndarray: self._plain,
+            random.Random: self._deep,
+            np.random.Generator: self._deep,
+            np.random.RandomState: self._deep,
+        }
 
     def _keep(self, thing: Any, shadow: Any) -> Any:
         self._of[id(thing)] = thing, shadow
@@ -134,7 +164,8 @@ class _Shadows:
     def _is_own(self, file: str) -> bool:
         return file in self._files or not file.startswith(_installed())
 
-    # ------------------------------------------------------------------------------------------------------------ code
+    # ----------------------------------------------------------------------------------------------
+    # code
 
     def _function(self, function: FunctionType, names: frozenset[str]) -> Any:
         code = function.__code__
@@ -143,7 +174,13 @@ class _Shadows:
         own = frozenset(_names_in(code))
         cells = function.__closure__
         closure = None if cells is None else tuple(CellType() for _ in cells)
-        shadow = FunctionType(code_of_trial(code), self._globals_of(function.__globals__), function.__name__, None, closure)
+        shadow = FunctionType(
+            code_of_trial(code),
+            self._globals_of(function.__globals__),
+            function.__name__,
+            None,
+            closure,
+        )
         self._keep(function, shadow)
         self._fill(function.__globals__, own)
         for cell, new in zip(cells or (), closure or (), strict=True):
@@ -151,7 +188,8 @@ class _Shadows:
                 contents = cell.cell_contents
             except ValueError:  # nothing is in it yet
                 continue
-            new.cell_contents = contents if isinstance(contents, type) else self.of(contents, own)  # `__class__`, for super()
+            # `__class__`, for super()
+            new.cell_contents = contents if isinstance(contents, type) else self.of(contents, own)
         shadow.__defaults__ = self.of(function.__defaults__, own)
         shadow.__kwdefaults__ = self.of(function.__kwdefaults__, own)
         shadow.__dict__.update(self.of(vars(function), own))
@@ -165,7 +203,9 @@ class _Shadows:
         return self._globals[id(variables)]
 
     def _fill(self, variables: dict[str, Any], names: frozenset[str]) -> None:
-        """Put shadows under these names of a module; under others, which no shadow uses, its own things stay."""
+        """Put shadows under these names of a module; under others, which no shadow uses, its own
+        things stay.
+        """
         shadow = self._globals_of(variables)
         for name in names & variables.keys():
             if (id(variables), name) not in self._filled:
@@ -179,7 +219,8 @@ class _Shadows:
         shadow = ModuleType(module.__name__)
         shadow.__dict__.update(self._globals_of(vars(module)))
         self._fill(vars(module), names)
-        shadow.__dict__.update(self._globals_of(vars(module)))  # not kept: another function may use other names of it
+        # not kept: another function may use other names of it
+        shadow.__dict__.update(self._globals_of(vars(module)))
         return shadow
 
     def _import(self, name: str, *how: Any, **named: Any) -> Any:
@@ -193,21 +234,28 @@ class _Shadows:
 
     def _partial(self, function: functools.partial[Any], names: frozenset[str]) -> Any:
         arguments = self.of(function.args, names)
-        return functools.partial(self.of(function.func, names), *arguments, **self.of(function.keywords, names))
+        return functools.partial(
+            self.of(function.func, names), *arguments, **self.of(function.keywords, names)
+        )
 
-    # ------------------------------------------------------------------------------------------------ classes, instances
+    # ----------------------------------------------------------------------------------------------
+    # classes, instances
 
     def _is_own_class(self, kind: type) -> bool:
         return any(self._is_own(code.co_filename) for code in _codes_of(kind))
 
     def _class(self, kind: type, names: frozenset[str]) -> Any:
-        """Return a subclass with shadows of the methods. It is a subclass of its bases' shadows, too."""
+        """Return a subclass with shadows of the methods. It is a subclass of its bases' shadows,
+        too.
+        """
         if not self._is_own_class(kind):
             return self._keep(kind, kind)
         shadows = (self.of(base, names) for base in kind.__bases__)
         bases = (kind, *(shadow for shadow in shadows if shadow not in kind.__bases__))
         try:
-            shadow = type(kind)(kind.__name__, bases, {"__slots__": (), "__module__": kind.__module__})
+            shadow = type(kind)(
+                kind.__name__, bases, {"__slots__": (), "__module__": kind.__module__}
+            )
         except Exception:  # of an Enum, say, or of what a class does with its subclasses
             return self._keep(kind, kind)
         shadow.__qualname__ = kind.__qualname__
@@ -224,7 +272,9 @@ class _Shadows:
         if isinstance(member, staticmethod | classmethod):
             return type(member)(self.of(member.__func__, names))
         if isinstance(member, property):
-            get, change, delete = (self.of(each, names) for each in (member.fget, member.fset, member.fdel))
+            get, change, delete = (
+                self.of(each, names) for each in (member.fget, member.fset, member.fdel)
+            )
             return property(get, change, delete, member.__doc__)
         return member
 
@@ -244,7 +294,8 @@ class _Shadows:
                 object.__setattr__(shadow, name, self.of(getattr(thing, name), names))
         return shadow
 
-    # -------------------------------------------------------------------------------------------------------------- data
+    # ----------------------------------------------------------------------------------------------
+    # data
 
     def _list(self, items: list[Any], names: frozenset[str]) -> Any:
         shadow = self._keep(items, copy.copy(items))
@@ -275,7 +326,11 @@ class _Shadows:
 def _slots_of(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
-        yield from (slots,) if isinstance(slots, str) else (name for name in slots if not name.startswith("__"))
+        yield from (
+            (slots,)
+            if isinstance(slots, str)
+            else (name for name in slots if not name.startswith("__"))
+        )
 
 
 def _codes_of(kind: type) -> Iterator[CodeType]:

@@ -1,4 +1,6 @@
-"""How the matrices that an attention plan's launches left become results: stacked over heads, refused where they overflow."""
+"""How the matrices that an attention plan's launches left become results: stacked over heads,
+refused where they overflow.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from flashsim.simulate.results import Result
 def finished(plan: AttentionPlan, outcome: Outcome, layout: str = HEADS_FIRST) -> Result:
     """Return the finished forward pass."""
     matrices = outcome.matrices
-    arrays: dict[str, Any] = {name: stacked(plan, name, matrices[name]) for name in ("O", "l", "m", "lse") if name in matrices}
+    arrays: dict[str, Any] = {
+        name: stacked(plan, name, matrices[name])
+        for name in ("O", "l", "m", "lse")
+        if name in matrices
+    }
     if "l" in arrays:
         arrays["lse"] = arrays["m"] + log(arrays["l"])
     elif "L" in matrices:
@@ -39,13 +45,20 @@ def finished(plan: AttentionPlan, outcome: Outcome, layout: str = HEADS_FIRST) -
 
 
 def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
-    """Return the error for a user's algorithm whose results are NaN: it is run again, to see where they begin."""
+    """Return the error for a user's algorithm whose results are NaN: it is run again, to see
+    where they begin.
+    """
     said = f"{plan.program.name!r} returned an {name} with NaN in it"
     events: list[Event] = []
     sram: SRAM | None = None
 
     def first(event: Event) -> None:
-        if not events and event.tile is not None and event.kind in ("load", "compute") and np.isnan(event.tile).any():
+        if (
+            not events
+            and event.tile is not None
+            and event.kind in ("load", "compute")
+            and np.isnan(event.tile).any()
+        ):
             events.append(event)
 
     for number, head in enumerate(np.ndindex(plan.leading)):
@@ -55,18 +68,23 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
         return MemoryModelError(f"{said}: rows of it were never stored")
     (event,) = events
     if event.kind == "load":
-        error = MemoryModelError(f"{said}: it begins in {event.name}, which is loaded before it was stored")
+        error = MemoryModelError(
+            f"{said}: it begins in {event.name}, which is loaded before it was stored"
+        )
     elif (death := None if sram is None else sram.death_at(event.site)) is not None:
         error = MemoryModelError(
-            f"{said}: it begins in {event.name}, made of {death.name} ({'×'.join(map(str, death.shape))}), which was overwritten "
-            "with NaN when its turn ended, or a tile was evicted, as it was not on chip. Expected it in SRAM, by on_chip(…), "
+            f"{said}: it begins in {event.name}, made of {death.name} "
+            f"({'×'.join(map(str, death.shape))}), which was overwritten "
+            "with NaN when its turn ended, or a tile was evicted, as it was not on chip. Expected "
+            "it in SRAM, by on_chip(…), "
             "or in HBM, by sram.store(…)"
         )
         if death.site is not None:
             error.add_note(at_line(*death.site))
     else:
         error = MemoryModelError(
-            f"{said}: it begins in {event.name}, made of a tile that was evicted at the end of its turn "
+            f"{said}: it begins in {event.name}, made of a tile that was evicted at the end of its "
+            "turn "
             "(on_chip(…, over=tile) keeps that tile), or of numbers that are too large, or −∞ − −∞"
         )
     error.add_note(at_line(*event.site))
@@ -74,14 +92,20 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
 
 
 def cost_of(plan: AttentionPlan, cost: Cost) -> dict[str, Any]:
-    """Return the query heads' cost together, as a result's fields: K and V are as large as they are, once for each KV head."""
+    """Return the query heads' cost together, as a result's fields: K and V are as large as they
+    are, once for each KV head.
+    """
     if plan.has_parts:
-        cost = cost.sized(**{name: cost.traffic.by_array[name].size // plan.problem.group for name in ("K", "V")})
+        cost = cost.sized(
+            **{name: cost.traffic.by_array[name].size // plan.problem.group for name in ("K", "V")}
+        )
     return {"plan": plan, "hbm": cost.traffic, "sram": Occupancy(cost.peak, plan.M, plan.enforced)}
 
 
 def stacked(plan: AttentionPlan, name: str, matrices: Sequence[Array], said: str = "") -> Array:
-    """Stack a matrix over the launches, their interleaved heads taken apart; a column (N, 1) becomes a vector."""
+    """Stack a matrix over the launches, their interleaved heads taken apart; a column (N, 1)
+    becomes a vector.
+    """
     stacked = np.stack(matrices).reshape(*plan.leading, *matrices[0].shape)
     if plan.together > 1 and KINDS[name].rows == "N_q":
         stacked = by_head(stacked, plan.together)
@@ -93,4 +117,7 @@ def refuse_overflow(plan: AttentionPlan, name: str, array: Array) -> None:
     """Raise ValueError where finite input overflowed the type that a result is stored in."""
     if plan.check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
         down, end = "dO" if name.startswith("d") else "V", largest(array.dtype)
-        raise ValueError(f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a wider dtype")
+        raise ValueError(
+            f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a "
+            "wider dtype"
+        )

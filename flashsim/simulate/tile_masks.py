@@ -1,8 +1,10 @@
-"""MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted.
+"""MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM
+is loaded and counted.
 
-Scores are modified first: by a soft cap, ALiBi, a bias. The backward pass hands each tile of dS back: `gradient` makes the
-bias's, by a `BiasGradient`, which standard attention is given by itself, as it has dS in HBM; `uncapped` makes that of the
-scores before their cap. A sink forbids nothing, and is where a row's softmax begins.
+Scores are modified first: by a soft cap, ALiBi, a bias. The backward pass hands each tile of dS
+back: `gradient` makes the bias's, by a `BiasGradient`, which standard attention is given by itself,
+as it has dS in HBM; `uncapped` makes that of the scores before their cap. A sink forbids nothing,
+and is where a row's softmax begins.
 """
 
 from __future__ import annotations
@@ -49,17 +51,27 @@ class NoMask:
 class TileMask:
     """MASK, the function of Algorithm 2's line 11, for one head on one chip.
 
-    If it `learns`, a bias's gradient is added to "dB" in HBM: to zeros, or to `dB`, what earlier heads left; and a soft cap's
-    slope is kept on chip from `__call__` until `uncapped`, in the same turn.
+    If it `learns`, a bias's gradient is added to "dB" in HBM: to zeros, or to `dB`, what earlier
+    heads left; and a soft cap's slope is kept on chip from `__call__` until `uncapped`, in the same
+    turn.
     """
 
     def __init__(
-        self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head,
-        learns: bool = False, dB: Array | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        mask: Mask,
+        hbm: HBM,
+        sram: SRAM,
+        blocks: Blocks,
+        shape: Shape,
+        head: Head,
+        learns: bool = False,
+        dB: Array | None = None,
+    ) -> None:
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
         self._implicit = not isinstance(mask, Dense | Tree | Bias | ScoreMod)
-        self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
+        self._arrays = [
+            hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))
+        ]
         tree, bias = mask.tree, mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
         self._tree = None
@@ -82,15 +94,21 @@ class TileMask:
 
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
-        self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
+        self._tiles = [
+            a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1)
+            for a in self._arrays
+        ]
         self._bias_tiles = self._bias and self._bias.divide(*self._of_bias.by_tile(B_r, B_c))
         self._gradient = self._gradient and self._gradient.divided(B_r, B_c)
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij, modified, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
+        """Return S_ij, modified, plus the bias, with −∞ where the mask forbids. Loads what lives
+        in HBM: its block, its words.
+        """
         forbidden = np.asarray(-math.inf, self._sram.dtype)
-        if self._position_alone and not self._sram.hbm.arithmetic:  # a tile costs the same wherever it lies
+        # a tile costs the same wherever it lies
+        if self._position_alone and not self._sram.hbm.arithmetic:
             return np.where(True, S_ij, forbidden)
         top, left = i * self._B_r, j * self._B_c
         rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
@@ -118,10 +136,16 @@ class TileMask:
             self._gradient.add(dS_ij, i, j)
 
     def uncapped(self, dS_ij: Tile) -> Tile:
-        return dS_ij if self._slope is None else self._sram.on_chip(gated(dS_ij, self._slope), over=dS_ij)
+        return (
+            dS_ij
+            if self._slope is None
+            else self._sram.on_chip(gated(dS_ij, self._slope), over=dS_ij)
+        )
 
     def room(self, rows: int, columns: int) -> int:
-        """Return the most elements that masking a tile of that size brings on chip: of c keys, ⌈(c − 1)/32⌉ + 1 words at most."""
+        """Return the most elements that masking a tile of that size brings on chip: of c keys,
+        ⌈(c − 1)/32⌉ + 1 words at most.
+        """
         room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in self._arrays)
         if self._bias is not None:
             room += math.prod(map(min, self._bias.shape, self._of_bias.by_tile(rows, columns)))
@@ -129,7 +153,9 @@ class TileMask:
         return room + rows * words
 
     def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
-        """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
+        """Load the words with the bits of keys left … left + cols − 1, row block i; return the
+        bits, True for the prefix.
+        """
         prefix = self._prefix
         first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
         attends = np.ones((rows, cols), bool)
@@ -141,7 +167,9 @@ class TileMask:
         return attends
 
     def whole(self, sram: SRAM, S: Matrix) -> None:
-        """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
+        """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass
+        if nothing is masked.
+        """
         held = 1 + len(self._arrays) + (self._bias is not None)
         words = 0 if self._tree is None else self._tree.shape[1]
         rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, words)
@@ -156,7 +184,9 @@ class TileMask:
 
 
 class BiasGradient:
-    """A bias's gradient, "dB" in HBM, to which tiles of dS are added: zeros at first, or what earlier heads left."""
+    """A bias's gradient, "dB" in HBM, to which tiles of dS are added: zeros at first, or what
+    earlier heads left.
+    """
 
     def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None, shape: Shape) -> None:
         self._bias, self._sram, self._shape, hbm = bias, sram, shape, sram.hbm
@@ -176,7 +206,10 @@ class BiasGradient:
         """Add dS_ij to its block of dB, summed up where that is smaller."""
         block = _block(self._dB, i, j)
         dB_ij = self._sram.load(block)
-        rows, cols = (n * size + np.arange(s) for n, size, s in zip((i, j), self._sizes, dS_ij.shape, strict=True))
+        rows, cols = (
+            n * size + np.arange(s)
+            for n, size, s in zip((i, j), self._sizes, dS_ij.shape, strict=True)
+        )
         summed = self._bias.summed(dS_ij, block.shape, rows, cols, self._shape)
         self._sram.store(block, self._sram.on_chip(dB_ij + summed, over=dB_ij))
 
@@ -201,7 +234,9 @@ class PartialTileMask(TileMask):
     """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij itself if positions tell that the tile is full; else with −∞ where the mask forbids."""
+        """Return S_ij itself if positions tell that the tile is full; else with −∞ where the
+        mask forbids.
+        """
         if self._implicit:
             (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
             tops, bottoms, lefts, rights = np.array([[top], [top + rows], [left], [left + cols]])
@@ -233,7 +268,8 @@ class NoSink:
 
 
 class HeadSink:
-    """The sink of a launch, whose row r is one of query head r % g: g logits, (1, g) in HBM, which are loaded together.
+    """The sink of a launch, whose row r is one of query head r % g: g logits, (1, g) in HBM, which
+    are loaded together.
 
     Those of a row block are held until its turn ends; but `m` makes m of them, and evicts them.
     """
@@ -267,7 +303,11 @@ class HeadSink:
     def keep(self, m: Tile, l: Tile, of: Block) -> None:
         """Write e^{s − m} / ℓ to these rows of P_sink."""
         hbm, on_chip = self._sram.hbm, self._sram.on_chip
-        P_sink = hbm.matrix("P_sink") if "P_sink" in hbm else hbm.empty("P_sink", (self._N, 1), self._sram.dtype)
+        P_sink = (
+            hbm.matrix("P_sink")
+            if "P_sink" in hbm
+            else hbm.empty("P_sink", (self._N, 1), self._sram.dtype)
+        )
         s_i, (first, end) = self._column(self._sram.load(self._logits[0]), of), _rows(of)
         P_sink_i = on_chip(exp(s_i - finite(m)) / nonzero(l), over=l)
         self._sram.store(P_sink.rows(first, end)[0], P_sink_i)
@@ -281,9 +321,11 @@ class HeadSink:
 
 
 def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
-    """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
+    """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of
+    them, if it is whole.
 
-    A piece of c keys overlaps ⌊(c + 30)/32⌋ + 1 words at most, and fits if held·c + ⌊(c + 30)/32⌋ < M; or with room for all.
+    A piece of c keys overlaps ⌊(c + 30)/32⌋ + 1 words at most, and fits if held·c + ⌊(c + 30)/32⌋ <
+    M; or with room for all.
     """
     rows = M // (held * N_k + words)
     if rows:

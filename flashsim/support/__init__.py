@@ -1,1 +1,3 @@
-"""What knows nothing of attention: files, JSON and tables, sizes as people write them, processes, how a program ends."""
+"""What knows nothing of attention: files, JSON and tables, sizes as people write them,
+processes, how a program ends.
+"""

@@ -1,4 +1,6 @@
-"""One BLAS thread while algorithms run: tiles are too small to share. On busy cores BLAS's threads made a run 70 times slower."""
+"""One BLAS thread while algorithms run: tiles are too small to share. On busy cores BLAS's
+threads made a run 70 times slower.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 
 class _Callers:
-    """The callers that are inside `one_blas_thread`, by thread, and the limit that the first of them set."""
+    """The callers that are inside `one_blas_thread`, by thread, and the limit that the first of
+    them set.
+    """
 
     def __init__(self) -> None:
         self.lock, self.inside = Lock(), Counter[int]()
@@ -31,17 +35,25 @@ class _Callers:
             self.settle()
 
     def forked(self) -> None:
-        """In a child process only the thread that forked goes on. So the others leave, and the lock is made new."""
+        """In a child process only the thread that forked goes on. So the others leave, and the
+        lock is made new.
+        """
         self.lock, mine = Lock(), self.inside[get_ident()]
         self.inside = Counter({get_ident(): mine})
         self.settle()
 
     def settle(self) -> None:
-        """Have one BLAS thread while somebody is inside. From threadpoolctl 3.8 on, whoever limits must give up control."""
+        """Have one BLAS thread while somebody is inside. From threadpoolctl 3.8 on, whoever
+        limits must give up control.
+        """
         if (self.limit is None) == (self.inside.total() > 0):
             pool, give_up_control = _blas()
             give_up_control(force=True)
-            self.limit = self.limit.restore_original_limits() if self.limit else pool.limit(limits=1, user_api="blas")
+            self.limit = (
+                self.limit.restore_original_limits()
+                if self.limit
+                else pool.limit(limits=1, user_api="blas")
+            )
             give_up_control(force=True)
 
 
@@ -51,10 +63,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def one_blas_thread() -> _Callers:
-    """Limit BLAS to one thread. When the last caller that is inside leaves, in any thread, the number is again what it was.
+    """Limit BLAS to one thread. When the last caller that is inside leaves, in any thread, the
+    number is again what it was.
 
-    There is one number for the process. So callers are counted: a second caller would otherwise find the first one's limit, and
-    later restore that.
+    There is one number for the process. So callers are counted: a second caller would otherwise
+    find the first one's limit, and later restore that.
     """
     return _callers
 
@@ -63,4 +76,6 @@ def one_blas_thread() -> _Callers:
 def _blas() -> tuple[Any, Any]:
     from threadpoolctl import OpenBLASController, ThreadpoolController
 
-    return ThreadpoolController(), getattr(OpenBLASController, "clear_controlling_thread", lambda force: None)
+    return ThreadpoolController(), getattr(
+        OpenBLASController, "clear_controlling_thread", lambda force: None
+    )

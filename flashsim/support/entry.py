@@ -1,8 +1,10 @@
-"""How a program of flashsim begins and ends: streams that take any text, errors in one line, an exit status.
+"""How a program of flashsim begins and ends: streams that take any text, errors in one line, an
+exit status.
 
-Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense, or a file or a stream cannot
-be read or written. 3 all that was checked passed, and not all was checked. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM).
-141 whoever read the output has gone, as in `flashsim verify | head`: what a shell says of a program that SIGPIPE ended.
+Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense,
+or a file or a stream cannot be read or written. 3 all that was checked passed, and not all was
+checked. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM). 141 whoever read the output has gone,
+as in `flashsim verify | head`: what a shell says of a program that SIGPIPE ended.
 """
 
 import codecs
@@ -25,7 +27,9 @@ _exit, _guarding = os._exit, set[int]()
 
 
 class LeftEarly(RuntimeError):
-    """What `os._exit` raises in a process that is guarded: there a user's code ends in an error, not the program."""
+    """What `os._exit` raises in a process that is guarded: there a user's code ends in an error,
+    not the program.
+    """
 
 
 class Terminated(KeyboardInterrupt):
@@ -33,10 +37,11 @@ class Terminated(KeyboardInterrupt):
 
 
 def guarded(program: str, work: Callable[[], int | None]) -> int:
-    """Run `work`, which returns 0, 1 or None, or raises, and return the exit status; what it raises is one line on stderr.
+    """Run `work`, which returns 0, 1 or None, or raises, and return the exit status; what it raises
+    is one line on stderr.
 
-    An exception that is not ours is a bug, and keeps its traceback, unless it has a note that names a line of the user's own
-    function (`flashsim.algorithms.own`).
+    An exception that is not ours is a bug, and keeps its traceback, unless it has a note that names
+    a line of the user's own function (`flashsim.algorithms.own`).
     """
     with _prepared():
         try:
@@ -47,7 +52,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             except SystemExit as stop:
                 if getattr(stop, "__notes__", None):  # a user's own
                     raise
-                status = stop.code if isinstance(stop.code, int) else 0  # of argparse's --help and --version
+                # of argparse's --help and --version
+                status = stop.code if isinstance(stop.code, int) else 0
             sys.stdout.flush()
         except BrokenPipeError:
             status = READER_GONE
@@ -58,16 +64,26 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _say(f"interrupted{_noted(stop)}")
             status = INTERRUPTED
         except (MemoryError, OverflowError) as error:
-            _say(f"{program}: error: this is too large for this machine" + (f": {error}" if str(error) else ""))
+            _say(
+                f"{program}: error: this is too large for this machine"
+                + (f": {error}" if str(error) else "")
+            )
             status = REFUSED
         except OSError as error:
             if sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None:
                 return READER_GONE  # which is no BrokenPipeError there
-            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
+            what = (
+                f"{error.filename}: {error.strerror}"
+                if error.filename is not None
+                else error.strerror or error
+            )
             _say(f"{program}: error: {what}")
             status = REFUSED
         except BaseException as error:  # a user's own need not be an Exception
-            ours, notes = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."), _noted(error)
+            ours, notes = (
+                isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."),
+                _noted(error),
+            )
             if not ours and not notes:
                 if warning := two_copies():
                     error.add_note(warning)
@@ -89,7 +105,9 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _prepared() -> Iterator[None]:
-    """Make streams spell what their encoding lacks, and SIGTERM raise `Terminated`, until this is left."""
+    """Make streams spell what their encoding lacks, and SIGTERM raise `Terminated`, until this
+    is left.
+    """
     with ExitStack() as after:
         if sys.stderr is None:  # it is closed; print would say errors on stdout
             after.enter_context(redirect_stderr(io.StringIO()))
@@ -125,7 +143,9 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 
 
 def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
-    """Make a stream what it was. If it cannot be written to, drop what it still holds, which Python would write at its end."""
+    """Make a stream what it was. If it cannot be written to, drop what it still holds, which
+    Python would write at its end.
+    """
     try:
         stream.reconfigure(errors=errors)  # which flushes
     except OSError:
@@ -136,13 +156,20 @@ def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
 
 
 def one_line(text: object) -> str:
-    r"""Return text on one line that a terminal can show: other white space as a space, what is not printable as \x1b."""
+    r"""Return text on one line that a terminal can show: other white space as a space, what is
+    not printable as \x1b.
+    """
     return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
 
 
 def printable(text: object) -> str:
-    """Return text in its lines, each as `one_line` shows what is not printable: for a student's or a kernel's words."""
-    return "\n".join("".join(c if c.isprintable() else _escaped(c) for c in line) for line in str(text).split("\n"))
+    """Return text in its lines, each as `one_line` shows what is not printable: for a student's
+    or a kernel's words.
+    """
+    return "\n".join(
+        "".join(c if c.isprintable() else _escaped(c) for c in line)
+        for line in str(text).split("\n")
+    )
 
 
 def _say(message: str) -> None:
@@ -150,8 +177,27 @@ def _say(message: str) -> None:
         print(one_line(message), file=sys.stderr, flush=True)
 
 
-SPELLED = {"×": "x", "·": "*", "−": "-", "–": "-", "─": "-", "≤": "<=", "≥": ">=", "≠": "!=", "⌈": "ceil(", "⌉": ")",
-           "τ": "tau", "∞": "inf", "√": "sqrt ", "→": "->", "←": "<-", "↑": "^", "↓": "v", "⁄": "/", "\u0303": "~"}  # fmt: skip
+SPELLED = {
+    "×": "x",
+    "·": "*",
+    "−": "-",
+    "–": "-",
+    "─": "-",
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+    "⌈": "ceil(",
+    "⌉": ")",
+    "τ": "tau",
+    "∞": "inf",
+    "√": "sqrt ",
+    "→": "->",
+    "←": "<-",
+    "↑": "^",
+    "↓": "v",
+    "⁄": "/",
+    "\u0303": "~",
+}
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
@@ -171,7 +217,9 @@ def _plain(character: str) -> str:
 def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape" if character.isascii() else "ascii", "backslashreplace").decode()
+    return character.encode(
+        "unicode_escape" if character.isascii() else "ascii", "backslashreplace"
+    ).decode()
 
 
 codecs.register_error("flashsim.spelled", _spelled)

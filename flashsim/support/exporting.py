@@ -1,4 +1,6 @@
-"""Results as JSON, as a pandas table, and as a table in a notebook, every count exactly the integer it is."""
+"""Results as JSON, as a pandas table, and as a table in a notebook, every count exactly the
+integer it is.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,13 @@ class ByArray(Exported):
     """What has HBM accesses by array, as a table of them, too."""
 
     def to_pandas(self) -> Any:
-        """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.
+        """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its
+        `attrs`.
 
         Where SRAM's peak exceeds M, a column `over_M_elements` says by how many elements.
 
-        Counts are in elements, exactly the integers they are. Needs pandas, which the extra `pandas` brings.
+        Counts are in elements, exactly the integers they are. Needs pandas, which the extra
+        `pandas` brings.
         """
         found = self.to_dict()
         traffic = found.pop("hbm", found)
@@ -55,7 +59,9 @@ class ByArray(Exported):
 
 
 def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Return a text; with a path, write it to that file, completely or not at all, and return None."""
+    """Return a text; with a path, write it to that file, completely or not at all, and return
+    None.
+    """
     if path is None:
         return text
     from flashsim.support.files import write_whole
@@ -65,7 +71,9 @@ def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
 
 
 def in_csv(value: Any) -> Any:
-    """Return a cell of CSV: a truth as true or false; a ' before text that would be a formula, or that has one already."""
+    """Return a cell of CSV: a truth as true or false; a ' before text that would be a formula,
+    or that has one already.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
@@ -86,12 +94,17 @@ def plain(value: Any) -> Any:
 
 
 def to_pandas(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, index: str | None = None, attrs: Mapping[str, Any] | None = None
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    index: str | None = None,
+    attrs: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return rows as a `pandas.DataFrame` of these columns, `index` among them if it is to be that.
 
-    Integers are int64; Int64, which has gaps, where some are missing; Python's own where one is larger. `attrs` are those of
-    the table. Raises ModuleNotFoundError, with what to install, where there is no pandas.
+    Integers are int64; Int64, which has gaps, where some are missing; Python's own where one is
+    larger. `attrs` are those of the table. Raises ModuleNotFoundError, with what to install, where
+    there is no pandas.
     """
     try:
         import pandas as pd
@@ -100,7 +113,9 @@ def to_pandas(
             raise
         from flashsim.support.install import extra_with
 
-        raise ModuleNotFoundError(f"to_pandas needs the package pandas: {extra_with('pandas')}", name="pandas") from None
+        raise ModuleNotFoundError(
+            f"to_pandas needs the package pandas: {extra_with('pandas')}", name="pandas"
+        ) from None
     listed = list(rows)
     table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
     table.attrs.update(attrs or {})
@@ -118,12 +133,23 @@ def _series(pd: Any, values: list[Any]) -> Any:
     return pd.Series(values, dtype=None if kinds == {str} else "object")
 
 
-def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[int | str]], notes: Sequence[str] = ()) -> str:
-    """Return a table, numbers with commas; the first column is text, the last row a total. `notes` are lines below it."""
+def table(
+    caption: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[int | str]],
+    notes: Sequence[str] = (),
+) -> str:
+    """Return a table, numbers with commas; the first column is text, the last row a total.
+    `notes` are lines below it.
+    """
     parts = [f"<table><caption>{escape(caption)}</caption><thead><tr>"]
     parts += [f"<th>{escape(heading)}</th>" for heading in headings]
     parts.append("</tr></thead><tbody>")
     for row in rows:
         cells = [f"{cell:,}" if isinstance(cell, int) else escape(cell) for cell in row]
         parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return "".join(parts) + "</tbody></table>" + "".join(f"<div>{escape(note)}</div>" for note in notes)
+    return (
+        "".join(parts)
+        + "</tbody></table>"
+        + "".join(f"<div>{escape(note)}</div>" for note in notes)
+    )

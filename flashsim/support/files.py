@@ -1,6 +1,7 @@
 """Writing a file completely, or not at all.
 
-If writing is interrupted, or the disk is full, the file that was there before stays; where there was none, there is none.
+If writing is interrupted, or the disk is full, the file that was there before stays; where there
+was none, there is none.
 """
 
 import errno
@@ -23,9 +24,11 @@ def path_of(path: str | os.PathLike[str]) -> Path:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return the path if a file can be written there. Call this before the work whose result goes there.
+    """Return the path if a file can be written there. Call this before the work whose result goes
+    there.
 
-    Raises OSError for one in a folder that is not there, for a folder, and for a file that may not be written.
+    Raises OSError for one in a folder that is not there, for a folder, and for a file that may not
+    be written.
     """
     path = path_of(path)
     mode = _mode(path)
@@ -41,7 +44,9 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the mode of what stands at a path; None where nothing does. Raises OSError for a name too long, a folder closed."""
+    """Return the mode of what stands at a path; None where nothing does. Raises OSError for a
+    name too long, a folder closed.
+    """
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
@@ -49,7 +54,9 @@ def _mode(path: Path) -> int | None:
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    r"""Return a path as text in UTF-8; a byte of the name that is not valid there is written as \xff."""
+    r"""Return a path as text in UTF-8; a byte of the name that is not valid there is written as
+    \xff.
+    """
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -63,7 +70,9 @@ def command_line(arguments: Iterable[str]) -> str:
 
 
 def what_is_there(path: Path) -> str:
-    """Say, for a message, what stands at a path where there is no regular file. Raises OSError where that cannot be known."""
+    """Say, for a message, what stands at a path where there is no regular file. Raises OSError
+    where that cannot be known.
+    """
     try:
         mode = _mode(path)
     except OSError as error:
@@ -76,7 +85,9 @@ def what_is_there(path: Path) -> str:
 
 
 def read_record(path: Path, *needs: str) -> dict[str, Any]:
-    """Return what a JSON file holds. Raises ValueError unless it is a JSON object with the entries `needs`."""
+    """Return what a JSON file holds. Raises ValueError unless it is a JSON object with the
+    entries `needs`.
+    """
     if not path.is_file():
         raise ValueError(f"{path} is {what_is_there(path)}; expected a JSON file")
     try:
@@ -85,18 +96,22 @@ def read_record(path: Path, *needs: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     missing = [name for name in needs if not isinstance(record, dict) or name not in record]
     if missing:
-        raise ValueError(f"{path} has no {' and no '.join(missing)}; expected a JSON object with {', '.join(needs)}")
+        raise ValueError(
+            f"{path} has no {' and no '.join(missing)}; expected a JSON object with "
+            f"{', '.join(needs)}"
+        )
     found: dict[str, Any] = record
     return found
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write a file, text as UTF-8, and return its path; if anything goes wrong, the file stays as it was.
+    """Write a file, text as UTF-8, and return its path; if anything goes wrong, the file stays as
+    it was.
 
-    The content goes to a new file in the same folder, which then takes the name. A file that was there keeps its mode, and a
-    link still points at it. A pipe or a device, such as /dev/stdout, is written to directly. So is a
-    file in a folder that takes no new ones: then an error loses the old content. Raises OSError as `check_target` does, or where
-    writing fails.
+    The content goes to a new file in the same folder, which then takes the name. A file that was
+    there keeps its mode, and a link still points at it. A pipe or a device, such as /dev/stdout, is
+    written to directly. So is a file in a folder that takes no new ones: then an error loses the
+    old content. Raises OSError as `check_target` does, or where writing fails.
     """
     path = check_target(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
@@ -113,7 +128,9 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
         file = beside.open("xb")
     except PermissionError:
         if before is None:
-            raise PermissionError(f"{path} cannot be written: its folder takes no new files") from None
+            raise PermissionError(
+                f"{path} cannot be written: its folder takes no new files"
+            ) from None
         path.write_bytes(data)
         return path
     try:
@@ -132,7 +149,9 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
 
 def _end_of_links(path: Path) -> Path:
-    """Follow a chain of links to its end, but not into /proc: /dev/stdout ends at /proc/self/fd/1."""
+    """Follow a chain of links to its end, but not into /proc: /dev/stdout ends at
+    /proc/self/fd/1.
+    """
     for _ in range(40):
         if _is_stream(path) or not path.is_symlink():
             break
@@ -141,6 +160,8 @@ def _end_of_links(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Say whether a name stands for an open file, as /dev/stdout does. Such a name must not be given to another file."""
+    """Say whether a name stands for an open file, as /dev/stdout does. Such a name must not be
+    given to another file.
+    """
     folder = path.parent.resolve()
     return folder.parts[1:2] == ("proc",) or folder in (Path("/dev"), Path("/dev/fd"))

@@ -1,4 +1,6 @@
-"""A user's own code in a fork of this process: what ends the one, such as an abort in C, leaves the other to say so."""
+"""A user's own code in a fork of this process: what ends the one, such as an abort in C, leaves
+the other to say so.
+"""
 
 import ctypes
 import mmap
@@ -13,8 +15,11 @@ from typing import Any, NamedTuple
 from flashsim.support.entry import Terminated
 from flashsim.support.jobs import ENDING
 
-POSSIBLE = hasattr(os, "fork") and sys.platform != "darwin"  # there, NumPy's own library does not outlive a fork
-ROOM = 2**16  # bytes that both share: whether the fork is done, its exit status, the length of its last words, these
+# there, NumPy's own library does not outlive a fork
+POSSIBLE = hasattr(os, "fork") and sys.platform != "darwin"
+# bytes that both share: whether the fork is done, its exit status, the length of its last words,
+# these
+ROOM = 2**16
 HEAD = 6
 TOO_LATE = "out of time"
 ONCE = 1.0  # seconds in which a signal, sent to both processes, counts once
@@ -38,20 +43,26 @@ class Ending(NamedTuple):
 
 
 def last_words(words: bytes) -> None:
-    """Leave words for the process that this one is a fork of; without one, or if they are too long, nothing."""
+    """Leave words for the process that this one is a fork of; without one, or if they are too
+    long, nothing.
+    """
     if _room is not None and len(words) <= ROOM - HEAD:
         _room[2 : HEAD + len(words)] = len(words).to_bytes(HEAD - 2, "little") + words
 
 
 def done(status: int) -> int:
-    """Tell the process that this one is a fork of, if it is one, that its work is done, and with which exit status."""
+    """Tell the process that this one is a fork of, if it is one, that its work is done, and with
+    which exit status.
+    """
     if _room is not None:
         _room[:2] = bytes((1, status))
     return status
 
 
 def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most `seconds`, and return how it ended."""
+    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most
+    `seconds`, and return how it ended.
+    """
     global _room
     room = mmap.mmap(-1, ROOM)
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -79,7 +90,11 @@ def fork(seconds: float | None = None) -> Ending | None:
             signal.signal(each, handler)
     code = os.waitstatus_to_exitcode(status)
     how = TOO_LATE if late else signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return Ending(room[1] if room[0] else None, how, room[HEAD : HEAD + int.from_bytes(room[2:HEAD], "little")])
+    return Ending(
+        room[1] if room[0] else None,
+        how,
+        room[HEAD : HEAD + int.from_bytes(room[2:HEAD], "little")],
+    )
 
 
 def _hear(number: int, _: Any) -> None:

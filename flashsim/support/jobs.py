@@ -1,4 +1,6 @@
-"""Independent pieces of work: in this process, over several, or, through joblib, on a Dask or Ray cluster."""
+"""Independent pieces of work: in this process, over several, or, through joblib, on a Dask or
+Ray cluster.
+"""
 
 import multiprocessing
 import os
@@ -16,11 +18,14 @@ R = TypeVar("R")
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[tuple[int, R]]:
+def in_any_order(
+    work: Callable[[T], R], items: Sequence[T], jobs: int | None
+) -> Iterator[tuple[int, R]]:
     """Yield (an item's number, what `work` returns of it) for each item, as they come.
 
-    jobs   processes of this machine, for which a script needs its `if __name__ == "__main__"`, as `multiprocessing` says;
-           None: what `joblib.parallel_config` says, such as a Dask or Ray cluster
+    jobs   processes of this machine, for which a script needs its `if __name__ == "__main__"`, as
+           `multiprocessing` says; None: what `joblib.parallel_config` says, such as a Dask or Ray
+           cluster
     work   it and the items are pickled where there are several
 
     Raises ChildProcessError where a process ended too early.
@@ -32,27 +37,40 @@ def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -
             parallel = Parallel(return_as="generator_unordered")
         except ValueError:  # a backend that returns all at the end
             parallel = Parallel()
-        yield from parallel(delayed(_numbered)(work, number, item) for number, item in enumerate(items))
+        yield from parallel(
+            delayed(_numbered)(work, number, item) for number, item in enumerate(items)
+        )
     elif jobs == 1 or len(items) <= 1:
         yield from ((number, work(item)) for number, item in enumerate(items))
     else:
-        yield from _over_processes(work, items, min(jobs, len(items), 61 if sys.platform == "win32" else jobs))
+        yield from _over_processes(
+            work, items, min(jobs, len(items), 61 if sys.platform == "win32" else jobs)
+        )
 
 
 def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
     return number, work(item)
 
 
-def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
-    """Yield the results of `jobs` processes, which are killed if this is left early, by Ctrl-C or by an error in one."""
+def _over_processes(
+    work: Callable[[T], R], items: Sequence[T], jobs: int
+) -> Iterator[tuple[int, R]]:
+    """Yield the results of `jobs` processes, which are killed if this is left early, by Ctrl-C
+    or by an error in one.
+    """
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         with _interrupts_wait():
-            started = [pool.submit(_numbered, work, number, item) for number, item in enumerate(items)]
+            started = [
+                pool.submit(_numbered, work, number, item) for number, item in enumerate(items)
+            ]
         for done in as_completed(started):
             yield done.result()
     except BrokenProcessPool:
-        why = 'it was killed, perhaps for want of memory, or its script has no if __name__ == "__main__"'
+        why = (
+            "it was killed, perhaps for want of memory, or its script has no if __name__ == "
+            '"__main__"'
+        )
         raise ChildProcessError(f"one of {jobs} processes ended too early: {why}") from None
     finally:
         with _interrupts_wait():
@@ -76,16 +94,23 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until this is left. Processes that start here do not hear them, though they are sent to all."""
+    """Delay Ctrl-C and SIGTERM until this is left. Processes that start here do not hear them,
+    though they are sent to all.
+    """
     heard: list[int] = []
     main = threading.current_thread() is threading.main_thread()
-    before = {one: signal.signal(one, lambda number, _: heard.append(number)) for one in ENDING} if main else {}
+    before = (
+        {one: signal.signal(one, lambda number, _: heard.append(number)) for one in ENDING}
+        if main
+        else {}
+    )
     masked = None
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()  # once it runs, it leaves the mask alone
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # for them; here another thread may hear a signal
+        # for them; here another thread may hear a signal
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""Modules of users' own, by name or as a file. Errors are one line that names the file, and the line of it where the error is."""
+"""Modules of users' own, by name or as a file. Errors are one line that names the file, and the
+line of it where the error is.
+"""
 
 import importlib
 import importlib.util
@@ -11,13 +13,17 @@ from types import ModuleType
 
 
 def module_of(name: str) -> ModuleType:
-    """Import a module by its name; what lies in the working directory is found too. Raises ValueError where that fails."""
+    """Import a module by its name; what lies in the working directory is found too. Raises
+    ValueError where that fails.
+    """
     with _importing(name, Path.cwd()):
         return importlib.import_module(name)
 
 
 def file_of(path: Path, *, anew: bool = False) -> ModuleType:
-    """Import a file, or, `anew`, read it again; what lies beside it is found too. Raises ValueError where that fails."""
+    """Import a file, or, `anew`, read it again; what lies beside it is found too. Raises
+    ValueError where that fails.
+    """
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     file = path.resolve()
@@ -51,7 +57,11 @@ def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit's, too
-        said = f"{error.msg}: {(error.text or '').strip()}" if isinstance(error, SyntaxError) else str(error)
+        said = (
+            f"{error.msg}: {(error.text or '').strip()}"
+            if isinstance(error, SyntaxError)
+            else str(error)
+        )
         raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {said}") from error
 
 

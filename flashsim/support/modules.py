@@ -1,4 +1,6 @@
-"""The modules of a package, and the records that they end in: the one way in which a room lists what it holds."""
+"""The modules of a package, and the records that they end in: the one way in which a room lists
+what it holds.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -10,11 +12,16 @@ Record = TypeVar("Record")
 
 def modules_of(package: str) -> list[ModuleType]:
     """Return all modules in a package's folder, imported, in the order of their names."""
-    return [import_module(f"{package}.{file.name}") for file in iter_modules(import_module(package).__path__)]
+    return [
+        import_module(f"{package}.{file.name}")
+        for file in iter_modules(import_module(package).__path__)
+    ]
 
 
 def records_of(package: str, name: str, kind: type[Record]) -> list[Record]:
-    """Return what the modules of a package call `name`, such as ALGORITHM, PROGRAM or FORM, if it is of this kind."""
+    """Return what the modules of a package call `name`, such as ALGORITHM, PROGRAM or FORM, if
+    it is of this kind.
+    """
     records = []
     for module in modules_of(package):
         record = getattr(module, name, None)

@@ -1,4 +1,6 @@
-"""Sizes: what is reckoned with them, and how people write and read them: "100KB" of a dtype, 25,600 elements, 3.1 MB."""
+"""Sizes: what is reckoned with them, and how people write and read them: "100KB" of a dtype,
+25,600 elements, 3.1 MB.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from fractions import Fraction
 
 Size = int | float | str
 """What a size of SRAM may be given as: elements, 25_600 or 1e5, or bytes as text, "100KB"."""
-UNITS = {"": None, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**2, "GB": 1024**3, "GIB": 1024**3}
+UNITS = {
+    "": None,
+    "B": 1,
+    "KB": 1024,
+    "KIB": 1024,
+    "MB": 1024**2,
+    "MIB": 1024**2,
+    "GB": 1024**3,
+    "GIB": 1024**3,
+}
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -29,9 +40,11 @@ def first(true_from: Callable[[int], bool]) -> int:
 
 
 def most(fits: Callable[[int], bool], longest: int) -> int:
-    """Return the most n, from 1 to `longest`, that fits, where less fits as well; 0 if not even 1 does.
+    """Return the most n, from 1 to `longest`, that fits, where less fits as well; 0 if not even 1
+    does.
 
-    It begins with the largest, and halves: a run that does not fit ends at once, and one of small blocks has the most turns.
+    It begins with the largest, and halves: a run that does not fit ends at once, and one of small
+    blocks has the most turns.
     """
     fitting, too_many = longest, longest + 1
     while fitting and not fits(fitting):
@@ -42,19 +55,26 @@ def most(fits: Callable[[int], bool], longest: int) -> int:
 
 
 def parse_size(text: str, itemsize: int) -> int:
-    """Return a size in elements from "25600" or "1e5" (elements), or "100KB" (bytes of a dtype of that item size).
+    """Return a size in elements from "25600" or "1e5" (elements), or "100KB" (bytes of a dtype of
+    that item size).
 
     1 KB is 1024 bytes, and so is 1 KiB. Raises ValueError.
     """
-    number_and_unit = r"\s*([0-9][0-9_,]{0,30}(?:\.[0-9]{1,30})?(?:e\+?[0-9]{1,2})?)\s*([KMG]?i?B?)\s*"
+    number_and_unit = (
+        r"\s*([0-9][0-9_,]{0,30}(?:\.[0-9]{1,30})?(?:e\+?[0-9]{1,2})?)\s*([KMG]?i?B?)\s*"
+    )
     match = re.fullmatch(number_and_unit, text, re.ASCII | re.IGNORECASE)
     if not match or match[2].upper() not in UNITS:
         short = text if len(text) <= 40 else f"{text[:40]}…"
-        raise ValueError(f"{short!r} is not a size; write elements (25600) or bytes with a unit (100KB)")
+        raise ValueError(
+            f"{short!r} is not a size; write elements (25600) or bytes with a unit (100KB)"
+        )
     number, unit = Fraction(match[1].replace(",", "").replace("_", "")), UNITS[match[2].upper()]
     elements = number if unit is None else number * unit // itemsize
     if elements < 1 or elements != int(elements):
-        raise ValueError(f"{text!r} is {float(elements):g} elements; expected a whole number of at least 1")
+        raise ValueError(
+            f"{text!r} is {float(elements):g} elements; expected a whole number of at least 1"
+        )
     return int(elements)
 
 

@@ -1,4 +1,6 @@
-"""Tables and lines on the console, no wider than it is: in a terminal its width, in a pipe 80 columns, without colour."""
+"""Tables and lines on the console, no wider than it is: in a terminal its width, in a pipe 80
+columns, without colour.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PIPE = 80  # columns, where no terminal says how many there are
 
 
 def console(**options: Any) -> Console:
-    """Return a console of rich that raises BrokenPipeError where the reader has gone, as all streams do."""
+    """Return a console of rich that raises BrokenPipeError where the reader has gone, as all
+    streams do.
+    """
     from rich.console import Console
 
     class Raising(Console):
@@ -34,11 +38,14 @@ def page() -> Console:
     return made if made.is_terminal else console(**plain, width=PIPE)
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any] | None], on: Console | None = None) -> None:
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[Any] | None], on: Console | None = None
+) -> None:
     """Print a table of cells, as `cell` writes them; below the row None a section begins.
 
-    The first column is text, the others are numbers unless headed "… =", "array" or "loops". Where the table is too wide, its
-    columns come in several tables, one below another, each with the first column.
+    The first column is text, the others are numbers unless headed "… =", "array" or "loops". Where
+    the table is too wide, its columns come in several tables, one below another, each with the
+    first column.
     """
     from rich.measure import Measurement
 
@@ -47,14 +54,19 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any] | None], o
     while columns:
         shown.append(columns.pop(0))
         wider = _table(headings, listed, [*shown, *columns[:1]])
-        if not columns or Measurement.get(on, on.options.update_width(10_000), wider).maximum > on.width:
+        if (
+            not columns
+            or Measurement.get(on, on.options.update_width(10_000), wider).maximum > on.width
+        ):
             on.print(_table(headings, listed, shown))
             shown = [0]
             if columns:
                 on.print()
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any] | None], columns: Sequence[int]) -> Table:
+def _table(
+    headings: Sequence[str], rows: Sequence[Sequence[Any] | None], columns: Sequence[int]
+) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -76,12 +88,28 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else printable(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else printable(value)
+    )
 
 
 def print_words(text: str, further: str = "") -> None:
-    """Print a line of words; where it is too wide, several lines, which begin with `further` from the second on."""
-    print(textwrap.fill(text, page().width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False))
+    """Print a line of words; where it is too wide, several lines, which begin with `further`
+    from the second on.
+    """
+    print(
+        textwrap.fill(
+            text,
+            page().width,
+            subsequent_indent=further,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def print_paragraphs(*texts: str) -> None:
@@ -91,8 +119,12 @@ def print_paragraphs(*texts: str) -> None:
         print_words(text)
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), between: str = "  ") -> list[str]:
-    """Return rows of cells as lines of text: the columns numbered in `left` to the left, the others to the right."""
+def aligned(
+    rows: Sequence[Sequence[str]], left: Container[int] = (), between: str = "  "
+) -> list[str]:
+    """Return rows of cells as lines of text: the columns numbered in `left` to the left, the
+    others to the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     forms = [f"{'<' if at in left else '>'}{width}" for at, width in enumerate(widths)]
     return [between.join(map(format, row, forms)).rstrip() for row in rows]

@@ -1,4 +1,6 @@
-"""Where one algorithm moves less than another: ranges of one argument, for each combination of the others."""
+"""Where one algorithm moves less than another: ranges of one argument, for each combination of
+the others.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,19 @@ Line = dict[Any, Any]
 MOST_RANGES = 4
 
 
-def where_fewer(rows: Sequence[Row], axes: Sequence[str], along: str, y: str, algorithm: str, than: str | None) -> list[Row]:
-    """Return what `Sweep.where_fewer` does, of rows with counts. `axes` are the columns that vary."""
+def where_fewer(
+    rows: Sequence[Row], axes: Sequence[str], along: str, y: str, algorithm: str, than: str | None
+) -> list[Row]:
+    """Return what `Sweep.where_fewer` does, of rows with counts. `axes` are the columns that
+    vary.
+    """
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     for name in (algorithm, *([] if than is None else [than])):
         if name not in names:
-            raise ValueError(f"there are no counts of {name!r}; there are of {', '.join(map(repr, names)) or 'none'}")
+            raise ValueError(
+                f"there are no counts of {name!r}; there are of "
+                f"{', '.join(map(repr, names)) or 'none'}"
+            )
     others = [name for name in names if name != algorithm] if than is None else [than]
     if than == algorithm:
         raise ValueError(f"than is {than!r}, the algorithm itself; expected another")
@@ -40,8 +49,12 @@ def where_fewer(rows: Sequence[Row], axes: Sequence[str], along: str, y: str, al
     return found
 
 
-def _lines(rows: Sequence[Row], rest: Sequence[str], along: str, y: str) -> dict[tuple[Any, ...], dict[str, Line]]:
-    """Return for each combination of `rest` each algorithm's line: `y`, where there is one, by the value of `along`."""
+def _lines(
+    rows: Sequence[Row], rest: Sequence[str], along: str, y: str
+) -> dict[tuple[Any, ...], dict[str, Line]]:
+    """Return for each combination of `rest` each algorithm's line: `y`, where there is one, by
+    the value of `along`.
+    """
     groups: dict[tuple[Any, ...], dict[str, Line]] = {}
     for row in rows:
         if row[y] is None:
@@ -49,10 +62,13 @@ def _lines(rows: Sequence[Row], rest: Sequence[str], along: str, y: str) -> dict
         lines = groups.setdefault(tuple(row[name] for name in rest), {})
         line, value = lines.setdefault(row["algorithm"], {}), row[y]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"y is {y!r}, which is {value!r} in a row; expected numbers to compare")
+            raise ValueError(
+                f"y is {y!r}, which is {value!r} in a row; expected numbers to compare"
+            )
         if line.setdefault(row[along], value) != value:
             raise ValueError(
-                f"several points of {row['algorithm']!r} at {along} = {cell(row[along])} have other counts, and look alike "
+                f"several points of {row['algorithm']!r} at {along} = {cell(row[along])} have "
+                "other counts, and look alike "
                 "(two masks of one name?); give each a label, in a table of points"
             )
     return groups
@@ -66,7 +82,9 @@ def _runs(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Row]:
 
 
 def sentences(sweep: Sweep, most: int = 12) -> list[str]:
-    """Return what a reader looks for in the rows, in words: where the first algorithm moves less; what halves the traffic."""
+    """Return what a reader looks for in the rows, in words: where the first algorithm moves
+    less; what halves the traffic.
+    """
     rows = list(sweep.ok)
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     try:
@@ -77,7 +95,9 @@ def sentences(sweep: Sweep, most: int = 12) -> list[str]:
         return []
     groups = {}
     for values, lines in by_values.items():
-        groups[", ".join(f"{name} = {cell(value)}" for name, value in zip(rest, values, strict=True))] = lines
+        groups[
+            ", ".join(f"{name} = {cell(value)}" for name, value in zip(rest, values, strict=True))
+        ] = lines
     if len(names) == 1:
         said = _each({where: _halved(along, lines[names[0]]) for where, lines in groups.items()})
     else:
@@ -89,13 +109,29 @@ def _each(said: Mapping[str, str]) -> list[str]:
     return [f"{where}: {text}" if where else text for where, text in said.items() if text]
 
 
-def _against(name: str, other: str, along: str, groups: Mapping[str, Mapping[str, Line]]) -> list[str]:
-    """Return where one algorithm moves fewer than another: in a line where that is everywhere or nowhere, else by group."""
-    pairs = {where: (lines[name], lines[other]) for where, lines in groups.items() if name in lines and other in lines}
-    both = [(mine[key], theirs[key]) for mine, theirs in pairs.values() for key in mine.keys() & theirs.keys()]
+def _against(
+    name: str, other: str, along: str, groups: Mapping[str, Mapping[str, Line]]
+) -> list[str]:
+    """Return where one algorithm moves fewer than another: in a line where that is everywhere or
+    nowhere, else by group.
+    """
+    pairs = {
+        where: (lines[name], lines[other])
+        for where, lines in groups.items()
+        if name in lines and other in lines
+    }
+    both = [
+        (mine[key], theirs[key])
+        for mine, theirs in pairs.values()
+        for key in mine.keys() & theirs.keys()
+    ]
     if not both:
         return []
-    points = f"at all {len(both):,} points that both have" if len(both) > 1 else "at the point that both have"
+    points = (
+        f"at all {len(both):,} points that both have"
+        if len(both) > 1
+        else "at the point that both have"
+    )
     if all(mine == theirs for mine, theirs in both):
         return [f"{name} and {other} move equally many {points}"]
     for word, holds in (("fewer", lt), ("more", gt)):
@@ -110,7 +146,10 @@ def _compared(name: str, other: str, along: str, mine: Line, theirs: Line) -> st
     both = sorted(mine.keys() & theirs.keys())
     if not both:
         return ""
-    runs, tried = _runs(mine, theirs), f"tried: {along} = {_range(both[0], both[-1])}, {len(both):,} values"
+    runs, tried = (
+        _runs(mine, theirs),
+        f"tried: {along} = {_range(both[0], both[-1])}, {len(both):,} values",
+    )
     if not runs:
         return f"{name} nowhere moves fewer than {other} ({tried})"
     if runs[0]["points"] == len(both):
@@ -134,7 +173,10 @@ def _halved(along: str, line: Line) -> str:
     from_there_on = list(takewhile(lambda key: 2 * line[key] <= line[keys[0]], reversed(keys)))
     if not from_there_on:
         return ""
-    return f"half of what {along} = {cell(keys[0])} moves, or less: from {along} = {cell(from_there_on[-1])} on"
+    return (
+        f"half of what {along} = {cell(keys[0])} moves, or less: from {along} = "
+        f"{cell(from_there_on[-1])} on"
+    )
 
 
 def _range(first: Any, last: Any) -> str:

@@ -29,8 +29,12 @@ class NoBound(ValueError):
 
 
 def _proof(point: Point, blocks: Blocks, peak: int) -> tuple[Proof, int]:
-    """Return the bound of one KV head's pass, with the rows of all its query heads, and how many KV heads there are."""
-    asked = Problem.of(**{name: value for name, value in point.arguments.items() if name in OF_PROBLEM})
+    """Return the bound of one KV head's pass, with the rows of all its query heads, and how many
+    KV heads there are.
+    """
+    asked = Problem.of(
+        **{name: value for name, value in point.arguments.items() if name in OF_PROBLEM}
+    )
     if peak > asked.M:
         raise NoBound("its blocks need more than M, and the bound is of what fits M")
     if asked.dropout_p:
@@ -39,7 +43,11 @@ def _proof(point: Point, blocks: Blocks, peak: int) -> tuple[Proof, int]:
     assert algorithm is not None
     given = {name: value for name, value in point.arguments.items() if name in point.way.options}
     own = check_options(count, given, repr(algorithm.name), forward_of(algorithm), FORWARD)
-    rule, shape, tiles = as_mask(asked.mask, False, asked.shape, (), own), asked.shape, own.get("block_mask")
+    rule, shape, tiles = (
+        as_mask(asked.mask, False, asked.shape, (), own),
+        asked.shape,
+        own.get("block_mask"),
+    )
     if tiles is not None and not isinstance(tiles, str) and group > 1 and asked.gqa == "grouped":
         raise NoBound("its block_mask is of rows of several heads")
     try:
@@ -52,12 +60,23 @@ def _proof(point: Point, blocks: Blocks, peak: int) -> tuple[Proof, int]:
     direction = point.arguments["direction"]
     together = group * shape.N_q, shape.N_k, shape.d, shape.d_v
     found = _lower(direction, *together, asked.M, group * pairs, group * queries, keys)
-    allowed = "given" if group > 1 and allowed == "causal" else allowed  # their rows are not one triangle
+    # their rows are not one triangle
+    allowed = "given" if group > 1 and allowed == "causal" else allowed
     return Proof(found, allowed, group * queries, keys, None, direction), asked.heads // group
 
 
 @cache
-def _lower(direction: str, N_q: int, N_k: int, d: int, d_v: int, M: int, pairs: int, queries: int, keys: int) -> Bound:
+def _lower(
+    direction: str,
+    N_q: int,
+    N_k: int,
+    d: int,
+    d_v: int,
+    M: int,
+    pairs: int,
+    queries: int,
+    keys: int,
+) -> Bound:
     lower = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
     return lower(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=queries, keys=keys)
 
@@ -65,17 +84,31 @@ def _lower(direction: str, N_q: int, N_k: int, d: int, d_v: int, M: int, pairs: 
 def _of_tiles(rule: Mask, shape: Shape, tiles: Any, blocks: Blocks) -> tuple[str, int, int, int]:
     """Return what `allowed_pairs` does, of those in the tiles that are computed."""
     if shape.N_q * shape.N_k > LONGEST:
-        raise ValueError(f"block_mask leaves out pairs of N_q = {shape.N_q:,} × N_k = {shape.N_k:,}: too many to look at")
-    live = check_tiles(tiles, blocks, shape).repeat(blocks.B_r, axis=0)[: shape.N_q].repeat(blocks.B_c, axis=1)
+        raise ValueError(
+            f"block_mask leaves out pairs of N_q = {shape.N_q:,} × N_k = {shape.N_k:,}: too many "
+            "to look at"
+        )
+    live = (
+        check_tiles(tiles, blocks, shape)
+        .repeat(blocks.B_r, axis=0)[: shape.N_q]
+        .repeat(blocks.B_c, axis=1)
+    )
     allowed = live[:, : shape.N_k] & rule.whole(shape, ())
     return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
 
 
 def columns(point: Point, blocks: Blocks, peak: int, accesses: int) -> dict[str, Any]:
-    """Return the columns of the bound, with the reason where there is none; and its certificate (`flashsim.prove`)."""
+    """Return the columns of the bound, with the reason where there is none; and its certificate
+    (`flashsim.prove`).
+    """
     try:
         proof, kv_heads = _proof(point, blocks, peak)
     except NoBound as error:
         return {"lower_bound_elements": None, "over_bound": None, "no_bound": str(error)}
     least, certificate = kv_heads * proof.bound.accesses, proof.certificate()
-    return {"lower_bound_elements": least, "over_bound": accesses / least, "no_bound": None, CERTIFICATE: certificate}
+    return {
+        "lower_bound_elements": least,
+        "over_bound": accesses / least,
+        "no_bound": None,
+        CERTIFICATE: certificate,
+    }

@@ -40,13 +40,13 @@ FOUND: Mapping[str, str] = {
     "extra_elements": "kept in HBM besides inputs and outputs",
     "compulsory_elements": "inputs read once, outputs written once: no exact algorithm moves less",
     "over_compulsory": "accesses ÷ compulsory",
-    "lower_bound_elements": "no schedule moves less (flashsim.prove); of all heads, one KV head after another",
+    "lower_bound_elements": "no schedule moves less (flashsim.prove); of all heads, one KV head after another",  # noqa: E501
     "over_bound": "accesses ÷ lower bound",
     "no_bound": "why there is none",
-    "theta_elements": "the theorem's expression, without its constant: N²d²/M, for standard attention Nd + N²",
+    "theta_elements": "the theorem's expression, without its constant: N²d²/M, for standard attention Nd + N²",  # noqa: E501
     "peak_elements": "the most in SRAM at once",
     "peak_over_M": "the same ÷ M",
-    "over_M_elements": "by how much the peak exceeds an M that is not enforced; 0 where it does not",
+    "over_M_elements": "by how much the peak exceeds an M that is not enforced; 0 where it does not",  # noqa: E501
     "matmul_flops": "FLOPs of the matrix products",
     "intensity_flops_per_byte": "matmul FLOPs ÷ bytes moved; empty where none are",
     "source": "closed form, or count",
@@ -71,5 +71,7 @@ def meaning(column: str) -> str:
 
 
 def is_found(column: str) -> bool:
-    """Return whether a column is of what was found: a table that has one, such as a sweep's, does not ask for it."""
+    """Return whether a column is of what was found: a table that has one, such as a sweep's,
+    does not ask for it.
+    """
     return column in FOUND or any(column.endswith(f"_{unit}") for unit in OF_ARRAYS)

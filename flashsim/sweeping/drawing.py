@@ -1,4 +1,6 @@
-"""A sweep's picture: lines, what does not fit, ticks at what was counted; on axes of whoever asks, in matplotlib's settings."""
+"""A sweep's picture: lines, what does not fit, ticks at what was counted; on axes of whoever
+asks, in matplotlib's settings.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +22,34 @@ from flashsim.sweeping.series import ACCESSES, sweep_data
 
 __all__ = ["hint", "plot_sweep", "sweep_data"]
 
-COLOURS = [NAMED[name] for name in ("blue", "vermillion", "green", "orange", "purple", "sky", "grey")]
+COLOURS = [
+    NAMED[name] for name in ("blue", "vermillion", "green", "orange", "purple", "sky", "grey")
+]
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 WIDTHS = (1.0, 2.0, 0.5)  # times `lines.linewidth`
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_NAMED = 14
 FEW = 20  # points of a line up to which each has a marker
 MOST_TICKS = 20  # values up to which ticks are at these
-WIDE = 10  # a scale is logarithmic where its largest number is that many times its smallest, or more
+# a scale is logarithmic where its largest number is that many times its smallest, or more
+WIDE = 10
 GREY_PART = 0.17  # of the picture's width, where nothing fits
 BESIDE = 0.55  # of the letters that the axes have room for: a longer key stands below them
 HANDLE = 7  # letters that a line in the key takes
 LETTER = 0.6  # of a font's size: how wide a letter is
 MOST_REASONS = 3
 SYMBOL = re.compile(r"\b([A-Za-z])_([a-z])\b")
-FLOORS = {"compulsory": ("compulsory", "compulsory", (0, (1, 1.5))), "bounds": ("lower bound", "lower bound", "-")}
+FLOORS = {
+    "compulsory": ("compulsory", "compulsory", (0, (1, 1.5))),
+    "bounds": ("lower bound", "lower bound", "-"),
+}
 
 
 def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes.
 
-    Sizes, fonts and colours of all but the lines are those of matplotlib's settings; so is the size of a new figure.
+    Sizes, fonts and colours of all but the lines are those of matplotlib's settings; so is the size
+    of a new figure.
     """
     is_new = ax is None
     ax = own_figure().subplots() if ax is None else ax
@@ -61,7 +70,8 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-# ------------------------------------------------------------------------------------------------------------- the lines
+# --------------------------------------------------------------------------------------------------
+# the lines
 
 
 def _draw_lines(ax: Axes, data: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
@@ -77,8 +87,12 @@ def _draw_lines(ax: Axes, data: Mapping[str, Any], lines: Sequence[Mapping[str, 
         ax.plot(xs, ys, **look, markerfacecolor=ax.get_facecolor(), label=label, gid="series")
 
 
-def _draw_floor(ax: Axes, what: str, data: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the compulsory accesses, or the lower bound, of each line: once where several have the same."""
+def _draw_floor(
+    ax: Axes, what: str, data: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Draw the compulsory accesses, or the lower bound, of each line: once where several have
+    the same.
+    """
     label, gid, dashes = FLOORS[what]
     if data["mixed"]:
         return
@@ -86,12 +100,22 @@ def _draw_floor(ax: Axes, what: str, data: Mapping[str, Any], lines: Sequence[Ma
     colour = matplotlib.rcParams["axes.edgecolor"]
     for least in dict.fromkeys(tuple(map(tuple, line.get(what, ()))) for line in lines):
         if least:
-            ax.plot(*zip(*least, strict=True), color=colour, linewidth=width, linestyle=dashes, label=label, gid=gid, zorder=1)
+            ax.plot(
+                *zip(*least, strict=True),
+                color=colour,
+                linewidth=width,
+                linestyle=dashes,
+                label=label,
+                gid=gid,
+                zorder=1,
+            )
             label = "_nolegend_"
 
 
 def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return how each line is drawn: colour and marker by the first value that it is of, dashes by the others; no two alike."""
+    """Return how each line is drawn: colour and marker by the first value that it is of, dashes
+    by the others; no two alike.
+    """
     of: list[list[tuple[str, Any]]] = [list(line["of"].items()) for line in lines]
     firsts: list[Any] = list(dict.fromkeys(values[0][1] if values else None for values in of))
     if of[0] and of[0][0][0] == "algorithm":
@@ -99,23 +123,35 @@ def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         colours = {name: (own[name].colour, own[name].marker) for name in firsts}
     else:
         colours = dict(zip(firsts, cycle(zip(COLOURS, MARKERS, strict=True)), strict=False))
-    rests = dict(zip(dict.fromkeys(tuple(values[1:]) for values in of), cycle(DASHES), strict=False))
+    rests = dict(
+        zip(dict.fromkeys(tuple(values[1:]) for values in of), cycle(DASHES), strict=False)
+    )
     found: list[dict[str, Any]] = []
     taken: set[tuple[Any, ...]] = set()
     for values in of:
         colour, marker = colours[values[0][1] if values else None]
         wanted = rests[tuple(values[1:])], WIDTHS[0], colour
-        others = ((dashes, width, other) for other in (colour, *COLOURS) for width in WIDTHS for dashes in DASHES)
+        others = (
+            (dashes, width, other)
+            for other in (colour, *COLOURS)
+            for width in WIDTHS
+            for dashes in DASHES
+        )
         look = next((look for look in (wanted, *others) if look not in taken), wanted)
         taken.add(look)
-        found.append(dict(zip(("linestyle", "linewidth", "color"), look, strict=True)) | {"marker": marker})
+        found.append(
+            dict(zip(("linestyle", "linewidth", "color"), look, strict=True)) | {"marker": marker}
+        )
     return found
 
 
-# -------------------------------------------------------------------------------------------------- scales, ticks, words
+# --------------------------------------------------------------------------------------------------
+# scales, ticks, words
 
 
-def _scale_x(ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]]) -> None:
+def _scale_x(
+    ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]]
+) -> None:
     fitting = sorted({x for line in lines for x, _ in line["points"]})
     ends = [limit[end] for limit in limits for end in ("from", "to") if limit[end] is not None]
     if _doubles(fitting):
@@ -181,7 +217,11 @@ def _letters(ax: Axes, size: str) -> int:
 
 def _titled(column: str) -> str:
     """Return a column's name as an axis has it: typeset, the unit in brackets."""
-    meanings = {"B_c": "rows of a block of keys", "B_r": "rows of a block of queries", "M": "elements"}
+    meanings = {
+        "B_c": "rows of a block of keys",
+        "B_r": "rows of a block of queries",
+        "M": "elements",
+    }
     unit, name = _unit(column)
     unit = meanings.get(column, unit)
     return f"{_typeset(name)} ({unit})" if unit else _typeset(name)
@@ -218,11 +258,14 @@ def _said(name: str, value: Any) -> str:
     return f"{symbol} = {value:,}" if isinstance(value, int) else f"{symbol} = {value}"
 
 
-# ---------------------------------------------------------------------------------------------------- what does not fit
+# --------------------------------------------------------------------------------------------------
+# what does not fit
 
 
 def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for each line of which something does not fit: whose, from which x on, or up to which; neither: nowhere fits."""
+    """Return for each line of which something does not fit: whose, from which x on, or up to
+    which; neither: nowhere fits.
+    """
     found = []
     for line in data["lines"]:
         xs, unfit = [x for x, _ in line["points"]], line["unfit"]
@@ -239,8 +282,15 @@ def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _look_at(ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]], *, is_empty: bool) -> None:
-    """Set the x axis' ends: grey has its part of the width beyond the last size of which something fits.
+def _look_at(
+    ax: Axes,
+    lines: Sequence[Mapping[str, Any]],
+    limits: Sequence[Mapping[str, Any]],
+    *,
+    is_empty: bool,
+) -> None:
+    """Set the x axis' ends: grey has its part of the width beyond the last size of which something
+    fits.
 
     On axes that are not empty what was in view stays there.
     """
@@ -267,7 +317,12 @@ def _look_at(ax: Axes, lines: Sequence[Mapping[str, Any]], limits: Sequence[Mapp
 def _shade(ax: Axes, limits: Sequence[Mapping[str, Any]]) -> None:
     """Shade what does not fit, once for each limit: where two overlap it is darker."""
     low, high = ax.get_xlim()
-    grey: dict[str, Any] = {"facecolor": matplotlib.rcParams["axes.edgecolor"], "alpha": 0.13, "linewidth": 0, "zorder": 0}
+    grey: dict[str, Any] = {
+        "facecolor": matplotlib.rcParams["axes.edgecolor"],
+        "alpha": 0.13,
+        "linewidth": 0,
+        "zorder": 0,
+    }
     spans = [(limit["from"], high) for limit in limits if limit["from"] is not None]
     spans += [(low, limit["to"]) for limit in limits if limit["to"] is not None]
     for start, end in dict.fromkeys(spans):
@@ -277,7 +332,9 @@ def _shade(ax: Axes, limits: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _say_why(ax: Axes, data: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> None:
-    """Say in the grey, along its edge, what does not fit, and from which size on: of which lines, where they differ."""
+    """Say in the grey, along its edge, what does not fit, and from which size on: of which
+    lines, where they differ.
+    """
     if not limits:
         return
     x, room = _typeset(data["x"]), "M" if data["M"] is None else f"M = {data['M']:,}"
@@ -299,9 +356,18 @@ def _say_why(ax: Axes, data: Mapping[str, Any], limits: Sequence[Mapping[str, An
     elif below:
         place = min(below)
     why = ax.annotate(
-        "\n".join(lines), (place, 0.5), (offset, 0), xycoords=ax.get_xaxis_transform(), textcoords="offset points", ha=side,
-        va="center", rotation=90, fontsize="small", color=matplotlib.rcParams["text.color"], gid="why",
-    )  # fmt: skip
+        "\n".join(lines),
+        (place, 0.5),
+        (offset, 0),
+        xycoords=ax.get_xaxis_transform(),
+        textcoords="offset points",
+        ha=side,
+        va="center",
+        rotation=90,
+        fontsize="small",
+        color=matplotlib.rcParams["text.color"],
+        gid="why",
+    )
     why.set_in_layout(False)
 
 
@@ -311,12 +377,19 @@ def _where(limit: Mapping[str, Any], x: str) -> str:
     return f"up to {x} = {limit['to']:,}" if limit["to"] is not None else "at no size"
 
 
-# --------------------------------------------------------------------------------------------------------------- the key
+# --------------------------------------------------------------------------------------------------
+# the key
 
 
 def _add_key(ax: Axes, lines: Sequence[Any], title: str, *, is_new: bool) -> None:
-    """Name the lines: beside a new figure's axes, below where names are long; on axes of others where there is most room."""
-    named = [str(line.get_label()) for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    """Name the lines: beside a new figure's axes, below where names are long; on axes of others
+    where there is most room.
+    """
+    named = [
+        str(line.get_label())
+        for line in ax.get_lines()
+        if not str(line.get_label()).startswith("_")
+    ]
     if len(named) < 2 and not title:
         return
     if len(lines) > MOST_NAMED:
@@ -330,10 +403,17 @@ def _add_key(ax: Axes, lines: Sequence[Any], title: str, *, is_new: bool) -> Non
         letters = _letters(ax, matplotlib.rcParams["legend.fontsize"])
         longest = max(map(len, named), default=0) + HANDLE
         if title or longest > BESIDE * letters:
-            below = ax.transAxes + ScaledTranslation(0, -_height_below(ax) / 72, figure.dpi_scale_trans)
+            below = ax.transAxes + ScaledTranslation(
+                0, -_height_below(ax) / 72, figure.dpi_scale_trans
+            )
             place = blended_transform_factory(figure.transFigure, below)
             columns = int(letters * figure.bbox.width / ax.bbox.width) // longest
-            how |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": place, "ncols": max(1, columns)}
+            how |= {
+                "loc": "upper center",
+                "bbox_to_anchor": (0.5, 0),
+                "bbox_transform": place,
+                "ncols": max(1, columns),
+            }
         else:
             how |= {"loc": "upper left", "bbox_to_anchor": (1.02, 1)}
         how["borderaxespad"] = 0
@@ -343,13 +423,18 @@ def _add_key(ax: Axes, lines: Sequence[Any], title: str, *, is_new: bool) -> Non
 def _height_below(ax: Axes) -> float:
     """Return how many points the numbers and the name of the x axis take below it."""
     settings = matplotlib.rcParams
-    sizes = [FontProperties(size=settings[name]).get_size_in_points() for name in ("xtick.labelsize", "axes.labelsize")]
+    sizes = [
+        FontProperties(size=settings[name]).get_size_in_points()
+        for name in ("xtick.labelsize", "axes.labelsize")
+    ]
     pads = [settings[name] for name in ("xtick.major.size", "xtick.major.pad", "axes.labelpad")]
     return 1.35 * sum(sizes) + float(sum(pads)) + 5
 
 
 def _fit_words(ax: Axes, *, is_new: bool) -> None:
-    """Shorten what is longer than the axes: the title and the name of the y axis, in more lines; reasons, without names."""
+    """Shorten what is longer than the axes: the title and the name of the y axis, in more lines;
+    reasons, without names.
+    """
     figure = ax.get_figure(root=True)
     assert figure is not None
     if is_new:
@@ -367,7 +452,9 @@ def _fit_words(ax: Axes, *, is_new: bool) -> None:
 
 
 def hint(data: Mapping[str, Any]) -> str:
-    """Say what the lines differ by, and what separates what is mixed in one; "" of a line alone that mixes nothing."""
+    """Say what the lines differ by, and what separates what is mixed in one; "" of a line alone
+    that mixes nothing.
+    """
     by, mixed = data["by"], data["mixed"]
     if mixed:
         vary = "vary" if mixed[1:] else "varies"

@@ -1,4 +1,6 @@
-"""Which points a sweep has: the product of all arguments' values, or the rows of a table with each combination of the others."""
+"""Which points a sweep has: the product of all arguments' values, or the rows of a table with
+each combination of the others.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,32 @@ MOST_POINTS = 2**20
 LABEL = "label"
 CHOICES = {name: whose[0][1].choices for name, whose in declared().items()}
 ARGUMENTS = (
-    "direction", "causal", "mask", "dropout_p", "dtype", "heads", "kv_heads", "gqa", "sizing", "enforce", "d", "d_v", "M",
-    "blocks", "N_k", "N_q", "N",
-)  # fmt: skip
+    "direction",
+    "causal",
+    "mask",
+    "dropout_p",
+    "dtype",
+    "heads",
+    "kv_heads",
+    "gqa",
+    "sizing",
+    "enforce",
+    "d",
+    "d_v",
+    "M",
+    "blocks",
+    "N_k",
+    "N_q",
+    "N",
+)
 """`count`'s, from the slowest to the fastest; behind the algorithm, and with its own options."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """An algorithm in one direction: what to count, its closed form if it has one, the names of its own options; or why not."""
+    """An algorithm in one direction: what to count, its closed form if it has one, the names of
+    its own options; or why not.
+    """
 
     name: str
     algorithm: Algorithm | None = None
@@ -43,7 +62,11 @@ class Way:
     @classmethod
     def of(cls, what: Any, direction: Any) -> Way:
         """Return that of an algorithm as users give it."""
-        name = what if isinstance(what, str) else str(getattr(what, "name", getattr(what, "__name__", shown(what))))
+        name = (
+            what
+            if isinstance(what, str)
+            else str(getattr(what, "name", getattr(what, "__name__", shown(what))))
+        )
         try:
             algorithm = chosen(what, check_direction(direction))
         except ValueError as error:
@@ -52,7 +75,12 @@ class Way:
             form = form_of(algorithm, direction)
         except NoClosedForm:
             form = None
-        return cls(algorithm.name, algorithm, form, tuple(option.name for option in forward_of(algorithm).options))
+        return cls(
+            algorithm.name,
+            algorithm,
+            form,
+            tuple(option.name for option in forward_of(algorithm).options),
+        )
 
     def __reduce__(self) -> Any:  # a user's form may have lambdas: another process finds it anew
         known = self.algorithm
@@ -61,15 +89,21 @@ class Way:
 
 @dataclass(frozen=True)
 class Point:
-    """What to count: an algorithm in one direction, and the arguments of `count`, those that are not left out."""
+    """What to count: an algorithm in one direction, and the arguments of `count`, those that are
+    not left out.
+    """
 
     way: Way
     arguments: Mapping[str, Any]
     label: str = ""
 
 
-def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: Callable[..., Any]) -> list[Point]:
-    """Return the points of `caller`'s arguments. Raises ValueError or TypeError for what would be wrong at every point."""
+def points_of(
+    algorithms: Any, table: Any, options: Mapping[str, Any], caller: Callable[..., Any]
+) -> list[Point]:
+    """Return the points of `caller`'s arguments. Raises ValueError or TypeError for what would
+    be wrong at every point.
+    """
     rows = [{}] if table is None else _rows(table)
     axes = {name: _many(name, value) for name, value in options.items()}
     names = _many("algorithms", algorithms)
@@ -84,7 +118,10 @@ def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: C
         raise ValueError("d is missing: give the head dimension; one value or many")
     number = len(rows) * len(names) * math.prod(map(len, axes.values()))
     if number > MOST_POINTS:
-        raise ValueError(f"this is {number:,} points; expected at most {MOST_POINTS:,}. Take fewer values at a time")
+        raise ValueError(
+            f"this is {number:,} points; expected at most {MOST_POINTS:,}. Take fewer values at a "
+            "time"
+        )
     return list(_points(rows, names, axes, ways))
 
 
@@ -97,21 +134,38 @@ class _Ways(dict[tuple[Any, str], Way]):
 
 
 def _points(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[Any], axes: Mapping[str, Sequence[Any]], ways: _Ways
+    rows: Sequence[Mapping[str, Any]],
+    names: Sequence[Any],
+    axes: Mapping[str, Sequence[Any]],
+    ways: _Ways,
 ) -> Iterator[Point]:
     for row in rows:
-        fixed = {name: value for name, value in row.items() if name not in ("algorithm", "direction", LABEL)}
-        directions = [row["direction"]] if "direction" in row else axes.get("direction", ["forward"])
-        for what, direction in product([row["algorithm"]] if "algorithm" in row else names, directions):
+        fixed = {
+            name: value
+            for name, value in row.items()
+            if name not in ("algorithm", "direction", LABEL)
+        }
+        directions = (
+            [row["direction"]] if "direction" in row else axes.get("direction", ["forward"])
+        )
+        for what, direction in product(
+            [row["algorithm"]] if "algorithm" in row else names, directions
+        ):
             way = ways.of(what, direction)
             own = [name for name in axes if name not in ARGUMENTS and name in way.options]
             order = [*own, *(name for name in ARGUMENTS if name in axes and name != "direction")]
             for values in product(*(axes[name] for name in order)):
-                arguments = {"direction": direction, **fixed, **dict(zip(order, values, strict=True))}
+                arguments = {
+                    "direction": direction,
+                    **fixed,
+                    **dict(zip(order, values, strict=True)),
+                }
                 yield Point(way, arguments, str(row.get(LABEL, "")))
 
 
-def _check_names(names: Sequence[Any], given: set[str], ways: _Ways, caller: Callable[..., Any]) -> None:
+def _check_names(
+    names: Sequence[Any], given: set[str], ways: _Ways, caller: Callable[..., Any]
+) -> None:
     for what in names:
         both = [ways.of(what, direction) for direction in DIRECTIONS]
         if all(way.refused for way in both):
@@ -126,15 +180,30 @@ def _check_names(names: Sequence[Any], given: set[str], ways: _Ways, caller: Cal
 
 
 def _many(name: str, value: Any) -> list[Any]:
-    """Return an argument's values: several, or one alone. A tuple is one where the argument takes tuples."""
-    if hasattr(value, "tolist") and name != "mask" and (name == "blocks" or getattr(value, "ndim", 1) < 2):
+    """Return an argument's values: several, or one alone. A tuple is one where the argument
+    takes tuples.
+    """
+    if (
+        hasattr(value, "tolist")
+        and name != "mask"
+        and (name == "blocks" or getattr(value, "ndim", 1) < 2)
+    ):
         value = value.tolist()  # an array, a column of a table, a tensor, a NumPy number
-    if isinstance(value, str | bytes | np.ndarray | Mapping | Algorithm) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | np.ndarray | Mapping | Algorithm) or not isinstance(
+        value, Iterable
+    ):
         return [value]
     takes_tuples = name == "blocks" or name not in (*ARGUMENTS, "algorithms")
-    if isinstance(value, tuple) and takes_tuples and not any(isinstance(each, tuple | list) for each in value):
+    if (
+        isinstance(value, tuple)
+        and takes_tuples
+        and not any(isinstance(each, tuple | list) for each in value)
+    ):
         return [value]
-    values = [tuple(each) if isinstance(each, list) and takes_tuples else each for each in _ended(name, value)]
+    values = [
+        tuple(each) if isinstance(each, list) and takes_tuples else each
+        for each in _ended(name, value)
+    ]
     if name == "blocks" and len(values) == 2 and all(isinstance(side, int) for side in values):
         return [tuple(values)]
     if not values:
@@ -150,7 +219,9 @@ def _ended(name: str, values: Iterable[Any]) -> list[Any]:
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    """Return a table's rows, of a DataFrame, columns by name, mappings, or problems, but for what is empty there (None, NaN)."""
+    """Return a table's rows, of a DataFrame, columns by name, mappings, or problems, but for
+    what is empty there (None, NaN).
+    """
     expected = "a table: a DataFrame, a dictionary of columns, or a list of dictionaries"
     table = [table] if isinstance(table, Problem) else table
     if hasattr(table, "iloc"):  # of pandas
@@ -162,7 +233,10 @@ def _rows(table: Any) -> list[dict[str, Any]]:
         if len({len(column) for column in columns.values()}) > 1:
             said = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
             raise ValueError(f"points has columns of several lengths: {said}; expected one length")
-        table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        table = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
     if isinstance(table, str) or not isinstance(table, Iterable):
         raise ValueError(f"points is {shown(table)}; expected {expected}")
     rows = [row.arguments if isinstance(row, Problem) else row for row in _ended("points", table)]
@@ -171,22 +245,39 @@ def _rows(table: Any) -> list[dict[str, Any]]:
             raise ValueError(f"points has the row {shown(row)}; expected {expected}")
     if not rows:
         raise ValueError("points has no rows; expected at least one")
-    asked = [{name: value for name, value in row.items() if not is_found(name) and not _is_empty(value)} for row in rows]
+    asked = [
+        {name: value for name, value in row.items() if not is_found(name) and not _is_empty(value)}
+        for row in rows
+    ]
     return [{name: _cell(name, value) for name, value in row.items()} for row in asked]
 
 
 def _is_empty(value: Any) -> bool:
     missing = value is None or type(value).__name__ == "NAType"  # pandas'
-    return missing or (isinstance(value, str) and not value) or (isinstance(value, float) and math.isnan(value))
+    return (
+        missing
+        or (isinstance(value, str) and not value)
+        or (isinstance(value, float) and math.isnan(value))
+    )
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Return a cell's value. Whole numbers in a column with gaps are floats; blocks, and options' choices, may be text."""
+    """Return a cell's value. Whole numbers in a column with gaps are floats; blocks, and
+    options' choices, may be text.
+    """
     if name == "blocks" and isinstance(value, str):
         sides = re.split("[×x,]", value)
-        return tuple(int(side) for side in sides) if all(side.strip().isdecimal() for side in sides) else value
+        return (
+            tuple(int(side) for side in sides)
+            if all(side.strip().isdecimal() for side in sides)
+            else value
+        )
     if name in CHOICES and isinstance(value, str):
         return CHOICES[name].get(value, value)
     if hasattr(value, "tolist") and getattr(value, "ndim", 1) == 0:  # a NumPy number
         value = value.tolist()
-    return int(value) if name != "dropout_p" and isinstance(value, float) and value.is_integer() else value
+    return (
+        int(value)
+        if name != "dropout_p" and isinstance(value, float) and value.is_integer()
+        else value
+    )

@@ -1,6 +1,8 @@
-"""What a point comes to: by its closed form where there is one, else by a count; or the reason why it makes no sense.
+"""What a point comes to: by its closed form where there is one, else by a count; or the reason why
+it makes no sense.
 
-And that as a row: arguments as `flashsim.count` takes them, then what was found, each with its unit.
+And that as a row: arguments as `flashsim.count` takes them, then what was found, each with its
+unit.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -35,8 +37,8 @@ DEFAULTS = {name: parameter.default for name, parameter in signature(count).para
 class Outcome:
     """What a point costs.
 
-    status  "ok"; "does not fit": blocks that are enforced take more than M, so a run would raise `SramOverflow`; "refused":
-            the arguments make no sense
+    status  "ok"; "does not fit": blocks that are enforced take more than M, so a run would raise
+            `SramOverflow`; "refused": the arguments make no sense
     reason  why there are no counts
     source  "closed form" or "count"
     hbm     None unless "ok"; sram and blocks are known where it does not fit, too, by closed form
@@ -73,11 +75,17 @@ def by_form(point: Point) -> Outcome:
     found: Exact = exact(way.form, **arguments)
     if arguments.get("blocks") is None and arguments.get("sizing", DEFAULTS["sizing"]) == "paper":
         d = arguments["d"]
-        way.algorithm.rows(found.sram.capacity, d, arguments.get("d_v") or d)  # for its ValueError, of too small an M
+        # for its ValueError, of too small an M
+        way.algorithm.rows(found.sram.capacity, d, arguments.get("d_v") or d)
     if found.sram.enforced and found.sram.peak > found.sram.capacity:
         B, use = found.blocks, found.sram
-        what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (", the smallest," if arguments.get("blocks") is None else "")
-        reason = f"{what} take {use.peak:,} elements of SRAM, {use.peak - use.capacity:,} more than M = {use.capacity:,}"
+        what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (
+            ", the smallest," if arguments.get("blocks") is None else ""
+        )
+        reason = (
+            f"{what} take {use.peak:,} elements of SRAM, {use.peak - use.capacity:,} more than M = "
+            f"{use.capacity:,}"
+        )
         return Outcome("does not fit", reason, "closed form", None, use, B)
     return Outcome("ok", "", "closed form", found.hbm, found.sram, found.blocks, found.matmul)
 
@@ -102,7 +110,9 @@ def _said(error: Exception) -> str:
 
 
 def rows_of(points: Sequence[Point], bound: bool = False) -> list[Row]:
-    """Return the row of each point, with its lower bound if asked. Where there is nothing to say, it has None, or no entry."""
+    """Return the row of each point, with its lower bound if asked. Where there is nothing to
+    say, it has None, or no entry.
+    """
     found = [(point, outcome(point)) for point in points]
     return [_row(*one) | (_bound(*one) if bound else {}) for one in found]
 
@@ -117,7 +127,9 @@ def _row(point: Point, found: Outcome) -> Row:
     M = _sound(lambda: check_M(given.get("M"), theory.BYTES[float_name(dtype)]), given.get("M"))
     blocks = given.get("blocks")
     pair = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else None
-    asked = {name: given.get(name, DEFAULTS.get(name)) for name in (*ARGUMENTS, *way.options)} | sizes
+    asked = {
+        name: given.get(name, DEFAULTS.get(name)) for name in (*ARGUMENTS, *way.options)
+    } | sizes
     asked |= {
         "label": point.label or None,
         "algorithm": way.name,
@@ -129,9 +141,16 @@ def _row(point: Point, found: Outcome) -> Row:
     }
     row = {name: _plain(value) for name, value in asked.items()}
     row |= {"status": found.status, "reason": found.reason or None, "source": found.source or None}
-    row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else found.blocks.to_dict()
+    row |= (
+        dict(zip(("B_r", "B_c"), pair or (), strict=False))
+        if found.blocks is None
+        else found.blocks.to_dict()
+    )
     if found.sram is not None:
-        row |= {"peak_elements": found.sram.peak, "peak_over_M": found.sram.peak / found.sram.capacity}
+        row |= {
+            "peak_elements": found.sram.peak,
+            "peak_over_M": found.sram.peak / found.sram.capacity,
+        }
         row["over_M_elements"] = found.sram.over
         row["theta_elements"] = _theta(point, found.sram.capacity, shape)
     return row if found.hbm is None else row | _counts(point, found.hbm, found.matmul, shape)
@@ -139,13 +158,22 @@ def _row(point: Point, found: Outcome) -> Row:
 
 def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
     compulsory = _compulsory(point, shape)
-    counts = {f"{name}_elements": getattr(hbm, name) for name in ("accesses", "reads", "writes", "init_writes", "extra")}
+    counts = {
+        f"{name}_elements": getattr(hbm, name)
+        for name in ("accesses", "reads", "writes", "init_writes", "extra")
+    }
     counts |= {
-        "traffic_bytes": hbm.bytes, "compulsory_elements": compulsory, "over_compulsory": hbm.accesses / compulsory,
-        "matmul_flops": matmul, "intensity_flops_per_byte": matmul / hbm.bytes if hbm.bytes else None,
-    }  # fmt: skip
+        "traffic_bytes": hbm.bytes,
+        "compulsory_elements": compulsory,
+        "over_compulsory": hbm.accesses / compulsory,
+        "matmul_flops": matmul,
+        "intensity_flops_per_byte": matmul / hbm.bytes if hbm.bytes else None,
+    }
     for name, array in hbm.by_array.items():
-        counts[f"{name}_reads_elements"], counts[f"{name}_writes_elements"] = array.reads, array.writes
+        counts[f"{name}_reads_elements"], counts[f"{name}_writes_elements"] = (
+            array.reads,
+            array.writes,
+        )
     return counts
 
 
@@ -156,30 +184,56 @@ def _bound(point: Point, found: Outcome) -> Row:
 
 
 def columns_of(rows: Sequence[Row], given: Container[str]) -> tuple[str, ...]:
-    """Return the columns of these rows. Labels, masks, blocks and `enforce` have one where they were `given`."""
+    """Return the columns of these rows. Labels, masks, blocks and `enforce` have one where they
+    were `given`.
+    """
     names = dict.fromkeys(chain.from_iterable(rows))
-    asked = [name for name in ARGUMENTS if name in given or name not in ("label", "mask", "blocks", "enforce")]
-    options = [name for name in names if name not in ARGUMENTS and name != CERTIFICATE and not is_found(name)]
+    asked = [
+        name
+        for name in ARGUMENTS
+        if name in given or name not in ("label", "mask", "blocks", "enforce")
+    ]
+    options = [
+        name
+        for name in names
+        if name not in ARGUMENTS and name != CERTIFICATE and not is_found(name)
+    ]
     found = [name for name in FOUND if name in names or name not in OF_BOUND]
-    return (*asked, *options, *found, *(name for name in names if is_found(name) and name not in FOUND))
+    return (
+        *asked,
+        *options,
+        *found,
+        *(name for name in names if is_found(name) and name not in FOUND),
+    )
 
 
 def _compulsory(point: Point, shape: Shape) -> int:
-    """Return the compulsory traffic of all heads: K and V, and their gradients, are the KV heads'."""
+    """Return the compulsory traffic of all heads: K and V, and their gradients, are the KV
+    heads'.
+    """
     heads = point.arguments.get("heads", 1)
     kv_heads = point.arguments.get("kv_heads") or heads
     times = 1 if point.arguments["direction"] == "forward" else 2
     of_keys = times * shape.N_k * (shape.d + shape.d_v)
-    of_all = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, point.arguments["direction"])
+    of_all = theory.compulsory(
+        shape.N_q, shape.N_k, shape.d, shape.d_v, point.arguments["direction"]
+    )
     return int(heads * (of_all - of_keys) + kv_heads * of_keys)
 
 
 def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
-    """Return all heads' Θ by the form of the pass, or, of a backward one, by that of its forward pass."""
+    """Return all heads' Θ by the form of the pass, or, of a backward one, by that of its forward
+    pass.
+    """
     algorithm, form = point.way.algorithm, point.way.form
     if algorithm is not None and point.arguments["direction"] == "backward":
         form = forms()["forward"].get(algorithm.forward_pass)
-    if form is None or form.theta is None or shape is None or (shape.N_q, shape.d) != (shape.N_k, shape.d_v):
+    if (
+        form is None
+        or form.theta is None
+        or shape is None
+        or (shape.N_q, shape.d) != (shape.N_k, shape.d_v)
+    ):
         return None
     heads: int = point.arguments.get("heads", 1)
     return heads * form.theta(shape.N_q, shape.d, M)

@@ -1,4 +1,6 @@
-"""The lines of a sweep's picture, as numbers: a column over another, a line for each combination of all else that varies."""
+"""The lines of a sweep's picture, as numbers: a column over another, a line for each combination
+of all else that varies.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,28 @@ OTHER_SIDE = {"B_r": "B_c", "B_c": "B_r"}
 
 
 def sweep_data(
-    sweep: Sweep, *, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None,
-    compulsory: bool = False, bound: bool | None = None
-) -> dict[str, Any]:  # fmt: skip
+    sweep: Sweep,
+    *,
+    x: str | None = None,
+    y: str = "accesses",
+    by: str | Sequence[str] | None = None,
+    compulsory: bool = False,
+    bound: bool | None = None,
+) -> dict[str, Any]:
     """Return the lines of a sweep's column y over its column x, by the values of the columns `by`.
 
-    Each line has `of`, those values by name; `points`, (x, y) of rows with counts, in order of x; `unfit`, the x of rows whose
-    blocks do not fit M. x is by default the argument with most values, B_c where these are blocks; `by`, all else that varies:
-    of blocks over B_c that is B_r, where it varies of its own.
+    Each line has `of`, those values by name; `points`, (x, y) of rows with counts, in order of x;
+    `unfit`, the x of rows whose blocks do not fit M. x is by default the argument with most values,
+    B_c where these are blocks; `by`, all else that varies: of blocks over B_c that is B_r, where it
+    varies of its own.
 
     compulsory  give each line `compulsory` too: (x, what any exact algorithm moves)
-    bound       likewise `bounds`, the lower bounds; None: where y is accesses and the sweep has them
+    bound       likewise `bounds`, the lower bounds; None: where y is accesses and the sweep has
+                them
 
-    `fixed` is `Sweep.fixed`; `mixed` are arguments that vary within a line. Raises ValueError for no such column, for one that
-    is not of numbers, where there is nothing to draw, and for bounds that the sweep has not, or that are not of y.
+    `fixed` is `Sweep.fixed`; `mixed` are arguments that vary within a line. Raises ValueError for
+    no such column, for one that is not of numbers, where there is nothing to draw, and for bounds
+    that the sweep has not, or that are not of y.
     """
     x, y = default_x(sweep) if x is None else sweep.name_of(x), sweep.name_of(y)
     for name, is_drawn in (("compulsory", compulsory), ("bound", bound)):
@@ -38,7 +48,9 @@ def sweep_data(
             raise ValueError(f"{name}=True is of accesses; y is {y!r}")
     has_bounds = "lower_bound_elements" in sweep.columns
     if bound and not has_bounds:
-        raise ValueError("bound=True: this sweep has no lower bounds; flashsim.sweep(…, bound=True) finds them")
+        raise ValueError(
+            "bound=True: this sweep has no lower bounds; flashsim.sweep(…, bound=True) finds them"
+        )
     named = [by] if isinstance(by, str) else by
     keys = _keys(sweep, x) if named is None else [sweep.name_of(name) for name in named]
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -51,14 +63,23 @@ def sweep_data(
     drawn = [_finished(line, floors) for line in lines.values() if line["points"] or line["unfit"]]
     rooms = {row["M"] for row in sweep}
     return {
-        "x": x, "y": y, "what": sweep.about[y], "fixed": _fixed(sweep, x, keys), "mixed": mixed, "by": keys,
-        "algorithms": list(dict.fromkeys(row["algorithm"] for row in sweep)), "M": rooms.pop() if len(rooms) == 1 else None,
-        "square": all(row["B_r"] == row["B_c"] for row in sweep), "lines": drawn,
-    }  # fmt: skip
+        "x": x,
+        "y": y,
+        "what": sweep.about[y],
+        "fixed": _fixed(sweep, x, keys),
+        "mixed": mixed,
+        "by": keys,
+        "algorithms": list(dict.fromkeys(row["algorithm"] for row in sweep)),
+        "M": rooms.pop() if len(rooms) == 1 else None,
+        "square": all(row["B_r"] == row["B_c"] for row in sweep),
+        "lines": drawn,
+    }
 
 
 def default_x(sweep: Sweep) -> str:
-    """Return the argument with most values, or, where these are blocks, a side of theirs that varies. ValueError: none varies."""
+    """Return the argument with most values, or, where these are blocks, a side of theirs that
+    varies. ValueError: none varies.
+    """
     blocks = len(sweep.axes.get("blocks", ()))
     try:
         longest = sweep.longest_axis()
@@ -76,7 +97,9 @@ def _values(sweep: Sweep, name: str) -> set[Any]:
 
 
 def _keys(sweep: Sweep, x: str) -> list[str]:
-    """Return what lines are made by: all that varies, but for x, and for the argument along which x varies."""
+    """Return what lines are made by: all that varies, but for x, and for the argument along
+    which x varies.
+    """
     keys = [name for name in sweep.axes if name != x]
     if not is_found(x) or not keys:
         return keys
@@ -90,7 +113,9 @@ def _keys(sweep: Sweep, x: str) -> list[str]:
     side = OTHER_SIDE.get(x, "B_r")
     of_one_size: dict[tuple[Any, ...], set[Any]] = {}
     for row in sweep:
-        of_one_size.setdefault(tuple(row[name] for name in (OTHER_SIDE[side], *keys)), set()).add(row[side])
+        of_one_size.setdefault(tuple(row[name] for name in (OTHER_SIDE[side], *keys)), set()).add(
+            row[side]
+        )
     if any(len(sides) > 1 for sides in of_one_size.values()):
         keys.append(side)
     return keys
@@ -101,7 +126,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _line(keys: Sequence[str], row: Row) -> dict[str, Any]:
-    return {"of": {name: row[name] for name in keys}, "points": [], "unfit": set(), "compulsory": set(), "bounds": set()}
+    return {
+        "of": {name: row[name] for name in keys},
+        "points": [],
+        "unfit": set(),
+        "compulsory": set(),
+        "bounds": set(),
+    }
 
 
 def _put(row: Row, x: str, y: str, line: dict[str, Any]) -> None:
@@ -129,11 +160,16 @@ def _floors(y: str, *, compulsory: bool, bound: bool) -> set[str]:
 
 def _finished(line: dict[str, Any], floors: set[str]) -> dict[str, Any]:
     dropped = {"compulsory", "bounds"} - floors
-    return {name: values if name == "of" else sorted(values) for name, values in line.items() if name not in dropped}
+    return {
+        name: values if name == "of" else sorted(values)
+        for name, values in line.items()
+        if name not in dropped
+    }
 
 
 def _mixed(sweep: Sweep, x: str, keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> list[str]:
-    if not any(len(dict(line["points"])) < len(line["points"]) for line in lines):  # nothing twice at one x
+    # nothing twice at one x
+    if not any(len(dict(line["points"])) < len(line["points"]) for line in lines):
         return []
     return [name for name in sweep.axes if name not in (x, *keys)]
 
@@ -141,6 +177,11 @@ def _mixed(sweep: Sweep, x: str, keys: Sequence[str], lines: Sequence[dict[str, 
 def _fixed(sweep: Sweep, x: str, keys: Sequence[str]) -> str:
     """Return `Sweep.fixed`, with the other side of blocks where it is one."""
     side = OTHER_SIDE.get(x)
-    if side is None or side in keys or "blocks" not in sweep.axes or len(sides := _values(sweep, side)) > 1:
+    if (
+        side is None
+        or side in keys
+        or "blocks" not in sweep.axes
+        or len(sides := _values(sweep, side)) > 1
+    ):
         return sweep.fixed
     return f"{sweep.fixed}, {side} = {sides.pop():,}"

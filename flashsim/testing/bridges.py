@@ -1,4 +1,6 @@
-"""NumPy arrays as those of another package, and back: on the same memory, or as copies with the same strides."""
+"""NumPy arrays as those of another package, and back: on the same memory, or as copies with the
+same strides.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64} 
 
 @dataclass(frozen=True)
 class Sent:
-    """One array as fn gets it: `native`. Where that is a copy, `lent` is what was copied, and `fetch` reads it back."""
+    """One array as fn gets it: `native`. Where that is a copy, `lent` is what was copied, and
+    `fetch` reads it back.
+    """
 
     name: str
     native: Any
@@ -29,7 +33,9 @@ class Sent:
     fetch: Callable[[], Any] | None = None
 
     def settle(self, function: str) -> None:
-        """Write back what fn changed in its copy, or ValueError where the caller's array is read-only."""
+        """Write back what fn changed in its copy, or ValueError where the caller's array is
+        read-only.
+        """
         if self.lent is None or self.fetch is None:
             return
         home = self.lent.home
@@ -42,9 +48,11 @@ class Sent:
 
 
 class Lent(NamedTuple):
-    """The memory around an array, to be copied elsewhere as one row, and where the array lies in it.
+    """The memory around an array, to be copied elsewhere as one row, and where the array lies in
+    it.
 
-    home     the caller's memory: all that the array is a view of, as integers; if that is not a row, the array's elements
+    home     the caller's memory: all that the array is a view of, as integers; if that is not a
+             row, the array's elements
     before   a copy
     start    where the array's first element is in the row
     strides  of the array, in elements
@@ -57,15 +65,20 @@ class Lent(NamedTuple):
 
 
 class Bridge:
-    """To the arrays of one package, here NumPy's own. One that can differentiate has `gradients` too."""
+    """To the arrays of one package, here NumPy's own. One that can differentiate has `gradients`
+    too.
+    """
 
     package = "numpy"
     kind: Any = np.ndarray  # of its arrays
-    gradients: Callable[[Callable[..., Any], tuple[Any, ...], Any], tuple[Any, ...]]  # of Σ do ∘ output(*inputs)
+    # of Σ do ∘ output(*inputs)
+    gradients: Callable[[Callable[..., Any], tuple[Any, ...], Any], tuple[Any, ...]]
 
     def __init__(self, device: Any = None) -> None:
         if device is not None:
-            raise ValueError(f"device is {shown(device)}; expected none, because NumPy has no devices")
+            raise ValueError(
+                f"device is {shown(device)}; expected none, because NumPy has no devices"
+            )
 
     def use(self) -> AbstractContextManager[Any]:
         """The context in which everything runs."""
@@ -81,7 +94,9 @@ class Bridge:
 
 
 class _Torch(Bridge):
-    """To torch tensors: on the same memory where torch can have it, else of the same strides on a copy."""
+    """To torch tensors: on the same memory where torch can have it, else of the same strides on
+    a copy.
+    """
 
     package = "torch"
 
@@ -91,7 +106,9 @@ class _Torch(Bridge):
         try:
             self.device = self.torch.device("cpu" if device is None else device)
         except (TypeError, RuntimeError) as error:
-            raise ValueError(f"device is {shown(device)}; expected what torch.device takes: {error}") from None
+            raise ValueError(
+                f"device is {shown(device)}; expected what torch.device takes: {error}"
+            ) from None
 
     def send(self, name: str, array: Array) -> Sent:
         torch, dtype = self.torch, self._dtype(name, array)
@@ -108,16 +125,23 @@ class _Torch(Bridge):
             return np.asarray(tensor.view(self.torch.int16).numpy().view(float_dtype("bfloat16")))
         return np.asarray(tensor.numpy())
 
-    def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
+    def gradients(
+        self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any
+    ) -> tuple[Any, ...]:
         torch = self.torch
         with torch.enable_grad():
             leaves = tuple(a.requires_grad_() for a in inputs)
             out = output(*leaves)
             if not out.requires_grad:
-                raise ValueError("the output does not require grad; expected a function that autograd can go through")
+                raise ValueError(
+                    "the output does not require grad; expected a function that autograd can go "
+                    "through"
+                )
             # None for an input that the output does not depend on
             found = torch.autograd.grad(out, leaves, do, allow_unused=True)
-        return tuple(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True))
+        return tuple(
+            torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)
+        )
 
     def _dtype(self, name: str, array: Array) -> Any:
         found = getattr(self.torch, array.dtype.name, None)
@@ -137,7 +161,9 @@ class _Cupy(Bridge):
         self.device = None if device is None else check_count("device", device, 0)
 
     def use(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
+        context: AbstractContextManager[Any] = (
+            nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
+        )
         return context
 
     def send(self, name: str, array: Array) -> Sent:
@@ -147,7 +173,8 @@ class _Cupy(Bridge):
             native = there.view(array.dtype)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"{name} has dtype {array.dtype}, which this CuPy ({self.cupy.__version__}) does not have; "
+                f"{name} has dtype {array.dtype}, which this CuPy ({self.cupy.__version__}) does "
+                "not have; "
                 "bfloat16 came with CuPy 14"
             ) from error
         strides = [n * array.itemsize for n in lent.strides]
@@ -171,7 +198,9 @@ class _Jax(Bridge):
         except RuntimeError as error:
             raise ValueError(f"device is {shown(device)}; expected a platform: {error}") from None
         if not (device is None or isinstance(self.device, self.jax.Device)):
-            raise ValueError(f"device is {shown(device)}; expected a jax.Device, or a platform's name")
+            raise ValueError(
+                f"device is {shown(device)}; expected a jax.Device, or a platform's name"
+            )
 
     def send(self, name: str, array: Array) -> Sent:
         if array.dtype.itemsize == 8 and not self.jax.config.jax_enable_x64:
@@ -184,12 +213,19 @@ class _Jax(Bridge):
     def receive(self, result: Any) -> Array:
         return np.array(result)
 
-    def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
+    def gradients(
+        self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any
+    ) -> tuple[Any, ...]:
         _, pull_back = self.jax.vjp(output, *inputs)
         return tuple(pull_back(do))
 
 
-BRIDGES: dict[str, Callable[[Any], Any]] = {"numpy": Bridge, "torch": _Torch, "cupy": _Cupy, "jax": _Jax}
+BRIDGES: dict[str, Callable[[Any], Any]] = {
+    "numpy": Bridge,
+    "torch": _Torch,
+    "cupy": _Cupy,
+    "jax": _Jax,
+}
 
 
 def _import(package: str) -> Any:
@@ -198,7 +234,9 @@ def _import(package: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ModuleNotFoundError(f"xp={package!r} needs the package {package}: {OTHERS[package]}", name=package) from None
+        raise ModuleNotFoundError(
+            f"xp={package!r} needs the package {package}: {OTHERS[package]}", name=package
+        ) from None
 
 
 def _bits(array: Array) -> Array:
@@ -206,11 +244,14 @@ def _bits(array: Array) -> Array:
 
 
 def _as_it_is(array: Array) -> bool:
-    """Whether another package can read it in place: aligned, whole elements from one to the next, no negative strides.
+    """Whether another package can read it in place: aligned, whole elements from one to the next,
+    no negative strides.
 
     torch.from_dlpack does not refuse negative strides: it ends the process.
     """
-    return bool(array.flags.aligned) and all(s >= 0 and s % array.itemsize == 0 for s in array.strides)
+    return bool(array.flags.aligned) and all(
+        s >= 0 and s % array.itemsize == 0 for s in array.strides
+    )
 
 
 def _lend(array: Array) -> Lent:
@@ -235,4 +276,6 @@ def _surroundings(bits: Array) -> tuple[Array, int]:
             last = first + (memory.size - first) // bits.itemsize * bits.itemsize
             return memory[first:last].view(bits.dtype), (begin - low) // bits.itemsize
     # from the first element to the last
-    return np.lib.stride_tricks.as_strided(bits, ((end - begin) // bits.itemsize,), (bits.itemsize,)), 0
+    return np.lib.stride_tricks.as_strided(
+        bits, ((end - begin) // bits.itemsize,), (bits.itemsize,)
+    ), 0

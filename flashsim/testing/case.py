@@ -19,16 +19,34 @@ MOST_ELEMENTS = 2**28
 LENGTHS = ("B", "H_kv", "group", "N_q", "d")
 STRIDES = ("contiguous", "heads_last", "rows", "padded", "mixed", "columns")  # the simplest first
 CHOICES: dict[str, Collection[str]] = {
-    "dtype": DTYPES, "regime": REGIMES, "strides": STRIDES, "mask": MASKS, "bias": BIASES, "sink": SINKS,
-}  # fmt: skip
-FEATURES = ("strides", "mask", "window", "bias", "sink", "alibi", "softcap", "scale", "causal", "dropout_p")
+    "dtype": DTYPES,
+    "regime": REGIMES,
+    "strides": STRIDES,
+    "mask": MASKS,
+    "bias": BIASES,
+    "sink": SINKS,
+}
+FEATURES = (
+    "strides",
+    "mask",
+    "window",
+    "bias",
+    "sink",
+    "alibi",
+    "softcap",
+    "scale",
+    "causal",
+    "dropout_p",
+)
 """What a case may do without: in this order a failing case is made simpler."""
-Keep = Callable[..., Any]  # keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
+# keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
+Keep = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What to call a kernel with. Everything is made from these few values; the defaults are the simplest case.
+    """What to call a kernel with. Everything is made from these few values; the defaults are the
+    simplest case.
 
     group    query heads to a KV head: H_q = group · H_kv
     d_v      None: d
@@ -69,7 +87,9 @@ class Case:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {name: check_count(f"Case: {name}", getattr(self, name)) for name in LENGTHS}
+        checked: dict[str, Any] = {
+            name: check_count(f"Case: {name}", getattr(self, name)) for name in LENGTHS
+        }
         checked["N_k"] = check_count("Case: N_k", self.N_k, 0)
         checked["seed"] = check_count("Case: seed", self.seed, 0, 2**64 - 1)
         if self.d_v is not None:
@@ -81,17 +101,23 @@ class Case:
             checked[name] = check_flag(f"Case: {name}", getattr(self, name))
         if self.softcap is not None:
             expected = "a positive number, or None"
-            checked["softcap"] = check_number("Case: softcap", self.softcap, expected, lambda cap: 0 < cap < math.inf)
+            checked["softcap"] = check_number(
+                "Case: softcap", self.softcap, expected, lambda cap: 0 < cap < math.inf
+            )
         if self.scale is not None:
             expected = "a finite number, or None for 1/√d"
             checked["scale"] = check_number("Case: scale", self.scale, expected, math.isfinite)
-        checked["dropout_p"] = check_number("Case: dropout_p", self.dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1)
+        checked["dropout_p"] = check_number(
+            "Case: dropout_p", self.dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1
+        )
         if not isinstance(self.block, tuple) or len(self.block) != 2:
             raise ValueError(f"Case: block is {shown(self.block)}; expected a pair (B_r, B_c)")
         checked["block"] = tuple(check_count("Case: block", side) for side in self.block)
         if self.window is not None:
             if not isinstance(self.window, tuple) or len(self.window) != 2:
-                raise ValueError(f"Case: window is {shown(self.window)}; expected a pair (left, right), or None")
+                raise ValueError(
+                    f"Case: window is {shown(self.window)}; expected a pair (left, right), or None"
+                )
             checked["window"] = tuple(check_count("Case: window", side, -1) for side in self.window)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -99,40 +125,71 @@ class Case:
         elements = self.B * self.H_kv * self.group * longest * max(self.N_k, self.d, self.d_v or 0)
         if elements > MOST_ELEMENTS:
             raise ValueError(
-                f"Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to {shown(elements)} elements; "
+                f"Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to {shown(elements)} "
+                "elements; "
                 f"expected at most {MOST_ELEMENTS:,}, because a float64 oracle checks each of them"
             )
 
     def problem(self, spec: Spec) -> Problem:
-        """Return the arrays that this case stands for. `spec` says how causal is aligned, and what to expect."""
+        """Return the arrays that this case stands for. `spec` says how causal is aligned, and
+        what to expect.
+        """
         rng = np.random.default_rng(self.seed)
         q = rng.normal(size=(self.B, self.group * self.H_kv, self.N_q, self.d))
         k = rng.normal(size=(self.B, self.H_kv, self.N_k, self.d))
         if self.N_k:
             q, k = REGIMES[self.regime](rng, q, k)
-        v = values(rng, (self.B, self.H_kv, self.N_k, self.d if self.d_v is None else self.d_v), self.regime)
+        v = values(
+            rng,
+            (self.B, self.H_kv, self.N_k, self.d if self.d_v is None else self.d_v),
+            self.regime,
+        )
         dtype, H_q = dtype_of(self.dtype), q.shape[1]
         wide = np.dtype(np.float32) if self.dtype in FP8 else dtype
         allowed = None
         if self.mask is not None:
-            allowed = MASKS[self.mask](np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block)
+            allowed = MASKS[self.mask](
+                np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block
+            )
         bias = None
         if self.bias is not None:
-            bias = BIASES[self.bias](np.random.default_rng((self.seed, 4)), (*q.shape[:3], self.N_k)).astype(wide)
+            bias = BIASES[self.bias](
+                np.random.default_rng((self.seed, 4)), (*q.shape[:3], self.N_k)
+            ).astype(wide)
         large = max(float(np.abs(a).max(initial=0)) for a in (q, k, v)) > 100
-        dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0  # or float16's gradients would overflow
+        # or float16's gradients would overflow
+        dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0
         scales = None
         if self.dtype in FP8:
             rng = np.random.default_rng((self.seed, 5))
             B_r, B_c = spec.block
-            pairs = [stored(rng, a, dtype, spec.scales, B) for a, B in ((q, B_r), (k, B_c), (v, B_c))]
-            (q, k, v), scales = (a for a, _ in pairs), tuple(scale for _, scale in pairs if scale is not None) or None
+            pairs = [
+                stored(rng, a, dtype, spec.scales, B) for a, B in ((q, B_r), (k, B_c), (v, B_c))
+            ]
+            (q, k, v), scales = (
+                (a for a, _ in pairs),
+                tuple(scale for _, scale in pairs if scale is not None) or None,
+            )
         return Problem(
-            q.astype(dtype), k.astype(dtype), v.astype(dtype), spec, self.causal, self.scale, allowed,
-            self.dropout_p, self.seed, dO_size, self.window, bias, self.softcap,
+            q.astype(dtype),
+            k.astype(dtype),
+            v.astype(dtype),
+            spec,
+            self.causal,
+            self.scale,
+            allowed,
+            self.dropout_p,
+            self.seed,
+            dO_size,
+            self.window,
+            bias,
+            self.softcap,
             slopes(np.random.default_rng((self.seed, 6)), H_q) if self.alibi else None,
-            None if self.sink is None else sinks(np.random.default_rng((self.seed, 7)), H_q, self.sink), scales,
-        )  # fmt: skip
+            None
+            if self.sink is None
+            else sinks(np.random.default_rng((self.seed, 7)), H_q, self.sink),
+            scales,
+        )
 
     @property
     def scores(self) -> int:
@@ -143,7 +200,10 @@ class Case:
         """Return q, k, v (contiguous, in `spec`'s layout) and the keyword arguments of the call."""
         problem = self.problem(Spec() if spec is None else spec)
         swap = spec is not None and spec.layout == "BNHD"
-        q, k, v = (np.ascontiguousarray(a.swapaxes(1, 2)) if swap else a for a in (problem.q, problem.k, problem.v))
+        q, k, v = (
+            np.ascontiguousarray(a.swapaxes(1, 2)) if swap else a
+            for a in (problem.q, problem.k, problem.v)
+        )
         return q, k, v, problem.options
 
     def __repr__(self) -> str:

@@ -1,4 +1,6 @@
-"""A kernel that ends the process, by an abort in C or a signal: the smallest case on which it does."""
+"""A kernel that ends the process, by an abort in C or a signal: the smallest case on which it
+does.
+"""
 
 import os
 import pickle
@@ -15,7 +17,9 @@ SECONDS = 20.0  # for all tries
 
 
 class Tried(NamedTuple):
-    """With what a kernel ended the process: its name, the check and the case, and what is known of the case."""
+    """With what a kernel ended the process: its name, the check and the case, and what is known
+    of the case.
+    """
 
     name: str
     check: str
@@ -38,7 +42,9 @@ def word_left(ending: Ending) -> Tried:
 
 
 def smallest(subject: Subject, tried: Tried) -> Tried:
-    """Return the smallest case found on which the kernel ends a process, each tried in a fork of this one."""
+    """Return the smallest case found on which the kernel ends a process, each tried in a fork of
+    this one.
+    """
     found = shrink(CHECKS[tried.check], subject, tried.case, in_a_fork, SECONDS)
     if found is None or not found.failed:
         return tried._replace(known="tried alone, it did not")
@@ -46,7 +52,9 @@ def smallest(subject: Subject, tried: Tried) -> Tried:
 
 
 def in_a_fork(check: Check, subject: Subject, case: Case) -> Finding | None:
-    """Try a check on a case, as `try_check` does, in a fork: the finding has failed where that ends it."""
+    """Try a check on a case, as `try_check` does, in a fork: the finding has failed where that
+    ends it.
+    """
     fitted = check.fit(case, subject)
     if fitted is None:
         return None
@@ -56,7 +64,9 @@ def in_a_fork(check: Check, subject: Subject, case: Case) -> Finding | None:
     if ending.status == INTERRUPTED:
         raise KeyboardInterrupt
     ended = ending.status is None and ending.how != TOO_LATE
-    return Finding(check.name, fitted, float("inf") if ended else -1.0, broken="ended the process" * ended)
+    return Finding(
+        check.name, fitted, float("inf") if ended else -1.0, broken="ended the process" * ended
+    )
 
 
 def _try_and_leave(check: Check, subject: Subject, case: Case) -> NoReturn:

@@ -1,4 +1,6 @@
-"""A kernel's first tests, as files: its spec, a test for each check, and one that fails until what is doubtful is confirmed."""
+"""A kernel's first tests, as files: its spec, a test for each check, and one that fails until
+what is doubtful is confirmed.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -52,9 +54,17 @@ def paths(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def first_files(
-    module: str, name: str, inferred: Inferred, folder: Path, command: str, *,
-    wrapped: str = "", backward: str = "", backward_import: str = "", expected: Sequence[str] = (),
-) -> Mapping[Path, str]:  # fmt: skip
+    module: str,
+    name: str,
+    inferred: Inferred,
+    folder: Path,
+    command: str,
+    *,
+    wrapped: str = "",
+    backward: str = "",
+    backward_import: str = "",
+    expected: Sequence[str] = (),
+) -> Mapping[Path, str]:
     """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
 
     module, name  from where, and under which name, the kernel is imported
@@ -67,7 +77,10 @@ def first_files(
     spec, test = paths(name, folder)
     doubt = "DOUBTFUL, " if inferred.doubtful else ""
     if wrapped:
-        fetched = f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n\n{name} = {wrapped}"
+        fetched = (
+            f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n"
+            f"\n{name} = {wrapped}"
+        )
         imports = [f"from {name}_spec import {doubt}SPEC, {name}"]
     else:
         fetched = "from flashsim.testing import Spec"
@@ -79,23 +92,46 @@ def first_files(
     if len(bound) >= 80:
         bound = "\n    " + ",\n    ".join(given) + ",\n"
     doubts = "\n".join(f"    {field!r}: {inferred.notes[field]!r}," for field in inferred.doubtful)
-    kit = "parametrize_with_checks, wrap" if backward.startswith("wrap(") else "parametrize_with_checks"
+    kit = (
+        "parametrize_with_checks, wrap"
+        if backward.startswith("wrap(")
+        else "parametrize_with_checks"
+    )
     command = command.replace("\\", r"\\").replace('"', r"\"")  # in a docstring
     doubtful = DOUBTFUL.format(doubts=doubts) if doubt else ""
     confirmed = CONFIRMED.format(name=name, spec=spec.name) if doubt else ""
-    said = {"name": name, "file": test.name, "kit": kit, "imports": "\n".join(sorted(imports)), "arguments": bound}
+    said = {
+        "name": name,
+        "file": test.name,
+        "kit": kit,
+        "imports": "\n".join(sorted(imports)),
+        "arguments": bound,
+    }
     return {
-        spec: SPEC_FILE.format(name=name, command=command, imports=fetched, arguments=_arguments(inferred), doubtful=doubtful),
+        spec: SPEC_FILE.format(
+            name=name,
+            command=command,
+            imports=fetched,
+            arguments=_arguments(inferred),
+            doubtful=doubtful,
+        ),
         test: TEST_FILE.format(**said, confirmed=confirmed),
     }
 
 
-def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found as a comment before it
+# a line each, with how it was found as a comment before it
+def _arguments(inferred: Inferred) -> str:
     lines = []
     for field in fields(Spec):
         note, value = inferred.notes.get(field.name, ""), getattr(inferred.spec, field.name)
         if note:
-            lines += wrap(note, 96, initial_indent="    # ", subsequent_indent="    # ", break_on_hyphens=False)
+            lines += wrap(
+                note,
+                96,
+                initial_indent="    # ",
+                subsequent_indent="    # ",
+                break_on_hyphens=False,
+            )
         if value != field.default or note:
             lines.append(f"    {field.name}={value!r},")
     return "\n".join(["", *lines, ""]) if lines else ""

@@ -46,9 +46,17 @@ class Feature(NamedTuple):
 CORNERS = ("bottom_right", "top_left")
 FEATURES = (
     Feature("causal", "causal", {"causal": True}, ("is_causal",), CORNERS),
-    Feature("window", "window", {"window": (2, 0)}, ("window_size", "local_window_size", "sliding_window"), CORNERS),
+    Feature(
+        "window",
+        "window",
+        {"window": (2, 0)},
+        ("window_size", "local_window_size", "sliding_window"),
+        CORNERS,
+    ),
     Feature("bias", "bias", {"bias": "dense"}, ("attn_bias", "alibi")),
-    Feature("softcap", "softcap", {"softcap": 0.5}, ("logits_soft_cap", "logit_softcapping", "soft_cap")),
+    Feature(
+        "softcap", "softcap", {"softcap": 0.5}, ("logits_soft_cap", "logit_softcapping", "soft_cap")
+    ),
     Feature("alibi", "alibi_slopes", {"alibi": True}),
     Feature("sink", "sink", {"sink": "zero"}, ("sinks", "s_aux", "learnable_sink")),
     Feature("masks", "mask", {"mask": "dense"}, ("attn_mask", "attention_mask")),
@@ -74,11 +82,17 @@ def smallest(case: Case, spec: Spec) -> Case:
 
 
 def _tried(subject: Subject, case: Case, checks: Sequence[str]) -> Finding | None:
-    """Return the worst finding of checks, by default of what is returned; None where the case may not be tried."""
+    """Return the worst finding of checks, by default of what is returned; None where the case
+    may not be tried.
+    """
     names = checks or (("oracle", "log_sum_exp") if subject.spec.lse else ("oracle",))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [finding for name in names if (finding := try_check(CHECKS[name], subject, case)) is not None]
+        found = [
+            finding
+            for name in names
+            if (finding := try_check(CHECKS[name], subject, case)) is not None
+        ]
     return max(found, key=lambda finding: finding.ratio, default=None)
 
 
@@ -95,12 +109,16 @@ def fits(fn: Callable[..., Any], spec: Spec, case: Case | None = None, *checks: 
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters, without *args and **kwargs; none where they cannot be known."""
+    """Return the names of a function's parameters, without *args and **kwargs; none where they
+    cannot be known.
+    """
     try:
         found = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
         return ()
-    return tuple(each.name for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return tuple(
+        each.name for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    )
 
 
 def other_specs(spec: Spec) -> Iterator[dict[str, Any]]:
@@ -110,12 +128,17 @@ def other_specs(spec: Spec) -> Iterator[dict[str, Any]]:
     choices: list[list[dict[str, Any]]] = [
         [{}, *({"lse": lse} for lse in ("natural", "base2", None) if lse != spec.lse)],
         [{}, {"layout": "BNHD" if spec.layout == "BHND" else "BHND"}],
-        [{}, *({"dtypes": (name,)} for name in FLOATS if name not in spec.dtypes and there_is(name))],
+        [
+            {},
+            *({"dtypes": (name,)} for name in FLOATS if name not in spec.dtypes and there_is(name)),
+        ],
         [{}, *({"head_dims": (d,)} for d in (16, 64, 128) if spec.head_dims is None)],
         [{}, *([{"cross": False}] if spec.cross else [])],
         [{}, *({"multiples": (n, n)} for n in (16, 32, 64, 128) if spec.multiples == (1, 1))],
     ]
-    merged: list[dict[str, Any]] = [{k: v for part in parts for k, v in part.items()} for parts in product(*choices)]
+    merged: list[dict[str, Any]] = [
+        {k: v for part in parts for k, v in part.items()} for parts in product(*choices)
+    ]
     yield from sorted((changes for changes in merged if 0 < len(changes) <= 3), key=len)
 
 

@@ -1,8 +1,10 @@
-"""What to test on: queries and keys in which attention goes wrong, values, and masks, each made from a name and a seed.
+"""What to test on: queries and keys in which attention goes wrong, values, and masks, each made
+from a name and a seed.
 
-Uniform or Gaussian numbers hardly exercise a softmax: all its weights are alike, its maximum hardly moves, and most bugs
-hide below the tolerance. Here the weights peak, the maximum rises or falls along the keys, scores are all negative, tie,
-or reach ±5·10⁴. "real" is a window of the bundled sample.
+Uniform or Gaussian numbers hardly exercise a softmax: all its weights are alike, its maximum hardly
+moves, and most bugs hide below the tolerance. Here the weights peak, the maximum rises or falls
+along the keys, scores are all negative, tie, or reach ±5·10⁴. "real" is a window of the bundled
+sample.
 """
 
 import math
@@ -21,16 +23,21 @@ Regime = Callable[[Rng, Array, Array], Pair]
 MaskMaker = Callable[[Rng, tuple[int, int, int, int], tuple[int, int]], Array]
 BiasMaker = Callable[[Rng, tuple[int, int, int, int]], Array]
 
-# ------------------------------------------------------------------- q (B, H_q, N_q, d) and k (B, H_kv, N_k, d) in float64
+# ------------------------------------------------------------------- q (B, H_q, N_q, d) and k (B,
+# H_kv, N_k, d) in float64
 
 
 def _level(q: Array) -> Array:
-    """Queries whose score with a key is, at the default scale, about the sum of the key's entries over √d."""
+    """Queries whose score with a key is, at the default scale, about the sum of the key's
+    entries over √d.
+    """
     return np.ones_like(q) + 0.1 * q
 
 
 def _negative(rng: Rng, q: Array, k: Array) -> Pair:
-    """Scores far below 0, all of them: a maximum that starts at 0, or a mask of −10⁴ or −10⁵, would win."""
+    """Scores far below 0, all of them: a maximum that starts at 0, or a mask of −10⁴ or −10⁵,
+    would win.
+    """
     depth, size = ((3.0, 1.0), (120.0, 1.0), (2e5, 8.0), (2e5, 8.0))[int(rng.integers(4))]
     return size * _level(q), k - depth / size / math.sqrt(q.shape[-1])
 
@@ -42,7 +49,9 @@ def _along(rng: Rng, q: Array, k: Array, sign: int) -> Pair:
 
 
 def _outliers(rng: Rng, q: Array, k: Array) -> Pair:
-    """A few entries of the keys 30 times as large, and one channel of both: what real activations do."""
+    """A few entries of the keys 30 times as large, and one channel of both: what real
+    activations do.
+    """
     k = k * np.where(rng.random(k.shape) < 0.05, 30, 1)
     channel = int(rng.integers(k.shape[-1]))
     q, k = q.copy(), k.copy()
@@ -74,7 +83,10 @@ def _real(rng: Rng, q: Array, k: Array) -> Pair:
 REGIMES: dict[str, Regime] = {
     "gaussian": lambda rng, q, k: (q, k),
     # small integers: exact in every dtype, so that only the kernel rounds
-    "integers": lambda rng, q, k: (np.clip(np.round(2 * q), -4, 4), np.clip(np.round(2 * k), -4, 4)),
+    "integers": lambda rng, q, k: (
+        np.clip(np.round(2 * q), -4, 4),
+        np.clip(np.round(2 * k), -4, 4),
+    ),
     # nearly one-hot weights
     "peaky": lambda rng, q, k: (6 * q, 6 * k),
     "negative": _negative,
@@ -94,17 +106,22 @@ REGIMES: dict[str, Regime] = {
 
 
 def values(rng: Rng, shape: tuple[int, ...], regime: str) -> Array:
-    """Return V: Gaussian, at times off centre, so that weights that do not sum to 1 show; with outliers in "outliers"."""
+    """Return V: Gaussian, at times off centre, so that weights that do not sum to 1 show; with
+    outliers in "outliers".
+    """
     v = rng.normal(size=shape) + float(rng.choice([0.0, 3.0]))
     return v * np.where(rng.random(shape) < 0.05, 100, 1) if regime == "outliers" else v
 
 
-# ----------------------------------------------------- masks, broadcastable to (B, H_q, N_q, N_k), True = attend
+# ----------------------------------------------------- masks, broadcastable to (B, H_q, N_q, N_k),
+# True = attend
 
 
 def _lengths(rng: Rng, B: int, N_k: int) -> Array:
     """One length a sequence, in (B, 1, 1, 1). One in eight is 0."""
-    return np.where(rng.random(B) < 0.125, 0, rng.integers(min(N_k, 1), N_k + 1, size=B)).reshape(B, 1, 1, 1)
+    return np.where(rng.random(B) < 0.125, 0, rng.integers(min(N_k, 1), N_k + 1, size=B)).reshape(
+        B, 1, 1, 1
+    )
 
 
 def _dense(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
@@ -125,22 +142,31 @@ def _band(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) ->
 MASKS: dict[str, MaskMaker] = {
     # some keys are masked for all queries
     "holes": lambda rng, shape, block: rng.random((1, 1, 1, shape[-1])) < 0.6,
-    "padding_right": lambda rng, shape, block: np.arange(shape[-1]) < _lengths(rng, shape[0], shape[-1]),
-    "padding_left": lambda rng, shape, block: np.arange(shape[-1]) >= shape[-1] - _lengths(rng, shape[0], shape[-1]),
+    "padding_right": lambda rng, shape, block: (
+        np.arange(shape[-1]) < _lengths(rng, shape[0], shape[-1])
+    ),
+    "padding_left": lambda rng, shape, block: (
+        np.arange(shape[-1]) >= shape[-1] - _lengths(rng, shape[0], shape[-1])
+    ),
     "dense": _dense,
     # some queries see everything, the others nothing
     "rows": lambda rng, shape, block: rng.random((shape[0], 1, shape[2], 1)) < 0.6,
     # about one key a row, and many rows without any
     "few": lambda rng, shape, block: rng.random(shape) < 1 / max(shape[-1], 2),
     # rows lose their first keys: whole blocks of them, or all but the last few
-    "starts": lambda rng, shape, block: np.arange(shape[-1]) >= rng.integers(shape[-1] + 1, size=(1, 1, shape[2], 1)),
+    "starts": lambda rng, shape, block: (
+        np.arange(shape[-1]) >= rng.integers(shape[-1] + 1, size=(1, 1, shape[2], 1))
+    ),
     # the first block of keys is masked for all queries, or as much of it as leaves a key
-    "first_block": lambda rng, shape, block: np.arange(shape[-1])[None, None, None] >= min(block[1], max(shape[-1] - 1, 0)),
+    "first_block": lambda rng, shape, block: (
+        np.arange(shape[-1])[None, None, None] >= min(block[1], max(shape[-1] - 1, 0))
+    ),
     "band": _band,
 }
 
 
-# -------------------------------------------------------- biases, broadcastable to (B, H_q, N_q, N_k), added to the scores
+# -------------------------------------------------------- biases, broadcastable to (B, H_q, N_q,
+# N_k), added to the scores
 
 
 def _alibi(rng: Rng, shape: tuple[int, int, int, int]) -> Array:
@@ -159,9 +185,17 @@ BIASES: dict[str, BiasMaker] = {
     "large": lambda rng, shape: 60 * rng.normal(size=(1, shape[1], *shape[2:])),
 }
 
-# ------------------------------------------------------------------------------- what else scores are made of, for each head
+# ------------------------------------------------------------------------------- what else scores
+# are made of, for each head
 
-SINKS = {"none": -math.inf, "lowest": -800.0, "low": -3.0, "zero": 0.0, "high": 50.0, "highest": 800.0}
+SINKS = {
+    "none": -math.inf,
+    "lowest": -800.0,
+    "low": -3.0,
+    "zero": 0.0,
+    "high": 50.0,
+    "highest": 800.0,
+}
 SOFT_CAPS = (0.5, 5.0, 50.0, 1e4)  # a small one lets much through of what is masked before it
 
 
@@ -175,10 +209,14 @@ def slopes(rng: Rng, H_q: int) -> Array:
     return np.asarray(2.0 ** (1 - rng.permutation(H_q)), np.float32)
 
 
-def stored(rng: Rng, a: Array, dtype: np.dtype[Any], scales: str | None, block: int) -> tuple[Array, Array | None]:
-    """Return an array (B, H, N, d) in 8 bits, with its scales, (B, H) or (B, H, ⌈N / block⌉), or saturated without any.
+def stored(
+    rng: Rng, a: Array, dtype: np.dtype[Any], scales: str | None, block: int
+) -> tuple[Array, Array | None]:
+    """Return an array (B, H, N, d) in 8 bits, with its scales, (B, H) or (B, H, ⌈N / block⌉), or
+    saturated without any.
 
-    Each scale leaves its rows within ±224, and is moved by a power of two: they lie far from 1, and apart.
+    Each scale leaves its rows within ±224, and is moved by a power of two: they lie far from 1, and
+    apart.
     """
     end = largest(dtype)
     if scales is None:
@@ -186,6 +224,14 @@ def stored(rng: Rng, a: Array, dtype: np.dtype[Any], scales: str | None, block: 
     N = a.shape[2]
     groups = -(-N // block) if scales == "block" else 1
     rows = np.arange(N) // block if scales == "block" else np.zeros(N, int)
-    most = np.stack([np.abs(a[:, :, rows == group]).max(axis=(2, 3), initial=2.0**-20) for group in range(groups)], axis=-1)
+    most = np.stack(
+        [
+            np.abs(a[:, :, rows == group]).max(axis=(2, 3), initial=2.0**-20)
+            for group in range(groups)
+        ],
+        axis=-1,
+    )
     scale = np.asarray(2.0 ** rng.integers(0, 5, size=most.shape) * most / 224, np.float32)
-    return (a / scale[:, :, rows, None]).astype(dtype), scale if scales == "block" else scale[..., 0]
+    return (a / scale[:, :, rows, None]).astype(dtype), scale if scales == "block" else scale[
+        ..., 0
+    ]

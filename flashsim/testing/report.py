@@ -33,7 +33,8 @@ PRINTED = 64  # elements of q, k and v together, up to which a failure shows the
 class Failure:
     """A check that failed, on the simplest case found, and what the bug may be.
 
-    finding     the case, the worst element, what the kernel returned there, what was expected, and the budget
+    finding     the case, the worst element, what the kernel returned there, what was expected, and
+                the budget
     failed, tried  how many cases of the survey failed, of how many
     suspicions  known bugs that fit, the likeliest first
     message     all of that in words, with code that shows the failure again
@@ -48,8 +49,16 @@ class Failure:
 
     def as_json(self) -> dict[str, Any]:
         """Return the failure as plain values."""
-        likely = [{"says": bug.says, "threads": bug.threads, "evidence": bug.evidence} for bug in self.suspicions]
-        return {"check": self.check, "case": repr(self.finding.case), "message": self.message, "likely": likely}
+        likely = [
+            {"says": bug.says, "threads": bug.threads, "evidence": bug.evidence}
+            for bug in self.suspicions
+        ]
+        return {
+            "check": self.check,
+            "case": repr(self.finding.case),
+            "message": self.message,
+            "likely": likely,
+        }
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,10 @@ class Report:
     left_out   checks that do not apply, and why
     failures   failures that were not expected
     expected   checks expected to fail, and why
-    mismatches what in the spec does not fit the kernel's first calls: cases are drawn without it, or no case is drawn
-    undeclared keywords of the kit that the function has and the spec does not declare, each with the values that fit
+    mismatches what in the spec does not fit the kernel's first calls: cases are drawn without it,
+    or no case is drawn
+    undeclared keywords of the kit that the function has and the spec does not declare, each with
+    the values that fit
     defaulted  its other parameters, which the kit never gives
     """
 
@@ -85,7 +96,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel fits its spec, all checks passed, and those expected to fail did fail."""
+        """Whether the kernel fits its spec, all checks passed, and those expected to fail did
+        fail.
+        """
         return not self.mismatches and not self.failures and not self.unexpected_passes
 
     @property
@@ -101,12 +114,20 @@ class Report:
     @property
     def unexpected_passes(self) -> list[str]:
         """Checks that were expected to fail, were tried and passed."""
-        return [name for name in self.expected if self.tallies[name].tried and not self.tallies[name].failed]
+        return [
+            name
+            for name in self.expected
+            if self.tallies[name].tried and not self.tallies[name].failed
+        ]
 
     @property
     def worst(self) -> float:
-        """The worst error as a part of its budget, over the checks that were not expected to fail."""
-        return max((t.worst for name, t in self.tallies.items() if name not in self.expected), default=0.0)
+        """The worst error as a part of its budget, over the checks that were not expected to
+        fail.
+        """
+        return max(
+            (t.worst for name, t in self.tallies.items() if name not in self.expected), default=0.0
+        )
 
     def verdict(self, name: str) -> str:
         """Return how a check fared, in a few words."""
@@ -131,7 +152,9 @@ class Report:
         return "\n".join(lines)
 
     def missed(self) -> str:
-        """Return what in the spec does not fit the kernel's first calls, as text; empty if all does."""
+        """Return what in the spec does not fit the kernel's first calls, as text; empty if all
+        does.
+        """
         if not self.mismatches:
             return ""
         stopped = any(mismatch.stops for mismatch in self.mismatches)
@@ -145,9 +168,16 @@ class Report:
 
     def __str__(self) -> str:
         head = _wrapped(f"{self.name}, {self.examples} cases, seed {self.seed}")
-        parts = [self.incomplete() if self.tallies else "", f"{head}\n{_wrapped(self.spec, '     ')}", self.missed()]
+        parts = [
+            self.incomplete() if self.tallies else "",
+            f"{head}\n{_wrapped(self.spec, '     ')}",
+            self.missed(),
+        ]
         if self.tallies:
-            parts += [self.table(), "worst: the largest error ÷ its budget. Above 1, a check fails."]
+            parts += [
+                self.table(),
+                "worst: the largest error ÷ its budget. Above 1, a check fails.",
+            ]
         parts += self._failures()
         if self.unexpected_passes:
             parts.append(f"Expected to fail, but passed: {', '.join(self.unexpected_passes)}")
@@ -158,33 +188,57 @@ class Report:
         if simplest is None:
             return []
         others = [failure for failure in self.failures if failure is not simplest]
-        lines = (f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}" for failure in others)
+        lines = (
+            f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}"
+            for failure in others
+        )
         short = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
-        more = ["Other checks that fail, in brief (--check NAME shows one in full):", *short] if others else []
+        more = (
+            ["Other checks that fail, in brief (--check NAME shows one in full):", *short]
+            if others
+            else []
+        )
         return [simplest.message, "\n".join(more)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         checks = {
-            name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": t.worst if np.isfinite(t.worst) else "inf"}
+            name: {
+                "cases": t.tried,
+                "failed": t.failed,
+                "first": t.first,
+                "worst": t.worst if np.isfinite(t.worst) else "inf",
+            }
             for name, t in self.tallies.items()
         }
         return {
-            "kernel": self.name, **{name: getattr(self, name) for name in ("spec", "examples", "seed", "ok", "complete")},
-            "checks": checks, "left_out": self.left_out, "expected_failures": self.expected,
-            "mismatches": [str(mismatch) for mismatch in self.mismatches], "undeclared": list(self.undeclared),
-            "defaulted": list(self.defaulted), "failures": [failure.as_json() for failure in self.failures],
-        }  # fmt: skip
+            "kernel": self.name,
+            **{
+                name: getattr(self, name) for name in ("spec", "examples", "seed", "ok", "complete")
+            },
+            "checks": checks,
+            "left_out": self.left_out,
+            "expected_failures": self.expected,
+            "mismatches": [str(mismatch) for mismatch in self.mismatches],
+            "undeclared": list(self.undeclared),
+            "defaulted": list(self.defaulted),
+            "failures": [failure.as_json() for failure in self.failures],
+        }
 
 
 def _wrapped(text: str, then: str = "") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- in words
+# --------------------------------------------------------------------------------------------------
+# in words
 
 
-def describe(subject: Subject, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str) -> str:
+def describe(
+    subject: Subject, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str
+) -> str:
     """Return the message of a failure. `how` says how its case was found."""
     drawn = f"{tally.failed} of {tally.tried} cases drawn fail{'s' if tally.failed == 1 else ''}"
     parts = [
@@ -208,12 +262,18 @@ def _what_differs(finding: Finding) -> str:
     assert comparison is not None
     at = finding.index
     got, want = (float(np.asarray(a)[at]) for a in (comparison.got, comparison.want))
-    budget = float(np.broadcast_to(np.asarray(comparison.budget, float), np.shape(comparison.want))[at])
+    budget = float(
+        np.broadcast_to(np.asarray(comparison.budget, float), np.shape(comparison.want))[at]
+    )
     where = f"{list(at)}" if at else ""
     if np.isnan(got):
         return f"{comparison.what} {where} is nan; expected {want:.9g}"
     if budget == 0:
-        bits = f"\n{_first_bit(got, want)}" if got and want and np.isfinite(got) and np.isfinite(want) else ""
+        bits = (
+            f"\n{_first_bit(got, want)}"
+            if got and want and np.isfinite(got) and np.isfinite(want)
+            else ""
+        )
         return f"{comparison.what} {where} is {got:.9g}; expected exactly {want:.9g}{bits}"
     off = abs(got - want)
     return (
@@ -226,26 +286,39 @@ def _first_bit(got: float, want: float) -> str:
     """Say where two numbers first differ, from the sign on."""
     one, other = (int(np.float64(x).view(np.uint64)) for x in (got, want))
     last = (one ^ other).bit_length()
-    where = "the sign" if last == 64 else "the exponent" if last > 52 else f"bit {53 - last} of the fraction"
+    where = (
+        "the sign"
+        if last == 64
+        else "the exponent"
+        if last > 52
+        else f"bit {53 - last} of the fraction"
+    )
     return f"{got.hex()} and {want.hex()} first differ in {where}"
 
 
 def code(subject: Subject, finding: Finding) -> str:
-    """Return Python that shows a failure again, by its case and, if they are few, by its numbers."""
+    """Return Python that shows a failure again, by its case and, if they are few, by its
+    numbers.
+    """
     call = subject.name if subject.name.isidentifier() else "my_attention"
     fetched = _fetched(call, subject.fn)
     more = ""
     for name, function in (("backward", subject.back), ("dropout", subject.keep_mask)):
         if function is None or name not in CHECKS[finding.check].asks:
             continue
-        attribute = next((a for a in (name, "keep") if getattr(subject.fn, a, None) == function), None)
+        attribute = next(
+            (a for a in (name, "keep") if getattr(subject.fn, a, None) == function), None
+        )
         own = getattr(function, "__name__", "")
         said = f"{call}.{attribute}" if attribute else own if own.isidentifier() else f"my_{name}"
         more += f", {name}={said}"
         if not attribute:
             fetched += _fetched(said, function)
     lines = [
-        f"from flashsim.testing import Case, Spec, replay{', wrap' if isinstance(subject.fn, Wrapped) else ''}",
+        (
+            "from flashsim.testing import Case, Spec, "
+            f"replay{', wrap' if isinstance(subject.fn, Wrapped) else ''}"
+        ),
         *fetched,
         f"spec = {subject.spec!r}",
         f"replay({call}, spec, {finding.check!r}, {finding.case!r}{more})",
@@ -257,17 +330,25 @@ def code(subject: Subject, finding: Finding) -> str:
 
 
 def _fetched(name: str, function: Any) -> list[str]:
-    """Return lines that import a function under that name, or a comment if it cannot be imported."""
+    """Return lines that import a function under that name, or a comment if it cannot be
+    imported.
+    """
     if isinstance(function, Wrapped):
         inner = _import(getattr(function.fn, "__name__", ""), function.fn)
-        return [*inner, f"{name} = {function.code()}"] if inner else [f"# {name}: the one under test"]
+        return (
+            [*inner, f"{name} = {function.code()}"] if inner else [f"# {name}: the one under test"]
+        )
     return _import(name, function) or [f"# {name}: the one under test"]
 
 
 def _import(name: str, function: Any) -> list[str]:
-    """Return the import of a function, from its own module or, for one in C, from a public module that has it."""
+    """Return the import of a function, from its own module or, for one in C, from a public
+    module that has it.
+    """
     own = getattr(function, "__module__", None) or ""
-    public = sorted((module for module in sys.modules if "._" not in f".{module}"), key=lambda m: (len(m), m))
+    public = sorted(
+        (module for module in sys.modules if "._" not in f".{module}"), key=lambda m: (len(m), m)
+    )
     if not name.isidentifier() or own == "__main__":
         return []
     for module in (*([] if "._" in f".{own}" else [own]), *public, own):
@@ -279,7 +360,9 @@ def _import(name: str, function: Any) -> list[str]:
 
 
 def _path_to(module: str) -> list[str]:
-    """Return lines that make a file importable if it is neither in the working directory nor installed."""
+    """Return lines that make a file importable if it is neither in the working directory nor
+    installed.
+    """
     file = getattr(sys.modules[module], "__file__", None)
     if "." in module or file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return []
@@ -292,14 +375,20 @@ def _path_to(module: str) -> list[str]:
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
     dtype, options = problem.q.dtype.name, problem.options
     narrow = ("bfloat16", *FP8)  # NumPy does not have these
-    arrays = {name: a.swapaxes(1, 2) if swapped else a for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)}
+    arrays = {
+        name: a.swapaxes(1, 2) if swapped else a
+        for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
+    }
     arrays |= {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
     given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]
     return [
         "import numpy as np",
         *([f"from ml_dtypes import {dtype}"] if dtype in narrow else []),
         "nan, inf = np.nan, np.inf",
-        *(f"{name} = {_literal(a, 'np.' * (a.dtype.name not in narrow) + a.dtype.name)}" for name, a in arrays.items()),
+        *(
+            f"{name} = {_literal(a, 'np.' * (a.dtype.name not in narrow) + a.dtype.name)}"
+            for name, a in arrays.items()
+        ),
         f"print({call}({', '.join(['q, k, v', *given])}))",
     ]
 
@@ -310,5 +399,6 @@ def _literal(array: Array, kind: str) -> str:
     if not array.size:
         return f"np.zeros({array.shape}, {kind})"
     native = array if array.dtype.itemsize == 4 else array.astype(np.float64)
-    short = [float(str(x)) for x in native.ravel()]  # the shortest decimals that round to these very numbers
+    # the shortest decimals that round to these very numbers
+    short = [float(str(x)) for x in native.ravel()]
     return f"np.array({np.array(short).reshape(array.shape).tolist()}, {kind})"

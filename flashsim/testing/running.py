@@ -1,5 +1,6 @@
-"""Running checks over drawn cases: a survey first, which tries every check and stops at nothing; then, where one fails,
-the shrinking of its case to a simple one."""
+"""Running checks over drawn cases: a survey first, which tries every check and stops at nothing;
+then, where one fails, the shrinking of its case to a simple one.
+"""
 
 import time
 import warnings
@@ -21,15 +22,18 @@ from flashsim.testing.strategies import cases
 from flashsim.testing.subject import Broken, OutsidePool, Subject
 
 ALWAYS = ("oracle", "log_sum_exp", "gradients")
-ROTATING, ROTATING_LARGE = 5, 2  # other checks tried on a case of a survey, and on one with more scores than LARGE
+# other checks tried on a case of a survey, and on one with more scores than LARGE
+ROTATING, ROTATING_LARGE = 5, 2
 LARGE = 4096
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a check on a case: the worst error as a part of its budget, and where. Above 1 the check has failed.
+    """What came of a check on a case: the worst error as a part of its budget, and where. Above 1
+    the check has failed.
 
-    broken   instead of an answer: what the kernel raised, or what was wrong with the shape of its answer
+    broken   instead of an answer: what the kernel raised, or what was wrong with the shape of its
+             answer
     index    of the worst element, in `comparison.got`
     """
 
@@ -46,7 +50,9 @@ class Finding:
         return not self.ratio <= 1
 
 
-def try_check(check: Check, subject: Subject, case: Case, trial: Trial | None = None) -> Finding | None:
+def try_check(
+    check: Check, subject: Subject, case: Case, trial: Trial | None = None
+) -> Finding | None:
     """Run a check on a case, made to fit; return the finding, or None where it does not apply."""
     fitted = check.fitted(case, subject)
     if fitted is None:
@@ -103,7 +109,9 @@ def size(case: Case) -> tuple[int, int]:
 
 @dataclass
 class Survey:
-    """What was tried: a tally for each check that applies, why others do not, and each verdict, (case, passed, check)."""
+    """What was tried: a tally for each check that applies, why others do not, and each verdict,
+    (case, passed, check).
+    """
 
     tallies: dict[str, Tally]
     left_out: dict[str, str]
@@ -114,26 +122,39 @@ class Survey:
 Progress = Callable[[int, int], None]
 
 
-def applicable(subject: Subject, names: Iterable[str] | None = None) -> tuple[list[Check], dict[str, str]]:
+def applicable(
+    subject: Subject, names: Iterable[str] | None = None
+) -> tuple[list[Check], dict[str, str]]:
     """Return the checks that apply to the kernel, and why the others do not."""
     asked = [CHECKS[name] for name in (CHECKS if names is None else names)]
     why = {check.name: check.needs(subject) for check in asked}
-    return [check for check in asked if not why[check.name]], {name: reason for name, reason in why.items() if reason}
+    return [check for check in asked if not why[check.name]], {
+        name: reason for name, reason in why.items() if reason
+    }
 
 
 def survey(
-    subject: Subject, max_examples: int, seed: int, names: Sequence[str] | None = None,
-    progress: Progress | None = None, until_failure: bool = False, expected: Container[str] = (),
-) -> Survey:  # fmt: skip
-    """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn.
+    subject: Subject,
+    max_examples: int,
+    seed: int,
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    until_failure: bool = False,
+    expected: Container[str] = (),
+) -> Survey:
+    """Draw cases and try the checks on each: all that were asked for by name, or else some on every
+    case and others in turn.
 
-    With `until_failure` no case is drawn after the first that fails, but for checks that are `expected` to.
+    With `until_failure` no case is drawn after the first that fails, but for checks that are
+    `expected` to.
     """
     checks, left_out = applicable(subject, names)
     found = Survey({check.name: Tally() for check in checks}, left_out)
 
     def enough() -> bool:
-        return until_failure and any(tally.failed for name, tally in found.tallies.items() if name not in expected)
+        return until_failure and any(
+            tally.failed for name, tally in found.tallies.items() if name not in expected
+        )
 
     def look(case: Case) -> bool:
         if enough():  # Hypothesis tries the case that ends the search once more
@@ -150,9 +171,14 @@ def survey(
         return enough()
 
     how = settings(
-        max_examples=max_examples, database=None, deadline=None, derandomize=False, verbosity=Verbosity.quiet,
-        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+        max_examples=max_examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        verbosity=Verbosity.quiet,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
     with warnings.catch_warnings(), suppress(NoSuchExample):
         warnings.simplefilter("ignore")
         find(cases(subject.spec), look, settings=how, random=Random(seed))
@@ -160,11 +186,15 @@ def survey(
 
 
 def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
-    """Return the checks of a survey's case: some always, of the others a few that depend on the case alone."""
+    """Return the checks of a survey's case: some always, of the others a few that depend on the
+    case alone.
+    """
     always = [check for check in checks if check.name in ALWAYS]
     others = [check for check in checks if check.name not in ALWAYS]
     some = min(ROTATING_LARGE if case.scores > LARGE else ROTATING, len(others))
-    picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(len(others), some, replace=False)
+    picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(
+        len(others), some, replace=False
+    )
     return [*always, *(others[i] for i in sorted(picked))]
 
 
@@ -172,12 +202,17 @@ ATTEMPTS, SEEDS = 600, 8  # to lower a value; with other numbers
 
 
 def shrink(
-    check: Check, subject: Subject, case: Case, attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
+    check: Check,
+    subject: Subject,
+    case: Case,
+    attempt: Callable[[Check, Subject, Case], Finding | None] = try_check,
     seconds: float = float("inf"),
-) -> Finding | None:  # fmt: skip
-    """Lower one value of a failing case after the other while it still fails, and return the last finding.
+) -> Finding | None:
+    """Lower one value of a failing case after the other while it still fails, and return the last
+    finding.
 
-    If the case itself does not fail again, the finding says so, or is None. After so many seconds no more values are lowered.
+    If the case itself does not fail again, the finding says so, or is None. After so many seconds
+    no more values are lowered.
     """
     until, best = time.monotonic() + seconds, attempt(check, subject, case)
     if best is None or not best.failed:
@@ -192,10 +227,17 @@ def shrink(
 
 
 def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
-    """Yield the case with one value lowered; then with other numbers besides, as those may fail where its own do not."""
+    """Yield the case with one value lowered; then with other numbers besides, as those may fail
+    where its own do not.
+    """
     lowered = [*_lowered(case, spec)]
     yield from lowered
-    yield from (replace(other, seed=seed) for seed in range(SEEDS) for other in lowered if other.seed == case.seed)
+    yield from (
+        replace(other, seed=seed)
+        for seed in range(SEEDS)
+        for other in lowered
+        if other.seed == case.seed
+    )
 
 
 def _lowered(case: Case, spec: Spec) -> Iterator[Case]:
@@ -209,7 +251,11 @@ def _lowered(case: Case, spec: Spec) -> Iterator[Case]:
         if value is None:
             continue
         lowest = 0 if name == "seed" else 1
-        offers = widths if widths and name in ("d", "d_v") else [*range(lowest, lowest + 5), value // 2, value - 1]
+        offers = (
+            widths
+            if widths and name in ("d", "d_v")
+            else [*range(lowest, lowest + 5), value // 2, value - 1]
+        )
         if name in ("N_q", "N_k"):
             least = spec.lengths(1, 1)[name == "N_k"]
             offers = [least * n for n in (*range(1, 6), value // least // 2, value // least - 1)]

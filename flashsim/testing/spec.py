@@ -13,12 +13,16 @@ from flashsim.problem.arguments import LARGEST, check_flag, check_number, is_one
 from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype, stored_type
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "layout": ("BHND", "BNHD"), "causal": (None, "bottom_right", "top_left"),
-    "window": (None, "bottom_right", "top_left"), "empty_rows": ("zero", "nan", "mean", "undefined"),
-    "lse": (None, "natural", "base2"), "strides": ("any", "last_contiguous", "contiguous"),
-    "stores": ("output", "output_per_block", "scores"), "accumulate": (None, *FLOATS),
+    "layout": ("BHND", "BNHD"),
+    "causal": (None, "bottom_right", "top_left"),
+    "window": (None, "bottom_right", "top_left"),
+    "empty_rows": ("zero", "nan", "mean", "undefined"),
+    "lse": (None, "natural", "base2"),
+    "strides": ("any", "last_contiguous", "contiguous"),
+    "stores": ("output", "output_per_block", "scores"),
+    "accumulate": (None, *FLOATS),
     "scales": (None, "head", "block"),
-}  # fmt: skip
+}
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOATS, *FP8)
 
@@ -29,43 +33,59 @@ LARGEST_BLOCK, WIDEST_HEAD = 4096, 2**16
 class Spec:
     """What a kernel takes and promises.
 
-    dtypes      of q, k, v, one for all three: of "float16", "bfloat16", "float32", "float64", and of ml_dtypes
-                "float8_e4m3fn" and "float8_e5m2", in which nothing is asked of gradients
-    scales      of 8-bit inputs, None: not taken. Else it takes q_descale=, k_descale=, v_descale=, float32, which q, k, v are to
-                be multiplied by: "head", arrays (B, H); "block", (B, H, ⌈N / block⌉), for B_r rows of q each, and B_c of k and v
-    layout      "BHND": q is (B, H_q, N_q, d); "BNHD": (B, N_q, H_q, d). O, and gradients, likewise; masks are always
-                (B, H_q, N_q, N_k), and log-sum-exps (B, H_q, N_q)
-    block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do. At most 4,096 each
-    multiples   (n, m): N_q is always a multiple of n, and N_k of m, for kernels that take whole tiles only
-    causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
-    window      None: not taken. Else it takes window=(left, right): query i attends to keys from p − left to p + right, p being
-                i + N_k − N_q at the "bottom_right" and i at the "top_left"; −1 means no limit on that side
-    bias        whether it takes bias=, of the inputs' dtype, which broadcasts to (B, H_q, N_q, N_k) and is added to the scaled
-                scores. Its own gradient is not asked for
-    softcap     whether it takes softcap=: the scaled scores S become softcap · tanh(S / softcap), before all else
-    alibi       whether it takes alibi_slopes=, float32 (H_q,): −slope · |i + N_k − N_q − j| is added to the scores
-    sink        whether it takes sink=, float32 (H_q,), a logit for each head: a key more, whose value is 0. It is part of the
-                log-sum-exp, and no row is empty that has it. The backward function then returns dsink, (H_q,), as well
-    empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
-    lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
-                an empty row −∞, unless empty_rows is "undefined"
+    dtypes      of q, k, v, one for all three: of "float16", "bfloat16", "float32", "float64", and
+                of ml_dtypes "float8_e4m3fn" and "float8_e5m2", in which nothing is asked of
+                gradients
+    scales      of 8-bit inputs, None: not taken. Else it takes q_descale=, k_descale=, v_descale=,
+                float32, which q, k, v are to be multiplied by: "head", arrays (B, H); "block", (B,
+                H, ⌈N / block⌉), for B_r rows of q each, and B_c of k and v
+    layout      "BHND": q is (B, H_q, N_q, d); "BNHD": (B, N_q, H_q, d). O, and gradients, likewise;
+                masks are always (B, H_q, N_q, N_k), and log-sum-exps (B, H_q, N_q)
+    block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will
+                do. At most 4,096 each
+    multiples   (n, m): N_q is always a multiple of n, and N_k of m, for kernels that take whole
+                tiles only
+    causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q;
+                "top_left": to keys j ≤ i
+    window      None: not taken. Else it takes window=(left, right): query i attends to keys from p
+                − left to p + right, p being i + N_k − N_q at the "bottom_right" and i at the
+                "top_left"; −1 means no limit on that side
+    bias        whether it takes bias=, of the inputs' dtype, which broadcasts to (B, H_q, N_q, N_k)
+                and is added to the scaled scores. Its own gradient is not asked for
+    softcap     whether it takes softcap=: the scaled scores S become softcap · tanh(S / softcap),
+                before all else
+    alibi       whether it takes alibi_slopes=, float32 (H_q,): −slope · |i + N_k − N_q − j| is
+                added to the scores
+    sink        whether it takes sink=, float32 (H_q,), a logit for each head: a key more, whose
+                value is 0. It is part of the log-sum-exp, and no row is empty that has it. The
+                backward function then returns dsink, (H_q,), as well
+    empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the
+                head), or "undefined"
+    lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ
+                exp(scores), or log₂; of an empty row −∞, unless empty_rows is "undefined"
     gqa         whether H_q may be a multiple of H_kv: query heads g·n … g·n + g − 1 share KV head n
     masks       whether it takes `mask`
     scale       whether it takes `scale`; without, and by default, it is 1/√d
     cross       whether N_q ≠ N_k is allowed
     d_v         whether V may have another width than Q and K
     head_dims   the widths d (and d_v) that it takes. None: any
-    strides     which arrays it takes: "any", "last_contiguous" (the last axis has stride 1), or "contiguous" ones only
+    strides     which arrays it takes: "any", "last_contiguous" (the last axis has stride 1), or
+                "contiguous" ones only
     deterministic  whether the same call gives the same bits again
     batch_invariant  whether a sequence gives the same bits alone and in a batch of others
-    zero_keys   whether it takes N_k = 0, where every row is empty. "forward": its forward pass does, and not its backward pass
+    zero_keys   whether it takes N_k = 0, where every row is empty. "forward": its forward pass
+                does, and not its backward pass
     accumulate  the type that sums are kept in. None: float32, and float64 for float64 inputs
-    stores      what is rounded to the inputs' dtype on the way, besides the output and the weights as they enter a
-                product: "output", nothing; "output_per_block", O after every block[1] keys, as Algorithms 1 and 2 do;
-                "scores", the scores, as unfused attention does
-    unchecked   names of its parameters that stay at their defaults on purpose, so that the verdict is not INCOMPLETE
-    max_shapes  at most so many distinct shapes of (q, k, v), for backends that compile each. None: no bound
-    C           all error budgets are multiplied by it. 1 is strict accumulation; 2 leaves room for second-order terms
+    stores      what is rounded to the inputs' dtype on the way, besides the output and the weights
+                as they enter a product: "output", nothing; "output_per_block", O after every
+                block[1] keys, as Algorithms 1 and 2 do; "scores", the scores, as unfused attention
+                does
+    unchecked   names of its parameters that stay at their defaults on purpose, so that the verdict
+                is not INCOMPLETE
+    max_shapes  at most so many distinct shapes of (q, k, v), for backends that compile each. None:
+                no bound
+    C           all error budgets are multiplied by it. 1 is strict accumulation; 2 leaves room for
+                second-order terms
 
     Raises ValueError for a value that makes no sense.
     """
@@ -103,9 +123,13 @@ class Spec:
         for name, known in CHOICES.items():
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
-                raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
+                raise ValueError(
+                    f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}"
+                )
         flags = [field.name for field in fields(self) if field.type == "bool"]
-        checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
+        checked: dict[str, Any] = {
+            name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags
+        }
         if not is_one_of(self.zero_keys, ("forward",)):
             checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)
         checked["dtypes"], checked["unchecked"] = _dtypes(self.dtypes), _names(self.unchecked)
@@ -115,7 +139,9 @@ class Spec:
             checked["head_dims"] = _whole("head_dims", self.head_dims, WIDEST_HEAD)
         if self.max_shapes is not None:
             (checked["max_shapes"],) = _whole("max_shapes", self.max_shapes, LARGEST, count=1)
-        checked["C"] = check_number("Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf)
+        checked["C"] = check_number(
+            "Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf
+        )
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -128,21 +154,29 @@ class Spec:
 
     def chip(self, dtype: str) -> np.dtype[Any]:
         """Return the type that sums are kept in, for inputs of that dtype."""
-        return chip_dtype(dtype_of(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
+        return (
+            chip_dtype(dtype_of(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
+        )
 
     def __repr__(self) -> str:
         return call_of(self)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of that name, one of `DTYPES`. Raises ValueError where it needs a package that is not installed."""
+    """Return the dtype of that name, one of `DTYPES`. Raises ValueError where it needs a package
+    that is not installed.
+    """
     return stored_type(name) if name in FP8 else float_dtype(name)
 
 
 def call_of(made: Any) -> str:
     """Return the call that makes a dataclass's instance again, without what is its default."""
-    given = {f.name: getattr(made, f.name) for f in fields(made) if getattr(made, f.name) != f.default}
-    return f"{type(made).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+    given = {
+        f.name: getattr(made, f.name) for f in fields(made) if getattr(made, f.name) != f.default
+    }
+    return (
+        f"{type(made).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+    )
 
 
 def check_spec(spec: Any) -> Spec:
@@ -154,7 +188,11 @@ def check_spec(spec: Any) -> Spec:
 
 def _several(given: Any) -> tuple[Any, ...]:
     """Return what is given as a tuple: a word, a type, or an array of no axes is one thing."""
-    one = isinstance(given, str | type) or not isinstance(given, Iterable) or not getattr(given, "ndim", True)
+    one = (
+        isinstance(given, str | type)
+        or not isinstance(given, Iterable)
+        or not getattr(given, "ndim", True)
+    )
     return (given,) if one else tuple(given)
 
 
@@ -164,23 +202,32 @@ def _dtypes(given: Any) -> tuple[str, ...]:
         raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, DTYPES))}")
     for name in names:
         if not is_one_of(name, DTYPES):
-            raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, DTYPES))}")
+            raise ValueError(
+                f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, DTYPES))}"
+            )
         dtype_of(name)  # some need a package
     return names
 
 
 def _names(given: Any) -> tuple[str, ...]:
     names = _several(given)
-    if isinstance(given, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+    if isinstance(given, str) or not all(
+        isinstance(name, str) and name.isidentifier() for name in names
+    ):
         raise ValueError(f"Spec: unchecked is {shown(given)}; expected names of parameters")
     return names
 
 
 def _whole(name: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
-    what = {None: "positive whole numbers", 1: "a positive whole number"}.get(count, f"{count} positive whole numbers")
+    what = {None: "positive whole numbers", 1: "a positive whole number"}.get(
+        count, f"{count} positive whole numbers"
+    )
     what += f" of at most {most:,}"
     values = _several(given)
-    good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= most for n in values)
+    good = all(
+        isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= most
+        for n in values
+    )
     if not good or not values or (count is not None and len(values) != count):
         raise ValueError(f"Spec: {name} is {shown(given)}; expected {what}")
     return tuple(int(n) for n in values)

@@ -1,4 +1,5 @@
-"""Hypothesis strategies for cases: a regime, a shape and a seed rather than elements, so that failures shrink to a line.
+"""Hypothesis strategies for cases: a regime, a shape and a seed rather than elements, so that
+failures shrink to a line.
 
 Whatever is off, short or plain comes first in a choice, which is where Hypothesis shrinks to.
 """
@@ -25,8 +26,9 @@ SCALES = (None, None, 1.0, 0.5, 0.1, 2.5)
 def cases(spec: Spec) -> st.SearchStrategy[Case]:
     """Return a strategy of the cases that a kernel with that spec must handle.
 
-    Most are small; some have lengths around the multiples of the spec's blocks, and a few one long row. With
-    `spec.max_shapes` shapes come from `pool(spec)`. Raises ValueError unless it is a Spec.
+    Most are small; some have lengths around the multiples of the spec's blocks, and a few one long
+    row. With `spec.max_shapes` shapes come from `pool(spec)`. Raises ValueError unless it is a
+    Spec.
     """
     check_spec(spec)
     drawn = shapes(spec) if spec.max_shapes is None else st.sampled_from(pool(spec).shapes)
@@ -95,7 +97,12 @@ def shapes(draw: st.DrawFn, spec: Spec) -> dict[str, Any]:
 
 def around(block: int) -> list[int]:
     """Return lengths at, next to and between the multiples of a block, the shortest first."""
-    lengths = {m * block + off for m in (1, 2, 3, 5) for off in (-1, 0, 1, block // 2) if m * block <= 300 or m == 1}
+    lengths = {
+        m * block + off
+        for m in (1, 2, 3, 5)
+        for off in (-1, 0, 1, block // 2)
+        if m * block <= 300 or m == 1
+    }
     return sorted(n for n in lengths if n > 0)
 
 
@@ -108,19 +115,24 @@ def width(spec: Spec, size: str) -> st.SearchStrategy[int]:
     return st.sampled_from((1, 2, 3, 4, 8, 16, 32, 64) if size == "block" else (2, 64))
 
 
-# ------------------------------------------------------------------------------------------- few shapes, for compilers
+# ------------------------------------------------------------------------------------------- few
+# shapes, for compilers
 
 
 @dataclass(frozen=True)
 class Pool:
-    """At most `spec.max_shapes` shapes: those that cases have, and all that a kernel may be called with."""
+    """At most `spec.max_shapes` shapes: those that cases have, and all that a kernel may be
+    called with.
+    """
 
     shapes: Sequence[dict[str, Any]]
     allowed: frozenset[tuple[tuple[int, ...], ...]]
 
 
 def pool(spec: Spec) -> Pool:
-    """Return the shapes to stay within: half of them for cases, the others for what checks make of those."""
+    """Return the shapes to stay within: half of them for cases, the others for what checks make
+    of those.
+    """
     assert spec.max_shapes is not None
     bases = list(_candidates(spec))[: max(1, (spec.max_shapes + 1) // 2)]
     wanted = [*bases, *(shape for base in bases for shape in _derived(base, spec))]
@@ -129,10 +141,27 @@ def pool(spec: Spec) -> Pool:
 
 
 def _candidates(spec: Spec) -> list[dict[str, Any]]:
-    """Return distinct shapes, the most telling first: ragged, N_q < N_k, N_q > N_k, grouped, aligned, single, …"""
+    """Return distinct shapes, the most telling first: ragged, N_q < N_k, N_q > N_k, grouped,
+    aligned, single, …
+    """
     (B_r, B_c), dims = spec.block, sorted(spec.head_dims or (8, 3, 16, 64))
-    lengths = [(B_r + 1, 2 * B_c + 3), (2 * B_r + 3, B_c - 1 or 1), (5, 7), (1, 1), (2 * B_r, 2 * B_c), (1, 3 * B_c + 1)]
-    lengths += [(B_r - 1 or 1, B_c + 1), (B_r, B_c), (3, 2 * B_c), (7, 4), (3 * B_r + 1, 5 * B_c), (2, 600), (9, 9)]
+    lengths = [
+        (B_r + 1, 2 * B_c + 3),
+        (2 * B_r + 3, B_c - 1 or 1),
+        (5, 7),
+        (1, 1),
+        (2 * B_r, 2 * B_c),
+        (1, 3 * B_c + 1),
+    ]
+    lengths += [
+        (B_r - 1 or 1, B_c + 1),
+        (B_r, B_c),
+        (3, 2 * B_c),
+        (7, 4),
+        (3 * B_r + 1, 5 * B_c),
+        (2, 600),
+        (9, 9),
+    ]
     rng, found = np.random.default_rng(0), []
     for at in range(8 * len(lengths)):
         N_q, N_k = lengths[at % len(lengths)]

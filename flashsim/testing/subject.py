@@ -1,4 +1,6 @@
-"""The kernel under test, called as its spec says, its answers checked for shape and brought into one form."""
+"""The kernel under test, called as its spec says, its answers checked for shape and brought into
+one form.
+"""
 
 import traceback
 from collections.abc import Callable
@@ -12,7 +14,8 @@ from flashsim.testing.case import STRIDES, Case, Keep
 from flashsim.testing.problem import Problem
 from flashsim.testing.spec import Spec
 
-GUARD = 64  # elements of NaN before and behind every array, and in its gaps: what is read there shows
+# elements of NaN before and behind every array, and in its gaps: what is read there shows
+GUARD = 64
 
 
 class Broken(AssertionError):
@@ -20,7 +23,9 @@ class Broken(AssertionError):
 
 
 class OutsidePool(Exception):
-    """A call with a shape beyond those that a spec's `max_shapes` or `multiples` allow: it is not made."""
+    """A call with a shape beyond those that a spec's `max_shapes` or `multiples` allow: it is
+    not made.
+    """
 
 
 class Output(NamedTuple):
@@ -35,7 +40,8 @@ def _place(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.full(size + 2 * GUARD, np.nan, dtype)[GUARD : GUARD + size].reshape(shape)
 
 
-# Empty arrays of a's shape and dtype, by how they lie in memory. Axes 1 and 2 are rows and heads in the layout BNHD.
+# Empty arrays of a's shape and dtype, by how they lie in memory. Axes 1 and 2 are rows and heads in
+# the layout BNHD.
 EMPTY: dict[str, Callable[[Array], Array]] = {
     "contiguous": lambda a: _place(a.shape, a.dtype),
     # the two middle axes the other way about, as after a transpose
@@ -54,11 +60,15 @@ MIXED = ("padded", "heads_last", "rows", "contiguous")  # of q, k, v and do: eac
 
 def strides_of(spec: Spec) -> tuple[str, ...]:
     """Return how arrays may lie for a kernel with that spec, the simplest first."""
-    return {"any": STRIDES, "last_contiguous": STRIDES[:-1], "contiguous": STRIDES[:1]}[spec.strides]
+    return {"any": STRIDES, "last_contiguous": STRIDES[:-1], "contiguous": STRIDES[:1]}[
+        spec.strides
+    ]
 
 
 def lay_out(a: Array, strides: str, layout: str) -> Array:
-    """Return a copy of `a` (B, H, N, d) in the spec's layout, lying in memory as `strides` says, guarded by NaN."""
+    """Return a copy of `a` (B, H, N, d) in the spec's layout, lying in memory as `strides` says,
+    guarded by NaN.
+    """
     ordered = a.swapaxes(1, 2) if layout == "BNHD" else a
     placed = EMPTY[strides](ordered)
     placed[...] = ordered
@@ -74,13 +84,16 @@ def memory_of(a: Array) -> Array:
 
 @dataclass(frozen=True)
 class Subject:
-    """The kernel under test, its functions: forward, backward or None, and the keep mask of dropout or None."""
+    """The kernel under test, its functions: forward, backward or None, and the keep mask of
+    dropout or None.
+    """
 
     fn: Callable[..., Any]
     spec: Spec
     back: Callable[..., Any] | None = None
     keep_mask: Keep | None = None
-    shapes: frozenset[tuple[tuple[int, ...], ...]] | None = None  # of q, k, v, that it may be called with
+    # of q, k, v, that it may be called with
+    shapes: frozenset[tuple[tuple[int, ...], ...]] | None = None
     on_try: Callable[[str, Case], None] | None = None  # called before each check on each case
 
     @property
@@ -93,28 +106,51 @@ class Subject:
         return self.forward_on(self.lay(problem, strides), problem)
 
     def lay(self, problem: Problem, strides: str, back: bool = False) -> dict[str, Array]:
-        """Return fresh q, k, v, and do if `back`, as the kernel wants them, lying in memory as `strides` says."""
-        given = {"q": problem.q, "k": problem.k, "v": problem.v, **({"do": problem.dO} if back else {})}
+        """Return fresh q, k, v, and do if `back`, as the kernel wants them, lying in memory as
+        `strides` says.
+        """
+        given = {
+            "q": problem.q,
+            "k": problem.k,
+            "v": problem.v,
+            **({"do": problem.dO} if back else {}),
+        }
         kinds = MIXED if strides == "mixed" else (strides,) * len(MIXED)
-        return {name: lay_out(a, kind, self.spec.layout) for (name, a), kind in zip(given.items(), kinds, strict=False)}
+        return {
+            name: lay_out(a, kind, self.spec.layout)
+            for (name, a), kind in zip(given.items(), kinds, strict=False)
+        }
 
-    def forward_on(self, arrays: dict[str, Array], problem: Problem, *, copies: bool = True) -> Output:
-        """Run the forward function on these very arrays, and on this very mask unless on a copy. Raises Broken."""
+    def forward_on(
+        self, arrays: dict[str, Array], problem: Problem, *, copies: bool = True
+    ) -> Output:
+        """Run the forward function on these very arrays, and on this very mask unless on a copy.
+        Raises Broken.
+        """
         self._stay_within(problem)
-        returned = _called(self.fn, *arrays.values(), **(_copied(problem.options) if copies else problem.options))
+        returned = _called(
+            self.fn, *arrays.values(), **(_copied(problem.options) if copies else problem.options)
+        )
         B, H_q, N_q, _ = problem.q.shape
         lse = None
         if self.spec.lse is not None:
             if not isinstance(returned, tuple | list) or len(returned) != 2:
-                raise Broken(f"returned {_what(returned)}; the spec declares lse, so expected a pair (O, lse)")
+                raise Broken(
+                    f"returned {_what(returned)}; the spec declares lse, so expected a pair (O, "
+                    "lse)"
+                )
             returned, given = returned
             lse = _array("lse", given, (B, H_q, N_q)).astype(np.float64)
         elif isinstance(returned, tuple | list):
-            raise Broken(f"returned {_what(returned)}; the spec does not declare lse, so expected O alone")
+            raise Broken(
+                f"returned {_what(returned)}; the spec does not declare lse, so expected O alone"
+            )
         return Output(self._from_layout("O", returned, (B, H_q, N_q, problem.v.shape[-1])), lse)
 
     def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, ...]:
-        """Run the backward function on fresh copies; return dq, dk, dv, and a sink's gradient, in float64. Raises Broken."""
+        """Run the backward function on fresh copies; return dq, dk, dv, and a sink's gradient,
+        in float64. Raises Broken.
+        """
         return self.backward_on(self.lay(problem, strides, back=True), problem)
 
     def backward_on(self, arrays: dict[str, Array], problem: Problem) -> tuple[Array, ...]:
@@ -128,24 +164,37 @@ class Subject:
             said = f"returned {_what(returned)} from its backward function; expected {count} arrays"
             raise Broken(f"{said}, {', '.join(names)}")
         shapes = (problem.q.shape, problem.k.shape, problem.v.shape)
-        three = (self._from_layout(*each) for each in zip(names[:3], returned[:3], shapes, strict=True))
-        dsink = () if problem.sink is None else (_array("dsink", returned[3], problem.sink.shape).astype(np.float64),)
+        three = (
+            self._from_layout(*each) for each in zip(names[:3], returned[:3], shapes, strict=True)
+        )
+        dsink = (
+            ()
+            if problem.sink is None
+            else (_array("dsink", returned[3], problem.sink.shape).astype(np.float64),)
+        )
         return *three, *dsink
 
     def _stay_within(self, problem: Problem) -> None:
         N_q, N_k = problem.score_shape[-2:]
         if self.spec.lengths(N_q, N_k) != (N_q, N_k):
             raise OutsidePool
-        if self.shapes is not None and (problem.q.shape, problem.k.shape, problem.v.shape) not in self.shapes:
+        if (
+            self.shapes is not None
+            and (problem.q.shape, problem.k.shape, problem.v.shape) not in self.shapes
+        ):
             raise OutsidePool
 
     def keep(self, problem: Problem) -> Array:
         """Return the keep mask of dropout, booleans (B, H_q, N_q, N_k). Raises Broken."""
         assert self.keep_mask is not None
         shape, mask = problem.score_shape, self.keep_mask
-        kept: Array = _called(lambda *given: np.asarray(mask(*given)), shape, problem.dropout_p, problem.seed)
+        kept: Array = _called(
+            lambda *given: np.asarray(mask(*given)), shape, problem.dropout_p, problem.seed
+        )
         if kept.shape != shape or kept.dtype != bool:
-            raise Broken(f"has {_what(kept)} for dropout's keep mask; expected booleans of shape {shape}")
+            raise Broken(
+                f"has {_what(kept)} for dropout's keep mask; expected booleans of shape {shape}"
+            )
         return kept
 
     def _from_layout(self, name: str, given: Any, shape: tuple[int, ...]) -> Array:
@@ -168,12 +217,15 @@ def _called(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         raise
     except BaseException as error:  # sys.exit's, too
         place = _where(error)
-        raise Broken(f"raised {type(error).__name__}: {error}" + f" ({place})" * bool(place)) from error
+        raise Broken(
+            f"raised {type(error).__name__}: {error}" + f" ({place})" * bool(place)
+        ) from error
 
 
 def _where(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"  # the call itself says nothing
+    # the call itself says nothing
+    return "" if last.filename == __file__ else f"at {last.filename}:{last.lineno}"
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:
@@ -182,7 +234,9 @@ def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:
     try:
         found = np.asarray(given)
     except Exception as error:
-        raise Broken(f"returned {_what(given)} for {name}, which NumPy cannot read: {error}") from error
+        raise Broken(
+            f"returned {_what(given)} for {name}, which NumPy cannot read: {error}"
+        ) from error
     which = f"an {name}" if name in ("O", "lse") else f"a {name}"
     if found.dtype.kind not in "fV" or found.dtype.names:
         raise Broken(f"returned {which} of dtype {found.dtype}; expected floating point")

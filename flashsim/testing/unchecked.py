@@ -1,4 +1,6 @@
-"""A kernel's parameters that no check tries, since its spec does not declare them, or no spec can."""
+"""A kernel's parameters that no check tries, since its spec does not declare them, or no spec
+can.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,20 +15,38 @@ from flashsim.testing.wrapping import Wrapped
 
 # Kernels' names for parameters that the kit never gives.
 NO_WORD: Mapping[tuple[str, ...], str] = {
-    ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_k", "seqused_k"): (
-        "sequences packed in one row: give varlen(your_kernel), of flashsim.testing"
-    ),
-    ("block_table", "block_tables", "page_table", "cache_seqlens", "k_cache", "v_cache", "kv_indices"): (
-        "paged caches: give paged(your_kernel), of flashsim.testing"
-    ),
-    ("segment_ids", "q_segment_ids", "document_ids"): "segments: wrap your kernel in a function that takes mask=",
+    (
+        "cu_seqlens",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "cu_seqlens_kv",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "seqused_k",
+    ): ("sequences packed in one row: give varlen(your_kernel), of flashsim.testing"),
+    (
+        "block_table",
+        "block_tables",
+        "page_table",
+        "cache_seqlens",
+        "k_cache",
+        "v_cache",
+        "kv_indices",
+    ): ("paged caches: give paged(your_kernel), of flashsim.testing"),
+    (
+        "segment_ids",
+        "q_segment_ids",
+        "document_ids",
+    ): "segments: wrap your kernel in a function that takes mask=",
     ("score_mod", "mask_mod", "block_mask"): "functions of positions, as in FlexAttention",
     ("qv", "kv_lora_rank"): "latents (MLA): give mla(your_kernel), of flashsim.testing",
 }
 
 
 def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
-    """Return keywords of the kit that the function has and the spec does not declare, each with the values that fit."""
+    """Return keywords of the kit that the function has and the spec does not declare, each with
+    the values that fit.
+    """
     named, spec = _open(subject.fn), subject.spec
     found = {}
     for feature in FEATURES:
@@ -35,18 +55,30 @@ def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
             continue
         declared = {value: replace(spec, **{field: value}) for value in feature.values}
         found[keyword] = tuple(
-            value for value, there in declared.items() if fits(subject.fn, there, feature.put_into(plain(there)))
+            value
+            for value, there in declared.items()
+            if fits(subject.fn, there, feature.put_into(plain(there)))
         )
     return found
 
 
 def at_their_defaults(subject: Subject) -> list[str]:
-    """Return the other parameters, which the kit never gives, each with the kit's name for it if there is one."""
+    """Return the other parameters, which the kit never gives, each with the kit's name for it if
+    there is one.
+    """
     given = {feature.keyword for feature in FEATURES} | set(subject.spec.unchecked)
     given |= set(DESCALES) if subject.spec.scales else set()
     given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
-    ours = {alias: f" (the kit's name is {feature.keyword})" for feature in FEATURES for alias in feature.aliases}
-    ours |= {name: " (no spec can declare it, see flashsim check --list)" for names in NO_WORD for name in names}
+    ours = {
+        alias: f" (the kit's name is {feature.keyword})"
+        for feature in FEATURES
+        for alias in feature.aliases
+    }
+    ours |= {
+        name: " (no spec can declare it, see flashsim check --list)"
+        for names in NO_WORD
+        for name in names
+    }
     return [f"{name}{ours.get(name, '')}" for name in _open(subject.fn)[3:] if name not in given]
 
 
@@ -81,13 +113,21 @@ def _keywords(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 def _to_declare(keywords: Mapping[str, Sequence[Any]]) -> str:
     """Return how keywords are declared, on the command line and in Python."""
-    given = [(each.field, keywords[each.keyword] or each.values) for each in FEATURES if each.keyword in keywords]
-    flags = (" or ".join([flag(field, values[0]), *map(str, values[1:])]) for field, values in given)
+    given = [
+        (each.field, keywords[each.keyword] or each.values)
+        for each in FEATURES
+        if each.keyword in keywords
+    ]
+    flags = (
+        " or ".join([flag(field, values[0]), *map(str, values[1:])]) for field, values in given
+    )
     python = ", ".join(f"{field}={values[0]!r}" for field, values in given)
     return f"{' '.join(flags)}, or in Python Spec({python})"
 
 
 def without_words() -> str:
     """Return what a spec cannot declare, a line each, as text."""
-    lines = [f"  {names[0]}{', …' if len(names) > 1 else ''}: {what}" for names, what in NO_WORD.items()]
+    lines = [
+        f"  {names[0]}{', …' if len(names) > 1 else ''}: {what}" for names, what in NO_WORD.items()
+    ]
     return "\n".join(["No spec can declare these, and no check tries them:", *lines])

@@ -1,4 +1,6 @@
-"""An attention on other arrays, called in its own way, as one on NumPy arrays that is called as the kit does."""
+"""An attention on other arrays, called in its own way, as one on NumPy arrays that is called as
+the kit does.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,20 @@ from flashsim.testing.spec import Spec
 class Wrapped:
     """`fn` on NumPy arrays. Made by `wrap`.
 
-    Called as kernel(q, k, v, **keywords), it returns O, or (O, lse) where fn returns two arrays. `backward(q, k, v, do,
-    **keywords)` returns (dq, dk, dv), by torch's autograd or jax.vjp through O; it is missing where there is neither. Where
-    fn is a backward function of its own, it is itself called so.
+    Called as kernel(q, k, v, **keywords), it returns O, or (O, lse) where fn returns two arrays.
+    `backward(q, k, v, do, **keywords)` returns (dq, dk, dv), by torch's autograd or jax.vjp through
+    O; it is missing where there is neither. Where fn is a backward function of its own, it is
+    itself called so.
     """
 
-    def __init__(self, fn: Any, bridge: Bridge, convention: str | None, device: Any = None, page: int | None = None) -> None:
+    def __init__(
+        self,
+        fn: Any,
+        bridge: Bridge,
+        convention: str | None,
+        device: Any = None,
+        page: int | None = None,
+    ) -> None:
         self.fn = fn
         self.device = device
         self.convention = convention
@@ -46,31 +56,40 @@ class Wrapped:
     def backward(self) -> Callable[..., tuple[Array, Array, Array]]:
         """The gradient, a function of (q, k, v, do, **keywords)."""
         if not hasattr(self._bridge, "gradients"):
-            raise AttributeError(f"no backward for {self.__name__}: {self._bridge.package} has no automatic differentiation")
+            raise AttributeError(
+                f"no backward for {self.__name__}: {self._bridge.package} has no automatic "
+                "differentiation"
+            )
         if self.convention is not None and CONVENTIONS[self.convention].page:
-            raise AttributeError(f"no backward for {self.__name__}: convention {self.convention!r} is for decoding")
+            raise AttributeError(
+                f"no backward for {self.__name__}: convention {self.convention!r} is for decoding"
+            )
         return self._adapted(self._backward)
 
     def spec(self, **overrides: Any) -> Spec:
-        """Return what fn promises by its convention, changed by `overrides`; without a convention, Spec(**overrides).
+        """Return what fn promises by its convention, changed by `overrides`; without a convention,
+        Spec(**overrides).
 
         "sdpa": what torch 2.13 does on the CPU. A forced flash backend there takes no d_v and wants
-        strides="last_contiguous". NaN in a masked key or value does reach the output, and with causal=True a scale ≤ 0
-        gives NaN in the flash backend, the default one. Its tile is nearer (32, 512) than the default `block`, a slower
-        test. On CUDA it depends on the backend: in torch 2.11, cuDNN's, the default for 16 bits on an H200, gives rows
-        without keys something other than 0, and NaN for a scale ≤ 0; and rows that do not begin at multiples of 16 bytes
+        strides="last_contiguous". NaN in a masked key or value does reach the output, and with
+        causal=True a scale ≤ 0 gives NaN in the flash backend, the default one. Its tile is nearer
+        (32, 512) than the default `block`, a slower test. On CUDA it depends on the backend: in
+        torch 2.11, cuDNN's, the default for 16 bits on an H200, gives rows without keys something
+        other than 0, and NaN for a scale ≤ 0; and rows that do not begin at multiples of 16 bytes
         end in NaN or an error there: override strides="contiguous".
 
-        "flex_attention": what torch 2.13 does on the CPU without torch.compile, where it has no backward pass, and NaN reaches
-        the output as with "sdpa". Compiled, it is one function for each shape: override max_shapes.
+        "flex_attention": what torch 2.13 does on the CPU without torch.compile, where it has no
+        backward pass, and NaN reaches the output as with "sdpa". Compiled, it is one function for
+        each shape: override max_shapes.
 
-        "flash_attn", and those after it down to "flashinfer_hnd": what flash_attn 2.1 and later promise. Heads of other widths
-        are padded, and not listed; FlashInfer's are 64, 128 or 256 wide. Arrays are contiguous: kernels read 16 bytes at a
-        time, so every row has to begin at a multiple of that. `lse` is None where fn returns O alone by default; see `wrap`.
-        Soft caps, slopes and windows came later: override softcap=True, alibi=True, window="bottom_right".
+        "flash_attn", and those after it down to "flashinfer_hnd": what flash_attn 2.1 and later
+        promise. Heads of other widths are padded, and not listed; FlashInfer's are 64, 128 or 256
+        wide. Arrays are contiguous: kernels read 16 bytes at a time, so every row has to begin at a
+        multiple of that. `lse` is None where fn returns O alone by default; see `wrap`. Soft caps,
+        slopes and windows came later: override softcap=True, alibi=True, window="bottom_right".
 
-        "onnx": what ONNX 1.23's reference does in opset 25. A scale is not among it: Q and K are multiplied by its root, so
-        none ≤ 0 is taken.
+        "onnx": what ONNX 1.23's reference does in opset 25. A scale is not among it: Q and K are
+        multiplied by its root, so none ≤ 0 is taken.
         """
         defaults = {} if self.convention is None else CONVENTIONS[self.convention].promises
         own = defaults.get("layout", "BHND")
@@ -79,7 +98,9 @@ class Wrapped:
         return Spec(**{**defaults, **overrides})
 
     def code(self, name: str = "") -> str:
-        """Return Python that wraps the function again, which is there by that name, or by its own."""
+        """Return Python that wraps the function again, which is there by that name, or by its
+        own.
+        """
         said = {"convention": self.convention, "device": self.device, "page": self.page}
         more = "".join(f", {name}={value!r}" for name, value in said.items() if value is not None)
         return f"wrap({name or self.__name__}, {self._bridge.package!r}{more})"
@@ -98,24 +119,39 @@ class Wrapped:
         with self._sent(dict(zip(names, arrays, strict=False)), keywords) as (inputs, keywords):
             return self._results(self._call(*inputs, **keywords))
 
-    def _backward(self, q: Any, k: Any, v: Any, do: Any, **keywords: Any) -> tuple[Array, Array, Array]:
+    def _backward(
+        self, q: Any, k: Any, v: Any, do: Any, **keywords: Any
+    ) -> tuple[Array, Array, Array]:
         with self._sent({"q": q, "k": k, "v": v, "do": do}, keywords) as ((*inputs, do), keywords):
 
             def output(q: Any, k: Any, v: Any) -> Any:
                 result = self._call(q, k, v, **keywords)
                 return result[0] if isinstance(result, tuple | list) else result
 
-            dq, dk, dv = (self._bridge.receive(g) for g in self._bridge.gradients(output, tuple(inputs), do))
+            dq, dk, dv = (
+                self._bridge.receive(g) for g in self._bridge.gradients(output, tuple(inputs), do)
+            )
         return dq, dk, dv
 
     @contextmanager
-    def _sent(self, arrays: dict[str, Any], keywords: dict[str, Any]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    def _sent(
+        self, arrays: dict[str, Any], keywords: dict[str, Any]
+    ) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         """Give the inputs and the keywords for fn; after the call, settle what it changed."""
         with self._bridge.use():
             sent = [self._bridge.send(name, np.asarray(a)) for name, a in arrays.items()]
-            more = {name: self._bridge.send(name, a) for name, a in keywords.items() if isinstance(a, np.ndarray)}
-            plain = {name: a.item() if isinstance(a, np.generic) else a for name, a in keywords.items()}
-            yield [one.native for one in sent], plain | {name: one.native for name, one in more.items()}
+            more = {
+                name: self._bridge.send(name, a)
+                for name, a in keywords.items()
+                if isinstance(a, np.ndarray)
+            }
+            plain = {
+                name: a.item() if isinstance(a, np.generic) else a for name, a in keywords.items()
+            }
+            yield (
+                [one.native for one in sent],
+                plain | {name: one.native for name, one in more.items()},
+            )
             for one in (*sent, *more.values()):
                 one.settle(self.__name__)
 
@@ -129,58 +165,75 @@ class Wrapped:
         for one in result if several else (result,):
             if not isinstance(one, self._bridge.kind):
                 raise ValueError(
-                    f"{self.__name__} returned an object of type {type(one).__name__}; expected a {self._bridge.package} array"
+                    f"{self.__name__} returned an object of type {type(one).__name__}; expected a "
+                    f"{self._bridge.package} array"
                 )
         return tuple(map(self._bridge.receive, result)) if several else self._bridge.receive(result)
 
 
-def wrap(fn: Any, xp: str, *, convention: str | None = None, device: Any = None, page: int | None = None) -> Wrapped:
+def wrap(
+    fn: Any, xp: str, *, convention: str | None = None, device: Any = None, page: int | None = None
+) -> Wrapped:
     """Return `fn`, an attention on the arrays of `xp`, or its backward, as one on NumPy arrays.
 
-    `xp` is "numpy", "torch", "cupy" or "jax"; only that package is imported. `device` is where fn runs: for torch, what
-    torch.device takes; for CuPy, a number; for JAX, a jax.Device or a platform's name. By default the package's own (for
-    torch, the CPU).
+    `xp` is "numpy", "torch", "cupy" or "jax"; only that package is imported. `device` is where fn
+    runs: for torch, what torch.device takes; for CuPy, a number; for JAX, a jax.Device or a
+    platform's name. By default the package's own (for torch, the CPU).
 
-    torch on the CPU works on the caller's memory. On another device, and for arrays that torch cannot take as they are,
-    it works on a copy, with the same strides. All the memory that an array is a view of is copied, so that fn reads the
-    same around it and between its elements, and whatever fn changes there is written back after the call, so that one can
-    see that it modified its inputs. Arrays with negative strides are copied to contiguous ones. A function that writes
-    into a read-only array raises ValueError. CuPy likewise. JAX arrays are immutable, contiguous copies.
+    torch on the CPU works on the caller's memory. On another device, and for arrays that torch
+    cannot take as they are, it works on a copy, with the same strides. All the memory that an array
+    is a view of is copied, so that fn reads the same around it and between its elements, and
+    whatever fn changes there is written back after the call, so that one can see that it modified
+    its inputs. Arrays with negative strides are copied to contiguous ones. A function that writes
+    into a read-only array raises ValueError. CuPy likewise. JAX arrays are immutable, contiguous
+    copies.
 
     `convention` says how fn is called:
 
-    None            fn(q, k, v, **keywords) as the kit does, arrays among the keywords (`mask`) in the form of `xp`. Under
-                    jax.jit, `causal` has to be static
-    "sdpa"          as torch.nn.functional.scaled_dot_product_attention: (B, H, N, d), causal aligned at the top left. It
-                    takes no mask together with is_causal, so both are given as one mask, which always has four axes.
-                    `enable_gqa` is given only where H_q ≠ H_kv
+    None            fn(q, k, v, **keywords) as the kit does, arrays among the keywords (`mask`) in
+                    the form of `xp`. Under jax.jit, `causal` has to be static
+    "sdpa"          as torch.nn.functional.scaled_dot_product_attention: (B, H, N, d), causal
+                    aligned at the top left. It takes no mask together with is_causal, so both are
+                    given as one mask, which always has four axes. `enable_gqa` is given only where
+                    H_q ≠ H_kv
     "flex_attention"
-                    as torch.nn.attention.flex_attention.flex_attention: (B, H, N, d). Causal masks (i ≥ j), other masks and
-                    windows are a block mask; soft caps, slopes and biases are a score_mod. With functools.partial(
-                    flex_attention, return_aux=AuxRequest(lse=True)), or return_lse=True, there is a natural log-sum-exp
-    "flash_attn"    as flash_attn_func of flash_attn ≥ 2.1: (B, N, H, d), causal aligned at the bottom right, no masks.
-                    functools.partial(flash_attn_func, return_attn_probs=True) returns (O, lse, S_dmask), of which O and lse are
-                    passed on. Rows without keys are 0, and their lse is +∞ there, where Spec(lse="natural") expects −∞ unless
-                    empty_rows is "undefined". Its backward pass gives the same bits again only with deterministic=True
+                    as torch.nn.attention.flex_attention.flex_attention: (B, H, N, d). Causal masks
+                    (i ≥ j), other masks and
+                    windows are a block mask; soft caps, slopes and biases are a score_mod. With
+                    functools.partial(
+                    flex_attention, return_aux=AuxRequest(lse=True)), or return_lse=True, there is a
+                    natural log-sum-exp
+    "flash_attn"    as flash_attn_func of flash_attn ≥ 2.1: (B, N, H, d), causal aligned at the
+                    bottom right, no masks. functools.partial(flash_attn_func,
+                    return_attn_probs=True) returns (O, lse, S_dmask), of which O and lse are passed
+                    on. Rows without keys are 0, and their lse is +∞ there, where
+                    Spec(lse="natural") expects −∞ unless empty_rows is "undefined". Its backward
+                    pass gives the same bits again only with deterministic=True
     "flash_attn_varlen"
-                    as flash_attn_varlen_func: packed rows (total, H, d), cu_seqlens, lse (H, total); else the same
+                    as flash_attn_varlen_func: packed rows (total, H, d), cu_seqlens, lse (H,
+                    total); else the same
     "flash_attn_with_kvcache"
-                    as the function of that name, without new keys: a cache (pages, 256, H, d), block_table, cache_seqlens;
+                    as the function of that name, without new keys: a cache (pages, 256, H, d),
+                    block_table, cache_seqlens;
                     its lse with return_softmax_lse=True
-    "vllm"          as vLLM's flash_attn_varlen_func: packed queries, the halves of a cache (2, pages, 16, H, d), block_table,
-                    seqused_k
-    "flashinfer"    as FlashInfer's BatchPrefillWithPagedKVCacheWrapper, planned and run: fn is one, with kv_layout "NHD". A
-                    cache (pages, 2, 16, H, d), its pages as lists, lse to base 2. A function is called with q, the cache,
-                    and by name what would be planned
+    "vllm"          as vLLM's flash_attn_varlen_func: packed queries, the halves of a cache (2,
+                    pages, 16, H, d), block_table, seqused_k
+    "flashinfer"    as FlashInfer's BatchPrefillWithPagedKVCacheWrapper, planned and run: fn is one,
+                    with kv_layout "NHD". A cache (pages, 2, 16, H, d), its pages as lists, lse to
+                    base 2. A function is called with q, the cache, and by name what would be
+                    planned
     "flashinfer_hnd"
                     the same with kv_layout "HND", (pages, 2, H, 16, d)
-    "onnx"          as the operator Attention of ONNX: fn(Q, K, V, attn_mask, **attributes), attn_mask where there is one;
-                    (B, H, N, d), causal aligned at the top left. onnx.reference.ops.op_attention.Attention.eval is such
+    "onnx"          as the operator Attention of ONNX: fn(Q, K, V, attn_mask, **attributes),
+                    attn_mask where there is one; (B, H, N, d), causal aligned at the top left.
+                    onnx.reference.ops.op_attention.Attention.eval is such
 
-    Where there are packs or pages, a case lies among other sequences, as `varlen` and `paged` have it. `page` is how many
-    rows a page has. With a convention a `seed` seeds torch's generator for the call, whose state is restored.
+    Where there are packs or pages, a case lies among other sequences, as `varlen` and `paged` have
+    it. `page` is how many rows a page has. With a convention a `seed` seeds torch's generator for
+    the call, whose state is restored.
 
-    Raises ValueError for an unknown xp or convention, ModuleNotFoundError where the package is missing.
+    Raises ValueError for an unknown xp or convention, ModuleNotFoundError where the package is
+    missing.
     """
     if not callable(fn) and not hasattr(fn, "plan"):
         raise ValueError(f"fn is {shown(fn)}; expected a function of (q, k, v)")
@@ -192,9 +245,13 @@ def wrap(fn: Any, xp: str, *, convention: str | None = None, device: Any = None,
             raise ValueError(f"convention is {shown(convention)}; expected one of {known}")
         if xp not in (packages := CONVENTIONS[convention].packages):
             expected = " or ".join(map(repr, packages))
-            raise ValueError(f"xp is {xp!r}; expected {expected}, which convention {convention!r} is of")
+            raise ValueError(
+                f"xp is {xp!r}; expected {expected}, which convention {convention!r} is of"
+            )
     if page is not None:
         if convention is None or not CONVENTIONS[convention].page:
-            raise ValueError(f"page is {shown(page)}; expected none, as convention {convention!r} has no pages")
+            raise ValueError(
+                f"page is {shown(page)}; expected none, as convention {convention!r} has no pages"
+            )
         page = check_count("page", page)
     return Wrapped(fn, BRIDGES[xp](device), convention, device, page)

@@ -1,15 +1,17 @@
 """Algorithm 0: standard attention, forward.
 
-Products keep a panel of B_r rows on chip and stream the other operand past it in B_c rows. T_r = ⌈N_q/B_r⌉ counts panels
-of queries. With p = 1 if a row fits (N_k + 2 ≤ M), else 2:
+Products keep a panel of B_r rows on chip and stream the other operand past it in B_c rows. T_r =
+⌈N_q/B_r⌉ counts panels of queries. With p = 1 if a row fits (N_k + 2 ≤ M), else 2:
 
     reads   Q: N_q·d   K: T_r·N_k·d   S: p·N_q·N_k   P: N_q·N_k   V: T_r·N_k·d_v
     writes  S: N_q·N_k   P: N_q·N_k   O: N_q·d_v
 
-With T_r = p = 1 that is the proof's accounting, each operand read once for each product: reads 3Nd + 2N², writes Nd + 2N².
+With T_r = p = 1 that is the proof's accounting, each operand read once for each product: reads 3Nd
++ 2N², writes Nd + 2N².
 
-A mask of whatever kind adds a pass that reads and writes S. Dropout adds one that reads P and writes Z and P^dropped, which
-line 3 then reads for P. A sink is read twice for each block of rows of the softmax, and its column of P written.
+A mask of whatever kind adds a pass that reads and writes S. Dropout adds one that reads P and
+writes Z and P^dropped, which line 3 then reads for P. A sink is read twice for each block of rows
+of the softmax, and its column of P written.
 """
 
 from flashsim.problem.shapes import Blocks
@@ -20,12 +22,16 @@ from flashsim.theory.theorems import theorem_2_standard
 
 
 def line_1(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): Algorithm 1's, exchanged, as here the panel of queries decides how often K and V are read."""
+    """Return (B_r, B_c): Algorithm 1's, exchanged, as here the panel of queries decides how
+    often K and V are read.
+    """
     return rows, min(rows, d)
 
 
 def whole(p: OneHead) -> int:
-    """Return how many whole rows of S the softmax holds at a time, with m, ℓ, and a sink twice; 0 if none fits."""
+    """Return how many whole rows of S the softmax holds at a time, with m, ℓ, and a sink twice;
+    0 if none fits.
+    """
     return max(p.M - 2 * p.sink, 0) // (p.N_k + 2)
 
 
@@ -33,7 +39,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     masking = square if p.masked else 0
     passes = 1 if whole(p) else 2
-    dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array("Z", "extra", writes=dropped)
+    dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array(
+        "Z", "extra", writes=dropped
+    )
     return {
         **p.array("Q", "input", reads=p.N_q * p.d),
         **p.array("K", "input", reads=blocks.T_r * p.N_k * p.d),
@@ -48,20 +56,34 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Line 1's or 3's panel, block and tile of S; rows of S with m and ℓ; S with the mask; P with Z."""
+    """Line 1's or 3's panel, block and tile of S; rows of S with m and ℓ; S with the mask; P
+    with Z.
+    """
     B_r, B_c, n, k = blocks.B_r, blocks.B_c, p.N_q, p.N_k
     product = (B_r + B_c) * max(p.d, p.d_v) + B_r * B_c
-    softmax = min(n, whole(p)) * (k + 2) + 2 * p.sink if whole(p) else max(min(k, max(p.M - 3, 1)) + 3, p.sink + 2)
+    softmax = (
+        min(n, whole(p)) * (k + 2) + 2 * p.sink
+        if whole(p)
+        else max(min(k, max(p.M - 3, 1)) + 3, p.sink + 2)
+    )
     masking = masking_tiles(p).most(lambda r, c: r * c + p.mask_tile(r, c)) if p.masked else 0
     return max(product, softmax, masking, dropping_peak(p))
 
 
 FORM = Form(
-    name="standard", line_1=line_1, traffic=traffic,
-    peak=peak, products=(1, 1), theta=lambda N, d, M: theorem_2_standard(N, d),
+    name="standard",
+    line_1=line_1,
+    traffic=traffic,
+    peak=peak,
+    products=(1, 1),
+    theta=lambda N, d, M: theorem_2_standard(N, d),
     sink=lambda p, blocks: 2 * ceil_div(p.N_q, max(whole(p), 1)),
     formulas={
-        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
-        "S": ("p * N_q * N_k", "N_q * N_k"), "P": ("N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"),
+        "Q": ("N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "S": ("p * N_q * N_k", "N_q * N_k"),
+        "P": ("N_q * N_k", "N_q * N_k"),
+        "O": ("0", "N_q * d_v"),
     },
 )

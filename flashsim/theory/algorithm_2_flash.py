@@ -4,8 +4,8 @@ K, V are read once; each computed tile reads its rows of Q, O, ℓ, m and writes
 
     peak    (b_r + b_c)(d + d_v) + b_r·b_c + 6b_r  K_j V_j Q_i O_i, S_ij, and ℓ, m: old, tile's, new
 
-The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of K_j and V_j. A block of a mask that lives in
-HBM is on chip beside S_ij.
+The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of K_j and V_j. A block
+of a mask that lives in HBM is on chip beside S_ij.
 """
 
 from flashsim.problem.shapes import Blocks
@@ -21,15 +21,27 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w = p.d + p.d_v
-    return max(blocks.B_c * w, p.sink, tiles.most(lambda r, c: (r + c) * w + r * c + 6 * r + p.mask_tile(r, c)))
+    return max(
+        blocks.B_c * w,
+        p.sink,
+        tiles.most(lambda r, c: (r + c) * w + r * c + 6 * r + p.mask_tile(r, c)),
+    )
 
 
 FORM = Form(
-    name="flash", line_1=line_1,
-    peak=peak, products=(1, 1), theta=theorem_2_flash, initial=("O", "l", "m"), sink=lambda p, blocks: 1,
+    name="flash",
+    line_1=line_1,
+    peak=peak,
+    products=(1, 1),
+    theta=theorem_2_flash,
+    initial=("O", "l", "m"),
+    sink=lambda p, blocks: 1,
     formulas={
-        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"),
-        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"), "l": ("T_c * N_q", "(T_c + 1) * N_q"),
+        "Q": ("T_c * N_q * d", "0"),
+        "K": ("N_k * d", "0"),
+        "V": ("N_k * d_v", "0"),
+        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"),
+        "l": ("T_c * N_q", "(T_c + 1) * N_q"),
         "m": ("T_c * N_q", "(T_c + 1) * N_q"),
     },
 )

@@ -1,7 +1,7 @@
 """Algorithm 3: standard attention, backward.
 
-Products as in Algorithm 0. T_r = ⌈N_q/B_r⌉ counts panels of queries, U_c = ⌈N_k/B_r⌉ panels of keys (lines 1 and 5). With
-p = 1 if a row fits (2N_k + 1 ≤ M), else 2:
+Products as in Algorithm 0. T_r = ⌈N_q/B_r⌉ counts panels of queries, U_c = ⌈N_k/B_r⌉ panels of keys
+(lines 1 and 5). With p = 1 if a row fits (2N_k + 1 ≤ M), else 2:
 
     reads   line 1, dV: P N_q·N_k, dO U_c·N_q·d_v      line 2, dP: dO N_q·d_v, V T_r·N_k·d_v
             line 3, dS: P and dP p·N_q·N_k each
@@ -10,8 +10,8 @@ p = 1 if a row fits (2N_k + 1 ≤ M), else 2:
 
 With T_r = U_c = p = 1 that is the proof's accounting: reads 5Nd + 5N², writes 3Nd + 2N².
 
-Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dropped for P. A bias adds one that reads dS, and
-reads and writes the block of dB that goes with each tile.
+Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dropped for P. A bias
+adds one that reads dS, and reads and writes the block of dB that goes with each tile.
 """
 
 from flashsim.problem.shapes import Blocks
@@ -27,7 +27,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     U_c = -(-k // blocks.B_r)
     passes = 1 if 2 * k + 1 <= p.M else 2
     learning = learning_tiles(p)
-    dropped_arrays = p.array("P_dropped", "input", reads=dropped) | p.array("Z", "input", reads=dropped)
+    dropped_arrays = p.array("P_dropped", "input", reads=dropped) | p.array(
+        "Z", "input", reads=dropped
+    )
     return {
         **p.array("Q", "input", reads=U_c * n * p.d),
         **p.array("K", "input", reads=blocks.T_r * k * p.d),
@@ -45,7 +47,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of P, dP and their sum; dS, dB."""
+    """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of
+    P, dP and their sum; dS, dB.
+    """
     n, k, M, width = p.N_q, p.N_k, p.M, max(p.d, p.d_v)
     B, b = blocks.B_r, blocks.B_c
     row = 2 * k + 1
@@ -55,14 +59,24 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="standard", direction="backward", line_1=line_1, traffic=traffic,
+    name="standard",
+    direction="backward",
+    line_1=line_1,
+    traffic=traffic,
     peak=peak,
     products=(2, 2),  # dQ dK; dV dP
-    gives_dS=True, sink_of=("P_sink",),
+    gives_dS=True,
+    sink_of=("P_sink",),
     formulas={
-        "Q": ("U_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
-        "dO": ("(U_c + 1) * N_q * d_v", "0"), "P": ("(p + 1) * N_q * N_k", "0"), "dP": ("p * N_q * N_k", "N_q * N_k"),
+        "Q": ("U_c * N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "dO": ("(U_c + 1) * N_q * d_v", "0"),
+        "P": ("(p + 1) * N_q * N_k", "0"),
+        "dP": ("p * N_q * N_k", "N_q * N_k"),
         "dS": ("2 * N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
+        "dQ": ("0", "N_q * d"),
+        "dK": ("0", "N_k * d"),
+        "dV": ("0", "N_k * d_v"),
     },
 )

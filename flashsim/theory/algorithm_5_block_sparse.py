@@ -1,4 +1,6 @@
-"""Algorithm 5: block-sparse FlashAttention, forward. It moves what Algorithm 2 does, for the tiles that are computed."""
+"""Algorithm 5: block-sparse FlashAttention, forward. It moves what Algorithm 2 does, for the
+tiles that are computed.
+"""
 
 from dataclasses import replace
 
@@ -6,4 +8,9 @@ from flashsim.problem.arguments import check_block_mask
 from flashsim.problem.options import Option
 from flashsim.theory import algorithm_2_flash
 
-FORM = replace(algorithm_2_flash.FORM, name="block_sparse", options=(Option("block_mask", None, check_block_mask),), theta=None)
+FORM = replace(
+    algorithm_2_flash.FORM,
+    name="block_sparse",
+    options=(Option("block_mask", None, check_block_mask),),
+    theta=None,
+)

@@ -6,4 +6,8 @@ from flashsim.problem.arguments import check_block_mask
 from flashsim.problem.options import Option
 from flashsim.theory import algorithm_4_flash_backward
 
-FORM = replace(algorithm_4_flash_backward.FORM, name="block_sparse", options=(Option("block_mask", None, check_block_mask),))
+FORM = replace(
+    algorithm_4_flash_backward.FORM,
+    name="block_sparse",
+    options=(Option("block_mask", None, check_block_mask),),
+)

@@ -19,11 +19,16 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="memory_efficient", line_1=one_by_one, passes=lambda p, blocks, tiles: (tiles, tiles),
+    name="memory_efficient",
+    line_1=one_by_one,
+    passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O
     formulas={
-        "Q": ("2 * N_q * d", "0"), "K": ("2 * T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
+        "Q": ("2 * N_q * d", "0"),
+        "K": ("2 * T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"),
+        "L": ("N_q", "N_q"),
     },
 )

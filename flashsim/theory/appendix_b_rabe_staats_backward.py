@@ -1,7 +1,7 @@
 """Appendix B.5: Rabe and Staats, backward. Algorithm 4's traffic, with dK and dV not initialised.
 
-peak    2(B_r + B_c)(d + d_v) + 2B_r·B_c + 7B_r + B_r·d_v: as Algorithm 4, with m_ij ℓ_ij w_ij and two row sums for D_i,
-        and O_ij; + 2B_r·B_c + 2 with dropout
+peak    2(B_r + B_c)(d + d_v) + 2B_r·B_c + 7B_r + B_r·d_v: as Algorithm 4, with m_ij ℓ_ij w_ij and
+        two row sums for D_i, and O_ij; + 2B_r·B_c + 2 with dropout
 """
 
 from dataclasses import replace
@@ -17,7 +17,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    flash.FORM, name="rabe_staats", peak=peak,
+    flash.FORM,
+    name="rabe_staats",
+    peak=peak,
     products=(3, 3),  # S dQ dK; dV dP, and O_ij again
-    initial=("dQ",), sink_of=(), formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
+    initial=("dQ",),
+    sink_of=(),
+    formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
 )

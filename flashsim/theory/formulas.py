@@ -1,4 +1,6 @@
-"""The closed forms as text to read, array by array, for runs without mask and dropout that compute all tiles."""
+"""The closed forms as text to read, array by array, for runs without mask and dropout that
+compute all tiles.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 class Mean:
     """T_c or T_r where some tiles are computed: in how many of them a row, or a key, is on average.
 
-    Only its product with the number of rows, or of keys, is whole: the rows, or columns, of those tiles together.
+    Only its product with the number of rows, or of keys, is whole: the rows, or columns, of those
+    tiles together.
     """
 
     total: Any
@@ -59,7 +62,9 @@ def evaluated(formula: str, values: Mapping[str, Any]) -> int:
             raise TypeError(f"it is {found!r}, no whole number")
         return found
     except Exception as error:
-        raise ValueError(f"the formula {formula!r}: {error}; expected one in {', '.join(values)}") from None
+        raise ValueError(
+            f"the formula {formula!r}: {error}; expected one in {', '.join(values)}"
+        ) from None
 
 
 @cache
@@ -67,12 +72,21 @@ def _code(formula: str) -> CodeType:
     return compile(formula, "<formula>", "eval")
 
 
-def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str) -> dict[str, int]:
+def common_symbols(
+    N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str
+) -> dict[str, int]:
     """Return the value of those that no one algorithm has for itself."""
     check_blocks_of_run(blocks)
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {
-        "N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "T_r": blocks.T_r, "T_c": blocks.T_c,
-        "T_v": ceil_div(d_v, blocks.B_c), "T_d": ceil_div(d, blocks.B_c), "U_c": ceil_div(N_k, blocks.B_r),
+        "N_q": N_q,
+        "N_k": N_k,
+        "d": d,
+        "d_v": d_v,
+        "T_r": blocks.T_r,
+        "T_c": blocks.T_c,
+        "T_v": ceil_div(d_v, blocks.B_c),
+        "T_d": ceil_div(d, blocks.B_c),
+        "U_c": ceil_div(N_k, blocks.B_r),
         "p": 1 if row <= M else 2,
     }

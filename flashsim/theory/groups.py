@@ -1,13 +1,16 @@
-"""Query heads that share a KV head, g of them: what a group costs as one problem, and what summing dK and dV over it does.
+"""Query heads that share a KV head, g of them: what a group costs as one problem, and what summing
+dK and dV over it does.
 
-"grouped" is the form of an algorithm at g·N_q queries, once for each KV head: a mask's positions are ⌊row/g⌋, and its arrays
-with a row for each query have one for each row. "separate" is the form at N_q for each query head, K and V being the same for g
-of them; backward, dK and dV are parts, and a pass over each group sums them:
+"grouped" is the form of an algorithm at g·N_q queries, once for each KV head: a mask's positions
+are ⌊row/g⌋, and its arrays with a row for each query have one for each row. "separate" is the form
+at N_q for each query head, K and V being the same for g of them; backward, dK and dV are parts, and
+a pass over each group sums them:
 
     sum     reads   g(N_k·d + N_k·d_v), the parts      writes  N_k(d + d_v)
             peak    2·min(⌊M/2⌋, N_k·max(d, d_v)): a tile of a part, and its sum
 
-The gradient of a bias with a row for each query is, "grouped", of g·N_q rows, its parts; a pass over them sums those of a query.
+The gradient of a bias with a row for each query is, "grouped", of g·N_q rows, its parts; a pass
+over them sums those of a query.
 """
 
 from dataclasses import replace
@@ -17,13 +20,19 @@ from flashsim.theory.problem import Arrays, OneHead
 
 
 def shared(arrays: Arrays, group: int, kv_heads: int) -> Arrays:
-    """Return one query head's arrays for all heads: K and V take up the room of the KV heads only."""
+    """Return one query head's arrays for all heads: K and V take up the room of the KV heads
+    only.
+    """
     heads = {name: array.times(group * kv_heads) for name, array in arrays.items()}
-    return heads | {name: replace(heads[name], size=arrays[name].size * kv_heads) for name in ("K", "V")}
+    return heads | {
+        name: replace(heads[name], size=arrays[name].size * kv_heads) for name in ("K", "V")
+    }
 
 
 def summed(arrays: Arrays, p: OneHead, group: int, kv_heads: int) -> Arrays:
-    """Return all heads' arrays of a backward pass, with dK and dV as parts and as the sums of those."""
+    """Return all heads' arrays of a backward pass, with dK and dV as parts and as the sums of
+    those.
+    """
     entries: Arrays = {}
     for name, array in arrays.items():
         if name not in ("dK", "dV"):
@@ -41,20 +50,28 @@ def sum_peak(p: OneHead) -> int:
 
 
 def sink_learnt(p: OneHead, columns: tuple[str, ...], heads: int) -> tuple[Arrays, int]:
-    """Return what the pass that makes a sink's gradient moves, over all query heads, of N_q rows each; and what it holds.
+    """Return what the pass that makes a sink's gradient moves, over all query heads, of N_q rows
+    each; and what it holds.
 
     reads   O, dO: N_q·d_v each   columns: N_q each   sink: 1      writes  dsink: 1
-    peak    2 + b(2d_v + how many columns), b = ⌊(M − 2) / (2d_v + how many columns)⌋ rows, at most N_q
+    peak    2 + b(2d_v + how many columns), b = ⌊(M − 2) / (2d_v + how many columns)⌋ rows, at most
+            N_q
     """
     one, width = replace(p, group=1), 2 * p.d_v + len(columns)
-    entries = one.array("sink", "input", reads=1, kept=(1, "chip")) | one.array("dsink", "output", writes=1, kept=(1, "chip"))
+    entries = one.array("sink", "input", reads=1, kept=(1, "chip")) | one.array(
+        "dsink", "output", writes=1, kept=(1, "chip")
+    )
     for name in ("O", "dO", *columns):
         entries |= one.array(name, "input", reads=one.size(name))
-    return {name: a.times(heads) for name, a in entries.items()}, 2 + width * min(max((p.M - 2) // width, 1), p.N_q)
+    return {name: a.times(heads) for name, a in entries.items()}, 2 + width * min(
+        max((p.M - 2) // width, 1), p.N_q
+    )
 
 
 def bias_summed(dB: ArrayTraffic, group: int, M: int) -> tuple[Arrays, int]:
-    """Return a grouped bias's gradient as parts, and as the sum of those; and what the pass that sums holds."""
+    """Return a grouped bias's gradient as parts, and as the sum of those; and what the pass that
+    sums holds.
+    """
     elements = dB.size // group
     entries = {
         "dB_parts": replace(dB, reads=dB.reads + dB.size, role="extra"),

@@ -1,9 +1,12 @@
-"""S by whole rows of Q, kept in HBM, with K by elements; then O by tiles of b_r × b_c, with V by elements.
+"""S by whole rows of Q, kept in HBM, with K by elements; then O by tiles of b_r × b_c, with V by
+elements.
 
-Of all (b_r, b_c) with b_r(b_c + 2) + 1 ≤ M, for O_uc, S_un, L_u and an element of V, those that read the fewest elements of S
-and V: U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits.
+Of all (b_r, b_c) with b_r(b_c + 2) + 1 ≤ M, for O_uc, S_un, L_u and an element of V, those that
+read the fewest elements of S and V: U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where
+none fits.
 
-    peak    B_r(d + 1) + B_r·B_c with the larger of B_c and the mask's tile: Q_i, L_i, S_ij, K_jk; or b_r(b_c + 2) + 1
+    peak    B_r(d + 1) + B_r·B_c with the larger of B_c and the mask's tile: Q_i, L_i, S_ij, K_jk;
+            or b_r(b_c + 2) + 1
 """
 
 from dataclasses import replace
@@ -39,4 +42,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return max(B_r * (p.d + 1 + B_c) + B_c, masked, b_r * (b_c + 2) + 1)
 
 
-FORM = replace(small_cache_hybrid.FORM, name="hybrid_streamed", rows=rows, symbols=symbols, peak=peak)
+FORM = replace(
+    small_cache_hybrid.FORM, name="hybrid_streamed", rows=rows, symbols=symbols, peak=peak
+)

@@ -1,11 +1,13 @@
-"""S and dP by rows of Q and dO beside blocks of keys, kept in HBM as P and dS; then dV, dK and dQ by tiles, the rest by elements.
+"""S and dP by rows of Q and dO beside blocks of keys, kept in HBM as P and dS; then dV, dK and dQ
+by tiles, the rest by elements.
 
-Tiles of dV are b × x, of all b(x + 1) + 1 ≤ M those that read least: U_v = ⌈d_v/x⌉ times P, R_v = ⌈N_k/b⌉ times dO. So are
-dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
+Tiles of dV are b × x, of all b(x + 1) + 1 ≤ M those that read least: U_v = ⌈d_v/x⌉ times P, R_v =
+⌈N_k/b⌉ times dO. So are dK's, U_k and R_k, and dQ's, U_q and R_q. 1 × 1 where none fits.
 
-    peak    B_c(d + 1) + 1, for K_j, S_nj, and Q_nk or L_n, with the mask's tile; B_c(d_v + 1) + 2, for V_j, dP_nj, D_n, P_ne;
-            b(x + 1) + 1 of each tile; and of D: B_c(d_v + 1) + 3 where that fits M, and U_D = 0: the first block of V makes it;
-            otherwise U_D = 1, a pass of its own, and 2d_v + 1
+    peak    B_c(d + 1) + 1, for K_j, S_nj, and Q_nk or L_n, with the mask's tile; B_c(d_v + 1) + 2,
+            for V_j, dP_nj, D_n, P_ne; b(x + 1) + 1 of each tile; and of D: B_c(d_v + 1) + 3 where
+            that fits M, and U_D = 0: the first block of V makes it; otherwise U_D = 1, a pass of
+            its own, and 2d_v + 1
 """
 
 from functools import lru_cache
@@ -58,21 +60,36 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="hybrid_streamed", direction="backward", line_1=one_by_one, rows=rows, symbols=symbols,
+    name="hybrid_streamed",
+    direction="backward",
+    line_1=one_by_one,
+    rows=rows,
+    symbols=symbols,
     meanings={
         "U_D": "passes that make D alone, one or none",
-        "R_v": "blocks of rows of dV's tiles", "U_v": "pieces of dV's columns",
-        "R_k": "blocks of rows of dK's tiles", "U_k": "pieces of dK's columns",
-        "R_q": "blocks of rows of dQ's tiles", "U_q": "pieces of dQ's columns",
+        "R_v": "blocks of rows of dV's tiles",
+        "U_v": "pieces of dV's columns",
+        "R_k": "blocks of rows of dK's tiles",
+        "U_k": "pieces of dK's columns",
+        "R_q": "blocks of rows of dQ's tiles",
+        "U_q": "pieces of dQ's columns",
     },
     kept=lambda p, blocks: {"P": (p.N_q * p.N_k, "chip"), "dS": (p.N_q * p.N_k, "chip")},
     passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
-    peak=peak, products=(3, 2),
+    peak=peak,
+    products=(3, 2),
     formulas={
-        "Q": ("(T_c + R_k) * N_q * d", "0"), "K": ("(1 + R_q) * N_k * d", "0"), "V": ("N_k * d_v", "0"),
+        "Q": ("(T_c + R_k) * N_q * d", "0"),
+        "K": ("(1 + R_q) * N_k * d", "0"),
+        "V": ("N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(U_D + T_c + R_v) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("(T_c - 1 + U_D) * N_q", "N_q"),
-        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"), "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
+        "dO": ("(U_D + T_c + R_v) * N_q * d_v", "0"),
+        "L": ("T_c * N_q", "0"),
+        "D": ("(T_c - 1 + U_D) * N_q", "N_q"),
+        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"),
+        "dS": ("(U_k + U_q) * N_q * N_k", "N_q * N_k"),
+        "dQ": ("0", "N_q * d"),
+        "dK": ("0", "N_k * d"),
+        "dV": ("0", "N_k * d_v"),
     },
 )

@@ -32,37 +32,49 @@ BY_X = {"X": given("N", "d"), "Z": given("n", "d", reads="T_r"), "V": given("n",
 BY_Z = {"X": given("N", "d", reads="T_c"), "Z": given("n", "d"), "V": given("n", "e")}
 
 X_OUTER = ProgramForm(
-    name="kernel_x_outer", blocks={"B_r": "N", "B_c": "n"},
-    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.e, 2))), rows=kernel_rows,
+    name="kernel_x_outer",
+    blocks={"B_r": "N", "B_c": "n"},
+    line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.e, 2))),
+    rows=kernel_rows,
     arrays={**BY_X, "Y": returned("N", "e")},
     peak=lambda p, b, options: (b.B_r + b.B_c) * (p.d + p.e) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.n * p.e,
 )
 Z_OUTER = replace(
-    X_OUTER, name="kernel_z_outer",
-    arrays={**BY_Z, "Y": Array("output", Kind("N", "e"), "T_c", "T_c + 1", initial=True)}, line_1=z_line_1,
+    X_OUTER,
+    name="kernel_z_outer",
+    arrays={**BY_Z, "Y": Array("output", Kind("N", "e"), "T_c", "T_c + 1", initial=True)},
+    line_1=z_line_1,
 )
 MATERIALISED = replace(
-    X_OUTER, name="kernel_materialised", arrays={**X_OUTER.arrays, "K": between("N", "n")},
+    X_OUTER,
+    name="kernel_materialised",
+    arrays={**X_OUTER.arrays, "K": between("N", "n")},
     peak=lambda p, b, options: (b.B_r + b.B_c) * max(p.d, p.e) + b.B_r * b.B_c,
 )
 GRADIENT = replace(
-    X_OUTER, name="kernel_gradient", arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
+    X_OUTER,
+    name="kernel_gradient",
+    arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
     peak=lambda p, b, options: b.B_r * (2 * p.d + p.e) + b.B_c * (p.d + p.e) + b.B_r * b.B_c,
 )
 
 
 def kernel_product_bound(N: int, n: int, d: int, e: int, M: int) -> float:
-    """Return N·n·w²/M: what Theorem 2's N²d²/M is for a kernel product. Raises ValueError for what is not a size."""
+    """Return N·n·w²/M: what Theorem 2's N²d²/M is for a kernel product. Raises ValueError for
+    what is not a size.
+    """
     for name, size in (("N", N), ("n", n), ("d", d), ("e", e), ("M", M)):
         check_count(name, size)
     return N * n * (d + e) ** 2 / M
 
 
 def kernel_x_outer_constants() -> tuple[float, float]:
-    """Return c₁ ≤ accesses / (N·n·w²/M) ≤ c₂ for a kernel product, w = d + e, rows of X outermost, 2w ≤ M ≤ w·min(N, n).
+    """Return c₁ ≤ accesses / (N·n·w²/M) ≤ c₂ for a kernel product, w = d + e, rows of X outermost,
+    2w ≤ M ≤ w·min(N, n).
 
-    Accesses are Nw + T·nw, T = ⌈N/B⌉, with B = ⌈M/2w⌉ rows a block. Write X = N·n·w²/M; as M ≤ w·min(N, n), Nw and nw ≤ X.
+    Accesses are Nw + T·nw, T = ⌈N/B⌉, with B = ⌈M/2w⌉ rows a block. Write X = N·n·w²/M; as M ≤
+    w·min(N, n), Nw and nw ≤ X.
     Below: as M ≥ 2w, B < M/2w + 1 ≤ M/w. So T ≥ N/B > Nw/M, and T·nw > X.
     Above: as B ≥ M/2w, T < 2Nw/M + 1, and T·nw < 2X + nw:  in all 2X + nw + Nw ≤ 4X.
     """
@@ -70,9 +82,11 @@ def kernel_x_outer_constants() -> tuple[float, float]:
 
 
 def kernel_z_outer_constants() -> tuple[float, float]:
-    """Return c₁ ≤ accesses / (N·n·w²/M) ≤ c₂ for a kernel product, w = d + e, rows of Z outermost, 2w ≤ M ≤ w·min(N, n).
+    """Return c₁ ≤ accesses / (N·n·w²/M) ≤ c₂ for a kernel product, w = d + e, rows of Z outermost,
+    2w ≤ M ≤ w·min(N, n).
 
-    Accesses are T·N(d + 2e) + nw + Ne, T = ⌈n/B⌉, and w ≤ d + 2e ≤ 2w. With X and B as for X outermost,
+    Accesses are T·N(d + 2e) + nw + Ne, T = ⌈n/B⌉, and w ≤ d + 2e ≤ 2w. With X and B as for X
+    outermost,
     Below: T > nw/M, so T·N(d + 2e) > X.
     Above: T < 2nw/M + 1, so T·N(d + 2e) < 4X + 2Nw:  in all 4X + 2Nw + nw + Ne ≤ 8X.
     """
@@ -80,7 +94,8 @@ def kernel_z_outer_constants() -> tuple[float, float]:
 
 
 def kernel_materialised_constants() -> tuple[float, float]:
-    """Return c₁ ≤ accesses / (N·n + (N + n)w) ≤ c₂ for a kernel product, w = d + e, its matrix in HBM, M ≥ w².
+    """Return c₁ ≤ accesses / (N·n + (N + n)w) ≤ c₂ for a kernel product, w = d + e, its matrix in
+    HBM, M ≥ w².
 
     Accesses are Nw + T·nw + 2N·n, T = ⌈N/B⌉, with B = ⌈M/2w⌉ rows a block, or N.
     Below: T ≥ 1, so at least (N + n)w + 2N·n.

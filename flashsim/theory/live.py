@@ -1,10 +1,12 @@
-"""Which tiles of S a run computes, counted column by column; the last row block, which may be ragged, apart from the others.
+"""Which tiles of S a run computes, counted column by column; the last row block, which may be
+ragged, apart from the others.
 
-A mask's windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q), from which an offset moves them; its paddings
-of keys one, j < length, and of queries one, i < rows. In column block b ≤ j < e, e clipped to the length, a row block is live if
-it has a position from b − right to e − 1 + left, less the shift N_k − N_q. Row blocks from ⌊(b − shift − right)/B_r⌋ up to, not
-including, ⌈(e − shift + left)/B_r⌉ do; sums of such floors over columns count the points of a lattice under a line. Of N_q rows
-that are `group` interleaved heads', ⌊row/group⌋ is the position.
+A mask's windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q), from which an
+offset moves them; its paddings of keys one, j < length, and of queries one, i < rows. In column
+block b ≤ j < e, e clipped to the length, a row block is live if it has a position from b − right to
+e − 1 + left, less the shift N_k − N_q. Row blocks from ⌊(b − shift − right)/B_r⌋ up to, not
+including, ⌈(e − shift + left)/B_r⌉ do; sums of such floors over columns count the points of a
+lattice under a line. Of N_q rows that are `group` interleaved heads', ⌊row/group⌋ is the position.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ Bools = NDArray[np.bool_]
 
 
 Chosen = Callable[[int, int], tuple[int, int]]
-"""The tiles to compute: how many are in columns first … end − 1, of the row blocks before the last, and of the last."""
+"""The tiles to compute: how many are in columns first … end − 1, of the row blocks before the
+last, and of the last.
+"""
 
 
 def listed(array: Bools) -> Chosen:
@@ -36,9 +40,11 @@ def listed(array: Bools) -> Chosen:
 
 @dataclass(frozen=True)
 class Live:
-    """Those with a position that all windows and paddings allow. `left` and `right` are large where there is no limit.
+    """Those with a position that all windows and paddings allow. `left` and `right` are large where
+    there is no limit.
 
-    The first `length` keys and the first `rows` rows may meet. left + right ≥ 0, or no key may: length = 0.
+    The first `length` keys and the first `rows` rows may meet. left + right ≥ 0, or no key may:
+    length = 0.
     """
 
     N_q: int
@@ -70,7 +76,8 @@ class Live:
         shift = self.N_k - self.N_q // g
         last_position = (self.rows - 1) // g
         live_blocks = -(-self.rows // B_r)
-        end = min(end, (last_position + shift + self.right) // B_c + 1)  # columns beyond begin after the last row's window
+        # columns beyond begin after the last row's window
+        end = min(end, (last_position + shift + self.right) // B_c + 1)
         begins = B_c * g, (first * B_c - shift - self.right) * g, B_r, end - first
         ends = B_c * g, (first * B_c + width - shift + self.left) * g + B_r - 1, B_r, end - first
         most_of = (min(most, live_blocks) for most in (T_r - 1, T_r))
@@ -81,12 +88,15 @@ class Live:
 def _clipped(a: int, b: int, m: int, n: int, most: int) -> int:
     """Return Σ over 0 ≤ j < n of ⌊(a·j + b)/m⌋, each at least 0 and at most `most`."""
     below = min(max(-(b // a), 0), max(n, 0))  # a·j + b < 0 for j < ⌈−b/a⌉
-    reached = min(max(-((b - m * most) // a), below), max(n, 0))  # and at least m·most from there on
+    # and at least m·most from there on
+    reached = min(max(-((b - m * most) // a), below), max(n, 0))
     return points(a, b + a * below, m, reached - below) + most * (max(n, 0) - reached)
 
 
 def points(a: int, b: int, m: int, n: int) -> int:
-    """Return Σ over 0 ≤ j < n of ⌊(a·j + b)/m⌋: how many points (j, y), y ≥ 1, lie on or under the line; a, b ≥ 0."""
+    """Return Σ over 0 ≤ j < n of ⌊(a·j + b)/m⌋: how many points (j, y), y ≥ 1, lie on or under
+    the line; a, b ≥ 0.
+    """
     whole = (a // m) * (n * (n - 1) // 2) + (b // m) * n
     slope, start = a % m, b % m
     top = (slope * (n - 1) + start) // m if n > 0 else 0

@@ -1,9 +1,14 @@
-"""What the paper measured, in its Figure 2 (left). These numbers are not theory: ours are compared with them."""
+"""What the paper measured, in its Figure 2 (left). These numbers are not theory: ours are
+compared with them.
+"""
 
 from typing import Any
 
 FIGURE_2: dict[str, Any] = {
-    "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",
+    "source": (
+        "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, "
+        "measured on an A100"
+    ),
     "standard": {"GFLOPs": 66.6, "GB": 40.3, "ms": 41.7},
     "flash": {"GFLOPs": 75.2, "GB": 4.4, "ms": 7.3},
 }

@@ -1,4 +1,6 @@
-"""Standard attention's passes over a whole N_q × N_k matrix, by element, in tiles as large as fit."""
+"""Standard attention's passes over a whole N_q × N_k matrix, by element, in tiles as large as
+fit.
+"""
 
 from bisect import bisect_right
 
@@ -16,9 +18,11 @@ def learning_tiles(p: OneHead) -> Tiles:
 
 
 def masking_tiles(p: OneHead) -> Tiles:
-    """The tiles of the pass that masks S, which hold their blocks of masks, and their words of a tree's bitmask.
+    """The tiles of the pass that masks S, which hold their blocks of masks, and their words of a
+    tree's bitmask.
 
-    A whole row has all words; a piece of c keys has ⌈(c − 1)/32⌉ + 1 at most, and is the longest that surely fits.
+    A whole row has all words; a piece of c keys has ⌈(c − 1)/32⌉ + 1 at most, and is the longest
+    that surely fits.
     """
     held = 1 + len(p.dense)
     if not p.tree:
@@ -27,12 +31,16 @@ def masking_tiles(p: OneHead) -> Tiles:
     if rows >= 1:
         return p.tiles(min(rows, p.N_q), p.N_k)
     pieces = range(1, p.N_k + 1)
-    fit = bisect_right(pieces, p.M, key=lambda c: held * c + min(ceil_div(c - 1, 32) + 1, p.tree_words))
+    fit = bisect_right(
+        pieces, p.M, key=lambda c: held * c + min(ceil_div(c - 1, 32) + 1, p.tree_words)
+    )
     return p.tiles(1, max(fit, 1))
 
 
 def _tiles(p: OneHead, held: int) -> Tiles:
-    """The tiles of an element-wise pass that holds so many at a time: whole rows, as many as M allows, or pieces of one."""
+    """The tiles of an element-wise pass that holds so many at a time: whole rows, as many as M
+    allows, or pieces of one.
+    """
     rows = p.M // (held * p.N_k)
     if rows >= 1:
         return Tiles.of(p.N_q, p.N_k, min(rows, p.N_q), p.N_k)

@@ -1,4 +1,6 @@
-"""What closed forms are written in: one head's problem, its tiles of S by shape, and which of them are live."""
+"""What closed forms are written in: one head's problem, its tiles of S by shape, and which of
+them are live.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from flashsim.theory.live import Chosen, Live
 
 
 class NoClosedForm(ValueError):
-    """Theory has no closed form for an algorithm, a mask or a sizing; it may be that it can be counted."""
+    """Theory has no closed form for an algorithm, a mask or a sizing; it may be that it can be
+    counted.
+    """
 
 
 Arrays = dict[str, ArrayTraffic]
@@ -31,18 +35,23 @@ BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64"
 class Tiles:
     """A set of tiles of S, by kind: (rows, columns, words) -> how many tiles are of it.
 
-    `words` is how many words each row of a tile overlaps in the bitmask of a tree, 0 if there is none: four kinds at most
-    then, as only ends are ragged. `whole` is what they are tiles of: N_q, N_k, which are chosen, and how many keys are nodes.
+    `words` is how many words each row of a tile overlaps in the bitmask of a tree, 0 if there is
+    none: four kinds at most then, as only ends are ragged. `whole` is what they are tiles of: N_q,
+    N_k, which are chosen, and how many keys are nodes.
     """
 
     kinds: Mapping[tuple[int, int, int], int]
     whole: tuple[int, int, Chosen | None, int] = (0, 0, None, 0)
 
     @classmethod
-    def of(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Chosen | None = None, nodes: int = 0) -> Tiles:
-        """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, or all; the last `nodes` keys a tree's.
+    def of(
+        cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Chosen | None = None, nodes: int = 0
+    ) -> Tiles:
+        """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, or all; the
+        last `nodes` keys a tree's.
 
-        Node c has its bit in word ⌊c/32⌋, so a tile whose last node is b and whose first is a overlaps ⌊b/32⌋ − ⌊a/32⌋ + 1.
+        Node c has its bit in word ⌊c/32⌋, so a tile whose last node is b and whose first is a
+        overlaps ⌊b/32⌋ − ⌊a/32⌋ + 1.
         """
         whole = N_q, N_k, chosen, nodes
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
@@ -100,7 +109,9 @@ class Tiles:
         return sum(r * words * count for (r, _, words), count in self.kinds.items())
 
     def most(self, occupancy: Callable[[int, int], int]) -> int:
-        """Return the largest occupancy(rows, columns), plus its words, of any tile here; 0 if there is none."""
+        """Return the largest occupancy(rows, columns), plus its words, of any tile here; 0 if
+        there is none.
+        """
         return max((occupancy(r, c) + r * words for r, c, words in self.kinds), default=0)
 
 
@@ -118,7 +129,9 @@ class Stored(NamedTuple):
 
     def within(self, tiles: Tiles) -> int:
         """Return the elements of the blocks that go with a set of tiles."""
-        by_row, by_tile = (tiles.area, tiles.columns) if self.columns > 1 else (tiles.rows, tiles.number)
+        by_row, by_tile = (
+            (tiles.area, tiles.columns) if self.columns > 1 else (tiles.rows, tiles.number)
+        )
         return by_row if self.rows > 1 else by_tile
 
 
@@ -136,12 +149,14 @@ class Table(Stored):
 
 @dataclass(frozen=True)
 class OneHead:
-    """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
+    """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of
+    statistics; mask and dropout.
 
-    `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `capped` says
-    whether a backward pass keeps a soft cap's slope, a tile; `sink` is how many logits of a sink there are, one for each
-    query head; `tree` says whether the mask has a tree, whose bitmask is in HBM. `options` are the algorithm's own, by name.
-    N_q counts the rows of all heads where those of `group` query heads are interleaved.
+    `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient;
+    `capped` says whether a backward pass keeps a soft cap's slope, a tile; `sink` is how many
+    logits of a sink there are, one for each query head; `tree` says whether the mask has a tree,
+    whose bitmask is in HBM. `options` are the algorithm's own, by name. N_q counts the rows of all
+    heads where those of `group` query heads are interleaved.
     """
 
     N_q: int
@@ -166,11 +181,15 @@ class OneHead:
 
     @property
     def chip(self) -> int:
-        """Bytes of ℓ, m, log L and D, kept at the precision that is computed in: float32 for 16-bit inputs."""
+        """Bytes of ℓ, m, log L and D, kept at the precision that is computed in: float32 for
+        16-bit inputs.
+        """
         return max(self.stored, 4)
 
     def size(self, name: str) -> int:
-        """Return the elements of a matrix (`flashsim.problem.matrices`); of an unknown one, those of a column."""
+        """Return the elements of a matrix (`flashsim.problem.matrices`); of an unknown one,
+        those of a column.
+        """
         return self.kept(name)[0]
 
     def kept(self, name: str) -> Kept:
@@ -179,14 +198,26 @@ class OneHead:
         rows, columns = kind.shape(self)
         return rows * columns, kind.type
 
-    def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: Kept | None = None) -> Arrays:
-        """Return one array's entry: elements read, and written after and (`init`) by initialisation.
+    def array(
+        self,
+        name: str,
+        role: Role,
+        *,
+        reads: int = 0,
+        writes: int = 0,
+        init: int = 0,
+        kept: Kept | None = None,
+    ) -> Arrays:
+        """Return one array's entry: elements read, and written after and (`init`) by
+        initialisation.
 
         `kept` is what it has in HBM; None: what a matrix of that name has.
         """
         for moved in (reads, writes, init):
             if not isinstance(moved, int) or moved < 0:
-                raise TypeError(f"{name} has {reads=}, {writes=}, {init=}; expected whole numbers, from 0")
+                raise TypeError(
+                    f"{name} has {reads=}, {writes=}, {init=}; expected whole numbers, from 0"
+                )
         size, stored = kept or self.kept(name)
         itemsize = self.stored if stored == "inputs" else ITEMSIZES.get(stored, self.chip)
         return {name: ArrayTraffic(reads, init + writes, init, size, itemsize, role)}
@@ -197,25 +228,36 @@ class OneHead:
         return ceil_div(self.N_q // self.group, 32) if self.tree else 0
 
     def tiles(self, B_r: int, B_c: int, chosen: Chosen | None = None) -> Tiles:
-        """Return S in tiles that are masked as they are computed, all or those chosen: with the words of a tree, if any."""
-        return Tiles.of(self.N_q, self.N_k, B_r, B_c, chosen, self.N_q // self.group if self.tree else 0)
+        """Return S in tiles that are masked as they are computed, all or those chosen: with the
+        words of a tree, if any.
+        """
+        return Tiles.of(
+            self.N_q, self.N_k, B_r, B_c, chosen, self.N_q // self.group if self.tree else 0
+        )
 
     def masks(self, *passes: Tiles) -> Arrays:
-        """Return the traffic of mask arrays in HBM: each tile of each pass loads its block of each, wherever it has one.
+        """Return the traffic of mask arrays in HBM: each tile of each pass loads its block of each,
+        wherever it has one.
 
-        An array (N_q, N_k) is read once for every element of a tile, (1, N_k) for every column, (N_q, 1) for every row, and
-        (1, 1) for every tile. A tree's bitmask is read as often as tiles overlap its words."""
+        An array (N_q, N_k) is read once for every element of a tile, (1, N_k) for every column,
+        (N_q, 1) for every row, and (1, 1) for every tile. A tree's bitmask is read as often as
+        tiles overlap its words.
+        """
         arrays: Arrays = {}
         if self.tree:
             reads = sum(tiles.words for tiles in passes)
             arrays["tree"] = ArrayTraffic(reads, 0, 0, self.N_q * self.tree_words, 4, "input")
         for array in self.dense:
             reads = sum(array.within(tiles) for tiles in passes)
-            arrays[array.name] = ArrayTraffic(reads, 0, 0, array.rows * array.columns, array.itemsize, "input")
+            arrays[array.name] = ArrayTraffic(
+                reads, 0, 0, array.rows * array.columns, array.itemsize, "input"
+            )
         return arrays
 
     def gradient(self, tiles: Tiles) -> Arrays:
-        """Return the traffic of a bias's gradient: zeros at first; each of these tiles of dS reads and writes its block of it."""
+        """Return the traffic of a bias's gradient: zeros at first; each of these tiles of dS
+        reads and writes its block of it.
+        """
         dB = self.learns
         if dB is None:
             return {}
@@ -227,15 +269,23 @@ class OneHead:
         return 0 if self.learns is None else self.learns.block(rows, columns)
 
     def mask_tile(self, rows: int, columns: int) -> int:
-        """Return the elements on chip of the mask blocks for one tile of S, and of a cap's slope. A tree's words are the tile's:
-        `Tiles.most`."""
-        return sum(array.block(rows, columns) for array in self.dense) + self.capped * rows * columns
+        """Return the elements on chip of the mask blocks for one tile of S, and of a cap's slope. A
+        tree's words are the tile's: `Tiles.most`.
+        """
+        return (
+            sum(array.block(rows, columns) for array in self.dense) + self.capped * rows * columns
+        )
 
     def generator(self, direction: str) -> Arrays:
-        """Return R's traffic: two words, written when initialised (forward) and read once (backward)."""
+        """Return R's traffic: two words, written when initialised (forward) and read once
+        (backward).
+        """
         if not self.dropout:
             return {}
-        forward, backward = ArrayTraffic(0, 2, 2, 2, 4, "extra"), ArrayTraffic(2, 0, 0, 2, 4, "input")
+        forward, backward = (
+            ArrayTraffic(0, 2, 2, 2, 4, "extra"),
+            ArrayTraffic(2, 0, 0, 2, 4, "input"),
+        )
         return {"R": forward if direction == "forward" else backward}
 
     @property
@@ -245,23 +295,40 @@ class OneHead:
 
 
 def arrays_of(mask: Mask, group: int, head: Head = ()) -> tuple[Stored, ...]:
-    """Return what of a mask is in HBM as arrays, at `head`. Rows, if there are several, are those of all heads."""
+    """Return what of a mask is in HBM as arrays, at `head`. Rows, if there are several, are
+    those of all heads.
+    """
     shapes = (array.shape for array in mask.dense(head))
-    found = [Stored(rows, columns, f"mask{number or ''}", 1) for number, (rows, columns) in enumerate(shapes)]
+    found = [
+        Stored(rows, columns, f"mask{number or ''}", 1)
+        for number, (rows, columns) in enumerate(shapes)
+    ]
     if mask.bias is not None:
         rows, columns = mask.bias.matrix
-        found.append((Table if mask.bias.is_table else Stored)(rows, columns, "bias", mask.bias.array.dtype.itemsize))
-    return tuple(array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found)
+        found.append(
+            (Table if mask.bias.is_table else Stored)(
+                rows, columns, "bias", mask.bias.array.dtype.itemsize
+            )
+        )
+    return tuple(
+        array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found
+    )
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Live:
-    """Return the tiles with an element that positions allow. NoClosedForm for a mask that is not a band.
+    """Return the tiles with an element that positions allow. NoClosedForm for a mask that is not a
+    band.
 
-    What is allowed is what the mask's band says; which tiles that makes live, and how many, is derived here anew.
+    What is allowed is what the mask's band says; which tiles that makes live, and how many, is
+    derived here anew.
     """
     band = mask.band(Shape(N_q // group, N_k, 1, 1), ())
     if band is None:
-        raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}: its band is None")
+        raise NoClosedForm(
+            f"no closed form for a mask of type {type(mask).__name__}: its band is None"
+        )
     queries = N_q if band.queries is None else group * band.queries
     left, right = (N_q + N_k if side is None else side for side in (band.left, band.right))
-    return Live(N_q, N_k, blocks, left, right, band.keys if left + right >= 0 else 0, group, queries)
+    return Live(
+        N_q, N_k, blocks, left, right, band.keys if left + right >= 0 else 0, group, queries
+    )

@@ -1,4 +1,6 @@
-"""`ProgramForm`: what theory knows of a program that is not attention; and `exact_program`, what its run costs, by formula."""
+"""`ProgramForm`: what theory knows of a program that is not attention; and `exact_program`, what
+its run costs, by formula.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from flashsim.machine.traffic import ArrayTraffic, Occupancy, Role, Traffic
-from flashsim.problem.arguments import check_block_sizes, check_flag, check_lengths, is_one_of, shown
+from flashsim.problem.arguments import (
+    check_block_sizes,
+    check_flag,
+    check_lengths,
+    is_one_of,
+    shown,
+)
 from flashsim.problem.inputs import check_M, float_name
 from flashsim.problem.matrices import Kind, Type
 from flashsim.problem.shapes import Sizes
@@ -19,7 +27,8 @@ from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
 
 
 class Array(NamedTuple):
-    """An array in HBM, and how often all of it is read and written, as text in lengths and numbers of blocks: "T_r + 1".
+    """An array in HBM, and how often all of it is read and written, as text in lengths and numbers
+    of blocks: "T_r + 1".
 
     initial  whether the first time that it is written initialises it
     """
@@ -63,8 +72,8 @@ class ProgramForm:
     blocks    its block sizes: name -> the symbol of the length that it divides
     line_1    (rows, lengths) -> block sizes; None: they must be given
     rows      (M, lengths) -> rows, for the paper's sizes
-    traffic   (lengths, block sizes with the numbers of blocks, T_r of B_r, options) -> what arrays move of which not all is
-              moved each time
+    traffic   (lengths, block sizes with the numbers of blocks, T_r of B_r, options) -> what arrays
+              move of which not all is moved each time
     peak      the most on chip, in elements: mostly the first tile's, whose blocks are whole
     matmul    FLOPs of the matrix products
     """
@@ -74,17 +83,25 @@ class ProgramForm:
     blocks: Mapping[str, str]
     line_1: Callable[[int, Sizes], tuple[int, ...]] | None = None
     rows: Callable[[int, Sizes], int] | None = None
-    traffic: Callable[[Sizes, Sizes, Mapping[str, Any]], Mapping[str, Moved]] = lambda p, b, options: {}
+    traffic: Callable[[Sizes, Sizes, Mapping[str, Any]], Mapping[str, Moved]] = (
+        lambda p, b, options: {}
+    )
     peak: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
     matmul: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
 
     def __reduce__(self) -> Any:  # as `Form`
-        return (_known, (self.name,)) if program_forms().get(self.name) is self else super().__reduce__()
+        return (
+            (_known, (self.name,))
+            if program_forms().get(self.name) is self
+            else super().__reduce__()
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class ExactProgram:
-    """What theory says that a program costs: `hbm`, `sram` and `blocks` must equal a run's and a tally's; `matmul`, its FLOPs."""
+    """What theory says that a program costs: `hbm`, `sram` and `blocks` must equal a run's and a
+    tally's; `matmul`, its FLOPs.
+    """
 
     algorithm: str
     hbm: Traffic
@@ -93,7 +110,10 @@ class ExactProgram:
     matmul: int
 
     def __repr__(self) -> str:
-        return f"ExactProgram({self.algorithm!r}: {self.hbm.accesses:,} HBM accesses, {self.blocks}, {self.sram})"
+        return (
+            f"ExactProgram({self.algorithm!r}: {self.hbm.accesses:,} HBM accesses, {self.blocks}, "
+            f"{self.sram})"
+        )
 
     def _repr_html_(self) -> str:
         caption = f"{self.algorithm}, by formula: HBM accesses, in elements"
@@ -112,46 +132,81 @@ def _known(name: str) -> ProgramForm:
 
 
 def exact_program(
-    name: Any, sizes: Mapping[str, Any], *,
-    M: Size | None = None, blocks: Sequence[int] | None = None, sizing: str = "fit", enforce: bool | None = None,
-    dtype: Any = "float32", options: Mapping[str, Any] | None = None,
+    name: Any,
+    sizes: Mapping[str, Any],
+    *,
+    M: Size | None = None,
+    blocks: Sequence[int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    dtype: Any = "float32",
+    options: Mapping[str, Any] | None = None,
 ) -> ExactProgram:
     """Return the exact counts of a program's run by formula, of its name or its `ProgramForm`.
 
-    Arguments are those of `flashsim.simulate.matrices.count_program`; options that move nothing may be left out. Theory does not
-    refuse what does not fit: `sram.peak` then exceeds an enforced `sram.capacity`. Raises NoClosedForm, a ValueError, for an
-    unknown name.
+    Arguments are those of `flashsim.simulate.matrices.count_program`; options that move nothing may
+    be left out. Theory does not refuse what does not fit: `sram.peak` then exceeds an enforced
+    `sram.capacity`. Raises NoClosedForm, a ValueError, for an unknown name.
     """
     if not isinstance(name, ProgramForm) and not is_one_of(name, program_forms()):
-        raise NoClosedForm(f"no closed form for {shown(name)}; known: {', '.join(map(repr, program_forms()))}")
+        raise NoClosedForm(
+            f"no closed form for {shown(name)}; known: {', '.join(map(repr, program_forms()))}"
+        )
     form = name if isinstance(name, ProgramForm) else program_forms()[name]
     arrays = {array: Array(*known) for array, known in form.arrays.items()}
     kinds = [array.kind for array in arrays.values() if array.role == "input"]
-    sides = dict.fromkeys(side for kind in kinds for side in (kind.rows, kind.columns) if not side.isdigit())
+    sides = dict.fromkeys(
+        side for kind in kinds for side in (kind.rows, kind.columns) if not side.isdigit()
+    )
     p = check_lengths([*sides], sizes)
     stored, asked = BYTES[float_name(dtype)], options or {}
     capacity = check_M(M, stored)
     if not is_one_of(sizing, ("fit", "paper")):
-        raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks")
+        raise NoClosedForm(
+            f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks"
+        )
     b = _blocks(form, p, capacity, check_block_sizes(form.blocks, blocks), sizing, asked)
     itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
-    counts = {size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size]) for size, symbol in form.blocks.items()}
+    counts = {
+        size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size])
+        for size, symbol in form.blocks.items()
+    }
     in_part, by_array = form.traffic(p, Sizes(**b, **counts), asked), {}
     for array, (role, kind, reads, writes, initial) in arrays.items():
         rows, columns = kind.shape(Sizes(**{**counts, **p}))
-        read, written = (rows * columns * evaluated(times, {**counts, **p}) for times in (reads, writes))
+        read, written = (
+            rows * columns * evaluated(times, {**counts, **p}) for times in (reads, writes)
+        )
         init = rows * columns * initial
         moved = in_part.get(array, Moved(read, written - init, init))
         by_array[array] = ArrayTraffic(
-            moved.reads, moved.init + moved.writes, moved.init, rows * columns, itemsizes[kind.type], role
+            moved.reads,
+            moved.init + moved.writes,
+            moved.init,
+            rows * columns,
+            itemsizes[kind.type],
+            role,
         )
-    enforced = (blocks is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    enforced = (
+        (blocks is not None or sizing == "fit")
+        if enforce is None
+        else check_flag("enforce", enforce)
+    )
     use = Occupancy(form.peak(p, b, asked), capacity, enforced)
     return ExactProgram(form.name, Traffic(by_array), use, b, form.matmul(p, b, asked))
 
 
-def _blocks(form: ProgramForm, p: Sizes, M: int, given: Sequence[int] | None, sizing: str, options: Mapping[str, Any]) -> Sizes:
-    """Return the block sizes: those given, line 1's, or the largest of its proportions that fit; of one row where none does."""
+def _blocks(
+    form: ProgramForm,
+    p: Sizes,
+    M: int,
+    given: Sequence[int] | None,
+    sizing: str,
+    options: Mapping[str, Any],
+) -> Sizes:
+    """Return the block sizes: those given, line 1's, or the largest of its proportions that fit;
+    of one row where none does.
+    """
 
     def of(values: Sequence[int]) -> Sizes:
         return p.clipped(form.blocks, values)
@@ -159,7 +214,9 @@ def _blocks(form: ProgramForm, p: Sizes, M: int, given: Sequence[int] | None, si
     if given is not None:
         return of(given)
     if form.line_1 is None or form.rows is None:
-        raise NoClosedForm(f"{form.name!r} has no line 1; expected blocks ({', '.join(form.blocks)})")
+        raise NoClosedForm(
+            f"{form.name!r} has no line 1; expected blocks ({', '.join(form.blocks)})"
+        )
     if sizing == "paper":
         return of(form.line_1(form.rows(M, p), p))
     line_1, longest = form.line_1, max(p[symbol] for symbol in form.blocks.values())

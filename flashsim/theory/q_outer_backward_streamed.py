@@ -1,10 +1,11 @@
-"""As "q_outer_two_pass", rows streamed: B_c keys stay while single rows of Q pass, then B_r queries.
+"""As "q_outer_two_pass", rows streamed: B_c keys stay while single rows of Q pass, then B_r
+queries.
 
 Empty tiles are never loaded. w = d + d_v.
 
-    peak    first pass: 2b_c·w + w + 2 + b_c: K_j V_j dK̃_j dṼ_j, Q_n dO_n L_n D_n, P_nj; + 2b_c with dropout, Z_nj and
-            P_nj^dropped; second: b_r(w + d + 2) + w + b_r; each with no live tile without its row and what goes with it
-            (line 6's 2d_v + 1 is less)
+    peak    first pass: 2b_c·w + w + 2 + b_c: K_j V_j dK̃_j dṼ_j, Q_n dO_n L_n D_n, P_nj; + 2b_c
+            with dropout, Z_nj and P_nj^dropped; second: b_r(w + d + 2) + w + b_r; each with no live
+            tile without its row and what goes with it (line 6's 2d_v + 1 is less)
 """
 
 from dataclasses import replace
@@ -28,7 +29,9 @@ def passes(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     first, second = tiles.cut(1, blocks.B_c), tiles.cut(blocks.B_r, 1)
     w, squares = p.d + p.d_v, 3 if p.dropout else 1
-    of_row = first.most(lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c))
+    of_row = first.most(
+        lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c)
+    )
     of_key = second.most(lambda r, c: (w + p.d + 3) * r + w + p.mask_tile(r, c))
     untiled = max(2 * blocks.B_c * w, blocks.B_r * (w + p.d + 2))
     return p.R + max(untiled, of_row, of_key)
@@ -40,4 +43,6 @@ def matmul(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return 2 * (first.area * 2 * (p.d + p.d_v) + second.area * (2 * p.d + p.d_v))
 
 
-FORM = replace(two_pass.FORM, name="q_outer_streamed", line_1=line_1, passes=passes, peak=peak, matmul=matmul)
+FORM = replace(
+    two_pass.FORM, name="q_outer_streamed", line_1=line_1, passes=passes, peak=peak, matmul=matmul
+)

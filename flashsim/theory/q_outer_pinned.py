@@ -1,7 +1,9 @@
-"""The loops exchanged, with s = min(p·B_c, N_k) rows of K and V pinned. w = d + d_v; every tile is computed.
+"""The loops exchanged, with s = min(p·B_c, N_k) rows of K and V pinned. w = d + d_v; every tile is
+computed.
 
-p = ⌊(M − (B_r + B_c)w − B_r·B_c − 3B_r − the mask's block) / (B_c·w)⌋, at least 0 and at most T_c. A tree's block is counted as
-B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its overlaps more words than.
+p = ⌊(M − (B_r + B_c)w − B_r·B_c − 3B_r − the mask's block) / (B_c·w)⌋, at least 0 and at most T_c.
+A tree's block is counted as B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its
+overlaps more words than.
 
     peak    s·w + B_r·w + 3B_r and a tile S_ij with the mask's block; and K_j, V_j where p < T_c
 """
@@ -50,8 +52,15 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    q_outer.FORM, name="q_outer_pinned", line_1=line_1, symbols=symbols,
-    meanings={"s": "rows of K and V that stay on chip, without a mask"}, peak=peak, live=False, sink=None, theta=None,
+    q_outer.FORM,
+    name="q_outer_pinned",
+    line_1=line_1,
+    symbols=symbols,
+    meanings={"s": "rows of K and V that stay on chip, without a mask"},
+    peak=peak,
+    live=False,
+    sink=None,
+    theta=None,
     formulas={
         **q_outer.FORM.formulas,
         "K": ("(s + T_r * (N_k - s)) * d", "0"),

@@ -1,7 +1,9 @@
-"""Sliding-window attention. What it moves for the tiles of the window is what the loops exchanged move for theirs.
+"""Sliding-window attention. What it moves for the tiles of the window is what the loops exchanged
+move for theirs.
 
-With w = w_left + w_right, a row block reaches B_r + w keys. So it loads less than B_r + w + 2B_c of them, and K and V are read
-less than T_r(B_r + w + 2B_c) times d and d_v: O(N), where without a window it is T_r·N_k.
+With w = w_left + w_right, a row block reaches B_r + w keys. So it loads less than B_r + w + 2B_c of
+them, and K and V are read less than T_r(B_r + w + 2B_c) times d and d_v: O(N), where without a
+window it is T_r·N_k.
 """
 
 from dataclasses import replace

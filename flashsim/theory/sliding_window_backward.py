@@ -1,4 +1,6 @@
-"""Sliding-window attention, backward. What it moves for the tiles of the window is what the loops exchanged move for theirs."""
+"""Sliding-window attention, backward. What it moves for the tiles of the window is what the
+loops exchanged move for theirs.
+"""
 
 from dataclasses import replace
 

@@ -1,9 +1,12 @@
-"""Attention for a small cache, backward: five products by outer products into square tiles, over strips of P and dS.
+"""Attention for a small cache, backward: five products by outer products into square tiles, over
+strips of P and dS.
 
-B_r = B_c = max(⌊√(M + 1)⌋ − 1, 1), as (b + 1)² ≤ M + 1 is b² + 2b ≤ M; T_v = ⌈d_v/B_c⌉ and T_d = ⌈d/B_c⌉ count pieces of columns.
+B_r = B_c = max(⌊√(M + 1)⌋ − 1, 1), as (b + 1)² ≤ M + 1 is b² + 2b ≤ M; T_v = ⌈d_v/B_c⌉ and T_d =
+⌈d/B_c⌉ count pieces of columns.
 
-    peak    B_r·B_c and the largest of B_r + B_c, for two columns, of 2B_r, for D_i and P_in, and of B_r + the mask's tile, for
-            L_i; or pieces: b(x + 1) + x for b = B_c or B_r and x = min(B_c, d) or min(B_c, d_v); or, before them, 3B_r
+    peak    B_r·B_c and the largest of B_r + B_c, for two columns, of 2B_r, for D_i and P_in, and of
+            B_r + the mask's tile, for L_i; or pieces: b(x + 1) + x for b = B_c or B_r and x =
+            min(B_c, d) or min(B_c, d_v); or, before them, 3B_r
 
 P and dS occupy N_q·B_c elements of HBM each: one strip, in the type that is computed in.
 """
@@ -30,14 +33,26 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache", direction="backward", line_1=line_1, rows=rows,
+    name="small_cache",
+    direction="backward",
+    line_1=line_1,
+    rows=rows,
     kept=lambda p, blocks: dict.fromkeys(("P", "dS"), (p.N_q * blocks.B_c, "chip")),
-    peak=peak, products=(3, 2), initial=("dQ",),
+    peak=peak,
+    products=(3, 2),
+    initial=("dQ",),
     formulas={
-        "Q": ("2 * T_c * N_q * d", "0"), "K": ("2 * T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "Q": ("2 * T_c * N_q * d", "0"),
+        "K": ("2 * T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(2 * T_c + 1) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("T_c * N_q", "N_q"),
-        "P": ("(1 + T_v) * N_q * N_k", "N_q * N_k"), "dS": ("2 * T_d * N_q * N_k", "N_q * N_k"),
-        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
+        "dO": ("(2 * T_c + 1) * N_q * d_v", "0"),
+        "L": ("T_c * N_q", "0"),
+        "D": ("T_c * N_q", "N_q"),
+        "P": ("(1 + T_v) * N_q * N_k", "N_q * N_k"),
+        "dS": ("2 * T_d * N_q * N_k", "N_q * N_k"),
+        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"),
+        "dK": ("0", "N_k * d"),
+        "dV": ("0", "N_k * d_v"),
     },
 )

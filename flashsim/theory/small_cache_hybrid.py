@@ -1,9 +1,10 @@
 """S by whole rows of Q, kept in HBM; then O by tiles of b_r × b_c.
 
-Of all (b_r, b_c) with b_r(b_c + 2) + b_c ≤ M, for O_uc, S_un, L_u and V_nc, those that read the fewest elements of S and V:
-U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits.
+Of all (b_r, b_c) with b_r(b_c + 2) + b_c ≤ M, for O_uc, S_un, L_u and V_nc, those that read the
+fewest elements of S and V: U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits.
 
-    peak    B_r(d + 3) + B_c·d + B_r·B_c with the mask's tile: Q_i, ℓ_i, m_i, m_i^new, K_j, S_ij; or b_r(b_c + 2) + b_c
+    peak    B_r(d + 3) + B_c·d + B_r·B_c with the mask's tile: Q_i, ℓ_i, m_i, m_i^new, K_j, S_ij; or
+            b_r(b_c + 2) + b_c
 """
 
 from collections.abc import Callable
@@ -24,11 +25,13 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 
 def fewest_read(rows: Callable[[int], int], N: int, d: int) -> tuple[int, int]:
-    """Return the tile b × x of an N × d matrix that reads least: N for each piece of x columns, d for each b of N rows.
+    """Return the tile b × x of an N × d matrix that reads least: N for each piece of x columns, d
+    for each b of N rows.
 
     rows  how many of x columns fit
 
-    The narrowest of as many pieces leaves the most rows. Of equally good ones it is the narrowest; 1 × 1 where none fits.
+    The narrowest of as many pieces leaves the most rows. Of equally good ones it is the narrowest;
+    1 × 1 where none fits.
     """
     best, fewest, x = (1, 1), 0, 1
     while rows(x) >= 1:
@@ -61,12 +64,20 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="small_cache_hybrid", line_1=line_1, rows=rows, symbols=symbols,
+    name="small_cache_hybrid",
+    line_1=line_1,
+    rows=rows,
+    symbols=symbols,
     meanings={"U_r": "blocks of O's rows", "U_v": "blocks of O's columns"},
     kept=lambda p, blocks: {"S": (p.N_q * p.N_k, "chip")},
-    peak=peak, products=(1, 1),
+    peak=peak,
+    products=(1, 1),
     formulas={
-        "Q": ("N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("U_r * N_k * d_v", "0"),
-        "S": ("U_v * N_q * N_k", "N_q * N_k"), "O": ("0", "N_q * d_v"), "L": ("N_q", "N_q"),
+        "Q": ("N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("U_r * N_k * d_v", "0"),
+        "S": ("U_v * N_q * N_k", "N_q * N_k"),
+        "O": ("0", "N_q * d_v"),
+        "L": ("N_q", "N_q"),
     },
 )

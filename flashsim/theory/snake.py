@@ -1,7 +1,9 @@
-"""The loops exchanged, keys there and back: at each turn the block at that end stays on chip. Every tile is computed.
+"""The loops exchanged, keys there and back: at each turn the block at that end stays on chip. Every
+tile is computed.
 
-The last block of keys, of N_k − (T_c − 1)B_c, is kept ⌊T_r/2⌋ times, the first ⌊(T_r − 1)/2⌋ times. So the rows of K that are
-read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)/2⌋B_c. w = d + d_v.
+The last block of keys, of N_k − (T_c − 1)B_c, is kept ⌊T_r/2⌋ times, the first ⌊(T_r − 1)/2⌋ times.
+So the rows of K that are read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)/2⌋B_c. w =
+d + d_v.
 
     peak    B_c·w + B_r·w + 3B_r and the largest tile S_ij with the mask's block
 """
@@ -24,6 +26,13 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = replace(
-    q_outer.FORM, name="snake", symbols=symbols, meanings={"W": "rows of K and V that are read"}, peak=peak, live=False,
-    sink=None, theta=None, formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
+    q_outer.FORM,
+    name="snake",
+    symbols=symbols,
+    meanings={"W": "rows of K and V that are read"},
+    peak=peak,
+    live=False,
+    sink=None,
+    theta=None,
+    formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
 )

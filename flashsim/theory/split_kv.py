@@ -6,7 +6,8 @@ Empty tiles are never loaded. C = Σ of the columns of the live tiles (T_r·N_k 
     writes  parts: t·N_q(d_v + 2)   O: N_q·d_v
     peak    as with the loops exchanged; or merging, B_r(2d_v + 5): two parts and a new m
 
-Merged in sequence, parts are read once. As a tree: t − 1 merges read two parts and write one; at last one is read without its m.
+Merged in sequence, parts are read once. As a tree: t − 1 merges read two parts and write one; at
+last one is read without its m.
 """
 
 from dataclasses import replace
@@ -37,10 +38,15 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """FlashDecoding: a split, or merging; as a tree, one part is only read and divided, which takes no more than its split."""
+    """FlashDecoding: a split, or merging; as a tree, one part is only read and divided, which
+    takes no more than its split.
+    """
     alone = p.options["merge"] == "tree" and (p.options["splits"] or blocks.T_c) == 1
-    begun = blocks.B_r * (p.d_v + 1) + p.sink  # where merging begins with a sink: less than a row block without
-    return max(q_outer.without_sink(p, blocks, tiles), begun, 0 if alone else blocks.B_r * (2 * p.d_v + 5))
+    # where merging begins with a sink: less than a row block without
+    begun = blocks.B_r * (p.d_v + 1) + p.sink
+    return max(
+        q_outer.without_sink(p, blocks, tiles), begun, 0 if alone else blocks.B_r * (2 * p.d_v + 5)
+    )
 
 
 FORM = replace(
@@ -51,8 +57,12 @@ FORM = replace(
     theta=None,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     formulas={
-        "Q": ("T_c * N_q * d", "0"), "K": ("T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
-        "O": ("0", "N_q * d_v"), "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
-        "l_parts": ("T_c * N_q", "T_c * N_q"), "m_parts": ("T_c * N_q", "T_c * N_q"),
+        "Q": ("T_c * N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"),
+        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
+        "l_parts": ("T_c * N_q", "T_c * N_q"),
+        "m_parts": ("T_c * N_q", "T_c * N_q"),
     },
 )

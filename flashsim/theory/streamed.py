@@ -1,9 +1,12 @@
-"""The loops exchanged, K and V streamed by columns of B_c elements, s rows of them pinned. w = d + d_v; every tile is computed.
+"""The loops exchanged, K and V streamed by columns of B_c elements, s rows of them pinned. w = d +
+d_v; every tile is computed.
 
-p blocks are pinned, of those that fit in M − B_r(w + B_c + 1) − the mask's block: T_c if all of K and V do, else as many as leave
-B_c elements for the column; s = min(p·B_c, N_k). The mask's block is counted as in `q_outer_pinned`.
+p blocks are pinned, of those that fit in M − B_r(w + B_c + 1) − the mask's block: T_c if all of K
+and V do, else as many as leave B_c elements for the column; s = min(p·B_c, N_k). The mask's block
+is counted as in `q_outer_pinned`.
 
-    peak    s·w + B_r(w + 1) and a tile S_ij with the mask's block; and, where p < T_c, a column of K_j or V_j
+    peak    s·w + B_r(w + 1) and a tile S_ij with the mask's block; and, where p < T_c, a column of
+            K_j or V_j
 """
 
 from flashsim.problem.shapes import Blocks
@@ -39,11 +42,18 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="streamed", line_1=line_1, rows=rows, symbols=symbols,
+    name="streamed",
+    line_1=line_1,
+    rows=rows,
+    symbols=symbols,
     meanings={"s": "rows of K and V that stay on chip, without a mask"},
-    peak=peak, products=(1, 1),
+    peak=peak,
+    products=(1, 1),
     formulas={
-        "Q": ("N_q * d", "0"), "K": ("(s + T_r * (N_k - s)) * d", "0"), "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
-        "O": ("0", "N_q * d_v"), "L": ("0", "N_q"),
+        "Q": ("N_q * d", "0"),
+        "K": ("(s + T_r * (N_k - s)) * d", "0"),
+        "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
+        "O": ("0", "N_q * d_v"),
+        "L": ("0", "N_q"),
     },
 )

@@ -1,6 +1,8 @@
-"""Blocks of keys stay while single rows of Q and dO pass; D and dQ begin with the first block. w = d + d_v.
+"""Blocks of keys stay while single rows of Q and dO pass; D and dQ begin with the first block. w =
+d + d_v.
 
-peak    b_c(2w + 1) + w + d + 2: K_j V_j dK̃_j dṼ_j, P_nj, Q_n dO_n dQ_n, L_n D_n; + 2b_c with dropout, Z_nj and P_nj^dropped
+peak    b_c(2w + 1) + w + d + 2: K_j V_j dK̃_j dṼ_j, P_nj, Q_n dO_n dQ_n, L_n D_n; + 2b_c with
+        dropout, Z_nj and P_nj^dropped
 """
 
 from flashsim.problem.shapes import Blocks
@@ -23,11 +25,24 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 
 FORM = Form(
-    name="streamed", direction="backward", line_1=one_by_one, rows=rows,
-    passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),), peak=peak, products=(3, 2), gives_dS=True,
+    name="streamed",
+    direction="backward",
+    line_1=one_by_one,
+    rows=rows,
+    passes=lambda p, blocks, tiles: (tiles.cut(1, blocks.B_c),),
+    peak=peak,
+    products=(3, 2),
+    gives_dS=True,
     formulas={
-        "Q": ("T_c * N_q * d", "0"), "K": ("N_k * d", "0"), "V": ("N_k * d_v", "0"), "O": ("N_q * d_v", "0"),
-        "dO": ("T_c * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("(T_c - 1) * N_q", "N_q"),
-        "dQ": ("(T_c - 1) * N_q * d", "T_c * N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
+        "Q": ("T_c * N_q * d", "0"),
+        "K": ("N_k * d", "0"),
+        "V": ("N_k * d_v", "0"),
+        "O": ("N_q * d_v", "0"),
+        "dO": ("T_c * N_q * d_v", "0"),
+        "L": ("T_c * N_q", "0"),
+        "D": ("(T_c - 1) * N_q", "N_q"),
+        "dQ": ("(T_c - 1) * N_q * d", "T_c * N_q * d"),
+        "dK": ("0", "N_k * d"),
+        "dV": ("0", "N_k * d_v"),
     },
 )

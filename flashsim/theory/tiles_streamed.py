@@ -1,9 +1,11 @@
-"""Attention for a small cache, K and V by elements: with tiles of the same B_r × B_c, `small_cache` moves as much.
+"""Attention for a small cache, K and V by elements: with tiles of the same B_r × B_c, `small_cache`
+moves as much.
 
-B_r = B_c = max(⌊√M⌋ − 1, 1), as (b + 1)² ≤ M is b² + 2b + 1 ≤ M; T_v = ⌈d_v/B_c⌉ counts blocks of V's columns.
+B_r = B_c = max(⌊√M⌋ − 1, 1), as (b + 1)² ≤ M is b² + 2b + 1 ≤ M; T_v = ⌈d_v/B_c⌉ counts blocks of
+V's columns.
 
-    peak    B_r·B_c + B_r, for S_ij and L_i, and then the larger of B_r + 1, for Q_ik and K_nk, and the mask's tile. O_ic is no
-            wider than S_ij, and S_in, V_ne take as much as Q_ik, K_nk
+    peak    B_r·B_c + B_r, for S_ij and L_i, and then the larger of B_r + 1, for Q_ik and K_nk, and
+            the mask's tile. O_ic is no wider than S_ij, and S_in, V_ne take as much as Q_ik, K_nk
 """
 
 from dataclasses import replace

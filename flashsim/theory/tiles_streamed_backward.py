@@ -1,9 +1,12 @@
-"""A small cache, backward, K and V by elements: five products in tiles of B_r × B_c, over a strip of P and all of dS.
+"""A small cache, backward, K and V by elements: five products in tiles of B_r × B_c, over a strip
+of P and all of dS.
 
-B_r = B_c = the largest b with b² + b + 1 ≤ M, at least 1. U_v = ⌈d_v/B_r⌉, U_d = ⌈d/B_r⌉: pieces of dV's and dK's columns.
+B_r = B_c = the largest b with b² + b + 1 ≤ M, at least 1. U_v = ⌈d_v/B_r⌉, U_d = ⌈d/B_r⌉: pieces of
+dV's and dK's columns.
 
-    peak    B_r·B_c and the larger of B_r + 1, for a column and an element, and of B_r + the mask's tile, for L_i; or pieces:
-            B_c·x + x + 1 for x = min(B_r, d) or min(B_r, d_v), B_r·y + B_r + 1 for y = min(B_c, d); or, before them, 2B_r + 1
+    peak    B_r·B_c and the larger of B_r + 1, for a column and an element, and of B_r + the mask's
+            tile, for L_i; or pieces: B_c·x + x + 1 for x = min(B_r, d) or min(B_r, d_v), B_r·y +
+            B_r + 1 for y = min(B_c, d); or, before them, 2B_r + 1
 
 P occupies N_q·B_c elements of HBM, dS N_q·N_k, in the type that is computed in.
 """
@@ -36,15 +39,30 @@ def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
 
 
 FORM = Form(
-    name="tiles_streamed", direction="backward", line_1=line_1, rows=rows, symbols=symbols,
-    meanings={"U_v": "⌈d_v / B_r⌉: pieces of dV's columns", "U_d": "⌈d / B_r⌉: pieces of dK's columns"},
+    name="tiles_streamed",
+    direction="backward",
+    line_1=line_1,
+    rows=rows,
+    symbols=symbols,
+    meanings={
+        "U_v": "⌈d_v / B_r⌉: pieces of dV's columns",
+        "U_d": "⌈d / B_r⌉: pieces of dK's columns",
+    },
     kept=lambda p, blocks: {"P": (p.N_q * blocks.B_c, "chip"), "dS": (p.N_q * p.N_k, "chip")},
-    peak=peak, products=(3, 2),
+    peak=peak,
+    products=(3, 2),
     formulas={
-        "Q": ("2 * T_c * N_q * d", "0"), "K": ("2 * T_r * N_k * d", "0"), "V": ("T_r * N_k * d_v", "0"),
+        "Q": ("2 * T_c * N_q * d", "0"),
+        "K": ("2 * T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
         "O": ("N_q * d_v", "0"),
-        "dO": ("(2 * T_c + 1) * N_q * d_v", "0"), "L": ("T_c * N_q", "0"), "D": ("T_c * N_q", "N_q"),
-        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"), "dS": ("(U_d + T_d) * N_q * N_k", "N_q * N_k"),
-        "dQ": ("0", "N_q * d"), "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v"),
+        "dO": ("(2 * T_c + 1) * N_q * d_v", "0"),
+        "L": ("T_c * N_q", "0"),
+        "D": ("T_c * N_q", "N_q"),
+        "P": ("(1 + U_v) * N_q * N_k", "N_q * N_k"),
+        "dS": ("(U_d + T_d) * N_q * N_k", "N_q * N_k"),
+        "dQ": ("0", "N_q * d"),
+        "dK": ("0", "N_k * d"),
+        "dV": ("0", "N_k * d_v"),
     },
 )

@@ -1,8 +1,10 @@
-"""The trace of a run: every event of the memory with its state, in a file or in a page on which a person steps through it.
+"""The trace of a run: every event of the memory with its state, in a file or in a page on which a
+person steps through it.
 
 trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))
 trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass
-trace.save("run.html")                                      # the player; or .json.gz, which load_trace reads
+trace.save("run.html")                                      # the player; or .json.gz, which
+                                                            load_trace reads
 flashsim.load_trace("run.json.gz")
 """
 
@@ -16,6 +18,16 @@ from flashsim.tracing.tracer import trace
 from flashsim.tracing.traces import Trace
 
 __all__ = [
-    "About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Stop", "Trace", "TraceEvent", "load_trace", "trace",
+    "About",
+    "Counts",
+    "Lesson",
+    "Moment",
+    "Recorder",
+    "Step",
+    "Stop",
+    "Trace",
+    "TraceEvent",
+    "load_trace",
+    "trace",
     "traced",
-]  # fmt: skip
+]

@@ -1,4 +1,6 @@
-"""What a trace says of its run as a whole: the problem, the counts with their closed forms, the listing, the source."""
+"""What a trace says of its run as a whole: the problem, the counts with their closed forms, the
+listing, the source.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Traced(Protocol):
 
 
 def traced(recorder: Recorder, run: Result) -> Trace:
-    """Return the trace of a run that the recorder was an observer of, with what there is to say of it.
+    """Return the trace of a run that the recorder was an observer of, with what there is to say of
+    it.
 
     Raises ValueError where the recorder saw nothing of it.
     """
@@ -43,7 +46,9 @@ def traced(recorder: Recorder, run: Result) -> Trace:
     plan: AttentionPlan | MatrixPlan | Traced = run.plan
     if isinstance(plan, AttentionPlan):
         return _traced(recorder, plan)
-    return _traced_program(recorder, plan) if isinstance(plan, MatrixPlan) else plan.traced(recorder)
+    return (
+        _traced_program(recorder, plan) if isinstance(plan, MatrixPlan) else plan.traced(recorder)
+    )
 
 
 def _traced(recorder: Recorder, plan: AttentionPlan) -> Trace:
@@ -54,15 +59,26 @@ def _traced(recorder: Recorder, plan: AttentionPlan) -> Trace:
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.row_mask.whole(shape, (0,) * len(plan.leading)), blocks)
     return trace_of(
-        recorder, algorithm, kinds, shape, exact, blocks=blocks, M=plan.problem.M, enforced=plan.sizing.enforced,
-        stored=plan.problem.dtype.name, options=_options(plan), tiles=tiles,
+        recorder,
+        algorithm,
+        kinds,
+        shape,
+        exact,
+        blocks=blocks,
+        M=plan.problem.M,
+        enforced=plan.sizing.enforced,
+        stored=plan.problem.dtype.name,
+        options=_options(plan),
+        tiles=tiles,
         standard=None if standard is None else (standard.hbm.reads, standard.hbm.writes),
         follows=tuple((name, kinds.get(name, ("N_q", "d"))) for name in algorithm.follows),
-    )  # fmt: skip
+    )
 
 
 def _traced_program(recorder: Recorder, plan: MatrixPlan) -> Trace:
-    """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the player knows rows and columns."""
+    """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the
+    player knows rows and columns.
+    """
     program, sizes, blocks = plan.program, plan.sizes, plan.blocks
     rows, columns = program.plane
     kinds = {}
@@ -79,44 +95,76 @@ def _traced_program(recorder: Recorder, plan: MatrixPlan) -> Trace:
     except theory.NoClosedForm:
         exact = None
     return trace_of(
-        recorder, program, kinds, shape, exact, blocks=Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k),
-        M=plan.M, enforced=plan.enforced, stored=plan.dtype.name,
-        options=", ".join(f"{name} {_named(value)}" for name, value in plan.options.items() if value is not None),
-        follows=tuple((name, kinds[name]) for name in program.follows), words=program.words,
-        sizes=tuple(sizes.items()), cuts=tuple(blocks.items()),
-    )  # fmt: skip
+        recorder,
+        program,
+        kinds,
+        shape,
+        exact,
+        blocks=Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k),
+        M=plan.M,
+        enforced=plan.enforced,
+        stored=plan.dtype.name,
+        options=", ".join(
+            f"{name} {_named(value)}" for name, value in plan.options.items() if value is not None
+        ),
+        follows=tuple((name, kinds[name]) for name in program.follows),
+        words=program.words,
+        sizes=tuple(sizes.items()),
+        cuts=tuple(blocks.items()),
+    )
 
 
-def trace_of(recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any) -> Trace:
-    """Return the trace of what has a record, `of`. `exact`: its closed form, or None; `about`: an `About`'s other fields."""
+def trace_of(
+    recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
+) -> Trace:
+    """Return the trace of what has a record, `of`. `exact`: its closed form, or None; `about`:
+    an `About`'s other fields.
+    """
     sram = recorder.sram
     assert sram is not None
     said = About(
-        algorithm=of.name, title=of.title, direction=of.direction, shape=shape, peak=sram.peak, dtype=sram.dtype.name,
+        algorithm=of.name,
+        title=of.title,
+        direction=of.direction,
+        shape=shape,
+        peak=sram.peak,
+        dtype=sram.dtype.name,
         arrays=_counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
         exact_peak=None if exact is None else exact.sram.peak,
         listing=listing_of(of.listing),
         source=source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
         **{"tiles": None, "standard": None, **about},
-    )  # fmt: skip
+    )
     return Trace(said, tuple(recorder.events))
 
 
-def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:
+def _counts(
+    sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None
+) -> tuple[Counts, ...]:
     found = []
     for name, moved in sram.hbm.traffic.by_array.items():
-        formula = (exact[name].reads, exact[name].writes) if exact is not None and name in exact else None
+        formula = (
+            (exact[name].reads, exact[name].writes) if exact is not None and name in exact else None
+        )
         sizes = sram.hbm.matrix(name).shape
         kind = _fitting(kinds.get(name, ("N_q", "N_k")), sizes, shape)
-        found.append(Counts(name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula))
+        found.append(
+            Counts(
+                name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula
+            )
+        )
     return tuple(found)
 
 
 def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
-    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries."""
+    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is
+    not of all queries.
+    """
     sides = zip(kind, sizes, strict=True)
-    rows, cols = (of if str(size) == of or getattr(shape, of, None) == size else "" for of, size in sides)
+    rows, cols = (
+        of if str(size) == of or getattr(shape, of, None) == size else "" for of, size in sides
+    )
     return rows, cols
 
 
@@ -130,8 +178,12 @@ def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(kind(i, j) for j in range(blocks.T_c)) for i in range(blocks.T_r))
 
 
-def _closed_form(what: str | Algorithm, plan: AttentionPlan, blocks: tuple[int, int] | None) -> theory.Exact | None:
-    """Return the closed form of one problem of a plan, or of another algorithm on it; None where there is none."""
+def _closed_form(
+    what: str | Algorithm, plan: AttentionPlan, blocks: tuple[int, int] | None
+) -> theory.Exact | None:
+    """Return the closed form of one problem of a plan, or of another algorithm on it; None where
+    there is none.
+    """
     problem, group = plan.problem, plan.together
     if plan.mask.per_head:
         return None
@@ -145,12 +197,16 @@ def _closed_form(what: str | Algorithm, plan: AttentionPlan, blocks: tuple[int, 
 
 
 def _options(plan: AttentionPlan) -> str:
-    defaults, p = {option.name: option.default for option in plan.program.options}, plan.problem.dropout_p
+    defaults, p = (
+        {option.name: option.default for option in plan.program.options},
+        plan.problem.dropout_p,
+    )
     said = {
         "causal" if plan.mask == Causal() else repr(plan.mask): not isinstance(plan.mask, All),
         f"dropout {p:g}": p,
         **{
-            f"{name} {_named(value)}": value is not defaults.get(name) and repr(value) != repr(plan.mask)
+            f"{name} {_named(value)}": value is not defaults.get(name)
+            and repr(value) != repr(plan.mask)
             for name, value in plan.options.items()
         },
         f"{plan.together} query heads grouped": plan.together > 1,

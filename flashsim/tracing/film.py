@@ -1,6 +1,8 @@
-"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with its arrays, what travels between, and the score matrix.
+"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with its arrays, what travels
+between, and the score matrix.
 
-Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser. figures/loop.gif is one.
+Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser.
+figures/loop.gif is one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,23 +40,39 @@ Point = tuple[float, float]
 
 
 def film(trace: Recording, first: int, last: int, path: Path) -> Path:
-    """Write the steps first … last as an animated GIF. ValueError for a range that the trace does not have, or a long one."""
+    """Write the steps first … last as an animated GIF. ValueError for a range that the trace
+    does not have, or a long one.
+    """
     steps = len(trace.steps)
     if not 0 <= first <= last < steps:
         raise ValueError(f"steps {first}:{last}; expected A:B with 0 ≤ A ≤ B ≤ {steps - 1}")
     if last - first >= MOST_STEPS:
-        raise ValueError(f"steps {first}:{last} are {last - first + 1}; expected at most {MOST_STEPS}")
+        raise ValueError(
+            f"steps {first}:{last} are {last - first + 1}; expected at most {MOST_STEPS}"
+        )
     from PIL import Image
 
     pictures, times = zip(*_Camera(trace, trace.steps[first : last + 1]).roll(), strict=True)
     few = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)]))
     palette = few.quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
-    colours[colours.min(axis=1) > 248] = 255  # the paper, which Pillow mixes with what is nearly white
+    # the paper, which Pillow mixes with what is nearly white
+    colours[colours.min(axis=1) > 248] = 255
     palette.putpalette(colours.ravel().tolist())
-    frames = [Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    frames = [
+        Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE)
+        for picture in pictures
+    ]
     buffer = BytesIO()
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=list(times), loop=0, optimize=True)
+    frames[0].save(
+        buffer,
+        "GIF",
+        save_all=True,
+        append_images=frames[1:],
+        duration=list(times),
+        loop=0,
+        optimize=True,
+    )
     return write_whole(path, buffer.getvalue())
 
 
@@ -64,7 +82,9 @@ class _Camera:
         self._figure = Figure((WIDE, TALL), dpi=100)
         self._canvas = FigureCanvasAgg(self._figure)
         self._listing = {label_of(line): line.split(maxsplit=1)[-1] for line in trace.about.listing}
-        self._visits: dict[tuple[int, int], int] = {s.tile: s.number for s in trace.steps if s.tile is not None}
+        self._visits: dict[tuple[int, int], int] = {
+            s.tile: s.number for s in trace.steps if s.tile is not None
+        }
         self._values: dict[str, NDArray[Any]] = {}
         self._most: dict[str, float] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}  # the largest of each name
@@ -73,16 +93,24 @@ class _Camera:
                 finite = np.abs(event.value[np.isfinite(event.value)])
                 of, shape = quantity(event.name), event.value.shape
                 self._most[of] = max(self._most.get(of, 0.0), float(finite.max(initial=0)))
-                self._shapes[event.name] = tuple(map(max, shape, self._shapes.get(event.name, shape)))
+                self._shapes[event.name] = tuple(
+                    map(max, shape, self._shapes.get(event.name, shape))
+                )
         sets = {tuple(starmap(self._shape, trace.events[step.last].resident)) for step in steps}
-        fits = (cell for cell in np.geomspace(0.32, 0.001, 60) if all(_fits(set_, cell) for set_ in sets))
+        fits = (
+            cell
+            for cell in np.geomspace(0.32, 0.001, 60)
+            if all(_fits(set_, cell) for set_ in sets)
+        )
         self._cell = float(next(fits, 0.001))
         self._accesses = trace.events[-1].reads + trace.events[-1].writes
         arrays = trace.about.arrays
         self._beside = [a.name for a in arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
         self._above = [a.name for a in arrays if a.kind[0] == "N_k"]
-        self._stored = any(a.kind == ("N_q", "N_k") for a in arrays)  # a matrix as large as the scores is in HBM
-        strips = not trace.about.sizes and any(a.name == "S" for a in arrays)  # not all of S at once
+        # a matrix as large as the scores is in HBM
+        self._stored = any(a.kind == ("N_q", "N_k") for a in arrays)
+        # not all of S at once
+        strips = not trace.about.sizes and any(a.name == "S" for a in arrays)
         self._kept = "stored in strips" if strips else "never stored"
         self._pitch = min(0.32, 1.7 / max(len(self._beside), len(self._above), 1))
         letters = max((len(name) for name in self._beside), default=1)
@@ -107,12 +135,16 @@ class _Camera:
     def roll(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
         """Yield each picture, (height, width, 3), and for how many milliseconds it stays."""
         for step in self._steps:
-            for share in ON_THE_WAY if any(event.kind in MOVES for event in self._trace.of(step)) else ():
+            for share in (
+                ON_THE_WAY if any(event.kind in MOVES for event in self._trace.of(step)) else ()
+            ):
                 yield self.frame(step, share), MOVE
             yield self.frame(step), STAY
 
     def frame(self, step: Step, share: float = 1.0) -> NDArray[np.uint8]:
-        """Return the picture of a step, whose blocks have gone a share of their way. Steps are asked for in order."""
+        """Return the picture of a step, whose blocks have gone a share of their way. Steps are
+        asked for in order.
+        """
         trace = self._trace
         for event in trace.events[self._next : step.last + 1]:
             if event.value is not None:
@@ -123,9 +155,13 @@ class _Camera:
         said = " · ".join(filter(None, (f"step {step.number}", step.label, loops)))
         self._figure.text(0.02, 1 - 0.1 / TALL, said, size=POINTS, weight="bold", va="top")
         line = self._listing.get(step.label, "").split(". ")[0]
-        self._figure.text(0.02, 1 - 0.45 / TALL, fill(line, 56), size=POINTS - 2, va="top", linespacing=1.05)
+        self._figure.text(
+            0.02, 1 - 0.45 / TALL, fill(line, 56), size=POINTS - 2, va="top", linespacing=1.05
+        )
         below = (TALL - HEAD, 0)
-        axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, below[0] / TALL), xlim=(0, WIDE), ylim=below)
+        axes: Axes = self._figure.add_axes(
+            (0.0, 0.0, 1.0, below[0] / TALL), xlim=(0, WIDE), ylim=below
+        )
         axes.axis("off")
         last = trace.events[step.last]
         used = f"SRAM: {last.occupancy:,} of\nM = {trace.about.M:,}"
@@ -136,39 +172,67 @@ class _Camera:
             axes.text(outline[0][0] + 0.08, 0.12, name, size=POINTS, weight="bold", va="top")
         if not self._stored:
             words = f"S: by tiles,\n{self._kept}"
-            axes.text(self._left, self._top - 0.05, words, size=POINTS, color="#5d616b", linespacing=1)
+            axes.text(
+                self._left, self._top - 0.05, words, size=POINTS, color="#5d616b", linespacing=1
+            )
         moves = [event for event in trace.of(step) if event.kind in MOVES]
         places = self._hbm(axes, step, moves)
         coming = {event.name for event in moves if event.kind == "load" and share < 1}
         slots = self._sram(axes, last, {event.name for event in trace.of(step)}, coming)
         for event, place in zip(moves, places, strict=True):
-            alike = [name for name in slots if quantity(name) == event.array]  # what is stored was made last
+            # what is stored was made last
+            alike = [name for name in slots if quantity(name) == event.array]
             held = event.name if event.kind == "load" else alike[-1] if alike else None
             slot = slots.get(held or "", (CHIP_RIGHT / 2, FLOOR - 0.6))
             ends = (place, slot) if event.kind == "load" else (slot, place)
             colour = LOAD if event.kind == "load" else CHIP
-            axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85))
+            axes.add_patch(
+                FancyArrowPatch(
+                    *ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85
+                )
+            )
             if share < 1:
                 (x, y), (to_x, to_y) = ends
-                self._tile(axes, event.name, event.elements, (x + (to_x - x) * share, y + (to_y - y) * share), colour)
+                self._tile(
+                    axes,
+                    event.name,
+                    event.elements,
+                    (x + (to_x - x) * share, y + (to_y - y) * share),
+                    colour,
+                )
         axes.set(xlim=(0, WIDE), ylim=below)
         self._canvas.draw()  # type: ignore[no-untyped-call]
+
         return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
 
     def _hbm(self, axes: Axes, step: Step, moves: list[TraceEvent]) -> list[tuple[float, float]]:
-        """Draw the score matrix, in HBM if it is stored, and HBM's arrays beside it; return where the blocks that move are."""
+        """Draw the score matrix, in HBM if it is stored, and HBM's arrays beside it; return
+        where the blocks that move are.
+        """
         about = self._trace.about
         (N_q, N_k), blocks = (about.shape.N_q, about.shape.N_k), about.blocks
-        beside, above, pitch, left, top = self._beside, self._above, self._pitch, self._left, self._top
+        beside, above, pitch, left, top = (
+            self._beside,
+            self._above,
+            self._pitch,
+            self._left,
+            self._top,
+        )
         x, y = (RIGHT - 0.15 - left) / N_k, (FLOOR - 0.15 - top) / N_q
 
         def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
-            """Return the corner, width and height of a part of an array; one that is not beside the scores is on them."""
+            """Return the corner, width and height of a part of an array; one that is not beside
+            the scores is on them.
+            """
             length, down = rows[1] - rows[0], top + rows[0] * y
             if name in beside:
                 return (HBM_LEFT + 0.1 + beside.index(name) * pitch, down), pitch * 0.75, length * y
             if name in above:
-                return (left + rows[0] * x, 0.85 + above.index(name) * pitch), length * x, pitch * 0.75
+                return (
+                    (left + rows[0] * x, 0.85 + above.index(name) * pitch),
+                    length * x,
+                    pitch * 0.75,
+                )
             return (left + cols[0] * x, down), (cols[1] - cols[0]) * x, length * y
 
         for i in range(blocks.T_r):
@@ -190,11 +254,15 @@ class _Camera:
                 if span is not None and name in on_chip:
                     axes.add_patch(Rectangle(*place(name, span, (0, 0)), color=on_chip[name]))
                 where = (at, top - 0.06) if names is beside else (left - 0.08, down + pitch * 0.75)
-                axes.text(*where, _math(name), size=self._label, ha="left" if names is beside else "right")
+                axes.text(
+                    *where, _math(name), size=self._label, ha="left" if names is beside else "right"
+                )
         parts = (place(event.array or "", *(event.where or ((0, 0), (0, 0)))) for event in moves)
         return [(x + width / 2, y + height / 2) for (x, y), width, height in parts]
 
-    def _sram(self, axes: Axes, event: TraceEvent, fresh: set[str], coming: set[str]) -> dict[str, Point]:
+    def _sram(
+        self, axes: Axes, event: TraceEvent, fresh: set[str], coming: set[str]
+    ) -> dict[str, Point]:
         """Draw what is on chip but `coming`, in rows; return the middle of each block."""
         shapes = [self._shape(name, size) for name, size in event.resident]
         corners, _ = _laid(shapes, self._cell)
@@ -207,17 +275,28 @@ class _Camera:
                 axes.text(x, y - 0.03, _math(name), size=POINTS, va="bottom")
         return middles
 
-    def _tile(self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5) -> None:
+    def _tile(
+        self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5
+    ) -> None:
         tile = self._values.get(name, np.full(self._shape(name, size), np.nan))
         width, height = tile.shape[1] * self._cell, tile.shape[0] * self._cell
         x, y = middle[0] - width / 2, middle[1] - height / 2
         most = 1.4 * (self._most.get(quantity(name), 0.0) or 1.0)
         shown = np.where(np.isfinite(tile), tile, np.nan)
-        axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, extent=(x, x + width, y + height, y), aspect="auto")
+        axes.imshow(
+            shown,
+            cmap="RdBu_r",
+            vmin=-most,
+            vmax=most,
+            extent=(x, x + width, y + height, y),
+            aspect="auto",
+        )
         axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=line))
 
 
-def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:
+def _laid(
+    shapes: Sequence[tuple[int, ...]], cell: float
+) -> tuple[list[tuple[float, float]], float]:
     x, y, tall, corners = 0.2, 1.15, 0.0, []
     for rows, columns in shapes:
         width = max(columns * cell, 0.62) + 0.1
@@ -229,11 +308,15 @@ def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[fl
 
 
 def _fits(shapes: Sequence[tuple[int, ...]], cell: float) -> bool:
-    return _laid(shapes, cell)[1] < FLOOR - 0.1 and all(columns * cell <= CHIP_RIGHT - 0.3 for _, columns in shapes)
+    return _laid(shapes, cell)[1] < FLOOR - 0.1 and all(
+        columns * cell <= CHIP_RIGHT - 0.3 for _, columns in shapes
+    )
 
 
 def _math(name: str) -> str:
-    """Return a name of the program in matplotlib's mathematics: K[0] as K_1, m_tilde_ij with its tilde. Others as they are."""
+    """Return a name of the program in matplotlib's mathematics: K[0] as K_1, m_tilde_ij with its
+    tilde. Others as they are.
+    """
     base, bracket, index = name.partition("[")
     letter, *rest = base.split("_")
     if not letter.isalpha() or not all(part.isalnum() for part in rest) or index.startswith("["):
@@ -245,7 +328,12 @@ def _math(name: str) -> str:
     lower = [part for part in rest if len(part) <= 2]
     upper = [part for part in rest if len(part) > 2]
     if bracket:
-        lower.append(",".join(str(int(n) + 1) if n.strip().isdecimal() else n for n in index.rstrip("]").split(",")))
+        lower.append(
+            ",".join(
+                str(int(n) + 1) if n.strip().isdecimal() else n
+                for n in index.rstrip("]").split(",")
+            )
+        )
     below = f"_{{{' '.join(lower)}}}" if lower else ""
     above = rf"^{{\mathrm{{{' '.join(upper)}}}}}" if upper else ""
     return f"${letter}{below}{above}$"

@@ -13,10 +13,14 @@ FIRST = re.compile(r"    (Require:|\(?\d+\)? )")
 
 
 def listing_of(module: str | None) -> tuple[str, ...]:
-    """Return the listing in a module's docstring: its lines indented by four, from "Require:" or the first number on."""
+    """Return the listing in a module's docstring: its lines indented by four, from "Require:" or
+    the first number on.
+    """
     lines = (module or "").splitlines()
     first = next((n for n, line in enumerate(lines) if FIRST.match(line)), len(lines))
-    last = next((n for n in range(first, len(lines)) if not lines[n].startswith("    ")), len(lines))
+    last = next(
+        (n for n in range(first, len(lines)) if not lines[n].startswith("    ")), len(lines)
+    )
     joined: list[str] = []
     for line in lines[first:last]:
         if joined and not FIRST.match(line):  # a line of the listing, continued
@@ -33,7 +37,9 @@ def label_of(line: str) -> str:
 
 
 def source_of(sites: Iterable[Site]) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
-    """Return the functions that `sites` are in, as (file, number of the first line, lines), the busiest file first."""
+    """Return the functions that `sites` are in, as (file, number of the first line, lines), the
+    busiest file first.
+    """
     by_file: dict[str, set[int]] = {}
     for file, line in sites:
         by_file.setdefault(file, set()).add(line)
@@ -41,7 +47,9 @@ def source_of(sites: Iterable[Site]) -> tuple[tuple[str, int, tuple[str, ...]], 
     for file, numbers in sorted(by_file.items(), key=lambda item: -len(item[1])):
         lines = linecache.getlines(file)
         for first, last in _functions(lines, numbers):
-            pieces.append((short(file), first, tuple(line.rstrip("\n") for line in lines[first - 1 : last])))
+            pieces.append(
+                (short(file), first, tuple(line.rstrip("\n") for line in lines[first - 1 : last]))
+            )
     return tuple(pieces)
 
 
@@ -50,7 +58,11 @@ def _functions(lines: Sequence[str], numbers: Iterable[int]) -> list[Span]:
         tree = ast.parse("".join(lines))
     except SyntaxError:
         return []
-    spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    spans = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    ]
     around = {max((s for s in spans if s[0] <= n <= s[1]), default=None) for n in numbers}
     return sorted(span for span in around if span is not None)
 

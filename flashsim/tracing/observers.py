@@ -1,7 +1,8 @@
 """Observers of the memory: they follow a run from outside, so that the algorithms need no probes.
 
 steps = InductionInvariant()
-flashsim.forward("flash_basic", Q, K, V, observers=[steps])     # raises InvariantBroken where the proof would fail
+flashsim.forward("flash_basic", Q, K, V, observers=[steps])     # raises InvariantBroken where the
+                                                                proof would fail
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class InvariantBroken(AssertionError):
 
 @dataclass(frozen=True)
 class InvariantStep:
-    """A checked outer step: its index j, how many keys were seen by then, and the worst error, divided by its bound."""
+    """A checked outer step: its index j, how many keys were seen by then, and the worst error,
+    divided by its bound.
+    """
 
     j: int
     keys: int
@@ -35,9 +38,10 @@ class InvariantStep:
 class InductionInvariant:
     """Checks Theorem 1's induction after every outer step j of Algorithm 1.
 
-    For the first keys, K_{:j}: m = rowmax(S_{:,:j}), ℓ = rowsum(exp(S_{:,:j} − m)), O = softmax(S_{:,:j}) V_{:j}, each
-    within the rounding bound of `flashsim.reference` (twice the computed terms, C = 2). The oracle works in float64
-    on what HBM holds. Works on any number of heads in turn. Raises InvariantBroken.
+    For the first keys, K_{:j}: m = rowmax(S_{:,:j}), ℓ = rowsum(exp(S_{:,:j} − m)), O =
+    softmax(S_{:,:j}) V_{:j}, each within the rounding bound of `flashsim.reference` (twice the
+    computed terms, C = 2). The oracle works in float64 on what HBM holds. Works on any number of
+    heads in turn. Raises InvariantBroken.
     """
 
     steps: list[InvariantStep] = field(default_factory=list)
@@ -60,16 +64,23 @@ class InductionInvariant:
         delta = (Q.shape[1] + 4) * u * score_reach(Q, K, scale=1.0)[:, 0]
         with np.errstate(over="ignore"):
             sums = (2 * np.expm1(2 * delta) + 2 * (self._keys + 8 * (j + 2)) * u) * want.l
-        O_bound = error_bound(Q, K, V, scale=1.0, steps=j + 1, chip=event.sram.dtype, stored=hbm.peek("O").dtype)
+        O_bound = error_bound(
+            Q, K, V, scale=1.0, steps=j + 1, chip=event.sram.dtype, stored=hbm.peek("O").dtype
+        )
         worst = 0.0
-        for name, right, bound in (("m", want.m, 2 * delta), ("l", want.l, sums), ("O", want.O, O_bound)):
+        for name, right, bound in (
+            ("m", want.m, 2 * delta),
+            ("l", want.l, sums),
+            ("O", want.O, O_bound),
+        ):
             got = hbm.peek(name).astype(np.float64).reshape(right.shape)
             parts = parts_of_bound(got, right, bound)
             worst = max(worst, float(parts.max()))
             if worst > 1:
                 at = tuple(int(i) for i in np.argwhere(parts > 1)[0])
                 raise InvariantBroken(
-                    f"after outer step j = {j}, for the first {self._keys:,} keys, {name}{list(at)} is {got[at]:.9g}; "
+                    f"after outer step j = {j}, for the first {self._keys:,} keys, "
+                    f"{name}{list(at)} is {got[at]:.9g}; "
                     f"it should be {right[at]:.9g} ± {bound[at]:.2g}"
                 )
         self.steps.append(InvariantStep(j, self._keys, worst))
@@ -77,7 +88,8 @@ class InductionInvariant:
 
 @dataclass(frozen=True)
 class Movement:
-    """One load, store or initialisation in the source: its line, the array, how often, how many elements in all.
+    """One load, store or initialisation in the source: its line, the array, how often, how many
+    elements in all.
 
     `label` is the paper's line, "line 9", or "line 12 of mine.py" where nothing labels it.
     """
@@ -91,7 +103,9 @@ class Movement:
 
 @dataclass
 class Ledger:
-    """Sums every load, store and initialisation by line, and keeps what was resident when SRAM was fullest."""
+    """Sums every load, store and initialisation by line, and keeps what was resident when SRAM
+    was fullest.
+    """
 
     at_peak: dict[str, int] = field(default_factory=dict)
     _sums: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)

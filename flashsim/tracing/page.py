@@ -1,4 +1,6 @@
-"""The player's page: a trace, or two, with the script that plays them, in one file that loads nothing."""
+"""The player's page: a trace, or two, with the script that plays them, in one file that loads
+nothing.
+"""
 
 import base64
 import html
@@ -23,26 +25,65 @@ LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = (
     *("model", "alignment", "magnify", "elements", "pens", "formula"),
-    *("telling", "layout", "legend", "stage", "lanes", "sparks", "memory", "values", "view", "lesson", "controls"),
+    *(
+        "telling",
+        "layout",
+        "legend",
+        "stage",
+        "lanes",
+        "sparks",
+        "memory",
+        "values",
+        "view",
+        "lesson",
+        "controls",
+    ),
 )
-ANY_LENGTH: dict[str, dict[str, Any]] = {"causal": {"causal": True}, "block_mask butterfly": {"block_mask": butterfly}}
+ANY_LENGTH: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "block_mask butterfly": {"block_mask": butterfly},
+}
 """Options, as a page says them, that name the same mask at any length."""
 OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
-PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
+PHRASES = (
+    "N_q",
+    "N_k",
+    "d",
+    "d_v",
+    "M",
+    "B_r",
+    "B_c",
+    "T_r",
+    "T_c",
+    f"e^{{{MAXIMUM} − {MAXIMUM}_new}}",
+)
 
 
-def page_of(trace: Recording, versus: Recording | None = None, lesson: Lesson | None = None) -> tuple[str, str]:
-    """Return the page, and why values were left out of it, or "". ValueError for a lesson that goes beyond the last step."""
+def page_of(
+    trace: Recording, versus: Recording | None = None, lesson: Lesson | None = None
+) -> tuple[str, str]:
+    """Return the page, and why values were left out of it, or "". ValueError for a lesson that
+    goes beyond the last step.
+    """
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
-    asked = [] if lesson is None else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]
+    asked = (
+        []
+        if lesson is None
+        else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]
+    )
     if not all(0 <= step < steps for step in asked):
-        raise ValueError(f"lesson has moments and stops {asked}; expected steps from 0 to {steps - 1}")
+        raise ValueError(
+            f"lesson has moments and stops {asked}; expected steps from 0 to {steps - 1}"
+        )
     page = _page(traces, lesson)
     if steps > MOST_STEPS:
         reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
     elif len(page) > LARGEST_PAGE:
-        reason = f"with them this page would take {len(page) / 1e6:.1f} MB, more than {LARGEST_PAGE / 1e6:.0f}"
+        reason = (
+            f"with them this page would take {len(page) / 1e6:.1f} MB, more than "
+            f"{LARGEST_PAGE / 1e6:.0f}"
+        )
     else:
         return page, ""
     note = f"Values of tiles are left out: {reason}. Counters are complete."
@@ -55,7 +96,8 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
     if lesson is not None:
         above = (
             f'<section aria-label="Lesson">{lesson.way}'
-            f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>'
+            f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n'
+            "</details>"
             f"{lesson.questions}</section>\n"
         )
     data = [_for_page(trace, left_out) for trace in traces]
@@ -68,7 +110,10 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         "title": html.escape(title),
         "css": f"\n{read('typeset.css')}{read('player.css')}\n",
         "js": "\n" + lighter("\n".join(read(f"{name}.js") for name in SCRIPTS)) + "\n",
-        "typeset": "".join(f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()),
+        "typeset": "".join(
+            f'<span data-text="{html.escape(text)}">{set_}</span>'
+            for text, set_ in _set(traces).items()
+        ),
         "trace": base64.b64encode(zipped(data)).decode("ascii"),
         "lesson": above,
     }
@@ -77,13 +122,21 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
 
 
 def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
-    """Return the trace's JSON with what the page does not work out itself: steps, and what names are called."""
+    """Return the trace's JSON with what the page does not work out itself: steps, and what names
+    are called.
+    """
     data = as_json(trace, values=not left_out)
-    at = {id(event.value): number for event, number in zip(trace.events, data["events"]["value"], strict=True)}
+    at = {
+        id(event.value): number
+        for event, number in zip(trace.events, data["events"]["value"], strict=True)
+    }
     steps = trace.steps
 
     def values(name: str, which: int) -> list[int]:
-        return [at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1 for s in steps]
+        return [
+            at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1
+            for s in steps
+        ]
 
     data["steps"] = {
         **{name: [getattr(s, name) for s in steps] for name in OF_STEPS},
@@ -106,7 +159,9 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
 
 
 def _wins(trace: Recording) -> str:
-    """Say what standard attention makes at the reference, and, where this run saves nothing, why; "" if there is no form."""
+    """Say what standard attention makes at the reference, and, where this run saves nothing,
+    why; "" if there is no form.
+    """
     about, N, d = trace.about, REFERENCE_N, REFERENCE_D
     asked = ANY_LENGTH.get(about.options)
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
@@ -114,7 +169,9 @@ def _wins(trace: Recording) -> str:
         return ""
     try:
         mine, its = (
-            theory.exact(name, N=N, d=d, M=M, sizing="fit", direction=about.direction, **options).accesses
+            theory.exact(
+                name, N=N, d=d, M=M, sizing="fit", direction=about.direction, **options
+            ).accesses
             for name, options in ((about.algorithm, asked or {}), (STANDARD, {}))
         )
     except ValueError:
@@ -125,7 +182,10 @@ def _wins(trace: Recording) -> str:
         else ""
     )
     told = f"{'without' if asked is None else 'with'} {about.options} " if about.options else ""
-    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} {told}it is {its / mine:.2f} times. The factor follows M/d²"
+    return (
+        f"{small}; at N = {N:,}, d = {d}, M = {M:,} {told}it is {its / mine:.2f} times. The factor "
+        "follows M/d²"
+    )
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:
@@ -138,6 +198,7 @@ def _turns(trace: Recording) -> dict[str, dict[str, int]]:
 
 
 def _indented(line: str) -> tuple[str, int, str]:
+
     mark, space, text = re.fullmatch(r"(\(?\d+\)?|)(\s*)(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
     return mark, max(0, len(mark + space) - 3), text
 
@@ -145,7 +206,9 @@ def _indented(line: str) -> tuple[str, int, str]:
 def _set(traces: Iterable[Recording]) -> dict[str, str]:
     found = {phrase: typeset(phrase) for phrase in PHRASES}
     for trace in traces:
-        found |= {text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]}
+        found |= {
+            text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]
+        }
         variables = dict.fromkeys(variable for event in trace.events for variable, _ in event.loops)
         found |= {variable: typeset(variable) for variable in variables}
         found |= {symbol: typeset(symbol) for symbol, _ in (*trace.about.sizes, *trace.about.cuts)}
@@ -166,16 +229,28 @@ def read(name: str, package: str = "flashsim.tracing") -> str:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Return a page with parts in the places of their {{names}}: in one pass, as a title may hold {{js}}."""
+    """Return a page with parts in the places of their {{names}}: in one pass, as a title may
+    hold {{js}}.
+    """
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def policy(css: str, js: str) -> str:
-    """Return a page's Content-Security-Policy: it runs this script, uses these styles, and loads, sends and embeds nothing.
+    """Return a page's Content-Security-Policy: it runs this script, uses these styles, and loads,
+    sends and embeds nothing.
 
-    Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know trusted types.
+    Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know
+    trusted types.
     """
     hashed = {"script-src": js, "style-src": css}
-    rules = [f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()]
-    rules += ["base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"]
+    rules = [
+        f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+        for kind, text in hashed.items()
+    ]
+    rules += [
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
     return "; ".join(["default-src 'none'", *rules])

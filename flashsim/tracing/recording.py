@@ -2,7 +2,8 @@
 
     recorder = Recorder()
     run = flashsim.forward("flash", Q, K, V, observers=[recorder])
-    trace = traced(recorder, run)                                  # what flashsim.trace("flash", Q, K, V) does
+    trace = traced(recorder, run)                                  # what flashsim.trace("flash", Q,
+                                                                   K, V) does
 
 A trace is of one head. Its events are what the memory told, in order.
 """
@@ -28,9 +29,11 @@ MOST_VALUES = 2**26
 
 
 class Recorder:
-    """An observer that keeps what it is told of one launch: of head `head`, counted from 0 over all leading axes.
+    """An observer that keeps what it is told of one launch: of head `head`, counted from 0 over all
+    leading axes.
 
-    Raises ValueError in `flashsim.count`, which runs equal turns once, where a trace needs each; and after `MOST_EVENTS`.
+    Raises ValueError in `flashsim.count`, which runs equal turns once, where a trace needs each;
+    and after `MOST_EVENTS`.
     """
 
     def __init__(self, head: int = 0) -> None:
@@ -53,9 +56,13 @@ class Recorder:
             return
         self._given_up = event.times != 1 or len(self.events) == MOST_EVENTS
         if event.times != 1:
-            raise ValueError("a trace needs every turn; count(…) runs equal turns once: use forward(…)")
+            raise ValueError(
+                "a trace needs every turn; count(…) runs equal turns once: use forward(…)"
+            )
         if self._given_up:
-            raise ValueError(f"the run has more than {MOST_EVENTS:,} events: take larger blocks, or fewer rows")
+            raise ValueError(
+                f"the run has more than {MOST_EVENTS:,} events: take larger blocks, or fewer rows"
+            )
         self.sram = event.sram
         if event.kind in ("store", "init"):
             self._writes += event.elements
@@ -64,8 +71,20 @@ class Recorder:
         held: Resident = tuple(event.sram.resident.items())
         rows, cols = event.where or (None, None)
         where = rows and cols and ((rows.start, rows.stop), (cols.start, cols.stop))
-        told = event.kind, event.name, event.elements, event.loops, *line_of(event.site, sys._getframe(1)), where
-        state = sum(elements for _, elements in held), self._residents.setdefault(held, held), self._reads, self._writes
+        told = (
+            event.kind,
+            event.name,
+            event.elements,
+            event.loops,
+            *line_of(event.site, sys._getframe(1)),
+            where,
+        )
+        state = (
+            sum(elements for _, elements in held),
+            self._residents.setdefault(held, held),
+            self._reads,
+            self._writes,
+        )
         self.events.append(TraceEvent(*told, *state, self._value(event)))
 
     def _value(self, event: Event) -> NDArray[Any] | None:

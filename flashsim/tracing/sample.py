@@ -1,4 +1,6 @@
-"""Random operands of runs that are looked at: what `flashsim step` and the gallery's lessons trace."""
+"""Random operands of runs that are looked at: what `flashsim step` and the gallery's lessons
+trace.
+"""
 
 import numpy as np
 
@@ -6,7 +8,9 @@ from flashsim.problem.inputs import Array
 
 
 def operands(n: int, d: int, n_k: int | None = None, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Return Q (n, d), K and V (n_k, d), in float32; scores have standard deviation 2, so that maxima move."""
+    """Return Q (n, d), K and V (n_k, d), in float32; scores have standard deviation 2, so that
+    maxima move.
+    """
     rng = np.random.default_rng(seed)
     Q, K, V = (rng.standard_normal((rows, d), np.float32) for rows in (n, n_k or n, n_k or n))
     return 2 * Q, K, V

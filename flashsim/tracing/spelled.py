@@ -1,4 +1,6 @@
-"""What each line of a source computes, as a tree that the page fills in with one element's numbers."""
+"""What each line of a source computes, as a tree that the page fills in with one element's
+numbers.
+"""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -9,12 +11,17 @@ from flashsim.tracing.steps import quantity
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 Tree = list[Any]
-"""[sign, left, right]; ["name", name, quantity], of X_i[c] with its variable c; ["number", x]; ["T", X];
-["call", function, [arguments]]."""
+"""[sign, left, right]; ["name", name, quantity], of X_i[c] with its variable c; ["number", x];
+["T", X]; ["call", function, [arguments]].
+"""
 
 
-def spelled(source: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple[str, int, int, str, Tree]]:
-    """Yield (file, first line, last line, name, tree) of each `name = on_chip(…)`; a source that is not Python has none."""
+def spelled(
+    source: Sequence[tuple[str, int, Sequence[str]]],
+) -> Iterator[tuple[str, int, int, str, Tree]]:
+    """Yield (file, first line, last line, name, tree) of each `name = on_chip(…)`; a source that
+    is not Python has none.
+    """
     for file, first, lines in source:
         try:
             statements = list(ast.walk(ast.parse(dedent("\n".join(lines)))))
@@ -22,7 +29,11 @@ def spelled(source: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple[
             continue
         for node in statements:
             if isinstance(node, ast.Assign):
-                target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
+                target = (
+                    node.targets[0].value
+                    if isinstance(node.targets[0], ast.Subscript)
+                    else node.targets[0]
+                )
                 tree = _on_chip(node.value)
                 if tree is not None and isinstance(target, ast.Name):
                     last = node.end_lineno or node.lineno
@@ -57,4 +68,10 @@ def _tree(node: ast.expr) -> Tree:
 
 def _called(node: ast.Call) -> str:
     function = node.func
-    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    return (
+        function.id
+        if isinstance(function, ast.Name)
+        else function.attr
+        if isinstance(function, ast.Attribute)
+        else ""
+    )

@@ -1,7 +1,7 @@
 """A recorded run in steps: one line of the paper's listing, in one turn of the loops around it.
 
-A line that both loads and computes, as standard attention's have it, makes two steps: one up to the last load, one after.
-What a turn of a loop evicts at its end is gone from the next step on.
+A line that both loads and computes, as standard attention's have it, makes two steps: one up to the
+last load, one after. What a turn of a loop evicts at its end is gone from the next step on.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ class Step:
     """One step.
 
     number        from 0
-    first, last   indices of its first and last event in the trace; between them there are no loop events
+    first, last   indices of its first and last event in the trace; between them there are no loop
+                  events
     label         its line: "line 9" of the paper; "line 12 of mine.py" where nothing labels it
     loops         (variable, index) of the loops around, outermost first
     turn          the number of the loop turn it is in, counted over all loops
     rows, cols    which queries and keys the blocks on chip are of; None: of none, or of all
     tile          (i, j) in blocks, where rows and cols are a tile's
-    pairs         what the algorithm's record follows, of the rows or keys on chip: (before this tile, as far as it is known now)
+    pairs         what the algorithm's record follows, of the rows or keys on chip: (before this
+                  tile, as far as it is known now)
     moved         rows whose maximum this step raised
-    rescaled      those of them that had one before, so that what is summed so far must be scaled down
+    rescaled      those of them that had one before, so that what is summed so far must be scaled
+                  down
     """
 
     number: int
@@ -71,7 +74,9 @@ class Recording:
 
 
 def quantity(name: str) -> str:
-    """Return what a block or a tile is of, whatever its line calls it: O for O_i_new and o_i, P for P_tilde_ij, K for K[0]."""
+    """Return what a block or a tile is of, whatever its line calls it: O for O_i_new and o_i, P
+    for P_tilde_ij, K for K[0].
+    """
     base = re.split(r"[_\[]", name.removeprefix("log_"))[0]
     return ROW_OF.get(base, base)
 
@@ -85,11 +90,26 @@ def _steps(about: About, events: tuple[TraceEvent, ...]) -> Iterator[Step]:
             moved, rescaled = moved + rise[0], rescaled + rise[1]
         rows, cols = follower.region(events[last])
         event, tile, pairs = events[first], follower.tile(rows, cols), dict(follower.pairs)
-        yield Step(number, first, last, event.label, event.loops, turn, rows, cols, tile, pairs, moved, rescaled)
+        yield Step(
+            number,
+            first,
+            last,
+            event.label,
+            event.loops,
+            turn,
+            rows,
+            cols,
+            tile,
+            pairs,
+            moved,
+            rescaled,
+        )
 
 
 def _at(spans: list[Span], block: int | None, size: int) -> Span | None:
-    """Return which of the spans on chip a turn is at: its own block's, if it is one of several; else the last that came."""
+    """Return which of the spans on chip a turn is at: its own block's, if it is one of several;
+    else the last that came.
+    """
     own = [span for span in spans if block is not None and span[0] == block * size] or spans
     return own[-1] if own else None
 
@@ -99,7 +119,9 @@ def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
     start: int | None = None
     turn = 0
     for at, event in enumerate(events):
-        if start is not None and (event.kind not in DATA or _begins(events[start], events[at - 1], event)):
+        if start is not None and (
+            event.kind not in DATA or _begins(events[start], events[at - 1], event)
+        ):
             yield start, at - 1, turn
             start = None
         if event.kind in ("turn", "turn end"):
@@ -111,13 +133,17 @@ def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
 
 
 def _begins(first: TraceEvent, previous: TraceEvent, event: TraceEvent) -> bool:
-    """Say whether an event begins a new step: another line, or the same one, done with loading, or with messages."""
+    """Say whether an event begins a new step: another line, or the same one, done with loading,
+    or with messages.
+    """
     done = previous.kind in ("load", "post", "wait") and event.kind != previous.kind
     return event.label != first.label or done or (event.kind == "wait" != previous.kind)
 
 
 class _Follower:
-    """What is on chip, and what became of the followed quantities of its rows and keys, as events go by."""
+    """What is on chip, and what became of the followed quantities of its rows and keys, as
+    events go by.
+    """
 
     def __init__(self, about: About) -> None:
         self._shape, self._blocks = about.shape, about.blocks
@@ -130,7 +156,9 @@ class _Follower:
         self._cols: Span | None = None
 
     def follow(self, event: TraceEvent, turn: int) -> tuple[int, int]:
-        """Follow one event. Return how many rows' maxima it raised, and how many of them had one before."""
+        """Follow one event. Return how many rows' maxima it raised, and how many of them had one
+        before.
+        """
         if event.where is not None:
             self._where[event.name] = event.where
         if len(event.resident) == 1 and event.kind != "store":  # the first on an empty chip
@@ -144,7 +172,9 @@ class _Follower:
         self._rows, self._cols = rows, cols
         if turn != self._turn:
             self._turn = turn
-            self.pairs = {name: (old if new is None else new, None) for name, (old, new) in self.pairs.items()}
+            self.pairs = {
+                name: (old if new is None else new, None) for name, (old, new) in self.pairs.items()
+            }
         followed = self._followed(event)
         if followed is None:
             return 0, 0
@@ -154,13 +184,20 @@ class _Follower:
             self.pairs[followed] = event.value, None
             return 0, 0
         self.pairs[followed] = old, event.value
-        if followed != MAXIMUM or event.value is None or known is None or known.shape != event.value.shape:
+        if (
+            followed != MAXIMUM
+            or event.value is None
+            or known is None
+            or known.shape != event.value.shape
+        ):
             return 0, 0
         risen = event.value > known
         return int(risen.sum()), int((risen & (known > -np.inf)).sum())
 
     def region(self, event: TraceEvent) -> tuple[Span | None, Span | None]:
-        """Return which queries and which keys blocks on chip, and one being stored, are of: those of the loops over i and j."""
+        """Return which queries and which keys blocks on chip, and one being stored, are of:
+        those of the loops over i and j.
+        """
         spans: dict[str, list[Span]] = {"N_q": [], "N_k": []}
         stored = [event.name] if event.kind == "store" else []
         for name in (*(name for name, _ in event.resident), *stored):
@@ -169,7 +206,10 @@ class _Follower:
                 for span, kind in zip(self._where[name], kinds, strict=True):
                     spans.get(kind, []).append(span)
         at, blocks = dict(event.loops), self._blocks
-        rows, cols = _at(spans["N_q"], at.get("i"), blocks.B_r), _at(spans["N_k"], at.get("j"), blocks.B_c)
+        rows, cols = (
+            _at(spans["N_q"], at.get("i"), blocks.B_r),
+            _at(spans["N_k"], at.get("j"), blocks.B_c),
+        )
         return rows, cols
 
     def tile(self, rows: Span | None, cols: Span | None) -> tuple[int, int] | None:
@@ -178,11 +218,16 @@ class _Follower:
             return None
         shape, blocks = self._shape, self._blocks
         i, j = rows[0] // blocks.B_r, cols[0] // blocks.B_c
-        want = ((i * blocks.B_r, min((i + 1) * blocks.B_r, shape.N_q)), (j * blocks.B_c, min((j + 1) * blocks.B_c, shape.N_k)))
+        want = (
+            (i * blocks.B_r, min((i + 1) * blocks.B_r, shape.N_q)),
+            (j * blocks.B_c, min((j + 1) * blocks.B_c, shape.N_k)),
+        )
         return (i, j) if (rows, cols) == want else None
 
     def _followed(self, event: TraceEvent) -> str | None:
-        """Return which followed quantity a load or a result is: "m" for m[0], m_i and m_i_new; None for m_tilde_ij."""
+        """Return which followed quantity a load or a result is: "m" for m[0], m_i and m_i_new;
+        None for m_tilde_ij.
+        """
         if event.kind == "load":
             name = event.name.partition("[")[0]
         elif event.kind == "compute" and FOLLOWED.fullmatch(event.name):

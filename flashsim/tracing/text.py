@@ -19,25 +19,45 @@ def lines(trace: Recording) -> Iterator[str]:
     about = trace.about
     shape, blocks = about.shape, about.blocks
     yield f"{about.title}{f', {about.options}' if about.options else ''}"
-    sizes = about.sizes or (("N_q", shape.N_q), ("N_k", shape.N_k), ("d", shape.d), ("d_v", shape.d_v))
-    cuts = ", ".join(f"{name} = {size:,}" for name, size in about.cuts) or f"B_r × B_c = {blocks.B_r} × {blocks.B_c}"
+    sizes = about.sizes or (
+        ("N_q", shape.N_q),
+        ("N_k", shape.N_k),
+        ("d", shape.d),
+        ("d_v", shape.d_v),
+    )
+    cuts = (
+        ", ".join(f"{name} = {size:,}" for name, size in about.cuts)
+        or f"B_r × B_c = {blocks.B_r} × {blocks.B_c}"
+    )
     yield (
         f"{', '.join(f'{name} = {size:,}' for name, size in sizes)}; M = {about.M:,} elements; "
         f"{cuts}, T_r × T_c = {blocks.T_r} × {blocks.T_c}"
     )
     listing = {label_of(line): line.split(maxsplit=1)[-1] for line in about.listing}
-    source = {(file, first + n): line for file, first, code in about.source for n, line in enumerate(code)}
+    source = {
+        (file, first + n): line for file, first, code in about.source for n, line in enumerate(code)
+    }
     for step in trace.steps:
         yield ""
         file, number = trace.events[step.first].site
-        yield from _step(trace, step, listing.get(step.label) or source.get((short(file), number), "").strip())
+        yield from _step(
+            trace, step, listing.get(step.label) or source.get((short(file), number), "").strip()
+        )
     yield ""
     for array in about.arrays:
-        formula = "" if array.exact is None else f"   closed form {array.exact[0]:,} and {array.exact[1]:,}"
+        formula = (
+            ""
+            if array.exact is None
+            else f"   closed form {array.exact[0]:,} and {array.exact[1]:,}"
+        )
         yield f"{array.name:10} {array.reads:>12,} read {array.writes:>12,} written{formula}"
     if about.standard is not None:
         mine = sum(array.reads + array.writes for array in about.arrays)
-        what = "standard attention" if about.direction == "forward" else "standard attention's backward pass"
+        what = (
+            "standard attention"
+            if about.direction == "forward"
+            else "standard attention's backward pass"
+        )
         yield f"{mine:,} accesses; {what} makes {sum(about.standard):,}"
 
 
@@ -52,7 +72,10 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
     moves = "; ".join(f"{kind} {', '.join(names)}" for kind, names in done.items())
     last, M = trace.events[step.last], trace.about.M
     over = f", {last.occupancy - M:,} too many" if last.occupancy > M else ""
-    yield (f"    {moves}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} of {M:,}{over}")
+    yield (
+        f"    {moves}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} "
+        f"of {M:,}{over}"
+    )
     made = [event.value for event in trace.of(step) if event.kind == "compute"]
     for name, kind in trace.about.follows:
         old, new = step.pairs.get(name, (None, None))
@@ -68,13 +91,19 @@ def _column(name: str, old: NDArray[Any] | None, new: NDArray[Any]) -> Iterator[
     factor = ""
     if name == MAXIMUM and old is not None:
         with np.errstate(invalid="ignore", over="ignore"):
-            factor = f"   e^(m − m_new) = {_numbers(np.where(old == -np.inf, 0.0, np.exp(old - new)))}"
+            factor = (
+                f"   e^(m − m_new) = {_numbers(np.where(old == -np.inf, 0.0, np.exp(old - new)))}"
+            )
     before = "" if old is None else f"{_numbers(old)} "
     yield f"    {plain(name)}  {before}→ {_numbers(new)}{factor}"
 
 
-def _block(name: str, kind: Kind, step: Step, old: NDArray[Any] | None, new: NDArray[Any]) -> Iterator[str]:
-    """Yield old → new of a block that this step made, and not one before it in the tile, a row or a key a line."""
+def _block(
+    name: str, kind: Kind, step: Step, old: NDArray[Any] | None, new: NDArray[Any]
+) -> Iterator[str]:
+    """Yield old → new of a block that this step made, and not one before it in the tile, a row
+    or a key a line.
+    """
     word, span = ("key", step.cols) if kind[0] == "N_k" else ("row", step.rows)
     for n, row in enumerate(new[:MOST_ROWS]):
         before = "" if old is None or len(old) <= n else f"{_numbers(old[n][:, None])} "

@@ -13,25 +13,42 @@ from flashsim.algorithms.own import chosen, forward_of
 from flashsim.algorithms.record import Algorithm
 from flashsim.machine.memory import Observer
 from flashsim.problem.arguments import check_array, check_observers
-from flashsim.problem.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, turned, turning
+from flashsim.problem.inputs import (
+    HEADS_FIRST,
+    check_inputs,
+    check_layout,
+    check_shape_of_dO,
+    turned,
+    turning,
+)
 from flashsim.simulate.api import backward, forward
 from flashsim.tracing.about import traced
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
 
-def trace(what: str | Algorithm | Callable[..., Any], *given: Any, dO: Any = None, head: Any = None, **options: Any) -> Trace:
-    """Run `flashsim.forward(what, Q, K, V, **options)` on one head, and return its trace; with dO, its backward pass's.
+def trace(
+    what: str | Algorithm | Callable[..., Any],
+    *given: Any,
+    dO: Any = None,
+    head: Any = None,
+    **options: Any,
+) -> Trace:
+    """Run `flashsim.forward(what, Q, K, V, **options)` on one head, and return its trace; with dO,
+    its backward pass's.
 
     given  Q, K, V
-    dO     the output's gradient, (..., H_q, N_q, d_v): the trace is of `flashsim.backward(what, run, dO)`, where `run` is
-           the forward pass, which is not recorded. `what` is then a backward pass's name, "q_outer_two_pass" included, and
-           blocks and M are the forward pass's
-    head   an index into Q's leading axes, (0, 3) or 3; None where there is but one head. K and V are those of its
-           KV head, and dK, dV are this head's part. Options must be one head's: a mask without leading axes
+    dO     the output's gradient, (..., H_q, N_q, d_v): the trace is of `flashsim.backward(what,
+           run, dO)`, where `run` is the forward pass, which is not recorded. `what` is then a
+           backward pass's name, "q_outer_two_pass" included, and blocks and M are the forward
+           pass's
+    head   an index into Q's leading axes, (0, 3) or 3; None where there is but one head. K and V
+           are those of its KV head, and dK, dV are this head's part. Options must be one head's: a
+           mask without leading axes
 
-    `what` may also be a function that returns a run and takes `observers`, such as `flashsim.mlp.run` or `flashsim.forward`:
-    it is called with `given` and the options, and the trace is of its first launch.
+    `what` may also be a function that returns a run and takes `observers`, such as
+    `flashsim.mlp.run` or `flashsim.forward`: it is called with `given` and the options, and the
+    trace is of its first launch.
 
     Raises ValueError as what it runs does, and for several heads without `head`.
     """
@@ -40,8 +57,15 @@ def trace(what: str | Algorithm | Callable[..., Any], *given: Any, dO: Any = Non
         return _recorded(partial(what, *given, **options), observers)
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     Q, K, V = given
-    inputs = check_inputs(Q, K, V) if layout == HEADS_FIRST else turning(layout, check_inputs, Q, K, V)
-    Q, K, V, dO = inputs.Q, inputs.K, inputs.V, None if dO is None else turned("dO", check_array("dO", dO), layout)
+    inputs = (
+        check_inputs(Q, K, V) if layout == HEADS_FIRST else turning(layout, check_inputs, Q, K, V)
+    )
+    Q, K, V, dO = (
+        inputs.Q,
+        inputs.K,
+        inputs.V,
+        None if dO is None else turned("dO", check_array("dO", dO), layout),
+    )
     if dO is not None:
         check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
     if head is not None:
@@ -52,7 +76,10 @@ def trace(what: str | Algorithm | Callable[..., Any], *given: Any, dO: Any = Non
     if dO is None:
         return _recorded(partial(forward, what, Q, K, V, **options), observers)
     algorithm = chosen(what, "backward")
-    return _recorded(partial(backward, algorithm, forward(forward_of(algorithm), Q, K, V, **options), dO), observers)
+    return _recorded(
+        partial(backward, algorithm, forward(forward_of(algorithm), Q, K, V, **options), dO),
+        observers,
+    )
 
 
 def _recorded(call: Callable[..., Any], observers: Sequence[Observer]) -> Trace:
@@ -63,6 +90,12 @@ def _recorded(call: Callable[..., Any], observers: Sequence[Observer]) -> Trace:
 def _index(head: Any, leading: tuple[int, ...]) -> tuple[int, ...]:
     at = tuple(head) if isinstance(head, tuple | list) else (head,)
     whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in at)
-    if not whole or len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):
-        raise ValueError(f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0")
+    if (
+        not whole
+        or len(at) != len(leading)
+        or any(not 0 <= i < n for i, n in zip(at, leading, strict=True))
+    ):
+        raise ValueError(
+            f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0"
+        )
     return at

@@ -17,21 +17,28 @@ from flashsim.tracing.writing import as_json, zipped
 class Trace(Recording):
     """A recorded run of one head: `events`, and `steps` to go through them.
 
-    `save(path)` writes it in the format that the suffix says: .html, the player; .json.gz, which `flashsim.load_trace` reads.
+    `save(path)` writes it in the format that the suffix says: .html, the player; .json.gz, which
+    `flashsim.load_trace` reads.
     """
 
-    def save(self, path: str | Path, *, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
-        """Write the trace; return the path. `versus` is a second trace for the page's compare mode, `lesson` its text.
+    def save(
+        self, path: str | Path, *, versus: Trace | None = None, lesson: Lesson | None = None
+    ) -> Path:
+        """Write the trace; return the path. `versus` is a second trace for the page's compare mode,
+        `lesson` its text.
 
         Raises ValueError for any suffix but .html and .json.gz.
         """
-        path = check_suffix(path, "the comparison of two" if versus else "a lesson" if lesson else "")
+        path = check_suffix(
+            path, "the comparison of two" if versus else "a lesson" if lesson else ""
+        )
         if path.name.endswith(".html"):
             return write_whole(path, self.html(versus=versus, lesson=lesson))
         return write_whole(path, zipped(as_json(self)))
 
     def html(self, *, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
-        """Return the player as one self-contained page. It drops values where there are more than it can take.
+        """Return the player as one self-contained page. It drops values where there are more than
+        it can take.
 
         Raises ValueError for a lesson on a step that the trace does not have.
         """
@@ -40,10 +47,14 @@ class Trace(Recording):
     def __repr__(self) -> str:
         about, blocks = self.about, self.about.blocks
         sizes = f"{about.shape}, blocks {blocks.B_r} × {blocks.B_c}"
-        return f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {sizes})"
+        return (
+            f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {sizes})"
+        )
 
     def _repr_html_(self) -> str:
-        """Return the player in a frame that may run its script and save pictures; a notebook that is not trusted drops it."""
+        """Return the player in a frame that may run its script and save pictures; a notebook
+        that is not trusted drops it.
+        """
         page = html.escape(self.html(), quote=True)
         title = html.escape(f"Step player: {self.about.title}", quote=True)
         return (
@@ -54,10 +65,14 @@ class Trace(Recording):
 
 
 def check_suffix(path: str | Path, only_as_a_page: str = "") -> Path:
-    """Return the path if its suffix says a trace's format: .html for what is `only_as_a_page`. Else raise ValueError."""
+    """Return the path if its suffix says a trace's format: .html for what is `only_as_a_page`.
+    Else raise ValueError.
+    """
     path = path_of(path)
     if only_as_a_page and path.suffix != ".html":
         raise ValueError(f"{path.name} holds one trace; {only_as_a_page} is a page: expected .html")
     if not path.name.endswith((".html", ".json.gz")):
-        raise ValueError(f"{path.name} has no suffix that says a trace's format; expected .html or .json.gz")
+        raise ValueError(
+            f"{path.name} has no suffix that says a trace's format; expected .html or .json.gz"
+        )
     return path

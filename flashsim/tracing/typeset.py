@@ -1,4 +1,6 @@
-"""Symbols set as in print, as HTML: S_ij, m_i^new, e^{−3}, and the program's names for them. Pages get what is made here."""
+"""Symbols set as in print, as HTML: S_ij, m_i^new, e^{−3}, and the program's names for them.
+Pages get what is made here.
+"""
 
 import html
 import re
@@ -13,9 +15,14 @@ UPRIGHT = {"new", "masked", "dropped", "drop", "parts"}
 
 
 def typeset(text: str) -> str:
-    """Return text as HTML with its symbols in italics, their indices and exponents where these belong, and `code` as code."""
+    """Return text as HTML with its symbols in italics, their indices and exponents where these
+    belong, and `code` as code.
+    """
     parts = html.escape(normalize("NFD", text), quote=False).split("`")
-    return "".join(f"<code>{part}</code>" if n % 2 else SYMBOL.sub(_symbol, part) for n, part in enumerate(parts))
+    return "".join(
+        f"<code>{part}</code>" if n % 2 else SYMBOL.sub(_symbol, part)
+        for n, part in enumerate(parts)
+    )
 
 
 def named(name: str) -> str:
@@ -26,7 +33,9 @@ def named(name: str) -> str:
     if rest[:1] == ["tilde"]:
         base += "\u0303"
         del rest[0]
-    above, below = (" ".join(part for part in rest if (part in UPRIGHT) == up) for up in (True, False))
+    above, below = (
+        " ".join(part for part in rest if (part in UPRIGHT) == up) for up in (True, False)
+    )
     scripts = _scripted((below and f"_{{{below}}}") + (above and f"^{{{above}}}"))
     return f'<span class="symbol">{_lettered(base)}{scripts}</span>' if scripts else _lettered(base)
 
@@ -55,7 +64,9 @@ def _symbol(found: re.Match[str]) -> str:
 
 
 def _lettered(letter: str) -> str:
-    """Return a letter in italics, with its tilde drawn above it by the page's style: few fonts have one that fits."""
+    """Return a letter in italics, with its tilde drawn above it by the page's style: few fonts
+    have one that fits.
+    """
     if not letter.endswith("\u0303"):
         return re.sub(r"^\w+?(?=\d?$)", r"<i>\g<0></i>", letter)
     before = f"<i>{letter[:-2]}</i>" if letter[:-2] else ""
@@ -72,5 +83,8 @@ def _scripted(scripts: str) -> str:
             parts[mark] = f"<i>{inside}</i>"
         else:
             parts[mark] = SYMBOL.sub(_symbol, inside)
-    below, above = parts["_"] and f"<sub>{parts['_']}</sub>", parts["^"] and f"<sup>{parts['^']}</sup>"
+    below, above = (
+        parts["_"] and f"<sub>{parts['_']}</sub>",
+        parts["^"] and f"<sup>{parts['^']}</sup>",
+    )
     return f'<span class="ss">{above}{below}</span>' if below and above else below or above

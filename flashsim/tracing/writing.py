@@ -1,8 +1,9 @@
 """A trace as a file that `flashsim.load_trace` reads again: JSON, gzipped.
 
-The JSON is versioned: {"format": "flashsim trace", "version": 2, …}. Events are columns of equal length. What repeats, names,
-lines of source, sets of residents and values, is kept once and referred to by index. Values are one base64 string of
-little-endian floats of the chip's dtype, and `shapes` cuts it into tiles.
+The JSON is versioned: {"format": "flashsim trace", "version": 2, …}. Events are columns of equal
+length. What repeats, names, lines of source, sets of residents and values, is kept once and
+referred to by index. Values are one base64 string of little-endian floats of the chip's dtype, and
+`shapes` cuts it into tiles.
 """
 
 import base64
@@ -28,7 +29,9 @@ class _Index:
         self._at: dict[Hashable, int] = {}
 
     def of(self, thing: Any, key: Hashable = None) -> int:
-        """Return the thing's index; −1 for None. `key` is what makes two the same, by default the thing itself."""
+        """Return the thing's index; −1 for None. `key` is what makes two the same, by default
+        the thing itself.
+        """
         if thing is None:
             return -1
         at = self._at.setdefault(thing if key is None else key, len(self.things))
@@ -48,9 +51,14 @@ def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
         "place": [places.of((*event.site, event.label)) for event in trace.events],
         "where": [event.where and [*event.where[0], *event.where[1]] for event in trace.events],
         "resident": [residents.of(event.resident) for event in trace.events],
-        "value": [tiles.of(event.value if values else None, id(event.value)) for event in trace.events],
+        "value": [
+            tiles.of(event.value if values else None, id(event.value)) for event in trace.events
+        ],
     }
-    data = b"".join(np.asarray(tile, np.dtype(trace.about.dtype).newbyteorder("<")).tobytes() for tile in tiles.things)
+    data = b"".join(
+        np.asarray(tile, np.dtype(trace.about.dtype).newbyteorder("<")).tobytes()
+        for tile in tiles.things
+    )
     previous: Resident = ()
     deltas = []
     for held in residents.things:
@@ -58,19 +66,31 @@ def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
         previous = held
     about = asdict(trace.about) | {"blocks": trace.about.blocks.to_dict()}
     return {
-        "format": FORMAT, "version": VERSION, "about": about, "lanes": trace.lanes and asdict(trace.lanes),
-        "names": names.things, "places": [[short(file), line, label] for file, line, label in places.things],
-        "loops": loops.things, "residents": deltas, "events": columns, "shapes": [list(tile.shape) for tile in tiles.things],
+        "format": FORMAT,
+        "version": VERSION,
+        "about": about,
+        "lanes": trace.lanes and asdict(trace.lanes),
+        "names": names.things,
+        "places": [[short(file), line, label] for file, line, label in places.things],
+        "loops": loops.things,
+        "residents": deltas,
+        "events": columns,
+        "shapes": [list(tile.shape) for tile in tiles.things],
         "values": base64.b64encode(data).decode("ascii"),
-    }  # fmt: skip
+    }
 
 
 def _delta(previous: Resident, held: Resident, names: _Index) -> list[int]:
-    """Return held as [how many of the previous set's first entries are the same, name, elements, name, elements, …]."""
+    """Return held as [how many of the previous set's first entries are the same, name, elements,
+    name, elements, …].
+    """
     same = 0
     while same < min(len(previous), len(held)) and previous[same] == held[same]:
         same += 1
-    return [same, *(number for name, elements in held[same:] for number in (names.of(name), elements))]
+    return [
+        same,
+        *(number for name, elements in held[same:] for number in (names.of(name), elements)),
+    ]
 
 
 def zipped(data: Any) -> bytes:

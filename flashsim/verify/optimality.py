@@ -16,12 +16,20 @@ from flashsim.optimal.games.checker import check as check_optimum
 from flashsim.optimal.optima import optimum
 from flashsim.optimal.proving import Proof
 from flashsim.optimal.tune import best_of
-from flashsim.theory import certificate, form_of, lower_bound, lower_bound_backward, lower_bound_rows
+from flashsim.theory import (
+    certificate,
+    form_of,
+    lower_bound,
+    lower_bound_backward,
+    lower_bound_rows,
+)
 from flashsim.verify.shared import Claim, accesses, exponents, slope, within
 
 
 def _small_caches(full: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield (N, d, M) over 5 ≤ M ≤ d² and N ≥ √M, both ends included, and M where the side of a tile steps."""
+    """Yield (N, d, M) over 5 ≤ M ≤ d² and N ≥ √M, both ends included, and M where the side of a
+    tile steps.
+    """
     for d in (3, 4, 16, 64, 128, 257):
         steps = {b * b + 4 * b + off for b in (1, 2, 3, 5, d // 4, d - 2) for off in (0, -1)}
         steps |= {int(M) for M in np.geomspace(5, d * d, 9 if full else 5)}
@@ -32,18 +40,32 @@ def _small_caches(full: bool) -> Iterator[tuple[int, int, int]]:
 
 
 def saha_ye_small_cache(full: bool) -> Claim:
-    """Saha and Ye (arXiv 2402.07443). For small_cache, 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d if M ≤ d², with exponents
-    N², d, M^(−1/2) within 0.02. It makes fewer accesses than FlashAttention at M ≤ d²/4, and more at M ≥ 4d²."""
+    """Saha and Ye (arXiv 2402.07443). For small_cache, 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d if
+    M ≤ d², with exponents N², d, M^(−1/2) within 0.02. It makes fewer accesses than FlashAttention
+    at M ≤ d²/4, and more at M ≥ 4d².
+    """
     ratios = [
-        (accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M), *theory.small_cache_constants(d))
+        (
+            accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M),
+            *theory.small_cache_constants(d),
+        )
         for N, d, M in _small_caches(full)
     ]
     fitted = exponents(
         "",
         {
-            "N": (2.0, slope([(2**p, accesses("small_cache", 2**p, 2**10, 2**12)) for p in range(13, 21)])),
-            "d": (1.0, slope([(2**p, accesses("small_cache", 2**16, 2**p, 2**12)) for p in range(10, 16)])),
-            "M": (-0.5, slope([(2**p, accesses("small_cache", 2**16, 2**14, 2**p)) for p in range(12, 21)])),
+            "N": (
+                2.0,
+                slope([(2**p, accesses("small_cache", 2**p, 2**10, 2**12)) for p in range(13, 21)]),
+            ),
+            "d": (
+                1.0,
+                slope([(2**p, accesses("small_cache", 2**16, 2**p, 2**12)) for p in range(10, 16)]),
+            ),
+            "M": (
+                -0.5,
+                slope([(2**p, accesses("small_cache", 2**16, 2**14, 2**p)) for p in range(12, 21)]),
+            ),
         },
     )
     below: list[float] = []
@@ -53,11 +75,14 @@ def saha_ye_small_cache(full: bool) -> Claim:
             saved.append(accesses("flash", 2**14, d, M) / accesses("small_cache", 2**14, d, M))
     return within(
         ratios,
-        f"(N, d, M) over 5 ≤ M ≤ d², N ≥ √M, N to {2**20 if full else 2**16:,}; slopes over N 2¹³…2²⁰, d "
-        "2¹⁰…2¹⁵, M 2¹²…2²⁰, others fixed; against flash with the paper's blocks at N = 2¹⁴, d 64, 128, 256, M = d²/4 … d²/64 "
+        f"(N, d, M) over 5 ≤ M ≤ d², N ≥ √M, N to {2**20 if full else 2**16:,}; slopes over N "
+        "2¹³…2²⁰, d "
+        "2¹⁰…2¹⁵, M 2¹²…2²⁰, others fixed; against flash with the paper's blocks at N = 2¹⁴, d 64, "
+        "128, 256, M = d²/4 … d²/64 "
         "and 4d² … 64d²",
     ).also(
-        f"slopes {fitted.measured}; flash / small_cache {min(below):.2f} to {max(below):.2f} below d², {min(above):.2f} to "
+        f"slopes {fitted.measured}; flash / small_cache {min(below):.2f} to {max(below):.2f} below "
+        f"d², {min(above):.2f} to "
         f"{max(above):.2f} above",
         fitted.holds and min(below) > 1 > max(above),
         exponents=fitted.data,
@@ -66,16 +91,20 @@ def saha_ye_small_cache(full: bool) -> Claim:
 
 
 def nothing_below_the_lower_bound(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower). No algorithm makes fewer HBM accesses than the forward lower bound, and its
-    certificates are valid."""
+    """Lower bound (flashsim.theory.lower). No algorithm makes fewer HBM accesses than the forward
+    lower bound, and its certificates are valid.
+    """
     algorithms = [each for name, each in FORWARD.items() if not each.options or name == "split_kv"]
     return _nothing_below(algorithms, lower_bound, full)
 
 
 def nothing_below_the_backward_bound(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the backward lower bound,
-    and its certificates are valid."""
-    return _nothing_below([each for each in BACKWARD.values() if not each.options], lower_bound_backward, full)
+    """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the
+    backward lower bound, and its certificates are valid.
+    """
+    return _nothing_below(
+        [each for each in BACKWARD.values() if not each.options], lower_bound_backward, full
+    )
 
 
 def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], full: bool) -> Claim:
@@ -84,14 +113,22 @@ def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], fu
     shapes, runs, least, checked = 3_000 if full else 200, 0, np.inf, 0
     for number in range(shapes):
         N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (150, 150, 24, 24)))
-        sizes: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": int(10 ** rng.uniform(1, 4))}
+        sizes: dict[str, Any] = {
+            "N_q": N_q,
+            "N_k": N_k,
+            "d": d,
+            "d_v": d_v,
+            "M": int(10 ** rng.uniform(1, 4)),
+        }
         mask = Causal() if rng.integers(2) else None
         rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if mask else np.full(N_q, N_k)
         queries = int((rows > 0).sum())
         bound = bound_of(**sizes, pairs=int(rows.sum()), queries=queries)
         proof = Proof(bound, "causal" if mask else "all", queries, N_k, None, direction)
         checked += _proves(certificate.check, proof.certificate())
-        blocks: dict[str, Any] = {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
+        blocks: dict[str, Any] = (
+            {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
+        )
         for algorithm in algorithms:
             if mask is not None and "MASK" not in algorithm.parts:
                 continue
@@ -99,7 +136,8 @@ def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], fu
             if exact.sram.peak <= exact.sram.capacity:
                 runs, least = runs + 1, min(least, exact.accesses / bound.accesses)
     return Claim(
-        f"{runs:,} runs that fit M, of {len(algorithms)} algorithms at {shapes:,} shapes, N < 150, d < 24, M 10 … 10⁴, full and "
+        f"{runs:,} runs that fit M, of {len(algorithms)} algorithms at {shapes:,} shapes, N < 150, "
+        "d < 24, M 10 … 10⁴, full and "
         f"causal; {checked:,} certificates",
         f"accesses ÷ bound at least {least:.3f}",
         least >= 1 and checked == shapes,
@@ -114,44 +152,64 @@ def _proves(check: Callable[..., str], held: Mapping[str, Any]) -> bool:
 
 
 def q_outer_is_optimal(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower). q_outer is optimal to the leading constant: accesses ÷ bound falls with N,
-    below 1.05."""
+    """Lower bound (flashsim.theory.lower). q_outer is optimal to the leading constant: accesses ÷
+    bound falls with N, below 1.05.
+    """
     ratios = []
     for N in (1024, 4096, 16_384, 65_536):
         best = best_of("q_outer", N=N, d=64, M=25_600)
         assert best is not None
         ratios.append(best.accesses / lower_bound(N=N, d=64, M=25_600).accesses)
     tried = "N 1,024 … 65,536, d = 64, M = 25,600, the best blocks that fit"
-    holds = all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios)) and ratios[-1] < 1.05
+    holds = (
+        all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios))
+        and ratios[-1] < 1.05
+    )
     return Claim(tried, ", ".join(f"{ratio:.3f}" for ratio in ratios), holds, {"ratios": ratios})
 
 
 def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower_rows). Of backward passes that move whole rows and keep nothing of a pair, none
-    moves less than about 14 N²d²/M. q_outer_streamed moves about that: accesses ÷ bound falls with N, below 1.03."""
-    names = [name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}]
+    """Lower bound (flashsim.theory.lower_rows). Of backward passes that move whole rows and keep
+    nothing of a pair, none moves less than about 14 N²d²/M. q_outer_streamed moves about that:
+    accesses ÷ bound falls with N, below 1.03.
+    """
+    names = [
+        name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}
+    ]
     least, runs, ratios = math.inf, 0, []
     for N, d, M in itertools.product((50, 333), (4, 16), (90, 700, 3000)):
         bound = lower_bound_rows(N=N, d=d, M=M)
-        found = (best_of(name, N=N, d=d, M=M, direction="backward") for name in names) if bound else ()
+        found = (
+            (best_of(name, N=N, d=d, M=M, direction="backward") for name in names) if bound else ()
+        )
         moved = [choice.accesses for choice in found if choice is not None]
-        runs, least = runs + len(moved), min(least, *(accesses / bound for accesses in moved), math.inf)
+        runs, least = (
+            runs + len(moved),
+            min(least, *(accesses / bound for accesses in moved), math.inf),
+        )
     for N in (1024, 4096, 16_384, 65_536):
         sizes = {"N": N, "d": 64, "M": 25_600}
         best = best_of("q_outer_streamed", **sizes, direction="backward")
         assert best is not None
         ratios.append(best.accesses / lower_bound_rows(**sizes))
     return Claim(
-        f"{runs} runs of {', '.join(names)}, the best blocks that fit; q_outer_streamed at N 1,024 … 65,536, d = 64, M = 25,600",
-        f"accesses ÷ bound at least {least:.3f}; q_outer_streamed: {', '.join(f'{ratio:.3f}' for ratio in ratios)}",
+        (
+            f"{runs} runs of {', '.join(names)}, the best blocks that fit; q_outer_streamed at N "
+            "1,024 … 65,536, d = 64, M = 25,600"
+        ),
+        (
+            f"accesses ÷ bound at least {least:.3f}; q_outer_streamed: "
+            f"{', '.join(f'{ratio:.3f}' for ratio in ratios)}"
+        ),
         min(least, *ratios) >= 1 and ratios == sorted(ratios, reverse=True) and ratios[-1] < 1.03,
         {"runs": runs, "least": float(least), "ratios": ratios},
     )
 
 
 def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower_backward). Of the backward passes, q_outer_streamed moves the least: accesses ÷
-    bound falls with N, below 1.42 (14 ÷ 10.53 is 1.33)."""
+    """Lower bound (flashsim.theory.lower_backward). Of the backward passes, q_outer_streamed moves
+    the least: accesses ÷ bound falls with N, below 1.42 (14 ÷ 10.53 is 1.33).
+    """
     names, ratios, fewest = ("flash", "q_outer", "q_outer_two_pass", "streamed"), [], True
     for N in (1024, 4096, 16_384, *((65_536,) if full else ())):
         sizes: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
@@ -161,15 +219,22 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
         fewest &= all(other is not None and best.accesses < other.accesses for other in others)
         ratios.append(best.accesses / lower_bound_backward(**sizes).accesses)
     return Claim(
-        f"{len(ratios)} lengths from N = 1,024, d = 64, M = 25,600, the best blocks that fit; {', '.join(names)} move more",
+        (
+            f"{len(ratios)} lengths from N = 1,024, d = 64, M = 25,600, the best blocks that fit; "
+            f"{', '.join(names)} move more"
+        ),
         ", ".join(f"{ratio:.3f}" for ratio in ratios) + ("" if fewest else "; ANOTHER MOVES LESS"),
-        fewest and all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios)) and ratios[-1] < 1.42,
+        fewest
+        and all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios))
+        and ratios[-1] < 1.42,
         {"ratios": ratios},
     )
 
 
 def nothing_below_the_optima(full: bool) -> Claim:
-    """Exact optima (flashsim.optimal.games). The lower bound is at most the optimum, where the optimum is known."""
+    """Exact optima (flashsim.optimal.games). The lower bound is at most the optimum, where the
+    optimum is known.
+    """
     rng = np.random.default_rng(5)
     wanted, least, checked = 300 if full else 40, np.inf, 0
     for _ in range(wanted):
@@ -179,18 +244,23 @@ def nothing_below_the_optima(full: bool) -> Claim:
         found = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, causal=bool(rng.integers(2)))
         any_key, any_query = (int(found.allowed.any(axis).sum()) for axis in (1, 0))
         pairs = int(found.allowed.sum())
-        bound = lower_bound(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=any_key, keys=any_query)
+        bound = lower_bound(
+            N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=any_key, keys=any_query
+        )
         least = min(least, found.upper / bound.accesses)
         checked += _proves(check_optimum, found.certificate())
     tried = f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates"
     measured = f"optimum ÷ bound at least {least:.3f}"
     holds = least >= 1 and checked == wanted
-    return Claim(tried, measured, holds, {"problems": wanted, "least": float(least), "certificates": checked})
+    return Claim(
+        tried, measured, holds, {"problems": wanted, "least": float(least), "certificates": checked}
+    )
 
 
 def schedules_near_the_bound(full: bool) -> Claim:
-    """Lower bound (flashsim.theory.lower). As M grows, the best schedule is first tiles_streamed, about d² hybrid_streamed,
-    then streamed, each within 1.6 times the bound."""
+    """Lower bound (flashsim.theory.lower). As M grows, the best schedule is first tiles_streamed,
+    about d² hybrid_streamed, then streamed, each within 1.6 times the bound.
+    """
     names = ("tiles_streamed", "hybrid_streamed", "streamed")
     worst, winners = 0.0, []
     for exponent in range(-8, 11, 1 if full else 2):

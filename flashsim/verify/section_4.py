@@ -1,4 +1,6 @@
-"""Section 4 and Appendix E: the approximations that the paper names; memory and speed, as far as counts can tell."""
+"""Section 4 and Appendix E: the approximations that the paper names; memory and speed, as far as
+counts can tell.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +27,16 @@ def clusters_right(full: bool) -> Claim:
 
 
 def approximations_cross(full: bool) -> Claim:
-    """Figure 3. Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024. With the paper's
-    k, N/8 and at most 256, accesses cross at far smaller N; with k = 256 at every N, within a factor of two of there."""
+    """Figure 3. Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to
+    1,024. With the paper's k, N/8 and at most 256, accesses cross at far smaller N; with k = 256 at
+    every N, within a factor of two of there.
+    """
     step, last = 16 if full else 64, 4096
     first = {
         said: {
-            f"{method}, {name}, M = {M:,}": _cross(method, name, M, of, range(step, last + step, step))
+            f"{method}, {name}, M = {M:,}": _cross(
+                method, name, M, of, range(step, last + step, step)
+            )
             for M in (25_600, 49_152)
             for method in approximate.METHODS
             for name in ("flash", "q_outer")
@@ -39,8 +45,13 @@ def approximations_cross(full: bool) -> Claim:
     }
     low, high = min(first["k = 256"].values()), max(first["k = 256"].values())
     paper = max(N for case, N in first["the paper's k"].items() if ", flash," in case)
-    tried = f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th N ≤ {last:,}"
-    measured = f"fewer accesses than flash from N = {paper} on; with k = 256 from N = {low} to {high:,}"
+    tried = (
+        f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th "
+        f"N ≤ {last:,}"
+    )
+    measured = (
+        f"fewer accesses than flash from N = {paper} on; with k = 256 from N = {low} to {high:,}"
+    )
     return Claim(tried, measured, paper <= 256 and 256 <= low <= high <= 2048, first)
 
 
@@ -59,16 +70,23 @@ def _footprint(moved: Traffic) -> int:
 
 
 def memory_footprint(full: bool) -> Claim:
-    """Figure 3. FlashAttention and block-sparse FlashAttention take the same memory, operands and results included, which
-    is linear in N. Standard attention takes many times as much. Linformer with its projections and Performer with φ take
-    more, at least twice as much from N = 1,024 on."""
+    """Figure 3. FlashAttention and block-sparse FlashAttention take the same memory, operands and
+    results included, which is linear in N. Standard attention takes many times as much. Linformer
+    with its projections and Performer with φ take more, at least twice as much from N = 1,024 on.
+    """
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
-    flash, standard = ([_footprint(count(name, N=N, **shape).hbm) for N in lengths] for name in ("flash", "standard"))
+    flash, standard = (
+        [_footprint(count(name, N=N, **shape).hbm) for N in lengths]
+        for name in ("flash", "standard")
+    )
     butterfly = {**shape, "block_mask": patterns.butterfly}
     sparse = [_footprint(count("block_sparse", N=N, **butterfly).hbm) for N in lengths]
     linformer, performer = (
-        [_footprint(approximate.count(name, N=N, k=approximate.compressed(N), **shape).hbm) for N in lengths]
+        [
+            _footprint(approximate.count(name, N=N, k=approximate.compressed(N), **shape).hbm)
+            for N in lengths
+        ]
         for name in ("linformer", "performer_materialised")
     )
     linear = flash == sparse == [(4 * 64 + 2) * N for N in lengths]
@@ -80,18 +98,35 @@ def memory_footprint(full: bool) -> Claim:
     long = lengths.index(1024)
     least = {name: min(ratios[long:]) for name, ratios in others.items()}
     return Claim(
-        f"N {lengths[0]} … {lengths[-1]:,}, d = 64, the paper's k = min(N/8, 256), one head, forward, in elements",
-        f"flash and block_sparse {flash[0] / lengths[0]:g}N; standard {most[4096]:.0f} times at N = 4,096; "
+        (
+            f"N {lengths[0]} … {lengths[-1]:,}, d = 64, the paper's k = min(N/8, 256), one head, "
+            "forward, in elements"
+        ),
+        (
+            f"flash and block_sparse {flash[0] / lengths[0]:g}N; standard {most[4096]:.0f} times "
+            "at N = 4,096; "
+        )
         + "from N = 1,024 on at least "
         + ", ".join(f"{name} {ratio:.1f} times" for name, ratio in least.items()),
-        linear and most[4096] >= 20 and min(map(min, others.values())) > 1 and min(least.values()) > 2,
-        {"N": lengths, "flash": flash, "standard": standard, "linformer": linformer, "performer": performer},
+        linear
+        and most[4096] >= 20
+        and min(map(min, others.values())) > 1
+        and min(least.values()) > 2,
+        {
+            "N": lengths,
+            "flash": flash,
+            "standard": standard,
+            "linformer": linformer,
+            "performer": performer,
+        },
     )
 
 
 def what_the_speedup_depends_on(full: bool) -> Claim:
-    """Appendix E.5. The speed-up over standard attention is smaller at d = 128 and with a T4's smaller SRAM, and larger
-    under a causal mask and with dropout. The share of accesses saved changes in the same direction."""
+    """Appendix E.5. The speed-up over standard attention is smaller at d = 128 and with a T4's
+    smaller SRAM, and larger under a causal mask and with dropout. The share of accesses saved
+    changes in the same direction.
+    """
     cases: dict[str, dict[str, Any]] = {
         "d = 64": {},
         "d = 128": {"d": 128},
@@ -111,8 +146,12 @@ def what_the_speedup_depends_on(full: bool) -> Claim:
     holds = all(a < b for ratios in less for a, b in zip(ratios, plain, strict=True))
     holds &= all(a > b for ratios in more for a, b in zip(ratios, plain, strict=True))
     return Claim(
-        f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 KB of float32, except where said",
-        "times fewer accesses: " + ", ".join(f"{case} {min(r):.1f} to {max(r):.1f}" for case, r in saved.items()),
+        (
+            f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 "
+            "KB of float32, except where said"
+        ),
+        "times fewer accesses: "
+        + ", ".join(f"{case} {min(r):.1f} to {max(r):.1f}" for case, r in saved.items()),
         holds,
         {"N": lengths, **saved},
     )

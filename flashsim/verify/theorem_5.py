@@ -12,7 +12,16 @@ from flashsim.masks.rules import Causal, Dense, Mask, SlidingWindow
 from flashsim.reference import of_bound
 from flashsim.simulate.api import backward, forward
 from flashsim.verify.comparison import backward_errors, forward_errors
-from flashsim.verify.shared import Claim, accesses, differs, in_range, largest_N, none_differs, power_laws, within
+from flashsim.verify.shared import (
+    Claim,
+    accesses,
+    differs,
+    in_range,
+    largest_N,
+    none_differs,
+    power_laws,
+    within,
+)
 
 
 def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None]:
@@ -29,14 +38,21 @@ def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None
 
 
 def gradients_right(full: bool) -> Claim:
-    """Algorithms 2–5. O, dQ, dK, dV equal the oracle's under every mask, with and without dropout."""
+    """Algorithms 2–5. O, dQ, dK, dV equal the oracle's under every mask, with and without
+    dropout.
+    """
     rng = np.random.default_rng(6)
     shapes = [(11, 26, 5, 3), (26, 11, 8, 8)]
     if full:
         shapes += map(tuple, rng.integers(1, (120, 120, 20, 20), size=(20, 4)).tolist())
     worst, runs = 0.0, 0
-    for (N_q, N_k, d, d_v), dtype, p in itertools.product(shapes, ("float64", "float32", "float16"), (0.0, 0.2)):
-        Q, K, V, dO = (rng.normal(size=size).astype(dtype) for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
+    for (N_q, N_k, d, d_v), dtype, p in itertools.product(
+        shapes, ("float64", "float32", "float16"), (0.0, 0.2)
+    ):
+        Q, K, V, dO = (
+            rng.normal(size=size).astype(dtype)
+            for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v))
+        )
         for mask in masks(rng, N_q, N_k).values():
             M = int(rng.integers(2 * (d + d_v), 3 * N_k * (d + d_v)))
             how: dict[str, Any] = {"sizing": "paper", "mask": mask, "dropout_p": p, "seed": runs}
@@ -46,7 +62,10 @@ def gradients_right(full: bool) -> Claim:
                 worst = max(worst, *(of_bound(*one) for one in itertools.chain(*compared)))
             runs += 1
     return Claim(
-        f"{runs} inputs × {len(BACKWARD)} algorithms: {len(shapes)} ragged shapes, 6 masks, float64, float32, float16, random dO",
+        (
+            f"{runs} inputs × {len(BACKWARD)} algorithms: {len(shapes)} ragged shapes, 6 masks, "
+            "float64, float32, float16, random dO"
+        ),
         f"largest error {worst:.2f} of the derived rounding bound",
         worst <= 1.0,
         {"runs": runs, "worst_error_over_bound": worst},
@@ -54,27 +73,43 @@ def gradients_right(full: bool) -> Claim:
 
 
 def theorem_5_counts(full: bool) -> Claim:
-    """Theorem 5. Executed counts of every backward pass = closed forms, by array, with peak and blocks (==)."""
+    """Theorem 5. Executed counts of every backward pass = closed forms, by array, with peak and
+    blocks (==).
+    """
     rng = np.random.default_rng(7)
     unequal, cases = [], 0
     for _ in range(400 if full else 50):
-        N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (120, 120, 24, 24) if full else (80, 80, 24, 24)))
+        N_q, N_k, d, d_v = (
+            int(n) for n in rng.integers(1, (120, 120, 24, 24) if full else (80, 80, 24, 24))
+        )
         M = int(rng.integers(6 * (d + d_v) + 24, 4 * N_k * (d + d_v) + 6 * (d + d_v) + 25))
         for name, sizing, p in itertools.product(BACKWARD, ("paper", "fit"), (0.0, 0.1)):
             mask = list(masks(rng, N_q, N_k).values())[int(rng.integers(6))]
             shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
-            options: dict[str, Any] = {**shape, "sizing": sizing, "dropout_p": p, "mask": mask, "direction": "backward"}
+            options: dict[str, Any] = {
+                **shape,
+                "sizing": sizing,
+                "dropout_p": p,
+                "mask": mask,
+                "direction": "backward",
+            }
             cases += 1
             if differs(name, **options):
                 unequal.append(f"{name} {options}")
-    tried = f"{cases:,} counts, ragged, N_q ≠ N_k, d_v ≠ d, two sizings, masks, with and without dropout"
+    tried = (
+        f"{cases:,} counts, ragged, N_q ≠ N_k, d_v ≠ d, two sizings, masks, with and without "
+        "dropout"
+    )
     return none_differs(tried, unequal, {"cases": cases})
 
 
 def theorem_5_flash_bounds(full: bool) -> Claim:
     """Theorem 5. FlashAttention: c₁ ≤ accesses / (N²d²/M) ≤ c₂; theory derives both constants."""
     ratios = [
-        (accesses("flash", N, d, M, "backward") / theory.theorem_5_flash(N, d, M), *theory.flash_backward_constants(d))
+        (
+            accesses("flash", N, d, M, "backward") / theory.theorem_5_flash(N, d, M),
+            *theory.flash_backward_constants(d),
+        )
         for N, d, M in in_range(full)
     ]
     return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}")

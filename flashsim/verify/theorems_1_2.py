@@ -11,7 +11,16 @@ from flashsim.reference import of_bound
 from flashsim.simulate.api import count, forward
 from flashsim.tracing.observers import InductionInvariant, InvariantBroken
 from flashsim.verify.comparison import forward_errors
-from flashsim.verify.shared import Claim, accesses, in_range, largest_N, none_differs, power_laws, regimes, within
+from flashsim.verify.shared import (
+    Claim,
+    accesses,
+    in_range,
+    largest_N,
+    none_differs,
+    power_laws,
+    regimes,
+    within,
+)
 
 
 def theorem_1_right(full: bool) -> Claim:
@@ -37,19 +46,29 @@ def theorem_1_right(full: bool) -> Claim:
                 worst = max(worst, *(of_bound(*one) for one in forward_errors(run)))
                 runs += 1
     return Claim(
-        f"{runs} runs: {len(shapes)} shapes, ragged blocks, 7 kinds of scores, float64, float32, float16",
-        f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} whose S could overflow float16",
+        (
+            f"{runs} runs: {len(shapes)} shapes, ragged blocks, 7 kinds of scores, float64, "
+            "float32, float16"
+        ),
+        (
+            f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} "
+            "whose S could overflow float16"
+        ),
         worst <= 1.0,
         {"runs": runs, "refused": refused, "worst_error_over_bound": worst},
     )
 
 
 def theorem_1_induction(full: bool) -> Claim:
-    """Theorem 1. The proof's induction: after every outer step j, m, ℓ and O are those of the first j·B_c keys."""
+    """Theorem 1. The proof's induction: after every outer step j, m, ℓ and O are those of the
+    first j·B_c keys.
+    """
     rng = np.random.default_rng(2)
     steps = InductionInvariant()
     broken = ""
-    shapes = [(64, 64, 16, 16, 256), (23, 59, 8, 5, 100), (30, 60, 4, 4, 16)] + [(200, 500, 16, 16, 320)] * full
+    shapes = [(64, 64, 16, 16, 256), (23, 59, 8, 5, 100), (30, 60, 4, 4, 16)] + [
+        (200, 500, 16, 16, 320)
+    ] * full
     try:
         for N_q, N_k, d, d_v, M in shapes:
             for _, Q, K, V in regimes(rng, N_q, N_k, d, d_v):
@@ -58,7 +77,10 @@ def theorem_1_induction(full: bool) -> Claim:
         broken = str(error)
     worst = max((step.worst for step in steps.steps), default=0.0)
     return Claim(
-        f"{len(steps.steps):,} outer steps over {len(shapes)} shapes and 7 kinds of scores, float64",
+        (
+            f"{len(steps.steps):,} outer steps over {len(shapes)} shapes and 7 kinds of scores, "
+            "float64"
+        ),
         broken or f"largest error {worst:.2f} of the bound",
         not broken,
         {"steps": len(steps.steps), "worst_error_over_bound": worst},
@@ -80,10 +102,17 @@ def theorem_1_flops(full: bool) -> Claim:
 def theorem_1_memory(full: bool) -> Claim:
     """Theorem 1. Additional memory is exactly 2N elements (standard attention: 2N²)."""
     cases = list(in_range(full))
-    flash = all(count("flash_basic", N=N, d=d, M=M, sizing="paper").hbm.extra == 2 * N for N, d, M in cases)
-    standard = all(count("standard", N=N, d=d, M=M, sizing="paper").hbm.extra == 2 * N * N for N, d, M in cases)
+    flash = all(
+        count("flash_basic", N=N, d=d, M=M, sizing="paper").hbm.extra == 2 * N for N, d, M in cases
+    )
+    standard = all(
+        count("standard", N=N, d=d, M=M, sizing="paper").hbm.extra == 2 * N * N for N, d, M in cases
+    )
     tried = f"{len(cases)} (N, d, M), N to {largest_N(full):,}"
-    measured = f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case"
+    measured = (
+        f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in "
+        "every case"
+    )
     return Claim(tried, measured, flash and standard, {"cases": len(cases)})
 
 
@@ -93,11 +122,17 @@ def theorem_2_counts(full: bool) -> Claim:
     counted = simulated = 0
     unequal: list[str] = []
     for case in range(1500 if full else 60):
-        N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (120, 120, 24, 24) if full else (80, 80, 24, 24)))
+        N_q, N_k, d, d_v = (
+            int(n) for n in rng.integers(1, (120, 120, 24, 24) if full else (80, 80, 24, 24))
+        )
         least = max((d + d_v) * 2 + 7, 2 * max(d, d_v) + 1, 8)
         M = int(rng.integers(least, max(2 * N_k * (d + d_v), least) + 1))
         B_r, B_c = int(rng.integers(1, N_q + 20)), int(rng.integers(1, N_k + 20))
-        policies: list[dict[str, Any]] = [{"sizing": "paper"}, {"sizing": "fit"}, {"blocks": (B_r, B_c)}]
+        policies: list[dict[str, Any]] = [
+            {"sizing": "paper"},
+            {"sizing": "fit"},
+            {"blocks": (B_r, B_c)},
+        ]
         for name, policy in itertools.product(FORWARD, policies):
             shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
             room = M + 2 * ((B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r) * ("blocks" in policy)
@@ -106,20 +141,28 @@ def theorem_2_counts(full: bool) -> Claim:
             counted += 1
             agree = (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
             if case % 5 == 0:
-                Q, K, V = (rng.normal(size=s).astype(np.float32) for s in ((N_q, d), (N_k, d), (N_k, d_v)))
+                Q, K, V = (
+                    rng.normal(size=s).astype(np.float32) for s in ((N_q, d), (N_k, d), (N_k, d_v))
+                )
                 run = forward(name, Q, K, V, M=room, **policy)
                 simulated += 1
                 agree &= (run.hbm, run.sram, run.blocks) == (want.hbm, want.sram, want.blocks)
             if not agree:
                 unequal.append(f"{name} {shape} M={room} {policy}")
-    tried = f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings"
+    tried = (
+        f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three "
+        "sizings"
+    )
     return none_differs(tried, unequal, {"counted": counted, "simulated": simulated})
 
 
 def theorem_2_flash_bounds(full: bool) -> Claim:
     """Theorem 2. FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d."""
     ratios = [
-        (accesses("flash_basic", N, d, M) / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
+        (
+            accesses("flash_basic", N, d, M) / theory.theorem_2_flash(N, d, M),
+            *theory.flash_constants(d),
+        )
         for N, d, M in in_range(full)
     ]
     return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}")
@@ -133,7 +176,10 @@ def theorem_2_exponents(full: bool) -> Claim:
 def theorem_2_standard(full: bool) -> Claim:
     """Theorem 2. Standard attention, M ≥ d² and rows that fit: 4 ≤ accesses / (Nd + N²) ≤ 12."""
     ratios = [
-        (accesses("standard", N, d, M) / theory.theorem_2_standard(N, d), *theory.standard_constants())
+        (
+            accesses("standard", N, d, M) / theory.theorem_2_standard(N, d),
+            *theory.standard_constants(),
+        )
         for N, d, M in in_range(full)
         if d * d <= M and M >= N + 2
     ]
@@ -141,7 +187,9 @@ def theorem_2_standard(full: bool) -> Claim:
 
 
 def theorem_2_standard_small_M(full: bool) -> Claim:
-    """Theorem 2. Standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd."""
+    """Theorem 2. Standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the
+    proof's count if M < d² ≤ Nd.
+    """
     ratios, excess = [], []
     for N, d, M in in_range(full):
         moved = accesses("standard", N, d, M)
@@ -149,7 +197,9 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
         ratios.append((moved / expected, *theory.standard_small_M_constants()))
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
             excess.append(moved / sum(theory.proof_accounting(N, d)))
-    return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd").also(
+    return within(
+        ratios, f"(N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd"
+    ).also(
         f"for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count",
         min(excess) > 1,
         excess_least=min(excess),

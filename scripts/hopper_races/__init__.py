@@ -1,1 +1,3 @@
-"""Races on Hopper, a file for what is raced, for scripts/bench_hopper_cases.py: each yields its cases."""
+"""Races on Hopper, a file for what is raced, for scripts/bench_hopper_cases.py: each yields its
+cases.
+"""

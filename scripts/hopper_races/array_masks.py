@@ -13,9 +13,15 @@ from hopper_races.calls import Calls, normal, race, replayed
 
 
 def array_masks() -> Iterator[dict[str, Any]]:
-    """Yield cases of masks that are arrays, forward and backward: ms, beside a scalar rung's, no mask, and PyTorch's."""
+    """Yield cases of masks that are arrays, forward and backward: ms, beside a scalar rung's, no
+    mask, and PyTorch's.
+    """
     N, B = 4096, 4
-    masks = {"(N, N), half": (1, 1, N, N), "(B, H, N, N), half": (B, None, N, N), "(B, 1, 1, N), padding": (B, 1, 1, N)}
+    masks = {
+        "(N, N), half": (1, 1, N, N),
+        "(B, H, N, N), half": (B, None, N, N),
+        "(B, 1, 1, N), padding": (B, 1, 1, N),
+    }
     for (d, H), direction in product(((64, 32), (128, 16)), ("forward", "backward")):
         q, k, v, do = (normal(B, H, N, d) for _ in range(4))
         for name, (batch, heads, *rest) in masks.items():
@@ -23,7 +29,9 @@ def array_masks() -> Iterator[dict[str, Any]]:
             cupy = import_cupy()
             mask = cupy.random.random(shape, dtype="float32") < 0.5
             if "padding" in name:
-                mask = cupy.arange(N) < cupy.asarray([N, N - 100, N // 2, N // 4])[:, None, None, None]
+                mask = (
+                    cupy.arange(N) < cupy.asarray([N, N - 100, N // 2, N // 4])[:, None, None, None]
+                )
             calls: Calls = {}
             for called, given, kernel in (
                 ("hopper", mask, "hopper"),
@@ -34,7 +42,9 @@ def array_masks() -> Iterator[dict[str, Any]]:
                     calls[called] = partial(gpu.forward, q, k, v, mask=given, kernel=kernel)
                 else:
                     o, lse = gpu.forward(q, k, v, mask=given, return_lse=True)
-                    calls[called] = partial(gpu.backward, q, k, v, o, lse, do, mask=given, kernel=kernel)
+                    calls[called] = partial(
+                        gpu.backward, q, k, v, o, lse, do, mask=given, kernel=kernel
+                    )
                 if called != "scalar":
                     calls[called] = replayed(calls[called])
             ms = race(calls | torch_masked(q, k, v, mask, direction))
@@ -45,7 +55,9 @@ def array_masks() -> Iterator[dict[str, Any]]:
 
 
 def torch_masked(q: Any, k: Any, v: Any, mask: Any, direction: str) -> Calls:
-    """Return the calls of PyTorch's backends that take a mask; none without PyTorch, or that fails."""
+    """Return the calls of PyTorch's backends that take a mask; none without PyTorch, or that
+    fails.
+    """
     try:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -55,7 +67,10 @@ def torch_masked(q: Any, k: Any, v: Any, mask: Any, direction: str) -> Calls:
     theirs = [torch.from_dlpack(X).requires_grad_(direction == "backward") for X in (q, k, v)]
     attend = torch.from_dlpack(mask)
     calls: Calls = {}
-    for name, backend in (("torch_efficient", "EFFICIENT_ATTENTION"), ("torch_cudnn", "CUDNN_ATTENTION")):
+    for name, backend in (
+        ("torch_efficient", "EFFICIENT_ATTENTION"),
+        ("torch_cudnn", "CUDNN_ATTENTION"),
+    ):
 
         def attention(backend: Any) -> Any:
             with sdpa_kernel(backend):
@@ -65,7 +80,9 @@ def torch_masked(q: Any, k: Any, v: Any, mask: Any, direction: str) -> Calls:
             calls[name] = partial(attention, getattr(SDPBackend, backend))
             o = calls[name]()
             if direction == "backward":
-                calls[name] = partial(torch.autograd.grad, o, theirs, torch.randn_like(o), retain_graph=True)
+                calls[name] = partial(
+                    torch.autograd.grad, o, theirs, torch.randn_like(o), retain_graph=True
+                )
                 calls[name]()
         except Exception as error:  # a contestant that cannot do this must not end the run
             calls.pop(name, None)

@@ -22,7 +22,9 @@ SHARES = (1.0, 0.5, 0.25)  # of the tiles of block masks that are live
 
 
 def backward() -> Iterator[dict[str, Any]]:
-    """Yield cases: sizes, everybody's ms, and TFLOP/s. Dropout last, where FlashAttention-4 and cuDNN do not take part."""
+    """Yield cases: sizes, everybody's ms, and TFLOP/s. Dropout last, where FlashAttention-4 and
+    cuDNN do not take part.
+    """
     settings = [
         Setting(N, d, causal, "backward", H=2048 // d, dropout_p=p)
         for p, lengths in ((0.0, BACKWARD), (0.1, [2048]))
@@ -32,13 +34,22 @@ def backward() -> Iterator[dict[str, Any]]:
     ]
     for setting in settings:
         names = ["torch_flash"] if setting.dropout_p else ["torch_flash", "torch_cudnn", "fa4"]
-        calls: Calls = {name: make() for name, make in contestants(setting, ["tensor_core", *names])}
+        calls: Calls = {
+            name: make() for name, make in contestants(setting, ["tensor_core", *names])
+        }
         q, k, v, do = arrays(setting, 4)
-        asked: dict[str, Any] = {"causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
+        asked: dict[str, Any] = {
+            "causal": setting.causal,
+            "dropout_p": setting.dropout_p,
+            "seed": 1,
+        }
         o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **asked)
         options = Options(setting.d**-0.5, **asked)
         dq, dk, dv = (import_cupy().empty_like(x) for x in (q, k, v))
-        for name, given in (("hopper", options), ("hopper deterministic", replace(options, deterministic=True))):
+        for name, given in (
+            ("hopper", options),
+            ("hopper deterministic", replace(options, deterministic=True)),
+        ):
             calls[name] = partial(hopper.backward, q, k, v, o, lse, do, dq, dk, dv, given)
         ms = race(calls)
         tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
@@ -47,14 +58,18 @@ def backward() -> Iterator[dict[str, Any]]:
 
 
 def backward_of_256() -> Iterator[dict[str, Any]]:
-    """Yield cases as `backward`, of d = 256, beside `standard`, the only other rung that takes it, and peers that do.
+    """Yield cases as `backward`, of d = 256, beside `standard`, the only other rung that takes it,
+    and peers that do.
 
-    FlashAttention-4 takes no part: its compiler had not finished after 6 minutes, and cannot be interrupted.
+    FlashAttention-4 takes no part: its compiler had not finished after 6 minutes, and cannot be
+    interrupted.
     """
     for N in BACKWARD:
         for causal in (False, True):
             setting, calls = Setting(N, 256, causal, "backward", H=8), dict[str, Any]()
-            for name, make in contestants(setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn"]):
+            for name, make in contestants(
+                setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn"]
+            ):
                 try:
                     calls[name] = make()
                     calls[name]()
@@ -68,7 +83,9 @@ def backward_of_256() -> Iterator[dict[str, Any]]:
 
 
 def masked_backward() -> Iterator[dict[str, Any]]:
-    """Yield cases of windows, beside the scalar rung, and of block masks beside no mask: ms of the backward pass."""
+    """Yield cases of windows, beside the scalar rung, and of block masks beside no mask: ms of
+    the backward pass.
+    """
     N = 8192
     for d, H in ((64, 64), (128, 32)):
         q, k, v, do = (normal(1, H, N, d) for _ in range(4))
@@ -77,15 +94,27 @@ def masked_backward() -> Iterator[dict[str, Any]]:
             mask = flashsim.SlidingWindow(*window)
             o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
             given = q, k, v, o, lse, do
-            calls: Calls = {name: partial(gpu.backward, *given, mask=mask, kernel=name) for name in ("hopper", "algorithm_2")}
-            yield {"case": "window, backward", "window": window, **sizes, "ms": race(calls | fa4_gradients(q, k, v, window))}
+            calls: Calls = {
+                name: partial(gpu.backward, *given, mask=mask, kernel=name)
+                for name in ("hopper", "algorithm_2")
+            }
+            yield {
+                "case": "window, backward",
+                "window": window,
+                **sizes,
+                "ms": race(calls | fa4_gradients(q, k, v, window)),
+            }
         tables: dict[str, Any] = {"dense": None}
         tables |= {f"s = {s}": np.random.default_rng(0).random((64, 64)) < s for s in SHARES}
         calls = {}
         for name, table in tables.items():
             o, lse = gpu.forward(q, k, v, return_lse=True, block_mask=table)
-            calls[name] = replayed(partial(gpu.backward, q, k, v, o, lse, do, block_mask=table, kernel="hopper"))
-        live = {name: 1.0 if table is None else float(table.mean()) for name, table in tables.items()}
+            calls[name] = replayed(
+                partial(gpu.backward, q, k, v, o, lse, do, block_mask=table, kernel="hopper")
+            )
+        live = {
+            name: 1.0 if table is None else float(table.mean()) for name, table in tables.items()
+        }
         yield {"case": "block-sparse, backward", **sizes, "live": live, "ms": race(calls)}
 
 

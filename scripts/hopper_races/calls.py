@@ -38,7 +38,9 @@ def normal(*shape: int, dtype: str = "float16") -> Any:
 
 
 def tensor(array: Any) -> Any:
-    """Return an array of CuPy's, of any 16-bit type, as a tensor of PyTorch's in the same memory."""
+    """Return an array of CuPy's, of any 16-bit type, as a tensor of PyTorch's in the same
+    memory.
+    """
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -65,11 +67,18 @@ def replayed(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def peers(
-    q: Any, k: Any, v: Any, window: tuple[int, int] | None = None, causal: bool = False, names: Collection[str] = PEERS
+    q: Any,
+    k: Any,
+    v: Any,
+    window: tuple[int, int] | None = None,
+    causal: bool = False,
+    names: Collection[str] = PEERS,
 ) -> Calls:
-    """Return the calls of peers, as graphs, of those in `names`; none without PyTorch, or of a peer that fails.
+    """Return the calls of peers, as graphs, of those in `names`; none without PyTorch, or of a peer
+    that fails.
 
-    These are cuDNN's, without a window, FlashAttention-4's, and FlashAttention-3's, which may cut keys into parts.
+    These are cuDNN's, without a window, FlashAttention-4's, and FlashAttention-3's, which may cut
+    keys into parts.
     """
     try:
         import torch
@@ -91,7 +100,9 @@ def peers(
     with suppress(ImportError):
         import flash_attn_interface
 
-        calls["fa3"] = partial(flash_attn_interface.flash_attn_func, *theirs, causal=causal, num_splits=0, **within)
+        calls["fa3"] = partial(
+            flash_attn_interface.flash_attn_func, *theirs, causal=causal, num_splits=0, **within
+        )
     with suppress(ImportError):
         from flash_attn.cute import flash_attn_func
 

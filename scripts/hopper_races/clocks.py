@@ -19,9 +19,11 @@ MHZ = r"""extern "C" __global__ void mhz(long long* found) {
 
 
 def clocks() -> Iterator[dict[str, Any]]:
-    """Yield 8 bits beside 16: rested, for 30 ms after a pause of 150, and sustained, the second half of 600 ms; ms and MHz.
+    """Yield 8 bits beside 16: rested, for 30 ms after a pause of 150, and sustained, the second
+    half of 600 ms; ms and MHz.
 
-    A rested GPU runs at its highest clock. A busy one is held to its power, so that who draws more is slower.
+    A rested GPU runs at its highest clock. A busy one is held to its power, so that who draws more
+    is slower.
     """
     cupy = import_cupy()
     mhz, found = cupy.RawKernel(MHZ, "mhz"), cupy.zeros(1, "int64")
@@ -44,9 +46,22 @@ def clocks() -> Iterator[dict[str, Any]]:
             end.record()
             mhz((1,), (1,), (found,))
             clock = int(found[0])  # waits for all
-            taken[name].append((cupy.cuda.get_elapsed_time(start, end) / (launches - untimed), clock))
-        ms, clocks = ({name: round(statistics.median(x[n] for x in of), 4) for name, of in taken.items()} for n in (0, 1))
-        yield {"case": "clocks", "way": way, "N": 4096, "d": 128, "causal": False, "ms": ms, "MHz": clocks}
+            taken[name].append(
+                (cupy.cuda.get_elapsed_time(start, end) / (launches - untimed), clock)
+            )
+        ms, clocks = (
+            {name: round(statistics.median(x[n] for x in of), 4) for name, of in taken.items()}
+            for n in (0, 1)
+        )
+        yield {
+            "case": "clocks",
+            "way": way,
+            "N": 4096,
+            "d": 128,
+            "causal": False,
+            "ms": ms,
+            "MHz": clocks,
+        }
 
 
 def host() -> Iterator[dict[str, Any]]:

@@ -19,36 +19,66 @@ OFFSETS = (4, 8, 6, 2, 0)  # of P̃ in 8 bits: log₂ of it where a score is the
 
 
 def eight_bits() -> Iterator[dict[str, Any]]:
-    """Yield cases as `backward`, forward, and relative errors: the kernel's, beside that of rounding its inputs to e4m3."""
+    """Yield cases as `backward`, forward, and relative errors: the kernel's, beside that of
+    rounding its inputs to e4m3.
+    """
     for N in (1024, 4096, 16_384):
         for causal in (False, True):
             setting = Setting(N, 128, causal)
             q, k, v = arrays(setting, 3)
             q8, k8, v8 = map(gpu.to_fp8, (q, k, v))
             calls = {"hopper": captured(q, k, v, kernel="hopper", causal=causal)}
-            for way, values in (("", v8), (", keys of V contiguous", gpu.to_fp8(v, keys_contiguous=True))):
+            for way, values in (
+                ("", v8),
+                (", keys of V contiguous", gpu.to_fp8(v, keys_contiguous=True)),
+            ):
                 calls[f"hopper_fp8{way}"] = captured(q8, k8, values, causal=causal)
             ms = race({**calls, **peers(q, k, v, causal=causal)})
             tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
-            yield {"case": "fp8", "N": N, "d": 128, "causal": causal, "B": setting.batch, "H": 16, "ms": ms, "tflops": tflops}
+            yield {
+                "case": "fp8",
+                "N": N,
+                "d": 128,
+                "causal": causal,
+                "B": setting.batch,
+                "H": 16,
+                "ms": ms,
+                "tflops": tflops,
+            }
     setting = Setting(4096, 128, True)
     q, k, v = arrays(setting, 3)
-    for spread in (1, 2, 9):  # standard deviation of scores: where it is large, maxima grow in tile after tile
+    # standard deviation of scores: where it is large, maxima grow in tile after tile
+    for spread in (1, 2, 9):
         wider = (*((X * spread**0.5).astype(X.dtype) for X in (q, k)), v)
         both = {"hopper": wider, "hopper_fp8": tuple(map(gpu.to_fp8, wider))}
-        ms = race({name: captured(*asked, kernel=name, causal=True) for name, asked in both.items()})
+        ms = race(
+            {name: captured(*asked, kernel=name, causal=True) for name, asked in both.items()}
+        )
         tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
-        yield {"case": "fp8 by spread", "N": 4096, "d": 128, "causal": True, "spread": spread, "ms": ms, "tflops": tflops}
+        yield {
+            "case": "fp8 by spread",
+            "N": 4096,
+            "d": 128,
+            "causal": True,
+            "spread": spread,
+            "ms": ms,
+            "tflops": tflops,
+        }
     given = [normal(1, 4, 2048, 128) for _ in range(3)]
     rounded = [gpu.to_fp8(x) for x in given]
-    exact, wanted = (attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (given, rounded))
+    exact, wanted = (
+        attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (given, rounded)
+    )
     found = {"hopper": (given, exact), "hopper_fp8": (rounded, wanted)}
-    errors = {name: off(gpu.forward(*asked, kernel=name).get(), of) for name, (asked, of) in found.items()}
+    errors = {
+        name: off(gpu.forward(*asked, kernel=name).get(), of) for name, (asked, of) in found.items()
+    }
     yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
 
 
 def shifts() -> Iterator[dict[str, Any]]:
-    """Yield, by distribution, where P̃'s range may lie: by "OFFSET, LIMIT", relative errors at N = 2048, TFLOP/s at 1024, 4096.
+    """Yield, by distribution, where P̃'s range may lie: by "OFFSET, LIMIT", relative errors at N =
+    2048, TFLOP/s at 1024, 4096.
 
     Errors are from exact attention of the rounded numbers; "of inputs" is what rounding changes.
     """
@@ -57,7 +87,9 @@ def shifts() -> Iterator[dict[str, Any]]:
         found: dict[str, dict[str, float]] = {}
         exact = wanted = None
         for N in (2048, 1024, 4096):
-            setting = Setting(N, 128, causal, H=12, B=0 if N != 2048 else 1, distribution=distribution)
+            setting = Setting(
+                N, 128, causal, H=12, B=0 if N != 2048 else 1, distribution=distribution
+            )
             given = arrays(setting, 3)
             rounded, (q, *_) = [gpu.to_fp8(x) for x in given], given
             if N == 2048:
@@ -76,7 +108,9 @@ def shifts() -> Iterator[dict[str, Any]]:
             hopper_fp8.OFFSET = usual
             if calls:
                 ms = race(calls)
-                found[f"tflops, N = {N}"] = {name: round(setting.flops / of / 1e9, 1) for name, of in ms.items()}
+                found[f"tflops, N = {N}"] = {
+                    name: round(setting.flops / of / 1e9, 1) for name, of in ms.items()
+                }
         sizes = {"distribution": distribution, "causal": causal, "d": 128, "H": 12}
         yield {"case": "fp8 shift", **sizes, "of inputs": off(wanted, exact), **found}
 

@@ -1,4 +1,6 @@
-"""What serves: keys in pages, and packed batches, beside FlashInfer, FlashAttention and PyTorch where they are."""
+"""What serves: keys in pages, and packed batches, beside FlashInfer, FlashAttention and PyTorch
+where they are.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +15,8 @@ from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.machine import version
 from hopper_races.calls import Calls, copying, normal, race, replayed
 
-PAGED = [(64, 4096, 1), (32, 8192, 1), (32, 8192, 4), (8, 8192, 1), (1, 131_072, 1)]  # sequences, keys, queries
+# sequences, keys, queries
+PAGED = [(64, 4096, 1), (32, 8192, 1), (32, 8192, 4), (8, 8192, 1), (1, 131_072, 1)]
 PAGES = (16, 64, 128)
 VARLEN = {  # lengths of 16,384 tokens or so
     "alike, 1024": [1024] * 16,
@@ -24,7 +27,9 @@ VARLEN = {  # lengths of 16,384 tokens or so
 
 
 def paged() -> Iterator[dict[str, Any]]:
-    """Yield cases of decoding from pages at random: ms, and GB/s of K and V. Lengths are alike, or drawn up to their double."""
+    """Yield cases of decoding from pages at random: ms, and GB/s of K and V. Lengths are alike,
+    or drawn up to their double.
+    """
     cupy, rng = import_cupy(), np.random.default_rng(0)
     copied, copy = copying()
     cases = [(*case, page, "alike") for case, page in product(PAGED, PAGES)]
@@ -36,7 +41,11 @@ def paged() -> Iterator[dict[str, Any]]:
         free = rng.permutation(int(needed.sum())).astype(np.int32)
         for s, ends in enumerate(np.cumsum(needed)):
             table[s, : needed[s]] = free[ends - needed[s] : ends]
-        q, k, v = normal(b, 64, N, 128), normal(len(free), page, 8, 128), normal(len(free), page, 8, 128)
+        q, k, v = (
+            normal(b, 64, N, 128),
+            normal(len(free), page, 8, 128),
+            normal(len(free), page, 8, 128),
+        )
         words, keys = cupy.asarray(table), cupy.asarray(lengths, "int32")
         pools = k.swapaxes(1, 2), v.swapaxes(1, 2)
         cupy.cuda.Device().synchronize()  # other streams read the words next
@@ -45,8 +54,19 @@ def paged() -> Iterator[dict[str, Any]]:
 
         ours = partial(gpu.paged, q, *pools, words, keys, check=False)
         calls = {**copy, "hopper_decode, paged": replayed(ours)}
-        ms = race(calls | theirs({"fa4": fa4_paged, "flashinfer": flashinfer_paged}, *given, longest))
-        sizes = {"sequences": b, "n": n, "lengths": how, "N": N, "page": page, "H_q": 64, "H_kv": 8, "d": 128}
+        ms = race(
+            calls | theirs({"fa4": fa4_paged, "flashinfer": flashinfer_paged}, *given, longest)
+        )
+        sizes = {
+            "sequences": b,
+            "n": n,
+            "lengths": how,
+            "N": N,
+            "page": page,
+            "H_q": 64,
+            "H_kv": 8,
+            "d": 128,
+        }
         moved = int(lengths.sum()) * 8 * 128 * 2 * 2
         rates = {name: round(moved / of / 1e6, 1) for name, of in ms.items() if name != "copy"}
         sizes["flashinfer"] = version("flashinfer-python")
@@ -56,17 +76,31 @@ def paged() -> Iterator[dict[str, Any]]:
 def varlen() -> Iterator[dict[str, Any]]:
     """Yield cases of packed batches: ms, and TFLOP/s of the pairs that count."""
     cupy = import_cupy()
-    for (name, lengths), (d, H), causal in product(VARLEN.items(), ((128, 16), (64, 32)), (False, True)):
+    for (name, lengths), (d, H), causal in product(
+        VARLEN.items(), ((128, 16), (64, 32)), (False, True)
+    ):
         total = sum(lengths)
         q, k, v = (normal(total, H, d) for _ in range(3))
         ends = np.cumsum([0, *lengths])
         own = (*[x.swapaxes(0, 1) for x in (q, k, v)], ends, ends)
         calls: Calls = {"hopper, varlen": replayed(partial(gpu.varlen, *own, causal=causal))}
         words = cupy.asarray(ends, "int32")
-        ms = race(calls | theirs({"fa4": fa4_varlen, "torch": torch_varlen}, q, k, v, words, max(lengths), causal))
+        ms = race(
+            calls
+            | theirs(
+                {"fa4": fa4_varlen, "torch": torch_varlen}, q, k, v, words, max(lengths), causal
+            )
+        )
         pairs = sum(n * (n + 1) / 2 if causal else n * n for n in lengths)
         tflops = {who: round(4 * H * d * pairs / of / 1e9, 1) for who, of in ms.items()}
-        sizes = {"lengths": name, "sequences": len(lengths), "tokens": total, "H": H, "d": d, "causal": causal}
+        sizes = {
+            "lengths": name,
+            "sequences": len(lengths),
+            "tokens": total,
+            "H": H,
+            "d": d,
+            "causal": causal,
+        }
         yield {"case": "varlen", **sizes, "ms": ms, "tflops": tflops}
 
 
@@ -99,7 +133,9 @@ def fa4_varlen(_: Any, q: Any, k: Any, v: Any, ends: Any, longest: int, causal: 
     from flash_attn.cute import flash_attn_varlen_func
 
     sizes = {"max_seqlen_q": longest, "max_seqlen_k": longest}
-    return lambda: flash_attn_varlen_func(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, **sizes, causal=causal)
+    return lambda: flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, **sizes, causal=causal
+    )
 
 
 def torch_varlen(torch: Any, q: Any, k: Any, v: Any, ends: Any, longest: int, causal: bool) -> Any:
@@ -109,14 +145,20 @@ def torch_varlen(torch: Any, q: Any, k: Any, v: Any, ends: Any, longest: int, ca
 
 
 def fa4_paged(torch: Any, q: Any, k: Any, v: Any, table: Any, lengths: Any, longest: int) -> Any:
-    """FlashAttention-4's flash_attn_varlen_func with a page table; it does not split keys on Hopper."""
+    """FlashAttention-4's flash_attn_varlen_func with a page table; it does not split keys on
+    Hopper.
+    """
     from flash_attn.cute import flash_attn_varlen_func
 
     rows = q.transpose(1, 2).contiguous()
-    return lambda: flash_attn_varlen_func(rows, k, v, seqused_k=lengths, page_table=table, max_seqlen_k=longest, causal=True)
+    return lambda: flash_attn_varlen_func(
+        rows, k, v, seqused_k=lengths, page_table=table, max_seqlen_k=longest, causal=True
+    )
 
 
-def flashinfer_paged(torch: Any, q: Any, k: Any, v: Any, table: Any, lengths: Any, longest: int) -> Any:
+def flashinfer_paged(
+    torch: Any, q: Any, k: Any, v: Any, table: Any, lengths: Any, longest: int
+) -> Any:
     """FlashInfer's decoding of one query, planned before."""
     import flashinfer
 
@@ -129,8 +171,11 @@ def flashinfer_paged(torch: Any, q: Any, k: Any, v: Any, table: Any, lengths: An
     pages = torch.cat([table[s, :n] for s, n in enumerate(needed.tolist())])
     space = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     how = {"use_cuda_graph": True, "use_tensor_cores": True}
-    buffers = {"paged_kv_indptr_buffer": ends.clone(), "paged_kv_indices_buffer": pages.clone(),
-               "paged_kv_last_page_len_buffer": torch.empty(len(q), dtype=torch.int32, device="cuda")}  # fmt: skip
+    buffers = {
+        "paged_kv_indptr_buffer": ends.clone(),
+        "paged_kv_indices_buffer": pages.clone(),
+        "paged_kv_last_page_len_buffer": torch.empty(len(q), dtype=torch.int32, device="cuda"),
+    }
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(space, "NHD", **how, **buffers)
     last = (lengths - 1) % page + 1
     wrapper.plan(ends, pages, last, 64, 8, 128, page, q_data_type=q.dtype, kv_data_type=k.dtype)

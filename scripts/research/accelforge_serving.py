@@ -1,10 +1,16 @@
-"""Ask AccelForge for the fewest accesses, unfused, of what serves: grouped heads, and latents, absorbed or not.
+"""Ask AccelForge for the fewest accesses, unfused, of what serves: grouped heads, and latents,
+absorbed or not.
 
-    /tmp/accelforge/bin/python scripts/research/accelforge_serving.py gqa G=2 R=4 N=64 D=16      # a minute, on two cores
+    /tmp/accelforge/bin/python scripts/research/accelforge_serving.py gqa G=2 R=4 N=64 D=16      # a
+                                                                                                 minute,
+                                                                                                 on
+                                                                                                 two
+                                                                                                 cores
 
-It prints a line of tests/referee/serving.json: the sizes of tests/referee/gqa.yaml, mla.yaml or mla_expanded.yaml, and reads and
-writes of each tensor. The einsums of the latter are those of AccelForge's own multi_head_latent_attention, without projections of
-what is new. The environment, and the model of the hardware, are `accelforge_points.py`'s; the buffer may be of any size.
+It prints a line of tests/referee/serving.json: the sizes of tests/referee/gqa.yaml, mla.yaml or
+mla_expanded.yaml, and reads and writes of each tensor. The einsums of the latter are those of
+AccelForge's own multi_head_latent_attention, without projections of what is new. The environment,
+and the model of the hardware, are `accelforge_points.py`'s; the buffer may be of any size.
 """
 
 import json
@@ -19,17 +25,33 @@ EINSUMS = Path(__file__).resolve().parents[2] / "tests" / "referee"
 
 def main() -> None:
     """Print the accesses of one problem."""
-    name, sizes = sys.argv[1], {key: int(size) for key, size in (said.split("=") for said in sys.argv[2:])}
-    spec = af.Spec.from_yaml(EINSUMS / f"{name}.yaml", af.examples.arches.snowcat, jinja_parse_data=sizes)
+    name, sizes = (
+        sys.argv[1],
+        {key: int(size) for key, size in (said.split("=") for said in sys.argv[2:])},
+    )
+    spec = af.Spec.from_yaml(
+        EINSUMS / f"{name}.yaml", af.examples.arches.snowcat, jinja_parse_data=sizes
+    )
     spec.mapper.metrics = af.Metrics.ENERGY
     tensors = spec.arch.find("MainMemory").tensors
     tensors.keep, tensors.may_keep = "All", "All"
     found = spec.map_workload_to_arch(print_progress=False)
     moved: Counter[str] = Counter()
-    for (_, memory, tensor, action), elements in found.actions(per_einsum=True, per_tensor=True, per_component=True).items():
+    for (_, memory, tensor, action), elements in found.actions(
+        per_einsum=True, per_tensor=True, per_component=True
+    ).items():
         if memory == "MainMemory":
             moved[f"{tensor} {action}"] += round(float(elements))
-    print(json.dumps({"workload": name, "sizes": sizes, "accesses": round(float(found.energy())), "moved": +moved}))
+    print(
+        json.dumps(
+            {
+                "workload": name,
+                "sizes": sizes,
+                "accesses": round(float(found.energy())),
+                "moved": +moved,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

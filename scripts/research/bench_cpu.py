@@ -1,20 +1,27 @@
-"""Benchmark the simulator on one CPU thread, in ratios within one run: absolute times do not travel, ratios mostly do.
+"""Benchmark the simulator on one CPU thread, in ratios within one run: absolute times do not
+travel, ratios mostly do.
 
-    python scripts/research/bench_cpu.py --json figures/bench_cpu.json    # a table on stdout, every raw number in a file
-    python scripts/research/bench_cpu.py --quick                          # small sizes, to try it; the targets are not for these
+    python scripts/research/bench_cpu.py --json figures/bench_cpu.json    # a table on stdout, every
+                                                                          raw number in a file
+    python scripts/research/bench_cpu.py --quick                          # small sizes, to try it;
+                                                                          the targets are not for
+                                                                          these
 
-* `flashsim.forward`, counting, against textbook attention in NumPy: time and peak memory. The textbook forms N × N
-  matrices. By default malloc gives them back to the operating system, and every call pays for fresh pages: how much
-  varies several-fold from call to call on a virtual machine. So time is measured twice: with malloc told to keep freed
-  memory ("warm pages", the ratio to trust), and as NumPy runs by default ("fresh pages").
+* `flashsim.forward`, counting, against textbook attention in NumPy: time and peak memory. The
+  textbook forms N × N matrices. By default malloc gives them back to the operating system, and
+  every call pays for fresh pages: how much varies several-fold from call to call on a virtual
+  machine. So time is measured twice: with malloc told to keep freed memory ("warm pages", the ratio
+  to trust), and as NumPy runs by default ("fresh pages").
 * `flashsim.count`, which does no arithmetic: its time.
-* `flashsim.forward` against FlashAttention kernels run without their accelerator: two that ship with JAX, and one in
-  Triton, below. Each is checked against the textbook before it is timed, and skipped where its package is missing.
+* `flashsim.forward` against FlashAttention kernels run without their accelerator: two that ship
+  with JAX, and one in Triton, below. Each is checked against the textbook before it is timed, and
+  skipped where its package is missing.
 
-Contestants take turns (A B A B …) in one fresh process per comparison, pinned to one CPU, with BLAS, XLA and torch on
-one thread. The first call, with its compilation and first page faults, is reported apart; times are medians of the
-others, with quartiles. Peak memory is a process's high-water mark (VmHWM, on Linux; unlike ru_maxrss it does not start
-from the parent's), less that of a process that only imports and makes the inputs.
+Contestants take turns (A B A B …) in one fresh process per comparison, pinned to one CPU, with
+BLAS, XLA and torch on one thread. The first call, with its compilation and first page faults, is
+reported apart; times are medians of the others, with quartiles. Peak memory is a process's
+high-water mark (VmHWM, on Linux; unlike ru_maxrss it does not start from the parent's), less that
+of a process that only imports and makes the inputs.
 """
 
 from __future__ import annotations
@@ -55,12 +62,18 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Call = Callable[[], Any]
 Record = dict[str, Any]
-Reader = Callable[[Record], tuple[str, str, float]]  # ours and theirs in words, and the value that a target is about
+# ours and theirs in words, and the value that a target is about
+Reader = Callable[[Record], tuple[str, str, float]]
 
-ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "NPROC"), "1")  # NPROC: XLA
+# NPROC: XLA
+ONE_THREAD = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "NPROC"), "1"
+)
 ONE_THREAD["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 ON_CPU = {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}
-KEEP_FREED = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000000000:glibc.malloc.trim_threshold=1000000000000"}
+KEEP_FREED = {
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000000000:glibc.malloc.trim_threshold=1000000000000"  # noqa: E501
+}
 TOLERANCE = 1e-5  # what a peer may differ by from the textbook, in float64, on Gaussian inputs
 progress = Console(stderr=True)
 
@@ -112,23 +125,30 @@ def simulate(Q: Array, K: Array, V: Array, M: int | None) -> Array:
 
 
 def pallas_lowered(Q: Array, K: Array, V: Array) -> Call:
-    """JAX's Pallas kernel for GPUs, `interpret=True`: jitted, so XLA compiles the kernel's steps for the CPU."""
+    """JAX's Pallas kernel for GPUs, `interpret=True`: jitted, so XLA compiles the kernel's steps
+    for the CPU.
+    """
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     q, k, v = (jnp.asarray(a)[None, :, None, :] for a in (Q, K, V))
     blocks, scale = BlockSizes(block_q=64, block_k=64), 1 / math.sqrt(Q.shape[1])
-    return lambda: np.asarray(mha(q, k, v, None, sm_scale=scale, block_sizes=blocks, interpret=True))[0, :, 0]
+    return lambda: np.asarray(
+        mha(q, k, v, None, sm_scale=scale, block_sizes=blocks, interpret=True)
+    )[0, :, 0]
 
 
 def pallas_tpu(Q: Array, K: Array, V: Array) -> Call:
-    """JAX's Pallas kernel for TPUs in its TPU interpreter, which simulates the TPU's memories and copies."""
+    """JAX's Pallas kernel for TPUs in its TPU interpreter, which simulates the TPU's memories
+    and copies.
+    """
     import jax.numpy as jnp
     from jax.experimental.pallas import tpu
     from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 
     q, k, v = (jnp.asarray(a)[None, None] for a in (Q, K, V))
-    blocks = BlockSizes(block_q=128, block_k_major=128, block_k=128, block_b=1)  # 128 is the least it takes
+    # 128 is the least it takes
+    blocks = BlockSizes(block_q=128, block_k_major=128, block_k=128, block_b=1)
     scale = 1 / math.sqrt(Q.shape[1])
 
     def call() -> Any:
@@ -139,7 +159,15 @@ def pallas_tpu(Q: Array, K: Array, V: Array) -> Call:
 
 
 def triton_kernel(
-    Q: Any, K: Any, V: Any, O: Any, scale: Any, N: Any, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr
+    Q: Any,
+    K: Any,
+    V: Any,
+    O: Any,
+    scale: Any,
+    N: Any,
+    d: tl.constexpr,
+    B_r: tl.constexpr,
+    B_c: tl.constexpr,
 ) -> None:
     """FlashAttention's forward in Triton: one program per block of B_r queries."""
     i, cols = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d)
@@ -163,7 +191,8 @@ def triton_kernel(
 
 def triton_interpreter(Q: Array, K: Array, V: Array) -> Call:
     """A FlashAttention forward in Triton, in Triton's interpreter (TRITON_INTERPRET=1)."""
-    global tl  # the kernel's own name for it: importing Triton here leaves the other comparisons without it
+    # the kernel's own name for it: importing Triton here leaves the other comparisons without it
+    global tl
     import torch
     import triton
     import triton.language as tl
@@ -178,7 +207,10 @@ def triton_interpreter(Q: Array, K: Array, V: Array) -> Call:
 
 
 PEERS: dict[str, tuple[str, Callable[[Array, Array, Array], Call]]] = {
-    "pallas_lowered": ("JAX Pallas GPU kernel, interpret=True (which XLA compiles), blocks 64×64", pallas_lowered),
+    "pallas_lowered": (
+        "JAX Pallas GPU kernel, interpret=True (which XLA compiles), blocks 64×64",
+        pallas_lowered,
+    ),
     "pallas_tpu": ("JAX Pallas TPU kernel in the TPU interpreter, blocks 128×128", pallas_tpu),
     "triton": ("Triton kernel, TRITON_INTERPRET=1, blocks 64×64", triton_interpreter),
 }
@@ -187,7 +219,8 @@ PEERS: dict[str, tuple[str, Callable[[Array, Array, Array], Call]]] = {
 def take_turns(contestants: dict[str, Call], rounds: int, reference: Call | None = None) -> Record:
     """Call each contestant once, check the results, then time them in turn, `rounds` times.
 
-    Returns each one's timing, with how far its first result lies from the reference; ValueError where that is too far.
+    Returns each one's timing, with how far its first result lies from the reference; ValueError
+    where that is too far.
     """
     first = {name: timed(call) for name, call in contestants.items()}
     record: Record = {name: {"first_s": taken} for name, (taken, _) in first.items()}
@@ -201,7 +234,9 @@ def take_turns(contestants: dict[str, Call], rounds: int, reference: Call | None
     turns = [{name: timed(call)[0] for name, call in contestants.items()} for _ in range(rounds)]
     for name, timing in record.items():
         timing["calls_s"] = [turn[name] for turn in turns]
-        low, timing["median_s"], high = statistics.quantiles(timing["calls_s"], n=4, method="inclusive")
+        low, timing["median_s"], high = statistics.quantiles(
+            timing["calls_s"], n=4, method="inclusive"
+        )
         timing["quartiles_s"] = [low, high]
     return record
 
@@ -216,12 +251,17 @@ def timed(call: Call) -> tuple[float, Any]:
 def work_time(sizes: Sizes, _: str) -> Record:
     """Time the simulator against the textbook."""
     Q, K, V = inputs(sizes.N, sizes.d)
-    contestants = {"simulator": lambda: simulate(Q, K, V, sizes.M), "theirs": lambda: naive(Q, K, V)}
+    contestants = {
+        "simulator": lambda: simulate(Q, K, V, sizes.M),
+        "theirs": lambda: naive(Q, K, V),
+    }
     return take_turns(contestants, sizes.rounds, reference=lambda: naive(Q, K, V))
 
 
 def work_backward(sizes: Sizes, _: str) -> Record:
-    """Time the simulator's backward pass (Algorithm 4) against the textbook's, each given what its forward pass keeps."""
+    """Time the simulator's backward pass (Algorithm 4) against the textbook's, each given what
+    its forward pass keeps.
+    """
     Q, K, V = inputs(sizes.backward_N, sizes.d)
     dO = np.random.default_rng(1).standard_normal(V.shape, dtype=np.float32)
     run = flashsim.forward("flash", Q, K, V, M=sizes.M, sizing="paper")
@@ -238,19 +278,28 @@ def work_backward(sizes: Sizes, _: str) -> Record:
 
 
 def work_memory(sizes: Sizes, what: str) -> Record:
-    """Return the high-water mark of a process that makes the inputs and then runs the simulator, naive, or nothing."""
+    """Return the high-water mark of a process that makes the inputs and then runs the simulator,
+    naive, or nothing.
+    """
     arrays = inputs(sizes.N, sizes.d)
     if what == "theirs":
         naive(*arrays)
     elif what == "simulator":
         simulate(*arrays, sizes.M)
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return {"peak_kib": next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))}
+    return {
+        "peak_kib": next(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")
+        )
+    }
 
 
 def work_count(sizes: Sizes, _: str) -> Record:
     """Time counting alone."""
-    return take_turns({"simulator": lambda: flashsim.count("flash_basic", N=2**20, d=128, sizing="paper")}, rounds=100)
+    return take_turns(
+        {"simulator": lambda: flashsim.count("flash_basic", N=2**20, d=128, sizing="paper")},
+        rounds=100,
+    )
 
 
 def work_peer(sizes: Sizes, name: str) -> Record:
@@ -265,17 +314,28 @@ def work_peer(sizes: Sizes, name: str) -> Record:
     return take_turns(contestants, sizes.rounds, reference=lambda: naive(*exact))
 
 
-WORK = {"time": work_time, "backward": work_backward, "memory": work_memory, "count": work_count, "peer": work_peer}
+WORK = {
+    "time": work_time,
+    "backward": work_backward,
+    "memory": work_memory,
+    "count": work_count,
+    "peer": work_peer,
+}
 
 
-def in_fresh_process(job: str, what: str, quick: bool, environment: dict[str, str] | None = None) -> Record:
+def in_fresh_process(
+    job: str, what: str, quick: bool, environment: dict[str, str] | None = None
+) -> Record:
     """Run one worker by itself, on one thread; return what it measured, or {"unmeasured": why}."""
     progress.print(f"[dim]{job} {what} …[/dim]")
     command = [sys.executable, __file__, "--worker", job, what, *(["--quick"] if quick else [])]
     settings = os.environ | ONE_THREAD | ON_CPU | (environment or {})
     done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        return {"unmeasured": "failed: " + (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
+        return {
+            "unmeasured": "failed: "
+            + (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        }
     record: Record = json.loads(done.stdout.splitlines()[-1])
     return record
 
@@ -293,8 +353,12 @@ class Row:
     verdict: str
 
 
-def judge(what: str, problem: str, record: Record, read: Reader, *, most: float = 0, least: float = 0) -> Row:
-    """Read the record and judge it by one of the two bounds, unless there was nothing to measure."""
+def judge(
+    what: str, problem: str, record: Record, read: Reader, *, most: float = 0, least: float = 0
+) -> Row:
+    """Read the record and judge it by one of the two bounds, unless there was nothing to
+    measure.
+    """
     target = f"≥ {least:g}" if least else f"≤ {most:g}"
     if "unmeasured" in record:
         return Row(what, problem, "", "", None, target, record["unmeasured"])
@@ -306,7 +370,9 @@ def judge(what: str, problem: str, record: Record, read: Reader, *, most: float 
 def spell(timing: Record) -> str:
     """Return a timing in words: median (quartiles), first."""
     times = (timing["median_s"], *timing["quartiles_s"], timing["first_s"])
-    median, low, high, first = (np.format_float_positional(t * 1e3, 3, fractional=False, trim="-") for t in times)
+    median, low, high, first = (
+        np.format_float_positional(t * 1e3, 3, fractional=False, trim="-") for t in times
+    )
     return f"{median} ms ({low}–{high})\nfirst {first} ms"
 
 
@@ -329,7 +395,9 @@ def speedup(record: Record) -> tuple[str, str, float]:
 
 def memory(record: Record) -> tuple[str, str, float]:
     """Our peak memory above the inputs', by theirs."""
-    ours, theirs = (record[name]["peak_kib"] - record["inputs"]["peak_kib"] for name in ("simulator", "theirs"))
+    ours, theirs = (
+        record[name]["peak_kib"] - record["inputs"]["peak_kib"] for name in ("simulator", "theirs")
+    )
     return f"{ours / 1024:.1f} MiB", f"{theirs / 1024:.1f} MiB", ours / theirs
 
 
@@ -338,7 +406,9 @@ def measure(sizes: Sizes, quick: bool) -> tuple[list[Row], dict[str, Record]]:
     warm = in_fresh_process("time", "warm pages", quick, KEEP_FREED)
     fresh = in_fresh_process("time", "fresh pages", quick)
     gradients = in_fresh_process("backward", "warm pages", quick, KEEP_FREED)
-    peaks = {what: in_fresh_process("memory", what, quick) for what in ("inputs", "simulator", "theirs")}
+    peaks = {
+        what: in_fresh_process("memory", what, quick) for what in ("inputs", "simulator", "theirs")
+    }
     peaks = next((peak for peak in peaks.values() if "unmeasured" in peak), peaks)
     counting = in_fresh_process("count", "", quick)
     peers = {name: in_fresh_process("peer", name, quick) for name in PEERS}
@@ -352,8 +422,15 @@ def measure(sizes: Sizes, quick: bool) -> tuple[list[Row], dict[str, Record]]:
         judge("backward: time ÷ naive NumPy's, warm pages", backward, gradients, slowdown, most=2),
         judge("count: seconds", describe(2**20, 128, None), counting, seconds, most=0.2),
     ]
-    rows += [judge(f"speed-up over {PEERS[name][0]}", small, peers[name], speedup, least=30) for name in PEERS]
-    measured = {"time_warm_pages": warm, "time_fresh_pages": fresh, "backward_warm_pages": gradients}
+    rows += [
+        judge(f"speed-up over {PEERS[name][0]}", small, peers[name], speedup, least=30)
+        for name in PEERS
+    ]
+    measured = {
+        "time_warm_pages": warm,
+        "time_fresh_pages": fresh,
+        "backward_warm_pages": gradients,
+    }
     return rows, measured | {"memory": peaks, "count": counting} | peers
 
 
@@ -383,14 +460,22 @@ def surroundings() -> Record:
     for package in ("flashsim", "numpy", "jax", "jaxlib", "torch", "triton"):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    cpuinfo = (
+        Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    )
     model = re.search(r"model name\s*: (.*)", cpuinfo)
     return {
         "command": shlex.join(["python", "scripts/research/bench_cpu.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{model[1] if model else platform.processor()}, {os.cpu_count()} CPUs, {platform.platform()}",
+        "machine": (
+            f"{model[1] if model else platform.processor()}, {os.cpu_count()} CPUs, "
+            f"{platform.platform()}"
+        ),
         "versions": versions,
-        "blas": [f"{pool['internal_api']} {pool['version']} ({pool.get('architecture')})" for pool in threadpool_info()],
+        "blas": [
+            f"{pool['internal_api']} {pool['version']} ({pool.get('architecture')})"
+            for pool in threadpool_info()
+        ],
         "environment": {"all": ONE_THREAD | ON_CPU, "time_warm_pages": KEEP_FREED},
     }
 
@@ -418,7 +503,11 @@ def main() -> None:
     rows, raw = measure(sizes, args.quick)
     Console(width=None if sys.stdout.isatty() else 130).print(table(rows, args.quick))
     if args.json:
-        record = surroundings() | {"sizes": asdict(sizes), "rows": [asdict(r) for r in rows], "measured": raw}
+        record = surroundings() | {
+            "sizes": asdict(sizes),
+            "rows": [asdict(r) for r in rows],
+            "measured": raw,
+        }
         write_whole(args.json, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         progress.print(f"wrote {args.json}")
 

@@ -1,7 +1,8 @@
-"""Time kernels of the flashsim that PYTHONPATH names, a turn for each line of stdin: a process of bench_against.py.
+"""Time kernels of the flashsim that PYTHONPATH names, a turn for each line of stdin: a process of
+bench_against.py.
 
-The first line has all rows, [[kernel, fields of Setting], …], in JSON. Each other one, [row, launches], asks for a launch's ms.
-What is imported here must be in old checkouts, too.
+The first line has all rows, [[kernel, fields of Setting], …], in JSON. Each other one, [row,
+launches], asks for a launch's ms. What is imported here must be in old checkouts, too.
 """
 
 import json
@@ -21,7 +22,9 @@ from flashsim.gpu.contestants import Setting, contestants
 def main() -> None:
     """Compile side by side, say where flashsim is, and answer."""
     rows = [(name, Setting(**fields)) for name, fields in json.loads(sys.stdin.readline())]
-    kinds = dict.fromkeys(replace(setting, N=min(setting.N for _, setting in rows)) for _, setting in rows)
+    kinds = dict.fromkeys(
+        replace(setting, N=min(setting.N for _, setting in rows)) for _, setting in rows
+    )
     benchmark(list(kinds), names=[name for name, _ in rows], rounds=1, turn_ms=1)
     if hasattr(
         os, "sched_setaffinity"

@@ -1,12 +1,15 @@
-"""Play attention scalar by scalar on tiny sizes, all schedules, and hold the fewest accesses against the lower bounds.
+"""Play attention scalar by scalar on tiny sizes, all schedules, and hold the fewest accesses
+against the lower bounds.
 
-    python scripts/research/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q N_k d M …]
+    python scripts/research/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q
+    N_k d M …]
 
-The game, in scalar_game.py, knows nothing of the bounds' proofs. The search is A*, and what is sure to come is estimated by
-smaller games. Leave out a row, or a key, or a column. What a schedule does with the rest is a schedule of the smaller game, so
-it costs at least that game's fewest; and what it does with the words left out costs at least a read of each that is needed yet,
-and a write of each output. The smaller games are searched in the same way. So at any time the estimate of the best state left
-is a proven bound on the fewest accesses.
+The game, in scalar_game.py, knows nothing of the bounds' proofs. The search is A*, and what is sure
+to come is estimated by smaller games. Leave out a row, or a key, or a column. What a schedule does
+with the rest is a schedule of the smaller game, so it costs at least that game's fewest; and what
+it does with the words left out costs at least a read of each that is needed yet, and a write of
+each output. The smaller games are searched in the same way. So at any time the estimate of the best
+state left is a proven bound on the fewest accesses.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ NEVER = 1 << 30  # what cannot be done costs this
 
 
 class Found(NamedTuple):
-    """The fewest accesses, None if the search was cut off or there is no schedule; a bound; the states expanded in all games."""
+    """The fewest accesses, None if the search was cut off or there is no schedule; a bound; the
+    states expanded in all games.
+    """
 
     fewest: int | None
     at_least: int
@@ -45,11 +50,15 @@ class Search:
 
     @cached_property
     def smaller(self) -> list[tuple[Search, list[list[int]], int]]:
-        """The games with a row, key or column less; how a state becomes one of theirs; and the words left out."""
+        """The games with a row, key or column less; how a state becomes one of theirs; and the
+        words left out.
+        """
         found = []
         for axis, size in enumerate(self.game.sizes):
             for n in range(size if size > 1 else 0):
-                other = self.searches[tuple(length - (at == axis) for at, length in enumerate(self.game.sizes))]
+                other = self.searches[
+                    tuple(length - (at == axis) for at, length in enumerate(self.game.sizes))
+                ]
                 found.append((other, *self.game.without(axis, n, other.game)))
         return found
 
@@ -59,12 +68,16 @@ class Search:
             best = self.game.least(state)
             for other, to, out in self.smaller:
                 price, then = other.game.settled(*self.game.moved(state, to))
-                best = max(best, min(NEVER, price + other.fewest(then) + self.game.least(state, out)))
+                best = max(
+                    best, min(NEVER, price + other.fewest(then) + self.game.least(state, out))
+                )
             self.rated[state] = best
         return self.rated[state]
 
     def fewest(self, start: State = (0, 0)) -> int:
-        """Return the fewest accesses from a state, settled, to the end; NEVER if there is no way. Raises Cut."""
+        """Return the fewest accesses from a state, settled, to the end; NEVER if there is no
+        way. Raises Cut.
+        """
         if start in self.exact:
             return self.exact[start]
         if start == (0, 0):
@@ -92,7 +105,8 @@ class Search:
                     cost[after], came[after] = price - below, state
                     rest = self.rated.get(after, 0) or self.game.least(after)
                     heappush(queue, (max(about, price - below + rest), below - price, after))
-        for other, spent in opened.items():  # no way from there is shorter than what is left of this one
+        # no way from there is shorter than what is left of this one
+        for other, spent in opened.items():
             self.rated[other] = max(self.rated[other], min(NEVER, total - spent))
         while total < NEVER and state != start:
             self.exact[state] = total - cost[state]
@@ -102,7 +116,9 @@ class Search:
 
 
 class Searches(dict[tuple[int, ...], Search]):
-    """The searches of a pass by their games' sizes, all with M words on chip, which may expand `most` states together."""
+    """The searches of a pass by their games' sizes, all with M words on chip, which may expand
+    `most` states together.
+    """
 
     def __init__(self, M: int, backward: bool, most: int) -> None:
         super().__init__()
@@ -119,8 +135,19 @@ class Searches(dict[tuple[int, ...], Search]):
             raise Cut
 
 
-def fewest(N_q: int, N_k: int, d: int, M: int, *, d_v: int | None = None, backward: bool = False, most: int = 10**7) -> Found:
-    """Return the fewest accesses that any schedule makes with M words on chip, or a bound, if `most` states are expanded."""
+def fewest(
+    N_q: int,
+    N_k: int,
+    d: int,
+    M: int,
+    *,
+    d_v: int | None = None,
+    backward: bool = False,
+    most: int = 10**7,
+) -> Found:
+    """Return the fewest accesses that any schedule makes with M words on chip, or a bound, if
+    `most` states are expanded.
+    """
     searches = Searches(M, backward, most)
     search = searches[N_q, N_k, d, d if d_v is None else d_v]
     try:
@@ -136,7 +163,9 @@ def main() -> None:
     parser.add_argument("sizes", nargs="+", type=int, metavar="N_q N_k d M")
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--d-v", type=int, help="columns of V and O; default: d")
-    parser.add_argument("--most", type=int, default=10**7, metavar="STATES", help="expand no more; default: 10⁷")
+    parser.add_argument(
+        "--most", type=int, default=10**7, metavar="STATES", help="expand no more; default: 10⁷"
+    )
     options = parser.parse_args()
     if len(options.sizes) % 4:
         parser.error("sizes come in fours: N_q N_k d M")
@@ -147,17 +176,25 @@ def main() -> None:
         N_q, N_k, d, M = options.sizes[at : at + 4]
         try:
             bound = bound_of(N_q=N_q, N_k=N_k, d=d, d_v=options.d_v, M=M)
-            found = fewest(N_q, N_k, d, M, d_v=options.d_v, backward=options.backward, most=options.most)
+            found = fewest(
+                N_q, N_k, d, M, d_v=options.d_v, backward=options.backward, most=options.most
+            )
         except ValueError as error:
             parser.error(str(error))
         said = "no schedule" if found.at_least >= NEVER else f"at least {found.at_least}, cut off"
         said = said if found.fewest is None else f"fewest {found.fewest}"
-        holds = "IS BROKEN" if found.fewest is not None and bound.accesses > found.fewest else "holds"
-        holds = "is not tried" if found.fewest is None and bound.accesses > found.at_least else holds
+        holds = (
+            "IS BROKEN" if found.fewest is not None and bound.accesses > found.fewest else "holds"
+        )
+        holds = (
+            "is not tried" if found.fewest is None and bound.accesses > found.at_least else holds
+        )
         print(
-            f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {options.d_v or d}, M = {M}: {said}, compulsory {bound.compulsory}, "
-            f"by phases {bound.phases}: the bound {holds} ({found.states:,} states)", flush=True
-        )  # fmt: skip
+            f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {options.d_v or d}, M = {M}: {said}, "
+            f"compulsory {bound.compulsory}, "
+            f"by phases {bound.phases}: the bound {holds} ({found.states:,} states)",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

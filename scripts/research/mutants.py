@@ -1,7 +1,8 @@
-"""What the mutants are: one change at one place, as Cosmic Ray makes it, drawn by a hash of the line and a seed.
+"""What the mutants are: one change at one place, as Cosmic Ray makes it, drawn by a hash of the
+line and a seed.
 
-Places are drawn first, then a change possible there, so that a `*`, which can become eleven other signs, counts once. An edit
-elsewhere does not change what is drawn.
+Places are drawn first, then a change possible there, so that a `*`, which can become eleven other
+signs, counts once. An edit elsewhere does not change what is drawn.
 """
 
 import ast
@@ -16,13 +17,16 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-BESIDE = ("gpu", "cli", "plots", "learn/gallery")  # what runs, reads and draws flashsim; all else is mutated
+# what runs, reads and draws flashsim; all else is mutated
+BESIDE = ("gpu", "cli", "plots", "learn/gallery")
 
 Entry = dict[str, Any]
 
 
 class Mutant(NamedTuple):
-    """What the record says of it (`which`: of the lines that read like it); its source; and its statement's last line."""
+    """What the record says of it (`which`: of the lines that read like it); its source; and its
+    statement's last line.
+    """
 
     entry: Entry
     source: str
@@ -40,7 +44,11 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
     def order(*what: Any) -> bytes:
         return sha256(repr((seed, *what)).encode()).digest()
 
-    operators = {name: get_operator(name)() for name in operator_names() if not get_operator(name).arguments()}
+    operators = {
+        name: get_operator(name)()
+        for name in operator_names()
+        if not get_operator(name).arguments()
+    }
     at: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
     package = home / "flashsim"
     for path in sorted(package.rglob("*.py")):
@@ -50,7 +58,9 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
             for name, operator in operators.items():
                 spots = (spot for node in nodes for spot in operator.mutation_positions(node))
                 for number, ((line, column), (end, _)) in enumerate(spots):
-                    at[file, path.name, *_line(source, line), column].append((name, file, source, number, line, end))
+                    at[file, path.name, *_line(source, line), column].append(
+                        (name, file, source, number, line, end)
+                    )
     drawn: list[Mutant] = []
     for place in sorted(at, key=lambda place: order(*place[1:])):
         changes = sorted(at[place], key=lambda change: order(change[0], {}))
@@ -70,7 +80,9 @@ def _made(operator: str, file: str, source: str, number: int, line: int, end: in
     if source.count("\n") == mutated.count("\n"):  # else a decorator is gone: the others moved
         line = changed
     before, which = _line(source, line)
-    return Mutant({"file": file, "line": line, "which": which, "before": before, "after": after}, mutated, end)
+    return Mutant(
+        {"file": file, "line": line, "which": which, "before": before, "after": after}, mutated, end
+    )
 
 
 def _line(source: str, number: int) -> tuple[str, int]:
@@ -84,7 +96,8 @@ def _meaning(source: str) -> str | None:
     with suppress(SyntaxError):
         tree = ast.parse(source)
         for node in ast.walk(tree):
-            for name in {"annotation", "returns"}.intersection(node._fields):  # nothing evaluates them
+            # nothing evaluates them
+            for name in {"annotation", "returns"}.intersection(node._fields):
                 setattr(node, name, None)
         return ast.dump(tree)
     return None

@@ -1,12 +1,16 @@
-"""Try all schedules of the backward row game (flashsim.theory.lower_rows) at the smallest sizes: does one beat its bound?
+"""Try all schedules of the backward row game (flashsim.theory.lower_rows) at the smallest sizes:
+does one beat its bound?
 
-    python scripts/research/row_game.py 2 2 5  2 2 6  2 2 7                  # N_q N_k m: the fewest rows moved, in seconds
-    python scripts/research/row_game.py --below  3 3 5  3 4 5  4 3 5         # is any below the bound? a minute
+    python scripts/research/row_game.py 2 2 5  2 2 6  2 2 7                  # N_q N_k m: the fewest
+                                               rows moved, in seconds
+    python scripts/research/row_game.py --below  3 3 5  3 4 5  4 3 5         # is any below the
+                                                 bound? a minute
 
-A schedule of the game need not bring a row on chip before a product wants it, nor leave a product undone whose rows are there,
-nor send a row away while there is room. A row that is sent away with products still to make costs its price: a read, or for
-dQ, dK and dV a write and a read. So the search takes the product that comes next and the rows that make room for it, in order
-of price. Queries may be exchanged, and keys. It shares no code with the bound's proof, nor its ideas.
+A schedule of the game need not bring a row on chip before a product wants it, nor leave a product
+undone whose rows are there, nor send a row away while there is room. A row that is sent away with
+products still to make costs its price: a read, or for dQ, dK and dV a write and a read. So the
+search takes the product that comes next and the rows that make room for it, in order of price.
+Queries may be exchanged, and keys. It shares no code with the bound's proof, nor its ideas.
 """
 
 import argparse
@@ -32,23 +36,41 @@ class Game:
         self.m, self.compulsory, self.all = m, 3 * N_q + 4 * N_k, (1 << len(products)) - 1
         self.price = [2 if of in NEEDS else 1 for of, _ in rows]
         self.needs = [
-            sum(1 << rows.index((of, at)) for side, at in zip(NEEDS[name], pair, strict=True) for of in side.split())
+            sum(
+                1 << rows.index((of, at))
+                for side, at in zip(NEEDS[name], pair, strict=True)
+                for of in side.split()
+            )
             for name, *pair in products
         ]
-        self.uses = [sum(1 << p for p, needs in enumerate(self.needs) if needs >> row & 1) for row in range(len(rows))]
+        self.uses = [
+            sum(1 << p for p, needs in enumerate(self.needs) if needs >> row & 1)
+            for row in range(len(rows))
+        ]
         self.exchanges = []
-        for q, k in itertools.product(itertools.permutations(range(N_q)), itertools.permutations(range(N_k))):
-            row_to = [rows.index((of, (q if of in ("Q", "dO", "dQ") else k)[at])) for of, at in rows]
-            self.exchanges.append((row_to, [products.index((of, q[i], k[j])) for of, i, j in products]))
+        for q, k in itertools.product(
+            itertools.permutations(range(N_q)), itertools.permutations(range(N_k))
+        ):
+            row_to = [
+                rows.index((of, (q if of in ("Q", "dO", "dQ") else k)[at])) for of, at in rows
+            ]
+            self.exchanges.append(
+                (row_to, [products.index((of, q[i], k[j])) for of, i, j in products])
+            )
 
     def settled(self, chip: int, done: int) -> State:
-        """Make what can be made, drop the rows that are done with, and choose one of the states that are alike."""
+        """Make what can be made, drop the rows that are done with, and choose one of the states
+        that are alike.
+        """
         for product, needs in enumerate(self.needs):
             if not needs & ~chip:
                 done |= 1 << product
         chip = sum(1 << row for row in bits(chip) if self.uses[row] & ~done)
         return min(
-            (sum(1 << row_to[row] for row in bits(chip)), sum(1 << product_to[product] for product in bits(done)))
+            (
+                sum(1 << row_to[row] for row in bits(chip)),
+                sum(1 << product_to[product] for product in bits(done)),
+            )
             for row_to, product_to in self.exchanges
         )
 
@@ -59,7 +81,10 @@ class Game:
             wanted = self.needs[product] | chip
             room = max(wanted.bit_count() - self.m, 0)
             for gone in itertools.combinations(bits(chip & ~self.needs[product]), room):
-                price, left = sum(self.price[row] for row in gone), wanted - sum(1 << row for row in gone)
+                price, left = (
+                    sum(self.price[row] for row in gone),
+                    wanted - sum(1 << row for row in gone),
+                )
                 found.add((price, left))
         return {(price, self.settled(left, done)) for price, left in found}
 
@@ -70,7 +95,9 @@ def bits(number: int) -> list[int]:
 
 
 def fewest(N_q: int, N_k: int, m: int, below: int | None = None) -> int | None:
-    """Return the fewest rows that a schedule moves; None if that is not `below` a number. m is 5 at least."""
+    """Return the fewest rows that a schedule moves; None if that is not `below` a number. m is 5
+    at least.
+    """
     game = Game(N_q, N_k, m)
     waiting: dict[int, list[State]] = defaultdict(list, {game.compulsory: [(0, 0)]})
     closed: set[State] = set()
@@ -89,16 +116,33 @@ def fewest(N_q: int, N_k: int, m: int, below: int | None = None) -> int | None:
 
 def main() -> None:
     """Print a line for each game."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--below", action="store_true", help="only look for schedules that move fewer rows than the bound")
-    parser.add_argument("sizes", nargs="+", type=int, metavar="N_q N_k m", help="m rows fit, 5 at least")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--below",
+        action="store_true",
+        help="only look for schedules that move fewer rows than the bound",
+    )
+    parser.add_argument(
+        "sizes", nargs="+", type=int, metavar="N_q N_k m", help="m rows fit, 5 at least"
+    )
     asked = parser.parse_args()
     if len(asked.sizes) % 3 or min(asked.sizes) < 1 or min(asked.sizes[2::3]) < 5:
-        parser.error("expected three whole numbers for each game, N_q N_k m, with m at least 5, as dK's product needs 5 rows")
+        parser.error(
+            "expected three whole numbers for each game, N_q N_k m, with m at least 5, as dK's "
+            "product needs 5 rows"
+        )
     for N_q, N_k, m in zip(*(asked.sizes[at::3] for at in range(3)), strict=True):
         bound = lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
         found = fewest(N_q, N_k, m, bound if asked.below else None)
-        print(f"N_q = {N_q}, N_k = {N_k}, m = {m}: bound {bound}; fewest {found or f'{bound} or more'}", flush=True)
+        print(
+            (
+                f"N_q = {N_q}, N_k = {N_k}, m = {m}: bound {bound}; fewest "
+                f"{found or f'{bound} or more'}"
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,24 +1,29 @@
 """The game of attention's scalars: what lies where, the moves, and which states are equal.
 
-Every number is a word: an input, or a part of a sum, told by the terms in it. On chip are at most M words. To read a word from
-HBM, or write it there, costs 1. Free are: to forget a word; to multiply two words on chip and add the product to a part of a sum
-on chip, or begin one, over any word on chip if need be; to add two parts of a sum that share no term. A whole S_ik is P_ik, as
-statistics are free. Each term of an output is added once: twice would count it twice, and what is not counted need not be done.
-d (backward also d_v) is 1 or 2.
+Every number is a word: an input, or a part of a sum, told by the terms in it. On chip are at most M
+words. To read a word from HBM, or write it there, costs 1. Free are: to forget a word; to multiply
+two words on chip and add the product to a part of a sum on chip, or begin one, over any word on
+chip if need be; to add two parts of a sum that share no term. A whole S_ik is P_ik, as statistics
+are free. Each term of an output is added once: twice would count it twice, and what is not counted
+need not be done. d (backward also d_v) is 1 or 2.
 
 What is not tried, and why nothing is lost.
-1. Late loads. Before its first use a word takes room and gives nothing. So a move is one operation, with the loads that it
-   lacks just before it. A part of an output is read only to be changed at once.
-2. Late evictions. A word leaves only where the next load or result needs its room. If it is written, then only there.
-3. No use to come. Words whose every use is past are forgotten. Parts of outputs are never lost: one that will be lost need not
-   be made.
-4. Where a part of an output is on chip, and both operands of a term that is to be added yet, the term is added at once. A
-   schedule that adds it later can be followed without that step: where it holds a part, hold the part with the term, or nothing
-   in place of the term alone.
-5. Two parts of an output on chip are added at once. A schedule that keeps them apart can be followed with their sum in the place
-   of the one that is on chip, and in HBM where both are. So the part that is on chip is the only one that takes terms.
+1. Late loads. Before its first use a word takes room and gives nothing. So a move is one operation,
+   with the loads that it lacks just before it. A part of an output is read only to be changed at
+   once.
+2. Late evictions. A word leaves only where the next load or result needs its room. If it is
+   written, then only there.
+3. No use to come. Words whose every use is past are forgotten. Parts of outputs are never lost: one
+   that will be lost need not be made.
+4. Where a part of an output is on chip, and both operands of a term that is to be added yet, the
+   term is added at once. A schedule that adds it later can be followed without that step: where it
+   holds a part, hold the part with the term, or nothing in place of the term alone.
+5. Two parts of an output on chip are added at once. A schedule that keeps them apart can be
+   followed with their sum in the place of the one that is on chip, and in HBM where both are. So
+   the part that is on chip is the only one that takes terms.
 6. A whole output is written at once: that has to be paid, and gives room.
-7. Of S and dP, half a sum on chip becomes the whole as soon as it can: of two terms, the whole serves wherever a half does.
+7. Of S and dP, half a sum on chip becomes the whole as soon as it can: of two terms, the whole
+   serves wherever a half does.
 8. Games that are equal but for the order of rows, keys or columns are one.
 """
 
@@ -32,14 +37,26 @@ from typing import NamedTuple
 
 Word = tuple[str, int, int]
 State = tuple[int, int]  # words on chip, and words in HBM that are not inputs, as bits
-AXES = {  # what a word's two numbers count: rows 0, keys 1, columns of Q and K 2, columns of V and O 3
-    "Q": (0, 2), "K": (1, 2), "V": (1, 3), "O": (0, 3), "S": (0, 1), "dO": (0, 3), "dP": (0, 1), "dS": (0, 1),
-    "dQ": (0, 2), "dK": (1, 2), "dV": (1, 3),
-}  # fmt: skip
+# what a word's two numbers count: rows 0, keys 1, columns of Q and K 2, columns of V and O 3
+AXES = {
+    "Q": (0, 2),
+    "K": (1, 2),
+    "V": (1, 3),
+    "O": (0, 3),
+    "S": (0, 1),
+    "dO": (0, 3),
+    "dP": (0, 1),
+    "dS": (0, 1),
+    "dQ": (0, 2),
+    "dK": (1, 2),
+    "dV": (1, 3),
+}
 
 
 class Sum(NamedTuple):
-    """A sum: for each term the two words that it multiplies, as (array, row, column); whole sums count as words too."""
+    """A sum: for each term the two words that it multiplies, as (array, row, column); whole sums
+    count as words too.
+    """
 
     name: Word
     terms: list[tuple[Word, Word]]
@@ -62,9 +79,15 @@ def backward_sums(N_q: int, N_k: int, d: int, d_v: int) -> list[Sum]:
         sums.append(Sum(("S", i, k), [(("Q", i, c), ("K", k, c)) for c in C], False))
         sums.append(Sum(("dP", i, k), [(("dO", i, c), ("V", k, c)) for c in D], False))
         sums.append(Sum(("dS", i, k), [(("S", i, k), ("dP", i, k))], False))
-    sums += [Sum(("dV", k, c), [(("S", i, k), ("dO", i, c)) for i in I], True) for k, c in product(J, D)]
-    sums += [Sum(("dK", k, c), [(("dS", i, k), ("Q", i, c)) for i in I], True) for k, c in product(J, C)]
-    sums += [Sum(("dQ", i, c), [(("dS", i, k), ("K", k, c)) for k in J], True) for i, c in product(I, C)]
+    sums += [
+        Sum(("dV", k, c), [(("S", i, k), ("dO", i, c)) for i in I], True) for k, c in product(J, D)
+    ]
+    sums += [
+        Sum(("dK", k, c), [(("dS", i, k), ("Q", i, c)) for i in I], True) for k, c in product(J, C)
+    ]
+    sums += [
+        Sum(("dQ", i, c), [(("dS", i, k), ("K", k, c)) for k in J], True) for i, c in product(I, C)
+    ]
     return sums
 
 
@@ -73,13 +96,18 @@ class Game:
 
     def __init__(self, sizes: tuple[int, int, int, int], M: int, backward: bool) -> None:
         if max(sizes[2:] if backward else sizes[2:3]) > 2:
-            raise ValueError(f"d and d_v are {sizes[2]}, {sizes[3]}; expected sums S and dP of two terms at most")
+            raise ValueError(
+                f"d and d_v are {sizes[2]}, {sizes[3]}; expected sums S and dP of two terms at most"
+            )
         self.sizes, self.M = sizes, M
         self.sums = sums = (backward_sums if backward else forward_sums)(*sizes)
         self.number = number = {s.name: at for at, s in enumerate(sums)}
-        inputs = sorted({word for s in sums for term in s.terms for word in term if word not in number})
+        inputs = sorted(
+            {word for s in sums for term in s.terms for word in term if word not in number}
+        )
         self.bit = {word: at for at, word in enumerate(inputs)}
-        self.first: list[int] = []  # the bit of each sum's subset {}; subset m has the bit first + m
+        # the bit of each sum's subset {}; subset m has the bit first + m
+        self.first: list[int] = []
         at = len(inputs) - 1
         for s in sums:
             self.first.append(at)
@@ -91,29 +119,49 @@ class Game:
             s.name: self.whole[at] for s, at in zip(sums, number.values(), strict=True)
         }
         self.operands = [[word[a] | word[b] for a, b in s.terms] for s in sums]
-        self.all_of = [sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)]
+        self.all_of = [
+            sum(1 << f + m for m in range(1, 2 ** len(s.terms)))
+            for f, s in zip(self.first, sums, strict=True)
+        ]
         self.with_term = [
-            [sum(1 << f + m for m in range(1, 2 ** len(s.terms)) if m >> t & 1) for t in range(len(s.terms))]
+            [
+                sum(1 << f + m for m in range(1, 2 ** len(s.terms)) if m >> t & 1)
+                for t in range(len(s.terms))
+            ]
             for f, s in zip(self.first, sums, strict=True)
         ]
         self.uses = {
-            name: [(at, t) for at, s in enumerate(sums) for t, term in enumerate(s.terms) if name in term] for name in word
+            name: [
+                (at, t)
+                for at, s in enumerate(sums)
+                for t, term in enumerate(s.terms)
+                if name in term
+            ]
+            for name in word
         }
         self.outputs = [at for at, s in enumerate(sums) if s.output]
         self.of_outputs = sum(self.all_of[at] for at in self.outputs)
         self.whole_outputs = sum(self.whole[at] for at in self.outputs)
-        self.orders = [self.to(self, orders) for orders in product(*(permutations(range(size)) for size in sizes))]
+        self.orders = [
+            self.to(self, orders)
+            for orders in product(*(permutations(range(size)) for size in sizes))
+        ]
         self.needed_of = lru_cache(None)(self._needed)
         self.settled = lru_cache(10**6)(self._settled)
 
-    # ------------------------------------------------------------------------------------------ games that are like it
+    # ------------------------------------------------------------------------------------------
+    # games that are like it
 
     def to(self, other: Game, orders: tuple[tuple[int | None, ...], ...]) -> list[list[int]]:
-        """Return, for each byte of a state, what each value becomes in another game, as indices go."""
+        """Return, for each byte of a state, what each value becomes in another game, as indices
+        go.
+        """
         goes: list[int] = []
 
         def moved(word: Word) -> Word | None:
-            first, second = (orders[axis][n] for axis, n in zip(AXES[word[0]], word[1:], strict=True))
+            first, second = (
+                orders[axis][n] for axis, n in zip(AXES[word[0]], word[1:], strict=True)
+            )
             return None if first is None or second is None else (word[0], first, second)
 
         for word in self.bit:
@@ -132,7 +180,14 @@ class Game:
                 left = sum(place[t] for t in range(len(s.terms)) if m >> t & 1)
                 goes.append(1 << other.first[at] + left if left else 0)
         return [
-            [reduce(operator.or_, (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1), 0) for value in range(256)]
+            [
+                reduce(
+                    operator.or_,
+                    (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1),
+                    0,
+                )
+                for value in range(256)
+            ]
             for at in range(0, len(goes), 8)
         ]
 
@@ -140,10 +195,15 @@ class Game:
         """Return the one state that stands for all that are equal to this but for order."""
         size = len(self.orders[0])
         ours, theirs = (x.to_bytes(size, "little") for x in state)
-        return min((sum(map(operator.getitem, order, ours)), sum(map(operator.getitem, order, theirs))) for order in self.orders)
+        return min(
+            (sum(map(operator.getitem, order, ours)), sum(map(operator.getitem, order, theirs)))
+            for order in self.orders
+        )
 
     def without(self, axis: int, n: int, other: Game) -> tuple[list[list[int]], int]:
-        """Return how a state becomes one of the other game, which lacks the n-th of an axis, and the words left out."""
+        """Return how a state becomes one of the other game, which lacks the n-th of an axis, and
+        the words left out.
+        """
         orders: list[tuple[int | None, ...]] = [tuple(range(length)) for length in self.sizes]
         orders[axis] = tuple(None if at == n else at - (at > n) for at in range(self.sizes[axis]))
         out = 0
@@ -154,13 +214,19 @@ class Game:
 
     def moved(self, state: State, to: list[list[int]]) -> State:
         """Return what a state becomes in another game."""
-        chip, hbm = (reduce(operator.or_, map(operator.getitem, to, x.to_bytes(len(to), "little"))) for x in state)
+        chip, hbm = (
+            reduce(operator.or_, map(operator.getitem, to, x.to_bytes(len(to), "little")))
+            for x in state
+        )
         return chip, hbm
 
-    # ------------------------------------------------------------------------------------------ what is sure to come
+    # ------------------------------------------------------------------------------------------
+    # what is sure to come
 
     def _needed(self, held: int) -> State:
-        """Of all words held: the inputs that are sure to be needed on chip yet, and the words that have a use to come."""
+        """Of all words held: the inputs that are sure to be needed on chip yet, and the words
+        that have a use to come.
+        """
         sums, seen, of_use = self.sums, dict[int, bool](), dict[int, bool]()
 
         def wanted(at: int, t: int) -> bool:  # a term that is to be added yet
@@ -172,16 +238,23 @@ class Game:
             return seen[at]
 
         def useful(name: Word) -> bool:  # an input, or a word of an intermediate sum, if ever again
-            return any(not held & self.with_term[s][t] if sums[s].output else of_sum(s) for s, t in self.uses[name])
+            return any(
+                not held & self.with_term[s][t] if sums[s].output else of_sum(s)
+                for s, t in self.uses[name]
+            )
 
         def of_sum(at: int) -> bool:
             if at not in of_use:
                 of_use[at] = useful(sums[at].name)
             return of_use[at]
 
-        must = sum(1 << at for name, at in self.bit.items() if any(wanted(*use) for use in self.uses[name]))
+        must = sum(
+            1 << at for name, at in self.bit.items() if any(wanted(*use) for use in self.uses[name])
+        )
         keep = sum(1 << at for name, at in self.bit.items() if useful(name))
-        return must, keep | sum(self.all_of[at] for at, s in enumerate(sums) if s.output or of_sum(at))
+        return must, keep | sum(
+            self.all_of[at] for at, s in enumerate(sums) if s.output or of_sum(at)
+        )
 
     def least(self, state: State, words: int = -1) -> int:
         """Return the loads and stores of these words that are sure to come."""
@@ -193,10 +266,13 @@ class Game:
                 sure += 1 + (hbm & ~chip & self.all_of[at]).bit_count()
         return sure
 
-    # ------------------------------------------------------------------------------------------------------- moves
+    # ----------------------------------------------------------------------------------------------
+    # moves
 
     def _settled(self, chip: int, hbm: int) -> tuple[int, State]:
-        """Do what is best done at once, points 3 to 7: return what it costs, and the state, in order."""
+        """Do what is best done at once, points 3 to 7: return what it costs, and the state, in
+        order.
+        """
         price = 0
         for at, s in enumerate(self.sums):  # operands come before the sums that take them
             there = chip & self.all_of[at]
@@ -218,7 +294,9 @@ class Game:
         return price, self.alike((chip & keep, hbm & keep))
 
     def room(self, chip: int, hbm: int, words: int, lack: int) -> list[tuple[int, int, int]]:
-        """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written first."""
+        """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written
+        first.
+        """
         found, rest = [(0, chip, hbm)] if lack <= 0 else [], words if lack > 0 else 0
         while rest:
             word = rest & -rest
@@ -232,7 +310,9 @@ class Game:
         return found
 
     def moves(self, state: State) -> Iterator[tuple[int, State]]:
-        """Yield what an operation costs, with the loads and evictions before it, and the state after it."""
+        """Yield what an operation costs, with the loads and evictions before it, and the state
+        after it.
+        """
         chip, hbm = state
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
         for at, s in enumerate(self.sums):
@@ -248,20 +328,31 @@ class Game:
                 for m in parts:
                     if not m >> t & 1:
                         part = 1 << f + m
-                        yield from self.operation(state, at, operands | part, part, 1 << f + (m | 1 << t), here & ~part)
+                        yield from self.operation(
+                            state, at, operands | part, part, 1 << f + (m | 1 << t), here & ~part
+                        )
             for m, other in combinations(parts, 2):
                 if not m & other:
                     both = 1 << f + m | 1 << f + other
-                    yield from self.operation(state, at, both, both, 1 << f + (m | other), here & ~both)
+                    yield from self.operation(
+                        state, at, both, both, 1 << f + (m | other), here & ~both
+                    )
 
-    def operation(self, state: State, at: int, takes: int, old: int, new: int, gone: int) -> Iterator[tuple[int, State]]:
-        """Yield the states after an operation that takes these words, and puts `new` in the place of `old`, if there is any.
+    def operation(
+        self, state: State, at: int, takes: int, old: int, new: int, gone: int
+    ) -> Iterator[tuple[int, State]]:
+        """Yield the states after an operation that takes these words, and puts `new` in the place
+        of `old`, if there is any.
 
         What is `gone` must have left before, for want of room: else it had better taken part.
         """
         chip, hbm = state
         loads, lack = takes & ~chip, (chip | takes).bit_count() - self.M
-        if takes.bit_count() > self.M or loads & ~(self.inputs | hbm) or max(lack, 0) < gone.bit_count():
+        if (
+            takes.bit_count() > self.M
+            or loads & ~(self.inputs | hbm)
+            or max(lack, 0) < gone.bit_count()
+        ):
             return
         for price, left, stored in self.room(chip, hbm, chip & ~takes, lack):
             if left & gone:

@@ -1,15 +1,17 @@
 """Record what flashsim computes, counts and says: before a rebuilding, and after it.
 
-    python -m tests.golden.record                 # compare today's records with those in this folder
+    python -m tests.golden.record                 # compare today's records with those in this
+                                                  folder
     python -m tests.golden.record --write         # write today's records into this folder
     python -m tests.golden.record --only serving  # one section
 
-A section is a file of JSON: a key for each case, such as "flash backward | causal, 37 x 53", and its record in one string. A
-record of a run has the blocks, the peak, each array's reads and writes, and the first 16 digits of the SHA-256 of each result.
-A case that is refused is recorded by its error. So `git diff tests/golden` shows what a change has changed.
+A section is a file of JSON: a key for each case, such as "flash backward | causal, 37 x 53", and
+its record in one string. A record of a run has the blocks, the peak, each array's reads and writes,
+and the first 16 digits of the SHA-256 of each result. A case that is refused is recorded by its
+error. So `git diff tests/golden` shows what a change has changed.
 
-Results' digests depend on how NumPy and its BLAS round, so they are compared only on a machine of the same kind: `machine.json`
-says which one wrote them. All else is compared everywhere.
+Results' digests depend on how NumPy and its BLAS round, so they are compared only on a machine of
+the same kind: `machine.json` says which one wrote them. All else is compared everywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ DIGEST = re.compile(r"#[0-9a-f]{16}")
 Records = dict[str, str]
 Section = Callable[[], Iterator[tuple[str, str]]]
 
-# ------------------------------------------------------------------------------------------------ how a thing is written
+# ------------------------------------------------------------------------------------------------
+# how a thing is written
 
 
 def digest(values: Any) -> str:
@@ -69,12 +72,17 @@ def of_traffic(traffic: Any) -> str:
 
 def of_costs(costs: Any) -> str:
     """Return blocks, peak and accesses of a run, a count or a closed form."""
-    return f"{costs.blocks} | peak {costs.sram.peak} of {costs.sram.capacity} | {of_traffic(costs.hbm)}"
+    return (
+        f"{costs.blocks} | peak {costs.sram.peak} of {costs.sram.capacity} | "
+        f"{of_traffic(costs.hbm)}"
+    )
 
 
 def of_results(results: Mapping[str, Any]) -> str:
     """Return each result's digest."""
-    return ", ".join(f"{name} {digest(array)}" for name, array in results.items() if array is not None)
+    return ", ".join(
+        f"{name} {digest(array)}" for name, array in results.items() if array is not None
+    )
 
 
 def attempt(record: Callable[[], str]) -> str:
@@ -85,12 +93,15 @@ def attempt(record: Callable[[], str]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-# ------------------------------------------------------------------------------------------------------------- attention
+# --------------------------------------------------------------------------------------------------
+# attention
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem of attention: its lengths, and the arguments that `flashsim.forward` and `flashsim.count` share."""
+    """A problem of attention: its lengths, and the arguments that `flashsim.forward` and
+    `flashsim.count` share.
+    """
 
     name: str
     N_q: int = 37
@@ -179,11 +190,24 @@ CASES = (
     Case("dropout", how={**FIXED, "dropout_p": 0.25, "seed": 3}),
     Case("4 heads on 2", heads=4, kv_heads=2, how=FIXED),
     Case("4 heads on 2, grouped", heads=4, kv_heads=2, how={**FIXED, "gqa": "grouped"}),
-    Case("4 heads on 1, grouped, causal, one query", N_q=1, heads=4, how={**FIXED, "gqa": "grouped", "causal": True}),
-    Case("6 heads, causal, dropout", heads=6, kv_heads=3, how={**FIXED, "causal": True, "dropout_p": 0.1, "seed": 1}),
+    Case(
+        "4 heads on 1, grouped, causal, one query",
+        N_q=1,
+        heads=4,
+        how={**FIXED, "gqa": "grouped", "causal": True},
+    ),
+    Case(
+        "6 heads, causal, dropout",
+        heads=6,
+        kv_heads=3,
+        how={**FIXED, "causal": True, "dropout_p": 0.1, "seed": 1},
+    ),
 )
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {"sliding_window": {"window": 6}, "split_kv": {"splits": 3}}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "sliding_window": {"window": 6},
+    "split_kv": {"splits": 3},
+}
 """Options without which a program does not show what it is for."""
 
 
@@ -215,10 +239,19 @@ def _of_attention(name: str, case: Case) -> Iterator[tuple[str, str]]:
             arrays = {key: getattr(made, key) for key in ("dQ", "dK", "dV", "dB", "dsink")}
             return of_costs(made), of_results(arrays)
 
-        yield (f"{backward} backward | {case.name}", _three_ways(backward, case, how, "backward", gradients))
+        yield (
+            f"{backward} backward | {case.name}",
+            _three_ways(backward, case, how, "backward", gradients),
+        )
 
 
-def _three_ways(name: str, case: Case, how: Mapping[str, Any], direction: str, run: Callable[[], tuple[str, str]]) -> str:
+def _three_ways(
+    name: str,
+    case: Case,
+    how: Mapping[str, Any],
+    direction: str,
+    run: Callable[[], tuple[str, str]],
+) -> str:
     """Return a run's record, and of its count and its closed form what differs from the run's."""
     arguments = {**case.lengths(), **how, "direction": direction}
     arguments.pop("seed", None)
@@ -245,11 +278,14 @@ def _three_ways(name: str, case: Case, how: Mapping[str, Any], direction: str, r
     return f"{attempt(of_run)} | count: {attempt(of_count)} | closed form: {attempt(of_form)}"
 
 
-# ------------------------------------------------------------------------------------------------------- other programs
+# --------------------------------------------------------------------------------------------------
+# other programs
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """Yield runs and counts of the programs that are not attention, by the functions that users call."""
+    """Yield runs and counts of the programs that are not attention, by the functions that users
+    call.
+    """
     for key, call in _calls_of_programs():
         yield key, attempt(call)
 
@@ -304,7 +340,10 @@ def _calls_of_programs() -> Iterator[tuple[str, Callable[[], str]]]:
         "smyrf": {"rounds": 2, "C": 8},
     }
     for method, own in methods.items():
-        yield f"{method} | count", partial(_costs, approximate.count, method, N=64, d=8, M=3000, **own)
+        yield (
+            f"{method} | count",
+            partial(_costs, approximate.count, method, N=64, d=8, M=3000, **own),
+        )
 
 
 def serving() -> Iterator[tuple[str, str]]:
@@ -326,7 +365,9 @@ def serving() -> Iterator[tuple[str, str]]:
         for seed in range(6):
             run = draw(np.random.default_rng(seed)).run
             names = ("O", "lse") if hasattr(run, "O") else ("dQ", "dK", "dV")
-            arrays = {f"{key}[{s}]": array for key in names for s, array in enumerate(getattr(run, key))}
+            arrays = {
+                f"{key}[{s}]": array for key in names for s, array in enumerate(getattr(run, key))
+            }
             yield f"{name} | seed {seed}", f"{of_costs(run)} | {of_results(arrays)}"
 
 
@@ -341,13 +382,20 @@ def over_devices() -> Iterator[tuple[str, str]]:
                 key = f"{name} | P = {P}, causal {causal}"
                 made: list[Any] = []
 
-                def run(name: str = name, P: int = P, causal: bool = causal, made: list[Any] = made) -> str:
-                    made.append(devices.forward(name, Q, K, V, P=P, causal=causal, M=900, blocks=(4, 3)))
+                def run(
+                    name: str = name, P: int = P, causal: bool = causal, made: list[Any] = made
+                ) -> str:
+                    made.append(
+                        devices.forward(name, Q, K, V, P=P, causal=causal, M=900, blocks=(4, 3))
+                    )
                     return f"{_of_devices(made[0])} | {of_results({'O': made[0].O})}"
 
                 def gradients(name: str = name, made: list[Any] = made) -> str:
                     back = devices.backward(name, made[0], dO)
-                    return f"{_of_devices(back)} | {of_results({n: getattr(back, n) for n in ('dQ', 'dK', 'dV')})}"
+                    return (
+                        f"{_of_devices(back)} | "
+                        f"{of_results({n: getattr(back, n) for n in ('dQ', 'dK', 'dV')})}"
+                    )
 
                 yield key, attempt(run)
                 if made:
@@ -358,7 +406,8 @@ def _of_devices(run: Any) -> str:
     return " / ".join(f"{of_traffic(one.hbm)}; words {one.words}" for one in run.devices)
 
 
-# ------------------------------------------------------------------------------------------------------- what people see
+# --------------------------------------------------------------------------------------------------
+# what people see
 
 
 def helps() -> Iterator[tuple[str, str]]:
@@ -367,7 +416,10 @@ def helps() -> Iterator[tuple[str, str]]:
         words = [sys.executable, "-m", "flashsim", *command.split(), "--help"]
         environment = {"COLUMNS": "80", "PATH": "", "PYTHONPATH": str(FOLDER.parents[1])}
         done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-        yield f"flashsim {command} --help", f"{len(done.stdout.splitlines())} lines {of_text(done.stdout)}"
+        yield (
+            f"flashsim {command} --help",
+            f"{len(done.stdout.splitlines())} lines {of_text(done.stdout)}",
+        )
 
 
 def lessons() -> Iterator[tuple[str, str]]:
@@ -400,7 +452,8 @@ SECTIONS: dict[str, Section] = {
     "figures": figures,
 }
 
-# --------------------------------------------------------------------------------------------------- writing, comparing
+# --------------------------------------------------------------------------------------------------
+# writing, comparing
 
 
 def machine() -> dict[str, str]:
@@ -449,12 +502,16 @@ def same_machine() -> bool:
 
 def main() -> int:
     """Write or compare the records; return 1 if any differs."""
-    parser = argparse.ArgumentParser(description="Compare what flashsim computes, counts and says with its golden records.")
+    parser = argparse.ArgumentParser(
+        description="Compare what flashsim computes, counts and says with its golden records."
+    )
     parser.add_argument("--write", action="store_true", help="write the records instead")
     parser.add_argument("--only", choices=SECTIONS, help="one section")
     options = parser.parse_args()
     if options.write:
-        (FOLDER / "machine.json").write_text(json.dumps(machine(), indent=1) + "\n", encoding="utf-8")
+        (FOLDER / "machine.json").write_text(
+            json.dumps(machine(), indent=1) + "\n", encoding="utf-8"
+        )
     changed = 0
     for name in [options.only] if options.only else SECTIONS:
         records = dict(SECTIONS[name]())

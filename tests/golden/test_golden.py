@@ -1,4 +1,6 @@
-"""What flashsim computes, counts and says is what its golden records say; `tests/golden/record.py` writes them."""
+"""What flashsim computes, counts and says is what its golden records say;
+`tests/golden/record.py` writes them.
+"""
 
 import pytest
 
@@ -19,5 +21,7 @@ def test_a_changed_record_is_seen() -> None:
     assert differences(before, results, digests=True)
     assert not differences(before, results, digests=False)
     assert differences(before, counts, digests=False)
-    assert differences(before, {"a": before["a"]}, digests=False) == ["b\n  before: the same\n  after:  no such case"]
+    assert differences(before, {"a": before["a"]}, digests=False) == [
+        "b\n  before: the same\n  after:  no such case"
+    ]
     assert not differences(before, before, digests=True)

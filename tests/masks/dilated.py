@@ -12,11 +12,15 @@ from flashsim.problem.shapes import Shape
 class Dilated(Mask):
     """Every other key of the last nine."""
 
-    def allows(self, rows: NDArray[Any], cols: NDArray[Any], shape: Shape, head: Head) -> NDArray[np.bool_]:
+    def allows(
+        self, rows: NDArray[Any], cols: NDArray[Any], shape: Shape, head: Head
+    ) -> NDArray[np.bool_]:
         apart = rows[:, None] - cols[None, :]
         allowed: NDArray[np.bool_] = (apart >= 0) & (apart < 9) & (apart % 2 == 0)
         return allowed
 
 
 def mask(rng: np.random.Generator, N_q: int, N_k: int) -> tuple[Mask, NDArray[np.bool_]]:
-    return Dilated(), np.array([[0 <= i - j < 9 and (i - j) % 2 == 0 for j in range(N_k)] for i in range(N_q)])
+    return Dilated(), np.array(
+        [[0 <= i - j < 9 and (i - j) % 2 == 0 for j in range(N_k)] for i in range(N_q)]
+    )

@@ -1,4 +1,6 @@
-"""What attention within clusters of rows shares: which places a cluster has in a round's order, and which pairs of rows meet."""
+"""What attention within clusters of rows shares: which places a cluster has in a round's order,
+and which pairs of rows meet.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,19 @@ def shared_out(S: Tile, home_i: Tile, home_j: Tile, a: int) -> Tile:
 
 
 def sorted_rows(keys: Array) -> Array:
-    """Return each round's rows in the order of their keys, (h, N); of equal keys the earlier row first."""
+    """Return each round's rows in the order of their keys, (h, N); of equal keys the earlier row
+    first.
+    """
     return np.argsort(keys, axis=1, kind="stable").astype(np.uint32)
 
 
 def homes(buckets: Array, C: int) -> tuple[Array, Array]:
-    """Return each round's rows sorted by bucket, (h, N), and each row's home in each round, (N, h), for clusters of C rows.
+    """Return each round's rows sorted by bucket, (h, N), and each row's home in each round, (N, h),
+    for clusters of C rows.
 
-    A home is a bucket within a cluster. They are numbered along the order, one on where the same bucket goes on in the next
-    cluster, two on where another bucket begins: so rows of one bucket, in one cluster or in neighbours, differ by at most 1.
+    A home is a bucket within a cluster. They are numbered along the order, one on where the same
+    bucket goes on in the next cluster, two on where another bucket begins: so rows of one bucket,
+    in one cluster or in neighbours, differ by at most 1.
     """
     order = sorted_rows(buckets)
     h, N = order.shape
@@ -58,21 +64,30 @@ def homes(buckets: Array, C: int) -> tuple[Array, Array]:
     return order, home
 
 
-def example_buckets(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+def example_buckets(
+    rng: np.random.Generator, sizes: Sizes, blocks: Sizes
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return buckets to try Reformer with, sorted, and a τ."""
     buckets = rng.integers(0, 1 + ceil_div(sizes.N, 2 * blocks.C), size=(sizes.h, sizes.N))
     order, home = homes(buckets, blocks.C)
     return {"order": order, "home": home}, {"tau": float(rng.uniform(0.1, 1))}
 
 
-def example_orders(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+def example_orders(
+    rng: np.random.Generator, sizes: Sizes, blocks: Sizes
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two orders to try SMYRF with, and a τ."""
-    orders = {name: sorted_rows(rng.normal(size=(sizes.h, sizes.N))) for name in ("order_Q", "order_K")}
+    orders = {
+        name: sorted_rows(rng.normal(size=(sizes.h, sizes.N))) for name in ("order_Q", "order_K")
+    }
     return orders, {"tau": float(rng.uniform(0.1, 1))}
 
 
 CLUSTERED: dict[str, Any] = {
-    "returns": {"O": Kind("N", "e")}, "extras": {"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
-    "blocks": {"C": "N"}, "across": ("K", "V"), "words": ("queries", "keys"),
+    "returns": {"O": Kind("N", "e")},
+    "extras": {"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
+    "blocks": {"C": "N"},
+    "across": ("K", "V"),
+    "words": ("queries", "keys"),
 }
 """What the records of Reformer and SMYRF share."""

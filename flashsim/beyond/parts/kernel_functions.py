@@ -1,9 +1,11 @@
 """Kernel functions k(x, z) on tiles: the named ones, which are radial, and any other.
 
-    k(X_i, Z_j)            K_ij, one element-wise pass: distances by differences, a column after another
+    k(X_i, Z_j)            K_ij, one element-wise pass: distances by differences, a column after
+                           another
     k.pull(G_ij, X_i, Z_j) Σ_j G_ij ∂k(x_i, z_j)/∂x_i, (rows of X, d)
 
-Distances are r = ‖x − z‖, by hypot: no square overflows or vanishes on the way, and nothing cancels.
+Distances are r = ‖x − z‖, by hypot: no square overflows or vanishes on the way, and nothing
+cancels.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Radial:
 class Own:
     """A function of the user's own, f(x, z) of arrays (…, d) that broadcast.
 
-    `gradient` is ∂f/∂x of the same arrays, (…, d), and `limit` the largest value that the run can hold. Without numbers neither
-    is called, and each value counts as one operation.
+    `gradient` is ∂f/∂x of the same arrays, (…, d), and `limit` the largest value that the run can
+    hold. Without numbers neither is called, and each value counts as one operation.
     """
 
     f: Callable[[Any, Any], Any]
@@ -80,7 +82,9 @@ class Own:
         return str(getattr(self.f, "__name__", self.f))
 
     def __call__(self, X: Tile, Z: Tile) -> Tile:
-        """Return f(x, z). Raises ValueError where that is not an array of finite numbers, one for each pair."""
+        """Return f(x, z). Raises ValueError where that is not an array of finite numbers, one
+        for each pair.
+        """
         shape = X.shape[0], Z.shape[0]
         if isinstance(X, ShapeOnly):
             return X.made(shape, other=shape[0] * shape[1])
@@ -92,7 +96,9 @@ class Own:
         shape = X.shape[0], Z.shape[0], X.shape[1]
         if isinstance(X, ShapeOnly):
             return X.made(X.shape, other=3 * shape[0] * shape[1] * shape[2])
-        slopes = _checked("derivative", self.gradient(X[:, None, :], Z[None, :, :]), shape, X, self.limit)
+        slopes = _checked(
+            "derivative", self.gradient(X[:, None, :], Z[None, :, :]), shape, X, self.limit
+        )
         result: Tile = (G[:, :, None] * slopes).sum(axis=1)
         return result
 
@@ -104,12 +110,18 @@ KernelFunction = Radial | Own
 def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile, limit: float) -> Tile:
     values = np.asarray(found)
     if values.shape != shape:
-        raise ValueError(f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of rows that it got")
+        raise ValueError(
+            f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of "
+            "rows that it got"
+        )
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{what} returned {values.dtype}; expected real numbers")
     most = np.abs(values.astype(np.float64)).max()
     if not most <= limit:
-        raise ValueError(f"{what} returned {values.dtype}, at most {most:.3g}; expected finite real numbers up to {limit:.3g}")
+        raise ValueError(
+            f"{what} returned {values.dtype}, at most {most:.3g}; expected finite real numbers up "
+            f"to {limit:.3g}"
+        )
     return values.astype(like.dtype)
 
 
@@ -125,7 +137,9 @@ def distances(X: Tile, Z: Tile) -> Tile:
 
 
 def along(W: Tile, r: Tile, X: Tile, Z: Tile) -> Tile:
-    """Return Σ_j W_ij (x_i − z_j)/r_ij, (rows of X, d), in which a pair at distance 0 has no part."""
+    """Return Σ_j W_ij (x_i − z_j)/r_ij, (rows of X, d), in which a pair at distance 0 has no
+    part.
+    """
     if isinstance(X, ShapeOnly):
         return X.made(X.shape, other=4 * X.shape[1] * r.size)
     result: Tile = np.empty_like(X)
@@ -150,7 +164,9 @@ def z_line_1(rows: int, p: Sizes) -> tuple[int, int]:
     return min(rows, ceil_div(p.d + p.e, 2)), rows
 
 
-def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+def example(
+    rng: np.random.Generator, sizes: Sizes, blocks: Sizes
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a kernel function to try a program with."""
     name = (*PROFILES,)[int(rng.integers(len(PROFILES)))]
     return {}, {"k": Radial(name, float(rng.uniform(0.5, 3)))}
@@ -158,7 +174,11 @@ def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict
 
 PRODUCT: dict[str, Any] = {
     "source": "Dao et al. 2022, Appendix D.2",
-    "operands": {"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")}, "returns": {"Y": Kind("N", "e")},
-    "blocks": {"B_r": "N", "B_c": "n"}, "rows": kernel_rows, "words": ("rows of X", "rows of Z"), "example": example,
+    "operands": {"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
+    "returns": {"Y": Kind("N", "e")},
+    "blocks": {"B_r": "N", "B_c": "n"},
+    "rows": kernel_rows,
+    "words": ("rows of X", "rows of Z"),
+    "example": example,
 }
 """What the records of kernel products share."""

@@ -1,4 +1,6 @@
-"""What the passes of the sparse MLP share: which blocks of the weights are live, and their block sizes."""
+"""What the passes of the sparse MLP share: which blocks of the weights are live, and their block
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ SIDE = 16
 
 
 def live(name: str, mask: Any, W: Matrix, rows: int, columns: int) -> NDArray[np.bool_]:
-    """Return which blocks of a weight are live, (T_rows, T_columns): all, those of an array, or of a function of these numbers.
+    """Return which blocks of a weight are live, (T_rows, T_columns): all, those of an array, or of
+    a function of these numbers.
 
-    Raises ValueError for a mask of another shape, and for more blocks than `check_mask_blocks` takes.
+    Raises ValueError for a mask of another shape, and for more blocks than `check_mask_blocks`
+    takes.
     """
     T = check_mask_blocks(name, (-(-W.shape[0] // rows), -(-W.shape[1] // columns)))
     if mask is None:
@@ -29,7 +33,8 @@ def live(name: str, mask: Any, W: Matrix, rows: int, columns: int) -> NDArray[np
     array = check_live(name, mask(*T) if callable(mask) else mask)
     if array.shape != T:
         raise ValueError(
-            f"{name} has shape {array.shape}; expected {T}: {W.name} is {W.shape[0]} × {W.shape[1]}, in blocks of "
+            f"{name} has shape {array.shape}; expected {T}: {W.name} is {W.shape[0]} × "
+            f"{W.shape[1]}, in blocks of "
             f"{rows} × {columns}"
         )
     return array
@@ -40,7 +45,8 @@ def check_live(name: str, mask: Any) -> NDArray[np.bool_]:
     array = check_array(name, mask)
     if array.dtype != bool or array.ndim != 2:
         raise ValueError(
-            f"{name} has shape {array.shape}, dtype {array.dtype}; expected booleans, True = live, a row for each row of blocks"
+            f"{name} has shape {array.shape}, dtype {array.dtype}; expected booleans, True = live, "
+            "a row for each row of blocks"
         )
     return array.copy()
 
@@ -84,19 +90,29 @@ class Some:
 
     def __call__(self, rows: int, columns: int) -> NDArray[np.bool_]:
         """Return which of rows × columns blocks are live."""
-        mask: NDArray[np.bool_] = np.random.default_rng(self.seed).random((rows, columns)) < self.share
+        mask: NDArray[np.bool_] = (
+            np.random.default_rng(self.seed).random((rows, columns)) < self.share
+        )
         mask[0, 0] = True
         return mask
 
 
-def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+def example(
+    rng: np.random.Generator, sizes: Sizes, blocks: Sizes
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return masks to try a program with."""
-    return {}, {f"mask{which}": Some(float(rng.random()), int(rng.integers(1000))) for which in (1, 2)}
+    return {}, {
+        f"mask{which}": Some(float(rng.random()), int(rng.integers(1000))) for which in (1, 2)
+    }
 
 
 SPARSE_MLP: dict[str, Any] = {
-    "source": "Appendix D.2", "operands": {"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
-    "returns": {"Y": Kind("N", "o")}, "blocks": {"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"}, "by": ("B_r", "B_f"),
-    "words": ("rows", "hidden columns"), "example": example,
+    "source": "Appendix D.2",
+    "operands": {"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
+    "returns": {"Y": Kind("N", "o")},
+    "blocks": {"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
+    "by": ("B_r", "B_f"),
+    "words": ("rows", "hidden columns"),
+    "example": example,
 }
 """What the records of the sparse MLP share."""

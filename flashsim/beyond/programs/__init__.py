@@ -1,4 +1,6 @@
-"""What runs on the same memory and is not attention over Q, K, V: one program a file, which ends in its record, `PROGRAM`."""
+"""What runs on the same memory and is not attention over Q, K, V: one program a file, which ends
+in its record, `PROGRAM`.
+"""
 
 from functools import cache
 

@@ -1,4 +1,5 @@
-"""The gradient of a kernel product to X: dX_i = Σ_j (dY_i · v_j) ∂k(x_i, z_j)/∂x_i, in one more pass.
+"""The gradient of a kernel product to X: dX_i = Σ_j (dY_i · v_j) ∂k(x_i, z_j)/∂x_i, in one more
+pass.
 
     Require: X (N×d), Z (n×d), V (n×e), dY (N×e) in HBM, on-chip SRAM of size M, kernel function k.
     1  Set block sizes B_r = ⌈M/2w⌉, B_c = min(B_r, ⌈w/2⌉), where w = d + e.
@@ -27,13 +28,26 @@ from flashsim.problem.shapes import Sizes
 
 
 def kernel_gradient(
-    hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, dY: Matrix, blocks: Sizes, k: KernelFunction
+    hbm: HBM,
+    sram: SRAM,
+    X: Matrix,
+    Z: Matrix,
+    V: Matrix,
+    dY: Matrix,
+    blocks: Sizes,
+    k: KernelFunction,
 ) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e), dY (N, e); return dX (N, d), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1
     dX = hbm.empty("dX", X.shape, V.dtype, "output")  # line 2
-    X, dY, dX, Z, V = X.divide(B_r), dY.divide(B_r), dX.divide(B_r), Z.divide(B_c), V.divide(B_c)  # line 2
+    X, dY, dX, Z, V = (
+        X.divide(B_r),
+        dY.divide(B_r),
+        dX.divide(B_r),
+        Z.divide(B_c),
+        V.divide(B_c),
+    )  # line 2
     for i in sram.loop(len(X)):  # line 3
         X_i, dY_i = sram.load(X[i], dY[i])  # line 4
         dX_i = sram.full(dX[i].shape, 0.0)  # line 5
@@ -48,8 +62,15 @@ def kernel_gradient(
 
 
 PROGRAM = MatrixProgram(
-    **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}, "returns": {"dX": Kind("N", "d")}},
-    title="Gradient of a kernel product", run=kernel_gradient, line_1=x_line_1, direction="backward",
+    **PRODUCT
+    | {
+        "operands": {**PRODUCT["operands"], "dY": Kind("N", "e")},
+        "returns": {"dX": Kind("N", "d")},
+    },
+    title="Gradient of a kernel product",
+    run=kernel_gradient,
+    line_1=x_line_1,
+    direction="backward",
     bugs=(
         Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"),
         Bug("the slope of log k", "k.pull(dK_ij", "k.pull(dK_ij / k(X_i, Z_j)"),

@@ -2,7 +2,8 @@
 
     Require: X (N×d), Z (n×d), V (n×e) in HBM, on-chip SRAM of size M, kernel function k.
     1  Set block sizes B_r = ⌈M/2w⌉, B_c = min(B_r, ⌈w/2⌉), where w = d + e.
-    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows, K into T_r × T_c tiles.
+    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows, K into T_r × T_c
+       tiles.
     3  for 1 ≤ i ≤ T_r do
     4    Load X_i from HBM to on-chip SRAM.
     5    for 1 ≤ j ≤ T_c do
@@ -32,13 +33,21 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def kernel_materialised(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction) -> Matrix:
+def kernel_materialised(
+    hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction
+) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e); return Y (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1
     Y = hbm.empty("Y", (X.shape[0], V.shape[1]), V.dtype, "output")  # line 2
     K = hbm.empty("K", (X.shape[0], Z.shape[0]), V.dtype)  # line 2
-    X, Y, Z, V, K = X.divide(B_r), Y.divide(B_r), Z.divide(B_c), V.divide(B_c), K.divide(B_r, B_c)  # line 2
+    X, Y, Z, V, K = (
+        X.divide(B_r),
+        Y.divide(B_r),
+        Z.divide(B_c),
+        V.divide(B_c),
+        K.divide(B_r, B_c),
+    )  # line 2
     for i in sram.loop(len(X)):  # line 3
         X_i = sram.load(X[i])  # line 4
         for j in sram.loop(len(Z)):  # line 5
@@ -59,7 +68,9 @@ def kernel_materialised(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, b
 
 
 PROGRAM = MatrixProgram(
-    **PRODUCT, title="Kernel product, its matrix in HBM", run=kernel_materialised,
+    **PRODUCT,
+    title="Kernel product, its matrix in HBM",
+    run=kernel_materialised,
     extras={"K": Kind("N", "n")},
     line_1=x_line_1,
     bugs=(Bug("K of another tile", "sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])"),),

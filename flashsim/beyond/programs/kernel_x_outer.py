@@ -1,4 +1,5 @@
-"""Kernel products with the rows of X outermost: Y_i = Σ_j k(x_i, z_j) v_j, and K = k(X, Z) never leaves the chip.
+"""Kernel products with the rows of X outermost: Y_i = Σ_j k(x_i, z_j) v_j, and K = k(X, Z) never
+leaves the chip.
 
     Require: X (N×d), Z (n×d), V (n×e) in HBM, on-chip SRAM of size M, kernel function k.
     1  Set block sizes B_r = ⌈M/2w⌉, B_c = min(B_r, ⌈w/2⌉), where w = d + e.
@@ -15,9 +16,10 @@
     12 end for
     13 Return Y.
 
-The listing is ours; the paper's Appendix D.2 names kernel products, and KeOps (B. Charlier et al., JMLR 22(74), 2021), as what
-its tiling extends to. Without a softmax nothing is rescaled. Line 8 is one element-wise pass over the tile: k takes differences
-x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
+The listing is ours; the paper's Appendix D.2 names kernel products, and KeOps (B. Charlier et al.,
+JMLR 22(74), 2021), as what its tiling extends to. Without a softmax nothing is rescaled. Line 8 is
+one element-wise pass over the tile: k takes differences x − z, which lose nothing where clouds lie
+far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
 """
 
 from flashsim.algorithms.program import MatrixProgram
@@ -27,7 +29,9 @@ from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
 
 
-def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction) -> Matrix:
+def kernel_x_outer(
+    hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction
+) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e); return Y (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1
@@ -47,7 +51,9 @@ def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = MatrixProgram(
-    **PRODUCT, title="Kernel product, rows outermost", run=kernel_x_outer,
+    **PRODUCT,
+    title="Kernel product, rows outermost",
+    run=kernel_x_outer,
     line_1=x_line_1,
     bugs=(
         Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),

@@ -1,8 +1,10 @@
-"""Kernel products with the rows of Z outermost: Y_i = Σ_j k(x_i, z_j) v_j, where Y is added up in HBM.
+"""Kernel products with the rows of Z outermost: Y_i = Σ_j k(x_i, z_j) v_j, where Y is added up in
+HBM.
 
     Require: X (N×d), Z (n×d), V (n×e) in HBM, on-chip SRAM of size M, kernel function k.
     1  Set block sizes B_c = ⌈M/2w⌉, B_r = min(B_c, ⌈w/2⌉), where w = d + e.
-    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows. Initialize Y = (0)_{N×e} in HBM.
+    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows. Initialize Y =
+       (0)_{N×e} in HBM.
     3  for 1 ≤ j ≤ T_c do
     4    Load Z_j, V_j from HBM to on-chip SRAM.
     5    for 1 ≤ i ≤ T_r do
@@ -14,7 +16,8 @@
     11 end for
     12 Return Y.
 
-The listing is ours. It is the order of Algorithm 1: what is read of Z and V once is paid for with Y, read and written T_c times.
+The listing is ours. It is the order of Algorithm 1: what is read of Z and V once is paid for with
+Y, read and written T_c times.
 """
 
 from flashsim.algorithms.program import MatrixProgram
@@ -24,7 +27,9 @@ from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
 
 
-def kernel_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction) -> Matrix:
+def kernel_z_outer(
+    hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks: Sizes, k: KernelFunction
+) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e); return Y (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c = blocks.B_r, blocks.B_c  # line 1
@@ -43,7 +48,9 @@ def kernel_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = MatrixProgram(
-    **PRODUCT, title="Kernel product, rows of Z outermost", run=kernel_z_outer,
+    **PRODUCT,
+    title="Kernel product, rows of Z outermost",
+    run=kernel_z_outer,
     line_1=z_line_1,
     bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),
 )

@@ -1,9 +1,10 @@
 """Linformer: attention to k mixtures of the keys, E K and F V, instead of to the N keys.
 
-    Require: Q, K (N×d), V (N×e), E, F (k×N) in HBM, on-chip SRAM of size M, softmax scaling constant τ.
+    Require: Q, K (N×d), V (N×e), E, F (k×N) in HBM, on-chip SRAM of size M, softmax scaling
+             constant τ.
     1  Set block sizes B_r = ⌈M/2w⌉, B_c = ⌈d/2⌉, B_e = 2B_r, B_k = min(B_r, d), where w = d + e.
-    2  Divide Q, O, L into blocks of B_r rows, K, V of B_c rows, E, F into tiles of B_e × B_c; K^low, V^low (k rows) into T_e
-       blocks of B_e rows to write, into T_k of B_k rows to read.
+    2  Divide Q, O, L into blocks of B_r rows, K, V of B_c rows, E, F into tiles of B_e × B_c;
+       K^low, V^low (k rows) into T_e blocks of B_e rows to write, into T_k of B_k rows to read.
     3  for 1 ≤ a ≤ T_e do
     4    Initialize K^low_a = (0)_{B_e×d} on SRAM.
     5    for 1 ≤ j ≤ T_c do
@@ -37,9 +38,9 @@
     33 end for
     34 Return O, L.
 
-The listing is ours, after S. Wang et al., "Linformer: Self-Attention with Linear Complexity". Lines 19 to 33 are attention with Q
-outermost, over k keys. The tall block is that of E: K is read once for each of the T_e. Linformer cannot be causal, as a
-mixture holds late keys too.
+The listing is ours, after S. Wang et al., "Linformer: Self-Attention with Linear Complexity". Lines
+19 to 33 are attention with Q outermost, over k keys. The tall block is that of E: K is read once
+for each of the T_e. Linformer cannot be causal, as a mixture holds late keys too.
 """
 
 from flashsim.algorithms.blocks import ceil_div
@@ -53,22 +54,48 @@ from flashsim.problem.shapes import Sizes
 
 
 def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
-    """Return (B_r, B_c, B_e, B_k): a block of K^low then takes half of M, and its tile of E a quarter."""
+    """Return (B_r, B_c, B_e, B_k): a block of K^low then takes half of M, and its tile of E a
+    quarter.
+    """
     return rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)
 
 
 def linformer(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, E: Matrix, F: Matrix, blocks: Sizes, tau: float
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    E: Matrix,
+    F: Matrix,
+    blocks: Sizes,
+    tau: float,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q, K (N, d), V (N, e), E, F (k, N); return O (N, e) and the log-sum-exp L (N, 1), in HBM."""
+    """Run on Q, K (N, d), V (N, e), E, F (k, N); return O (N, e) and the log-sum-exp L (N, 1),
+    in HBM.
+    """
     on_chip = sram.on_chip
     B_r, B_c, B_e, B_k = blocks.B_r, blocks.B_c, blocks.B_e, blocks.B_k  # line 1
-    O, L = hbm.empty("O", V.shape, V.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)  # line 2
+    O, L = (
+        hbm.empty("O", V.shape, V.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )  # line 2
     K_low = hbm.empty("K_low", (E.shape[0], K.shape[1]), K.dtype)  # line 2
     V_low = hbm.empty("V_low", (F.shape[0], V.shape[1]), V.dtype)  # line 2
     returned = O, L  # line 2
-    Q, O, L, K, V = Q.divide(B_r), O.divide(B_r), L.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 2
-    E, F, K_low, V_low = E.divide(B_e, B_c), F.divide(B_e, B_c), K_low.divide(B_e), V_low.divide(B_e)  # line 2
+    Q, O, L, K, V = (
+        Q.divide(B_r),
+        O.divide(B_r),
+        L.divide(B_r),
+        K.divide(B_c),
+        V.divide(B_c),
+    )  # line 2
+    E, F, K_low, V_low = (
+        E.divide(B_e, B_c),
+        F.divide(B_e, B_c),
+        K_low.divide(B_e),
+        V_low.divide(B_e),
+    )  # line 2
     for a in sram.loop(len(K_low)):  # line 3
         K_low_a = sram.full(K_low[a].shape, 0.0)  # line 4
         for j in sram.loop(len(K)):  # line 5
@@ -96,8 +123,12 @@ def linformer(
             S_ib = on_chip(tau * (Q_i @ K_low_b.T))  # line 24
             m_i_new = on_chip(maximum(m_i, rowmax(S_ib)))  # line 25
             P_tilde_ib = on_chip(exp(S_ib - finite(m_i_new)), over=S_ib)  # line 26
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ib), over=l_i)  # line 27
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ib @ V_low_b, over=O_i)  # line 28
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ib), over=l_i
+            )  # line 27
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + P_tilde_ib @ V_low_b, over=O_i
+            )  # line 28
             m_i = on_chip(m_i_new, over=m_i)  # line 29
         # line 30: end for
         O_i = on_chip(O_i / l_i, over=O_i)  # line 31
@@ -109,16 +140,25 @@ def linformer(
 
 
 PROGRAM = MatrixProgram(
-    title="Linformer", source="Wang et al. 2020", run=linformer,
+    title="Linformer",
+    source="Wang et al. 2020",
+    run=linformer,
     operands={**QKV, "E": Kind("k", "N"), "F": Kind("k", "N")},
     returns={"O": Kind("N", "e"), "L": Kind("N", "1", "chip")},
-    extras={"K_low": Kind("k", "d"), "V_low": Kind("k", "e")}, words=("queries", "mixtures of keys"),
-    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"}, line_1=line_1, rows=kernel_rows,
+    extras={"K_low": Kind("k", "d"), "V_low": Kind("k", "e")},
+    words=("queries", "mixtures of keys"),
+    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
+    line_1=line_1,
+    rows=kernel_rows,
     example=lambda rng, sizes, blocks: ({}, {"tau": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_low_b.T)", "Q_i @ K_low_b.T"),
         Bug("V mixed by E", "sram.load(F[a, j], V[j])", "sram.load(E[a, j], V[j])"),
-        Bug("V mixed from the last block alone", "on_chip(V_low_a + F_aj @ V_j,", "on_chip(F_aj @ V_j,"),
+        Bug(
+            "V mixed from the last block alone",
+            "on_chip(V_low_a + F_aj @ V_j,",
+            "on_chip(F_aj @ V_j,",
+        ),
         Bug("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i +", "O_i +"),
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
         Bug("L without m", "m_i + log(l_i)", "log(l_i)"),

@@ -1,9 +1,12 @@
-"""Performer: attention by way of k random features, which attend to the keys, and to which the queries attend.
+"""Performer: attention by way of k random features, which attend to the keys, and to which the
+queries attend.
 
-    Require: Q, K (N×d), V (N×e), features W (k×d) in HBM, on-chip SRAM of size M, c = √τ of the softmax scaling constant τ.
+    Require: Q, K (N×d), V (N×e), features W (k×d) in HBM, on-chip SRAM of size M, c = √τ of the
+             softmax scaling constant τ.
     1  Set block sizes B_r = B_f = ⌈M/2w⌉, B_c = B_g = min(B_r, d), where w = d + e.
-    2  Divide Q, O into T_r blocks of B_r rows, K, V into T_c blocks of B_c rows; W, and S (k×e), z (k×1) in HBM, into T_f
-       blocks of B_f rows to write S and z, into T_g of B_g rows to read them.
+    2  Divide Q, O into T_r blocks of B_r rows, K, V into T_c blocks of B_c rows; W, and S (k×e), z
+       (k×1) in HBM, into T_f blocks of B_f rows to write S and z, into T_g of B_g rows to read
+       them.
     3  for 1 ≤ f ≤ T_f do
     4    Load W_f from HBM to on-chip SRAM.
     5    Initialize S_f = (0)_{B_f×e}, ℓ_f = (0)_{B_f}, m_f = (−∞)_{B_f} on SRAM.
@@ -36,10 +39,11 @@
     32 end for
     33 Return O.
 
-The listing is ours, after K. Choromanski et al., "Rethinking Attention with Performers", whose φ(x)_f = e^{w_f · x − ‖x‖²/2}.
-They divide φ(Q) (φ(K)ᵀ V) by φ(Q) (φ(K)ᵀ 1). Divided by its own sum, and that kept as a logarithm, each feature is a softmax
-over the keys, and the queries take a softmax over the features: φ never overflows, and never reaches HBM. e^{−‖q‖²/2} cancels.
-It cannot be causal, as a feature holds late keys too.
+The listing is ours, after K. Choromanski et al., "Rethinking Attention with Performers", whose
+φ(x)_f = e^{w_f · x − ‖x‖²/2}. They divide φ(Q) (φ(K)ᵀ V) by φ(Q) (φ(K)ᵀ 1). Divided by its own sum,
+and that kept as a logarithm, each feature is a softmax over the keys, and the queries take a
+softmax over the features: φ never overflows, and never reaches HBM. e^{−‖q‖²/2} cancels. It cannot
+be causal, as a feature holds late keys too.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
@@ -56,11 +60,16 @@ def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
     return rows, min(rows, p.d), rows, min(rows, p.d)
 
 
-def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, blocks: Sizes, c: float) -> Matrix:
+def performer(
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, blocks: Sizes, c: float
+) -> Matrix:
     """Run on Q, K (N, d), V (N, e), W (k, d); return O (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, B_f, B_g = blocks.B_r, blocks.B_c, blocks.B_f, blocks.B_g  # line 1
-    O, z = hbm.empty("O", V.shape, V.dtype, "output"), hbm.empty("z", (W.shape[0], 1), sram.dtype)  # line 2
+    O, z = (
+        hbm.empty("O", V.shape, V.dtype, "output"),
+        hbm.empty("z", (W.shape[0], 1), sram.dtype),
+    )  # line 2
     S = hbm.empty("S", (W.shape[0], V.shape[1]), V.dtype)  # line 2
     Q, O, K, V = Q.divide(B_r), O.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 2
     W, S, z = W.divide(B_f), S.divide(B_f), z.divide(B_f)  # line 2
@@ -74,7 +83,9 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
             G_fj = on_chip(c * (W_f @ K_j.T) - 0.5 * rowsum((c * K_j) * (c * K_j)).T)  # line 8
             m_f_new = on_chip(maximum(m_f, rowmax(G_fj)))  # line 9
             P_tilde_fj = on_chip(exp(G_fj - finite(m_f_new)), over=G_fj)  # line 10
-            l_f = on_chip(exp(m_f - finite(m_f_new)) * l_f + rowsum(P_tilde_fj), over=l_f)  # line 11
+            l_f = on_chip(
+                exp(m_f - finite(m_f_new)) * l_f + rowsum(P_tilde_fj), over=l_f
+            )  # line 11
             S_f = on_chip(exp(m_f - finite(m_f_new)) * S_f + P_tilde_fj @ V_j, over=S_f)  # line 12
             m_f = on_chip(m_f_new, over=m_f)  # line 13
         # line 14: end for
@@ -94,7 +105,9 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
             G_ig = on_chip(c * (Q_i @ W_g.T) + z_g.T)  # line 23
             m_i_new = on_chip(maximum(m_i, rowmax(G_ig)))  # line 24
             P_tilde_ig = on_chip(exp(G_ig - finite(m_i_new)), over=G_ig)  # line 25
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ig), over=l_i)  # line 26
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ig), over=l_i
+            )  # line 26
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ig @ S_g, over=O_i)  # line 27
             m_i = on_chip(m_i_new, over=m_i)  # line 28
         # line 29: end for
@@ -105,10 +118,16 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
 
 
 PROGRAM = MatrixProgram(
-    title="Performer", source="Choromanski et al. 2021", run=performer,
-    operands={**QKV, "W": Kind("k", "d")}, returns={"O": Kind("N", "e")},
-    extras={"S": Kind("k", "e"), "z": Kind("k", "1", "chip")}, words=("queries", "features"),
-    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"}, line_1=line_1, rows=kernel_rows,
+    title="Performer",
+    source="Choromanski et al. 2021",
+    run=performer,
+    operands={**QKV, "W": Kind("k", "d")},
+    returns={"O": Kind("N", "e")},
+    extras={"S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
+    words=("queries", "features"),
+    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
+    line_1=line_1,
+    rows=kernel_rows,
     example=lambda rng, sizes, blocks: ({}, {"c": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("features without −‖ck‖²/2", " - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),

@@ -1,9 +1,11 @@
 """Performer as it is mostly written: log φ(Q) and log φ(K), N × k numbers each, go through HBM.
 
-    Require: Q, K (N×d), V (N×e), features W (k×d) in HBM, on-chip SRAM of size M, c = √τ of the softmax scaling constant τ.
+    Require: Q, K (N×d), V (N×e), features W (k×d) in HBM, on-chip SRAM of size M, c = √τ of the
+             softmax scaling constant τ.
     1  Set block sizes B_r = B_f = ⌈M/2w⌉, B_c = B_g = min(B_r, d), where w = d + e.
-    2  Divide Q, O into T_r blocks of B_r rows, K, V into T_c blocks of B_c rows; W, and S (k×e), z (k×1) in HBM, into T_f
-       blocks of B_f rows, or T_g of B_g; A (N×k) into tiles of B_r × B_g, G (k×N) of B_f × B_c.
+    2  Divide Q, O into T_r blocks of B_r rows, K, V into T_c blocks of B_c rows; W, and S (k×e), z
+       (k×1) in HBM, into T_f blocks of B_f rows, or T_g of B_g; A (N×k) into tiles of B_r × B_g, G
+       (k×N) of B_f × B_c.
     3  for 1 ≤ f ≤ T_f do
     4    Load W_f from HBM to on-chip SRAM.
     5    for 1 ≤ j ≤ T_c do
@@ -49,8 +51,9 @@
     45 end for
     46 Return O.
 
-The listing is ours: `performer` with its scores stored, as frameworks store them that run one operation after another. φ(K)
-itself would overflow 16-bit numbers, and from large K others too. So its logarithm is kept.
+The listing is ours: `performer` with its scores stored, as frameworks store them that run one
+operation after another. φ(K) itself would overflow 16-bit numbers, and from large K others too. So
+its logarithm is kept.
 """
 
 from dataclasses import replace
@@ -62,11 +65,16 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def performer_materialised(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, blocks: Sizes, c: float) -> Matrix:
+def performer_materialised(
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, blocks: Sizes, c: float
+) -> Matrix:
     """Run on Q, K (N, d), V (N, e), W (k, d); return O (N, e), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, B_f, B_g = blocks.B_r, blocks.B_c, blocks.B_f, blocks.B_g  # line 1
-    O, z = hbm.empty("O", V.shape, V.dtype, "output"), hbm.empty("z", (W.shape[0], 1), sram.dtype)  # line 2
+    O, z = (
+        hbm.empty("O", V.shape, V.dtype, "output"),
+        hbm.empty("z", (W.shape[0], 1), sram.dtype),
+    )  # line 2
     S = hbm.empty("S", (W.shape[0], V.shape[1]), V.dtype)  # line 2
     A = hbm.empty("A", (Q.shape[0], W.shape[0]), Q.dtype).divide(B_r, B_g)  # line 2
     G = hbm.empty("G", (W.shape[0], K.shape[0]), K.dtype).divide(B_f, B_c)  # line 2
@@ -97,7 +105,9 @@ def performer_materialised(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix
             G_fj, V_j = sram.load(G[f, j], V[j])  # line 22
             m_f_new = on_chip(maximum(m_f, rowmax(G_fj)))  # line 23
             P_tilde_fj = on_chip(exp(G_fj - finite(m_f_new)), over=G_fj)  # line 24
-            l_f = on_chip(exp(m_f - finite(m_f_new)) * l_f + rowsum(P_tilde_fj), over=l_f)  # line 25
+            l_f = on_chip(
+                exp(m_f - finite(m_f_new)) * l_f + rowsum(P_tilde_fj), over=l_f
+            )  # line 25
             S_f = on_chip(exp(m_f - finite(m_f_new)) * S_f + P_tilde_fj @ V_j, over=S_f)  # line 26
             m_f = on_chip(m_f_new, over=m_f)  # line 27
         # line 28: end for
@@ -116,7 +126,9 @@ def performer_materialised(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix
             A_ig = on_chip(A_ig + z_g.T, over=A_ig)  # line 36
             m_i_new = on_chip(maximum(m_i, rowmax(A_ig)))  # line 37
             P_tilde_ig = on_chip(exp(A_ig - finite(m_i_new)), over=A_ig)  # line 38
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ig), over=l_i)  # line 39
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ig), over=l_i
+            )  # line 39
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ig @ S_g, over=O_i)  # line 40
             m_i = on_chip(m_i_new, over=m_i)  # line 41
         # line 42: end for
@@ -127,7 +139,14 @@ def performer_materialised(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix
 
 
 PROGRAM = replace(
-    performer.PROGRAM, name="performer_materialised", title="Performer, its features in HBM",
+    performer.PROGRAM,
+    name="performer_materialised",
+    title="Performer, its features in HBM",
     run=performer_materialised,
-    extras={"G": Kind("k", "N"), "A": Kind("N", "k"), "S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
+    extras={
+        "G": Kind("k", "N"),
+        "A": Kind("N", "k"),
+        "S": Kind("k", "e"),
+        "z": Kind("k", "1", "chip"),
+    },
 )

@@ -1,13 +1,17 @@
-"""SMYRF: attention of clusters of queries to clusters of keys, as many rows in each, in h rounds of hashing.
+"""SMYRF: attention of clusters of queries to clusters of keys, as many rows in each, in h rounds of
+hashing.
 
-    Require: Q, K (N×d), V (N×e), each round's queries and keys sorted by hash, order_Q, order_K (h×N), in HBM, on-chip SRAM of
-             size M, clusters of C rows, softmax scaling constant τ.
+    Require: Q, K (N×d), V (N×e), each round's queries and keys sorted by hash, order_Q, order_K
+             (h×N), in HBM, on-chip SRAM of size M, clusters of C rows, softmax scaling constant τ.
     1  Divide both orders of each round into T = ⌈N/C⌉ clusters of C words.
-    2  Divide O into T blocks of C rows. In HBM, O^parts (hN×e) and L^parts (hN×1) have N rows O^a, L^a for each round a.
+    2  Divide O into T blocks of C rows. In HBM, O^parts (hN×e) and L^parts (hN×1) have N rows O^a,
+       L^a for each round a.
     3  for 1 ≤ a ≤ h do
     4    for 1 ≤ i ≤ T do
-    5      Read cluster i's words q_i of round a's order_Q and k_i of its order_K from HBM to on-chip SRAM.
-    6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i, from HBM to on-chip SRAM.
+    5      Read cluster i's words q_i of round a's order_Q and k_i of its order_K from HBM to
+           on-chip SRAM.
+    6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i, from HBM to on-chip
+           SRAM.
     7      S_i = τ Q_i K_iᵀ.
     8      m_i = rowmax(S_i), P̃_i = exp(S_i − m_i), ℓ_i = rowsum(P̃_i).
     9      O_i = diag(ℓ_i)⁻¹ P̃_i V_i, L_i = m_i + log ℓ_i.
@@ -28,10 +32,11 @@
     24 end for
     25 Return O.
 
-The listing is ours, after G. Daras et al., "SMYRF: Efficient Attention using Asymmetric Clustering". Queries and keys have an
-order each, and cluster i of one attends to cluster i of the other, whole: nothing is masked. A pair that meets in several rounds
-counts as often. Not as in their paper: the last cluster may be smaller, where theirs are equal. Hashing and sorting come before,
-and are not counted.
+The listing is ours, after G. Daras et al., "SMYRF: Efficient Attention using Asymmetric
+Clustering". Queries and keys have an order each, and cluster i of one attends to cluster i of the
+other, whole: nothing is masked. A pair that meets in several rounds counts as often. Not as in
+their paper: the last cluster may be smaller, where theirs are equal. Hashing and sorting come
+before, and are not counted.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
@@ -44,7 +49,15 @@ from flashsim.problem.shapes import Sizes
 
 
 def smyrf(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, order_Q: Matrix, order_K: Matrix, blocks: Sizes, tau: float
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    order_Q: Matrix,
+    order_K: Matrix,
+    blocks: Sizes,
+    tau: float,
 ) -> Matrix:
     """Run on Q, K (N, d), V (N, e), order_Q, order_K (h, N); return O (N, e), in HBM."""
     on_chip = sram.on_chip
@@ -77,8 +90,12 @@ def smyrf(
             O_a, L_a = O_parts.rows(a * N, (a + 1) * N), L_parts.rows(a * N, (a + 1) * N)  # line 16
             O_ia, L_ia = sram.load(O_a[i], L_a[i])  # line 16
             m_i_new = on_chip(maximum(m_i, L_ia))  # line 17
-            l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + exp(L_ia - finite(m_i_new)), over=l_i)  # line 18
-            O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + exp(L_ia - finite(m_i_new)) * O_ia, over=O_i)  # line 19
+            l_i = on_chip(
+                exp(m_i - finite(m_i_new)) * l_i + exp(L_ia - finite(m_i_new)), over=l_i
+            )  # line 18
+            O_i = on_chip(
+                exp(m_i - finite(m_i_new)) * O_i + exp(L_ia - finite(m_i_new)) * O_ia, over=O_i
+            )  # line 19
             m_i = on_chip(m_i_new, over=m_i)  # line 20
         # line 21: end for
         O_i = on_chip(O_i / l_i, over=O_i)  # line 22
@@ -88,7 +105,10 @@ def smyrf(
 
 
 PROGRAM = MatrixProgram(
-    **CLUSTERED, title="SMYRF", source="Daras et al. 2020", run=smyrf,
+    **CLUSTERED,
+    title="SMYRF",
+    source="Daras et al. 2020",
+    run=smyrf,
     operands={**QKV, "order_Q": Kind("h", "N", "index"), "order_K": Kind("h", "N", "index")},
     example=example_orders,
     bugs=(
@@ -96,7 +116,9 @@ PROGRAM = MatrixProgram(
         Bug("V of the queries' rows", "V.at(k_i)", "V.at(q_i)"),
         Bug("keys in the queries' order", "sram.word(order_K[a, n])", "sram.word(order_Q[a, n])"),
         Bug("keys of the first round", "sram.word(order_K[a, n])", "sram.word(order_K[0, n])"),
-        Bug("O left in the round's order", "sram.store(O_a.at(q_i), O_i)", "sram.store(O_a[i], O_i)"),
+        Bug(
+            "O left in the round's order", "sram.store(O_a.at(q_i), O_i)", "sram.store(O_a[i], O_i)"
+        ),
         Bug("L without m", "m_i + log(l_i)", "log(l_i)"),
         Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
         Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),

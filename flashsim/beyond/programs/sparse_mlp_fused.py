@@ -1,8 +1,11 @@
-"""A sparse MLP in one pass, Y = relu(X W1) W2: the hidden layer never leaves the chip, and blocks of zeros are never loaded.
+"""A sparse MLP in one pass, Y = relu(X W1) W2: the hidden layer never leaves the chip, and blocks
+of zeros are never loaded.
 
-    Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o), on-chip SRAM of size M.
+    Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o),
+             on-chip SRAM of size M.
     1  Set block sizes B_r = ⌊(M − 16²)/(d + o + 16)⌋, B_d = B_f = B_o = min(B_r, 16).
-    2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f × T_o of B_f × B_o.
+    2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f ×
+       T_o of B_f × B_o.
     3  for 1 ≤ i ≤ T_r do
     4    Load X_{i,1}, …, X_{i,T_d} from HBM to on-chip SRAM.
     5    Initialize Y_{i,1}, …, Y_{i,T_o} = (0)_{B_r×B_o} on SRAM.
@@ -22,8 +25,9 @@
     19 end for
     20 Return Y.
 
-The listing is ours, after the paper's Appendix D.2, which names sparse MLPs as what IO-awareness extends to. Of a column j of
-blocks without a live one H is relu(0) = 0, which adds nothing: line 6 passes it by. With a bias it could not.
+The listing is ours, after the paper's Appendix D.2, which names sparse MLPs as what IO-awareness
+extends to. Of a column j of blocks without a live one H is relu(0) = 0, which adds nothing: line 6
+passes it by. With a bias it could not.
 """
 
 from typing import Any
@@ -37,7 +41,9 @@ from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.shapes import Sizes
 
 
-def sparse_mlp_fused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any) -> Matrix:
+def sparse_mlp_fused(
+    hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any
+) -> Matrix:
     """Run on X (N, d), W1 (d, f), W2 (f, o); return Y (N, o), in HBM."""
     on_chip = sram.on_chip
     B_r, B_d, B_f, B_o = blocks.B_r, blocks.B_d, blocks.B_f, blocks.B_o  # line 1
@@ -68,14 +74,21 @@ def sparse_mlp_fused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, bl
 
 
 PROGRAM = MatrixProgram(
-    **SPARSE_MLP, title="Sparse MLP, fused", run=sparse_mlp_fused,
-    line_1=row_line_1, rows=fused_rows,
+    **SPARSE_MLP,
+    title="Sparse MLP, fused",
+    run=sparse_mlp_fused,
+    line_1=row_line_1,
+    rows=fused_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("the first block of X for all", "X_i[c] @", "X_i[0] @"),
         Bug("Y of the last block alone", "Y_i[k] + H_ij", "H_ij"),
         Bug("the other weight's mask", "where=M1[:, j]", "where=M2[j]"),
-        Bug("tiles with a dead block left out", "np.logical_and(M1.any(0), M2.any(1))", "np.logical_and(M1.all(0), M2.any(1))"),
+        Bug(
+            "tiles with a dead block left out",
+            "np.logical_and(M1.any(0), M2.any(1))",
+            "np.logical_and(M1.all(0), M2.any(1))",
+        ),
         Bug("dead rows of W2 visited", "where=hidden", "where=M1.any(0)"),
         Bug("dead blocks of W1 loaded", "where=M1[:, j]", "where=M1[:, j] | True"),
     ),

@@ -1,9 +1,11 @@
-"""A sparse MLP in two passes of square tiles, Y = relu(X W1) W2: nearly all of M holds one tile of H or of Y.
+"""A sparse MLP in two passes of square tiles, Y = relu(X W1) W2: nearly all of M holds one tile of
+H or of Y.
 
-    Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o), on-chip SRAM of size M.
+    Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o),
+             on-chip SRAM of size M.
     1  Set block sizes B_r = B_d = B_f = B_o = ⌊√(M + 1)⌋ − 1.
-    2  Divide X, W1 into their d columns and rows, of B_r and B_f; H in HBM, W2 into their f columns and rows, of B_r and B_o;
-       H into tiles of B_r × B_f, too, Y into tiles of B_r × B_o.
+    2  Divide X, W1 into their d columns and rows, of B_r and B_f; H in HBM, W2 into their f columns
+       and rows, of B_r and B_o; H into tiles of B_r × B_f, too, Y into tiles of B_r × B_o.
     3  for 1 ≤ i ≤ T_r do
     4    for 1 ≤ j ≤ T_f do
     5      Initialize H_ij = (0)_{B_r×B_f} on SRAM.
@@ -24,8 +26,8 @@
     20 end for
     21 Return Y.
 
-The listing is ours; its tiles are `small_cache`'s. An element that is loaded takes part in √M products, where rows of full
-width take part in M/d: more, from M = d² on.
+The listing is ours; its tiles are `small_cache`'s. An element that is loaded takes part in √M
+products, where rows of full width take part in M/d: more, from M = d² on.
 """
 
 from typing import Any
@@ -40,7 +42,9 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def sparse_mlp_square(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any) -> Matrix:
+def sparse_mlp_square(
+    hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any
+) -> Matrix:
     """Run on X (N, d), W1 (d, f), W2 (f, o); return Y (N, o), in HBM."""
     on_chip = sram.on_chip
     (d, f), o = W1.shape, W2.shape[1]  # line 2
@@ -76,9 +80,13 @@ def sparse_mlp_square(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, b
 
 
 PROGRAM = MatrixProgram(
-    **SPARSE_MLP, title="Sparse MLP, in square tiles", run=sparse_mlp_square,
-    extras={"H": Kind("N", "f")}, follows=("H", "Y"),
-    line_1=square_line_1, rows=square_rows,
+    **SPARSE_MLP,
+    title="Sparse MLP, in square tiles",
+    run=sparse_mlp_square,
+    extras={"H": Kind("N", "f")},
+    follows=("H", "Y"),
+    line_1=square_line_1,
+    rows=square_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("the first column's mask for all", "where=in_d[:, j]", "where=in_d[:, 0]"),

@@ -1,9 +1,11 @@
-"""A sparse MLP in two passes, Y = relu(X W1) W2: the hidden layer H is written to HBM, and read again.
+"""A sparse MLP in two passes, Y = relu(X W1) W2: the hidden layer H is written to HBM, and read
+again.
 
-    Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o), on-chip SRAM of size M.
+    Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o),
+             on-chip SRAM of size M.
     1  Set block sizes B_r = ⌊(M − 16²)/(max(d, o) + 16)⌋, B_d = B_f = B_o = min(B_r, 16).
-    2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f × T_o of B_f × B_o, H in HBM
-       into T_r × T_f.
+    2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f ×
+       T_o of B_f × B_o, H in HBM into T_r × T_f.
     3  for 1 ≤ i ≤ T_r do
     4    Load X_{i,1}, …, X_{i,T_d} from HBM to on-chip SRAM.
     5    for 1 ≤ j ≤ T_f do
@@ -28,8 +30,8 @@
     24 end for
     25 Return Y.
 
-The listing is ours: `sparse_mlp_fused`, cut in two. Each pass knows its own mask alone, so all of H goes through HBM. Only X_i or
-Y_i is on chip at a time, not both: B_r is larger, for d = o twice.
+The listing is ours: `sparse_mlp_fused`, cut in two. Each pass knows its own mask alone, so all of H
+goes through HBM. Only X_i or Y_i is on chip at a time, not both: B_r is larger, for d = o twice.
 """
 
 from typing import Any
@@ -42,7 +44,9 @@ from flashsim.problem.matrices import Kind
 from flashsim.problem.shapes import Sizes
 
 
-def sparse_mlp_unfused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any) -> Matrix:
+def sparse_mlp_unfused(
+    hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, blocks: Sizes, mask1: Any, mask2: Any
+) -> Matrix:
     """Run on X (N, d), W1 (d, f), W2 (f, o); return Y (N, o), in HBM."""
     on_chip = sram.on_chip
     B_r, B_d, B_f, B_o = blocks.B_r, blocks.B_d, blocks.B_f, blocks.B_o  # line 1
@@ -80,9 +84,13 @@ def sparse_mlp_unfused(hbm: HBM, sram: SRAM, X: Matrix, W1: Matrix, W2: Matrix, 
 
 
 PROGRAM = MatrixProgram(
-    **SPARSE_MLP, title="Sparse MLP, unfused", run=sparse_mlp_unfused,
-    extras={"H": Kind("N", "f")}, follows=("H", "Y"),
-    line_1=row_line_1, rows=unfused_rows,
+    **SPARSE_MLP,
+    title="Sparse MLP, unfused",
+    run=sparse_mlp_unfused,
+    extras={"H": Kind("N", "f")},
+    follows=("H", "Y"),
+    line_1=row_line_1,
+    rows=unfused_rows,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),

@@ -1,24 +1,30 @@
-"""A mesh of R × C devices: queries go along rows, keys and values along columns, and parts of O come back.
+"""A mesh of R × C devices: queries go along rows, keys and values along columns, and parts of O
+come back.
 
-    Require: own rows of Q, K, V in each device's HBM, positions `where[p]`, on-chip SRAM of size M; device r·C + c is at (r, c).
-    1  Post own Q to the C − 1 others of the row, own K, V to the R − 1 others of the column; receive theirs; wait.
+    Require: own rows of Q, K, V in each device's HBM, positions `where[p]`, on-chip SRAM of size M;
+             device r·C + c is at (r, c).
+    1  Post own Q to the C − 1 others of the row, own K, V to the R − 1 others of the column;
+       receive theirs; wait.
     2  for each x of the row, each query head, each row block i of x do
     3    Load Q_i. O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM.
     4    for each y of the column, each live tile j of y do
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
+           ← m_i^new.
     9    end for
     10   Write O_i, ℓ_i, m_i to the part of x.
     11 end for
     12 Post the part of each x ≠ rank to x; receive the others' parts of own rows; wait.
     13 for each query head, each row block i do
-    14   O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM. For each part: load (O, ℓ, m)_i, and merge it into O_i, ℓ_i, m_i.
+    14   O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM. For each part: load (O, ℓ, m)_i, and merge it into O_i,
+         ℓ_i, m_i.
     15   O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i.
     16 end for
 
-Sources: "Attention2D" (Elango), "Mesh-Attention" (Chen et al.). Parts travel in the type that the chip computes in.
+Sources: "Attention2D" (Elango), "Mesh-Attention" (Chen et al.). Parts travel in the type that the
+chip computes in.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
@@ -28,9 +34,19 @@ from flashsim.machine.device import Device
 from flashsim.machine.memory import Matrix
 
 
-def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) -> tuple[Matrix, Matrix]:
-    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L (H_q·n, 1), in HBM."""
-    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
+def mesh(
+    device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int
+) -> tuple[Matrix, Matrix]:
+    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L
+    (H_q·n, 1), in HBM.
+    """
+    hbm, sram, on_chip, rank, P = (
+        device.hbm,
+        device.sram,
+        device.sram.on_chip,
+        device.rank,
+        device.size,
+    )
     H_q, H_kv, n, tau, d_v = share.H_q, share.H_kv, share.rows(rank), share.tau, V.shape[1]
     in_row = [rank - rank % C + c for c in range(C)]
     in_column = [*range(rank % C, P, C)]
@@ -48,7 +64,9 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
             sends, receives = [*sends, (K, y), (V, y)], [*receives, (K_of[y], y), (V_of[y], y)]
     device.wait(device.post(sends=sends, receives=receives))  # line 1
     made = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
-    got = {x: made[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row}
+    got = {
+        x: made[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row
+    }
     for x in in_row:  # line 2
         for h in sram.loop(H_q):  # line 2
             Q_x = share.head(Q_of[x], h, share.rows(x)).divide(share.B_r)
@@ -59,15 +77,22 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
                 l_i = sram.full(l_x[i].shape, 0.0)  # line 3
                 m_i = sram.full(m_x[i].shape, float("-inf"))  # line 3
                 for y in in_column:  # line 4
-                    K_y, V_y = (share.head(X[y], h // share.group, share.rows(y)).divide(share.B_c) for X in (K_of, V_of))
+                    K_y, V_y = (
+                        share.head(X[y], h // share.group, share.rows(y)).divide(share.B_c)
+                        for X in (K_of, V_of)
+                    )
                     for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
                         m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                         P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                        l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 8
-                        O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 8
+                        l_i = on_chip(
+                            exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                        )  # line 8
+                        O_i = on_chip(
+                            exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                        )  # line 8
                         m_i = on_chip(m_i_new, over=m_i)  # line 8
                 # line 9: end for
                 sram.store(O_x[i], O_i)  # line 10
@@ -76,9 +101,15 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
     # line 11: end for
     others = [x for x in in_row if x != rank]
     device.wait(  # line 12
-        device.post(sends=[(X, x) for x in others for X in made[x]], receives=[(X, x) for x in others for X in got[x]])
+        device.post(
+            sends=[(X, x) for x in others for X in made[x]],
+            receives=[(X, x) for x in others for X in got[x]],
+        )
     )
-    O, L = hbm.empty("O", (H_q * n, d_v), V.dtype, "output"), hbm.empty("L", (H_q * n, 1), sram.dtype)
+    O, L = (
+        hbm.empty("O", (H_q * n, d_v), V.dtype, "output"),
+        hbm.empty("L", (H_q * n, 1), sram.dtype),
+    )
     for h in sram.loop(H_q):  # line 13
         O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (O, L))
         parts = [[share.head(X, h, n).divide(share.B_r) for X in got[x]] for x in in_row]
@@ -89,8 +120,12 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
             for s in sram.loop(C, alike=range(C)):  # line 14
                 O_s, l_s, m_s = sram.load(*(X[i] for X in parts[s]))  # line 14
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i)  # line 14
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i)  # line 14
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i
+                )  # line 14
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i
+                )  # line 14
                 m_i = on_chip(m_i_new, over=m_i)  # line 14
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 15
             L_i = on_chip(m_i + log(l_i), over=l_i)  # line 15
@@ -100,11 +135,18 @@ def mesh(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, C: int) 
     return O, L
 
 
-def _part(device: Device, share: Share, x: int, name: str, d_v: int) -> tuple[Matrix, Matrix, Matrix]:
+def _part(
+    device: Device, share: Share, x: int, name: str, d_v: int
+) -> tuple[Matrix, Matrix, Matrix]:
     """Return room for O, ℓ, m of device x's rows."""
     rows, dtype = share.H_q * share.rows(x), device.sram.dtype
-    O, l, m = (device.hbm.empty(f"{X}_{name}", (rows, w), dtype) for X, w in (("O", d_v), ("l", 1), ("m", 1)))
+    O, l, m = (
+        device.hbm.empty(f"{X}_{name}", (rows, w), dtype)
+        for X, w in (("O", d_v), ("l", 1), ("m", 1))
+    )
     return O, l, m
 
 
-PROGRAM = DevicesProgram(name="mesh", title="Mesh of devices", run=mesh, columns=True, layout="striped")
+PROGRAM = DevicesProgram(
+    name="mesh", title="Mesh of devices", run=mesh, columns=True, layout="striped"
+)

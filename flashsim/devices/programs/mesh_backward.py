@@ -1,10 +1,11 @@
-"""A mesh of R × C devices, backward: Q and dO go along rows, K and V along columns, and parts of the gradients come back.
+"""A mesh of R × C devices, backward: Q and dO go along rows, K and V along columns, and parts of
+the gradients come back.
 
-    Require: own rows of Q, K, V, O, dO, L in each device's HBM, positions `where[p]`, on-chip SRAM of size M; device r·C + c
-             is at (r, c).
+    Require: own rows of Q, K, V, O, dO, L in each device's HBM, positions `where[p]`, on-chip SRAM
+             of size M; device r·C + c is at (r, c).
     1  D_i = rowsum(dO_i ∘ O_i) for each head and row block; write D_i.
-    2  Post own Q, dO, L, D to the C − 1 others of the row, own K, V to the R − 1 others of the column; receive theirs; wait.
-       Initialize the part of dQ of each x of the row to 0 in HBM.
+    2  Post own Q, dO, L, D to the C − 1 others of the row, own K, V to the R − 1 others of the
+       column; receive theirs; wait. Initialize the part of dQ of each x of the row to 0 in HBM.
     3  for each KV head, each key block j of each y of the column do
     4    Load K_j, V_j. dK̃_j = 0, dṼ_j = 0 on SRAM.
     5    for each query head that shares them, each live row block i of each x of the row do
@@ -17,11 +18,12 @@
     12   end for
     13   Write dK̃_j, dṼ_j to the part of y.
     14 end for
-    15 Post the part of dQ of each x ≠ rank to x, the parts of dK, dV of each y ≠ rank to y; receive own parts; wait.
+    15 Post the part of dQ of each x ≠ rank to x, the parts of dK, dV of each y ≠ rank to y; receive
+       own parts; wait.
     16 for each head, each own block: dQ_i, dK_j, dV_j are the sums of their parts; write.
 
-Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are kept, and travel, in the type
-that the chip computes in.
+Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are
+kept, and travel, in the type that the chip computes in.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
@@ -32,10 +34,24 @@ from flashsim.machine.memory import Matrix
 
 
 def mesh_backward(
-    device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix, C: int
+    device: Device,
+    share: Share,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
+    C: int,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on own rows; return own rows of dQ, dK, dV, in the chip's type, in HBM."""
-    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
+    hbm, sram, on_chip, rank, P = (
+        device.hbm,
+        device.sram,
+        device.sram.on_chip,
+        device.rank,
+        device.size,
+    )
     H_q, H_kv, g, n, tau = share.H_q, share.H_kv, share.group, share.rows(rank), share.tau
     B_r, B_c, d, d_v = share.B_r, share.B_c, K.shape[1], V.shape[1]
     in_row, in_column = [rank - rank % C + c for c in range(C)], [*range(rank % C, P, C)]
@@ -48,20 +64,34 @@ def mesh_backward(
             sram.store(D_h[i], D_i)  # line 1
     operands = [(X, in_row, H_q) for X in (Q, dO, L, D)] + [(X, in_column, H_kv) for X in (K, V)]
     of = [
-        {x: X if x == rank else hbm.empty(f"{X.name}_{x}", (heads * share.rows(x), X.shape[1]), X.dtype) for x in group}
+        {
+            x: X
+            if x == rank
+            else hbm.empty(f"{X.name}_{x}", (heads * share.rows(x), X.shape[1]), X.dtype)
+            for x in group
+        }
         for X, group, heads in operands
     ]
     sends = [(X, x) for X, group, _ in operands for x in group if x != rank]
-    device.wait(device.post(sends=sends, receives=[(X, x) for X_of in of for x, X in X_of.items() if x != rank]))  # line 2
+    device.wait(
+        device.post(
+            sends=sends, receives=[(X, x) for X_of in of for x, X in X_of.items() if x != rank]
+        )
+    )  # line 2
     Q_of, dO_of, L_of, D_of, K_of, V_of = of
-    dQ_of = {x: hbm.full(f"dQ_of_{x}", (H_q * share.rows(x), d), 0.0, sram.dtype) for x in in_row}  # line 2
+    dQ_of = {
+        x: hbm.full(f"dQ_of_{x}", (H_q * share.rows(x), d), 0.0, sram.dtype) for x in in_row
+    }  # line 2
     dK_of, dV_of = (
         {y: hbm.empty(f"{X}_of_{y}", (H_kv * share.rows(y), w), sram.dtype) for y in in_column}
         for X, w in (("dK", d), ("dV", d_v))
     )
     for h_kv in sram.loop(H_kv):  # line 3
         for y in in_column:  # line 3
-            K_y, V_y, dK_y, dV_y = (share.head(X_of[y], h_kv, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of))
+            K_y, V_y, dK_y, dV_y = (
+                share.head(X_of[y], h_kv, share.rows(y)).divide(B_c)
+                for X_of in (K_of, V_of, dK_of, dV_of)
+            )
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
@@ -72,7 +102,9 @@ def mesh_backward(
                             for X_of in (Q_of, dO_of, dQ_of, L_of, D_of)
                         )
                         for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
-                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i])  # line 6
+                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                                Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i]
+                            )  # line 6
                             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
                             S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 7
                             P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 7
@@ -93,12 +125,17 @@ def mesh_backward(
         for x in X_of
     }
     sends = [(part, x) for _, X_of, *_ in parts for x, part in X_of.items() if x != rank]
-    device.wait(device.post(sends=sends, receives=[(part, x) for (_, x), part in got.items() if x != rank]))  # line 15
+    device.wait(
+        device.post(sends=sends, receives=[(part, x) for (_, x), part in got.items() if x != rank])
+    )  # line 15
     sums = []
     for X, X_of, heads, size, w in parts:  # line 16
         sums.append(hbm.empty(X, (heads * n, w), sram.dtype, "output"))
         for h in sram.loop(heads):  # line 16
-            X_h, *its = (share.head(each, h, n).divide(size) for each in (sums[-1], *(got[X, x] for x in X_of)))
+            X_h, *its = (
+                share.head(each, h, n).divide(size)
+                for each in (sums[-1], *(got[X, x] for x in X_of))
+            )
             for i in sram.loop(len(X_h)):  # line 16
                 X_i = sram.full(X_h[i].shape, 0.0)  # line 16
                 for x in sram.loop(len(its), alike=range(len(its))):  # line 16
@@ -108,5 +145,10 @@ def mesh_backward(
 
 
 PROGRAM = DevicesProgram(
-    name="mesh", title="Mesh of devices, backward", run=mesh_backward, layout="striped", direction="backward", columns=True
+    name="mesh",
+    title="Mesh of devices, backward",
+    run=mesh_backward,
+    layout="striped",
+    direction="backward",
+    columns=True,
 )

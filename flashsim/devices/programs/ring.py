@@ -1,26 +1,31 @@
 """Ring attention, forward: keys and values travel round a ring of devices, queries stay.
 
-    Require: own rows of Q, K, V in each device's HBM, positions `where[p]` of device p's rows, on-chip SRAM of size M.
+    Require: own rows of Q, K, V in each device's HBM, positions `where[p]` of device p's rows,
+             on-chip SRAM of size M.
     1  cur ← own K, V.
     2  for 0 ≤ s < P do
     3    if s + 1 < P: post cur to rank + 1, and receive from rank − 1 into the buffer that is free.
     4    src ← (rank − s) mod P: whose K, V are in cur.
     5    for each query head h, each row block i with a live tile in this step do
-    6      Load Q_i. In its first such step O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM; else load O_i, ℓ_i, m_i.
+    6      Load Q_i. In its first such step O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM; else load O_i, ℓ_i,
+           m_i.
     7      for each live tile j of src do
     8        Load K_j, V_j of the KV head that h shares, from cur.
     9        S_ij = MASK(τ Q_i K_jᵀ), by positions.
     10       m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    11       ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i ← m_i^new.
+    11       ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
+             m_i ← m_i^new.
     12     end for
-    13     In its last such step O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i; else write O_i, ℓ_i, m_i.
+    13     In its last such step O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i; else write
+           O_i, ℓ_i, m_i.
     14   end for
     15   if s + 1 < P: wait; cur ← that buffer.
     16 end for
 
-Source: "Ring Attention with Blockwise Transformers for Near-Infinite Context" (Liu, Zaharia, Abbeel). Unfinished O_i, ℓ_i, m_i
-are kept in the type that the chip computes in: in 16 bits the error would grow with the number of devices. Heads lie one below
-the other: row n·h + r of Q is row r of head h.
+Source: "Ring Attention with Blockwise Transformers for Near-Infinite Context" (Liu, Zaharia,
+Abbeel). Unfinished O_i, ℓ_i, m_i are kept in the type that the chip computes in: in 16 bits the
+error would grow with the number of devices. Heads lie one below the other: row n·h + r of Q is row
+r of head h.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
@@ -31,15 +36,26 @@ from flashsim.machine.memory import Matrix
 
 
 def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
-    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L (H_q·n, 1), in HBM."""
-    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
+    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L
+    (H_q·n, 1), in HBM.
+    """
+    hbm, sram, on_chip, rank, P = (
+        device.hbm,
+        device.sram,
+        device.sram.on_chip,
+        device.rank,
+        device.size,
+    )
     H_q, H_kv, n, most, tau = share.H_q, share.H_kv, share.rows(rank), share.most_rows, share.tau
     shape = H_q * n, V.shape[1]
     O, L = hbm.empty("O", shape, V.dtype, "output"), hbm.empty("L", (H_q * n, 1), sram.dtype)
     O_run = hbm.empty("O_run", shape, sram.dtype)
     l_run, m_run = (hbm.empty(name, (H_q * n, 1), sram.dtype) for name in ("l_run", "m_run"))
     buffers = [
-        (hbm.empty(f"K_{b}", (H_kv * most, K.shape[1]), K.dtype), hbm.empty(f"V_{b}", (H_kv * most, V.shape[1]), V.dtype))
+        (
+            hbm.empty(f"K_{b}", (H_kv * most, K.shape[1]), K.dtype),
+            hbm.empty(f"V_{b}", (H_kv * most, V.shape[1]), V.dtype),
+        )
         for b in range(min(P - 1, 2))
     ]
     cur = K, V  # line 1
@@ -48,12 +64,16 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             rows = H_kv * share.rows((rank - s - 1) % P)
             new = [matrix.rows(0, rows) for matrix in buffers[s % 2]]
             right, left = (rank + 1) % P, (rank - 1) % P
-            ticket = device.post(sends=[(X, right) for X in cur], receives=[(X, left) for X in new])  # line 3
+            ticket = device.post(
+                sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
+            )  # line 3
         src, kinds = (rank - s) % P, share.kinds(rank, s)  # line 4
         for h in sram.loop(H_q):  # line 5
             Q_h, O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (Q, O, L))
             parts = [share.head(X, h, n).divide(share.B_r) for X in (O_run, l_run, m_run)]
-            K_h, V_h = (share.head(X, h // share.group, share.rows(src)).divide(share.B_c) for X in cur)
+            K_h, V_h = (
+                share.head(X, h // share.group, share.rows(src)).divide(share.B_c) for X in cur
+            )
             for i in sram.loop(len(Q_h), where=share.due(rank, s), alike=kinds):  # line 5
                 Q_i = sram.load(Q_h[i])  # line 6
                 if s == share.steps(rank)[i][0]:
@@ -68,8 +88,12 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                     S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9
                     m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 10
                     P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 10
-                    l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 11
-                    O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 11
+                    l_i = on_chip(
+                        exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                    )  # line 11
+                    O_i = on_chip(
+                        exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                    )  # line 11
                     m_i = on_chip(m_i_new, over=m_i)  # line 11
                 # line 12: end for
                 if s == share.steps(rank)[i][-1]:

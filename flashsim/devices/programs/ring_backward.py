@@ -1,12 +1,17 @@
-"""Ring attention, backward: keys, values and their gradients travel round the ring; queries and dQ stay.
+"""Ring attention, backward: keys, values and their gradients travel round the ring; queries and dQ
+stay.
 
-    Require: own rows of Q, K, V, O, dO, L in each device's HBM, positions `where[p]`, on-chip SRAM of size M.
-    1  D_i = rowsum(dO_i ∘ O_i) for each head and row block; write D_i. Initialize dQ = 0 in HBM. cur ← own K, V.
+    Require: own rows of Q, K, V, O, dO, L in each device's HBM, positions `where[p]`, on-chip SRAM
+             of size M.
+    1  D_i = rowsum(dO_i ∘ O_i) for each head and row block; write D_i. Initialize dQ = 0 in HBM.
+       cur ← own K, V.
     2  for 0 ≤ s < P do
     3    if s + 1 < P: post cur to rank + 1, and receive from rank − 1 into the buffer that is free.
     4    src ← (rank − s) mod P: whose K, V are in cur, and whose dK, dV are in acc.
-    5    for each KV head, each key block j of src with a live tile in this step (in the first step: each) do
-    6      Load K_j, V_j. In the first step dK̃_j = 0, dṼ_j = 0 on SRAM; else load dK̃_j, dṼ_j from acc.
+    5    for each KV head, each key block j of src with a live tile in this step (in the first step:
+         each) do
+    6      Load K_j, V_j. In the first step dK̃_j = 0, dṼ_j = 0 on SRAM; else load dK̃_j, dṼ_j from
+           acc.
     7      for each query head that shares them, each live row block i do
     8        Load Q_i, dO_i, dQ_i, L_i, D_i.
     9        S_ij = MASK(τ Q_i K_jᵀ), P_ij = exp(S_ij − L_i).
@@ -18,11 +23,12 @@
     15     Write dK̃_j, dṼ_j to acc.
     16   end for
     17   if s + 1 < P: wait for K, V.
-    18   Post acc to rank + 1, receive acc from rank − 1, wait: P times, so that the last brings own dK, dV home.
+    18   Post acc to rank + 1, receive acc from rank − 1, wait: P times, so that the last brings own
+         dK, dV home.
     19 end for
 
-Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. dK̃, dṼ and dQ are kept, and travel, in the type
-that the chip computes in.
+Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. dK̃, dṼ and dQ
+are kept, and travel, in the type that the chip computes in.
 """
 
 from typing import Any
@@ -37,9 +43,24 @@ from flashsim.machine.memory import Matrix
 def ring_backward(
     device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run on own rows; return dQ (H_q·n, d), and own dK (H_kv·n, d) and dV (H_kv·n, d_v) in the chip's type, in HBM."""
-    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
-    H_q, H_kv, g, n, most, tau = share.H_q, share.H_kv, share.group, share.rows(rank), share.most_rows, share.tau
+    """Run on own rows; return dQ (H_q·n, d), and own dK (H_kv·n, d) and dV (H_kv·n, d_v) in the
+    chip's type, in HBM.
+    """
+    hbm, sram, on_chip, rank, P = (
+        device.hbm,
+        device.sram,
+        device.sram.on_chip,
+        device.rank,
+        device.size,
+    )
+    H_q, H_kv, g, n, most, tau = (
+        share.H_q,
+        share.H_kv,
+        share.group,
+        share.rows(rank),
+        share.most_rows,
+        share.tau,
+    )
     B_r, B_c, widths = share.B_r, share.B_c, (K.shape[1], V.shape[1])
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
@@ -50,11 +71,17 @@ def ring_backward(
             sram.store(D_h[i], D_i)  # line 1
     dQ = hbm.full("dQ", (H_q * n, Q.shape[1]), 0.0, sram.dtype, "output")  # line 1
     buffers = [
-        [hbm.empty(f"{X}_{b}", (H_kv * most, w), V.dtype) for X, w in zip(("K", "V"), widths, strict=True)]
+        [
+            hbm.empty(f"{X}_{b}", (H_kv * most, w), V.dtype)
+            for X, w in zip(("K", "V"), widths, strict=True)
+        ]
         for b in range(min(P - 1, 2))
     ]
     sums = [
-        [hbm.empty(f"{X}_{b}", (H_kv * most, w), sram.dtype) for X, w in zip(("dK", "dV"), widths, strict=True)]
+        [
+            hbm.empty(f"{X}_{b}", (H_kv * most, w), sram.dtype)
+            for X, w in zip(("dK", "dV"), widths, strict=True)
+        ]
         for b in range(min(P, 2))
     ]
     right, left = (rank + 1) % P, (rank - 1) % P
@@ -62,7 +89,9 @@ def ring_backward(
     for s in range(P):  # line 2
         if s + 1 < P:
             new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
-            ticket = device.post(sends=[(X, right) for X in cur], receives=[(X, left) for X in new])  # line 3
+            ticket = device.post(
+                sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
+            )  # line 3
         src = (rank - s) % P  # line 4
         rows = share.rows(src)
         due: Any = share.live(rank, src).any(axis=0) if s else None  # line 5
@@ -74,12 +103,19 @@ def ring_backward(
                 if s:
                     dK_j, dV_j = sram.load(dK_h[j], dV_h[j])  # line 6
                 else:
-                    dK_j, dV_j = sram.full(K_h[j].shape, 0.0), sram.full(V_h[j].shape, 0.0)  # line 6
+                    dK_j, dV_j = (
+                        sram.full(K_h[j].shape, 0.0),
+                        sram.full(V_h[j].shape, 0.0),
+                    )  # line 6
                 for r in sram.loop(g):  # line 7
                     h = g * h_kv + r
-                    Q_h, dO_h, dQ_h, L_h, D_h = (share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D))
+                    Q_h, dO_h, dQ_h, L_h, D_h = (
+                        share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D)
+                    )
                     for i in sram.loop(len(Q_h), where=share.column(rank, src, j, due)):  # line 7
-                        Q_i, dO_i, dQ_i, L_i, D_i = sram.load(Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i])  # line 8
+                        Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                            Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i]
+                        )  # line 8
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                         S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9
                         P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 9
@@ -98,11 +134,19 @@ def ring_backward(
             cur = new  # line 17
         if P > 1:
             back = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in sums[(s + 1) % 2]]
-            ticket = device.post(sends=[(X, right) for X in acc], receives=[(X, left) for X in back])  # line 18
+            ticket = device.post(
+                sends=[(X, right) for X in acc], receives=[(X, left) for X in back]
+            )  # line 18
             device.wait(ticket)  # line 18
             acc = back  # line 18
     # line 19: end for
     return dQ, acc[0], acc[1]
 
 
-PROGRAM = DevicesProgram(name="ring", direction="backward", title="Ring attention, backward", run=ring_backward, layout="zigzag")
+PROGRAM = DevicesProgram(
+    name="ring",
+    direction="backward",
+    title="Ring attention, backward",
+    run=ring_backward,
+    layout="zigzag",
+)

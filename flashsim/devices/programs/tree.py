@@ -1,7 +1,9 @@
-"""Decoding with keys over devices: the queries go down a tree of devices, and parts of O come up and are merged.
+"""Decoding with keys over devices: the queries go down a tree of devices, and parts of O come up
+and are merged.
 
-    Require: own rows of K, V in each device's HBM, all of Q in device 0's, positions `where[p]`, on-chip SRAM of size M.
-             Device p's parent is p − b, with b the lowest power of two in p; its children are p + 1, p + 2, p + 4, … below p + b.
+    Require: own rows of K, V in each device's HBM, all of Q in device 0's, positions `where[p]`,
+             on-chip SRAM of size M. Device p's parent is p − b, with b the lowest power of two in
+             p; its children are p + 1, p + 2, p + 4, … below p + b.
     1  Receive Q from the parent, if there is one; wait. Post Q to the children; wait.
     2  for each query head, each row block i do
     3    Load Q_i. O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM.
@@ -9,19 +11,23 @@
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
+           ← m_i^new.
     9    end for
     10   Write O_i, ℓ_i, m_i to own part.
     11 end for
     12 for each child, the nearest first do
     13   Receive its part; wait.
-    14   for each query head, each row block i: load (O, ℓ, m)_i of both parts, merge them, write O_i, ℓ_i, m_i to own part.
+    14   for each query head, each row block i: load (O, ℓ, m)_i of both parts, merge them, write
+         O_i, ℓ_i, m_i to own part.
     15 end for
-    16 Post own part to the parent, if there is one; wait. On device 0, for each query head, each row block i, load O_i, ℓ_i, m_i
-       of its part, O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i.
+    16 Post own part to the parent, if there is one; wait. On device 0, for each query head, each
+       row block i, load O_i, ℓ_i, m_i of its part, O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i,
+       L_i.
 
-Source: "Tree Attention: Topology-aware Decoding for Long-Context Attention on GPU clusters" (Shyam et al.). A part is (O, ℓ, m),
-in the type that the chip computes in, whatever the number of keys: so words sent do not grow with N.
+Source: "Tree Attention: Topology-aware Decoding for Long-Context Attention on GPU clusters" (Shyam
+et al.). A part is (O, ℓ, m), in the type that the chip computes in, whatever the number of keys: so
+words sent do not grow with N.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
@@ -32,16 +38,24 @@ from flashsim.machine.memory import Matrix
 
 
 def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
-    """Run on own K (H_kv·n, d), V (H_kv·n, d_v), device 0 on Q (H_q·N_q, d), too; return O, L there, and empty ones elsewhere."""
+    """Run on own K (H_kv·n, d), V (H_kv·n, d_v), device 0 on Q (H_q·N_q, d), too; return O, L
+    there, and empty ones elsewhere.
+    """
     hbm, sram, on_chip, rank = device.hbm, device.sram, device.sram.on_chip, device.rank
     H_q, N_q, n, tau, d_v = share.H_q, len(share), share.rows(rank), share.tau, V.shape[1]
     parent, children = share.family(rank)
-    O, L = hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    O, L = (
+        hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )
     if parent is not None:
         Q = hbm.empty("Q_here", (H_q * N_q, Q.shape[1]), Q.dtype)
         device.wait(device.post(receives=[(Q, parent)]))  # line 1
     device.wait(device.post(sends=[(Q, child) for child in children]))  # line 1
-    part = [hbm.empty(f"{X}_part", (H_q * N_q, w), sram.dtype) for X, w in (("O", d_v), ("l", 1), ("m", 1))]
+    part = [
+        hbm.empty(f"{X}_part", (H_q * N_q, w), sram.dtype)
+        for X, w in (("O", d_v), ("l", 1), ("m", 1))
+    ]
     for h in sram.loop(H_q):  # line 2
         Q_h, O_h, l_h, m_h = (share.head(X, h, N_q).divide(share.B_r) for X in (Q, *part))
         K_h, V_h = (share.head(X, h // share.group, n).divide(share.B_c) for X in (K, V))
@@ -56,8 +70,12 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                 S_ij = on_chip(share.mask(S_ij, 0, i, rank, j), over=S_ij)  # line 6
                 m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                 P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 8
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 8
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                )  # line 8
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                )  # line 8
                 m_i = on_chip(m_i_new, over=m_i)  # line 8
             # line 9: end for
             sram.store(O_h[i], O_i)  # line 10
@@ -65,15 +83,26 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             sram.store(m_h[i], m_i)  # line 10
     # line 11: end for
     for child in children:  # line 12
-        its = [hbm.empty(f"{X}_of_{child}", own.shape, sram.dtype) for X, own in zip("Olm", part, strict=True)]
+        its = [
+            hbm.empty(f"{X}_of_{child}", own.shape, sram.dtype)
+            for X, own in zip("Olm", part, strict=True)
+        ]
         device.wait(device.post(receives=[(X, child) for X in its]))  # line 13
         for h in sram.loop(H_q):  # line 14
-            O_h, l_h, m_h, O_c, l_c, m_c = (share.head(X, h, N_q).divide(share.B_r) for X in (*part, *its))
+            O_h, l_h, m_h, O_c, l_c, m_c = (
+                share.head(X, h, N_q).divide(share.B_r) for X in (*part, *its)
+            )
             for i in sram.loop(len(O_h)):  # line 14
-                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(O_h[i], l_h[i], m_h[i], O_c[i], l_c[i], m_c[i])  # line 14
+                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(
+                    O_h[i], l_h[i], m_h[i], O_c[i], l_c[i], m_c[i]
+                )  # line 14
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i)  # line 14
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i)  # line 14
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i
+                )  # line 14
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i
+                )  # line 14
                 sram.store(O_h[i], O_i)  # line 14
                 sram.store(l_h[i], l_i)  # line 14
                 sram.store(m_h[i], m_i_new)  # line 14

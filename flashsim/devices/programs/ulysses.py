@@ -1,22 +1,25 @@
 """Ulysses: devices exchange rows for heads, and each computes whole heads.
 
-    Require: own rows of Q, K, V in each device's HBM, positions `where[p]`, on-chip SRAM of size M; device x has query heads h_x.
-    1  Post, for each x ≠ rank, own rows of Q of heads h_x, and of K, V of the KV heads that h_x share; receive own heads' rows of
-       each x; wait.
+    Require: own rows of Q, K, V in each device's HBM, positions `where[p]`, on-chip SRAM of size M;
+             device x has query heads h_x.
+    1  Post, for each x ≠ rank, own rows of Q of heads h_x, and of K, V of the KV heads that h_x
+       share; receive own heads' rows of each x; wait.
     2  for each own query head, each row block i of each x do
     3    Load Q_i. O_i = 0, ℓ_i = 0, m_i = −∞ on SRAM.
     4    for each y, each live tile j of y do
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
+           ← m_i^new.
     9    end for
     10   O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i.
     11 end for
     12 Post O's rows of each x ≠ rank for each own head; receive own rows of x's heads; wait.
 
-Source: "DeepSpeed Ulysses" (Jacobs et al.). Devices may have unequally many heads, and a KV head goes to every device whose query
-heads share it. Heads lie one below the other, so that what goes to a device is one message an array. L stays where it is made.
+Source: "DeepSpeed Ulysses" (Jacobs et al.). Devices may have unequally many heads, and a KV head
+goes to every device whose query heads share it. Heads lie one below the other, so that what goes to
+a device is one message an array. L stays where it is made.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
@@ -27,13 +30,24 @@ from flashsim.machine.memory import Matrix
 
 
 def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
-    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own heads' L (heads·N, 1), in HBM."""
-    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
+    """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own
+    heads' L (heads·N, 1), in HBM.
+    """
+    hbm, sram, on_chip, rank, P = (
+        device.hbm,
+        device.sram,
+        device.sram.on_chip,
+        device.rank,
+        device.size,
+    )
     N, n, tau, d_v = len(share), share.rows(rank), share.tau, V.shape[1]
     mine, kv = share.heads(rank), share.kv_heads(rank)
     others = [x for x in range(P) if x != rank]
     Q_of, K_of, V_of = (
-        {x: hbm.empty(f"{X.name}_{x}", (len(heads) * share.rows(x), X.shape[1]), X.dtype) for x in others}
+        {
+            x: hbm.empty(f"{X.name}_{x}", (len(heads) * share.rows(x), X.shape[1]), X.dtype)
+            for x in others
+        }
         for X, heads in ((Q, mine), (K, kv), (V, kv))
     )
     device.wait(  # line 1
@@ -46,7 +60,9 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
             receives=[(X_of[x], x) for x in others for X_of in (Q_of, K_of, V_of)],
         )
     )
-    Q_of[rank], K_of[rank], V_of[rank] = (share.of_heads(X, heads, n) for X, heads in ((Q, mine), (K, kv), (V, kv)))
+    Q_of[rank], K_of[rank], V_of[rank] = (
+        share.of_heads(X, heads, n) for X, heads in ((Q, mine), (K, kv), (V, kv))
+    )
     O = hbm.empty("O", (share.H_q * n, d_v), V.dtype, "output")
     L = hbm.empty("L", (len(mine) * N, 1), sram.dtype)
     O_of = {x: hbm.empty(f"O_{x}", (len(mine) * share.rows(x), d_v), V.dtype) for x in others}
@@ -54,7 +70,9 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
     for h in sram.loop(len(mine)):  # line 2
         top = h * N
         for x in range(P):  # line 2
-            Q_x, O_x = (share.head(X_of[x], h, share.rows(x)).divide(share.B_r) for X_of in (Q_of, O_of))
+            Q_x, O_x = (
+                share.head(X_of[x], h, share.rows(x)).divide(share.B_r) for X_of in (Q_of, O_of)
+            )
             L_x, top = L.rows(top, top + share.rows(x)).divide(share.B_r), top + share.rows(x)
             for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
@@ -63,15 +81,22 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 m_i = sram.full(L_x[i].shape, float("-inf"))  # line 3
                 for y in range(P):  # line 4
                     h_kv = (mine.start + h) // share.group - kv.start
-                    K_y, V_y = (share.head(X_of[y], h_kv, share.rows(y)).divide(share.B_c) for X_of in (K_of, V_of))
+                    K_y, V_y = (
+                        share.head(X_of[y], h_kv, share.rows(y)).divide(share.B_c)
+                        for X_of in (K_of, V_of)
+                    )
                     for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
                         m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                         P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                        l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 8
-                        O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 8
+                        l_i = on_chip(
+                            exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                        )  # line 8
+                        O_i = on_chip(
+                            exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                        )  # line 8
                         m_i = on_chip(m_i_new, over=m_i)  # line 8
                 # line 9: end for
                 O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 10
@@ -80,7 +105,10 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 sram.store(L_x[i], L_i)  # line 10
     # line 11: end for
     device.wait(  # line 12
-        device.post(sends=[(O_of[x], x) for x in others], receives=[(share.of_heads(O, share.heads(x), n), x) for x in others])
+        device.post(
+            sends=[(O_of[x], x) for x in others],
+            receives=[(share.of_heads(O, share.heads(x), n), x) for x in others],
+        )
     )
     return O, L
 

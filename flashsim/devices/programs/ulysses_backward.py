@@ -1,9 +1,11 @@
-"""Ulysses, backward: devices exchange rows for heads, each computes whole heads' gradients, and rows of these go home.
+"""Ulysses, backward: devices exchange rows for heads, each computes whole heads' gradients, and
+rows of these go home.
 
-    Require: own rows of Q, K, V, O, dO, and own heads' L, in each device's HBM, positions `where[p]`, on-chip SRAM of size M.
+    Require: own rows of Q, K, V, O, dO, and own heads' L, in each device's HBM, positions
+             `where[p]`, on-chip SRAM of size M.
     1  D_i = rowsum(dO_i ∘ O_i) for each head and row block; write D_i.
-    2  Post, for each x ≠ rank, own rows of Q, dO, D of heads h_x, and of K, V of the KV heads that h_x share; receive own heads'
-       rows of each x; wait. Initialize dQ = 0 in HBM.
+    2  Post, for each x ≠ rank, own rows of Q, dO, D of heads h_x, and of K, V of the KV heads that
+       h_x share; receive own heads' rows of each x; wait. Initialize dQ = 0 in HBM.
     3  for each own KV head, each key block j of each y do
     4    Load K_j, V_j. dK̃_j = 0, dṼ_j = 0 on SRAM.
     5    for each own query head that shares them, each live row block i of each x do
@@ -16,11 +18,13 @@
     12   end for
     13   Write dK̃_j, dṼ_j to the part of y.
     14 end for
-    15 Post rows of dQ of own heads, and the parts of dK, dV, to each x ≠ rank; receive own rows of x's heads; wait.
-    16 for each KV head, each own key block j: dK_j, dV_j are the sums of the parts of devices whose query heads share it.
+    15 Post rows of dQ of own heads, and the parts of dK, dV, to each x ≠ rank; receive own rows of
+       x's heads; wait.
+    16 for each KV head, each own key block j: dK_j, dV_j are the sums of the parts of devices whose
+       query heads share it.
 
-Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are kept, and travel, in the type
-that the chip computes in.
+Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are
+kept, and travel, in the type that the chip computes in.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
@@ -33,10 +37,32 @@ from flashsim.machine.memory import Matrix
 def ulysses_backward(
     device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run on own rows, and L (heads·N, 1) of own heads; return own rows of dQ, dK, dV, in the chip's type, in HBM."""
-    hbm, sram, on_chip, rank, P = device.hbm, device.sram, device.sram.on_chip, device.rank, device.size
-    H_q, H_kv, g, N, n, tau = share.H_q, share.H_kv, share.group, len(share), share.rows(rank), share.tau
-    mine, kv, B_r, B_c, d, d_v = share.heads(rank), share.kv_heads(rank), share.B_r, share.B_c, K.shape[1], V.shape[1]
+    """Run on own rows, and L (heads·N, 1) of own heads; return own rows of dQ, dK, dV, in the
+    chip's type, in HBM.
+    """
+    hbm, sram, on_chip, rank, P = (
+        device.hbm,
+        device.sram,
+        device.sram.on_chip,
+        device.rank,
+        device.size,
+    )
+    H_q, H_kv, g, N, n, tau = (
+        share.H_q,
+        share.H_kv,
+        share.group,
+        len(share),
+        share.rows(rank),
+        share.tau,
+    )
+    mine, kv, B_r, B_c, d, d_v = (
+        share.heads(rank),
+        share.kv_heads(rank),
+        share.B_r,
+        share.B_c,
+        K.shape[1],
+        V.shape[1],
+    )
     others = [x for x in range(P) if x != rank]
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
@@ -47,16 +73,23 @@ def ulysses_backward(
             sram.store(D_h[i], D_i)  # line 1
     operands = [(X, share.heads) for X in (Q, dO, D)] + [(X, share.kv_heads) for X in (K, V)]
     of = [
-        {x: hbm.empty(f"{X.name}_{x}", (len(heads(rank)) * share.rows(x), X.shape[1]), X.dtype) for x in others}
+        {
+            x: hbm.empty(f"{X.name}_{x}", (len(heads(rank)) * share.rows(x), X.shape[1]), X.dtype)
+            for x in others
+        }
         for X, heads in operands
     ]
     sends = [(share.of_heads(X, heads(x), n), x) for x in others for X, heads in operands]
-    device.wait(device.post(sends=sends, receives=[(X_of[x], x) for x in others for X_of in of]))  # line 2
+    device.wait(
+        device.post(sends=sends, receives=[(X_of[x], x) for x in others for X_of in of])
+    )  # line 2
     for X_of, (X, heads) in zip(of, operands, strict=True):
         X_of[rank] = share.of_heads(X, heads(rank), n)
     Q_of, dO_of, D_of, K_of, V_of = of
     dQ = hbm.full("dQ", (H_q * n, d), 0.0, sram.dtype, "output")  # line 2
-    dQ_of = {x: hbm.full(f"dQ_{x}", (len(mine) * share.rows(x), d), 0.0, sram.dtype) for x in others}  # line 2
+    dQ_of = {
+        x: hbm.full(f"dQ_{x}", (len(mine) * share.rows(x), d), 0.0, sram.dtype) for x in others
+    }  # line 2
     dQ_of[rank] = share.of_heads(dQ, mine, n)
     dK_of, dV_of = (
         {y: hbm.empty(f"{X}_of_{y}", (len(kv) * share.rows(y), w), sram.dtype) for y in range(P)}
@@ -66,7 +99,10 @@ def ulysses_backward(
     tops = [sum(share.rows(y) for y in range(x)) for x in range(P)]
     for k in sram.loop(len(kv), alike=[*map(len, sharing)]):  # line 3
         for y in range(P):  # line 3
-            K_y, V_y, dK_y, dV_y = (share.head(X_of[y], k, share.rows(y)).divide(B_c) for X_of in (K_of, V_of, dK_of, dV_of))
+            K_y, V_y, dK_y, dV_y = (
+                share.head(X_of[y], k, share.rows(y)).divide(B_c)
+                for X_of in (K_of, V_of, dK_of, dV_of)
+            )
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
@@ -74,11 +110,14 @@ def ulysses_backward(
                     h = sharing[k].start - mine.start + r
                     for x in range(P):  # line 5
                         Q_x, dO_x, D_x, dQ_x = (
-                            share.head(X_of[x], h, share.rows(x)).divide(B_r) for X_of in (Q_of, dO_of, D_of, dQ_of)
+                            share.head(X_of[x], h, share.rows(x)).divide(B_r)
+                            for X_of in (Q_of, dO_of, D_of, dQ_of)
                         )
                         L_x = L.rows(h * N + tops[x], h * N + tops[x] + share.rows(x)).divide(B_r)
                         for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
-                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i])  # line 6
+                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                                Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i]
+                            )  # line 6
                             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
                             S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 7
                             P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 7
@@ -95,7 +134,10 @@ def ulysses_backward(
     got = {rank: (dK_of[rank], dV_of[rank])}
     for x in others:
         rows = len(share.kv_heads(x)) * n
-        got[x] = hbm.empty(f"dK_from_{x}", (rows, d), sram.dtype), hbm.empty(f"dV_from_{x}", (rows, d_v), sram.dtype)
+        got[x] = (
+            hbm.empty(f"dK_from_{x}", (rows, d), sram.dtype),
+            hbm.empty(f"dV_from_{x}", (rows, d_v), sram.dtype),
+        )
     home = [(share.of_heads(dQ, share.heads(x), n), x) for x in others]
     device.wait(  # line 15
         device.post(
@@ -103,12 +145,16 @@ def ulysses_backward(
             receives=[each for to, x in home for each in ((to, x), (got[x][0], x), (got[x][1], x))],
         )
     )
-    dK, dV = (hbm.empty(X, (H_kv * n, w), sram.dtype, "output") for X, w in (("dK", d), ("dV", d_v)))
+    dK, dV = (
+        hbm.empty(X, (H_kv * n, w), sram.dtype, "output") for X, w in (("dK", d), ("dV", d_v))
+    )
     for k in range(H_kv):  # line 16
         users = [x for x in range(P) if k in share.kv_heads(x)]
         for which, whole in enumerate((dK, dV)):  # line 16
             sums = share.head(whole, k, n).divide(B_c)
-            parts = [share.head(got[x][which], k - share.kv_heads(x).start, n).divide(B_c) for x in users]
+            parts = [
+                share.head(got[x][which], k - share.kv_heads(x).start, n).divide(B_c) for x in users
+            ]
             for j in sram.loop(len(sums)):  # line 16
                 X_j = sram.full(sums[j].shape, 0.0)  # line 16
                 for x in sram.loop(len(parts), alike=range(len(parts))):  # line 16
@@ -117,4 +163,10 @@ def ulysses_backward(
     return dQ, dK, dV
 
 
-PROGRAM = DevicesProgram(name="ulysses", direction="backward", title="Ulysses, backward", run=ulysses_backward, whole_heads=True)
+PROGRAM = DevicesProgram(
+    name="ulysses",
+    direction="backward",
+    title="Ulysses, backward",
+    run=ulysses_backward,
+    whole_heads=True,
+)

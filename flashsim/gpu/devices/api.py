@@ -35,18 +35,28 @@ class Part:
 
 
 def forward(
-    name: str, q: Any, k: Any, v: Any, *, links: Links, layout: str | None = None, causal: bool = False,
+    name: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    links: Links,
+    layout: str | None = None,
+    causal: bool = False,
     scale: float | None = None,
-) -> Part:  # fmt: skip
-    """Attend over all processes' rows, of which q (H_q, n, d), k and v (H_kv, n, d) are this one's: tensors on its GPU.
+) -> Part:
+    """Attend over all processes' rows, of which q (H_q, n, d), k and v (H_kv, n, d) are this one's:
+    tensors on its GPU.
 
     name    "ring", or "ulysses", whose devices need as many KV heads each
-    layout  which rows a process has, in order: "contiguous", "striped" or "zigzag", the ring's own; Ulysses' is contiguous
+    layout  which rows a process has, in order: "contiguous", "striped" or "zigzag", the ring's own;
+            Ulysses' is contiguous
     scale   None: 1/√d
 
-    Float16 or bfloat16. A batch may be among the heads: (B·H, n, d). Work is queued on PyTorch's current stream. All processes
-    make the same calls in the same order. Raises ValueError for arguments that make no sense, and `LinkError` where processes
-    were asked for different things: the first call of a kind compares them.
+    Float16 or bfloat16. A batch may be among the heads: (B·H, n, d). Work is queued on PyTorch's
+    current stream. All processes make the same calls in the same order. Raises ValueError for
+    arguments that make no sense, and `LinkError` where processes were asked for different things:
+    the first call of a kind compares them.
     """
     share = share_of(name, q, k, v, links=links, layout=layout, causal=causal, scale=scale)
     q, k, v = (X.contiguous() for X in (q, k, v))
@@ -60,7 +70,10 @@ def forward(
 def backward(part: Part, do: Any) -> tuple[Any, Any, Any]:
     """Return dq, dk, dv of own rows, for do (H_q, n, d), the gradient of part.O."""
     if do.shape != part.O.shape or do.dtype != part.O.dtype:
-        raise ValueError(f"do is {tuple(do.shape)}, {do.dtype}; expected as part.O, {tuple(part.O.shape)}, {part.O.dtype}")
+        raise ValueError(
+            f"do is {tuple(do.shape)}, {do.dtype}; expected as part.O, {tuple(part.O.shape)}, "
+            f"{part.O.dtype}"
+        )
     do = do.contiguous()
     if part.name == "ring":
         q, k, v = part.saved
@@ -71,9 +84,19 @@ def backward(part: Part, do: Any) -> tuple[Any, Any, Any]:
 
 
 def share_of(
-    name: str, q: Any, k: Any, v: Any, *, links: Links, layout: Any = None, causal: Any = False, scale: Any = None
+    name: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    links: Links,
+    layout: Any = None,
+    causal: Any = False,
+    scale: Any = None,
 ) -> Share:
-    """Return how rows are shared out, by which the theory counts; arguments and errors as `forward`."""
+    """Return how rows are shared out, by which the theory counts; arguments and errors as
+    `forward`.
+    """
     word = _word(name, q, k, v, layout, causal, scale)
     if word not in links.shares:
         links.shares[word] = _agreed(links, word)
@@ -82,7 +105,18 @@ def share_of(
 
 def _word(*asked: Any) -> tuple[Any, ...]:
     name, q, k, v, layout, causal, scale = asked
-    return name, tuple(q.shape), tuple(k.shape), tuple(v.shape), q.dtype, k.dtype, v.dtype, layout, causal, scale
+    return (
+        name,
+        tuple(q.shape),
+        tuple(k.shape),
+        tuple(v.shape),
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        layout,
+        causal,
+        scale,
+    )
 
 
 def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
@@ -92,22 +126,34 @@ def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
         _check(*word)
     except ValueError as found:
         error = found
-    words = links.engine.everyone_s((*word[:4], str(word[4]), *word[7:], str(error) if error else ""))
+    words = links.engine.everyone_s(
+        (*word[:4], str(word[4]), *word[7:], str(error) if error else "")
+    )
     if error:
         raise error
     if failed := [f"rank {rank}: {said[-1]}" for rank, said in enumerate(words) if said[-1]]:
         raise LinkError(f"other processes were given what makes no sense: {'; '.join(failed)}")
     if len({(said[0], said[1][::2], said[2][::2], *said[4:]) for said in words}) > 1:
-        raise LinkError(f"the processes were asked for different things: {'; '.join(map(str, words))}")
+        raise LinkError(
+            f"the processes were asked for different things: {'; '.join(map(str, words))}"
+        )
     name, q, k, _, dtype, layout, causal, scale, _ = words[links.rank]
     rows = [said[1][1] for said in words]
     problem = Problem.of(
-        N=sum(rows), d=q[2], heads=q[0], kv_heads=k[0], dtype=dtype.removeprefix("torch."), causal=causal, scale=scale
+        N=sum(rows),
+        d=q[2],
+        heads=q[0],
+        kv_heads=k[0],
+        dtype=dtype.removeprefix("torch."),
+        causal=causal,
+        scale=scale,
     )
     _, share, _ = asked(name, "forward", problem, links.size, layout, None, None)
     expected = [share.rows(rank) for rank in range(links.size)]
     if rows != expected:
-        raise ValueError(f"processes have {rows} rows; expected {expected}, as {sum(rows):,} rows are shared out")
+        raise ValueError(
+            f"processes have {rows} rows; expected {expected}, as {sum(rows):,} rows are shared out"
+        )
     if name == "ulysses":
         ulysses.check(share, layout)
     return share
@@ -118,8 +164,16 @@ def _check(name: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
     check_choice("name", name, PROGRAMS)
     dtypes = others[:3]
     if any(len(shape) != 3 for shape in (q, k, v)):
-        raise ValueError(f"q, k, v have shapes {q}, {k}, {v}; expected three axes each, (heads, rows, d)")
+        raise ValueError(
+            f"q, k, v have shapes {q}, {k}, {v}; expected three axes each, (heads, rows, d)"
+        )
     if k != v or q[1:] != k[1:] or q[0] % k[0]:
-        raise ValueError(f"q, k, v have shapes {q}, {k}, {v}; expected (H_q, n, d) and twice (H_kv, n, d), H_kv | H_q")
+        raise ValueError(
+            f"q, k, v have shapes {q}, {k}, {v}; expected (H_q, n, d) and twice (H_kv, n, d), H_kv "
+            "| H_q"
+        )
     if len(set(dtypes)) > 1 or str(dtypes[0]).removeprefix("torch.") not in DTYPES:
-        raise ValueError(f"q, k, v have dtypes {', '.join(map(str, dtypes))}; expected all {' or all '.join(DTYPES)}")
+        raise ValueError(
+            f"q, k, v have dtypes {', '.join(map(str, dtypes))}; expected all "
+            f"{' or all '.join(DTYPES)}"
+        )

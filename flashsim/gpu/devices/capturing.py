@@ -1,4 +1,6 @@
-"""Calls of kernels and messages as one CUDA graph: the host then launches once, where it would launch each."""
+"""Calls of kernels and messages as one CUDA graph: the host then launches once, where it would
+launch each.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from flashsim.machine.device import LinkError
 
 
 class Captured:
-    """A call, captured after two that warm up; `result` is what it returned, filled anew each time that it runs again.
+    """A call, captured after two that warm up; `result` is what it returned, filled anew each time
+    that it runs again.
 
     All processes capture, and run it, in the same order. Messages are counted in its making alone.
     """
@@ -25,7 +28,8 @@ class Captured:
                 call()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        # other threads, such as the one that watches over NCCL, may go on with what a capture forbids
+        # other threads, such as the one that watches over NCCL, may go on with what a capture
+        # forbids
         with torch.cuda.graph(self._graph, stream=own, capture_error_mode="thread_local"):
             self.result = call()
         Nccl.graphs.add(self._graph)

@@ -12,7 +12,8 @@ from flashsim.machine.device import Link
 
 
 class Links:
-    """One of `size` devices, numbered by `rank`. `sent[to]` says what it has sent there; replays of a graph are not counted.
+    """One of `size` devices, numbered by `rank`. `sent[to]` says what it has sent there; replays of
+    a graph are not counted.
 
     overlap  False: `post` waits for what it posts, so that nothing is computed meanwhile
     """
@@ -24,8 +25,12 @@ class Links:
         if engine.device.type == "cuda":
             import_cupy().cuda.Device(engine.device.index).use()
 
-    def post(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]) -> list[Any]:
-        """Send contiguous tensors, each to a rank, and receive others; return what to `wait` for. Empty ones are not messages."""
+    def post(
+        self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]
+    ) -> list[Any]:
+        """Send contiguous tensors, each to a rank, and receive others; return what to `wait`
+        for. Empty ones are not messages.
+        """
         there, here = ([(X, rank) for X, rank in each if X.numel()] for each in (sends, receives))
         for X, to in there:
             link = self.sent.get(to, Link())
@@ -43,7 +48,9 @@ class Links:
         works.clear()
 
     def finish(self) -> None:
-        """Return once this GPU has done what is queued. Raises LinkError if a process has ended: after the engine's `timeout`."""
+        """Return once this GPU has done what is queued. Raises LinkError if a process has ended:
+        after the engine's `timeout`.
+        """
         self.engine.finish()
 
     @property

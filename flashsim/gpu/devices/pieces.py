@@ -1,4 +1,6 @@
-"""Which of a device's queries see which of another's keys, as problems that a kernel takes: causal, or with no mask."""
+"""Which of a device's queries see which of another's keys, as problems that a kernel takes:
+causal, or with no mask.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from flashsim.masks.rules import Causal
 
 @dataclass(frozen=True)
 class Piece:
-    """Own rows `first` … `end` − 1 against the first `keys` keys: all, or causally, so that the last row sees all of them."""
+    """Own rows `first` … `end` − 1 against the first `keys` keys: all, or causally, so that the
+    last row sees all of them.
+    """
 
     first: int
     end: int
@@ -21,10 +25,12 @@ class Piece:
 
 
 def pieces(share: Share, rank: int, src: int) -> list[Piece]:
-    """Return the pieces of rank's queries against src's keys, each row in one at most, for positions in rising order.
+    """Return the pieces of rank's queries against src's keys, each row in one at most, for
+    positions in rising order.
 
-    A row sees as many of the keys as lie at its position or before. Where this number stays the same from row to row, a piece
-    has all of them; where it grows by 1, it is causal. So a contiguous, a striped or a zigzag layout has one piece at most.
+    A row sees as many of the keys as lie at its position or before. Where this number stays the
+    same from row to row, a piece has all of them; where it grows by 1, it is causal. So a
+    contiguous, a striped or a zigzag layout has one piece at most.
     """
     rows, keys = share.queries[rank], share.where[src]
     if not len(rows) or not len(keys):

@@ -1,8 +1,10 @@
-"""Ring attention on GPUs: the messages of flashsim/devices/programs/ring.py and ring_backward.py, and a kernel for each step.
+"""Ring attention on GPUs: the messages of flashsim/devices/programs/ring.py and ring_backward.py,
+and a kernel for each step.
 
-    forward   K, V go round while a kernel attends to those that are here; its part is merged into O, L.
-    backward  K, V go round, and dK, dV after them, in float32, which come home after P hops. Messages of one step arrive while
-              the kernel of the next one runs, but for the last.
+    forward   K, V go round while a kernel attends to those that are here; its part is merged into
+              O, L.
+    backward  K, V go round, and dK, dV after them, in float32, which come home after P hops.
+              Messages of one step arrive while the kernel of the next one runs, but for the last.
 
 Tensors are PyTorch's: own rows of Q, O, dO (H_q, n, d), K, V (H_kv, n, d), L (H_q, n).
 """
@@ -18,7 +20,9 @@ from flashsim.gpu.devices.pieces import pieces
 
 
 def ring(links: Links, share: Share, Q: Any, K: Any, V: Any) -> tuple[Any, Any]:
-    """Return O and L of own rows. Of more than two parts O is kept in float32, since each merge rounds it."""
+    """Return O and L of own rows. Of more than two parts O is kept in float32, since each merge
+    rounds it.
+    """
     rank, P = links.rank, links.size
     right, left = (rank + 1) % P, (rank - 1) % P
     O, L = Q.new_empty(Q.shape), Q.new_empty(Q.shape[:2]).float()
@@ -42,7 +46,9 @@ def ring(links: Links, share: Share, Q: Any, K: Any, V: Any) -> tuple[Any, Any]:
     return O.to(Q.dtype), L
 
 
-def ring_backward(links: Links, share: Share, Q: Any, K: Any, V: Any, O: Any, L: Any, dO: Any) -> tuple[Any, Any, Any]:
+def ring_backward(
+    links: Links, share: Share, Q: Any, K: Any, V: Any, O: Any, L: Any, dO: Any
+) -> tuple[Any, Any, Any]:
     """Return dQ, dK, dV of own rows."""
     rank, P = links.rank, links.size
     right, left = (rank + 1) % P, (rank - 1) % P

@@ -1,4 +1,6 @@
-"""What one GPU computes of attention over several: a piece, its gradients, and the merging of pieces. Tensors are PyTorch's."""
+"""What one GPU computes of attention over several: a piece, its gradients, and the merging of
+pieces. Tensors are PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ PAUSE = 8_000  # nanoseconds in which NCCL's kernel starts
 
 
 def attend(q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> tuple[Any, Any]:
-    """Return O (H_q, n, d), and its log-sum-exp (H_q, n), of q (H_q, n, d), k and v (H_kv, m, d), by the fastest rung."""
+    """Return O (H_q, n, d), and its log-sum-exp (H_q, n), of q (H_q, n, d), k and v (H_kv, m,
+    d), by the fastest rung.
+    """
     o, lse = api.forward(q[None], k[None], v[None], causal=causal, scale=scale, return_lse=True)
     return o[0], lse[0]
 
 
-def gradients(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, causal: bool, scale: float) -> tuple[Any, Any, Any]:
+def gradients(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, causal: bool, scale: float
+) -> tuple[Any, Any, Any]:
     """Return dq, dk, dv of a piece, given o and lse of attention to all keys."""
     given = (X[None] for X in (q, k, v, o, lse, do))
     dq, dk, dv = api.backward(*given, causal=causal, scale=scale)
@@ -32,7 +38,9 @@ def gradients(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, causal: bool
 
 
 def merge(O: Any, L: Any, first: int, o: Any, lse: Any) -> None:
-    """Merge o (H, n, d) with lse (H, n) into rows `first` … of O (H, N, d), which may be float32, and L (H, N)."""
+    """Merge o (H, n, d) with lse (H, n) into rows `first` … of O (H, N, d), which may be
+    float32, and L (H, N).
+    """
     heads, n, d = o.shape
     device = o.get_device()
     types = tuple(str(X.dtype).removeprefix("torch.") for X in (O, o))
@@ -41,7 +49,9 @@ def merge(O: Any, L: Any, first: int, o: Any, lse: Any) -> None:
 
 
 def pause(device: int) -> None:
-    """Let messages start first: in a graph, a kernel that fills the GPU may else hold them up until it ends."""
+    """Let messages start first: in a graph, a kernel that fills the GPU may else hold them up
+    until it ends.
+    """
     _pausing(device)(_stream(device))
 
 
@@ -51,11 +61,15 @@ def _stream(device: int) -> int:
 
 @cache
 def _pausing(device: int) -> Launch:
-    return Launch(load(FILE, ("pause",), {"COUNT": 0})["pause"], 1, 1, 0, lambda: (np.int32(PAUSE),))
+    return Launch(
+        load(FILE, ("pause",), {"COUNT": 0})["pause"], 1, 1, 0, lambda: (np.int32(PAUSE),)
+    )
 
 
 @lru_cache(maxsize=1024)
-def _merging(device: int, state: str, part: str, heads: int, N: int, n: int, first: int, d: int) -> Launch:
+def _merging(
+    device: int, state: str, part: str, heads: int, N: int, n: int, first: int, d: int
+) -> Launch:
     name = function(state, part)
     kernel = load(FILE, (name,), {"COUNT": 0})[name]
     sizes = [np.int32(size) for size in (heads, N, n, first, d)]
@@ -69,6 +83,7 @@ def function(state: str, part: str) -> str:
 
 
 VARIANTS = tuple(
-    Variant(FILE, (("COUNT", 0),), (function(part, part), function("float32", part), "pause")) for part in ("float16", "bfloat16")
+    Variant(FILE, (("COUNT", 0),), (function(part, part), function("float32", part), "pause"))
+    for part in ("float16", "bfloat16")
 )
 """What the tests compile: sums of two parts are in the parts' type, of more in float32."""

@@ -1,10 +1,13 @@
-"""Ulysses on GPUs: the messages of flashsim/devices/programs/ulysses.py, and one kernel for own heads and all rows.
+"""Ulysses on GPUs: the messages of flashsim/devices/programs/ulysses.py, and one kernel for own
+heads and all rows.
 
-    forward   rows of Q, K, V of x's heads go to each device x; O of own heads comes back, rows of x to x.
+    forward   rows of Q, K, V of x's heads go to each device x; O of own heads comes back, rows of x
+              to x.
     backward  rows of dO go as O's come; dQ, dK, dV of own heads come back.
 
-Tensors are PyTorch's: own rows of Q, O, dO (H_q, n, d), K, V (H_kv, n, d). Rows are contiguous, so that those of all devices, one
-after the other, are in the order of positions, which a causal kernel needs.
+Tensors are PyTorch's: own rows of Q, O, dO (H_q, n, d), K, V (H_kv, n, d). Rows are contiguous, so
+that those of all devices, one after the other, are in the order of positions, which a causal kernel
+needs.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from flashsim.masks.rules import Causal
 
 @dataclass(frozen=True)
 class Heads:
-    """Own heads, all rows: what the backward pass needs. Q, O (heads, N, d), K, V (KV heads, N, d), L (heads, N)."""
+    """Own heads, all rows: what the backward pass needs. Q, O (heads, N, d), K, V (KV heads, N,
+    d), L (heads, N).
+    """
 
     Q: Any
     K: Any
@@ -31,12 +36,16 @@ class Heads:
 
 
 def check(share: Share, layout: Any) -> None:
-    """Raise ValueError unless rows are contiguous and each device has as many query heads, and KV heads of its own."""
+    """Raise ValueError unless rows are contiguous and each device has as many query heads, and
+    KV heads of its own.
+    """
     P = len(share.where)
     if layout not in (None, "contiguous"):
         raise ValueError(f"layout is {layout!r}; ulysses on GPUs has rows contiguous")
     if share.H_kv % P:
-        raise ValueError(f"ulysses has {share.H_kv} KV heads on {P} devices; expected a multiple of {P}")
+        raise ValueError(
+            f"ulysses has {share.H_kv} KV heads on {P} devices; expected a multiple of {P}"
+        )
 
 
 def ulysses(links: Links, share: Share, Q: Any, K: Any, V: Any) -> tuple[Any, Heads]:
@@ -51,14 +60,23 @@ def ulysses_backward(links: Links, share: Share, saved: Heads, dO: Any) -> list[
     """Return dQ, dK, dV of own rows."""
     (do,) = _to_heads(links, share, dO)
     given = saved.Q, saved.K, saved.V, saved.O, saved.L, do
-    return _to_rows(links, share, *tiles.gradients(*given, causal=isinstance(share.problem.mask, Causal), scale=share.tau))
+    return _to_rows(
+        links,
+        share,
+        *tiles.gradients(*given, causal=isinstance(share.problem.mask, Causal), scale=share.tau),
+    )
 
 
 def _to_heads(links: Links, share: Share, *own: Any) -> list[Any]:
     """Return own heads, all rows, of tensors of which each device has all heads, own rows."""
     P, rank = links.size, links.rank
     parts = [
-        [X[_heads(X, P, rank)] if x == rank else X.new_empty((len(X) // P, share.rows(x), X.shape[2])) for x in range(P)]
+        [
+            X[_heads(X, P, rank)]
+            if x == rank
+            else X.new_empty((len(X) // P, share.rows(x), X.shape[2]))
+            for x in range(P)
+        ]
         for X in own
     ]
     others = [x for x in range(P) if x != rank]

@@ -1,12 +1,14 @@
-"""Worked examples, step by step: a book chapter's causal tiles, two of its statements that are wrong, and two examples of ours.
+"""Worked examples, step by step: a book chapter's causal tiles, two of its statements that are
+wrong, and two examples of ours.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
     EXAMPLES[name].lines(steps) the same as text, in pieces of a line or more
-    as_json(steps)              the same as plain data; JSON has no infinities, so these become "inf", "-inf", "nan"
+    as_json(steps)              the same as plain data; JSON has no infinities, so these become
+                                "inf", "-inf", "nan"
 
-Nothing is written down beforehand: each number is computed from the example's inputs, at full precision, and rounded only
-to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its O not
-yet divided by s.
+Nothing is written down beforehand: each number is computed from the example's inputs, at full
+precision, and rounded only to be shown. The chapter is "FlashAttention: Theory and Practice"; its m
+is the paper's m, its s the paper's ℓ, its O not yet divided by s.
 """
 
 import math
@@ -16,14 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.learn.examples import exp_overflow, kernel_product, not_bit_for_bit, prefill, same_curve
+from flashsim.learn.examples import (
+    exp_overflow,
+    kernel_product,
+    not_bit_for_bit,
+    prefill,
+    same_curve,
+)
 
 __all__ = ["EXAMPLES", "Example", "as_json"]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One example: what it is about, where in flashsim the same step is, its steps, and their text."""
+    """One example: what it is about, where in flashsim the same step is, its steps, and their
+    text.
+    """
 
     about: str
     where: str
@@ -38,9 +48,15 @@ def _example(about: str, module: Any) -> Example:
 
 EXAMPLES: dict[str, Example] = {
     "prefill": _example("causal attention in tiles: n = 6, d = 2, three query tiles", prefill),
-    "not_bit_for_bit": _example("tiled and standard attention differ, within rounding", not_bit_for_bit),
-    "exp_overflow": _example("exp(100) is infinite in float32: why the maximum is subtracted", exp_overflow),
-    "kernel_product": _example("distances by differences, and by squares, which cancel", kernel_product),
+    "not_bit_for_bit": _example(
+        "tiled and standard attention differ, within rounding", not_bit_for_bit
+    ),
+    "exp_overflow": _example(
+        "exp(100) is infinite in float32: why the maximum is subtracted", exp_overflow
+    ),
+    "kernel_product": _example(
+        "distances by differences, and by squares, which cancel", kernel_product
+    ),
     "same_curve": _example("one training curve, whichever attention (about a minute)", same_curve),
 }
 

@@ -1,7 +1,8 @@
-"""exp(100) does not fit in float32, whose exponential overflows just above 88.72; subtracting the maximum avoids it.
+"""exp(100) does not fit in float32, whose exponential overflows just above 88.72; subtracting the
+maximum avoids it.
 
-In flashsim: Algorithm 1, line 10, exp(S_ij − m̃_ij), and line 11, exp(m_i − m_i^new): no argument is above 0, so no
-exponential is above 1.
+In flashsim: Algorithm 1, line 10, exp(S_ij − m̃_ij), and line 11, exp(m_i − m_i^new): no argument
+is above 0, so no exponential is above 1.
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,14 @@ from flashsim.learn.examples.text import CHAPTER, fixed, paragraph, scientific, 
 from flashsim.problem.inputs import Array
 
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
-    (100, "2.69e43, fine", "finite"), (90, "+inf, overflow", "overflow"), (89, "4.49e38, above the largest", "overflow"),
-    (85, "overflow", "overflow"), (-5, "0.0067", "finite"), (-100, "3.72e-44, subnormal", "finite"),
+    (100, "2.69e43, fine", "finite"),
+    (90, "+inf, overflow", "overflow"),
+    (89, "4.49e38, above the largest", "overflow"),
+    (85, "overflow", "overflow"),
+    (-5, "0.0067", "finite"),
+    (-100, "3.72e-44, subnormal", "finite"),
     (-104, "0.0, underflow", "zero"),
-)  # fmt: skip
+)
 SCORES = (90.0, 85.0)
 
 
@@ -40,7 +45,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a dtype's exponential ends: the numbers around overflow, and the least x whose exp is not 0."""
+    """Where a dtype's exponential ends: the numbers around overflow, and the least x whose exp
+    is not 0.
+    """
 
     dtype: str
     largest: float
@@ -56,7 +63,9 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class ExpOverflow:
-    """The chapter's statements, the limits, and the softmax of two large scores with and without subtraction."""
+    """The chapter's statements, the limits, and the softmax of two large scores with and without
+    subtraction.
+    """
 
     claims: tuple[Claim, ...]
     limits: tuple[Limits, ...]
@@ -78,18 +87,35 @@ def what(y: float) -> Literal["finite", "overflow", "zero"]:
 
 
 def limits(dtype: DTypeLike) -> Limits:
-    """Find, by trying neighbouring numbers of the dtype, where its exponential becomes infinite, and where 0."""
+    """Find, by trying neighbouring numbers of the dtype, where its exponential becomes infinite,
+    and where 0.
+    """
     info: Any = np.finfo(np.dtype(dtype))
     last_finite, first_infinite = _edge(dtype, np.log(info.max), np.inf, lambda y: not np.isinf(y))
-    last_nonzero, first_zero = _edge(dtype, np.log(np.float64(info.smallest_subnormal)), -np.inf, lambda y: y != 0)
-    last_normal, _ = _edge(dtype, np.log(info.smallest_normal), -np.inf, lambda y: y >= info.smallest_normal)
-    most, normal, subnormal = (float(x) for x in (info.max, info.smallest_normal, info.smallest_subnormal))
-    around = last_finite, exp(last_finite, dtype), first_infinite, last_normal, last_nonzero, first_zero
+    last_nonzero, first_zero = _edge(
+        dtype, np.log(np.float64(info.smallest_subnormal)), -np.inf, lambda y: y != 0
+    )
+    last_normal, _ = _edge(
+        dtype, np.log(info.smallest_normal), -np.inf, lambda y: y >= info.smallest_normal
+    )
+    most, normal, subnormal = (
+        float(x) for x in (info.max, info.smallest_normal, info.smallest_subnormal)
+    )
+    around = (
+        last_finite,
+        exp(last_finite, dtype),
+        first_infinite,
+        last_normal,
+        last_nonzero,
+        first_zero,
+    )
     return Limits(np.dtype(dtype).name, most, normal, subnormal, *around)
 
 
 def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[float, float]:
-    """Return the two neighbours between which `holds(exp(x))` ends, going outward. Halving, from 1 either side."""
+    """Return the two neighbours between which `holds(exp(x))` ends, going outward. Halving, from
+    1 either side.
+    """
     type_: Any = np.dtype(dtype).type
     sign = 1.0 if outward > 0 else -1.0
     inner, outer = type_(guess - sign), type_(guess + sign)
@@ -101,7 +127,10 @@ def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[flo
 
 def compute() -> ExpOverflow:
     """Compute each exponential that the chapter names, in float32 and float64."""
-    claims = tuple(Claim(x, said, claimed, exp(x, np.float32), exp(x, np.float64)) for x, said, claimed in CLAIMS)
+    claims = tuple(
+        Claim(x, said, claimed, exp(x, np.float32), exp(x, np.float64))
+        for x, said, claimed in CLAIMS
+    )
     both = tuple(limits(dtype) for dtype in (np.float32, np.float64))
     scores = np.array(SCORES, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -118,34 +147,57 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
     for at in run.claims:
         name, verdict = f"exp({fixed(at.x, 0)})", "right" if at.right else "WRONG"
-        rows.append((name, at.chapter, scientific(at.in_float32), scientific(at.in_float64), verdict))
+        rows.append(
+            (name, at.chapter, scientific(at.in_float32), scientific(at.in_float64), verdict)
+        )
     yield from table(rows, left=(0, 1))
     yield "  Right or wrong: whether exp(x) is finite, infinite or 0 in float32."
     for end in run.limits:
         yield f"\n{end.dtype}: largest number {scientific(end.largest, 4)}"
         digits = 5 if end.dtype == "float32" else 4
-        finite, normal, nonzero = (fixed(x, digits) for x in (end.last_finite_x, end.last_normal_x, end.last_nonzero_x))
+        finite, normal, nonzero = (
+            fixed(x, digits) for x in (end.last_finite_x, end.last_normal_x, end.last_nonzero_x)
+        )
         ends = [
-            ("largest x with a finite exp(x)", finite, f"exp = {scientific(end.exp_of_last_finite_x, 4)}"),
-            ("least x of full precision", normal, f"smallest normal {scientific(end.smallest_normal)}"),
-            ("least x with exp(x) above 0", nonzero, f"smallest subnormal {scientific(end.smallest_subnormal)}"),
+            (
+                "largest x with a finite exp(x)",
+                finite,
+                f"exp = {scientific(end.exp_of_last_finite_x, 4)}",
+            ),
+            (
+                "least x of full precision",
+                normal,
+                f"smallest normal {scientific(end.smallest_normal)}",
+            ),
+            (
+                "least x with exp(x) above 0",
+                nonzero,
+                f"smallest subnormal {scientific(end.smallest_subnormal)}",
+            ),
         ]
         yield from table(ends, left=(0, 2))
     small = next(at for at in run.claims if at.x == -100)
     off = abs(small.in_float32 / small.in_float64 - 1)
     steps = small.in_float32 / run.limits[0].smallest_subnormal
     yield from paragraph(
-        f"exp(−100) is {scientific(small.in_float64)}, but what float32 keeps of it is {scientific(small.in_float32)}: "
+        f"exp(−100) is {scientific(small.in_float64)}, but what float32 keeps of it is "
+        f"{scientific(small.in_float32)}: "
         f"{steps:.0f} times its smallest subnormal number, so {off:.1%} off."
     )
     yield f"\nSoftmax of {vector(run.scores)} in float32"
-    yield f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = [{_list(run.unsafe)}]"
+    yield (
+        f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = "
+        f"[{_list(run.unsafe)}]"
+    )
     yield f"  exp(z − max) / sum:                 {vector(run.safe)}"
     hundred, eighty_five = (next(at for at in run.claims if at.x == x) for x in (100, 85))
     yield from paragraph(
-        f"The chapter is {CHAPTER}. exp(100) is {scientific(hundred.in_float64)}, as it says, but in float64: it is far above "
-        f"float32's largest number. The chapter's next line says that exp(89) = 4.49e38 is above it already, and the two lines "
-        f"contradict each other. exp(85) = {scientific(eighty_five.in_float32)} is finite: overflow starts above x = "
+        f"The chapter is {CHAPTER}. exp(100) is {scientific(hundred.in_float64)}, as it says, but "
+        "in float64: it is far above "
+        "float32's largest number. The chapter's next line says that exp(89) = 4.49e38 is above "
+        "it already, and the two lines "
+        f"contradict each other. exp(85) = {scientific(eighty_five.in_float32)} is finite: "
+        "overflow starts above x = "
         f"{run.limits[0].last_finite_x:.5f}."
     )
 

@@ -1,7 +1,8 @@
 """Why a kernel product takes its distances of differences, x − z: by squares they cancel.
 
-In flashsim: flashsim.kernels.product, whose order "x_outer" is flashsim/beyond/programs/kernel_x_outer.py: line 8 is k(x, z).
-The distances are those of flashsim/beyond/parts/kernel_functions.py.
+In flashsim: flashsim.kernels.product, whose order "x_outer" is
+flashsim/beyond/programs/kernel_x_outer.py: line 8 is k(x, z). The distances are those of
+flashsim/beyond/parts/kernel_functions.py.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ OFFSETS = (0.0, 1e2, 1e3, 1e4)
 
 @dataclass(frozen=True)
 class Far:
-    """Both clouds moved by `offset`, in float32: the largest error of ‖x − z‖², by differences and by squares."""
+    """Both clouds moved by `offset`, in float32: the largest error of ‖x − z‖², by differences
+    and by squares.
+    """
 
     offset: float
     differences: float
@@ -32,8 +35,13 @@ class KernelProduct:
 
 
 def far(offset: float) -> Far:
-    """Compare squared distances of 20 points and 20 others, random in three dimensions, with those in float64."""
-    x, z = ((np.random.default_rng(seed).normal(size=(20, 3)) + offset).astype(np.float32) for seed in (0, 1))
+    """Compare squared distances of 20 points and 20 others, random in three dimensions, with
+    those in float64.
+    """
+    x, z = (
+        (np.random.default_rng(seed).normal(size=(20, 3)) + offset).astype(np.float32)
+        for seed in (0, 1)
+    )
     exact = distances(x.astype(np.float64), z.astype(np.float64)) ** 2
     squares = (x**2).sum(axis=1)[:, None] + (z**2).sum(axis=1) - 2 * (x @ z.T)
     errors = (np.abs(found - exact).max() for found in (distances(x, z) ** 2, squares))
@@ -49,14 +57,20 @@ def lines(run: KernelProduct) -> Iterator[str]:
     """Yield the errors as text."""
     yield "The distances of a kernel product, by differences and by squares"
     yield from paragraph(
-        "‖x‖² + ‖z‖² − 2x·z is ‖x − z‖² on paper, and one matrix product; but where both clouds lie far from the origin it "
+        "‖x‖² + ‖z‖² − 2x·z is ‖x − z‖² on paper, and one matrix product; but where both clouds "
+        "lie far from the origin it "
         "is a small difference of large squares. Errors of ‖x − z‖² in float32, at most:"
     )
     yield ""
     yield from table(
         [
             ("both clouds moved by", "by differences", "by squares"),
-            *((number(each.offset), scientific(each.differences, 1), scientific(each.squares, 1)) for each in run.far),
+            *(
+                (number(each.offset), scientific(each.differences, 1), scientific(each.squares, 1))
+                for each in run.far
+            ),
         ]
     )
-    yield from paragraph("The product itself, tile by tile, is a lesson: flashsim lessons kernel_product --open")
+    yield from paragraph(
+        "The product itself, tile by tile, is a lesson: flashsim lessons kernel_product --open"
+    )

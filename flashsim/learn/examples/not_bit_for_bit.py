@@ -1,7 +1,8 @@
-"""Tiled attention is not standard attention bit for bit: it is so in exact arithmetic, and within rounding in any other.
+"""Tiled attention is not standard attention bit for bit: it is so in exact arithmetic, and within
+rounding in any other.
 
-In flashsim: Algorithm 0 against Algorithm 1 (flashsim.forward), and flashsim.reference.error_bound, which says how far
-rounding may lead.
+In flashsim: Algorithm 0 against Algorithm 1 (flashsim.forward), and flashsim.reference.error_bound,
+which says how far rounding may lead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,9 @@ M = 65_536  # room for any of these tiles
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways to compute one attention: in how many elements their bits differ, by how much, and that divided by its bound."""
+    """Two ways to compute one attention: in how many elements their bits differ, by how much,
+    and that divided by its bound.
+    """
 
     dtype: str
     one: str
@@ -47,13 +50,19 @@ class NotBitForBit:
 def bits_differ(one: Array, other: Array) -> int:
     """Return in how many elements two arrays of one dtype differ in any bit."""
     words = np.dtype(f"u{one.itemsize}")
-    return int((np.ascontiguousarray(one).view(words) != np.ascontiguousarray(other).view(words)).sum())
+    return int(
+        (np.ascontiguousarray(one).view(words) != np.ascontiguousarray(other).view(words)).sum()
+    )
 
 
-def compare(Q: Array, K: Array, V: Array, tilings: Sequence[tuple[int, int]] = TILINGS) -> list[Comparison]:
-    """Compare Algorithm 0 to Algorithm 1 in each tiling; the second tiling to the third; and the first to itself, run again.
+def compare(
+    Q: Array, K: Array, V: Array, tilings: Sequence[tuple[int, int]] = TILINGS
+) -> list[Comparison]:
+    """Compare Algorithm 0 to Algorithm 1 in each tiling; the second tiling to the third; and the
+    first to itself, run again.
 
-    Both results lie within their own bound around exact attention, so they differ by no more than the two bounds together.
+    Both results lie within their own bound around exact attention, so they differ by no more than
+    the two bounds together.
     """
 
     def run(name: str, blocks: tuple[int, int] | None = None) -> tuple[Array, Array]:
@@ -63,14 +72,22 @@ def compare(Q: Array, K: Array, V: Array, tilings: Sequence[tuple[int, int]] = T
     standard, flash = "Algorithm 0", [f"Algorithm 1, {B_r} × {B_c}" for B_r, B_c in tilings]
     again = f"{flash[0]}, again"
     results = {standard: run("standard"), again: run("flash_basic", tilings[0])}
-    results |= {name: run("flash_basic", blocks) for name, blocks in zip(flash, tilings, strict=True)}
-    pairs = [*((standard, name) for name in flash), *([(flash[1], flash[2])] if len(flash) > 2 else []), (flash[0], again)]
+    results |= {
+        name: run("flash_basic", blocks) for name, blocks in zip(flash, tilings, strict=True)
+    }
+    pairs = [
+        *((standard, name) for name in flash),
+        *([(flash[1], flash[2])] if len(flash) > 2 else []),
+        (flash[0], again),
+    ]
 
     def compared(one: str, other: str) -> Comparison:
         (a, bound_a), (b, bound_b) = results[one], results[other]
         apart = np.abs(a.astype(np.float64) - b)
         of_bound = float((apart / (bound_a + bound_b)).max())
-        return Comparison(Q.dtype.name, one, other, a.size, bits_differ(a, b), float(apart.max()), of_bound)
+        return Comparison(
+            Q.dtype.name, one, other, a.size, bits_differ(a, b), float(apart.max()), of_bound
+        )
 
     return [compared(*pair) for pair in pairs]
 
@@ -88,10 +105,15 @@ def compute() -> NotBitForBit:
 
 def lines(run: NotBitForBit) -> Iterator[str]:
     """Yield the comparisons as text."""
-    yield from wrapped("Is tiled attention the same as standard attention, bit for bit, as a book chapter says? No.")
+    yield from wrapped(
+        "Is tiled attention the same as standard attention, bit for bit, as a book chapter says? "
+        "No."
+    )
     yield from paragraph(
-        f"The chapter is {CHAPTER}. Algorithm 0 is standard attention, Algorithm 1 FlashAttention with blocks B_r × B_c. "
-        f"Random Q, K, V of {run.N} × {run.d} (seed {run.seed}), not causal. The table says how many of the "
+        f"The chapter is {CHAPTER}. Algorithm 0 is standard attention, Algorithm 1 FlashAttention "
+        "with blocks B_r × B_c. "
+        f"Random Q, K, V of {run.N} × {run.d} (seed {run.seed}), not causal. The table says how "
+        "many of the "
         f"{run.comparisons[0].elements:,} elements of O differ in their bits:"
     )
     for dtype in dict.fromkeys(at.dtype for at in run.comparisons):
@@ -100,21 +122,28 @@ def lines(run: NotBitForBit) -> Iterator[str]:
         for at in (at for at in run.comparisons if at.dtype == dtype):
             share = f"{at.differing / at.elements:.0%}"
             one, other = (name.replace("Algorithm", "Alg.") for name in (at.one, at.other))
-            rows.append((one, other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}"))
+            rows.append(
+                (one, other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}")
+            )
         yield from table(rows, left=(0, 1), gap="  ")
     most = max(at.of_bound for at in run.comparisons)
     verdict = "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."
     yield from paragraph(
-        "Its bound: both results lie within flashsim.reference.error_bound of exact attention, so they may differ by the sum "
+        "Its bound: both results lie within flashsim.reference.error_bound of exact attention, so "
+        "they may differ by the sum "
         f"of their two bounds. The largest difference is {most:.3f} of this sum: {verdict}"
     )
     yield from paragraph(
-        "Why: each addition rounds, so the order of a sum decides its last bits. In float64, (0.1 + 0.2) + 0.3 = "
-        f"{run.left_to_right!r}, and 0.1 + (0.2 + 0.3) = {run.right_to_left!r}. Tiles add up s and O in another order, with "
-        "corrections in between, and divide by s after the product with V and not before. So even a single tile differs, and "
+        "Why: each addition rounds, so the order of a sum decides its last bits. In float64, (0.1 "
+        "+ 0.2) + 0.3 = "
+        f"{run.left_to_right!r}, and 0.1 + (0.2 + 0.3) = {run.right_to_left!r}. Tiles add up s and "
+        "O in another order, with "
+        "corrections in between, and divide by s after the product with V and not before. So even "
+        "a single tile differs, and "
         "two tilings differ from each other. The same tiles again give the same bits."
     )
     yield from paragraph(
-        "What is true: in exact arithmetic the results are equal (Theorem 1). In floating point they agree within rounding; "
+        "What is true: in exact arithmetic the results are equal (Theorem 1). In floating point "
+        "they agree within rounding; "
         "tiling approximates nothing."
     )

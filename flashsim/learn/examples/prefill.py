@@ -1,8 +1,10 @@
-"""Causal prefill in tiles: for each tile of queries, all tiles of keys and values are loaded in turn; its m, s and O stay.
+"""Causal prefill in tiles: for each tile of queries, all tiles of keys and values are loaded in
+turn; its m, s and O stay.
 
-In flashsim: Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once. The mask is its line 11;
-the skipped tile is Algorithm 5, line 8, with block_mask="live". Lines 12 and 13 there use finite(m) where a row has seen
-only masked keys (m = −∞) and exp(m − m) would be NaN. Here each row sees key 0 first, so that does not arise.
+In flashsim: Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once.
+The mask is its line 11; the skipped tile is Algorithm 5, line 8, with block_mask="live". Lines 12
+and 13 there use finite(m) where a row has seen only masked keys (m = −∞) and exp(m − m) would be
+NaN. Here each row sees key 0 first, so that does not arise.
 """
 
 import math
@@ -13,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.learn.examples.text import CHAPTER, bracketed, factor, fixed, number, paragraph, table, tiny, vector, wrapped
+from flashsim.learn.examples.text import (
+    CHAPTER,
+    bracketed,
+    factor,
+    fixed,
+    number,
+    paragraph,
+    table,
+    tiny,
+    vector,
+    wrapped,
+)
 from flashsim.problem.inputs import Array
 from flashsim.reference import attention
 
@@ -26,7 +39,9 @@ nothing = partial(np.zeros, (0, 0))
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One query's update by one tile of keys: m, s and O before, corrected, and after it; a weight for each key."""
+    """One query's update by one tile of keys: m, s and O before, corrected, and after it; a
+    weight for each key.
+    """
 
     query: int
     m_old: float
@@ -48,7 +63,9 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One tile of the scores: before and after scaling and masking, and its rows' updates. None of it if it was skipped."""
+    """One tile of the scores: before and after scaling and masking, and its rows' updates. None
+    of it if it was skipped.
+    """
 
     queries: range
     keys: range
@@ -77,7 +94,9 @@ class QueryTile:
 
 @dataclass(frozen=True, eq=False)
 class Prefill:
-    """The inputs, one record for each tile of queries, the output; and the same by naive attention."""
+    """The inputs, one record for each tile of queries, the output; and the same by naive
+    attention.
+    """
 
     Q: Array
     K: Array
@@ -90,7 +109,9 @@ class Prefill:
 
 
 def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: Array) -> Row:
-    """Take a tile of keys into one query's m, s and O. Masked scores are −∞, and their weights 0."""
+    """Take a tile of keys into one query's m, s and O. Masked scores are −∞, and their weights
+    0.
+    """
     m = max(m_old, S.max())
     correction = np.exp(m_old - m)
     s_corrected, O_corrected = s_old * correction, O_old * correction
@@ -102,7 +123,11 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
 def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int) -> QueryTile:
     """Stream all keys and values past one tile of queries."""
     dtype = Q.dtype.type
-    m, s, O = [dtype(-np.inf)] * len(queries), [dtype(0)] * len(queries), [np.zeros(V.shape[1], dtype)] * len(queries)
+    m, s, O = (
+        [dtype(-np.inf)] * len(queries),
+        [dtype(0)] * len(queries),
+        [np.zeros(V.shape[1], dtype)] * len(queries),
+    )
     tiles = []
     for start in range(0, len(K), B_k):
         keys = range(start, min(start + B_k, len(K)))
@@ -114,18 +139,26 @@ def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int) -> QueryT
         S = products / dtype(math.sqrt(Q.shape[1]))
         after = np.arange(keys.start, keys.stop) > np.arange(queries.start, queries.stop)[:, None]
         S_masked = np.where(after, dtype(-np.inf), S)
-        rows = [update(queries[i], m[i], s[i], O[i], S_masked[i], V_tile) for i in range(len(queries))]
+        rows = [
+            update(queries[i], m[i], s[i], O[i], S_masked[i], V_tile) for i in range(len(queries))
+        ]
         m, s, O = [row.m for row in rows], [row.s for row in rows], [row.O for row in rows]
         tiles.append(Tile(queries, keys, products, S, S_masked, tuple(rows)))
     sums, unnormalised = np.array(s), np.array(O)
-    return QueryTile(queries, tuple(tiles), np.array(m), sums, unnormalised, unnormalised / sums[:, None])
+    return QueryTile(
+        queries, tuple(tiles), np.array(m), sums, unnormalised, unnormalised / sums[:, None]
+    )
 
 
 def prefill(Q: Any, K: Any, V: Any, B_q: int, B_k: int) -> Prefill:
-    """Return causal attention, scaled by 1/√d, tile by tile, of as many queries as keys. The last tiles may be smaller."""
+    """Return causal attention, scaled by 1/√d, tile by tile, of as many queries as keys. The
+    last tiles may be smaller.
+    """
     Q, K, V = (np.asarray(a) for a in (Q, K, V))
     n = len(Q)
-    tiles = tuple(query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k) for start in range(0, n, B_q))
+    tiles = tuple(
+        query_tile(Q, K, V, range(start, min(start + B_q, n)), B_k) for start in range(0, n, B_q)
+    )
     output = np.concatenate([tile.output for tile in tiles])
     return Prefill(Q, K, V, B_q, B_k, tiles, output, attention(Q, K, V, mask=np.tri(n, dtype=bool)))
 
@@ -141,30 +174,47 @@ def lines(run: Prefill) -> Iterator[str]:
     root = fixed(math.sqrt(d), 3)
     yield f"Causal prefill in tiles: n = {n}, d = {d}, B_q = {run.B_q}, B_k = {run.B_k}"
     yield ""
-    given = ((str(i), *("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V))) for i in range(n))
+    given = (
+        (str(i), *("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V)))
+        for i in range(n)
+    )
     yield from table([("", "Q", "K", "V"), *given])
     yield from paragraph("All numbers are computed unrounded, and rounded only to be shown.")
     yield f"\nScores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
     yield ""
     done = [("", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles))]
     for row in run.query_tiles:
-        done.append((_named("queries", row.queries), *("skipped" if t.skipped else "computed" for t in row.tiles)))
+        done.append(
+            (
+                _named("queries", row.queries),
+                *("skipped" if t.skipped else "computed" for t in row.tiles),
+            )
+        )
     yield from table(done, left=(0, 1, 2))
     for at, row in enumerate(run.query_tiles):
         none = vector([0] * run.V.shape[1])
-        yield f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in each row"
+        yield (
+            f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in "
+            "each row"
+        )
         for j, tile in enumerate(row.tiles):
-            yield f"\n  Key tile {j} ({_named('keys', tile.keys)})" + (": skipped" if tile.skipped else "")
+            yield f"\n  Key tile {j} ({_named('keys', tile.keys)})" + (
+                ": skipped" if tile.skipped else ""
+            )
             yield from _skipped_lines(tile) if tile.skipped else _tile_lines(run, tile, root)
         yield "\n  Normalize: O / s"
         for i, query in enumerate(row.queries):
-            yield f"    O[{query}] = {vector(row.O[i])} / {number(row.s[i])} = {vector(row.output[i], 3)}"
+            yield (
+                f"    O[{query}] = {vector(row.O[i])} / {number(row.s[i])} = "
+                f"{vector(row.output[i], 3)}"
+            )
     yield "\nCheck by naive attention with the causal mask (flashsim.reference.attention):"
     both = ((f"O[{i}]", vector(run.output[i], 3), vector(run.naive[i], 3)) for i in range(n))
     yield from table([("", "tiled", "naive"), *both], left=(0, 1, 2))
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
     yield from paragraph(
-        f"This example is of a book chapter, {CHAPTER}. Its printed numbers are all right to their last digit. It shows query "
+        f"This example is of a book chapter, {CHAPTER}. Its printed numbers are all right to their "
+        "last digit. It shows query "
         "tile 0 only; its loop runs over query tiles 1 and 2 just the same."
     )
 
@@ -176,8 +226,10 @@ def _named(what: str, indices: range) -> str:
 def _skipped_lines(tile: Tile) -> Iterator[str]:
     last, first = tile.queries[-1], tile.keys[0]
     yield from wrapped(
-        f"Its first key, {first}, comes after the tile's last query, {last}: every score would be masked to −∞ and every "
-        f"weight 0. K[{first}:{tile.keys.stop}] and V[{first}:{tile.keys.stop}] are not even loaded.",
+        f"Its first key, {first}, comes after the tile's last query, {last}: every score would be "
+        "masked to −∞ and every "
+        f"weight 0. K[{first}:{tile.keys.stop}] and V[{first}:{tile.keys.stop}] are not even "
+        "loaded.",
         "    ",
     )
 
@@ -186,7 +238,9 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
     rows = []
     for i, query in enumerate(tile.queries):
         for j, key in enumerate(tile.keys):
-            terms = " + ".join(f"{factor(a)}·{factor(b)}" for a, b in zip(run.Q[query], run.K[key], strict=True))
+            terms = " + ".join(
+                f"{factor(a)}·{factor(b)}" for a, b in zip(run.Q[query], run.K[key], strict=True)
+            )
             dot, score = fixed(tile.products[i, j], 2), fixed(tile.S[i, j], 3)
             rows.append((f"Q[{query}]·K[{key}] = {terms}", f"= {dot:>5}  / {root} = {score:>6}"))
     yield from table(rows, "    ")
@@ -206,24 +260,44 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
 
 def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[str]:
     m_old, m = (fixed(x, 3) for x in (row.m_old, row.m))
-    seen = [(key, score) for key, score in zip(tile.keys, scores, strict=True) if np.isfinite(score)]
-    weights = [number(weight) for weight, score in zip(row.weights, scores, strict=True) if np.isfinite(score)]
+    seen = [
+        (key, score) for key, score in zip(tile.keys, scores, strict=True) if np.isfinite(score)
+    ]
+    weights = [
+        number(weight)
+        for weight, score in zip(row.weights, scores, strict=True)
+        if np.isfinite(score)
+    ]
     yield f"\n    Row {row.query}"
     if not seen:
-        yield from wrapped("All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      ")
+        yield from wrapped(
+            "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.",
+            "      ",
+        )
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
     top = ", ".join(fixed(score, 3) for _, score in seen)
-    yield f"      m_new = max({m_old}, {top}) = {m}" + ("   ← new maximum" if row.new_maximum else "")
+    yield f"      m_new = max({m_old}, {top}) = {m}" + (
+        "   ← new maximum" if row.new_maximum else ""
+    )
     yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
     yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
     yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"
     for (key, score), weight in zip(seen, weights, strict=True):
         inner = "" if score == row.m else f" = exp({fixed(score - row.m, 3)})"
-        yield f"      weight of key {key} = exp({fixed(score, 3)} − {bracketed(m)}){inner} = {weight}"
-    if hidden := [str(key) for key, score in zip(tile.keys, scores, strict=True) if not np.isfinite(score)]:
-        yield f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight exp(−∞) = 0)"
-    added = " + ".join(f"{weight}·{vector(run.V[key])}" for (key, _), weight in zip(seen, weights, strict=True))
+        yield (
+            f"      weight of key {key} = exp({fixed(score, 3)} − {bracketed(m)}){inner} = {weight}"
+        )
+    if hidden := [
+        str(key) for key, score in zip(tile.keys, scores, strict=True) if not np.isfinite(score)
+    ]:
+        yield (
+            f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight "
+            "exp(−∞) = 0)"
+        )
+    added = " + ".join(
+        f"{weight}·{vector(run.V[key])}" for (key, _), weight in zip(seen, weights, strict=True)
+    )
     yield from wrapped(f"O = {vector(row.O_corrected)} + {added}", "      ")
     yield f"        = {vector(row.O)}"
     yield f"      s = {' + '.join([number(row.s_corrected), *weights])} = {number(row.s)}"

@@ -1,8 +1,10 @@
-"""The same training curve, whichever attention trains it: the paper's §4.1 and Appendix E, at the size of a laptop.
+"""The same training curve, whichever attention trains it: the paper's §4.1 and Appendix E, at the
+size of a laptop.
 
-In flashsim: flashsim.forward and flashsim.backward of each algorithm named, and flashsim.gpu's where there is a GPU, in the
-transformer of flashsim.learn.examples.transformer. Its bugs are planted by flashsim.tracing.planting; in a kernel's CUDA, by
-flashsim.gpu.kernel_bugs. `flashsim plot same_curve` draws it.
+In flashsim: flashsim.forward and flashsim.backward of each algorithm named, and flashsim.gpu's
+where there is a GPU, in the transformer of flashsim.learn.examples.transformer. Its bugs are
+planted by flashsim.tracing.planting; in a kernel's CUDA, by flashsim.gpu.kernel_bugs. `flashsim
+plot same_curve` draws it.
 """
 
 import os
@@ -19,7 +21,17 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import whole_rows_backward
 from flashsim.learn.examples.text import fixed, paragraph, table, tiny
-from flashsim.learn.examples.transformer import CONTEXT, HEADS, LAYERS, WIDTH, Adam, Attend, Back, initial, loss_and_gradients
+from flashsim.learn.examples.transformer import (
+    CONTEXT,
+    HEADS,
+    LAYERS,
+    WIDTH,
+    Adam,
+    Attend,
+    Back,
+    initial,
+    loss_and_gradients,
+)
 from flashsim.problem.inputs import Array
 from flashsim.simulate.api import backward, forward
 from flashsim.support.blas import one_blas_thread
@@ -29,14 +41,17 @@ from flashsim.tracing.planting import planted
 STEPS, BATCH, SEED = 300, 4, 0
 LAST = 20  # steps whose mean loss is a curve's end
 EARLY = 10
-WITHIN = {"float64": 1e-12, "float32": 1e-5}  # how far losses may be apart: at any step; at the first `EARLY` ones
+# how far losses may be apart: at any step; at the first `EARLY` ones
+WITHIN = {"float64": 1e-12, "float32": 1e-5}
 GPU = "gpu"
 Tiled = tuple[str, tuple[int, int] | None]
 
 
 @dataclass(frozen=True)
 class Bug:
-    """What is wrong, the text to change in a backward pass, and what holds it: the algorithm's own, or a function or .cu file."""
+    """What is wrong, the text to change in a backward pass, and what holds it: the algorithm's
+    own, or a function or .cu file.
+    """
 
     what: str
     before: str
@@ -45,7 +60,9 @@ class Bug:
     file: str = ""
 
 
-SCALED_TWICE = Bug("dK scaled by τ twice", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)")
+SCALED_TWICE = Bug(
+    "dK scaled by τ twice", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)"
+)
 NO_D = Bug("no − D in dS", "dP_ij - D_i", "dP_ij")
 NO_D_IN_ROWS = Bug(NO_D.what, "dP_i - D_i", "dP_i", whole_rows_backward)
 ON_GPU = (  # in the kernel that gpu.backward chooses for float32
@@ -56,7 +73,9 @@ ON_GPU = (  # in the kernel that gpu.backward chooses for float32
 
 @dataclass(frozen=True)
 class Setup:
-    """What trains a curve: an attention by name with its tiles (None: line 1's), a dtype, a bug, or none, and how long."""
+    """What trains a curve: an attention by name with its tiles (None: line 1's), a dtype, a bug,
+    or none, and how long.
+    """
 
     name: str
     blocks: tuple[int, int] | None
@@ -67,7 +86,11 @@ class Setup:
     @property
     def title(self) -> str:
         """Its name and tiles."""
-        return self.name if self.blocks is None else f"{self.name}, {self.blocks[0]} × {self.blocks[1]}"
+        return (
+            self.name
+            if self.blocks is None
+            else f"{self.name}, {self.blocks[0]} × {self.blocks[1]}"
+        )
 
     def attend(self) -> Attend:
         """Return its attention as the transformer takes it."""
@@ -75,7 +98,9 @@ class Setup:
             return partial(on_a_gpu, self.bug)
         algorithm, bug = BACKWARD[self.name], self.bug
         if bug is not None:
-            algorithm = planted(algorithm, (bug.before, bug.after), within=bug.within, what=bug.what)
+            algorithm = planted(
+                algorithm, (bug.before, bug.after), within=bug.within, what=bug.what
+            )
         return partial(simulated, FORWARD[self.name], algorithm, self.blocks)
 
 
@@ -96,10 +121,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a curve is from that of standard attention in its dtype: over the first steps, and over all that it has.
+    """How far a curve is from that of standard attention in its dtype: over the first steps, and
+    over all that it has.
 
-    `end` is its own last losses' mean. `shows` is the first step, counted from 1, at which they are further apart than rounding
-    explains; None if there is none.
+    `end` is its own last losses' mean. `shows` is the first step, counted from 1, at which they are
+    further apart than rounding explains; None if there is none.
     """
 
     title: str
@@ -114,7 +140,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class SameCurve:
-    """The text's length and number of distinct characters, the curves, and their distances: `curves[0]` is standard attention."""
+    """The text's length and number of distinct characters, the curves, and their distances:
+    `curves[0]` is standard attention.
+    """
 
     characters: int
     distinct: int
@@ -124,7 +152,12 @@ class SameCurve:
 
 
 def simulated(
-    algorithm: Algorithm, back: Algorithm, blocks: tuple[int, int] | None, Q: Array, K: Array, V: Array
+    algorithm: Algorithm,
+    back: Algorithm,
+    blocks: tuple[int, int] | None,
+    Q: Array,
+    K: Array,
+    V: Array,
 ) -> tuple[Array, Back]:
     """Causal attention on the counted memory, and its backward pass."""
     run = forward(algorithm, Q, K, V, causal=True, blocks=blocks)
@@ -137,7 +170,9 @@ def simulated(
 
 
 def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back]:
-    """Causal attention by a GPU's kernels, in float32. They take d = 32, so columns of zeros are added, which change nothing."""
+    """Causal attention by a GPU's kernels, in float32. They take d = 32, so columns of zeros are
+    added, which change nothing.
+    """
     import cupy
 
     from flashsim import gpu
@@ -160,7 +195,9 @@ def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back
 
 @cache
 def text() -> tuple[Array, int]:
-    """Return the Gettysburg Address as numbers, one a character, and how many distinct ones there are."""
+    """Return the Gettysburg Address as numbers, one a character, and how many distinct ones
+    there are.
+    """
     address = (files("flashsim.data") / "gettysburg.txt").read_text(encoding="utf-8")
     alphabet = sorted(set(address))
     return np.array([alphabet.index(character) for character in address]), len(alphabet)
@@ -174,21 +211,30 @@ def train(setup: Setup) -> Curve:
     with one_blas_thread():
         for _ in range(setup.steps):
             starts = rng.integers(0, len(characters) - CONTEXT, size=BATCH)
-            loss, gradients = loss_and_gradients(weights, np.stack([characters[at : at + CONTEXT + 1] for at in starts]), attend)
+            loss, gradients = loss_and_gradients(
+                weights, np.stack([characters[at : at + CONTEXT + 1] for at in starts]), attend
+            )
             adam.step(gradients)
             losses.append(loss)
     return Curve(setup.title, setup.dtype, setup.bug.what if setup.bug else "", tuple(losses))
 
 
 def setups(steps: int) -> list[Setup]:
-    """Return all that train, standard attention first in either dtype. A few steps show most bugs."""
+    """Return all that train, standard attention first in either dtype. A few steps show most
+    bugs.
+    """
     standard: Tiled = ("standard", None)
     flash: Tiled = ("flash", (32, 16))
     q_outer: Tiled = ("q_outer", (16, 32))
-    every = [Setup(*which, dtype, steps) for dtype in WITHIN for which in (standard, flash, q_outer)]
+    every = [
+        Setup(*which, dtype, steps) for dtype in WITHIN for which in (standard, flash, q_outer)
+    ]
     few = min(steps, EARLY)
     if has_gpu():
-        every += [Setup(GPU, None, "float32", steps), *(Setup(GPU, None, "float32", few, bug) for bug in ON_GPU)]
+        every += [
+            Setup(GPU, None, "float32", steps),
+            *(Setup(GPU, None, "float32", few, bug) for bug in ON_GPU),
+        ]
     every += [Setup(*flash, "float64", steps, bug) for bug in (SCALED_TWICE, NO_D)]
     every += [Setup(*standard, "float64", few, bug) for bug in (SCALED_TWICE, NO_D_IN_ROWS)]
     return every + [Setup(*q_outer, "float64", few, bug) for bug in (SCALED_TWICE, NO_D)]
@@ -216,7 +262,9 @@ def distances(curves: Sequence[Curve]) -> Iterator[Distance]:
         (beyond,) = np.nonzero(~(looked_at <= WITHIN[curve.dtype]))
         shows = int(beyond[0]) + 1 if len(beyond) else None
         early, most = float(apart[:EARLY].max()), float(apart.max())
-        yield Distance(curve.title, curve.dtype, curve.bug, early, most, curve.end, len(apart), shows)
+        yield Distance(
+            curve.title, curve.dtype, curve.bug, early, most, curve.end, len(apart), shows
+        )
 
 
 def compute(steps: int = STEPS, jobs: int | None = None) -> SameCurve:
@@ -231,9 +279,12 @@ def lines(run: SameCurve) -> Iterator[str]:
     """Yield the distances as text."""
     yield "Does a transformer train the same, whichever algorithm computes its attention?"
     yield from paragraph(
-        f"A character transformer ({LAYERS} layers of width {WIDTH}, {HEADS} heads, {CONTEXT} characters of context) learns "
-        f"the Gettysburg Address ({run.characters:,} characters, {run.distinct} distinct): {run.steps} steps of Adam on "
-        f"{BATCH} passages each, from the same weights, on the same passages. Losses are in nats a character; the distance "
+        f"A character transformer ({LAYERS} layers of width {WIDTH}, {HEADS} heads, {CONTEXT} "
+        "characters of context) learns "
+        f"the Gettysburg Address ({run.characters:,} characters, {run.distinct} distinct): "
+        f"{run.steps} steps of Adam on "
+        f"{BATCH} passages each, from the same weights, on the same passages. Losses are in nats a "
+        "character; the distance "
         "is to the curve of standard attention in the same dtype."
     )
     yield ""
@@ -246,7 +297,9 @@ def lines(run: SameCurve) -> Iterator[str]:
     yield from table(rows, left=(0, 1))
     yield from paragraph(_verdict(run))
     on_gpu = any(at.title == GPU and at.bug for at in run.distances)
-    yield "\nWith a bug planted in the backward pass, float64" + (", on the GPU float32:" if on_gpu else ":")
+    yield "\nWith a bug planted in the backward pass, float64" + (
+        ", on the GPU float32:" if on_gpu else ":"
+    )
     yield ""
     rows = [("", "bug", "end", "shows at step", "apart, all")]
     for at in (at for at in run.distances if at.bug):
@@ -254,17 +307,25 @@ def lines(run: SameCurve) -> Iterator[str]:
         rows.append((at.title, at.bug, end, str(at.shows or "never"), tiny(at.all)))
     yield from table(rows, left=(0, 1), gap="  ")
     yield from paragraph(
-        "A curve is a weak test: with a bug it falls too, and the eye may find nothing wrong with it. In float64, beside a "
-        f"right one, it is a sharp one: a right curve stays within {tiny(WITHIN['float64'])}, so a step or two tell. In "
-        "float32 training itself amplifies rounding, and after some tens of steps right curves drift apart too."
+        "A curve is a weak test: with a bug it falls too, and the eye may find nothing wrong with "
+        "it. In float64, beside a "
+        f"right one, it is a sharp one: a right curve stays within {tiny(WITHIN['float64'])}, so a "
+        "step or two tell. In "
+        "float32 training itself amplifies rounding, and after some tens of steps right curves "
+        "drift apart too."
     )
 
 
 def _verdict(run: SameCurve) -> str:
-    wrong = [f"{at.title} ({at.dtype}, from step {at.shows})" for at in run.distances if not at.bug and at.shows]
+    wrong = [
+        f"{at.title} ({at.dtype}, from step {at.shows})"
+        for at in run.distances
+        if not at.bug and at.shows
+    ]
     if wrong:
         return "THE CURVES ARE NOT THE SAME: " + "; ".join(wrong) + "."
     return (
-        f"They are the same: in float64 within {tiny(WITHIN['float64'])} at every step, in float32 within "
+        f"They are the same: in float64 within {tiny(WITHIN['float64'])} at every step, in float32 "
+        "within "
         f"{tiny(WITHIN['float32'])} over the first {EARLY}."
     )

@@ -13,7 +13,9 @@ CHAPTER = '"FlashAttention: Theory and Practice"'
 
 
 def number(x: Any, digits: int = 4) -> str:
-    """Return x to so many digits after the point, or to one digit where that is exact: 0.7408, but 1.0."""
+    """Return x to so many digits after the point, or to one digit where that is exact: 0.7408,
+    but 1.0.
+    """
     x = float(x)
     if np.isinf(x):
         return "∞" if x > 0 else "−∞"
@@ -55,8 +57,12 @@ def vector(v: Iterable[Any], digits: int = 4) -> str:
     return f"[{', '.join(number(x, digits) for x in v)}]"
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,), gap: str = "   ") -> Iterator[str]:
-    """Yield lines of aligned columns: those numbered in `left` to the left, the others to the right."""
+def table(
+    rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,), gap: str = "   "
+) -> Iterator[str]:
+    """Yield lines of aligned columns: those numbered in `left` to the left, the others to the
+    right.
+    """
     yield from (indent + line for line in aligned(rows, left, gap))
 
 
@@ -68,4 +74,6 @@ def paragraph(text: str) -> Iterator[str]:
 
 def wrapped(text: str, indent: str = "") -> Iterator[str]:
     """Yield the text in lines that fit a terminal."""
-    yield from textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    yield from textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )

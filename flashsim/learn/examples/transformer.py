@@ -1,10 +1,12 @@
-"""A small character transformer whose gradients are written out by hand, and whose attention is passed in.
+"""A small character transformer whose gradients are written out by hand, and whose attention is
+passed in.
 
     loss, gradients = loss_and_gradients(weights, tokens, attend)
 
-Two layers, each attention and a perceptron behind a root-mean-square norm, without biases or gains. For each step of the
-forward pass there is one of the backward pass, in the reverse order. `attend(Q, K, V)` takes (batch, heads, N, d) arrays and
-returns O, of that shape, and a function that turns dO into dQ, dK, dV: causal attention, and nothing else is asked of it.
+Two layers, each attention and a perceptron behind a root-mean-square norm, without biases or gains.
+For each step of the forward pass there is one of the backward pass, in the reverse order.
+`attend(Q, K, V)` takes (batch, heads, N, d) arrays and returns O, of that shape, and a function
+that turns dO into dQ, dK, dV: causal attention, and nothing else is asked of it.
 
 In flashsim: `same_curve`, which trains it with one attention after the other.
 """
@@ -23,17 +25,29 @@ Weights = dict[str, Array]
 
 
 def initial(characters: int, seed: int, dtype: str) -> Weights:
-    """Return weights drawn in float64 and rounded to `dtype`: those of one seed are the same numbers in every type."""
+    """Return weights drawn in float64 and rounded to `dtype`: those of one seed are the same
+    numbers in every type.
+    """
     rng, D = np.random.default_rng(seed), WIDTH
     shapes = {"embed": (characters, D), "place": (CONTEXT, D)}
     for n in range(LAYERS):
-        shapes |= {f"qkv {n}": (D, 3 * D), f"out {n}": (D, D), f"up {n}": (D, 4 * D), f"down {n}": (4 * D, D)}
+        shapes |= {
+            f"qkv {n}": (D, 3 * D),
+            f"out {n}": (D, D),
+            f"up {n}": (D, 4 * D),
+            f"down {n}": (4 * D, D),
+        }
     shapes["logits"] = (D, characters)
-    return {name: (rng.normal(size=shape) * shape[0] ** -0.5).astype(dtype) for name, shape in shapes.items()}
+    return {
+        name: (rng.normal(size=shape) * shape[0] ** -0.5).astype(dtype)
+        for name, shape in shapes.items()
+    }
 
 
 def norm(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Return y, x divided by the root mean square of its rows, and a function that turns dy into dx."""
+    """Return y, x divided by the root mean square of its rows, and a function that turns dy into
+    dx.
+    """
     rms = np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
     y = x / rms
     return y, lambda dy: (dy - y * (dy * y).mean(-1, keepdims=True)) / rms
@@ -55,7 +69,8 @@ def rows(x: Array) -> Array:
 
 
 def loss_and_gradients(weights: Weights, tokens: Array, attend: Attend) -> tuple[float, Weights]:
-    """Return the mean cross-entropy (nats a character) of tokens[:, 1:] given what is before each, and its gradients.
+    """Return the mean cross-entropy (nats a character) of tokens[:, 1:] given what is before each,
+    and its gradients.
 
     tokens  (batch, N + 1) whole numbers below the number of characters, N at most `CONTEXT`
     """
@@ -100,9 +115,13 @@ def loss_and_gradients(weights: Weights, tokens: Array, attend: Attend) -> tuple
 
 
 class Adam:
-    """Adam without weight decay (Kingma and Ba, "Adam: A Method for Stochastic Optimization"), in the weights' own type."""
+    """Adam without weight decay (Kingma and Ba, "Adam: A Method for Stochastic Optimization"),
+    in the weights' own type.
+    """
 
-    def __init__(self, weights: Weights, rate: float = 3e-3, b1: float = 0.9, b2: float = 0.99) -> None:
+    def __init__(
+        self, weights: Weights, rate: float = 3e-3, b1: float = 0.9, b2: float = 0.99
+    ) -> None:
         self.weights, self.rate, self.b1, self.b2, self.t = weights, rate, b1, b2, 0
         self.m, self.v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
 

@@ -1,4 +1,6 @@
-"""Exercises: files with holes, and what grades them. Each file in this folder that has a NUMBER is one."""
+"""Exercises: files with holes, and what grades them. Each file in this folder that has a NUMBER
+is one.
+"""
 
 import pkgutil
 from functools import cache
@@ -14,9 +16,15 @@ from flashsim.support.loading import file_of
 @cache
 def exercises() -> dict[str, Exercise]:
     """Return the exercises by name, in the order in which they are to be done."""
-    modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
+    modules = {
+        file.name: import_module(f"{__name__}.{file.name}")
+        for file in pkgutil.iter_modules(__path__)
+    }
     found = {name: m for name, m in modules.items() if hasattr(m, "NUMBER")}
-    return {name: _of(name, m) for name, m in sorted(found.items(), key=lambda item: int(item[1].NUMBER))}
+    return {
+        name: _of(name, m)
+        for name, m in sorted(found.items(), key=lambda item: int(item[1].NUMBER))
+    }
 
 
 def _of(name: str, m: Any) -> Exercise:
@@ -26,7 +34,9 @@ def _of(name: str, m: Any) -> Exercise:
 
 
 def exercise(which: str) -> Exercise:
-    """Return the exercise of that number or name, or of a file of one's own, FILE.py, which is run. Raises ValueError."""
+    """Return the exercise of that number or name, or of a file of one's own, FILE.py, which is
+    run. Raises ValueError.
+    """
     if which.endswith(".py"):
         return _own(Path(which))
     for found in exercises().values():
@@ -41,5 +51,8 @@ def _own(path: Path) -> Exercise:
     try:
         return _of(path.stem, module)
     except AttributeError as error:
-        expected = "an exercise defines NUMBER, TITLE, TEXT, HINTS and grade, as those in flashsim/learn/exercises do"
+        expected = (
+            "an exercise defines NUMBER, TITLE, TEXT, HINTS and grade, as those in "
+            "flashsim/learn/exercises do"
+        )
         raise ValueError(f"{path} is not an exercise: {error}; {expected}") from None

@@ -1,10 +1,12 @@
-"""A student's file, run in a process of its own, which hands back numbers. The judge never imports the file.
+"""A student's file, run in a process of its own, which hands back numbers. The judge never imports
+the file.
 
 with Apart(path, exercise) as work:
     exercise.grade(work)   # as of a `Work` in this process
 
-What a function does to a memory comes back as a list of loads, stores and turns. It is done again here, on the grader's own
-memory: so counts and values are the grader's, whatever the file does to the simulator in its own process.
+What a function does to a memory comes back as a list of loads, stores and turns. It is done again
+here, on the grader's own memory: so counts and values are the grader's, whatever the file does to
+the simulator in its own process.
 """
 
 from __future__ import annotations
@@ -44,23 +46,41 @@ class Limits:
 
 
 class Apart(Work):
-    """What a student's file defines, in a process of its own. Raises Wrong where it does not run, or answers with nonsense."""
+    """What a student's file defines, in a process of its own. Raises Wrong where it does not
+    run, or answers with nonsense.
+    """
 
     def __init__(self, path: Path, exercise: Exercise, limits: Limits = Limits()) -> None:
         self.path, self._limits, self._late = path, limits, False
         self._folder = tempfile.TemporaryDirectory(prefix="flashsim-", ignore_cleanup_errors=True)
-        paths = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join(
+            [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "utf8", "-m", "flashsim.learn.exercises.child"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=self._folder.name,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            [sys.executable, "-X", "utf8", "-m", "flashsim.learn.exercises.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder.name,
+            env={
+                **os.environ,
+                "PYTHONPATH": paths,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._timer = threading.Timer(limits.seconds, self._stop)
         self._timer.start()
         given = {"memory": limits.memory, "size": limits.size, "seconds": limits.seconds + 1}
         try:
-            self._ask({"file": str(path.resolve()), "modules": [*MODULES, *imported(exercise)], "limits": given})
+            self._ask(
+                {
+                    "file": str(path.resolve()),
+                    "modules": [*MODULES, *imported(exercise)],
+                    "limits": given,
+                }
+            )
         except BaseException:
             self.close()
             raise
@@ -88,14 +108,26 @@ class Apart(Work):
         def call(*args: Any, when: Mapping[str, str] | None = None) -> Any:
             hbm = next((one for one in args if isinstance(one, HBM)), None)
             sram = next((one for one in args if isinstance(one, SRAM)), None)
-            question = {"function": name, "arguments": [*map(packed, args)], "when": dict(when or {})}
-            held = [] if hbm is None else [[each, packed(np.array(hbm.peek(each)))] for each in hbm.traffic.by_array]
+            question = {
+                "function": name,
+                "arguments": [*map(packed, args)],
+                "when": dict(when or {}),
+            }
+            held = (
+                []
+                if hbm is None
+                else [[each, packed(np.array(hbm.peek(each)))] for each in hbm.traffic.by_array]
+            )
             return self._ask({**question, "matrices": held, "M": sram and sram.capacity}, hbm, sram)
 
         return call
 
-    def _ask(self, question: dict[str, Any], hbm: HBM | None = None, sram: SRAM | None = None) -> Any:
-        """Return what is answered. Raises Wrong for what the file did wrong, and where there is no answer."""
+    def _ask(
+        self, question: dict[str, Any], hbm: HBM | None = None, sram: SRAM | None = None
+    ) -> Any:
+        """Return what is answered. Raises Wrong for what the file did wrong, and where there is
+        no answer.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         nonce = secrets.token_hex(16)
@@ -114,7 +146,9 @@ class Apart(Work):
         except (EOFError, OSError):
             raise Wrong(self._ended()) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, IndexError):
-            raise Wrong("It answered what is not an answer: something wrote where the grader reads.") from None
+            raise Wrong(
+                "It answered what is not an answer: something wrote where the grader reads."
+            ) from None
 
     def _ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
@@ -122,7 +156,10 @@ class Apart(Work):
         if self._late or self._process.returncode == -getattr(signal, "SIGXCPU", 0):
             return f"It was stopped after {self._limits.seconds} s. Does a loop end?"
         status = self._process.returncode
-        return f"It ended its process (status {status}) before it answered. A function returns its answer."
+        return (
+            f"It ended its process (status {status}) before it answered. A function returns its "
+            "answer."
+        )
 
     def _stop(self) -> None:
         self._late = True
@@ -148,7 +185,9 @@ def imported(exercise: Exercise) -> list[str]:
 
 
 def again(hbm: HBM, sram: SRAM, entry: Any) -> None:
-    """Do on the grader's memory what was done over there. Raises ValueError or TypeError for what cannot be."""
+    """Do on the grader's memory what was done over there. Raises ValueError or TypeError for
+    what cannot be.
+    """
     match entry:
         case ["load", str() as name, [int(), int(), int(), int()] as where, None]:
             sram.evict(sram.load(block(hbm.matrix(name), where)))
@@ -172,7 +211,9 @@ def again(hbm: HBM, sram: SRAM, entry: Any) -> None:
 
 
 def block(matrix: Matrix, where: list[int]) -> Block:
-    """Return a block of a matrix by its first and last rows and columns. Raises ValueError for one that is not within it."""
+    """Return a block of a matrix by its first and last rows and columns. Raises ValueError for
+    one that is not within it.
+    """
     top, bottom, left, right = where
     if not (0 <= top < bottom <= matrix.shape[0] and 0 <= left < right <= matrix.shape[1]):
         raise ValueError("no such block")

@@ -51,7 +51,12 @@ HINTS = (
 
 def grade(work: Work) -> str:
     tile = work.function("tile")
-    when = {"matmul": "The shapes of a product must meet: rows of queries, columns of keys. Which factor is to be transposed?"}
+    when = {
+        "matmul": (
+            "The shapes of a product must meet: rows of queries, columns of keys. Which factor is "
+            "to be transposed?"
+        )
+    }
     rng = np.random.default_rng(0)
     N_q, N_k, d, d_v, B_r, B_c, tau = 6, 8, 4, 4, 2, 4, 0.5
     Q, K, V, dO = (rng.normal(size=(n, w)) for n, w in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
@@ -59,7 +64,10 @@ def grade(work: Work) -> str:
     m = S.max(1, keepdims=True)
     l = np.exp(S - m).sum(1, keepdims=True)
     O = np.exp(S - m) / l @ V
-    right, theirs = ({"dQ": np.zeros(Q.shape), "dK": np.zeros(K.shape), "dV": np.zeros(V.shape)} for _ in range(2))
+    right, theirs = (
+        {"dQ": np.zeros(Q.shape), "dK": np.zeros(K.shape), "dV": np.zeros(V.shape)}
+        for _ in range(2)
+    )
     for j in range(0, N_k, B_c):
         for i in range(0, N_q, B_r):
             r, c = slice(i, i + B_r), slice(j, j + B_c)
@@ -69,7 +77,11 @@ def grade(work: Work) -> str:
             wanted, wrongs = _gains(given, tau)
             for name, letter, block, n in (("dV", "j", c, 2), ("dQ", "i", r, 0), ("dK", "j", c, 1)):
                 before = right[name][block]
-                fitting = {hint: wrong[n] for hint, wrong in wrongs.items() if np.shape(wrong[n]) == before.shape}
+                fitting = {
+                    hint: wrong[n]
+                    for hint, wrong in wrongs.items()
+                    if np.shape(wrong[n]) == before.shape
+                }
                 gain = numbers(gains[n])
                 if gain is None or gain.shape != before.shape:
                     expect(f"{said}, the gain of {name}", gains[n], wanted[n], {})
@@ -82,7 +94,10 @@ def grade(work: Work) -> str:
     dS = P * (dO @ V.T - (dO * O).sum(1, keepdims=True))
     for name, whole in (("dQ", tau * dS @ K), ("dK", tau * dS.T @ Q), ("dV", P.T @ dO)):
         expect(name, theirs[name], whole, {})
-    return "dV_j, dK_j and dQ_i were right after each of 6 tiles, and the gradients are those of attention"
+    return (
+        "dV_j, dK_j and dQ_i were right after each of 6 tiles, and the gradients are those of "
+        "attention"
+    )
 
 
 Gains = tuple[Any, Any, Any]
@@ -104,9 +119,10 @@ def _gains(given: Sequence[Array], tau: float) -> tuple[Gains, dict[str, Gains]]
     return right, {
         "P is not divided by l_i: its rows must sum to 1 over all keys.": of(P=own),
         "m_i is not subtracted in P.": of(P=np.exp(S) / l),
-        "This tile's own maximum was subtracted. m_i, from the forward pass, is that over all keys.": (
-            of(P=np.exp(S - S.max(1, keepdims=True)) / l)
-        ),
+        (
+            "This tile's own maximum was subtracted. m_i, from the forward pass, is that over all "
+            "keys."
+        ): (of(P=np.exp(S - S.max(1, keepdims=True)) / l)),
         "P is divided by this tile's sum. l_i, from the forward pass, is that over all keys.": (
             of(P=own / own.sum(1, keepdims=True))
         ),

@@ -41,37 +41,65 @@ SHAPES = ((6, 6, 2, 3), (3, 8, 2, 3), (8, 5, 3, 2))
 
 def grade(work: Work) -> str:
     causal = work.function("causal")
-    when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
+    when = {
+        "broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."
+    }
     tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
     got = [causal(S.copy(), *at, when=when) for S, *at in tiles]
     masked = [_masked(*tile) for tile in tiles]
-    hint = explained(((found, wrongs) for found, (_, wrongs) in zip(got, masked, strict=True)), same)
+    hint = explained(
+        ((found, wrongs) for found, (_, wrongs) in zip(got, masked, strict=True)), same
+    )
     for found, (want, _), (_, i, j, B_r, B_c, N_q, N_k) in zip(got, masked, tiles, strict=True):
-        expect(f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)", found, want, {hint: found})
+        expect(
+            f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)",
+            found,
+            want,
+            {hint: found},
+        )
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 
-def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[tuple[Array, int, int, int, int, int, int]]:
+def _tiles(
+    N_q: int, N_k: int, B_r: int, B_c: int
+) -> Iterator[tuple[Array, int, int, int, int, int, int]]:
     S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
     for i in range(-(-N_q // B_r)):
         for j in range(-(-N_k // B_c)):
             yield S[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c], i, j, B_r, B_c, N_q, N_k
 
 
-def _masked(S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> tuple[Array, dict[str, Array]]:
+def _masked(
+    S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int
+) -> tuple[Array, dict[str, Array]]:
     """Return a tile as it should be, and what each mistake makes of it."""
     rows, columns, more = np.arange(S.shape[0])[:, None], np.arange(S.shape[1]), N_k - N_q
     q, k = i * B_r + rows, j * B_c + columns
     right = k <= q + more
     kept = {
         "The diagonal is masked too: a query sees itself, so <= and not <.": (k < q + more),
-        "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (k <= q),
-        "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (columns <= rows + more),
-        "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (k >= q + more),
+        (
+            "N_k - N_q is missing: the mask is aligned at the top left, and the last query does "
+            "not see the last key."
+        ): (k <= q),
+        "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
+            columns <= rows + more
+        ),
+        "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (
+            k >= q + more
+        ),
         "The sign of N_k - N_q is wrong.": (k <= q - more),
-        "j belongs to the keys and i to the queries; here they are exchanged.": (i * B_c + columns <= j * B_r + rows + more),
+        "j belongs to the keys and i to the queries; here they are exchanged.": (
+            i * B_c + columns <= j * B_r + rows + more
+        ),
     }
-    return np.where(right, S, -np.inf), {hint: np.where(stays, S, -np.inf) for hint, stays in kept.items()} | {
-        "Past and future are exchanged: np.where keeps S where its condition is true.": np.where(right, -np.inf, S),
-        "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": np.where(right, S, 0.0),
+    return np.where(right, S, -np.inf), {
+        hint: np.where(stays, S, -np.inf) for hint, stays in kept.items()
+    } | {
+        "Past and future are exchanged: np.where keeps S where its condition is true.": np.where(
+            right, -np.inf, S
+        ),
+        "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": np.where(
+            right, S, 0.0
+        ),
     }

@@ -30,7 +30,10 @@ def live(i, j, B_r, B_c, N_q, N_k):
 '''
 HINTS = (
     "The last query of the block sees the most, and the first key is the first to be seen.",
-    "The last query is (i + 1) * B_r - 1. Where that is N_q or more, the block sees the last key, and so all of them.",
+    (
+        "The last query is (i + 1) * B_r - 1. Where that is N_q or more, the block sees the last "
+        "key, and so all of them."
+    ),
     "return first_key <= last_query + N_k - N_q",
 )
 D = 4
@@ -44,8 +47,14 @@ def grade(work: Work) -> str:
     answers = {tile: live(*tile) for shape in SHAPES for tile in _tiles(*shape)}
     for said in answers.values():
         if not isinstance(said, bool | np.bool_):
-            raise Wrong(f"live returned {said!r}; expected True or False.", "A comparison, such as a <= b, is one.")
-    both = (explained((said, _wrongs(*tile, cut)) for tile, said in answers.items()) for cut in (True, False))
+            raise Wrong(
+                f"live returned {said!r}; expected True or False.",
+                "A comparison, such as a <= b, is one.",
+            )
+    both = (
+        explained((said, _wrongs(*tile, cut)) for tile, said in answers.items())
+        for cut in (True, False)
+    )
     hint = next(filter(None, both), "")  # with the last block of queries cut short, or not
     for shape in SHAPES:
         B_r, B_c, N_q, N_k = shape
@@ -53,10 +62,17 @@ def grade(work: Work) -> str:
         tiles = {tile: _scores(*tile) for tile in _tiles(*shape)}
         for tile, count in tiles.items():
             if count and not answers[tile]:
-                raise Wrong(f"{where}: tile {tile[:2]} is skipped, but {count} of its scores count.", hint)
-        got, needed = (_reads(tile for tile in tiles if loaded[tile]) for loaded in (answers, tiles))
+                raise Wrong(
+                    f"{where}: tile {tile[:2]} is skipped, but {count} of its scores count.", hint
+                )
+        got, needed = (
+            _reads(tile for tile in tiles if loaded[tile]) for loaded in (answers, tiles)
+        )
         expect_count(f"{where}, d = {D}: elements of K and V read", got, needed, {hint: got})
-    return f"{len(answers)} tiles of {len(SHAPES)} shapes: no score is lost, and the reads of K and V are the least, =="
+    return (
+        f"{len(answers)} tiles of {len(SHAPES)} shapes: no score is lost, and the reads of K and V "
+        "are the least, =="
+    )
 
 
 def _tiles(B_r: int, B_c: int, N_q: int, N_k: int) -> list[Tile]:
@@ -65,7 +81,9 @@ def _tiles(B_r: int, B_c: int, N_q: int, N_k: int) -> list[Tile]:
 
 
 def _scores(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> int:
-    return int(np.tri(N_q, N_k, N_k - N_q, int)[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].sum())
+    return int(
+        np.tri(N_q, N_k, N_k - N_q, int)[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].sum()
+    )
 
 
 def _reads(tiles: Iterable[Tile]) -> int:
@@ -78,15 +96,21 @@ def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -
     more = N_k - N_q
     return {
         "Every tile is live here: none is skipped.": True,
-        "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": key <= last,
-        "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": j <= i,
+        "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": key
+        <= last,
+        (
+            "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k "
+            "alone."
+        ): j <= i,
         "It goes by the block's first query. The last one sees more.": key <= first + more,
-        "It goes by the block's last key, so it skips tiles that are masked in part. The first key decides.": (
-            last_key <= last + more
-        ),
+        (
+            "It goes by the block's last key, so it skips tiles that are masked in part. The first "
+            "key decides."
+        ): (last_key <= last + more),
         "The diagonal counts: a query sees itself, so <= and not <.": key < last + more,
         "(i + 1) * B_r is the query after the last one of the block.": key <= last + 1 + more,
-        "With more queries than keys N_k - N_q is negative: the first queries see no key.": key <= last + max(more, 0),
+        "With more queries than keys N_k - N_q is negative: the first queries see no key.": key
+        <= last + max(more, 0),
         "The sign of N_k - N_q is wrong.": key <= last - more,
         "Past and future are exchanged: a query sees the keys up to it.": key >= last + more,
     }

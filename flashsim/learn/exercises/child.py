@@ -1,8 +1,10 @@
-"""The process that runs a student's file, for `flashsim.learn.exercises.apart`: it answers with numbers, and judges nothing.
+"""The process that runs a student's file, for `flashsim.learn.exercises.apart`: it answers with
+numbers, and judges nothing.
 
     python -m flashsim.learn.exercises.child
 
-It is asked on its standard input, and answers on its standard output. What the file prints goes nowhere.
+It is asked on its standard input, and answers on its standard output. What the file prints goes
+nowhere.
 """
 
 import os
@@ -25,7 +27,9 @@ def main() -> None:
 
 
 def serve(asked: BinaryIO, answers: BinaryIO) -> None:
-    """Read the file that the first message names, then call its functions; each answer repeats what its question is known by."""
+    """Read the file that the first message names, then call its functions; each answer repeats
+    what its question is known by.
+    """
     work: Work | None = None
     while True:
         try:
@@ -52,24 +56,35 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
 
 
 def limit(memory: int, size: int, seconds: int) -> None:
-    """Let this process have no more memory and processor time, and write no larger files, where the system can be told."""
+    """Let this process have no more memory and processor time, and write no larger files, where
+    the system can be told.
+    """
     try:
         import resource
     except ModuleNotFoundError:  # Windows
         return
-    kinds = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: size, resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
+    kinds = {
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_FSIZE: size,
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_CORE: 0,
+    }
     for kind, most in kinds.items():
         resource.setrlimit(kind, (most, most))
 
 
 def no_more_of_flashsim(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse modules of flashsim that are not here yet: the reference is not for the student. An audit hook."""
+    """Refuse modules of flashsim that are not here yet: the reference is not for the student. An
+    audit hook.
+    """
     if event == "import" and str(arguments[0]).startswith("flashsim"):
         raise ImportError(f"{arguments[0]} is not for this exercise")
 
 
 def called(work: Work, question: dict[str, Any], log: list[Any]) -> Any:
-    """Call a function of the student's, on a memory of its own where it takes one; what happens in that is logged."""
+    """Call a function of the student's, on a memory of its own where it takes one; what happens
+    in that is logged.
+    """
     hbm = HBM()
     sram = SRAM(hbm, question["M"] or 1, observers=[Log(log)])
     for name, values in question["matrices"]:

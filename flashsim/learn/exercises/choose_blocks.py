@@ -33,7 +33,10 @@ def blocks(M, d):
     return min(B_c, d), B_c
 '''
 HINTS = (
-    "Write a function that returns the elements of the table for a given B_c, with B_r = min(B_c, d).",
+    (
+        "Write a function that returns the elements of the table for a given B_c, with B_r = "
+        "min(B_c, d)."
+    ),
     "2·B_c·d + 2·B_r·d + B_r·B_c + 6·B_r elements must be at most M.",
     "while elements(B_c + 1) <= M: B_c += 1",
 )
@@ -59,7 +62,13 @@ def grade(work: Work) -> str:
     answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
     for (M, d), sides in answers.items():
         if not all(is_whole(n) and 0 < n < 10**18 for n in sides):
-            raise Wrong(f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to 10¹⁸.", WHOLE)
+            raise Wrong(
+                (
+                    f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from "
+                    "1 to 10¹⁸."
+                ),
+                WHOLE,
+            )
     hint = explained((B_c, _wrongs(*case)) for case, (_, B_c) in answers.items())
     for (M, d), (B_r, B_c) in answers.items():
         said = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"
@@ -70,23 +79,30 @@ def grade(work: Work) -> str:
         try:
             got = count("flash_basic", N=N, d=d, M=M, blocks=(B_r, B_c)).hbm.accesses
         except SramOverflow as error:
-            raise Wrong(f"{said} do not fit. {str(error).partition(' Take a larger')[0]}", hint) from None
+            raise Wrong(
+                f"{said} do not fit. {str(error).partition(' Take a larger')[0]}", hint
+            ) from None
         want = count("flash_basic", N=N, d=d, M=M, blocks=(min(best, d), best)).hbm.accesses
         if got != want:
             used = elements(B_c, d)
             raise Wrong(
-                f"{said} fit, with {used:,} elements, and move {got:,} elements at N = {N:,}; a larger B_c fits too, and moves "
+                f"{said} fit, with {used:,} elements, and move {got:,} elements at N = {N:,}; a "
+                "larger B_c fits too, and moves "
                 f"{want:,}.",
                 hint,
             )
-    return f"for {len(CASES)} pairs (M, d) the blocks fit, and no larger ones do: the accesses are the least, =="
+    return (
+        f"for {len(CASES)} pairs (M, d) the blocks fit, and no larger ones do: the accesses are "
+        "the least, =="
+    )
 
 
 def _wrongs(M: int, d: int) -> dict[str, int]:
     best = largest(M, lambda n: elements(n, d))
     return {
         "This is the paper's line 1. It leaves no room for S_ij and the columns.": -(-M // (4 * d)),
-        "This is the paper's line 1, rounded down. S_ij and the columns need room too.": M // (4 * d),
+        "This is the paper's line 1, rounded down. S_ij and the columns need room too.": M
+        // (4 * d),
         "The columns need room too: l_i, m_i, m~_ij, l~_ij and the new m and l, 6 B_r.": (
             largest(M, lambda n: elements(n, d) - 6 * min(n, d))
         ),
@@ -94,8 +110,12 @@ def _wrongs(M: int, d: int) -> dict[str, int]:
             largest(M, lambda n: elements(n, d) - 4 * min(n, d))
         ),
         "S_ij needs room too, B_r B_c.": largest(M, lambda n: elements(n, d) - min(n, d) * n),
-        "P~_ij was given room of its own: it overwrites S_ij.": largest(M, lambda n: elements(n, d) + min(n, d) * n),
-        "The next one fits too: M itself may be used, so <= and not <.": largest(M - 1, lambda n: elements(n, d)),
+        "P~_ij was given room of its own: it overwrites S_ij.": largest(
+            M, lambda n: elements(n, d) + min(n, d) * n
+        ),
+        "The next one fits too: M itself may be used, so <= and not <.": largest(
+            M - 1, lambda n: elements(n, d)
+        ),
         "One too many: the test is whether B_c fits, but B_c + 1 is taken.": best + 1,
         "B_c did not grow.": 1,
     }

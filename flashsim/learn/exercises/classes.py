@@ -23,7 +23,9 @@ SOLVED, NOT_YET, NOT_GRADED = "solved", "not yet", "not graded"
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one file: a verdict, what was verified or what is wrong, and the hint that fits it."""
+    """What came of one file: a verdict, what was verified or what is wrong, and the hint that
+    fits it.
+    """
 
     file: str
     exercise: str
@@ -34,13 +36,23 @@ class Row:
 
 
 def handed_in(folder: Path) -> list[Path]:
-    """Return the files of Python, and notebooks, in a folder and in those within it, but for hidden ones."""
-    found = (path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not path.is_dir())
-    return [path for path in found if not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)]
+    """Return the files of Python, and notebooks, in a folder and in those within it, but for
+    hidden ones.
+    """
+    found = (
+        path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not path.is_dir()
+    )
+    return [
+        path
+        for path in found
+        if not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+    ]
 
 
 def asked_for(path: Path) -> Exercise | None:
-    """Return the exercise that a file is handed in for, by its name alone: ada_05_inner_loop.py, 05_ada.py."""
+    """Return the exercise that a file is handed in for, by its name alone: ada_05_inner_loop.py,
+    05_ada.py.
+    """
     known = exercises().values()
     whole = [found for found in known if found.file.removesuffix(".py") in path.stem]
     begun = [found for found in known if path.stem.startswith(f"{found.number:02}_")]
@@ -48,14 +60,26 @@ def asked_for(path: Path) -> Exercise | None:
 
 
 def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits) -> Row:
-    """Grade one file, called `name`, in a process of its own; a link or a notebook is not graded."""
+    """Grade one file, called `name`, in a process of its own; a link or a notebook is not
+    graded.
+    """
     if path.is_symlink():
         return Row(name, "", NOT_GRADED, "It is a link; expected a file.")
     if path.suffix == ".ipynb":
-        return Row(name, "", NOT_GRADED, "It is a notebook; expected the file that its first cell writes, such as *_notebook.py.")
+        return Row(
+            name,
+            "",
+            NOT_GRADED,
+            (
+                "It is a notebook; expected the file that its first cell writes, such as "
+                "*_notebook.py."
+            ),
+        )
     exercise = exercise or asked_for(path)
     if exercise is None:
-        return Row(name, "", NOT_GRADED, "Its name says no exercise; expected such as 05_inner_loop.py.")
+        return Row(
+            name, "", NOT_GRADED, "Its name says no exercise; expected such as 05_inner_loop.py."
+        )
     begun = time.monotonic()
     try:
         with Apart(path, exercise, limits) as work:
@@ -64,16 +88,33 @@ def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits)
         verdict, seen, hint = NOT_YET, wrong.seen, hint_on_return(path) or wrong.hint
     except Exception as error:  # the file's answers were such that the judge cannot compare them
         verdict, seen, hint = NOT_GRADED, f"The judge failed: {type(error).__name__}: {error}", ""
-    return Row(name, exercise.name, verdict, one_line(seen), one_line(hint), round(time.monotonic() - begun, 1))
+    return Row(
+        name,
+        exercise.name,
+        verdict,
+        one_line(seen),
+        one_line(hint),
+        round(time.monotonic() - begun, 1),
+    )
 
 
-def grade_folder(folder: Path, exercise: Exercise | None, limits: Limits, told: Callable[..., None], rows: list[Row]) -> None:
-    """Grade what is in a folder, and put the rows into `rows` as they come. Raises ValueError where there is nothing."""
+def grade_folder(
+    folder: Path,
+    exercise: Exercise | None,
+    limits: Limits,
+    told: Callable[..., None],
+    rows: list[Row],
+) -> None:
+    """Grade what is in a folder, and put the rows into `rows` as they come. Raises ValueError
+    where there is nothing.
+    """
     paths = handed_in(folder)
     if not paths and exercise is not None:
         rows.append(Row("", exercise.name, NOT_YET, "No .py file was handed in."))
     elif not paths:
-        raise ValueError(f"{folder} holds no .py file; expected what was handed in, in folders or not")
+        raise ValueError(
+            f"{folder} holds no .py file; expected what was handed in, in folders or not"
+        )
     for done, path in enumerate(paths):
         name = str(path.relative_to(folder))
         told(done, len(paths), name)
@@ -106,6 +147,10 @@ def as_gradescope(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def mistakes(rows: Sequence[Row]) -> list[tuple[int, str, str]]:
-    """Return how often each mistake was made, in which exercise, and its hint, or what was seen: the most common first."""
-    counted = Counter((row.exercise, row.hint or row.seen) for row in rows if row.verdict == NOT_YET)
+    """Return how often each mistake was made, in which exercise, and its hint, or what was seen:
+    the most common first.
+    """
+    counted = Counter(
+        (row.exercise, row.hint or row.seen) for row in rows if row.verdict == NOT_YET
+    )
     return [(times, exercise, said) for (exercise, said), times in counted.most_common()]

@@ -30,7 +30,10 @@ def accesses(N, d, B_r, B_c):
     return reads, writes
 '''
 HINTS = (
-    "How often does each matrix go round? K and V once in all; Q, O, l and m once for each block of keys.",
+    (
+        "How often does each matrix go round? K and V once in all; Q, O, l and m once for each "
+        "block of keys."
+    ),
     "The number of blocks is N / B_c, rounded up: -(-N // B_c).",
     "reads: 2·N·d for K and V, and T_c times (2·N·d + 2·N) for Q, O, l, m.",
     "writes: N·d + 2·N at line 2, and T_c times as much again.",
@@ -46,17 +49,22 @@ def grade(work: Work) -> str:
         said = f"N = {N}, d = {d}, blocks ({B_r}, {B_c})"
         T_c, T_r, once = -(-N // B_c), -(-N // B_r), 2 * N * d
         of_reads = {
-            "N / B_c is rounded down. A short block at the end is a block: round up.": once + N // B_c * (once + 2 * N),
+            "N / B_c is rounded down. A short block at the end is a block: round up.": once
+            + N // B_c * (once + 2 * N),
             "l and m are read too, N elements each a pass.": once + T_c * once,
             "l and m are two columns: N elements each.": once + T_c * (once + N),
-            "K and V are read once in all: they are loaded in the outer loop.": T_c * (2 * once + 2 * N),
-            "Q, O, l and m go round once for each block of keys, T_c times, not T_r.": once + T_r * (once + 2 * N),
+            "K and V are read once in all: they are loaded in the outer loop.": T_c
+            * (2 * once + 2 * N),
+            "Q, O, l and m go round once for each block of keys, T_c times, not T_r.": once
+            + T_r * (once + 2 * N),
             "O is read too: line 8 loads what line 12 wrote.": once + T_c * (N * d + 2 * N),
             "K and V are missing.": T_c * (once + 2 * N),
             "The last block is short: T_c · B_c may be more than N. All blocks of K have N rows.": (
                 2 * T_c * B_c * d + T_c * (once + 2 * N)
             ),
-            "Each matrix is read once here: Q, O, l and m are read again for each block of keys.": 2 * once + 2 * N,
+            "Each matrix is read once here: Q, O, l and m are read again for each block of keys.": 2
+            * once
+            + 2 * N,
         }
         expect_count(f"{said}: reads", reads, traffic.reads, of_reads)
         out = N * d + 2 * N

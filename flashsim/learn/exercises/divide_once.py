@@ -5,7 +5,16 @@ from functools import partial
 
 import numpy as np
 
-from flashsim.learn.exercises.inner_loop import FACTOR, INVERSE, PROBLEMS, SCALED_P, Problem, over, scaled, scaled_sum
+from flashsim.learn.exercises.inner_loop import (
+    FACTOR,
+    INVERSE,
+    PROBLEMS,
+    SCALED_P,
+    Problem,
+    over,
+    scaled,
+    scaled_sum,
+)
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.machine.memory import HBM, SRAM, Matrix
@@ -52,9 +61,15 @@ def attention(hbm, sram, Q, K, V, O, blocks):
         ...  # divide, once, and store
 '''
 HINTS = (
-    "l_i and O_i are mended by the same factor, exp(m_i - m_new), and then something is added to each.",
+    (
+        "l_i and O_i are mended by the same factor, exp(m_i - m_new), and then something is added "
+        "to each."
+    ),
     "To l_i the sum of each row of P_ij is added; to O_i the product P_ij @ V_j.",
-    "l_i: exp(m_i - m_new) * l_i + rowsum(P_ij);  O_i: exp(m_i - m_new) * O_i + P_ij @ V_j;  m_i: m_new",
+    (
+        "l_i: exp(m_i - m_new) * l_i + rowsum(P_ij);  O_i: exp(m_i - m_new) * O_i + P_ij @ V_j;  "
+        "m_i: m_new"
+    ),
     "At the end: O_i = on_chip(O_i / l_i, over=O_i), then sram.store(O[i], O_i).",
 )
 
@@ -62,7 +77,9 @@ HINTS = (
 def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
     """Return a student's loops with the lines around them, as a forward pass."""
 
-    def q_outer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, ...]:
+    def q_outer(
+        hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks
+    ) -> tuple[Matrix, ...]:
         B_r, B_c = blocks.B_r, blocks.B_c
         O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
         attention(hbm, sram, Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r), blocks)
@@ -74,7 +91,10 @@ def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]
 def grade(work: Work) -> str:
     attention = work.function("attention")
     turns = sum(_run(attention, problem) for problem in PROBLEMS)
-    return f"m, l and O were right after each of {turns} inner turns; O was written once and never read: counts =="
+    return (
+        f"m, l and O were right after each of {turns} inner turns; O was written once and never "
+        "read: counts =="
+    )
 
 
 def _run(attention: Callable[..., object], problem: Problem) -> int:
@@ -82,24 +102,41 @@ def _run(attention: Callable[..., object], problem: Problem) -> int:
     T_r, T_c = blocks.T_r, blocks.T_c
     stage, divided = problem.placed(watched := Turns(tiles=("m_i", "l_i", "O_i")))
     divided.append(stage.output("O", (N_q, d), blocks.B_r))
-    watched.judge(lambda: attention(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
+    watched.judge(
+        lambda: attention(stage.hbm, stage.sram, *divided, blocks),
+        partial(_judge, problem),
+        T_r * T_c,
+    )
     want, last = over(*problem[:3]), np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
     mistakes = {
-        "O was never stored: what HBM has not been given reads as NaN.": np.full_like(want.O, np.nan),
+        "O was never stored: what HBM has not been given reads as NaN.": np.full_like(
+            want.O, np.nan
+        ),
         "O is not divided by l_i: the sum itself was stored.": want.O * want.l,
         "O is divided by l_i twice.": want.O / want.l,
-        "Only the last row block was stored, and the rest is NaN: the store is outside the loop of i.": (
-            np.where(last, want.O, np.nan)
-        ),
+        (
+            "Only the last row block was stored, and the rest is NaN: the store is outside the "
+            "loop of i."
+        ): (np.where(last, want.O, np.nan)),
     }
     expect("O", stage.hbm.peek("O"), want.O, mistakes)
-    inside = "O is stored in the inner loop, once for each block of keys. Store it once, after that loop."
+    inside = (
+        "O is stored in the inner loop, once for each block of keys. Store it once, after that "
+        "loop."
+    )
     both = "O is stored in the inner loop and once more after it. Store it only after it."
     writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
     expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
     loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."
-    expect_count("Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d})
-    expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {"Q[i] is loaded for each j.": T_c * N_q * d})
+    expect_count(
+        "Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d}
+    )
+    expect_count(
+        "Elements of Q read",
+        stage.moved("Q")[0],
+        N_q * d,
+        {"Q[i] is loaded for each j.": T_c * N_q * d},
+    )
     for name in "KV":
         expect_count(f"Elements of {name} read", stage.moved(name)[0], T_r * N_k * d, {})
     return T_r * T_c
@@ -115,23 +152,38 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     l, O = before.l, before.O * before.l
     P_sum, PV = P.sum(1, keepdims=True), P @ V
     sums = want._replace(O=want.O * want.l)
-    early = "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide once, after it."
-    undone = "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never divided."
+    early = (
+        "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide "
+        "once, after it."
+    )
+    undone = (
+        "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never "
+        "divided."
+    )
     mistakes = {
-        "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m}
+        "m_i": {
+            "m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m
+        }
         | scaled(want.m, problem),
         "l_i": {
-            "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too early.": l + P_sum,
+            (
+                "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too "
+                "early."
+            ): l + P_sum,
             f"The old l_i is {INVERSE}. {FACTOR}.": inverse + P_sum,
             "This is the block's sum alone. Where is the old l_i?": P_sum,
             "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
             SCALED_P: a * l + scaled_sum(S - want.m, problem),
         },
         "O_i": {
-            "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O + PV,
-            f"O_i began as O[i], in which nothing was written yet, and not as 0 on chip; or it is {INVERSE}. {FACTOR}.": (
-                np.full_like(O, np.nan)
-            ),
+            (
+                "The old O_i is not rescaled: it was summed against the old maximum. The factor is "
+                "exp(m_i - m_new)."
+            ): O + PV,
+            (
+                "O_i began as O[i], in which nothing was written yet, and not as 0 on chip; or it "
+                f"is {INVERSE}. {FACTOR}."
+            ): (np.full_like(O, np.nan)),
             early: sums.O / sums.l,
             early + " ": (a * before.O + PV) / sums.l,
             "This is the block's product alone. Where is the old O_i?": PV,
@@ -144,5 +196,7 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     for name, value in (("m_i", sums.m), ("l_i", sums.l), ("O_i", sums.O)):
         got = values.get(name)
         if got is None:
-            raise Wrong(f"{said}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})")
+            raise Wrong(
+                f"{said}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})"
+            )
         expect(f"{said}, {name}", got, value, mistakes[name])

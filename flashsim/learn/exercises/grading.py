@@ -1,4 +1,6 @@
-"""A student's file graded, or played beside the right algorithm; and what has been reached so far, kept beside the files."""
+"""A student's file graded, or played beside the right algorithm; and what has been reached so
+far, kept beside the files.
+"""
 
 import json
 import re
@@ -19,7 +21,9 @@ PROGRESS = ".flashsim-exercises.json"
 
 @dataclass(frozen=True)
 class Grade:
-    """What came of a student's file: what was verified, or what was seen that is wrong, and the hint that fits it."""
+    """What came of a student's file: what was verified, or what was seen that is wrong, and the
+    hint that fits it.
+    """
 
     exercise: Exercise
     solved: bool
@@ -28,7 +32,9 @@ class Grade:
 
 
 def grade(path: Path, which: str | None = None) -> Grade:
-    """Grade a student's file, of this exercise or of the one that it names. Raises ValueError for a file of no exercise."""
+    """Grade a student's file, of this exercise or of the one that it names. Raises ValueError
+    for a file of no exercise.
+    """
     found = exercise_of(path, which)
     try:
         return Grade(found, True, found.grade(Work(path)))
@@ -37,32 +43,43 @@ def grade(path: Path, which: str | None = None) -> Grade:
 
 
 def exercise_of(path: Path, which: str | None = None) -> Exercise:
-    """Return the exercise of a file: the one asked for, or by its name, or by its first lines. Raises ValueError."""
+    """Return the exercise of a file: the one asked for, or by its name, or by its first lines.
+    Raises ValueError.
+    """
     if not path.is_file():
         for found in exercises().values():
             if str(path) in (str(found.number), f"{found.number:02}", found.name):
-                raise ValueError(f"{path} is {what_is_there(path)}; expected a file, perhaps {found.file}")
-        raise ValueError(f"{path} is {what_is_there(path)}; expected a file of `flashsim exercise start`")
+                raise ValueError(
+                    f"{path} is {what_is_there(path)}; expected a file, perhaps {found.file}"
+                )
+        raise ValueError(
+            f"{path} is {what_is_there(path)}; expected a file of `flashsim exercise start`"
+        )
     if path.suffix == ".ipynb":
         raise ValueError(f"{path} is a notebook: run its cells in Jupyter, one of which checks")
     try:
         head = path.read_text(encoding="utf-8-sig")[:400]
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8; expected a file of `flashsim exercise start`") from None
+        raise ValueError(
+            f"{path} is not text in UTF-8; expected a file of `flashsim exercise start`"
+        ) from None
     if which is not None:
         return exercise(which)
     numbered = re.match(r"(\d+)_", path.name) or re.search(r"Exercise (\d+):", head)
     known = {found.number: found for found in exercises().values()}
     if numbered is None or int(numbered[1]) not in known:
         raise ValueError(
-            f"{path} does not belong to an exercise: its first line should say to which, as in Exercise 1: load a tile, "
+            f"{path} does not belong to an exercise: its first line should say to which, as in "
+            "Exercise 1: load a tile, "
             "or its name, as 01_load_a_tile.py"
         )
     return known[int(numbered[1])]
 
 
 def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: bool = False) -> Path:
-    """Write an exercise's file, or notebook, into a folder, and return its path. Raises ValueError for a file that is there."""
+    """Write an exercise's file, or notebook, into a folder, and return its path. Raises
+    ValueError for a file that is there.
+    """
     found = exercise(which)
     path = folder / (found.notebook if as_notebook else found.file)
     if path.exists() and not overwrite:
@@ -71,7 +88,9 @@ def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: boo
 
 
 def progress(folder: Path, own: Exercise | None = None) -> dict[str, dict[str, Any]]:
-    """Return what was reached in a folder: for each exercise's name, whether it is solved, and the hints shown."""
+    """Return what was reached in a folder: for each exercise's name, whether it is solved, and
+    the hints shown.
+    """
     try:
         kept = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -97,11 +116,16 @@ def keep(folder: Path, of: Exercise, **changes: Any) -> None:
 
 
 def played(path: Path) -> tuple[Algorithm, Algorithm]:
-    """Return a student's file as an algorithm, and the right one, of the same name. ValueError if it cannot be played."""
+    """Return a student's file as an algorithm, and the right one, of the same name. ValueError
+    if it cannot be played.
+    """
     exercise = exercise_of(path)
     if exercise.whole is None:
         ones = ", ".join(str(one.number) for one in exercises().values() if one.whole)
-        raise ValueError(f"{path} is of exercise {exercise.number}, which is not a whole algorithm; {ones} can be played")
+        raise ValueError(
+            f"{path} is of exercise {exercise.number}, which is not a whole algorithm; {ones} can "
+            "be played"
+        )
     right = FORWARD[exercise.right]
     (name,) = re.findall(r"^def (\w+)\(hbm, sram, ", exercise.text, re.MULTILINE)
     with _refusing(path):
@@ -112,7 +136,15 @@ def played(path: Path) -> tuple[Algorithm, Algorithm]:
             return function(*args)
 
     run = exercise.whole(call)
-    mine = replace(right, run=run, title=f"{path.name}, beside {right.title}", parts=(), returns=(), saves=(), operands=())
+    mine = replace(
+        right,
+        run=run,
+        title=f"{path.name}, beside {right.title}",
+        parts=(),
+        returns=(),
+        saves=(),
+        operands=(),
+    )
     return mine, right
 
 

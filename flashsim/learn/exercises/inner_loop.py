@@ -57,10 +57,19 @@ def flash(hbm, sram, Q, K, V, O, l, m, blocks):
             ...  # lines 12 and 13: store all three
 '''
 HINTS = (
-    "Each line of the algorithm is a line of code: products are @, what is on chip is wrapped in on_chip(…).",
+    (
+        "Each line of the algorithm is a line of code: products are @, what is on chip is wrapped "
+        "in on_chip(…)."
+    ),
     "P_tilde = on_chip(exp(S_ij - m_tilde)), and l_tilde = on_chip(rowsum(P_tilde)).",
-    "m_new = on_chip(maximum(m_i, m_tilde)); l_new has the two factors exp(m_i - m_new) and exp(m_tilde - m_new).",
-    "O_new = on_chip((l_i * exp(m_i - m_new) * O_i + exp(m_tilde - m_new) * (P_tilde @ V_j)) / l_new), then three stores",
+    (
+        "m_new = on_chip(maximum(m_i, m_tilde)); l_new has the two factors exp(m_i - m_new) and "
+        "exp(m_tilde - m_new)."
+    ),
+    (
+        "O_new = on_chip((l_i * exp(m_i - m_new) * O_i + exp(m_tilde - m_new) * (P_tilde @ V_j)) / "
+        "l_new), then three stores"
+    ),
 )
 
 
@@ -75,7 +84,9 @@ class State(NamedTuple):
 def over(Q: Array, K: Array, V: Array) -> State:
     """Return the state that attention over these keys has; no key: −∞, 0, 0."""
     if not len(K):
-        return State(np.full((len(Q), 1), -np.inf), np.zeros((len(Q), 1)), np.zeros((len(Q), V.shape[1])))
+        return State(
+            np.full((len(Q), 1), -np.inf), np.zeros((len(Q), 1)), np.zeros((len(Q), V.shape[1]))
+        )
     S = Q @ K.T
     m = S.max(1, keepdims=True)
     l = np.exp(S - m).sum(1, keepdims=True)
@@ -94,16 +105,24 @@ class Problem(NamedTuple):
     def of(cls, N_q: int, N_k: int, d: int, B_r: int, B_c: int) -> Problem:
         """Draw one of this size."""
         rng = np.random.default_rng(N_k)
-        Q, K, V = 1.5 * rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d))
+        Q, K, V = (
+            1.5 * rng.normal(size=(N_q, d)),
+            rng.normal(size=(N_k, d)),
+            rng.normal(size=(N_k, d)),
+        )
         return cls(Q, K, V, Blocks(B_r, B_c, N_q=N_q, N_k=N_k))
 
     def placed(self, watched: Turns) -> tuple[Stage, list[Matrix]]:
         """Return a stage with Q, K and V, and these in blocks."""
         stage, B = Stage({"Q": self.Q, "K": self.K, "V": self.V}, observers=[watched]), self.blocks
-        return stage, [stage.divided(name, rows) for name, rows in (("Q", B.B_r), ("K", B.B_c), ("V", B.B_c))]
+        return stage, [
+            stage.divided(name, rows) for name, rows in (("Q", B.B_r), ("K", B.B_c), ("V", B.B_c))
+        ]
 
     def at(self, i: int, j: int) -> tuple[slice, slice, State, State]:
-        """Return the rows of block i, the keys of block j, and the rows' states before these keys and after them."""
+        """Return the rows of block i, the keys of block j, and the rows' states before these
+        keys and after them.
+        """
         B_r, B_c, Q, K, V = self.blocks.B_r, self.blocks.B_c, self.Q, self.K, self.V
         rows, keys = slice(i * B_r, (i + 1) * B_r), slice(j * B_c, min((j + 1) * B_c, len(K)))
         before, after = (over(Q[rows], K[:end], V[:end]) for end in (keys.start, keys.stop))
@@ -116,11 +135,19 @@ PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)
 def whole(flash: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
     """Return a student's loops with the lines around them, as a forward pass."""
 
-    def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, ...]:
+    def flash_basic(
+        hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks
+    ) -> tuple[Matrix, ...]:
         N, d_v, B_r, B_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c
         O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
-        l, m = hbm.full("l", (N, 1), 0.0, sram.dtype), hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
-        divided = (X.divide(rows) for X, rows in ((Q, B_r), (K, B_c), (V, B_c), (O, B_r), (l, B_r), (m, B_r)))
+        l, m = (
+            hbm.full("l", (N, 1), 0.0, sram.dtype),
+            hbm.full("m", (N, 1), float("-inf"), sram.dtype),
+        )  # line 2
+        divided = (
+            X.divide(rows)
+            for X, rows in ((Q, B_r), (K, B_c), (V, B_c), (O, B_r), (l, B_r), (m, B_r))
+        )
         flash(hbm, sram, *divided, blocks)
         return O, l, m
 
@@ -130,7 +157,10 @@ def whole(flash: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
 def grade(work: Work) -> str:
     flash = work.function("flash")
     turns = sum(run(flash, problem) for problem in PROBLEMS)
-    return f"m, l and O were right after each of {turns} inner turns, at two sizes, one ragged; reads and writes =="
+    return (
+        f"m, l and O were right after each of {turns} inner turns, at two sizes, one ragged; reads "
+        "and writes =="
+    )
 
 
 def run(flash: Callable[..., object], problem: Problem) -> int:
@@ -140,13 +170,22 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
     stage, divided = problem.placed(watched := Turns(matrices=("m", "l", "O")))
     for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
         divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
-    watched.judge(lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
+    watched.judge(
+        lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c
+    )
     counted = count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
     for name, want in counted.hbm.by_array.items():
         got, reads, writes = stage.moved(name), want.reads, want.writes
-        inside = f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside it."
+        inside = (
+            f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside "
+            "it."
+        )
         again = f"{name} is loaded more often than line 8 says: the tile is on chip already."
-        more = {inside: T_r * reads, again + " ": reads + N_k * d * T_r} if name in "KV" else {again: 2 * reads}
+        more = (
+            {inside: T_r * reads, again + " ": reads + N_k * d * T_r}
+            if name in "KV"
+            else {again: 2 * reads}
+        )
         expect_count(f"Elements of {name} read", got[0], reads, more)
         stored = f"{name} is stored twice a turn. Line 2 writes it once, and then each turn once."
         twice = {stored: writes + writes * T_c // (T_c + 1)}
@@ -163,15 +202,26 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
     l_tilde, PV = rowsum(P_tilde), P_tilde @ problem.V[keys]
     with np.errstate(all="ignore"):
         a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
-        square = {"K_j is not transposed: line 9 is Q_i K_j^T.": rowmax(Q_i @ K_j)} if S.shape == Q_i.shape else {}
+        square = (
+            {"K_j is not transposed: line 9 is Q_i K_j^T.": rowmax(Q_i @ K_j)}
+            if S.shape == Q_i.shape
+            else {}
+        )
         mistakes = {
-            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde}
+            "m": {
+                "This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde
+            }
             | scaled(want.m, problem)
             | square,
             "l": {
-                f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l + b * l_tilde,
-                f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
-                "Neither l_i nor l~_ij is rescaled. Each has a factor that brings it to m_new.": l + l_tilde,
+                (
+                    "The old l_i is not rescaled: where the maximum rose, its terms are too "
+                    f"large. {FACTOR}."
+                ): l + b * l_tilde,
+                f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l
+                + l_tilde,
+                "Neither l_i nor l~_ij is rescaled. Each has a factor that brings it to m_new.": l
+                + l_tilde,
                 "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
                 "P~_ij is against the old m_i. It is against the block's own maximum, m~_ij.": (
                     a * l + b * rowsum(np.exp(S - m))
@@ -181,35 +231,54 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
                 SCALED_P: a * l + b * scaled_sum(S - m_tilde, problem),
             },
             "O": {
-                f"The old O_i is not rescaled: it was summed against the old maximum. {FACTOR}, as for l_i.": (
-                    (l * O + b * PV) / l_new
-                ),
-                "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (a * O + b * PV) / l_new,
-                f"P~_ij V_j was summed {OWN}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV) / l_new,
+                (
+                    "The old O_i is not rescaled: it was summed against the old maximum. "
+                    f"{FACTOR}, as for l_i."
+                ): ((l * O + b * PV) / l_new),
+                "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (
+                    a * O + b * PV
+                )
+                / l_new,
+                f"P~_ij V_j was summed {OWN}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV)
+                / l_new,
                 f"The old O_i is {INVERSE}. {FACTOR}, as for l_i.": (l / a * O + b * PV) / l_new,
-                f"P~_ij V_j is {INVERSE}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV / b) / l_new,
+                f"P~_ij V_j is {INVERSE}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV / b)
+                / l_new,
                 "O is not divided by l_new.": l * a * O + b * PV,
                 "O is divided by l_new twice.": (l * a * O + b * PV) / l_new**2,
                 "O is divided by the old l_i, and it should be by l_new.": (l * a * O + b * PV) / l,
-                "Only the new block's part is divided by l_new. Both are.": l * a * O + b * PV / l_new,
+                "Only the new block's part is divided by l_new. Both are.": l * a * O
+                + b * PV / l_new,
             },
         }
     for name, wrongs in mistakes.items():
-        stays = f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
+        stays = (
+            f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
+        )
         said = f"After turn j = {j + 1}, i = {i + 1} (keys 0 to {keys.stop - 1}), {name}_i"
-        expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
+        expect(
+            said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs}
+        )
 
 
 def scaled(scores: Array, problem: Problem) -> dict[str, Array]:
-    """Return hints for scores that were scaled in the exercise, once or twice, with what they are then."""
+    """Return hints for scores that were scaled in the exercise, once or twice, with what they
+    are then.
+    """
     d = problem.Q.shape[1]
     said = f"The scores are {{}}. {NO_SCALE}."
-    factors = {"divided by √d": d**-0.5, "divided by d, which is √d twice": 1 / d, "multiplied by √d": d**0.5}
+    factors = {
+        "divided by √d": d**-0.5,
+        "divided by d, which is √d twice": 1 / d,
+        "multiplied by √d": d**0.5,
+    }
     return {said.format(how): factor * scores for how, factor in factors.items()}
 
 
 def scaled_sum(scores: Array, problem: Problem) -> Array:
-    """Return the sum of each row's weights where what the exponential is taken of was divided by √d."""
+    """Return the sum of each row's weights where what the exponential is taken of was divided by
+    √d.
+    """
     return np.asarray(np.exp(scores * problem.Q.shape[1] ** -0.5).sum(axis=1, keepdims=True))
 
 

@@ -1,4 +1,6 @@
-"""How a student's results are judged: numbers up to rounding, counts with ==, and a typical mistake by what it leads to."""
+"""How a student's results are judged: numbers up to rounding, counts with ==, and a typical
+mistake by what it leads to.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,9 @@ def numbers(given: Any) -> Array | None:
 
 
 def same(got: Any, want: Any) -> bool:
-    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of numbers equals nothing."""
+    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of
+    numbers equals nothing.
+    """
     found, wanted = numbers(got), numbers(want)
     if found is None or wanted is None or found.shape != wanted.shape:
         return False
@@ -32,25 +36,39 @@ def same(got: Any, want: Any) -> bool:
 
 
 def expect(what: str, got: Any, want: Any, mistakes: Mapping[str, Any]) -> None:
-    """Compare numbers; `mistakes` are hints with the wrong numbers that each mistake leads to. Raises Wrong."""
+    """Compare numbers; `mistakes` are hints with the wrong numbers that each mistake leads to.
+    Raises Wrong.
+    """
     want = np.asarray(want, float)
     found = numbers(got)
     if found is None:
-        raise Wrong(f"{what} is a {type(got).__name__}; expected an array of real numbers, of shape {want.shape}.")
+        raise Wrong(
+            f"{what} is a {type(got).__name__}; expected an array of real numbers, of shape "
+            f"{want.shape}."
+        )
     if same(found, want):
         return
     hint = next((hint for hint, wrong in mistakes.items() if same(found, wrong)), "")
     if found.shape != want.shape:
         raise Wrong(f"{what} has shape {found.shape}; expected {want.shape}.", hint)
-    at = tuple(int(i) for i in np.argwhere(~np.isclose(found, want, rtol=ROUNDING, atol=ROUNDING))[0])
+    at = tuple(
+        int(i) for i in np.argwhere(~np.isclose(found, want, rtol=ROUNDING, atol=ROUNDING))[0]
+    )
     where = f"[{', '.join(map(str, at))}]" if at else ""
     digits = next((n for n in (6, 9, 12) if f"{found[at]:.{n}g}" != f"{want[at]:.{n}g}"), 17)
     raise Wrong(f"{what}{where} is {found[at]:.{digits}g}; expected {want[at]:.{digits}g}.", hint)
 
 
-def explained(answers: Iterable[tuple[Any, Mapping[str, Any]]], alike: Callable[[Any, Any], bool] = eq) -> str:
-    """Return the first mistake, a hint, that leads to all of these answers, each given with what mistakes lead to; else ""."""
-    fits = [{hint: None for hint, wrong in mistakes.items() if alike(got, wrong)} for got, mistakes in answers]
+def explained(
+    answers: Iterable[tuple[Any, Mapping[str, Any]]], alike: Callable[[Any, Any], bool] = eq
+) -> str:
+    """Return the first mistake, a hint, that leads to all of these answers, each given with what
+    mistakes lead to; else "".
+    """
+    fits = [
+        {hint: None for hint, wrong in mistakes.items() if alike(got, wrong)}
+        for got, mistakes in answers
+    ]
     return next((hint for hint in fits[0] if all(hint in others for others in fits)), "")
 
 
@@ -83,9 +101,13 @@ def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) ->
 
 
 class Stage:
-    """An HBM and an SRAM for a student's function: inputs placed by name, and the matrices by name."""
+    """An HBM and an SRAM for a student's function: inputs placed by name, and the matrices by
+    name.
+    """
 
-    def __init__(self, inputs: Mapping[str, Array], M: int = 10**6, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, inputs: Mapping[str, Array], M: int = 10**6, observers: Sequence[Observer] = ()
+    ) -> None:
         self.hbm = HBM()
         self.sram = SRAM(self.hbm, M, observers=observers)
         for name, values in inputs.items():
@@ -95,7 +117,9 @@ class Stage:
         """Return a matrix in blocks of so many rows."""
         return self.hbm.matrix(name).divide(rows)
 
-    def output(self, name: str, shape: tuple[int, int], rows: int, value: float | None = None) -> Matrix:
+    def output(
+        self, name: str, shape: tuple[int, int], rows: int, value: float | None = None
+    ) -> Matrix:
         """Allocate a matrix, in blocks of so many rows; filled with `value`, or not written."""
         if value is None:
             return self.hbm.empty(name, shape, np.float64, "output").divide(rows)
@@ -109,7 +133,9 @@ class Stage:
 
 @dataclass
 class Turns:
-    """An observer that keeps, for each turn of the inner of two loops, both indices, and by name matrices of HBM and tiles."""
+    """An observer that keeps, for each turn of the inner of two loops, both indices, and by name
+    matrices of HBM and tiles.
+    """
 
     matrices: Sequence[str] = ()
     tiles: Sequence[str] = ()
@@ -125,12 +151,17 @@ class Turns:
             self.seen.append(([index for _, index in event.loops], values | dict(self._last)))
 
     def judge(self, run: Callable[[], object], judged: Callable[..., None], want: int) -> None:
-        """Run a student's loops, and judge the values of each turn, with its indices. Raises Wrong unless there are `want`."""
+        """Run a student's loops, and judge the values of each turn, with its indices. Raises
+        Wrong unless there are `want`.
+        """
         try:
             run()
         finally:  # where a turn fails, those before it may show why
             for at, values in self.seen:
                 judged(values, *at)
         if (got := len(self.seen)) != want:
-            hint = "Both loops are sram.loop(…), one within the other, as in the file at first: its turns are what is judged."
+            hint = (
+                "Both loops are sram.loop(…), one within the other, as in the file at first: its "
+                "turns are what is judged."
+            )
             raise Wrong(f"{got} turns of the inner loop were seen; expected {want}.", hint)

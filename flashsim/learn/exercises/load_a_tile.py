@@ -60,4 +60,7 @@ def grade(work: Work) -> str:
         expect_count(f"Elements of X read, of {N} × {d}", reads, N * d, {twice: 2 * N * d})
         again = "Each block is stored twice. One sram.store a turn is enough."
         expect_count(f"Elements of Y written, of {N} × {d}", writes, N * d, {again: 2 * N * d})
-    return "Y is X², also with a short last block; N·d elements were read and N·d written, a tile at a time"
+    return (
+        "Y is X², also with a short last block; N·d elements were read and N·d written, a tile at "
+        "a time"
+    )

@@ -32,7 +32,10 @@ def merge(O_a, L_a, O_b, L_b):
     return O, L
 '''
 HINTS = (
-    "O is the mean of O_a and O_b, weighted by exp(L_a) and exp(L_b): divided by the sum of the weights.",
+    (
+        "O is the mean of O_a and O_b, weighted by exp(L_a) and exp(L_b): divided by the sum of "
+        "the weights."
+    ),
     "m = maximum(L_a, L_b);  w_a, w_b = exp(L_a - m), exp(L_b - m)",
     "O = (w_a * O_a + w_b * O_b) / (w_a + w_b);  L = m + log(w_a + w_b)",
 )
@@ -48,7 +51,11 @@ def grade(work: Work) -> str:
     merge = work.function("merge")
     for size, cut in ((1.0, 3), (1.5, 8), (60.0, 5)):
         rng = np.random.default_rng(cut)
-        Q, K, V = size * rng.normal(size=(3, 4)), size * rng.normal(size=(10, 4)), rng.normal(size=(10, 2))
+        Q, K, V = (
+            size * rng.normal(size=(3, 4)),
+            size * rng.normal(size=(10, 4)),
+            rng.normal(size=(10, 2)),
+        )
         a, b, want = part(Q, K[:cut], V[:cut]), part(Q, K[cut:], V[cut:]), part(Q, K, V)
         (O_a, L_a), (O_b, L_b) = a, b
         O, L = pair("merge", merge(O_a.copy(), L_a.copy(), O_b.copy(), L_b.copy()), "O, L")
@@ -57,19 +64,38 @@ def grade(work: Work) -> str:
             e_a, e_b = np.exp(L_a - m), np.exp(L_b - m)
             overflow = "exp(L) overflows. Subtract the larger of L_a and L_b first: exp(L_a - m)."
             mistakes = {
-                "The parts count equally. A part counts by the sum of its exponentials, exp(L).": (O_a + O_b) / 2,
-                "The weights are L itself, and not exp(L): L is a logarithm.": (L_a * O_a + L_b * O_b) / (L_a + L_b),
-                "It is not divided by the sum of the weights: O_a and O_b are means, and so is O.": e_a * O_a + e_b * O_b,
+                "The parts count equally. A part counts by the sum of its exponentials, exp(L).": (
+                    O_a + O_b
+                )
+                / 2,
+                "The weights are L itself, and not exp(L): L is a logarithm.": (
+                    L_a * O_a + L_b * O_b
+                )
+                / (L_a + L_b),
+                "It is not divided by the sum of the weights: O_a and O_b are means, and so is O.": e_a
+                * O_a
+                + e_b * O_b,
                 "This is O_a + O_b: but both are means already.": O_a + O_b,
-                "The weights are exchanged: w_a belongs to O_a.": (e_b * O_a + e_a * O_b) / (e_a + e_b),
-                "The parts count by how many keys they have. They count by exp(L).": (cut * O_a + (10 - cut) * O_b) / 10,
+                "The weights are exchanged: w_a belongs to O_a.": (e_b * O_a + e_a * O_b)
+                / (e_a + e_b),
+                "The parts count by how many keys they have. They count by exp(L).": (
+                    cut * O_a + (10 - cut) * O_b
+                )
+                / 10,
                 overflow: (w_a * O_a + w_b * O_b) / (w_a + w_b),
             }
-            expect(f"{cut} and {10 - cut} keys, scores near {size * size:g}: O", O, want[0], mistakes)
+            expect(
+                f"{cut} and {10 - cut} keys, scores near {size * size:g}: O", O, want[0], mistakes
+            )
             logs = {
-                "L is not the sum of logarithms; it is the logarithm of the sum of exp(L_a) and exp(L_b).": L_a + L_b,
+                (
+                    "L is not the sum of logarithms; it is the logarithm of the sum of exp(L_a) "
+                    "and exp(L_b)."
+                ): L_a + L_b,
                 "This is the larger of the two. Both parts count: add log(w_a + w_b).": m,
-                "This is log(w_a + w_b), and m is missing: it was subtracted before exp.": np.log(e_a + e_b),
+                "This is log(w_a + w_b), and m is missing: it was subtracted before exp.": np.log(
+                    e_a + e_b
+                ),
                 "This is the sum of weights; L is its logarithm.": w_a + w_b,
                 "m is subtracted here, where it is to be added.": np.log(e_a + e_b) - m,
                 overflow: np.log(w_a + w_b),
@@ -80,4 +106,7 @@ def grade(work: Work) -> str:
     a, b, c = (part(Q, K[s], V[s]) for s in (slice(0, 2), slice(2, 3), slice(3, 9)))
     expect("Three parts, (a, b) first: O", merge(*merge(*a, *b), *c)[0], part(Q, K, V)[0], {})
     expect("Three parts, (b, c) first: O", merge(*a, *merge(*b, *c))[0], part(Q, K, V)[0], {})
-    return "two parts, unequal and with scores in the thousands, and three parts in either order, give attention over all keys"
+    return (
+        "two parts, unequal and with scores in the thousands, and three parts in either order, "
+        "give attention over all keys"
+    )

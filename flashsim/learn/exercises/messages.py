@@ -1,7 +1,8 @@
-"""Messages between a grader and the process that runs a student's file: numbers and text, none of which is ever unpickled.
+"""Messages between a grader and the process that runs a student's file: numbers and text, none of
+which is ever unpickled.
 
-A value is a list, its kind first: ["plain", 3], ["array", "<f8", [2, 3], bytes in base 64]. What has no kind is ["other", its
-type, text].
+A value is a list, its kind first: ["plain", 3], ["array", "<f8", [2, 3], bytes in base 64]. What
+has no kind is ["other", its type, text].
 """
 
 import json
@@ -41,10 +42,20 @@ def receive(stream: BinaryIO) -> Any:
 
 
 def packed(value: Any) -> list[Any]:
-    """Return a value as it goes into a message. Raises ValueError for an array that is too large for one."""
-    if value is None or isinstance(value, bool | float | str) or (isinstance(value, int) and fits(value)):
+    """Return a value as it goes into a message. Raises ValueError for an array that is too large
+    for one.
+    """
+    if (
+        value is None
+        or isinstance(value, bool | float | str)
+        or (isinstance(value, int) and fits(value))
+    ):
         return ["plain", value]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+    if (
+        isinstance(value, np.ndarray | np.generic)
+        and value.dtype.kind in "biuf"
+        and value.dtype.itemsize <= 8
+    ):
         if value.nbytes > LARGEST:
             raise ValueError(f"an array of {value.nbytes:,} bytes; expected at most {LARGEST:,}")
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
@@ -66,7 +77,9 @@ def fits(number: int) -> bool:
 
 
 def unpacked(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> Any:
-    """Return the value that was packed; `memory` reads parts of a memory. Raises ValueError or TypeError for anything else."""
+    """Return the value that was packed; `memory` reads parts of a memory. Raises ValueError or
+    TypeError for anything else.
+    """
     match value:
         case ["plain", None | bool() | int() | float() | str() as plain]:
             return plain

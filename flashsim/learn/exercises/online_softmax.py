@@ -39,7 +39,12 @@ HINTS = (
 
 def grade(work: Work) -> str:
     step = work.function("step")
-    blocks = [*(np.random.default_rng(0).normal(size=(5, 3, 4)) * 2 + np.array([0, 3, -2, 5, 1])[:, None, None])]
+    blocks = [
+        *(
+            np.random.default_rng(0).normal(size=(5, 3, 4)) * 2
+            + np.array([0, 3, -2, 5, 1])[:, None, None]
+        )
+    ]
     m, l = np.full((3, 1), -np.inf), np.zeros((3, 1))
     for j, s in enumerate(blocks):
         seen = np.concatenate(blocks[: j + 1], axis=1)
@@ -48,9 +53,14 @@ def grade(work: Work) -> str:
         m_got, l_got = pair("step", step(m.copy(), l.copy(), s.copy()), "m_new, l_new")
         own = s.max(1, keepdims=True)
         mistakes = {
-            "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
+            (
+                "This is the block's maximum. m is that of all the scores so far: compare with the "
+                "old m, too."
+            ): own,
             "This is the smaller of the two maxima.": np.minimum(m, own),
-            "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
+            "m is one number for each row: rowmax, not max of the whole block.": np.full_like(
+                top, s.max()
+            ),
             "m stays as it was. Where does the block come in?": m,
         }
         expect(f"After block {j}, m", m_got, top, mistakes)
@@ -58,18 +68,29 @@ def grade(work: Work) -> str:
             factor = np.exp(m - top)
             new, of_own, of_old = (np.exp(s - most).sum(1, keepdims=True) for most in (top, own, m))
             mistakes = {
-                "The old l is not rescaled. Where the maximum rose, its terms are too large, by exp(m_new - m).": l + new,
-                "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m - m_new).": l / factor + new,
-                "The block's weights are taken against its own maximum; they must be against m_new, as the old ones are.": (
-                    factor * l + of_own
-                ),
-                "The block's weights are taken against the old m, which may be too small.": factor * l + of_old,
+                (
+                    "The old l is not rescaled. Where the maximum rose, its terms are too large, "
+                    "by exp(m_new - m)."
+                ): l + new,
+                (
+                    "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m "
+                    "- m_new)."
+                ): l / factor + new,
+                (
+                    "The block's weights are taken against its own maximum; they must be against "
+                    "m_new, as the old ones are."
+                ): (factor * l + of_own),
+                "The block's weights are taken against the old m, which may be too small.": factor
+                * l
+                + of_old,
                 "This is the block's sum alone. Where is the old l?": new,
                 f"The factor multiplies both terms. {ONLY}": factor * (l + new),
             }
         expect(f"After block {j}, l", l_got, want, mistakes)
         m, l = np.asarray(m_got), np.asarray(l_got)
-    return "after each of 5 blocks, maxima rising and falling, m and l are those of all scores so far"
+    return (
+        "after each of 5 blocks, maxima rising and falling, m and l are those of all scores so far"
+    )
 
 
 ONLY = "Only the old l needs it: the block's weights are against m_new already."

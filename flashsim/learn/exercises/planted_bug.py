@@ -40,9 +40,18 @@ from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 
 {_function()}'''
 HINTS = (
-    "Run the check: the first matrix that is wrong narrows it down to one line, since m, l and O are made in that order.",
-    "m and l are right, O is not, and in the first turns O is right too. So it is what is multiplied with the old O_i.",
-    "The old O_i was summed against the old maximum, m_i. Compare its factor with the paper's, letter by letter.",
+    (
+        "Run the check: the first matrix that is wrong narrows it down to one line, since m, l and "
+        "O are made in that order."
+    ),
+    (
+        "m and l are right, O is not, and in the first turns O is right too. So it is what is "
+        "multiplied with the old O_i."
+    ),
+    (
+        "The old O_i was summed against the old maximum, m_i. Compare its factor with the paper's, "
+        "letter by letter."
+    ),
 )
 
 
@@ -53,8 +62,13 @@ def grade(work: Work) -> str:
     except Wrong as wrong:
         untouched = BUG[1] in work.path.read_text(encoding="utf-8")
         raise Wrong(wrong.seen, UNTOUCHED if untouched else wrong.hint or ELSEWHERE) from None
-    return f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
+    return (
+        f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
+    )
 
 
-UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 1 so was O. What counts only later?"
+UNTOUCHED = (
+    "The bug is still there. m and l are right in this turn, and with j = 1 so was O. What counts "
+    "only later?"
+)
 ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."

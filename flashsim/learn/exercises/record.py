@@ -2,9 +2,11 @@
 
 To add an exercise:
 
-1. A file in `flashsim/learn/exercises/` with NUMBER and TITLE, the student's text with holes `...` (at most a screen of 80
-   columns), hints, `grade`, which raises `Wrong`, and typical mistakes, each with the numbers that it leads to.
-2. A solution in `scripts/exercise_solutions.py`, and at least two mistakes with their hints in `tests/exercise_solutions.py`.
+1. A file in `flashsim/learn/exercises/` with NUMBER and TITLE, the student's text with holes `...`
+   (at most a screen of 80 columns), hints, `grade`, which raises `Wrong`, and typical mistakes,
+   each with the numbers that it leads to.
+2. A solution in `scripts/exercise_solutions.py`, and at least two mistakes with their hints in
+   `tests/exercise_solutions.py`.
 3. Its line in `docs/exercises.md`.
 """
 
@@ -36,7 +38,8 @@ class Exercise:
     hints  for everyone, from the first nudge to nearly the answer
     grade  judges a student's work: returns in a sentence what was verified, or raises `Wrong`
     right  the algorithm that its file is a part of, beside which it can be played; "": none
-    whole  (the student's function) -> a forward pass, `f(hbm, sram, Q, K, V, blocks)`; None where there is no `right`
+    whole  (the student's function) -> a forward pass, `f(hbm, sram, Q, K, V, blocks)`; None where
+           there is no `right`
     """
 
     number: int
@@ -74,16 +77,26 @@ class Exercise:
         return explained, code
 
     def as_notebook(self) -> str:
-        """Return it as a Jupyter notebook, JSON of nbformat 4.5: its text, and cells with its holes, to check, and for hints.
+        """Return it as a Jupyter notebook, JSON of nbformat 4.5: its text, and cells with its
+        holes, to check, and for hints.
 
-        The cell with the holes writes them to a file, which `flashsim exercise check` grades as it does any other.
+        The cell with the holes writes them to a file, which `flashsim exercise check` grades as it
+        does any other.
         """
         explained, code = self.parts()
         explained = "\n\n".join(map(_fenced, explained.split("\n\n")))
-        file = f"{self.number:02}_{self.name}_notebook.py"  # not the file of `start`, which has work of its own
-        check = f'from flashsim.cli import main\n\nmain(["exercise", "check", "{file}"'  # in this kernel, whatever is on PATH
+        # not the file of `start`, which has work of its own
+        file = f"{self.number:02}_{self.name}_notebook.py"
+        # in this kernel, whatever is on PATH
+        check = f'from flashsim.cli import main\n\nmain(["exercise", "check", "{file}"'
         cells = [
-            ("markdown", f"# {self.heading}\n\n{explained}\n\nFill the holes, each written `...`, and run the cell."),
+            (
+                "markdown",
+                (
+                    f"# {self.heading}\n\n{explained}\n\nFill the holes, each written `...`, and "
+                    "run the cell."
+                ),
+            ),
             ("code", f"%%writefile {file}\n{code.strip()}\n"),
             ("code", f"{check}]);"),
             ("markdown", "A hint? Run this cell; each time you get the next."),
@@ -91,9 +104,13 @@ class Exercise:
         ]
         kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
         found = {
-            "cells": [_cell(number, kind, source) for number, (kind, source) in enumerate(cells, 1)],
-            "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5,
-        }  # fmt: skip
+            "cells": [
+                _cell(number, kind, source) for number, (kind, source) in enumerate(cells, 1)
+            ],
+            "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -103,5 +120,10 @@ def _fenced(paragraph: str) -> str:
 
 
 def _cell(number: int, kind: str, source: str) -> dict[str, Any]:
-    cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": source.splitlines(keepends=True)}
+    cell = {
+        "cell_type": kind,
+        "id": f"cell-{number}",
+        "metadata": {},
+        "source": source.splitlines(keepends=True),
+    }
     return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})

@@ -52,32 +52,53 @@ def grade(work: Work) -> str:
     step = work.function("step")
     for P, n in ((2, 3), (4, 2), (5, 3)):
         _ring(step, P, n)
-    return "every step of every device in rings of 2, 4 and 5 leaves m, l and O of the keys that it has met"
+    return (
+        "every step of every device in rings of 2, 4 and 5 leaves m, l and O of the keys that it "
+        "has met"
+    )
 
 
 def _ring(step: Callable[..., Any], P: int, n: int) -> None:
     rng = np.random.default_rng(P)
-    Q, K, V = 1.5 * rng.normal(size=(P, n, 3)), rng.normal(size=(P, n, 3)), rng.normal(size=(P, n, 2))
+    Q, K, V = (
+        1.5 * rng.normal(size=(P, n, 3)),
+        rng.normal(size=(P, n, 3)),
+        rng.normal(size=(P, n, 2)),
+    )
     for rank in range(P):
         O, l, m = np.zeros((n, 2)), np.zeros((n, 1)), np.full((n, 1), -np.inf)
         for s in range(P):
             src, at = (rank - s) % P, f"rank {rank} of {P}, step {s}"
             given = [x.copy() for x in (Q[rank], K[src], V[src], O, l, m)]
-            right, left, whose, O_new, l_new, m_new = pair("step", step(rank, P, s, *given), "right, left, src, O, l, m")
-            swapped = "It is exchanged with the other: K and V go to the right, to rank + 1, and come from the left."
+            right, left, whose, O_new, l_new, m_new = pair(
+                "step", step(rank, P, s, *given), "right, left, src, O, l, m"
+            )
+            swapped = (
+                "It is exchanged with the other: K and V go to the right, to rank + 1, and come "
+                "from the left."
+            )
             closes = "A ring closes: after device P - 1 comes device 0. Take the rest, % P."
-            expect_count(f"{at}: right", right, (rank + 1) % P, {closes: rank + 1, swapped: (rank - 1) % P})
-            expect_count(f"{at}: left", left, (rank - 1) % P, {closes: rank - 1, swapped: (rank + 1) % P})
+            expect_count(
+                f"{at}: right", right, (rank + 1) % P, {closes: rank + 1, swapped: (rank - 1) % P}
+            )
+            expect_count(
+                f"{at}: left", left, (rank - 1) % P, {closes: rank - 1, swapped: (rank + 1) % P}
+            )
             others = {
-                "Keys come from the left: after s steps those of rank - s are here.": (rank + s) % P,
+                "Keys come from the left: after s steps those of rank - s are here.": (rank + s)
+                % P,
                 closes: rank - s,
                 "These are its own keys. They are here in step 0 alone.": rank,
             }
             expect_count(f"{at}: src", whose, src, others)
-            O, l, m = _judged(at, (Q[rank], K[src], V[src], O, l, m), (rank * n, src * n), (O_new, l_new, m_new))
+            O, l, m = _judged(
+                at, (Q[rank], K[src], V[src], O, l, m), (rank * n, src * n), (O_new, l_new, m_new)
+            )
 
 
-def _judged(at: str, given: tuple[Array, ...], first: tuple[int, int], got: tuple[Any, ...]) -> tuple[Array, ...]:
+def _judged(
+    at: str, given: tuple[Array, ...], first: tuple[int, int], got: tuple[Any, ...]
+) -> tuple[Array, ...]:
     Q, K, V, O, l, m = given
     n = len(Q)
 
@@ -88,23 +109,47 @@ def _judged(at: str, given: tuple[Array, ...], first: tuple[int, int], got: tupl
         with np.errstate(all="ignore"):
             P_tilde, factor = np.exp(S - m_new), np.exp(m - m_new)
             own = np.exp(S - S.max(1, keepdims=True))
-        now = {"m": m_new, "l": factor * l + P_tilde.sum(1, keepdims=True), "O": factor * O + P_tilde @ V}
-        wrong = {"own m": S.max(1, keepdims=True), "l kept": l + P_tilde.sum(1, keepdims=True), "O kept": O + P_tilde @ V}
-        return now | wrong | {"own l": factor * l + own.sum(1, keepdims=True), "new l": P_tilde.sum(1, keepdims=True)}
+        now = {
+            "m": m_new,
+            "l": factor * l + P_tilde.sum(1, keepdims=True),
+            "O": factor * O + P_tilde @ V,
+        }
+        wrong = {
+            "own m": S.max(1, keepdims=True),
+            "l kept": l + P_tilde.sum(1, keepdims=True),
+            "O kept": O + P_tilde @ V,
+        }
+        return (
+            now
+            | wrong
+            | {
+                "own l": factor * l + own.sum(1, keepdims=True),
+                "new l": P_tilde.sum(1, keepdims=True),
+            }
+        )
 
     right, local, open_ = after(*first), after(0, 0), after(*first, masked=False)
-    places = "Rows and keys have positions in the whole sequence: rank n and src n are added to their numbers."
+    places = (
+        "Rows and keys have positions in the whole sequence: rank n and src n are added to their "
+        "numbers."
+    )
     forgets = "Keys after the query count here: the mask is by positions, cols <= rows."
     for name, value in zip("mlO", (got[2], got[1], got[0]), strict=True):
         mistakes = {places: local[name], forgets: open_[name]}
         if name == "m":
-            mistakes["This is the maximum of these keys alone. The old one counts, too."] = right["own m"]
+            mistakes["This is the maximum of these keys alone. The old one counts, too."] = right[
+                "own m"
+            ]
         elif name == "l":
             mistakes["The old l is not scaled by exp(m - m_new)."] = right["l kept"]
-            mistakes["P_tilde is taken with these keys' own maximum, not with m_new."] = right["own l"]
+            mistakes["P_tilde is taken with these keys' own maximum, not with m_new."] = right[
+                "own l"
+            ]
             mistakes["The old l is missing."] = right["new l"]
         else:
             mistakes["The old O is not scaled by exp(m - m_new)."] = right["O kept"]
-            mistakes["It is divided by l, which is for after the last step."] = right["O"] / right["l"]
+            mistakes["It is divided by l, which is for after the last step."] = (
+                right["O"] / right["l"]
+            )
         expect(f"{at}: {name}", value, right[name], mistakes)
     return right["O"], right["l"], right["m"]

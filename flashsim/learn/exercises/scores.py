@@ -37,25 +37,54 @@ HINTS = (
 
 def grade(work: Work) -> str:
     scores = work.function("scores")
-    when = {"matmul": "The shapes of a product must meet: (B_r, d) @ (d, B_c). Which of the two is to be transposed?"}
+    when = {
+        "matmul": (
+            "The shapes of a product must meet: (B_r, d) @ (d, B_c). Which of the two is to be "
+            "transposed?"
+        )
+    }
     for N_q, N_k, d, B_r, B_c in ((6, 8, 4, 2, 3), (5, 7, 3, 2, 3)):
         rng = np.random.default_rng(N_q)
         Q, K = rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d))
         stage, T_r, T_c = Stage({"Q": Q, "K": K}), -(-N_q // B_r), -(-N_k // B_c)
         S = stage.hbm.empty("S", (N_q, N_k), np.float64, "output").divide(B_r, B_c)
-        scores(stage.hbm, stage.sram, stage.divided("Q", B_r), stage.divided("K", B_c), S, T_r, T_c, when=when)
+        scores(
+            stage.hbm,
+            stage.sram,
+            stage.divided("Q", B_r),
+            stage.divided("K", B_c),
+            S,
+            T_r,
+            T_c,
+            when=when,
+        )
         want = Q @ K.T
         mistakes = {
-            "These are the scores divided by √d. The scale is not part of this exercise.": want / np.sqrt(d),
+            "These are the scores divided by √d. The scale is not part of this exercise.": want
+            / np.sqrt(d),
             "This is exp(S). The exponential comes later.": np.exp(want),
         }
         expect("S", stage.hbm.peek("S"), want, mistakes)
-        inside = "Q[i] is loaded in the inner loop, once for each j. It does not change there: load it before."
+        inside = (
+            "Q[i] is loaded in the inner loop, once for each j. It does not change there: load it "
+            "before."
+        )
         both = "Q[i] is loaded in the inner loop as well as before it. Before it is enough."
-        expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d})
+        expect_count(
+            "Elements of Q read",
+            stage.moved("Q")[0],
+            N_q * d,
+            {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d},
+        )
         every = "All of K is read in each turn of the inner loop. Load K[j] alone."
-        only = "K is read once in all, so it stays on chip: that takes N_k·d of SRAM. Load K[j] in the inner loop."
+        only = (
+            "K is read once in all, so it stays on chip: that takes N_k·d of SRAM. Load K[j] in "
+            "the inner loop."
+        )
         twice = "K[j] is loaded twice in a turn of the inner loop. Load it once, and use the tile."
         K_reads = {every: T_r * T_c * N_k * d, only: N_k * d, twice: 2 * T_r * N_k * d}
         expect_count("Elements of K read", stage.moved("K")[0], T_r * N_k * d, K_reads)
-    return "S is Q Kᵀ; Q was read once, K once for each block of queries: counts ==, also with ragged blocks"
+    return (
+        "S is Q Kᵀ; Q was read once, K once for each block of queries: counts ==, also with ragged "
+        "blocks"
+    )

@@ -40,10 +40,16 @@ HINTS = (
 def grade(work: Work) -> str:
     softmax = work.function("softmax")
     S = np.random.default_rng(0).normal(size=(3, 4))
-    shape = "m and l must be columns, (rows, 1). NumPy's max and sum drop the axis unless keepdims=True."
+    shape = (
+        "m and l must be columns, (rows, 1). NumPy's max and sum drop the axis unless "
+        "keepdims=True."
+    )
     when = {"broadcast": shape}
     P = np.exp(S - S.max(1, keepdims=True))
-    axis = "The columns sum to 1, and not the rows: the axis is wrong. A row has one query's scores: axis=1."
+    axis = (
+        "The columns sum to 1, and not the rows: the axis is wrong. A row has one query's scores: "
+        "axis=1."
+    )
     down = np.exp(S - S.max(0)) / np.exp(S - S.max(0)).sum(0)
     mistakes = {
         "This is P, not divided by l. Each row of the result must sum to 1.": P,
@@ -53,16 +59,32 @@ def grade(work: Work) -> str:
         "It is divided by the sum of all of P. Each row has its own l.": P / P.sum(),
     }
     expect("softmax(S)", softmax(S.copy(), when=when), P / P.sum(1, keepdims=True), mistakes)
-    square = np.random.default_rng(1).normal(size=(3, 3))  # here a row of maxima broadcasts, and does not raise
+    # here a row of maxima broadcasts, and does not raise
+    square = np.random.default_rng(1).normal(size=(3, 3))
     weights = np.exp(square - square.max(1, keepdims=True))
     rows = np.exp(square - square.max(1)) / np.exp(square - square.max(1)).sum(1)
-    expect("For a square tile, softmax(S)", softmax(square), weights / weights.sum(1, keepdims=True), {shape: rows})
+    expect(
+        "For a square tile, softmax(S)",
+        softmax(square),
+        weights / weights.sum(1, keepdims=True),
+        {shape: rows},
+    )
     large = S + 1000
     hint = "exp overflows: subtract each row's largest score before exp, not after it."
-    expect("With 1000 added to S, softmax(S)", softmax(large), P / P.sum(1, keepdims=True), {hint: np.full_like(S, np.nan)})
+    expect(
+        "With 1000 added to S, softmax(S)",
+        softmax(large),
+        P / P.sum(1, keepdims=True),
+        {hint: np.full_like(S, np.nan)},
+    )
     apart = S + np.array([[0.0], [-2000.0], [0.0]])
-    one = "The second row's scores are 2000 less, and all of them became 0: subtract each row's own maximum, not the tile's."
+    one = (
+        "The second row's scores are 2000 less, and all of them became 0: subtract each row's own "
+        "maximum, not the tile's."
+    )
     got = softmax(apart)
     wrong = np.where(np.arange(3)[:, None] == 1, np.nan, P / P.sum(1, keepdims=True))
-    expect("With a row that is 2000 less, softmax(S)", got, P / P.sum(1, keepdims=True), {one: wrong})
+    expect(
+        "With a row that is 2000 less, softmax(S)", got, P / P.sum(1, keepdims=True), {one: wrong}
+    )
     return "each row sums to 1, at scores near 1, near 1000, and with rows 2000 apart"

@@ -1,4 +1,6 @@
-"""The gallery's files: the lessons' pages, the playground, and the index, which alone knows the lessons' order."""
+"""The gallery's files: the lessons' pages, the playground, and the index, which alone knows the
+lessons' order.
+"""
 
 import html
 from collections.abc import Iterator
@@ -11,9 +13,12 @@ from flashsim.tracing.page import filled, policy, read
 from flashsim.tracing.typeset import typeset
 
 INTRODUCTION = (
-    "Each page plays a recorded run of one algorithm: line by line, forwards and backwards, with all numbers. ← and → step, "
-    "↑ and ↓ go tile by tile, space plays; now and then a page asks what will happen. Read them in order. The pages need no "
-    "network and load nothing. The links below each text open a page at a step; `&panel=tiles` after it shows the picture "
+    "Each page plays a recorded run of one algorithm: line by line, forwards and backwards, with "
+    "all numbers. ← and → step, "
+    "↑ and ↓ go tile by tile, space plays; now and then a page asks what will happen. Read them in "
+    "order. The pages need no "
+    "network and load nothing. The links below each text open a page at a step; `&panel=tiles` "
+    "after it shows the picture "
     "alone, as a slide."
 )
 
@@ -23,9 +28,12 @@ def index(made: list[Page]) -> str:
     style = read("index.css", "flashsim.learn.gallery") + read("typeset.css")
     script = '"use strict";\n' + read("magnify.js") + read("index.js", "flashsim.learn.gallery")
     parts = {
-        "style": style, "script": script, "policy": policy(style, script), "introduction": typeset(INTRODUCTION),
+        "style": style,
+        "script": script,
+        "policy": policy(style, script),
+        "introduction": typeset(INTRODUCTION),
         "lessons": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
-    }  # fmt: skip
+    }
     return filled(read("index.html", "flashsim.learn.gallery"), parts)
 
 
@@ -46,8 +54,14 @@ TITLE = "<title>FlashAttention, step by step: lessons</title>"
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (file name, content) of the lessons with these names, each alone, or of all of them and the index."""
-    made = [replace(page, alone=bool(names)) for name, page in pages().items() if not names or name in names]
+    """Yield (file name, content) of the lessons with these names, each alone, or of all of them
+    and the index.
+    """
+    made = [
+        replace(page, alone=bool(names))
+        for name, page in pages().items()
+        if not names or name in names
+    ]
     for page in made:
         yield f"{page.name}.html", page.html
     if not names:

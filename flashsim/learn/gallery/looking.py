@@ -16,11 +16,15 @@ LEFT = {"full": 1, "partial": 2}
 def every(trace: Trace, event: str, after: int = -1, **loops: int) -> list[Step]:
     """Return the steps after `after` that are an event, in these turns of loops.
 
-    Events are "line 9", "read K", "write S", "initialize O", "first maximum", "maximum stays", "rescale", "last step", and
-    "full tile" and "partial tile", where a tile is masked.
+    Events are "line 9", "read K", "write S", "initialize O", "first maximum", "maximum stays",
+    "rescale", "last step", and "full tile" and "partial tile", where a tile is masked.
     """
     steps = trace.steps[after + 1 :]
-    return [step for step in steps if _is(trace, step, event) and loops.items() <= dict(step.loops).items()]
+    return [
+        step
+        for step in steps
+        if _is(trace, step, event) and loops.items() <= dict(step.loops).items()
+    ]
 
 
 def _is(trace: Trace, step: Step, event: str) -> bool:
@@ -30,11 +34,15 @@ def _is(trace: Trace, step: Step, event: str) -> bool:
         return any(e.kind == MOVES[word] and e.array == of for e in events)
     made = {e.name for e in events}
     if of == "tile":
-        return (tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0) == LEFT[word] and "S_masked_ij" in made
+        return (tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0) == LEFT[
+            word
+        ] and "S_masked_ij" in made
     known = {
-        "first maximum": step.moved > 0, "maximum stays": "m_i_new" in made and not step.moved, "rescale": step.rescaled > 0,
+        "first maximum": step.moved > 0,
+        "maximum stays": "m_i_new" in made and not step.moved,
+        "rescale": step.rescaled > 0,
         "last step": step is trace.steps[-1],
-    }  # fmt: skip
+    }
     return known.get(event, step.label == event)
 
 
@@ -42,12 +50,16 @@ def first(trace: Trace, event: str, after: int = -1, **loops: int) -> Step:
     """Return the first of them. ValueError if there is none."""
     found = every(trace, event, after, **loops)
     if not found:
-        raise ValueError(f"event is {event!r} with {loops}; expected one that a step after {after} is")
+        raise ValueError(
+            f"event is {event!r} with {loops}; expected one that a step after {after} is"
+        )
     return found[0]
 
 
 def number_at(trace: Trace, where: str) -> int:
-    """Return the number of the step that a text names: "17", or the first that is "read K", or "read K, j = 1"."""
+    """Return the number of the step that a text names: "17", or the first that is "read K", or
+    "read K, j = 1".
+    """
     event, *turns = where.split(", ")
     loops = {loop: int(turn) for loop, turn in (each.split(" = ") for each in turns)}
     return int(where) if where.isdecimal() else first(trace, event, **loops).number
@@ -98,7 +110,9 @@ def rescaled_rows(trace: Trace) -> set[int]:
 
 
 def largest_rise(trace: Trace) -> tuple[Step, int, float, float]:
-    """Return the step at which a row's maximum rises by the most, the row, and its old and new maximum."""
+    """Return the step at which a row's maximum rises by the most, the row, and its old and new
+    maximum.
+    """
 
     def rise(step: Step) -> float:
         old, new = pair(step, "m")

@@ -2,15 +2,17 @@
 
 To add a lesson:
 
-1. `flashsim/learn/gallery/lessons/x.py` with TITLE and ORDER, its place among the others. RUN has the options of `flashsim step`
-   that make its traces; or `record` returns the traces, and the page shows its lines of Python. `teach` returns the text, with
-   moments and questions marked as `parts_of` reads them; it looks up all the numbers in its text. The index shows the docstring.
-2. The text has at least 80 words, at least three moments, each at another step, and at least one question, which has at least
-   two choices and is not at the first step. A run has at most 2,000 steps.
-3. `holds` in `tests/test_gallery.py` tests the events of its moments, which are words. Add a new kind of event there and in
-   `looking.py`, with which lessons find their steps.
-4. `flashsim lessons x --open`, to look at the page, and `pytest tests/test_gallery.py`. Of the other pages only `index.html`
-   changes, because only the index knows the order.
+1. `flashsim/learn/gallery/lessons/x.py` with TITLE and ORDER, its place among the others. RUN has
+   the options of `flashsim step` that make its traces; or `record` returns the traces, and the page
+   shows its lines of Python. `teach` returns the text, with moments and questions marked as
+   `parts_of` reads them; it looks up all the numbers in its text. The index shows the docstring.
+2. The text has at least 80 words, at least three moments, each at another step, and at least one
+   question, which has at least two choices and is not at the first step. A run has at most 2,000
+   steps.
+3. `holds` in `tests/test_gallery.py` tests the events of its moments, which are words. Add a new
+   kind of event there and in `looking.py`, with which lessons find their steps.
+4. `flashsim lessons x --open`, to look at the page, and `pytest tests/test_gallery.py`. Of the
+   other pages only `index.html` changes, because only the index knows the order.
 """
 
 import ast
@@ -56,7 +58,11 @@ class Page:
     @property
     def command(self) -> str:
         """The command that makes the same; "" where there is none."""
-        return " ".join(["flashsim step", *(_option(*item) for item in self.run.items())]) if self.run else ""
+        return (
+            " ".join(["flashsim step", *(_option(*item) for item in self.run.items())])
+            if self.run
+            else ""
+        )
 
     @property
     def made_by(self) -> str:
@@ -71,7 +77,9 @@ class Page:
         """The traces, with the command in them."""
         made = self.record()
         traces = (made,) if isinstance(made, Trace) else made
-        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in traces)
+        return tuple(
+            replace(trace, about=replace(trace.about, command=self.command)) for trace in traces
+        )
 
     @cached_property
     def lesson(self) -> Lesson:
@@ -98,11 +106,18 @@ class Page:
 
 
 SIDE = 76  # of a small picture, in pixels
-FILLS = {"current": "var(--mark)", "done": "var(--done)", "ahead": "var(--panel)", "skipped": "var(--ground)"}
+FILLS = {
+    "current": "var(--mark)",
+    "done": "var(--done)",
+    "ahead": "var(--panel)",
+    "skipped": "var(--ground)",
+}
 
 
 def thumbnail(trace: Trace, at: Step) -> str:
-    """Return the score matrix by tiles at a step as SVG: done, current, ahead, or, smaller, never visited."""
+    """Return the score matrix by tiles at a step as SVG: done, current, ahead, or, smaller,
+    never visited.
+    """
     blocks = trace.about.blocks
     last = {step.tile: step.number for step in trace.steps}
     wide, tall = SIDE / blocks.T_c, SIDE / max(blocks.T_r, blocks.T_c / 4)
@@ -112,8 +127,10 @@ def thumbnail(trace: Trace, at: Step) -> str:
         fate = "skipped" if (i, j) not in last else "current" if (i, j) == at.tile else late
         edge = min(wide, tall) / 3 if fate == "skipped" else 1
         tiles.append(
-            f'<rect x="{j * wide + edge / 2:.4g}" y="{i * tall + edge / 2:.4g}" width="{wide - edge:.4g}" '
-            f'height="{tall - edge:.4g}" fill="{FILLS[fate]}" stroke="var(--{"current" if fate == "current" else "faint"})"/>'
+            f'<rect x="{j * wide + edge / 2:.4g}" y="{i * tall + edge / 2:.4g}" '
+            f'width="{wide - edge:.4g}" '
+            f'height="{tall - edge:.4g}" fill="{FILLS[fate]}" '
+            f'stroke="var(--{"current" if fate == "current" else "faint"})"/>'
         )
     size = f'width="{SIDE + 2}" height="{height + 2:g}" viewBox="-1 -1 {SIDE + 2} {height + 2:g}"'
     return f'<svg {size} aria-hidden="true">{"".join(tiles)}</svg>'
@@ -123,7 +140,8 @@ MARK = re.compile(r"(?m)^ *\[(.+?)\]\s")
 
 
 def parts_of(text: str, trace: Trace) -> tuple[str, tuple[Moment, ...], tuple[Stop, ...]]:
-    """Return a lesson's paragraphs, moments and stops, in order of the steps, of its text. Marks begin a line:
+    """Return a lesson's paragraphs, moments and stops, in order of the steps, of its text. Marks
+    begin a line:
 
     [read K] …                   a moment, at the first step that is this event
     [read K, j = 1] …            … in this turn of a loop
@@ -143,15 +161,26 @@ def parts_of(text: str, trace: Trace) -> tuple[str, tuple[Moment, ...], tuple[St
             asks, choices, right = asked
             stops.append(Stop(step, asks, tuple(choices.split(" | ")), right, words))
         else:
-            moments.append(Moment(number_at(trace, where or event), event.partition(", ")[0], words))
+            moments.append(
+                Moment(number_at(trace, where or event), event.partition(", ")[0], words)
+            )
     moments.sort(key=lambda moment: moment.step)
     return prose, tuple(moments), tuple(sorted(stops, key=lambda stop: stop.step))
 
 
 def traces_of(
-    *, algorithm: str, N: int, d: int, N_k: int | None = None, backward: bool = False, bug: str = "", **options: Any
+    *,
+    algorithm: str,
+    N: int,
+    d: int,
+    N_k: int | None = None,
+    backward: bool = False,
+    bug: str = "",
+    **options: Any,
 ) -> tuple[Trace, ...]:
-    """Return the trace of random operands, and of the same with a bug, as `flashsim step` makes them of its options."""
+    """Return the trace of random operands, and of the same with a bug, as `flashsim step` makes
+    them of its options.
+    """
     if backward:
         options["dO"] = gradient(N, d)
     sizes = {} if "blocks" in options else {"sizing": "fit"}
@@ -160,24 +189,43 @@ def traces_of(
 
 
 def _option(name: str, value: Any) -> str:
-    words = () if value is True else value if isinstance(value, tuple) else (getattr(value, "__name__", value),)
+    words = (
+        ()
+        if value is True
+        else value
+        if isinstance(value, tuple)
+        else (getattr(value, "__name__", value),)
+    )
     return " ".join([f"--{name.replace('_', '-')}", *map(str, words)])
 
 
 def body_of(function: Callable[..., object]) -> str:
-    """Return a function's lines without its head, with what they import; what it returns is the trace, where that has no name."""
+    """Return a function's lines without its head, with what they import; what it returns is the
+    trace, where that has no name.
+    """
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)
     last = tree.body[-1]
     assert isinstance(last, ast.Return)
     named = isinstance(last.value, ast.Tuple)
-    lines = dedent("\n".join(source.splitlines()[tree.body[0].lineno - 1 : last.lineno - named])).strip()
-    used = {node.id for statement in tree.body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    lines = dedent(
+        "\n".join(source.splitlines()[tree.body[0].lineno - 1 : last.lineno - named])
+    ).strip()
+    used = {
+        node.id
+        for statement in tree.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name)
+    }
     groups: dict[bool, list[str]] = {False: [], True: []}  # others' modules, and flashsim's
     for statement in ast.parse(Path(inspect.getfile(function)).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            statement.names = [alias for alias in statement.names if (alias.asname or alias.name) in used]
+            statement.names = [
+                alias for alias in statement.names if (alias.asname or alias.name) in used
+            ]
             line = ast.unparse(statement)
             groups["flashsim" in line] += [line] if statement.names else []
-    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines.replace("return ", "trace = "))))
+    return "\n\n".join(
+        filter(None, (*map("\n".join, groups.values()), lines.replace("return ", "trace = ")))
+    )

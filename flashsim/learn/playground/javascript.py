@@ -1,7 +1,9 @@
-"""Closed forms in JavaScript: the Python of `flashsim.theory` translated, expression by expression, from its syntax tree.
+"""Closed forms in JavaScript: the Python of `flashsim.theory` translated, expression by expression,
+from its syntax tree.
 
-Numbers become BigInts, so that results are exact at any size. What a page does not ask for is folded away: no dropout, no arrays
-of masks, options at their defaults. What cannot be translated raises TypeError, with its name: nothing is left out in silence.
+Numbers become BigInts, so that results are exact at any size. What a page does not ask for is
+folded away: no dropout, no arrays of masks, options at their defaults. What cannot be translated
+raises TypeError, with its name: nothing is left out in silence.
 """
 
 from __future__ import annotations
@@ -20,12 +22,24 @@ from flashsim.theory.form import Form, means
 from flashsim.theory.formulas import SYMBOLS
 
 SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
 HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt", "masking_tiles": "maskingTiles"}
 """Functions of Python that the page's script has, by its names for them."""
-PROBLEM = {"dropout": False, "tree": False, "R": 0, "dense": (), "group": 1, "learns": None, "sink": 0}
+PROBLEM = {
+    "dropout": False,
+    "tree": False,
+    "R": 0,
+    "dense": (),
+    "group": 1,
+    "learns": None,
+    "sink": 0,
+}
 """What is known of every problem of a page."""
 
 
@@ -37,7 +51,9 @@ class Script:
         self._number = count()
 
     def of(self, function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> str:
-        """Return the name, in JavaScript, of a function of Python. Raises TypeError for what cannot be translated."""
+        """Return the name, in JavaScript, of a function of Python. Raises TypeError for what
+        cannot be translated.
+        """
         function = inspect.unwrap(function)
         if function not in self.functions:
             name = f"{function.__name__.strip('_')}_{next(self._number)}"
@@ -52,8 +68,9 @@ class Script:
 
 
 def expression(text: str, names: str) -> str:
-    """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for what is not a sum or
-    product."""
+    """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for
+    what is not a sum or product.
+    """
     return _js(text, {name: Symbol(f"{names}.{name}") for name in SYMBOLS})
 
 
@@ -91,12 +108,17 @@ def js(value: Any) -> str:
 
 
 def traced(form: Form) -> dict[str, tuple[str, str]]:
-    """Return (reads, writes) of each array in symbols of `s`, where the tiles have `s.tiles.A` rows, `s.tiles.C` columns."""
+    """Return (reads, writes) of each array in symbols of `s`, where the tiles have `s.tiles.A`
+    rows, `s.tiles.C` columns.
+    """
     s: Any = SimpleNamespace(**{name: Symbol(f"s.{name}") for name in (*SYMBOLS, "B_r", "B_c")})
     tiles = _traced_tiles("s.tiles")
     if form.traffic is None:
         values = {**vars(s), **means(s, form.passes(s, s, tiles))}
-        return {name: (_js(reads, values), _js(writes, values)) for name, (reads, writes) in form.formulas.items()}
+        return {
+            name: (_js(reads, values), _js(writes, values))
+            for name, (reads, writes) in form.formulas.items()
+        }
     s.options = {option.name: option.default for option in form.options}
     s.masks = s.generator = lambda *_: {}
     s.array = lambda name, role, reads=0, writes=0, kept=0: {name: (js(reads), js(writes))}
@@ -112,9 +134,13 @@ def _traced_tiles(text: str) -> Any:
 
 
 class _Function:
-    """One function, while it is translated: what is known is worked out in Python, and the rest are symbols."""
+    """One function, while it is translated: what is known is worked out in Python, and the rest
+    are symbols.
+    """
 
-    def __init__(self, script: Script, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, script: Script, function: Callable[..., Any], options: Mapping[str, Any]
+    ) -> None:
         self._script, self._function, self._options = script, function, options
         (tree,) = ast.parse(dedent(inspect.getsource(function))).body
         assert isinstance(tree, ast.FunctionDef)
@@ -135,7 +161,9 @@ class _Function:
             case ast.Assign([ast.Name(name)], value):
                 return self._let(name, value)
             case ast.Assign([ast.Tuple(names)], ast.Tuple(values)) if len(names) == len(values):
-                return "".join(self._let(ast.unparse(n), value) for n, value in zip(names, values, strict=True))
+                return "".join(
+                    self._let(ast.unparse(n), value) for n, value in zip(names, values, strict=True)
+                )
         raise self._refused(node)
 
     def _let(self, name: str, node: ast.expr) -> str:
@@ -160,7 +188,11 @@ class _Function:
                 of = self._value(value)
                 if not isinstance(of, Symbol):
                     return getattr(of, name)
-                return PROBLEM[name] if of.text == "p" and name in PROBLEM else Symbol(f"{of.text}.{name}")
+                return (
+                    PROBLEM[name]
+                    if of.text == "p" and name in PROBLEM
+                    else Symbol(f"{of.text}.{name}")
+                )
             case ast.Subscript(ast.Attribute(_, "options"), ast.Constant(str() as name)):
                 return self._options[name]
             case ast.UnaryOp(ast.USub(), value):
@@ -178,7 +210,11 @@ class _Function:
                 return Symbol(f"({decided.text} ? {self._js(then)} : {self._js(otherwise)})")
             case ast.Compare(left, [sign], [right]) if type(sign) in COMPARED:
                 one, other = self._value(left), self._value(right)
-                if isinstance(sign, ast.Eq) and not isinstance(one, Symbol) and not isinstance(other, Symbol):
+                if (
+                    isinstance(sign, ast.Eq)
+                    and not isinstance(one, Symbol)
+                    and not isinstance(other, Symbol)
+                ):
                     return one == other
                 return Symbol(f"({js(one)} {COMPARED[type(sign)]} {js(other)})")
             case ast.Lambda(arguments, body):
@@ -186,7 +222,11 @@ class _Function:
                 self._locals |= {name: Symbol(name) for name in names}
                 return Symbol(f"({', '.join(names)}) => {self._js(body)}")
             case ast.Dict(keys, values) if all(isinstance(key, ast.Constant) for key in keys):
-                pairs = (f"{self._value(k)}: {self._js(v)}" for k, v in zip(keys, values, strict=True) if k)
+                pairs = (
+                    f"{self._value(k)}: {self._js(v)}"
+                    for k, v in zip(keys, values, strict=True)
+                    if k
+                )
                 return Symbol(f"({{{', '.join(pairs)}}})")
             case ast.Tuple(values):
                 return Symbol(f"[{', '.join(map(self._js, values))}]")
@@ -218,6 +258,7 @@ class _Function:
     def _refused(self, node: ast.AST) -> TypeError:
         where = f"{self._function.__module__}.{self._function.__qualname__}"
         return TypeError(
-            f"{where}: {ast.unparse(node)} is not translated to JavaScript, as the playground needs it; expected "
+            f"{where}: {ast.unparse(node)} is not translated to JavaScript, as the playground "
+            "needs it; expected "
             "assignments of names and one return, of sums, products, comparisons, calls and lambdas"
         )

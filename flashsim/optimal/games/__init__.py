@@ -1,1 +1,3 @@
-"""Optima of small problems: the row game, the search for its optimum, its replay on the memory, a certificate and its checker."""
+"""Optima of small problems: the row game, the search for its optimum, its replay on the memory,
+a certificate and its checker.
+"""

@@ -1,6 +1,7 @@
 """A schedule of the row game (`flashsim.optimal.games.game`), run on the memory with real numbers.
 
-    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, and a schedule: turns that say which rows to
+    Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, and a schedule:
+    turns that say which rows to
              evict, which to load, which products to make, and which rows are then done.
     1  for rows without a product do: write O_i = 0, L_i = −∞ to HBM. end for
     2  for each turn of the schedule do
@@ -23,7 +24,8 @@
     19 end for
     20 Return O, L.
 
-The listing is ours. All blocks are one row. Line 12 needs no room for the new maximum: it is made anew in lines 12 to 14.
+The listing is ours. All blocks are one row. Line 12 needs no room for the new maximum: it is made
+anew in lines 12 to 14.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ from flashsim.problem.shapes import Blocks
 
 
 class Turn(NamedTuple):
-    """What one move of the game is: rows to evict, rows to load or begin, products to make, rows that are then done."""
+    """What one move of the game is: rows to evict, rows to load or begin, products to make, rows
+    that are then done.
+    """
 
     evict: tuple[Unit, ...]
     load: tuple[Unit, ...]
@@ -64,16 +68,27 @@ def turns(todo: Iterable[Pair], steps: Iterable[tuple[Pair, Sequence[Unit]]]) ->
     for pair, gone in steps:
         then, need = after(state, pair, gone), needs(frozenset({pair}))
         chip = (state.chip - {*gone}) | need
-        load, made, done = sorted(need - state.chip), sorted(state.todo - then.todo), sorted(chip - then.chip)
+        load, made, done = (
+            sorted(need - state.chip),
+            sorted(state.todo - then.todo),
+            sorted(chip - then.chip),
+        )
         found.append(Turn(tuple(sorted(gone)), tuple(load), tuple(made), tuple(done)))
         state = then
     return Schedule(found)
 
 
 def row_game(
-    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: MaskFunction,
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    blocks: Blocks,
+    tau: float,
+    MASK: MaskFunction,
     schedule: Sequence[Turn],
-) -> tuple[Matrix, Matrix]:  # fmt: skip
+) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and L (N_q, 1), in HBM.
 
     A mask is in the schedule, which has allowed products alone: MASK is not asked.
@@ -91,7 +106,9 @@ def row_game(
     for number, turn in enumerate(schedule):
         for i, j in turn.products:
             products[number, i, j] = True
-    for i in sram.loop(N_q, where=np.array([not products[:, i].any() for i in range(N_q)])):  # line 1
+    for i in sram.loop(
+        N_q, where=np.array([not products[:, i].any() for i in range(N_q)])
+    ):  # line 1
         O_i = sram.full((1, d_v), 0.0)  # line 1
         L_i = sram.full((1, 1), float("-inf"))  # line 1
         sram.store(O[i], O_i)  # line 1
@@ -122,12 +139,17 @@ def row_game(
             for j in sram.loop(N_k, where=products[number, i]):  # line 10
                 (K_j,), (V_j,) = chip["K", j], chip["V", j]
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
-                l_i = on_chip(exp(m_i - maximum(m_i, S_ij)) * l_i + exp(S_ij - maximum(m_i, S_ij)), over=l_i)  # line 12
+                l_i = on_chip(
+                    exp(m_i - maximum(m_i, S_ij)) * l_i + exp(S_ij - maximum(m_i, S_ij)), over=l_i
+                )  # line 12
                 O_i = on_chip(  # line 13
-                    exp(m_i - maximum(m_i, S_ij)) * O_i + exp(S_ij - maximum(m_i, S_ij)) * V_j, over=O_i
+                    exp(m_i - maximum(m_i, S_ij)) * O_i + exp(S_ij - maximum(m_i, S_ij)) * V_j,
+                    over=O_i,
                 )
                 m_i = on_chip(maximum(m_i, S_ij), over=m_i)  # line 14
-        for i in sram.loop(N_q, where=np.array([("O", i) in turn.done for i in range(N_q)])):  # line 15
+        for i in sram.loop(
+            N_q, where=np.array([("O", i) in turn.done for i in range(N_q)])
+        ):  # line 15
             O_i, l_i, m_i = chip["O", i]
             O_i = on_chip(O_i / l_i, over=O_i)  # line 16
             L_i = on_chip(m_i + log(l_i), over=l_i)  # line 16
@@ -140,10 +162,12 @@ def row_game(
 
 
 REPLAY = Algorithm(
-    name="row_game", title="An optimum of the row game",
-    run=row_game, line_1=lambda rows, d: (1, 1),
+    name="row_game",
+    title="An optimum of the row game",
+    run=row_game,
+    line_1=lambda rows, d: (1, 1),
     returns=("O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
     rounds=every_block,
-)  # fmt: skip
+)
 """`flashsim.forward(REPLAY, Q, K, V, M=M, blocks=(1, 1), schedule=turns)`."""

@@ -1,9 +1,11 @@
-"""A* for the optimum of the row game (`flashsim.optimal.games.game`), with bounds on it all the way.
+"""A* for the optimum of the row game (`flashsim.optimal.games.game`), with bounds on it all the
+way.
 
-A state is rated by what has been moved, and what is still to come at least: each open row that is not on chip, once. That
-never says too much, as such a row must be loaded, or begun and written, whatever else happens. And along a move it never
-falls: a load moves what was to come, and an eviction adds its price to it. So the rating is what is compulsory and the price
-of evictions so far, and a state that is met first at its lowest rating need not be opened again.
+A state is rated by what has been moved, and what is still to come at least: each open row that is
+not on chip, once. That never says too much, as such a row must be loaded, or begun and written,
+whatever else happens. And along a move it never falls: a load moves what was to come, and an
+eviction adds its price to it. So the rating is what is compulsory and the price of evictions so
+far, and a state that is met first at its lowest rating need not be opened again.
 """
 
 from __future__ import annotations
@@ -12,14 +14,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, nsmallest
 
-from flashsim.optimal.games.game import Game, Pair, State, Unit, after, compulsory, in_order, moves, needs, price
+from flashsim.optimal.games.game import (
+    Game,
+    Pair,
+    State,
+    Unit,
+    after,
+    compulsory,
+    in_order,
+    moves,
+    needs,
+    price,
+)
 
 Move = tuple[Pair, tuple[Unit, ...]]
 WIDTH = 4
 
 
 class Search:
-    """The optimum lies between `lower` and `upper`; `steps` are a schedule of cost `upper`, in the problem's own numbers.
+    """The optimum lies between `lower` and `upper`; `steps` are a schedule of cost `upper`, in the
+    problem's own numbers.
 
     `run` makes them meet. It may be cut off (Ctrl-C): the bounds hold at any time.
     """
@@ -35,7 +49,9 @@ class Search:
         """Search until the bounds meet. `tell` is called now and then."""
         first = in_order(self.first)[0]
         came: dict[State, tuple[State, Move] | None] = {}
-        heap: list[tuple[int, int, int, State, Move | None]] = [(0, len(first.todo), 0, first, None)]
+        heap: list[tuple[int, int, int, State, Move | None]] = [
+            (0, len(first.todo), 0, first, None)
+        ]
         pushed = 0
         while heap and self.least + heap[0][0] < self.upper:
             evicted, _, _, state, move = heappop(heap)
@@ -51,7 +67,16 @@ class Search:
             self.prices[state] = evicted
             for pair, gone in moves(self.game, state, self.upper - self.lower):
                 pushed += 1
-                heappush(heap, (evicted + price(self.game, gone), len(state.todo), pushed, state, (pair, gone)))
+                heappush(
+                    heap,
+                    (
+                        evicted + price(self.game, gone),
+                        len(state.todo),
+                        pushed,
+                        state,
+                        (pair, gone),
+                    ),
+                )
             if tell is not None and not len(self.prices) % 100:
                 tell(self)
         self.lower = self.upper
@@ -80,7 +105,9 @@ def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
     found: list[dict[State, tuple[int, list[Move]]]] = [{} for _ in range(len(first.todo) + 1)]
     found[0][first] = 0, []
     for states in found[:-1]:
-        for state, (evicted, steps) in nsmallest(WIDTH, states.items(), key=lambda item: item[1][0]):
+        for state, (evicted, steps) in nsmallest(
+            WIDTH, states.items(), key=lambda item: item[1][0]
+        ):
             for pair, gone in plain_moves(game, state):
                 total, then = evicted + price(game, gone), after(state, pair, gone)
                 there = found[len(first.todo) - len(then.todo)]
@@ -91,7 +118,9 @@ def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
 
 
 def plain_moves(game: Game, state: State) -> Iterator[Move]:
-    """Yield each product with one set of rows to evict: those that the fewest products need, as far as room is lacking."""
+    """Yield each product with one set of rows to evict: those that the fewest products need, as
+    far as room is lacking.
+    """
     size = {unit: getattr(game, unit[0]) for unit in needs(state.todo)}
     uses = Counter(unit for i, j in state.todo for unit in (("Q", i), ("O", i), ("K", j), ("V", j)))
     least_used = sorted(state.chip, key=lambda unit: (uses[unit] * price(game, (unit,)), unit))

@@ -1,7 +1,8 @@
-"""Attention to keys and values in floats of 8 bits, with a scale for each G keys of a sequence, or for all of them.
+"""Attention to keys and values in floats of 8 bits, with a scale for each G keys of a sequence, or
+for all of them.
 
-    Require: Q of all sequences, K and V in e4m3 or e5m2, scales k, v, one for each G keys of a sequence, in HBM, on-chip SRAM of
-             size M.
+    Require: Q of all sequences, K and V in e4m3 or e5m2, scales k, v, one for each G keys of a
+             sequence, in HBM, on-chip SRAM of size M.
     1  for each sequence s, all at once, 1 ≤ i ≤ T_r of its rows, do
     2    Load Q_i from HBM to on-chip SRAM.
     3    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
@@ -18,8 +19,9 @@
     14 end for
     15 Return O, L.
 
-Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); `k_descale`, `v_descale` of FlashAttention-3, one for each
-sequence and head, as here without G. The listing is ours. P̃ stays in the chip's precision.
+Sources: "FP8 Formats for Deep Learning" (Micikevicius et al., 2022); `k_descale`, `v_descale` of
+FlashAttention-3, one for each sequence and head, as here without G. The listing is ours. P̃ stays
+in the chip's precision.
 """
 
 from collections.abc import Mapping
@@ -42,11 +44,24 @@ FORMATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
 
 
 def fp8(
-    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, k_scale: Matrix, V: Matrix, v_scale: Matrix, group: int
+    hbm: HBM,
+    sram: SRAM,
+    batch: Batch,
+    Q: Matrix,
+    K: Matrix,
+    k_scale: Matrix,
+    V: Matrix,
+    v_scale: Matrix,
+    group: int,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (R, d), K (n, d), V (n, d_v), k_scale, v_scale (Σ ⌈n_s/G⌉, 1); return O (R, d_v), L (R, 1)."""
+    """Run on Q (R, d), K (n, d), V (n, d_v), k_scale, v_scale (Σ ⌈n_s/G⌉, 1); return O (R, d_v),
+    L (R, 1).
+    """
     on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
-    O, L = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    O, L = (
+        hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )
     groups = [0, *accumulate(ceil_div(n, G) for n in batch.keys)]
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         n = batch.keys[s]
@@ -62,15 +77,21 @@ def fp8(
             for j in sram.loop(tiles, alike=[end - first for first, end in ends]):  # line 4
                 first, end = (groups[s] + g for g in ends[j])
                 K_j, V_j = sram.load(K_s[j], V_s[j])  # line 5
-                k_j, v_j = sram.load(k_scale.rows(first, end)[0], v_scale.rows(first, end)[0])  # line 5
+                k_j, v_j = sram.load(
+                    k_scale.rows(first, end)[0], v_scale.rows(first, end)[0]
+                )  # line 5
                 own = np.arange(j * B_c, j * B_c + K_j.shape[0]) // G - j * B_c // G
                 S_ij = on_chip(tau * (Q_i @ K_j.T) * of_keys(k_j, own))  # line 6
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 7
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 8
                 P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 8
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 9
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                )  # line 9
                 scaled = P_tilde_ij * of_keys(v_j, own)  # line 10
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(scaled, V_j), over=O_i)  # line 10
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + product(scaled, V_j), over=O_i
+                )  # line 10
                 m_i = on_chip(m_i_new, over=m_i)  # line 10
             # line 11: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 12
@@ -96,17 +117,36 @@ def check_options(batch: Batch, *, group: Any = None) -> Mapping[str, Any]:
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     n, scales = sum(batch.keys), (sum(ceil_div(n, options["group"]) for n in batch.keys), 1)
-    return {"Q": batch.shapes()["Q"], "K": (n, batch.d), "k_scale": scales, "V": (n, batch.d_v), "v_scale": scales}
+    return {
+        "Q": batch.shapes()["Q"],
+        "K": (n, batch.d),
+        "k_scale": scales,
+        "V": (n, batch.d_v),
+        "v_scale": scales,
+    }
 
 
 PROGRAM = BatchProgram(
-    name="fp8", title="Keys and values in floats of 8 bits", run=fp8, options=check_options, operands=operands,
-    stored={"K": "float8_e4m3fn", "V": "float8_e4m3fn", "k_scale": "float32", "v_scale": "float32"},  # e5m2 is as large
+    name="fp8",
+    title="Keys and values in floats of 8 bits",
+    run=fp8,
+    options=check_options,
+    operands=operands,
+    # e5m2 is as large
+    stored={"K": "float8_e4m3fn", "V": "float8_e4m3fn", "k_scale": "float32", "v_scale": "float32"},
     bugs=(
         Bug("scales are ignored", " * of_keys(k_j, own)", ""),
         Bug("scales of V are K's", "of_keys(v_j, own)", "of_keys(k_j, own)"),
-        Bug("groups are counted from the tile", "K_j.shape[0]) // G - j * B_c // G", "K_j.shape[0]) // G - j * B_c"),
-        Bug("groups are counted across sequences", "groups[s] + g for", "sum(batch.keys[:s]) // G + g for"),
+        Bug(
+            "groups are counted from the tile",
+            "K_j.shape[0]) // G - j * B_c // G",
+            "K_j.shape[0]) // G - j * B_c",
+        ),
+        Bug(
+            "groups are counted across sequences",
+            "groups[s] + g for",
+            "sum(batch.keys[:s]) // G + g for",
+        ),
         Bug("the tile's first scale is all keys'", "of_keys(v_j, own)", "of_keys(v_j, 0 * own)"),
     ),
 )

@@ -1,6 +1,8 @@
-"""Latent attention, not absorbed: of the rows of C each head makes keys and values of its own in HBM, and attends to them.
+"""Latent attention, not absorbed: of the rows of C each head makes keys and values of its own in
+HBM, and attends to them.
 
-    Require: Q of all sequences, C, which all heads share, and the head's W_UK and W_UV in HBM, on-chip SRAM of size M.
+    Require: Q of all sequences, C, which all heads share, and the head's W_UK and W_UV in HBM,
+             on-chip SRAM of size M.
     1  for (W, X) = (W_UK, K), then (W_UV, V), do
     2    Load W from HBM to on-chip SRAM.
     3    for each tile j of all sequences' keys do
@@ -24,7 +26,8 @@
     21 end for
     22 Return O, L.
 
-Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; the listing is ours. W, one of the two at a time, is on chip whole.
+Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1; the listing is ours. W, one of the two at a
+time, is on chip whole.
 """
 
 from collections.abc import Mapping
@@ -39,12 +42,27 @@ from flashsim.serving.record import BatchProgram
 
 
 def mla_expanded(
-    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix, W_UK: Matrix, W_UV: Matrix, latent: int, rope: int
+    hbm: HBM,
+    sram: SRAM,
+    batch: Batch,
+    Q: Matrix,
+    C: Matrix,
+    W_UK: Matrix,
+    W_UV: Matrix,
+    latent: int,
+    rope: int,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (R, d), C (n, u + rope), W_UK (d − rope, u), W_UV (d_v, u); return O (R, d_v), L (R, 1)."""
+    """Run on Q (R, d), C (n, u + rope), W_UK (d − rope, u), W_UV (d_v, u); return O (R, d_v), L
+    (R, 1).
+    """
     on_chip, B_r, B_c, tau, u = sram.on_chip, batch.B_r, batch.B_c, batch.tau, latent
-    K, V = (hbm.empty(name, (C.shape[0], w), C.dtype) for name, w in (("K", batch.d), ("V", batch.d_v)))
-    O, L = hbm.empty("O", (Q.shape[0], batch.d_v), C.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    K, V = (
+        hbm.empty(name, (C.shape[0], w), C.dtype) for name, w in (("K", batch.d), ("V", batch.d_v))
+    )
+    O, L = (
+        hbm.empty("O", (Q.shape[0], batch.d_v), C.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )
     C = C.divide(B_c)
     for which in sram.loop(2, alike=range(2)):  # line 1
         w, x = ((W_UK, K), (W_UV, V))[which]
@@ -72,9 +90,15 @@ def mla_expanded(
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 14
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 14
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 15
-                P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 15
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 16
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 17
+                P_tilde_ij = on_chip(
+                    exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+                )  # line 15
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                )  # line 16
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                )  # line 17
                 m_i = on_chip(m_i_new, over=m_i)  # line 17
             # line 18: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 19
@@ -87,23 +111,40 @@ def mla_expanded(
 
 def check_options(batch: Batch, *, latent: Any, rope: Any) -> Mapping[str, Any]:
     """Return u, the columns of C that are not of rope, and those that are, the last of K, too."""
-    return {"latent": check_count("latent", latent), "rope": check_count("rope", rope, 0, batch.d - 1)}
+    return {
+        "latent": check_count("latent", latent),
+        "rope": check_count("rope", rope, 0, batch.d - 1),
+    }
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     shapes, u, rope = batch.shapes(), options["latent"], options["rope"]
-    return {"Q": shapes["Q"], "C": (shapes["K"][0], u + rope), "W_UK": (batch.d - rope, u), "W_UV": (batch.d_v, u)}
+    return {
+        "Q": shapes["Q"],
+        "C": (shapes["K"][0], u + rope),
+        "W_UK": (batch.d - rope, u),
+        "W_UV": (batch.d_v, u),
+    }
 
 
 PROGRAM = BatchProgram(
-    name="mla_expanded", title="Latent attention, not absorbed", run=mla_expanded, options=check_options,
+    name="mla_expanded",
+    title="Latent attention, not absorbed",
+    run=mla_expanded,
+    options=check_options,
     operands=operands,
     shared=("C",),
     bugs=(
         Bug("the scale is that of C's columns", "tau * (Q_i", "C.shape[1] ** -0.5 * (Q_i"),
-        Bug("columns of rope are left out of K", "on_chip(C_j[:, u : u", "on_chip(0 * C_j[:, u : u"),
+        Bug(
+            "columns of rope are left out of K", "on_chip(C_j[:, u : u", "on_chip(0 * C_j[:, u : u"
+        ),
         Bug("columns of rope come before the others", "C_j[:, :u] @ W.T", "C_j[:, -u:] @ W.T"),
         Bug("W is loaded anew for each tile", "C_j[:, :u] @ W.T", "C_j[:, :u] @ sram.load(w[0]).T"),
-        Bug("another sequence's keys", "X.rows(*batch.cols(s)).divide(B_c) for X in (K", "X.rows(0, n).divide(B_c) for X in (K"),
+        Bug(
+            "another sequence's keys",
+            "X.rows(*batch.cols(s)).divide(B_c) for X in (K",
+            "X.rows(0, n).divide(B_c) for X in (K",
+        ),
     ),
 )

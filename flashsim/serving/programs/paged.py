@@ -1,13 +1,16 @@
-"""Attention to keys and values in pages: a table says, for each sequence, which pages of the pool are its own.
+"""Attention to keys and values in pages: a table says, for each sequence, which pages of the pool
+are its own.
 
-    Require: Q of all sequences, pools K and V of pages of p rows, their table, and lengths n_s in HBM, on-chip SRAM of size M.
+    Require: Q of all sequences, pools K and V of pages of p rows, their table, and lengths n_s in
+             HBM, on-chip SRAM of size M.
     1  for each sequence s, all at once, do
     2    for 1 ≤ i ≤ T_r do
     3      n ← word(lengths[s]).
     4      Load Q_i from HBM to on-chip SRAM.
     5      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     6      for 1 ≤ j ≤ ⌈e_i/p⌉, the pages with a key that row block i sees, do
-    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled, n − (j − 1)p at most.
+    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled, n
+             − (j − 1)p at most.
     8        for each tile c of page b's first r rows with a key that is seen do
     9          Load K_c, V_c from HBM to on-chip SRAM.
     10         S_ic = τ Q_i K_cᵀ.
@@ -25,9 +28,10 @@
     22 end for
     23 Return O, L.
 
-Source: "Efficient Memory Management for Large Language Model Serving with PagedAttention" (Kwon et al.); the listing is ours.
-Tiles do not straddle pages: B_c divides p, and is p unless blocks say otherwise. With tail = "page" whole tiles of the last page
-are loaded, filled or not, as TMA does, and what is not filled is masked.
+Source: "Efficient Memory Management for Large Language Model Serving with PagedAttention" (Kwon et
+al.); the listing is ours. Tiles do not straddle pages: B_c divides p, and is p unless blocks say
+otherwise. With tail = "page" whole tiles of the last page are loaded, filled or not, as TMA does,
+and what is not filled is masked.
 """
 
 from __future__ import annotations
@@ -50,12 +54,25 @@ TAILS = ("rows", "page")
 
 
 def paged(
-    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix | FirstColumns, table: Matrix, lengths: Matrix,
-    page: int, tail: str,
+    hbm: HBM,
+    sram: SRAM,
+    batch: Batch,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix | FirstColumns,
+    table: Matrix,
+    lengths: Matrix,
+    page: int,
+    tail: str,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`; return O (R, d_v), L (R, 1)."""
+    """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`;
+    return O (R, d_v), L (R, 1).
+    """
     on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau
-    O, L = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    O, L = (
+        hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )
     table, lengths = table.divide(1, 1), lengths.divide(1, 1)
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         Q_s, O_s, L_s = (X.rows(*batch.rows(s)).divide(B_r) for X in (Q, O, L))
@@ -73,11 +90,19 @@ def paged(
                 for c in sram.loop(ceil_div(min(page, e_i - j * page), B_c)):  # line 8
                     K_c, V_c = tile_of(sram, K_b[c], V_b[c])  # line 9
                     S_ic = on_chip(tau * (Q_i @ K_c.T))  # line 10
-                    S_masked_ic = on_chip(batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic)  # line 11
+                    S_masked_ic = on_chip(
+                        batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic
+                    )  # line 11
                     m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ic)))  # line 12
-                    P_tilde_ic = on_chip(exp(S_masked_ic - finite(m_i_new)), over=S_masked_ic)  # line 13
-                    l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ic), over=l_i)  # line 14
-                    O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ic, V_c), over=O_i)  # line 15
+                    P_tilde_ic = on_chip(
+                        exp(S_masked_ic - finite(m_i_new)), over=S_masked_ic
+                    )  # line 13
+                    l_i = on_chip(
+                        exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ic), over=l_i
+                    )  # line 14
+                    O_i = on_chip(
+                        exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ic, V_c), over=O_i
+                    )  # line 15
                     m_i = on_chip(m_i_new, over=m_i)  # line 16
                 # line 17: end for
             # line 18: end for
@@ -131,7 +156,12 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
         free += pages
     rows = free * options["page"]
     pools = {"K": (rows, batch.d), "V": (rows, batch.d_v)}
-    return {**batch.shapes(), **pools, "table": table, "lengths": np.array(batch.keys, np.uint32).reshape(-1, 1)}
+    return {
+        **batch.shapes(),
+        **pools,
+        "table": table,
+        "lengths": np.array(batch.keys, np.uint32).reshape(-1, 1),
+    }
 
 
 def line_1(rows: int, batch: Batch, page: int = 0, **_: Any) -> tuple[int, int]:
@@ -140,14 +170,35 @@ def line_1(rows: int, batch: Batch, page: int = 0, **_: Any) -> tuple[int, int]:
 
 
 PROGRAM = BatchProgram(
-    name="paged", title="Paged attention", run=paged, options=check_options, operands=operands, line_1=line_1,
+    name="paged",
+    title="Paged attention",
+    run=paged,
+    options=check_options,
+    operands=operands,
+    line_1=line_1,
     bugs=(
-        Bug("the last page's tail is not masked", "batch.mask(S_ic, s, i, j * page + c * B_c, n)", "S_ic"),
+        Bug(
+            "the last page's tail is not masked",
+            "batch.mask(S_ic, s, i, j * page + c * B_c, n)",
+            "S_ic",
+        ),
         Bug("keys are counted from the page", "s, i, j * page + c * B_c, n", "s, i, c * B_c, n"),
         Bug("another sequence's table", "table[s, j]), K", "table[s - 1, j]), K"),
-        Bug("the pool is read as if it were contiguous", "X.rows(b * page, b * page + r)", "X.rows(j * page, j * page + r)"),
-        Bug("a word more for each page", "check_word(", "sram.word(table[s, j]) - sram.word(table[s, j]) + check_word("),
+        Bug(
+            "the pool is read as if it were contiguous",
+            "X.rows(b * page, b * page + r)",
+            "X.rows(j * page, j * page + r)",
+        ),
+        Bug(
+            "a word more for each page",
+            "check_word(",
+            "sram.word(table[s, j]) - sram.word(table[s, j]) + check_word(",
+        ),
         Bug("all pages are read for all rows", "ceil_div(e_i, page)", "ceil_div(n, page)"),
-        Bug("whole pages whatever is filled", 'page if tail == "page" else min(page, n - j * page)', "page"),
+        Bug(
+            "whole pages whatever is filled",
+            'page if tail == "page" else min(page, n - j * page)',
+            "page",
+        ),
     ),
 )

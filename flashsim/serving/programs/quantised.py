@@ -1,7 +1,8 @@
-"""Attention to quantised keys and values: packed integers, with a scale and a zero for each group of G.
+"""Attention to quantised keys and values: packed integers, with a scale and a zero for each group
+of G.
 
-    Require: Q of all sequences, K and V in `bits` bits, packed in bytes, k_σ, k_ζ for G tokens of a channel, v_σ, v_ζ for G
-             channels of a token in HBM, on-chip SRAM of size M.
+    Require: Q of all sequences, K and V in `bits` bits, packed in bytes, k_σ, k_ζ for G tokens of a
+             channel, v_σ, v_ζ for G channels of a token in HBM, on-chip SRAM of size M.
     1  for each sequence s, all at once, 1 ≤ i ≤ T_r of its rows, do
     2    Load Q_i from HBM to on-chip SRAM.
     3    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
@@ -20,8 +21,9 @@
     16 end for
     17 Return O, L.
 
-Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (Liu et al., 2024): keys by channel, values by token. The
-listing is ours. M counts elements, so a packed byte takes as much of it as a number.
+Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (Liu et al., 2024): keys by
+channel, values by token. The listing is ours. M counts elements, so a packed byte takes as much of
+it as a number.
 """
 
 from __future__ import annotations
@@ -43,12 +45,27 @@ from flashsim.support.sizes import ceil_div
 
 
 def quantised(
-    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, k_scale: Matrix, k_zero: Matrix, V: Matrix, v_scale: Matrix,
-    v_zero: Matrix, bits: int, group: int,
+    hbm: HBM,
+    sram: SRAM,
+    batch: Batch,
+    Q: Matrix,
+    K: Matrix,
+    k_scale: Matrix,
+    k_zero: Matrix,
+    V: Matrix,
+    v_scale: Matrix,
+    v_zero: Matrix,
+    bits: int,
+    group: int,
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (R, d), K (n, ⌈d·bits/8⌉), V alike, k_… (Σ ⌈n_s/G⌉, d), v_… (n, ⌈d_v/G⌉); return O (R, d_v), L (R, 1)."""
+    """Run on Q (R, d), K (n, ⌈d·bits/8⌉), V alike, k_… (Σ ⌈n_s/G⌉, d), v_… (n, ⌈d_v/G⌉); return
+    O (R, d_v), L (R, 1).
+    """
     on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
-    O, L = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    O, L = (
+        hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )
     groups = [0, *accumulate(ceil_div(n, G) for n in batch.keys)]
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         n = batch.keys[s]
@@ -63,7 +80,9 @@ def quantised(
             tiles = ceil_div(batch.seen(s, i, n), B_c)
             for j in sram.loop(tiles, alike=[end - first for first, end in ends]):  # line 4
                 first, end = (groups[s] + g for g in ends[j])
-                packed, *k_j = sram.load(K_s[j], k_scale.rows(first, end)[0], k_zero.rows(first, end)[0])  # line 5
+                packed, *k_j = sram.load(
+                    K_s[j], k_scale.rows(first, end)[0], k_zero.rows(first, end)[0]
+                )  # line 5
                 t = np.arange(j * B_c, j * B_c + packed.shape[0])[:, None]
                 at = t // G - j * B_c // G, np.arange(batch.d)[None]
                 K_j = on_chip(restored(packed, k_j, bits, at))  # line 6
@@ -73,9 +92,15 @@ def quantised(
                 at = t - j * B_c, np.arange(batch.d_v)[None] // G
                 V_j = on_chip(restored(packed, v_j, bits, at))  # line 9
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-                P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 10
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 11
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 12
+                P_tilde_ij = on_chip(
+                    exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+                )  # line 10
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                )  # line 11
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                )  # line 12
                 m_i = on_chip(m_i_new, over=m_i)  # line 12
             # line 13: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 14
@@ -87,7 +112,9 @@ def quantised(
 
 
 def restored(packed: Tile, scales: Sequence[Tile], bits: int, at: Any) -> Tile:
-    """Return the numbers of packed bytes, (rows, columns): zero + scale · integer, of the group `at` which each is."""
+    """Return the numbers of packed bytes, (rows, columns): zero + scale · integer, of the group
+    `at` which each is.
+    """
     shape, (scale, zero) = (packed.shape[0], at[1].shape[1]), scales
     if isinstance(packed, ShapeOnly):
         return packed.made(shape, other=4 * shape[0] * shape[1])
@@ -108,18 +135,46 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     n, bits, G = sum(batch.keys), options["bits"], options["group"]
     k, v = (sum(ceil_div(n, G) for n in batch.keys), batch.d), (n, ceil_div(batch.d_v, G))
     K, V = ((n, ceil_div(width * bits, 8)) for width in (batch.d, batch.d_v))
-    return {"Q": batch.shapes()["Q"], "K": K, "k_scale": k, "k_zero": k, "V": V, "v_scale": v, "v_zero": v}
+    return {
+        "Q": batch.shapes()["Q"],
+        "K": K,
+        "k_scale": k,
+        "k_zero": k,
+        "V": V,
+        "v_scale": v,
+        "v_zero": v,
+    }
 
 
 PROGRAM = BatchProgram(
-    name="quantised", title="Quantised keys and values", run=quantised, options=check_options, operands=operands,
+    name="quantised",
+    title="Quantised keys and values",
+    run=quantised,
+    options=check_options,
+    operands=operands,
     stored={"K": "uint8", "V": "uint8"},
     bugs=(
-        Bug("scales of keys are the first group's", "(groups[s] + g for g in ends[j])", "(groups[s], groups[s] + 1)"),
+        Bug(
+            "scales of keys are the first group's",
+            "(groups[s] + g for g in ends[j])",
+            "(groups[s], groups[s] + 1)",
+        ),
         Bug("groups are counted from the tile", "t // G - j * B_c // G", "(t - j * B_c) // G"),
-        Bug("groups are counted across sequences", "groups[s] + g for", "sum(batch.keys[:s]) // G + g for"),
-        Bug("scales are ignored", "restored(packed, k_j", "restored(packed, (0 * k_j[0] + 1, k_j[1])"),
-        Bug("V takes the scales of K's columns", "np.arange(batch.d_v)[None] // G", "np.arange(batch.d_v)[None] * 0"),
+        Bug(
+            "groups are counted across sequences",
+            "groups[s] + g for",
+            "sum(batch.keys[:s]) // G + g for",
+        ),
+        Bug(
+            "scales are ignored",
+            "restored(packed, k_j",
+            "restored(packed, (0 * k_j[0] + 1, k_j[1])",
+        ),
+        Bug(
+            "V takes the scales of K's columns",
+            "np.arange(batch.d_v)[None] // G",
+            "np.arange(batch.d_v)[None] * 0",
+        ),
         Bug("zeros are forgotten", "restored(packed, v_j", "restored(packed, (v_j[0], 0 * v_j[1])"),
     ),
 )

@@ -1,6 +1,8 @@
-"""Packed batches: sequences lie end to end, and words say where each begins; tiles never straddle two.
+"""Packed batches: sequences lie end to end, and words say where each begins; tiles never straddle
+two.
 
-    Require: Q, K, V of all sequences end to end, words cu_q, cu_k (b + 1 each) in HBM, on-chip SRAM of size M.
+    Require: Q, K, V of all sequences end to end, words cu_q, cu_k (b + 1 each) in HBM, on-chip SRAM
+             of size M.
     1  for each sequence s, 1 ≤ i ≤ ⌈max N/B_r⌉, all at once, as kernels launch them, do
     2    a, a' ← word(cu_q[s]), word(cu_q[s + 1]).
     3    if block i lies beyond a' − a: next.
@@ -19,8 +21,9 @@
     16 end for
     17 Return O, L.
 
-The listing is ours, after the flash_attn_varlen_func of FlashAttention's kernels (cu_seqlens). A sequence without keys has its
-O = 0, L = −∞ written. Query heads that share a KV head have their rows in turn, so row a of one is row g·a here.
+The listing is ours, after the flash_attn_varlen_func of FlashAttention's kernels (cu_seqlens). A
+sequence without keys has its O = 0, L = −∞ written. Query heads that share a KV head have their
+rows in turn, so row a of one is row g·a here.
 """
 
 from collections.abc import Mapping
@@ -40,9 +43,21 @@ from flashsim.support.sizes import ceil_div
 def varlen(
     hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix, cu_q: Matrix, cu_k: Matrix
 ) -> tuple[Matrix, Matrix]:
-    """Run on Q (R, d), K (n, d), V (n, d_v), words cu_q and cu_k (b + 1, 1); return O (R, d_v), L (R, 1)."""
-    on_chip, B_r, B_c, tau, g, word = sram.on_chip, batch.B_r, batch.B_c, batch.tau, batch.group, sram.word
-    O, L = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"), hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    """Run on Q (R, d), K (n, d), V (n, d_v), words cu_q and cu_k (b + 1, 1); return O (R, d_v),
+    L (R, 1).
+    """
+    on_chip, B_r, B_c, tau, g, word = (
+        sram.on_chip,
+        batch.B_r,
+        batch.B_c,
+        batch.tau,
+        batch.group,
+        sram.word,
+    )
+    O, L = (
+        hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"),
+        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
+    )
     cu_q, cu_k = cu_q.divide(1, 1), cu_k.divide(1, 1)
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         for i in sram.loop(ceil_div(batch.longest, B_r), alike=batch.launched(s)):  # line 1
@@ -62,9 +77,15 @@ def varlen(
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 9
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-                P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 10
-                l_i = on_chip(exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 11
-                O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i)  # line 12
+                P_tilde_ij = on_chip(
+                    exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
+                )  # line 10
+                l_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
+                )  # line 11
+                O_i = on_chip(
+                    exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
+                )  # line 12
                 m_i = on_chip(m_i_new, over=m_i)  # line 12
             # line 13: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 14
@@ -77,21 +98,49 @@ def varlen(
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
     ends = {"cu_q": batch.queries, "cu_k": batch.keys}
-    words = {name: np.array([[0], *([n] for n in accumulate(of))], np.uint32) for name, of in ends.items()}
+    words = {
+        name: np.array([[0], *([n] for n in accumulate(of))], np.uint32)
+        for name, of in ends.items()
+    }
     return {**batch.shapes(), **words}
 
 
 PROGRAM = BatchProgram(
-    name="varlen", title="Packed batches", run=varlen, operands=operands,
+    name="varlen",
+    title="Packed batches",
+    run=varlen,
+    operands=operands,
     bugs=(
-        Bug("positions counted from the first sequence", "s, i, j * B_c, n), over", "s, i, c + j * B_c, n), over"),
-        Bug("keys to the longest's end", "n = c_next - c", "n = min(max(batch.keys), K.shape[0] - c)"),
-        Bug("a sequence without keys is skipped", "n = c_next - c\n", "n = c_next - c\n            if n == 0: continue\n"),
         Bug(
-            "L to the next sequence's rows", "sram.store(L_s[i], L_i)", "sram.store(L.rows(0, L_i.shape[0]).divide(B_r)[0], L_i)"
+            "positions counted from the first sequence",
+            "s, i, j * B_c, n), over",
+            "s, i, c + j * B_c, n), over",
         ),
-        Bug("a row of head 1 at that of head 0", "X.rows(g * a, g * a_next)", "X.rows(a, a + g * (a_next - a))"),
+        Bug(
+            "keys to the longest's end",
+            "n = c_next - c",
+            "n = min(max(batch.keys), K.shape[0] - c)",
+        ),
+        Bug(
+            "a sequence without keys is skipped",
+            "n = c_next - c\n",
+            "n = c_next - c\n            if n == 0: continue\n",
+        ),
+        Bug(
+            "L to the next sequence's rows",
+            "sram.store(L_s[i], L_i)",
+            "sram.store(L.rows(0, L_i.shape[0]).divide(B_r)[0], L_i)",
+        ),
+        Bug(
+            "a row of head 1 at that of head 0",
+            "X.rows(g * a, g * a_next)",
+            "X.rows(a, a + g * (a_next - a))",
+        ),
         Bug("the end is read of the wrong words", "word(cu_k[s + 1, 0])", "word(cu_q[s + 1, 0])"),
-        Bug("causal at the top left", "batch.seen(s, i, n)", "n * (i + 1) // (i + 1) - n + batch.seen(s, i, batch.queries[s])"),
+        Bug(
+            "causal at the top left",
+            "batch.seen(s, i, n)",
+            "n * (i + 1) // (i + 1) - n + batch.seen(s, i, batch.queries[s])",
+        ),
     ),
 )

@@ -1,6 +1,8 @@
-"""The backward pass of packed batches: two passes over each sequence's tiles, as `q_outer_two_pass`, with the words read anew.
+"""The backward pass of packed batches: two passes over each sequence's tiles, as
+`q_outer_two_pass`, with the words read anew.
 
-    Require: Q, K, V, O, dO, L of all sequences end to end, words cu_q, cu_k in HBM, on-chip SRAM of size M.
+    Require: Q, K, V, O, dO, L of all sequences end to end, words cu_q, cu_k in HBM, on-chip SRAM of
+             size M.
     1  for each sequence s, 1 ≤ i ≤ ⌈max N/B_r⌉, all at once, do
     2    a, a' ← word(cu_q[s]), word(cu_q[s + 1]). If block i lies beyond a' − a: next.
     3    Load O_i, dO_i; write D_i = rowsum(dO_i ∘ O_i) to HBM.
@@ -31,7 +33,8 @@
     28 end for
     29 Return dQ, dK, dV.
 
-The listing is ours. Keys that no query sees, and those of a sequence without queries, have gradients 0, which are written.
+The listing is ours. Keys that no query sees, and those of a sequence without queries, have
+gradients 0, which are written.
 """
 
 from collections.abc import Mapping
@@ -49,11 +52,29 @@ from flashsim.support.sizes import ceil_div
 
 
 def varlen_backward(
-    hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, K: Matrix, V: Matrix, cu_q: Matrix, cu_k: Matrix, O: Matrix,
-    dO: Matrix, L: Matrix,
+    hbm: HBM,
+    sram: SRAM,
+    batch: Batch,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    cu_q: Matrix,
+    cu_k: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Run on the forward pass's operands, O, dO (R, d_v) and L (R, 1); return dQ, dK, dV of the shapes of Q, K, V."""
-    on_chip, B_r, B_c, tau, g, word = sram.on_chip, batch.B_r, batch.B_c, batch.tau, batch.group, sram.word
+    """Run on the forward pass's operands, O, dO (R, d_v) and L (R, 1); return dQ, dK, dV of the
+    shapes of Q, K, V.
+    """
+    on_chip, B_r, B_c, tau, g, word = (
+        sram.on_chip,
+        batch.B_r,
+        batch.B_c,
+        batch.tau,
+        batch.group,
+        sram.word,
+    )
     D, most = hbm.empty("D", L.shape, sram.dtype), ceil_div(batch.longest, B_r)
     dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
     cu_q, cu_k = cu_q.divide(1, 1), cu_k.divide(1, 1)
@@ -90,7 +111,9 @@ def varlen_backward(
                 dV_tilde_j = on_chip(dV_tilde_j + product(P_ij.T, dO_i), over=dV_tilde_j)  # line 12
                 dP_ij = on_chip(dO_i @ V_j.T)  # line 13
                 dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 13
-                dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 14
+                dK_tilde_j = on_chip(
+                    dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
+                )  # line 14
             # line 15: end for
             sram.store(dK_s[j], dK_tilde_j)  # line 16
             sram.store(dV_s[j], dV_tilde_j)  # line 16
@@ -101,7 +124,9 @@ def varlen_backward(
             if i * B_r >= g * (a_next - a):  # line 19
                 continue  # line 19
             c, c_next = word(cu_k[s, 0]), word(cu_k[s + 1, 0])  # line 20
-            Q_s, dQ_s, dO_s, L_s, D_s = (X.rows(g * a, g * a_next).divide(B_r) for X in (Q, dQ, dO, L, D))
+            Q_s, dQ_s, dO_s, L_s, D_s = (
+                X.rows(g * a, g * a_next).divide(B_r) for X in (Q, dQ, dO, L, D)
+            )
             K_s, V_s = (X.rows(c, c_next).divide(B_c) for X in (K, V))
             Q_i, dO_i, L_i, D_i = sram.load(Q_s[i], dO_s[i], L_s[i], D_s[i])  # line 21
             dQ_tilde_i = sram.full(Q_s[i].shape, 0.0)  # line 21
@@ -112,7 +137,9 @@ def varlen_backward(
                 P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_ij)  # line 24
                 dP_ij = on_chip(dO_i @ V_j.T)  # line 24
                 dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 24
-                dQ_tilde_i = on_chip(dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i)  # line 25
+                dQ_tilde_i = on_chip(
+                    dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i
+                )  # line 25
             # line 26: end for
             sram.store(dQ_s[i], dQ_tilde_i)  # line 27
     # line 28: end for
@@ -126,15 +153,30 @@ def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
 
 
 PROGRAM = BatchProgram(
-    name="varlen", direction="backward", title="Packed batches, backward", run=varlen_backward, operands=operands,
+    name="varlen",
+    direction="backward",
+    title="Packed batches, backward",
+    run=varlen_backward,
+    operands=operands,
     line_1=lambda rows, batch: (rows, rows),
     returns=("dQ", "dK", "dV"),
     bugs=(
         Bug("τ twice in dK", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)"),
-        Bug("D of another sequence", "D_i = on_chip(rowsum(dO_i * O_i))", "D_i = on_chip(rowsum(dO_i * O_i) * (s == 0))"),
-        Bug("no gradients where there are no queries", "K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8",
-            "K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8\n            if a == a_next: continue"),
-        Bug("every tile masked as the first", "i, j * B_c, c_next - c)  # line 11", "i, 0, c_next - c)  # line 11"),
+        Bug(
+            "D of another sequence",
+            "D_i = on_chip(rowsum(dO_i * O_i))",
+            "D_i = on_chip(rowsum(dO_i * O_i) * (s == 0))",
+        ),
+        Bug(
+            "no gradients where there are no queries",
+            "K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8",
+            "K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8\n            if a == a_next: continue",
+        ),
+        Bug(
+            "every tile masked as the first",
+            "i, j * B_c, c_next - c)  # line 11",
+            "i, 0, c_next - c)  # line 11",
+        ),
         Bug("every row block for every key block", "[e > j * B_c for j in", "[e >= 0 * j for j in"),
     ),
 )

@@ -1,7 +1,8 @@
 """Exact counts of what serves, by formula: a file for each program, which ends in its form.
 
-Written without the simulator, and equal to what it counts. Of a sequence, R = g·N rows of one KV head are cut into blocks of B_r;
-block i has b_i rows, which see the first e_i of n keys. cover(e, B) = min(⌈e/B⌉·B, n) keys are loaded for them, tile by tile.
+Written without the simulator, and equal to what it counts. Of a sequence, R = g·N rows of one KV
+head are cut into blocks of B_r; block i has b_i rows, which see the first e_i of n keys. cover(e,
+B) = min(⌈e/B⌉·B, n) keys are loaded for them, tile by tile.
 """
 
 from collections.abc import Mapping

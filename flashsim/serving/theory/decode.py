@@ -1,17 +1,27 @@
-"""Decoding by a schedule. A problem is a row block of b rows and T = ⌈e/B_c⌉ tiles; it has P segments, and parts if P > 1.
+"""Decoding by a schedule. A problem is a row block of b rows and T = ⌈e/B_c⌉ tiles; it has P
+segments, and parts if P > 1.
 
-    reads   Q: d·Σ b·P   K: d·Σ cover(e, B_c)   V: d_v·Σ cover(e, B_c)   parts: (d_v + 2)·Σ b·P where P > 1
+    reads   Q: d·Σ b·P   K: d·Σ cover(e, B_c)   V: d_v·Σ cover(e, B_c)   parts: (d_v + 2)·Σ b·P
+            where P > 1
     writes  O: R·d_v   L: R   parts: as they are read
     peak    q_outer's; or merging, b(2d_v + 5)
 
-Fixed: P = t. Stream-K: workers' shares of ΣT tiles begin at w·⌊ΣT/G⌋ + min(w, ΣT mod G), and P is 1 + the shares that begin
-inside the problem.
+Fixed: P = t. Stream-K: workers' shares of ΣT tiles begin at w·⌊ΣT/G⌋ + min(w, ΣT mod G), and P is 1
++ the shares that begin inside the problem.
 """
 
 import numpy as np
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Ints, Moved, ServingForm, moves, sequences, tile_peak, whole
+from flashsim.serving.theory.form import (
+    Ints,
+    Moved,
+    ServingForm,
+    moves,
+    sequences,
+    tile_peak,
+    whole,
+)
 
 
 def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, Ints]:
@@ -36,7 +46,9 @@ def moved(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved
 
 
 def peak(p: Batch, schedule: str, workers: int, splits: int) -> int:
-    """A segment, or merging. The first tile is a problem's largest, and has a segment, as empty ones are smaller."""
+    """A segment, or merging. The first tile is a problem's largest, and has a segment, as empty
+    ones are smaller.
+    """
     b, P = segments(p, schedule, workers, splits)
     merging = int(b[P > 1].max(initial=0)) * (2 * p.d_v + 5)
     return max([merging, *(tile_peak(p, s.b, s.first(p.B_c)) for s in sequences(p))])

@@ -1,4 +1,6 @@
-"""`ServingForm`, a program's closed forms; and row blocks, with what they see, from positions alone."""
+"""`ServingForm`, a program's closed forms; and row blocks, with what they see, from positions
+alone.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Moved:
-    """What one KV head moves of an array, in elements. `size` is of one that the program makes, `chip` its type.
+    """What one KV head moves of an array, in elements. `size` is of one that the program makes,
+    `chip` its type.
 
     A size ("Q", w) is w for each row of that operand, some of which may be of no sequence.
     """
@@ -30,7 +33,9 @@ class Moved:
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """The row blocks of a sequence with N queries and n keys: rows b of each, and e, the first keys that they see."""
+    """The row blocks of a sequence with N queries and n keys: rows b of each, and e, the first
+    keys that they see.
+    """
 
     N: int
     n: int
@@ -42,13 +47,17 @@ class RowBlocks:
         return np.minimum(-(-self.e // B) * B, self.n)
 
     def first(self, B: int) -> Ints:
-        """Return the keys of the first tile that each row block loads, which is the largest; 0 where there is none."""
+        """Return the keys of the first tile that each row block loads, which is the largest; 0
+        where there is none.
+        """
         return np.where(self.e > 0, min(B, self.n), 0)
 
 
 @lru_cache(2**14)
 def row_blocks(N: int, n: int, g: int, B_r: int, causal: bool) -> RowBlocks:
-    """Return the row blocks of a sequence: row r, at position r // g + n − N, sees the keys up to itself, or all."""
+    """Return the row blocks of a sequence: row r, at position r // g + n − N, sees the keys up
+    to itself, or all.
+    """
     row = np.arange(g * N, dtype=np.int64)
     keys = np.clip(row // g + 1 + n - N, 0, n) if causal else np.full(g * N, n)
     first = np.arange(0, g * N, B_r)
@@ -64,11 +73,13 @@ def sequences(p: Batch) -> Iterator[RowBlocks]:
 
 
 def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0, columns: int = 0) -> int:
-    """Return the most on chip in the inner loop, where row blocks of b rows meet tiles of c keys, none if c is 0; + `more` words.
+    """Return the most on chip in the inner loop, where row blocks of b rows meet tiles of c keys,
+    none if c is 0; + `more` words.
 
     `columns` are those of a row of keys and values together, by default d + d_v.
 
-    Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new: (b + c)(d + d_v) + b·c + 3b; without a tile b(d + d_v + 2).
+    Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new: (b + c)(d + d_v) + b·c + 3b; without a tile b(d + d_v +
+    2).
     """
     w = p.d + p.d_v
     on_chip = b * w + c * (columns or w) + b * c + np.where(c > 0, 3 * b + more, 2 * b)
@@ -76,15 +87,22 @@ def tile_peak(p: Batch, b: Ints, c: Ints, more: int = 0, columns: int = 0) -> in
 
 
 def moves(p: Batch, **reads: int) -> dict[str, Moved]:
-    """Return what moves where Q is read once, and O and L are written: these, and what else is read."""
+    """Return what moves where Q is read once, and O and L are written: these, and what else is
+    read.
+    """
     R = p.group * sum(p.queries)
-    written = {"O": Moved(0, R * p.d_v, ("Q", p.d_v), role="output"), "L": Moved(0, R, ("Q", 1), chip=True)}
+    written = {
+        "O": Moved(0, R * p.d_v, ("Q", p.d_v), role="output"),
+        "L": Moved(0, R, ("Q", 1), chip=True),
+    }
     return {"Q": Moved(R * p.d), **{name: Moved(n) for name, n in reads.items()}, **written}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingForm:
-    """`moved`, what each array of one KV head moves, and `peak`, the most on chip: of the batch, and the program's options."""
+    """`moved`, what each array of one KV head moves, and `peak`, the most on chip: of the batch,
+    and the program's options.
+    """
 
     name: str
     direction: str = "forward"

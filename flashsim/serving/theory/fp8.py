@@ -1,4 +1,5 @@
-"""Keys and values in floats of 8 bits. A tile of keys a … a' − 1 needs r = ⌊(a' − 1)/G⌋ − ⌊a/G⌋ + 1 scales of K, and of V.
+"""Keys and values in floats of 8 bits. A tile of keys a … a' − 1 needs r = ⌊(a' − 1)/G⌋ − ⌊a/G⌋ + 1
+scales of K, and of V.
 
 reads   Q: R·d   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)   k, v: Σ r
 writes  O: R·d_v   L: R

@@ -1,4 +1,5 @@
-"""Latent attention, absorbed: q_outer's, but keys and values are one row of w columns, of which u are the value.
+"""Latent attention, absorbed: q_outer's, but keys and values are one row of w columns, of which u
+are the value.
 
     reads   Q: R·w   C: w·Σ cover(e_i, B_c)
     writes  O: R·u   L: R

@@ -1,6 +1,7 @@
 """Latent attention, not absorbed. n keys in all, w = u + rope columns of C.
 
-    reads   Q: R·d   C: 2n·w   W_UK: (d − rope)u   W_UV: d_v·u   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)
+    reads   Q: R·d   C: 2n·w   W_UK: (d − rope)u   W_UV: d_v·u   K: d·Σ cover(e_i, B_c)   V: d_v·Σ
+            cover(e_i, B_c)
     writes  K: n·d   V: n·d_v   O: R·d_v   L: R
     peak    q_outer's; or making K, u(d − rope) + c(w + d), or V, u·d_v + c(w + d_v)
 
@@ -14,7 +15,9 @@ from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, t
 def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
     n, keys = sum(p.keys), sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
     made = {X: Moved(keys * w, n * w, ("C", w)) for X, w in (("K", p.d), ("V", p.d_v))}
-    return moves(p, C=2 * n * (latent + rope), W_UK=(p.d - rope) * latent, W_UV=p.d_v * latent) | made
+    return (
+        moves(p, C=2 * n * (latent + rope), W_UK=(p.d - rope) * latent, W_UV=p.d_v * latent) | made
+    )
 
 
 def peak(p: Batch, latent: int, rope: int) -> int:

@@ -1,4 +1,5 @@
-"""Latents in pages: paged.py's, or in splits paged_split.py's, of which C is K, and nothing is V; a tile holds C alone.
+"""Latents in pages: paged.py's, or in splits paged_split.py's, of which C is K, and nothing is V; a
+tile holds C alone.
 
 reads   C: w·Σ k_i in place of K and V
 peak    paged.py's, with w columns for a key in place of d + d_v; or merging

@@ -1,6 +1,8 @@
-"""Paged attention. A row block loads ⌈e/p⌉ pages: all of them whole but the last, of which the tiles with a key that is seen.
+"""Paged attention. A row block loads ⌈e/p⌉ pages: all of them whole but the last, of which the
+tiles with a key that is seen.
 
-    reads   Q: R·d   lengths: a word a row block   table: Σ ⌈e_i/p⌉ words   K: d·Σ k_i   V: d_v·Σ k_i
+    reads   Q: R·d   lengths: a word a row block   table: Σ ⌈e_i/p⌉ words   K: d·Σ k_i   V: d_v·Σ
+            k_i
     writes  O: R·d_v   L: R
     peak    q_outer's, and two words: n, and the page's number
 
@@ -10,7 +12,16 @@ With B_c = p, k_i = cover(e_i, p); with tail = "page", ⌈e_i/p⌉·p.
 import numpy as np
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Ints, Moved, RowBlocks, ServingForm, moves, sequences, tile_peak, whole
+from flashsim.serving.theory.form import (
+    Ints,
+    Moved,
+    RowBlocks,
+    ServingForm,
+    moves,
+    sequences,
+    tile_peak,
+    whole,
+)
 
 
 def loaded(blocks: RowBlocks, B_c: int, page: int, tail: str) -> Ints:
@@ -34,7 +45,10 @@ def peak(p: Batch, page: int, tail: str, columns: int = 0) -> int:
     tops = [0]
     for blocks in sequences(p):
         first = np.minimum(p.B_c, page if tail == "page" else np.minimum(page, blocks.n))
-        tops.append(tile_peak(p, blocks.b, np.where(blocks.e > 0, first, 0), columns=columns, more=1) + (len(blocks.b) > 0))
+        tops.append(
+            tile_peak(p, blocks.b, np.where(blocks.e > 0, first, 0), columns=columns, more=1)
+            + (len(blocks.b) > 0)
+        )
     return max(tops)
 
 

@@ -1,4 +1,5 @@
-"""Paged attention in t splits: paged.py's, but Q and lengths are read by each split, and parts go to HBM and back.
+"""Paged attention in t splits: paged.py's, but Q and lengths are read by each split, and parts go
+to HBM and back.
 
     reads   Q: t·R·d   lengths: t words a row block   parts: t·R(d_v + 2)
     writes  parts: t·R(d_v + 2)
@@ -16,7 +17,9 @@ from flashsim.serving.theory.form import Moved, ServingForm
 
 def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
     found, R = paged.moved(p, page, tail), p.group * sum(p.queries)
-    again = {name: replace(found[name], reads=splits * found[name].reads) for name in ("Q", "lengths")}
+    again = {
+        name: replace(found[name], reads=splits * found[name].reads) for name in ("Q", "lengths")
+    }
     parts = {"O_parts": splits * p.d_v, "l_parts": splits, "m_parts": splits}
     return found | again | {X: Moved(w * R, w * R, ("Q", w), chip=True) for X, w in parts.items()}
 

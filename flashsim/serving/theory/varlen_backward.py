@@ -1,11 +1,14 @@
-"""Packed batches, backward: q_outer_two_pass's, a sequence at a time. A row block meets ⌈e_i/B_c⌉ tiles.
+"""Packed batches, backward: q_outer_two_pass's, a sequence at a time. A row block meets ⌈e_i/B_c⌉
+tiles.
 
-With A = Σ b_i·⌈e_i/B_c⌉, the rows of live tiles, and C = Σ cover(e_i, B_c), their keys; T, T_c = blocks that are there:
+With A = Σ b_i·⌈e_i/B_c⌉, the rows of live tiles, and C = Σ cover(e_i, B_c), their keys; T, T_c =
+blocks that are there:
 
     reads   O: R·d_v   dO: (2R + A)d_v   Q: (R + A)d   L, D: R + A   K: (n + C)d   V: (n + C)d_v
             cu_q: 4b·⌈max R_s/B_r⌉ + 2·ΣT_c words   cu_k: 2b·⌈max n/B_c⌉ + 2·ΣT
     writes  D: R   dQ: R·d   dK: n·d   dV: n·d_v
-    peak    4 words, and 2c·w + b(w + 2) + 2b·c for dK and dV, c·w + b(2d + d_v + 2) + 2b·c for dQ; w = d + d_v
+    peak    4 words, and 2c·w + b(w + 2) + 2b·c for dK and dV, c·w + b(2d + d_v + 2) + 2b·c for dQ;
+            w = d + d_v
 """
 
 from flashsim.serving.batch import Batch
@@ -19,16 +22,25 @@ def moved(p: Batch) -> dict[str, Moved]:
     C = sum(whole(s.cover(p.B_c)) for s in every)
     T, T_c = [len(s.b) for s in every], [-(-s.n // p.B_c) for s in every]
     return {
-        "Q": Moved((R + A) * d), "K": Moved((n + C) * d), "V": Moved((n + C) * d_v),
-        "cu_q": Moved(4 * len(T) * max(T) + 2 * sum(T_c)), "cu_k": Moved(2 * len(T) * max(T_c) + 2 * sum(T)),
-        "O": Moved(R * d_v), "dO": Moved((2 * R + A) * d_v), "L": Moved(R + A, chip=True),
-        "D": Moved(R + A, R, ("Q", 1), chip=True), "dQ": Moved(0, R * d, ("Q", d), role="output"),
-        "dK": Moved(0, n * d, ("K", d), role="output"), "dV": Moved(0, n * d_v, ("K", d_v), role="output"),
+        "Q": Moved((R + A) * d),
+        "K": Moved((n + C) * d),
+        "V": Moved((n + C) * d_v),
+        "cu_q": Moved(4 * len(T) * max(T) + 2 * sum(T_c)),
+        "cu_k": Moved(2 * len(T) * max(T_c) + 2 * sum(T)),
+        "O": Moved(R * d_v),
+        "dO": Moved((2 * R + A) * d_v),
+        "L": Moved(R + A, chip=True),
+        "D": Moved(R + A, R, ("Q", 1), chip=True),
+        "dQ": Moved(0, R * d, ("Q", d), role="output"),
+        "dK": Moved(0, n * d, ("K", d), role="output"),
+        "dV": Moved(0, n * d_v, ("K", d_v), role="output"),
     }
 
 
 def peak(p: Batch) -> int:
-    """The most of the three passes; where blocks meet, the first row block that sees a key block is the largest, or the only."""
+    """The most of the three passes; where blocks meet, the first row block that sees a key block
+    is the largest, or the only.
+    """
     w, tops = p.d + p.d_v, [0]
     if max(p.queries):
         tops.append(2)

@@ -16,14 +16,19 @@ def _defined_empty_rows(subject: Subject) -> str:
     if subject.spec.empty_rows == "undefined":
         return "the spec leaves empty rows undefined"
     spec = subject.spec
-    may = spec.masks or spec.zero_keys or (spec.cross and (spec.causal == "bottom_right" or spec.window))
+    may = (
+        spec.masks
+        or spec.zero_keys
+        or (spec.cross and (spec.causal == "bottom_right" or spec.window))
+    )
     return "" if may else "by the spec no row can be empty"
 
 
 @check()
 def oracle(t: Trial) -> Comparisons:
     """O against float64 softmax attention on the same, rounded, inputs."""
-    O, want = t.out.O, t.problem.solution  # in this order: where the kernel breaks, nothing more is computed
+    # in this order: where the kernel breaks, nothing more is computed
+    O, want = t.out.O, t.problem.solution
     yield Comparison("O", O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
 
 
@@ -40,7 +45,9 @@ def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
         return case
     if subject.spec.masks:
         return replace(case, mask=("rows", "few", "padding_right")[case.seed % 3])
-    given: dict[str, Any] = {"causal": True} if subject.spec.causal == "bottom_right" else {"window": (0, 0)}
+    given: dict[str, Any] = (
+        {"causal": True} if subject.spec.causal == "bottom_right" else {"window": (0, 0)}
+    )
     if case.N_q == case.N_k or not (given.get("causal") or subject.spec.window):
         return None
     return replace(case, **given, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
@@ -61,11 +68,15 @@ def with_dead_keys(case: Case, subject: Subject) -> Case | None:
     """Return the case with a mask."""
     if case.mask is not None:
         return case
-    return replace(case, mask=("padding_right", "holes", "padding_left", "first_block")[case.seed % 4])
+    return replace(
+        case, mask=("padding_right", "holes", "padding_left", "first_block")[case.seed % 4]
+    )
 
 
 def poisoned(t: Trial) -> Problem | None:
-    """Return the problem with NaN or ±∞ in the keys that nobody may attend to, and in their values."""
+    """Return the problem with NaN or ±∞ in the keys that nobody may attend to, and in their
+    values.
+    """
     problem, rng = t.problem, t.rng
     dead = problem.dead
     if not dead.any():
@@ -73,13 +84,17 @@ def poisoned(t: Trial) -> Problem | None:
     poison = (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
     arrays = {}
     for name in (("k", "v"), ("v",), ("k",))[int(rng.integers(3))]:
-        arrays[name] = np.where(dead[..., None], np.asarray(poison, problem.k.dtype), getattr(problem, name))
+        arrays[name] = np.where(
+            dead[..., None], np.asarray(poison, problem.k.dtype), getattr(problem, name)
+        )
     return problem.but(**arrays)
 
 
 @check("masks", fit=with_dead_keys)
 def masked_kv_poison(t: Trial) -> Comparisons:
-    """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the output."""
+    """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the
+    output.
+    """
     changed = poisoned(t)
     if changed is None:
         return
@@ -104,14 +119,19 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     if bias is not None and bias.shape[-1] != 1:
         extra = 10 * rng.normal(size=(*bias.shape[:-1], more))
         bias = np.concatenate([bias, extra.astype(bias.dtype)], axis=-1)
-    kv, nowhere = {"k": longer(problem.k), "v": longer(problem.v)}, {"causal": False, "window": None, "slopes": None}
+    kv, nowhere = (
+        {"k": longer(problem.k), "v": longer(problem.v)},
+        {"causal": False, "window": None, "slopes": None},
+    )
     appended = problem.but(**kv, **nowhere, mask=allowed, bias=bias)
     yield t.alike(f"O with {more} masked keys appended", appended, problem.but(slopes=None))
 
 
 @check("causal", fit=lambda case, subject: replace(case, causal=True) if case.N_k > 1 else None)
 def causal_no_leak(t: Trial) -> Comparisons:
-    """If the keys and values after a query are replaced by large ones, its output stays the same."""
+    """If the keys and values after a query are replaced by large ones, its output stays the
+    same.
+    """
     problem, rng = t.problem, t.rng
     first = int(rng.integers(1, problem.score_shape[-1]))
     k, v = problem.k.copy(), problem.v.copy()
@@ -122,4 +142,6 @@ def causal_no_leak(t: Trial) -> Comparisons:
     if not past.any():
         return
     got, budget = t.forward(changed), 2 * problem.solution.O_budget
-    yield Comparison(f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed)
+    yield Comparison(
+        f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed
+    )

@@ -1,5 +1,6 @@
-"""Which known bug a failing kernel has. An experiment shows it, or a model with that bug that gives the same wrong numbers, or
-else what the failing cases have in common."""
+"""Which known bug a failing kernel has. An experiment shows it, or a model with that bug that gives
+the same wrong numbers, or else what the failing cases have in common.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -18,26 +19,41 @@ __all__ = ["Suspicion", "diagnose"]
 
 
 def diagnose(
-    subject: Subject, findings: Sequence[Finding], verdicts: Sequence[tuple[Case, bool]], tried: Sequence[Case] = ()
+    subject: Subject,
+    findings: Sequence[Finding],
+    verdicts: Sequence[tuple[Case, bool]],
+    tried: Sequence[Case] = (),
 ) -> list[Suspicion]:
-    """Return up to three bugs that would explain the failing findings, the likeliest first; none if nothing fits.
+    """Return up to three bugs that would explain the failing findings, the likeliest first; none if
+    nothing fits.
 
-    `verdicts` has the check's cases, with whether each passed. `tried` are the cases in which every check passed.
+    `verdicts` has the check's cases, with whether each passed. `tried` are the cases in which every
+    check passed.
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         failing = [f for f in findings if f.failed and f.case.scores <= MOST_SCORES]
         found = [bug for experiment in EXPERIMENTS for bug in experiment.convict(subject, failing)]
-        exhibits = {n: e for n, f in enumerate(failing) if (e := exhibit_of(subject, f)) is not None}
+        exhibits = {
+            n: e for n, f in enumerate(failing) if (e := exhibit_of(subject, f)) is not None
+        }
         if exhibits:
-            found += by_model(subject, exhibits, failing, [*(case for case, passed in verdicts if passed), *tried])
+            found += by_model(
+                subject, exhibits, failing, [*(case for case, passed in verdicts if passed), *tried]
+            )
         told = _explaining(found or ONLY_DROPOUT.convict(subject, failing))
         explained = frozenset().union(*(bug.explains for bug in told))
-        return (told if told and len(explained) == len(failing) else [*told, *in_common(subject.spec, verdicts)])[:3]
+        return (
+            told
+            if told and len(explained) == len(failing)
+            else [*told, *in_common(subject.spec, verdicts)]
+        )[:3]
 
 
 def _explaining(found: Sequence[Suspicion]) -> list[Suspicion]:
-    """Return up to three bugs: those that explain most cases, and those that explain cases left over."""
+    """Return up to three bugs: those that explain most cases, and those that explain cases left
+    over.
+    """
     ranked = sorted(found, key=lambda bug: -len(bug.explains) - bug.besides)
     chosen: list[Suspicion] = []
     for bug in ranked:

@@ -1,4 +1,6 @@
-"""A kernel's wrong numbers beside the right ones, and whether a model of a bug gives the same wrong numbers."""
+"""A kernel's wrong numbers beside the right ones, and whether a model of a bug gives the same
+wrong numbers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Suspicion:
 
 
 def failing_cases(n: int) -> str:
-    """Return that number of them in words. They are cases that were drawn, and simpler ones made of them."""
+    """Return that number of them in words. They are cases that were drawn, and simpler ones made
+    of them.
+    """
     return "1 failing case" if n == 1 else f"{n} examined failing cases"
 
 
@@ -61,14 +65,18 @@ class Exhibit:
         return not self._off(self.question.got)
 
     def _off(self, answer: Arrays, budgets: int = 1) -> bool:
-        return any((asked.parts(a) > budgets).any() for a, asked in zip(answer, self.asked, strict=True))
+        return any(
+            (asked.parts(a) > budgets).any() for a, asked in zip(answer, self.asked, strict=True)
+        )
 
     def refutes(self, answers: Sequence[Arrays]) -> bool:
         """Return whether a model is wrong where the kernel is right."""
         return bool(answers) and all(self._off(answer, CLEARLY) for answer in answers)
 
     def verdict(self, answers: Sequence[Arrays]) -> bool | None:
-        """Return whether one of a model's answers is what the kernel returned, or None if the model is right here."""
+        """Return whether one of a model's answers is what the kernel returned, or None if the
+        model is right here.
+        """
         off = [answer for answer in answers if self._off(answer)]
         if any(map(self._same, off)):
             return True
@@ -81,9 +89,17 @@ class Exhibit:
             got, want, budget = asked.got, asked.want, np.asarray(asked.budget)
             judged = asked.at & (budget < np.inf)
             both = np.isfinite(a) & np.isfinite(got)
-            alike = (a == got) | (np.isnan(a) & np.isnan(got)) if kinds else ~np.isfinite(a) & ~np.isfinite(got)
-            largest = np.abs(np.where(np.isfinite(got), got, 0)).max(axis=-1, keepdims=True, initial=0)
-            near = np.abs(np.where(both, a - got, 0)) <= 3 * budget + 4 * u * largest + 1e-3 * np.abs(a)
+            alike = (
+                (a == got) | (np.isnan(a) & np.isnan(got))
+                if kinds
+                else ~np.isfinite(a) & ~np.isfinite(got)
+            )
+            largest = np.abs(np.where(np.isfinite(got), got, 0)).max(
+                axis=-1, keepdims=True, initial=0
+            )
+            near = np.abs(
+                np.where(both, a - got, 0)
+            ) <= 3 * budget + 4 * u * largest + 1e-3 * np.abs(a)
             if not (np.where(both, near, alike) | ~judged).all():
                 return False
             count = (asked.parts() > 1) & both & np.isfinite(want)
@@ -94,15 +110,20 @@ class Exhibit:
 
 
 def exhibit_of(subject: Subject, finding: Finding) -> Exhibit | None:
-    """Return where the kernel is wrong in the finding's case, or in the problem that the check made of it."""
+    """Return where the kernel is wrong in the finding's case, or in the problem that the check
+    made of it.
+    """
     problems = [finding.case.problem(subject.spec)]
     if finding.comparison is not None and finding.comparison.problem is not None:
         problems.append(finding.comparison.problem)
     for problem in problems:
-        beyond = problem.softcap, problem.slopes, problem.sink, problem.scales  # suspects do not model these
+        # suspects do not model these
+        beyond = problem.softcap, problem.slopes, problem.sink, problem.scales
         if any(each is not None for each in beyond):
             continue
-        if math.prod(problem.score_shape) > MOST_SCORES or not all(map(finite, (problem.q, problem.k, problem.v))):
+        if math.prod(problem.score_shape) > MOST_SCORES or not all(
+            map(finite, (problem.q, problem.k, problem.v))
+        ):
             continue
         try:
             for exhibit in aspects(subject, finding, problem):
@@ -114,19 +135,26 @@ def exhibit_of(subject: Subject, finding: Finding) -> Exhibit | None:
 
 
 def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Exhibit]:
-    """Yield the kernel's results for a problem, beginning with those that the finding's check compares."""
+    """Yield the kernel's results for a problem, beginning with those that the finding's check
+    compares.
+    """
     keep = subject.keep(problem) if problem.dropout_p and subject.keep_mask else None
     live, empty = ~problem.empty, problem.empty
     if of_gradients_too(subject, finding) and (subject.spec.empty_rows == "zero" or live.all()):
         exact, got = problem.gradients(keep), subject.backward(problem, finding.case.strides)
-        yield Exhibit(Question(problem, keep, "gradients", got), tuple(of_gradients("{}", got, *exact, problem)))
+        yield Exhibit(
+            Question(problem, keep, "gradients", got),
+            tuple(of_gradients("{}", got, *exact, problem)),
+        )
     right, out = problem.solution, subject.forward(problem, finding.case.strides)
     O, O_budget = (right.O, right.O_budget) if keep is None else problem.dropped(keep)
     promised = [live] if subject.spec.empty_rows == "undefined" else [live, empty]
     if finding.check == "empty_rows":
         promised.reverse()
     question = Question(problem, keep, "O", (out.O,))
-    in_O = [Exhibit(question, (Comparison("O", out.O, O, O_budget, at[..., None]),)) for at in promised]
+    in_O = [
+        Exhibit(question, (Comparison("O", out.O, O, O_budget, at[..., None]),)) for at in promised
+    ]
     in_lse = []
     if out.lse is not None:
         question = Question(problem, keep, "lse", (out.lse,))
@@ -138,7 +166,11 @@ def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Ex
 
 def of_gradients_too(subject: Subject, finding: Finding) -> bool:
     """Return whether the gradients may be what failed."""
-    return bool(subject.back) and "backward" in CHECKS[finding.check].asks and finding.check != "inputs_unmodified"
+    return (
+        bool(subject.back)
+        and "backward" in CHECKS[finding.check].asks
+        and finding.check != "inputs_unmodified"
+    )
 
 
 def finite(a: Array) -> bool:

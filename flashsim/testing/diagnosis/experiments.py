@@ -8,7 +8,13 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 from flashsim.testing.checks import Comparison, of_gradients
-from flashsim.testing.diagnosis.exhibits import POISONED, Suspicion, failing_cases, finite, of_gradients_too
+from flashsim.testing.diagnosis.exhibits import (
+    POISONED,
+    Suspicion,
+    failing_cases,
+    finite,
+    of_gradients_too,
+)
 from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding
 from flashsim.testing.subject import Broken, OutsidePool, Subject, memory_of
@@ -25,7 +31,9 @@ def _run(subject: Subject, problem: Problem, arrays: dict[str, Array], back: boo
 
 
 def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
-    """Return whether a kernel's answer to a problem without dropout is wrong in rows that are not empty."""
+    """Return whether a kernel's answer to a problem without dropout is wrong in rows that are
+    not empty.
+    """
     if back:
         asked = [*of_gradients("{}", got, *problem.gradients(), problem)]
     else:
@@ -57,18 +65,30 @@ class Experiment:
     threads: tuple[str, ...]
 
     def convict(self, subject: Subject, findings: Sequence[Finding]) -> list[Suspicion]:
-        """Return the bug that it finds, if any. If the kernel or a case does not allow the experiment, return nothing."""
+        """Return the bug that it finds, if any. If the kernel or a case does not allow the
+        experiment, return nothing.
+        """
         try:
-            found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(subject, finding))}
+            found = {
+                n: names
+                for n, finding in enumerate(findings)
+                if (names := self.culprits(subject, finding))
+            }
         except Exception:
             return []
         evidence = self.evidence.format(f"{len(found)} of {failing_cases(len(findings))}")
         culprits = dict.fromkeys(name for names in found.values() for name in names)
-        return [Suspicion(self.says(culprits), self.threads, evidence, frozenset(found))] if found else []
+        return (
+            [Suspicion(self.says(culprits), self.threads, evidence, frozenset(found))]
+            if found
+            else []
+        )
 
 
 def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether the same numbers pass in contiguous arrays, and which array must be contiguous."""
+    """Ask whether the same numbers pass in contiguous arrays, and which array must be
+    contiguous.
+    """
     case, culprits = finding.case, set[str]()
     if case.strides == "contiguous" or case.dropout_p:
         return culprits
@@ -77,11 +97,17 @@ def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
 
         def wrong(*names: str, back: bool = back) -> bool:
             strided = subject.lay(problem, case.strides, back)
-            arrays = subject.lay(problem, "contiguous", back) | {name: strided[name] for name in names}
+            arrays = subject.lay(problem, "contiguous", back) | {
+                name: strided[name] for name in names
+            }
             return _wrong(problem, _run(subject, problem, arrays, back), back)
 
         with suppress(Broken, OutsidePool):
-            culprits |= set() if wrong() else {name for name in ("q", "k", "v", "do")[: 3 + back] if wrong(name)}
+            culprits |= (
+                set()
+                if wrong()
+                else {name for name in ("q", "k", "v", "do")[: 3 + back] if wrong(name)}
+            )
     return culprits
 
 
@@ -106,11 +132,19 @@ def _misread(subject: Subject, finding: Finding) -> set[str]:
 
 
 def _read_as(a: Array, like: Array) -> Array:
-    """Return what is read of an array, from its first element on, with another array's strides; NaN outside its memory."""
+    """Return what is read of an array, from its first element on, with another array's strides;
+    NaN outside its memory.
+    """
     memory = memory_of(a).ravel()
     start = (a.__array_interface__["data"][0] - memory.__array_interface__["data"][0]) // a.itemsize
-    at = sum(np.arange(n).reshape(-1, *[1] * (a.ndim - 1 - axis)) * (like.strides[axis] // a.itemsize)
-             for axis, n in enumerate(a.shape)) + start  # fmt: skip
+    at = (
+        sum(
+            np.arange(n).reshape(-1, *[1] * (a.ndim - 1 - axis))
+            * (like.strides[axis] // a.itemsize)
+            for axis, n in enumerate(a.shape)
+        )
+        + start
+    )
     inside = (at >= 0) & (at < memory.size)
     return np.asarray(np.where(inside, memory[np.where(inside, at, 0)], np.nan).astype(a.dtype))
 
@@ -121,7 +155,9 @@ def _memory_around(subject: Subject, finding: Finding) -> set[str]:
     if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
         return set()
     for back in _passes(subject, finding):
-        nan, zero, again = (_surrounded(subject, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0))
+        nan, zero, again = (
+            _surrounded(subject, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0)
+        )
         if _differ(nan, zero) and not _differ(zero, again):
             return {"memory"}
     return set()
@@ -140,8 +176,14 @@ def _differ(one: Arrays, other: Arrays) -> bool:
 
 
 def _poison_spreads(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether NaN or ∞ in masked values, or in masked keys, spoils an answer that is right without."""
-    if finding.check not in POISONED or finding.comparison is None or finding.comparison.problem is None:
+    """Ask whether NaN or ∞ in masked values, or in masked keys, spoils an answer that is right
+    without.
+    """
+    if (
+        finding.check not in POISONED
+        or finding.comparison is None
+        or finding.comparison.problem is None
+    ):
         return set()
     clean, poisoned = finding.case.problem(subject.spec), finding.comparison.problem
     back, culprits = finding.check == "backward_poison", set()
@@ -157,7 +199,8 @@ def _poison_spreads(subject: Subject, finding: Finding) -> set[str]:
 
 
 def _numbers(a: Array) -> bool:
-    return not np.isnan(a).any() and not (a == np.inf).any()  # −∞ is the log-sum-exp of an empty row
+    # −∞ is the log-sum-exp of an empty row
+    return not np.isnan(a).any() and not (a == np.inf).any()
 
 
 def _right_without_dropout(subject: Subject, finding: Finding) -> set[str]:
@@ -173,10 +216,12 @@ HUGE, MOST_KEYS = 2.0**100, 200
 
 
 def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
-    """Ask where the sum over keys is cut, alone and in the batch. Two huge values that cancel absorb the ones summed before.
+    """Ask where the sum over keys is cut, alone and in the batch. Two huge values that cancel
+    absorb the ones summed before.
 
-    Where a cut lies between the two, those on both sides of it are absorbed. All weights are equal, as the queries are 0.
-    Xie et al., "FPRev: Revealing floating-point summation order", arXiv 2411.00442.
+    Where a cut lies between the two, those on both sides of it are absorbed. All weights are equal,
+    as the queries are 0. Xie et al., "FPRev: Revealing floating-point summation order", arXiv
+    2411.00442.
     """
     case, n = finding.case, finding.case.N_k
     wide = case.dtype in ("float32", "bfloat16", "float64")  # it holds the huge values
@@ -194,30 +239,45 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
             left = n * float(subject.forward(problem.but(v=v)).O[0, 0, 0, 0])
             # they do not quite cancel where parts were divided before
             absorbed[key] = n - left if abs(left) <= n else 2 * n
-        near = {key: np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3)) for key in range(2, n - 1)}
+        near = {
+            key: np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3))
+            for key in range(2, n - 1)
+        }
         peaks = {key for key, others in near.items() if absorbed[key] > others.max()}
-        within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)  # one part
+        # one part
+        within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)
         cuts.append({key for key in peaks if absorbed[key] > within})
-    only = (("if a sequence is alone", cuts[0] - cuts[1]), (f"in a batch of {case.B}", cuts[1] - cuts[0]))
+    only = (
+        ("if a sequence is alone", cuts[0] - cuts[1]),
+        (f"in a batch of {case.B}", cuts[1] - cuts[0]),
+    )
     said = [f"at {', '.join(map(str, sorted(keys)))} {how}" for how, keys in only if keys]
     return {f"of {n} keys, parts begin {', and '.join(said)}"} if said else set()
 
 
 SPREAD = {
     "v": "NaN or ∞ in a masked key's value reaches the answer: its weight is 0, and 0 · NaN is NaN",
-    "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
+    "k": (
+        "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN "
+        "in the backward pass"
+    ),
 }
 OTHERS = {
-    "v": "v is read with k's strides, which differ if d_v ≠ d, or if v lies in memory in another way",
-    "k": "k is read with v's strides, which differ if d_v ≠ d, or if k lies in memory in another way",
+    "v": (
+        "v is read with k's strides, which differ if d_v ≠ d, or if v lies in memory in another way"
+    ),
+    "k": (
+        "k is read with v's strides, which differ if d_v ≠ d, or if k lies in memory in another way"
+    ),
     "k and v": "k and v are read with each other's strides",
 }
 EXPERIMENTS = (
     Experiment(
         _strides_ignored,
-        lambda names: "The strides of {} are ignored: arrays that are not contiguous are read as if they were.".format(
-            " and ".join(name for name in ("q", "k", "v", "do") if name in names)
-        ),
+        lambda names: (
+            "The strides of {} are ignored: arrays that are not contiguous are read as if they "
+            "were."
+        ).format(" and ".join(name for name in ("q", "k", "v", "do") if name in names)),
         "{0} pass with the same numbers in contiguous arrays",
         STRIDES,
     ),
@@ -229,7 +289,10 @@ EXPERIMENTS = (
     ),
     Experiment(
         _memory_around,
-        lambda _: "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the answer.",
+        lambda _: (
+            "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the "
+            "answer."
+        ),
         "the answer changes with that memory in {0}",
         ("jax-ml/jax#27224", FA + "334", FA + "1947"),
     ),
@@ -248,7 +311,10 @@ EXPERIMENTS = (
 )
 ONLY_DROPOUT = Experiment(
     _right_without_dropout,
-    lambda _: "Only dropout goes wrong, in an unknown way. Does it use another keep mask, of another seed or offset?",
+    lambda _: (
+        "Only dropout goes wrong, in an unknown way. Does it use another keep mask, of another "
+        "seed or offset?"
+    ),
     "{0} pass with the same numbers without dropout",
     ("pytorch/pytorch#190717",),
 )

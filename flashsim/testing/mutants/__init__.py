@@ -1,14 +1,17 @@
-"""A museum of buggy attentions. Each has a bug that a real kernel had, so that a test can show that it notices such bugs.
+"""A museum of buggy attentions. Each has a bug that a real kernel had, so that a test can show that
+it notices such bugs.
 
-A `Mutant` is a small change to the text of one of four correct attentions. `BASES` are three of them: "tiled", as in
-FlashAttention-2; "unfused", with the whole matrix of scores; "split", with the keys in parts whose results are merged. The
-fourth, "served", is for kernels that serve. `ALL` are bugs of attention itself, `SERVING` bugs of kernels that serve, and
-`OUTSIDE` those on which the frozen kit was tried.
+A `Mutant` is a small change to the text of one of four correct attentions. `BASES` are three of
+them: "tiled", as in FlashAttention-2; "unfused", with the whole matrix of scores; "split", with the
+keys in parts whose results are merged. The fourth, "served", is for kernels that serve. `ALL` are
+bugs of attention itself, `SERVING` bugs of kernels that serve, and `OUTSIDE` those on which the
+frozen kit was tried.
 
     from flashsim.testing.mutants import ALL
 
     for mutant in ALL:
-        kernel = mutant.build()  # kernel(q, k, v), kernel.backward(q, k, v, do), kernel.keep(shape, p, seed), kernel.spec
+        kernel = mutant.build()  # kernel(q, k, v), kernel.backward(q, k, v, do), kernel.keep(shape,
+                                 p, seed), kernel.spec
 
 Each built kernel is an attribute of this module, too: `flashsim.testing.mutants.causal_top_left`.
 """
@@ -22,7 +25,17 @@ from flashsim.testing.mutants.since import SINCE
 
 ALL: tuple[Mutant, ...] = EARLY + LATE + SINCE
 
-__all__ = ["ALL", "BASES", "EARLY", "LATE", "OUTSIDE", "SERVING", "SINCE", "Implementation", "Mutant"]
+__all__ = [
+    "ALL",
+    "BASES",
+    "EARLY",
+    "LATE",
+    "OUTSIDE",
+    "SERVING",
+    "SINCE",
+    "Implementation",
+    "Mutant",
+]
 
 
 def __getattr__(name: str) -> Implementation:

@@ -14,15 +14,24 @@ from flashsim.testing.spec import Spec
 from flashsim.tracing.planting import Change, changed, execute
 
 SPEC = Spec(
-    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())), block=(8, 4),
-    causal="bottom_right", lse="natural", gqa=True, masks=True, scale=True, d_v=True, zero_keys=True,
-)  # fmt: skip
+    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())),
+    block=(8, 4),
+    causal="bottom_right",
+    lse="natural",
+    gqa=True,
+    masks=True,
+    scale=True,
+    d_v=True,
+    zero_keys=True,
+)
 
 
 class Implementation:
-    """A module's attention: its two passes, its keep mask and its spec. A call runs the forward pass.
+    """A module's attention: its two passes, its keep mask and its spec. A call runs the forward
+    pass.
 
-    With `by`, a key of `ADAPTERS`, it is the module's function of that name, adapted, without a backward pass.
+    With `by`, a key of `ADAPTERS`, it is the module's function of that name, adapted, without a
+    backward pass.
     """
 
     def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC, by: str = "") -> None:
@@ -39,15 +48,29 @@ class Implementation:
         return found
 
 
-SERVED = replace(SPEC, block=(8, 16), masks=False, window="bottom_right", softcap=True, alibi=True, sink=True)
-FP8 = Spec(dtypes=("float8_e4m3fn", "float8_e5m2"), block=(8, 16), lse="natural", gqa=True, scales="head")
-ADAPTERS: dict[str, Callable[[Any], Any]] = {"varlen": adapters.varlen, "paged": adapters.paged, "mla": adapters.mla}
+SERVED = replace(
+    SPEC, block=(8, 16), masks=False, window="bottom_right", softcap=True, alibi=True, sink=True
+)
+FP8 = Spec(
+    dtypes=("float8_e4m3fn", "float8_e5m2"), block=(8, 16), lse="natural", gqa=True, scales="head"
+)
+ADAPTERS: dict[str, Callable[[Any], Any]] = {
+    "varlen": adapters.varlen,
+    "paged": adapters.paged,
+    "mla": adapters.mla,
+}
 SERVING = {  # the correct attentions that serve
     "served": Implementation("served", served, SERVED),
     **{by: Implementation(by, served, SERVED, by) for by in ADAPTERS},
-    **{f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales)) for scales in ("head", "block")},
+    **{
+        f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales))
+        for scales in ("head", "block")
+    },
 }
-BASES = {name: Implementation(name, base) for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))}
+BASES = {
+    name: Implementation(name, base)
+    for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))
+}
 
 
 @dataclass(frozen=True)
@@ -56,8 +79,10 @@ class Mutant:
 
     name      an identifier
     bug       what is wrong, in a sentence
-    threads   where it was reported or repaired, each as owner/repository#number; empty if the kit itself found it
-    base      the attention that is changed: "tiled", "unfused", "split", or "served", which is not in `BASES`
+    threads   where it was reported or repaired, each as owner/repository#number; empty if the kit
+              itself found it
+    base      the attention that is changed: "tiled", "unfused", "split", or "served", which is not
+              in `BASES`
     changes   pairs (before, after); each `before` occurs exactly once in the base's source
     part      where the bug is: "forward", "backward", or "dropout" in either pass
     spec      what the buggy kernel promises: by default, all that the base does
@@ -80,7 +105,9 @@ class Mutant:
         """
         filename, text = source(self.base)
         module = ModuleType(f"{__package__}.{self.name}")
-        execute(changed(text, self.changes, f"{filename}, for {self.name}"), filename, module.__dict__)
+        execute(
+            changed(text, self.changes, f"{filename}, for {self.name}"), filename, module.__dict__
+        )
         return Implementation(self.name, module, self.spec, self.by)
 
 

@@ -1,9 +1,10 @@
-"""Attention as kernels that serve compute it: on packed sequences, pages, latents and 8 bits. Correct; bugs are planted in it.
+"""Attention as kernels that serve compute it: on packed sequences, pages, latents and 8 bits.
+Correct; bugs are planted in it.
 
-`head` computes one head of one sequence, and a function loads its keys tile by tile. After a sequence's end, a tile has what
-lies there: another sequence's rows, or a page's unused rows. Keys are split into parts, which are merged; only the merge has the
-sink. Weights of 8 bits are scaled by 2⁸, and the maximum is raised only if they would saturate (FlashAttention-4):
-2^(8 + 0.75) ≤ 448.
+`head` computes one head of one sequence, and a function loads its keys tile by tile. After a
+sequence's end, a tile has what lies there: another sequence's rows, or a page's unused rows. Keys
+are split into parts, which are merged; only the merge has the sink. Weights of 8 bits are scaled by
+2⁸, and the maximum is raised only if they would saturate (FlashAttention-4): 2^(8 + 0.75) ≤ 448.
 """
 
 import math
@@ -20,7 +21,9 @@ Load = Callable[[int], tuple[Array, Array]]
 
 
 @np.errstate(all="ignore")
-def forward(q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any) -> tuple[Array, Array]:
+def forward(
+    q: Array, k: Array, v: Array, *, scale: float | None = None, **options: Any
+) -> tuple[Array, Array]:
     """Return O (B, H_q, N_q, d_v) and the natural log-sum-exp of each row."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]
@@ -37,9 +40,17 @@ def forward(q: Array, k: Array, v: Array, *, scale: float | None = None, **optio
 
 @np.errstate(all="ignore")
 def varlen(
-    q: Array, k: Array, v: Array, cu_seqlens_q: Array, cu_seqlens_k: Array, max_seqlen_q: int, max_seqlen_k: int, *,
-    scale: float | None = None, **options: Any,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    scale: float | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
     """Return O (rows, H_q, d_v), and log-sum-exps (H_q, rows), of packed sequences."""
     (rows, H_q, d), (_, H_kv, d_v), chip = q.shape, v.shape, chip_dtype(q.dtype)
     tau = 1 / math.sqrt(d) if scale is None else scale
@@ -55,10 +66,18 @@ def varlen(
 
 @np.errstate(all="ignore")
 def paged(
-    q: Array, k_cache: Array, v_cache: Array, block_table: Array, cache_seqlens: Array, *,
-    scale: float | None = None, **options: Any,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Return O (B, N_q, H_q, d_v), and log-sum-exps (B, H_q, N_q), of sequences whose pages hold B_c keys each."""
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_table: Array,
+    cache_seqlens: Array,
+    *,
+    scale: float | None = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """Return O (B, N_q, H_q, d_v), and log-sum-exps (B, H_q, N_q), of sequences whose pages hold
+    B_c keys each.
+    """
     (B, N_q, H_q, d), (H_kv, d_v), chip = q.shape, v_cache.shape[2:], chip_dtype(q.dtype)
     tau = 1 / math.sqrt(d) if scale is None else scale
     O, lse = np.zeros((B, N_q, H_q, d_v), chip), np.zeros((B, H_q, N_q), chip)
@@ -75,7 +94,9 @@ def paged(
 
 @np.errstate(all="ignore")
 def mla(q: Array, latents: Array, width: int, scale: float, **options: Any) -> tuple[Array, Array]:
-    """Return O (B, N_q, H_q, width), and log-sum-exps (B, H_q, N_q), of heads that share latents as keys and values."""
+    """Return O (B, N_q, H_q, width), and log-sum-exps (B, H_q, N_q), of heads that share latents
+    as keys and values.
+    """
     (B, N_q, H_q, _), N_k, chip, tau = q.shape, latents.shape[1], chip_dtype(q.dtype), scale
     O, lse = np.zeros((B, N_q, H_q, width), chip), np.zeros((B, H_q, N_q), chip)
     for b, h in np.ndindex(B, H_q):
@@ -84,22 +105,32 @@ def mla(q: Array, latents: Array, width: int, scale: float, **options: Any) -> t
     return O.astype(q.dtype), lse
 
 
-def of_head(options: dict[str, Any], h: int, scales: dict[str, Any] | None = None) -> dict[str, Any]:
+def of_head(
+    options: dict[str, Any], h: int, scales: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a head's options."""
     own = {name: options.get(name) for name in ("causal", "window", "softcap")}
     per_head = {"slope": options.get("alibi_slopes"), "sink": options.get("sink")}
-    return own | {name: None if a is None else a[h] for name, a in per_head.items()} | (scales or {})
+    return (
+        own | {name: None if a is None else a[h] for name, a in per_head.items()} | (scales or {})
+    )
 
 
 def descales(options: dict[str, Any], b: int, h: int, n: int) -> dict[str, Any]:
     """Return the factors of a head's q, k and v: numbers, or arrays for blocks of k and v."""
     if "q_descale" not in options:
         return {}
-    return {"q_scale": options["q_descale"][b, h], "k_scale": options["k_descale"][b, n], "v_scale": options["v_descale"][b, n]}
+    return {
+        "q_scale": options["q_descale"][b, h],
+        "k_scale": options["k_descale"][b, n],
+        "v_scale": options["v_descale"][b, n],
+    }
 
 
 def tiles(K: Array, V: Array, first: int, chip: np.dtype[Any]) -> Load:
-    """Return a function that loads a tile of keys, from row `first` on, with zeros after the array's end."""
+    """Return a function that loads a tile of keys, from row `first` on, with zeros after the
+    array's end.
+    """
 
     def load(j: int) -> tuple[Array, Array]:
         tile = slice(first + j * B_c, first + (j + 1) * B_c)
@@ -111,14 +142,30 @@ def tiles(K: Array, V: Array, first: int, chip: np.dtype[Any]) -> Load:
 
 
 def head(
-    Q: Array, load: Load, N_k: int, d_v: int, tau: float, *, causal: bool | None, window: tuple[int, int] | None,
-    softcap: float | None, slope: float | None, sink: float | None, q_scale: Any = 1.0, k_scale: Any = 1.0, v_scale: Any = 1.0,
-) -> tuple[Array, Array]:  # fmt: skip
+    Q: Array,
+    load: Load,
+    N_k: int,
+    d_v: int,
+    tau: float,
+    *,
+    causal: bool | None,
+    window: tuple[int, int] | None,
+    softcap: float | None,
+    slope: float | None,
+    sink: float | None,
+    q_scale: Any = 1.0,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+) -> tuple[Array, Array]:
     """Return O (N_q, d_v) and the log-sum-exp (N_q,) of one head of one sequence."""
     N_q, chip, eight = len(Q), chip_dtype(Q.dtype), Q.dtype.itemsize == 1
     Q_i, rows = Q.astype(chip) * chip.type(tau), np.arange(N_q)[:, None]
     if eight:
-        Q_i = Q_i * np.repeat(np.atleast_1d(q_scale), B_r)[:N_q, None] if np.ndim(q_scale) else Q_i * q_scale
+        Q_i = (
+            Q_i * np.repeat(np.atleast_1d(q_scale), B_r)[:N_q, None]
+            if np.ndim(q_scale)
+            else Q_i * q_scale
+        )
     position = rows + N_k - N_q
     outputs, logs = [np.zeros((N_q, d_v), chip)], [np.full(N_q, -np.inf, chip)]
     for start in range(0, N_k, PART):
@@ -131,7 +178,11 @@ def head(
                 ok = ok & (keys <= position)
             if window is not None:
                 left, right = window
-                ok = ok & ((left < 0) | (keys >= position - left)) & ((right < 0) | (keys <= position + right))
+                ok = (
+                    ok
+                    & ((left < 0) | (keys >= position - left))
+                    & ((right < 0) | (keys <= position + right))
+                )
             S = Q_i @ K_j.T
             if eight:
                 S = S * (k_scale[j] if np.ndim(k_scale) else k_scale)
@@ -149,7 +200,10 @@ def head(
             alpha = np.exp(m - shown)
             l = l * alpha + P.sum(axis=1)
             if eight:
-                P = np.minimum(P * 2**OFFSET, largest(Q.dtype)).astype(Q.dtype).astype(chip) / 2**OFFSET
+                P = (
+                    np.minimum(P * 2**OFFSET, largest(Q.dtype)).astype(Q.dtype).astype(chip)
+                    / 2**OFFSET
+                )
                 V_j = V_j * (v_scale[j] if np.ndim(v_scale) else v_scale)
             acc = acc * alpha[:, None] + P @ V_j
             m = m_new
@@ -174,11 +228,26 @@ def merged(outputs: Array, logs: Array, sink: float | None) -> tuple[Array, Arra
 
 @np.errstate(all="ignore")
 def backward(
-    q: Array, k: Array, v: Array, do: Array, *, causal: bool | None = None, window: tuple[int, int] | None = None,
-    scale: float | None = None, softcap: float | None = None, alibi_slopes: Array | None = None, sink: Array | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    causal: bool | None = None,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
+) -> tuple[Array, ...]:
     """Return dq, dk, dv, and dsink if there is a sink."""
-    how = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    how = {
+        "causal": causal,
+        "window": window,
+        "scale": scale,
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+    }
     O, lse = forward(q, k, v, **how, sink=sink)  # type: ignore[arg-type]
     (B, H_q, N_q, d), (_, H_kv, N_k, _), chip = q.shape, k.shape, chip_dtype(q.dtype)
     position, keys = np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)
@@ -196,12 +265,16 @@ def backward(
         tanh = np.tanh(S / chip.type(softcap))
         S, slope = chip.type(softcap) * tanh, 1 - tanh**2
     if alibi_slopes is not None:
-        S = S - alibi_slopes.astype(chip)[None, :, None, None] * np.abs(position - keys).astype(chip)
+        S = S - alibi_slopes.astype(chip)[None, :, None, None] * np.abs(position - keys).astype(
+            chip
+        )
     P = np.where(ok, np.exp(S - np.where(lse == -np.inf, np.inf, lse)[..., None]), 0)
     D = (dO * O.astype(chip)).sum(axis=-1, keepdims=True)
     dS = P * (dO @ V.swapaxes(-1, -2) - D) * slope
-    dK, dV = (a.reshape(B, H_kv, H_q // H_kv, N_k, a.shape[-1]).sum(axis=2)
-              for a in (tau * dS.swapaxes(-1, -2) @ Q, P.swapaxes(-1, -2) @ dO))  # fmt: skip
+    dK, dV = (
+        a.reshape(B, H_kv, H_q // H_kv, N_k, a.shape[-1]).sum(axis=2)
+        for a in (tau * dS.swapaxes(-1, -2) @ Q, P.swapaxes(-1, -2) @ dO)
+    )
     three = (tau * dS @ K).astype(q.dtype), dK.astype(q.dtype), dV.astype(q.dtype)
     if sink is None:
         return three

@@ -1,7 +1,8 @@
-"""Attention with its keys split into parts that are merged, as in FlashDecoding. Correct; bugs are planted in it.
+"""Attention with its keys split into parts that are merged, as in FlashDecoding. Correct; bugs are
+planted in it.
 
-Each part has its own output and log-sum-exp, as if there were no other keys. In the merge, its output has the weight
-exp(lse of the part − lse of all). The backward pass is the unfused one.
+Each part has its own output and log-sum-exp, as if there were no other keys. In the merge, its
+output has the weight exp(lse of the part − lse of all). The backward pass is the unfused one.
 """
 
 import math
@@ -18,9 +19,16 @@ PART = 8
 
 @np.errstate(all="ignore")
 def forward(
-    q: Array, k: Array, v: Array, *,
-    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Array, Array]:
     """Return O, in the inputs' dtype, and the natural log-sum-exp of each row's scores."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]
@@ -28,7 +36,11 @@ def forward(
     tau = 1 / math.sqrt(d) if scale is None else scale
     dtype = chip_dtype(q.dtype)
     Q = q.astype(dtype).reshape(B, H_kv, group, N_q, d) * dtype.type(tau)
-    ok = np.ones((B, H_q, N_q, N_k), bool) if mask is None else np.broadcast_to(mask, (B, H_q, N_q, N_k))
+    ok = (
+        np.ones((B, H_q, N_q, N_k), bool)
+        if mask is None
+        else np.broadcast_to(mask, (B, H_q, N_q, N_k))
+    )
     Z = np.ones((B, H_q, N_q, N_k), dtype)
     if dropout_p > 0:
         Z = keep(Z.shape, dropout_p, seed) / dtype.type(1 - dropout_p)
@@ -48,7 +60,9 @@ def forward(
 
 
 def one_part(Q: Array, K: Array, V: Array, ok: Array, Z: Array) -> tuple[Array, Array]:
-    """Return the output and log-sum-exp of one part of the keys: 0 and −∞ for a row that attends to none of them."""
+    """Return the output and log-sum-exp of one part of the keys: 0 and −∞ for a row that attends
+    to none of them.
+    """
     B, H_kv, group, N_q, _ = Q.shape
     ok, Z = ok.reshape(B, H_kv, group, N_q, -1), Z.reshape(B, H_kv, group, N_q, -1)
     S = np.einsum("bngid,bnjd->bngij", Q, K)

@@ -1,8 +1,10 @@
-"""Attention and its gradients as FlashAttention-2 computes them, one (B_r, B_c) tile at a time. Correct; bugs are planted in it.
+"""Attention and its gradients as FlashAttention-2 computes them, one (B_r, B_c) tile at a time.
+Correct; bugs are planted in it.
 
-T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithms 1 and 2. As on a
-GPU, inputs are flat memory that is read by offsets. A tile always has its full size, with zeros after the matrix's end, and
-only tiles on a boundary are masked. B_r ≠ B_c, so that mixing them up is a bug that shows.
+T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023,
+Algorithms 1 and 2. As on a GPU, inputs are flat memory that is read by offsets. A tile always has
+its full size, with zeros after the matrix's end, and only tiles on a boundary are masked. B_r ≠
+B_c, so that mixing them up is a bug that shows.
 """
 
 import math
@@ -28,9 +30,16 @@ def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
 
 @np.errstate(all="ignore")
 def forward(
-    q: Array, k: Array, v: Array, *,
-    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Array, Array]:
     """Return O, in the inputs' dtype, and the natural log-sum-exp of each row's scores."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]
@@ -84,9 +93,17 @@ def forward(
 
 @np.errstate(all="ignore")
 def backward(
-    q: Array, k: Array, v: Array, do: Array, *,
-    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Array, Array, Array]:
     """Return the gradients of Σ dO ∘ O with respect to q, k and v, in the inputs' dtype."""
     B, H_q, N_q, d = q.shape
     H_kv, N_k, d_v = v.shape[1:]
@@ -114,7 +131,8 @@ def backward(
             V_tile = load(V, (b * H_kv + n) * N_k + left, cols, d_v, B_c, dtype)
             dK_j = np.zeros((B_c, d), dtype)
             dV_j = np.zeros((B_c, d_v), dtype)
-            begin = max(0, left - shift) // B_r if causal else 0  # no earlier tile of rows attends to these keys
+            # no earlier tile of rows attends to these keys
+            begin = max(0, left - shift) // B_r if causal else 0
             for i in range(begin, -(-N_q // B_r)):
                 top, rows = i * B_r, min(B_r, N_q - i * B_r)
                 Q_i = load(Q, (b * H_q + h) * N_q + top, rows, d, B_r, dtype)
@@ -149,7 +167,8 @@ def backward(
 def load(memory: Array, row: int, rows: int, width: int, size: int, dtype: np.dtype[Any]) -> Array:
     """Return a tile of `size` rows: `rows` rows of flat memory from row `row` on, then zeros.
 
-    The offset counts elements. Kernels that keep it in 32 bits fail from 2³¹ on; here such a bug is scaled down to 16 bits.
+    The offset counts elements. Kernels that keep it in 32 bits fail from 2³¹ on; here such a bug is
+    scaled down to 16 bits.
     """
     offset = row * width
     tile = np.zeros((size, width), dtype)
@@ -158,7 +177,9 @@ def load(memory: Array, row: int, rows: int, width: int, size: int, dtype: np.dt
 
 
 def allowed(i: int, j: int, N_k: int, causal: bool, shift: int, mask: Array | None) -> Array | None:
-    """Return which keys of tile j the rows of tile i attend to, (B_r, B_c), or None if they attend to all."""
+    """Return which keys of tile j the rows of tile i attend to, (B_r, B_c), or None if they
+    attend to all.
+    """
     top, left = i * B_r, j * B_c
     ragged = left + B_c > N_k
     diagonal = causal and left + B_c - 1 > top + shift
@@ -176,7 +197,9 @@ def allowed(i: int, j: int, N_k: int, causal: bool, shift: int, mask: Array | No
 
 
 def cut(whole: Array, top: int, left: int) -> Array:
-    """Return the (B_r, B_c) tile of a boolean matrix that begins at (top, left); it is False after the matrix's ends."""
+    """Return the (B_r, B_c) tile of a boolean matrix that begins at (top, left); it is False
+    after the matrix's ends.
+    """
     tile = np.zeros((B_r, B_c), bool)
     part = whole[top : top + B_r, left : left + B_c]
     tile[: part.shape[0], : part.shape[1]] = part

@@ -1,4 +1,6 @@
-"""Attention and its gradients as in a textbook, with the whole matrix of scores. Correct; bugs are planted in it."""
+"""Attention and its gradients as in a textbook, with the whole matrix of scores. Correct; bugs
+are planted in it.
+"""
 
 import math
 
@@ -12,9 +14,16 @@ __all__ = ["backward", "forward", "keep"]
 
 @np.errstate(all="ignore")
 def forward(
-    q: Array, k: Array, v: Array, *,
-    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Array, Array]:
     """Return O, in the inputs' dtype, and the natural log-sum-exp of each row's scores."""
     Q, K, V = widened(q, k, v)
     ok = allowed(q, k, causal, mask)
@@ -35,9 +44,17 @@ def forward(
 
 @np.errstate(all="ignore")
 def backward(
-    q: Array, k: Array, v: Array, do: Array, *,
-    causal: bool = False, scale: float | None = None, mask: Array | None = None, dropout_p: float = 0.0, seed: int = 0,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Array, Array, Array]:
     """Return the gradients of Σ dO ∘ O with respect to q, k and v, in the inputs' dtype."""
     Q, K, V = widened(q, k, v)
     dO = do.astype(Q.dtype)
@@ -64,7 +81,9 @@ def backward(
 
 
 def widened(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Return Q, K, V in the type for computing, with each head of K and V repeated for its group of query heads."""
+    """Return Q, K, V in the type for computing, with each head of K and V repeated for its group
+    of query heads.
+    """
     dtype = chip_dtype(q.dtype)
     group = q.shape[1] // k.shape[1]
     K, V = np.repeat(k.astype(dtype), group, axis=1), np.repeat(v.astype(dtype), group, axis=1)

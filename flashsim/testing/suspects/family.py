@@ -1,4 +1,6 @@
-"""A family of suspects is one known bug, with each value of its parameter. There are three kinds of families."""
+"""A family of suspects is one known bug, with each value of its parameter. There are three kinds
+of families.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,9 @@ Changes = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Suspect:
-    """A known bug: a sentence about it, where it was seen, and the possible answers of a kernel that has it."""
+    """A known bug: a sentence about it, where it was seen, and the possible answers of a kernel
+    that has it.
+    """
 
     family: str
     says: str
@@ -42,13 +46,19 @@ class Family:
 
         def suspect(*given: Any) -> Suspect:
             says = self.says.format(*given, there=there, here=here)
-            return Suspect(self.name, says, self.threads, lambda question: self.answers(question, *given))
+            return Suspect(
+                self.name, says, self.threads, lambda question: self.answers(question, *given)
+            )
 
         return [suspect(*value) if isinstance(value, tuple) else suspect(value) for value in values]
 
 
-def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, over: Over | None = None) -> Family:
-    """Return bugs of what is read. `change` is (question, reading, ...) -> changes to the reading, or None."""
+def reads(
+    name: str, says: str, change: Callable[..., Changes], *threads: str, over: Over | None = None
+) -> Family:
+    """Return bugs of what is read. `change` is (question, reading, ...) -> changes to the
+    reading, or None.
+    """
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
         right = question.reading
@@ -65,9 +75,16 @@ def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, o
 
 
 def computes(
-    name: str, says: str, compute: Callable[..., Answer | None], *threads: str, over: Over | None = None, literally: bool = False
+    name: str,
+    says: str,
+    compute: Callable[..., Answer | None],
+    *threads: str,
+    over: Over | None = None,
+    literally: bool = False,
 ) -> Family:
-    """Return bugs of the softmax. `compute` is (question, ...) -> Answer, or None. `literally`: see `Question.forward`."""
+    """Return bugs of the softmax. `compute` is (question, ...) -> Answer, or None. `literally`:
+    see `Question.forward`.
+    """
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
         answer = None if question.aspect == "gradients" else compute(question, *given)
@@ -76,11 +93,21 @@ def computes(
     return Family(name, says, threads, answers, over)
 
 
-def derives(name: str, says: str, derive: Callable[..., Arrays | None], *threads: str, over: Over | None = None) -> Family:
+def derives(
+    name: str,
+    says: str,
+    derive: Callable[..., Arrays | None],
+    *threads: str,
+    over: Over | None = None,
+) -> Family:
     """Return bugs of the backward pass. `derive` is (backward, ...) -> dq, dk, dv, or None."""
 
     def answers(question: Question, *given: Any) -> list[Arrays]:
-        three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
+        three = (
+            derive(Backward(question.reading, question), *given)
+            if question.aspect == "gradients"
+            else None
+        )
         return [] if three is None else [question.backward(three)]
 
     return Family(name, says, threads, answers, over)

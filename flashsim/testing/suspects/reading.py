@@ -1,4 +1,6 @@
-"""Attention step by step, forward and backward, as a kernel may have understood the problem. Suspects change these steps."""
+"""Attention step by step, forward and backward, as a kernel may have understood the problem.
+Suspects change these steps.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,7 +17,8 @@ Arrays = tuple[Array, ...]
 
 
 class Answer(NamedTuple):
-    """O (B, H_q, N_q, d_v), the natural log-sum-exp (B, H_q, N_q), and the column of row sums ℓ if O was divided by them.
+    """O (B, H_q, N_q, d_v), the natural log-sum-exp (B, H_q, N_q), and the column of row sums ℓ if
+    O was divided by them.
 
     O is NaN where it is 0/0. Kernels may have 0 there.
     """
@@ -27,7 +30,8 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A problem as a kernel understands it, in float64: q, k, v by head, the allowed keys, the scale, and the following.
+    """A problem as a kernel understands it, in float64: q, k, v by head, the allowed keys, the
+    scale, and the following.
 
     owner  the KV head that each query head reads
     Z      what dropout multiplies the weights by
@@ -68,7 +72,9 @@ class Reading:
 
 
 class Question:
-    """A problem for models of bugs to answer: for O, for the log-sum-exp ("lse") or for the gradients."""
+    """A problem for models of bugs to answer: for O, for the log-sum-exp ("lse") or for the
+    gradients.
+    """
 
     def __init__(self, problem: Problem, keep: Array | None, aspect: str, got: Arrays) -> None:
         self.problem, self.keep, self.aspect, self.got = problem, keep, aspect, got
@@ -86,25 +92,33 @@ class Question:
 
     @property
     def parts(self) -> tuple[Array, Array, Array, Array | Any]:
-        """The scores, the column of their maxima, the values and Z, in the type that the kernel computes in."""
+        """The scores, the column of their maxima, the values and Z, in the type that the kernel
+        computes in.
+        """
         r = self.reading
         Z = r.Z if isinstance(r.Z, float) else r.Z.astype(self.chip)
         return r.S.astype(self.chip), r.m.astype(self.chip), r.V.astype(self.chip), Z
 
     def forward(self, answer: Answer, literally: bool = False) -> list[Arrays]:
-        """Return the possible answers. Where the model has 0/0, O may be 0 or NaN, or right if the row is empty.
+        """Return the possible answers. Where the model has 0/0, O may be 0 or NaN, or right if the
+        row is empty.
 
         With `literally`, a NaN of the model stays NaN.
         """
         if self.aspect == "lse":
             return [(answer.lse / math.log(2) if self.spec.lse == "base2" else answer.lse,)]
-        empty, right = self.problem.empty[..., None], self.problem.solution.O  # as the spec wants it
+        # as the spec wants it
+        empty, right = self.problem.empty[..., None], self.problem.solution.O
         O = answer.O if literally else np.where(empty & (answer.l == 0), right, answer.O)
         stored = np.asarray(O.astype(self.problem.q.dtype).astype(np.float64))
         if literally or not np.isnan(stored).any():
             return [(stored,)]
         nothing = np.isnan(stored) & (answer.l == 0) & ~empty
-        return [(np.where(nothing, 0.0, stored),), (stored,), (np.nan_to_num(stored, nan=0.0, posinf=np.inf),)]
+        return [
+            (np.where(nothing, 0.0, stored),),
+            (stored,),
+            (np.nan_to_num(stored, nan=0.0, posinf=np.inf),),
+        ]
 
     def backward(self, three: Arrays) -> Arrays:
         """Return dq, dk, dv, cut to the problem's size and rounded to its dtype."""
@@ -114,12 +128,15 @@ class Question:
 
 
 class Backward:
-    """The right backward pass of a reading, step by step. `done` finishes it from other intermediate results.
+    """The right backward pass of a reading, step by step. `done` finishes it from other
+    intermediate results.
 
     O and the log-sum-exp are of the reading `forward`, if given.
     """
 
-    def __init__(self, reading: Reading, question: Question, forward: Reading | None = None) -> None:
+    def __init__(
+        self, reading: Reading, question: Question, forward: Reading | None = None
+    ) -> None:
         self.reading, self.problem = reading, question.problem
         self.keep = 1.0 if question.keep is None else question.keep
         of = (reading if forward is None else forward).answer
@@ -140,7 +157,9 @@ class Backward:
         tau_k: float | None = None,
         share: Callable[[list[Array]], Array] = sum,  # type: ignore[assignment]
     ) -> Arrays:
-        """Return dq, dk, dv. `weights` are those of dv. `share` combines the gradients of a group's heads."""
+        """Return dq, dk, dv. `weights` are those of dv. `share` combines the gradients of a
+        group's heads.
+        """
         r = self.reading
         dS = self.dS if dS is None else dS
         weights = self.P * self.Z if weights is None else weights
@@ -153,4 +172,6 @@ class Backward:
         owners = self.reading.owner
         groups = [[by_head[:, h] for h in np.flatnonzero(owners == n)] for n in range(H_kv)]
         nothing = np.zeros_like(by_head[:, 0])
-        return np.stack([np.asarray(share(group)) if group else nothing for group in groups], axis=1)
+        return np.stack(
+            [np.asarray(share(group)) if group else nothing for group in groups], axis=1
+        )

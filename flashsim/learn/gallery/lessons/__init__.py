@@ -1,6 +1,7 @@
 """The lessons, one a file, which nothing else has to name.
 
-Its docstring says in a line what it is about; `Page` says what TITLE, ORDER, `teach`, and RUN or `record` are.
+Its docstring says in a line what it is about; `Page` says what TITLE, ORDER, `teach`, and RUN or
+`record` are.
 """
 
 import pkgutil
@@ -13,7 +14,10 @@ from flashsim.learn.gallery.page import Page, traces_of
 @cache
 def pages() -> dict[str, Page]:
     """Return the lessons by name, in the order in which they are to be read."""
-    modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
+    modules = {
+        file.name: import_module(f"{__name__}.{file.name}")
+        for file in pkgutil.iter_modules(__path__)
+    }
     found = {}
     for name, m in sorted(modules.items(), key=lambda item: int(item[1].ORDER)):
         run = getattr(m, "RUN", {})

@@ -15,25 +15,30 @@ def teach(trace: Trace) -> str:
     plain = counted("q_outer", trace)
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     return f"""
-        Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.
+        Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are
+        empty.
 
-        » With the rows outermost the algorithm can leave these tiles out. It visits {len(visited)} of {all_tiles} tiles, and
-        never loads the {all_tiles - len(visited)} crossed ones. K and V cost {moved(trace, "K", "V")} accesses; without the
-        mask they would cost {KV}. For long sequences this approaches one half.
+        » With the rows outermost the algorithm can leave these tiles out. It visits {len(visited)}
+        of {all_tiles} tiles, and never loads the {all_tiles - len(visited)} crossed ones. K and V
+        cost {moved(trace, "K", "V")} accesses; without the mask they would cost {KV}. For long
+        sequences this approaches one half.
 
-        » Watch each row of tiles end at the diagonal. The mask changes something only there, in {partly} tiles: line 10 puts −∞
-        above the diagonal. Tiles below it are full, and line 10 leaves them as they are. (Algorithm 2 as printed visits all
-        tiles, with `--algorithm flash`.)
+        » Watch each row of tiles end at the diagonal. The mask changes something only there, in
+        {partly} tiles: line 10 puts −∞ above the diagonal. Tiles below it are full, and line 10
+        leaves them as they are. (Algorithm 2 as printed visits all tiles, with `--algorithm
+        flash`.)
 
         [partial tile] A tile on the diagonal: line 10 puts −∞ where the key is after the query.
-        [tiles skipped @ line 18] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
+        [tiles skipped @ line 18] Row block 1 is done after one tile: the {blocks.T_c - 1} to its
+        right are skipped.
         [full tile] Below the diagonal: everything is allowed, and nothing is masked.
-        [last step] {len(visited)} tiles done, {all_tiles - len(visited)} skipped; {moved(trace):,} accesses of
-        {plain.hbm.accesses:,} without a mask.
+        [last step] {len(visited)} tiles done, {all_tiles - len(visited)} skipped; {moved(trace):,}
+        accesses of {plain.hbm.accesses:,} without a mask.
 
-        [asks @ line 18] The first block of queries has met its own keys. How many of the {blocks.T_c - 1} tiles to the right
-        does it need?
+        [asks @ line 18] The first block of queries has met its own keys. How many of the
+        {blocks.T_c - 1} tiles to the right does it need?
         [choices] none | one | all
         [right] { {1: "none", 2: "one", blocks.T_c: "all"}[sum((i == 0 for i, _ in visited))] }
-        [because] Their keys come after all of its queries, so the mask forbids all of them, and they are not even loaded.
+        [because] Their keys come after all of its queries, so the mask forbids all of them, and
+        they are not even loaded.
         """

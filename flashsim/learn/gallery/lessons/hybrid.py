@@ -5,7 +5,8 @@ from flashsim.learn.gallery.looking import first, moved, value
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
+# after what is optimal among schedules that keep S
+TITLE, ORDER = "Small memories: S through HBM", 48
 
 
 def record() -> tuple[Trace, ...]:
@@ -21,28 +22,33 @@ def teach(trace: Trace, fused: Trace) -> str:
     b_r, b_c = value(trace, first(trace, "write O"), "O[0, 0]").shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
     return f"""
-        FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both have d elements. For a small M this
-        is a lot: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of {N} rows. This is
-        `q_outer`, on the other side: {moved(fused)} accesses.
+        FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both have d
+        elements. For a small M this is a lot: with M = {about.M} and d = {d} one row of each fits,
+        and K and V are loaded once for each of {N} rows. This is `q_outer`, on the other side:
+        {moved(fused)} accesses.
 
-        `small_cache_hybrid` separates the two products. For S = QKᵀ it holds {about.blocks.B_r} rows of Q and none of O, so K
-        is loaded {moved(trace, "K") // (N * d)} times instead of {N}. S goes to HBM. For O = PV it holds {b_r} × {b_c} tiles of
-        O and none of Q; each product takes a column of S and a piece of V.
+        `small_cache_hybrid` separates the two products. For S = QKᵀ it holds {about.blocks.B_r}
+        rows of Q and none of O, so K is loaded {moved(trace, "K") // (N * d)} times instead of {N}.
+        S goes to HBM. For O = PV it holds {b_r} × {b_c} tiles of O and none of Q; each product
+        takes a column of S and a piece of V.
 
-        » S costs {S.writes} writes and {S.reads} reads, and the whole run makes {moved(trace)} accesses.
+        » S costs {S.writes} writes and {S.reads} reads, and the whole run makes {moved(trace)}
+        accesses.
 
-        » This saves accesses if M is about d², but not if M is several d². Then many rows of Q and O fit, and writing N × N
-        elements costs the most; FlashAttention is better there.
+        » This saves accesses if M is about d², but not if M is several d². Then many rows of Q and
+        O fit, and writing N × N elements costs the most; FlashAttention is better there.
 
         [read K] Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.
         [write S] S goes to HBM, which never happens in FlashAttention.
         [read S] The second half: a column of S comes back, and is exponentiated on the way.
         [write O] A {b_r} × {b_c} tile of O is done, and written once.
-        [last step] {moved(trace)} accesses, {moved(trace, "S")} of them to S; `q_outer`, {moved(fused)}.
+        [last step] {moved(trace)} accesses, {moved(trace, "S")} of them to S; `q_outer`,
+        {moved(fused)}.
 
-        [asks @ write S] S is {N} × {N}, written and read again. Will this run move more or fewer elements than `q_outer`?
+        [asks @ write S] S is {N} × {N}, written and read again. Will this run move more or fewer
+        elements than `q_outer`?
         [choices] more | fewer
         [right] {next((word for word, holds in sides.items() if holds))}
-        [because] {moved(trace)} against {moved(fused)}: K and V cost {moved(trace, "K", "V")} here, and
-        {moved(fused, "K", "V")} there, and S costs {moved(trace, "S")}.
+        [because] {moved(trace)} against {moved(fused)}: K and V cost {moved(trace, "K", "V")} here,
+        and {moved(fused, "K", "V")} there, and S costs {moved(trace, "S")}.
         """

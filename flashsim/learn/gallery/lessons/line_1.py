@@ -13,25 +13,33 @@ def teach(trace: Trace) -> str:
     M, d, B_r, B_c = about.M, about.shape.d, about.blocks.B_r, about.blocks.B_c
     full, over = first(trace, "line 8"), first(trace, "line 9")
     most = next(s for s in trace.steps if trace.events[s.last].occupancy == about.peak)
-    held = {array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))}
+    held = {
+        array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))
+    }
     used = trace.events[over.last].occupancy
     fit = count("flash_basic", N=about.shape.N_q, d=d, M=M, dtype=about.stored, sizing="fit")
     return f"""
-        Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows.
+        Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c}
+        and {B_r} rows.
 
-        » Four of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. This
-        is all of M. The paper leaves out constants, and so also ℓ, m, and the tile S_ij itself.
+        » Four of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} =
+        {sum(held.values())} elements. This is all of M. The paper leaves out constants, and so also
+        ℓ, m, and the tile S_ij itself.
 
-        Watch SRAM’s bar pass the dashed line at M, in red stripes, from line 8 on. At its fullest it holds {about.peak}
-        elements, {round(100 * about.peak / M, 1):g}% of M. So flashsim reports this peak, and does not refuse the run. By
-        default the commands take the largest blocks of line 1’s shape for which everything fits, here {fit.blocks.B_r} ×
-        {fit.blocks.B_c}, and enforce M, and so do the other lessons. The asymptotic claims stay true, because only a constant
-        divides M.
+        Watch SRAM’s bar pass the dashed line at M, in red stripes, from line 8 on. At its fullest
+        it holds {about.peak} elements, {round(100 * about.peak / M, 1):g}% of M. So flashsim
+        reports this peak, and does not refuse the run. By default the commands take the largest
+        blocks of line 1’s shape for which everything fits, here {fit.blocks.B_r} ×
+        {fit.blocks.B_c}, and enforce M, and so do the other lessons. The asymptotic claims stay
+        true, because only a constant divides M.
 
-        [read Q @ line 8] K, V, Q, O, ℓ, m are loaded: {trace.events[full.last].occupancy} elements on a chip for {M}.
-        [over M @ line 9] S_ij is made, and {used} elements are on a chip for {M}: {used - M} too many.
+        [read Q @ line 8] K, V, Q, O, ℓ, m are loaded: {trace.events[full.last].occupancy} elements
+        on a chip for {M}.
+        [over M @ line 9] S_ij is made, and {used} elements are on a chip for {M}: {used - M} too
+        many.
         [{most.label} @ {most.number}] The peak: {about.peak} elements.
-        [last step] The result is right all the same. With blocks that fit it costs {fit.hbm.accesses:,} accesses.
+        [last step] The result is right all the same. With blocks that fit it costs
+        {fit.hbm.accesses:,} accesses.
 
         [asks @ line 9] Line 1 says B_c = ⌈M/4d⌉. How much of M do K_j, V_j, Q_i and O_i take?
         [choices] half | three quarters | all of it

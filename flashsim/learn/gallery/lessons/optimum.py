@@ -5,7 +5,8 @@ from flashsim.learn.gallery.looking import counted, every, first, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as it is compared with one
+# after the lessons on the algorithms, as it is compared with one
+TITLE, ORDER = "What is optimal", 45
 
 
 def record() -> tuple[Trace, ...]:
@@ -17,41 +18,54 @@ def record() -> tuple[Trace, ...]:
 
 def teach(trace: Trace, tiles: Trace) -> str:
     N, d = trace.about.shape.N_q, trace.about.shape.d
-    loads = {name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"}
+    loads = {
+        name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"
+    }
     multiplied = every(trace, "line 11")
     second = multiplied[N]  # the second row's first product
     before = multiplied[N - 1].tile
     assert second.tile is not None
     assert before is not None
     row, column = second.tile
-    between = [e for s in trace.steps[multiplied[N - 1].number : second.number] for e in trace.of(s)]
+    between = [
+        e for s in trace.steps[multiplied[N - 1].number : second.number] for e in trace.of(s)
+    ]
     assert not any(e.kind == "load" and e.array in ("K", "V") for e in between)
     dropped = next(e for e in trace.events if e.kind == "evict" and e.name[0] in "KV")
-    at = next(step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped))
+    at = next(
+        step
+        for step in trace.steps
+        if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
+    )
     snake = counted("snake", trace, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     return f"""
-        What is the least that any schedule can move? For a small problem a search can find it: N = {N}, d = {d}, and M =
-        {trace.about.M}, in which two rows of K and V fit beside one of Q and O. Whole rows move, and S stays on chip. The
-        search goes through all schedules of this kind, with or without loops. It finds {moved(trace)} elements: no schedule
-        moves fewer. Beside it are the best tiles of `q_outer`, which move {moved(tiles)}.
+        What is the least that any schedule can move? For a small problem a search can find it: N =
+        {N}, d = {d}, and M = {trace.about.M}, in which two rows of K and V fit beside one of Q and
+        O. Whole rows move, and S stays on chip. The search goes through all schedules of this kind,
+        with or without loops. It finds {moved(trace)} elements: no schedule moves fewer. Beside it
+        are the best tiles of `q_outer`, which move {moved(tiles)}.
 
-        » The optimum turns around. When a row of Q is done, the last rows of K and V are still on chip, and the next row of Q
-        begins with them. `q_outer` begins again with K_1, which was evicted long ago. So K is loaded {loads["K"]} times instead
-        of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
+        » The optimum turns around. When a row of Q is done, the last rows of K and V are still on
+        chip, and the next row of Q begins with them. `q_outer` begins again with K_1, which was
+        evicted long ago. So K is loaded {loads["K"]} times instead of {N * N}, and V {loads["V"]}
+        times. {least} elements are compulsory: each row of Q, K and V once, O and L.
 
-        `snake` does this, and moves {snake}. The optimum also fills the room that is left, with rows of K or V.
+        `snake` does this, and moves {snake}. The optimum also fills the room that is left, with
+        rows of K or V.
 
-        Nobody told the search to turn around. `flashsim prove --exact` prints the schedule, turn by turn, and writes a
-        certificate that a short program checks without searching.
+        Nobody told the search to turn around. `flashsim prove --exact` prints the schedule, turn by
+        turn, and writes a certificate that a short program checks without searching.
 
         [line 11] The first product: four rows are on chip, and one element for S_ij.
-        [{at.label} @ {at.number}] {gone} had to go first: no room is left. It will have to be loaded again.
-        [line 11 @ {second.number}] Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1} has just
-        used: nothing of K and V is loaded.
+        [{at.label} @ {at.number}] {gone} had to go first: no room is left. It will have to be
+        loaded again.
+        [line 11 @ {second.number}] Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which
+        Q_{before[0] + 1} has just used: nothing of K and V is loaded.
         [write O @ {first(trace, "write O", second.number).number}] The second row of O is done.
-        [last step] {moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M.
+        [last step] {moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same
+        M.
 
         [asks @ {second.number}] Which rows of K and V does the second row of Q meet first?
         [choices] the first | the last that were used | any: it makes no difference

@@ -24,35 +24,44 @@ def teach(trace: Trace) -> str:
     partial = [step for step in reads if step.cols is not None and step.cols[1] - step.cols[0] == 1]
     words, keys = moved(trace, "table"), moved(trace, "K") // 4
     second = next(step for step in reads if dict(step.loops)["s"] == 1)
-    real = serving.count("paged", queries=1, keys=[2048], d=128, dtype="float16", page=16, M=10**6).hbm.by_array
+    real = serving.count(
+        "paged", queries=1, keys=[2048], d=128, dtype="float16", page=16, M=10**6
+    ).hbm.by_array
     share = real["table"].bytes / (real["K"].bytes + real["V"].bytes)
     return f"""
-        A server does not know how long an answer will be. Room for the longest one would mostly stay empty. So keys and values
-        lie in pages; here one pool has the pages of {moved(trace, "lengths")} sequences. A table says which sequence has which
-        pages. The program reads the table through the same memory, and this is counted.
+        A server does not know how long an answer will be. Room for the longest one would mostly
+        stay empty. So keys and values lie in pages; here one pool has the pages of
+        {moved(trace, "lengths")} sequences. A table says which sequence has which pages. The
+        program reads the table through the same memory, and this is counted.
 
-        » The order of pages in the pool means nothing. The first sequence reads pages {", ".join(map(str, pages[:3]))}, in this
-        order; page 3 belongs to no sequence. The table’s column gives the position of a key, not the place of the page: the
-        mask and the softmax see keys 0, 1, 2 … as before.
+        » The order of pages in the pool means nothing. The first sequence reads pages
+        {", ".join(map(str, pages[:3]))}, in this order; page 3 belongs to no sequence. The table’s
+        column gives the position of a key, not the place of the page: the mask and the softmax see
+        keys 0, 1, 2 … as before.
 
-        Each row block reads a word for each page, {words} in all, and {keys} rows of K and as many of V. With pages of 16 rows
-        of 128 numbers in float16 the table is {share:.2%} of the bytes of K and V. So if a paged kernel is slower, the table’s
-        bytes are not the reason.
+        Each row block reads a word for each page, {words} in all, and {keys} rows of K and as many
+        of V. With pages of 16 rows of 128 numbers in float16 the table is {share:.2%} of the bytes
+        of K and V. So if a paged kernel is slower, the table’s bytes are not the reason.
 
-        The last page is seldom full. Only the filled rows are loaded here. A kernel that loads the whole page must mask the
-        rest, whatever it holds, because NaN · 0 is NaN.
+        The last page is seldom full. Only the filled rows are loaded here. A kernel that loads the
+        whole page must mask the rest, whatever it holds, because NaN · 0 is NaN.
 
         [line 3] n: how many keys the sequence has. It is a word of HBM, too.
-        [line 7] b, the page’s number. If it were −1 or beyond the pool, the run would end here with an error that names the
-        sequence.
-        [read K @ {reads[0].number}] Rows {2 * pages[0]} and {2 * pages[0] + 1} of the pool: page {pages[0]}.
-        [read K @ {partial[0].number}] One row: the page has two, and the sequence has no key for the other.
+        [line 7] b, the page’s number. If it were −1 or beyond the pool, the run would end here with
+        an error that names the sequence.
+        [read K @ {reads[0].number}] Rows {2 * pages[0]} and {2 * pages[0] + 1} of the pool: page
+        {pages[0]}.
+        [read K @ {partial[0].number}] One row: the page has two, and the sequence has no key for
+        the other.
         [write O] The first sequence is done.
         [read K @ {second.number}] The second one begins, on page {pages[3]}.
-        [last step] {moved(trace)} accesses, of which {words + moved(trace, "lengths")} are words of table and lengths.
+        [last step] {moved(trace)} accesses, of which {words + moved(trace, "lengths")} are words of
+        table and lengths.
 
-        [asks @ {partial[0].number}] Another server gives the first sequence other pages. What changes in O?
+        [asks @ {partial[0].number}] Another server gives the first sequence other pages. What
+        changes in O?
         [choices] the order in which keys are summed | nothing, not one bit | the last digits
         [right] nothing, not one bit
-        [because] Keys come in the order of the table’s columns. Where a page lies in the pool changes no number.
+        [because] Keys come in the order of the table’s columns. Where a page lies in the pool
+        changes no number.
         """

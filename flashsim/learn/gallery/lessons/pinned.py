@@ -29,25 +29,30 @@ def teach(trace: Trace, plain: Trace) -> str:
     saved = moved(plain) - moved(trace)
     assert saved == (T_r - 1) * len(pinned) * 2 * d
     return f"""
-        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks of Q:
-        {T_r} times here. Larger blocks of Q would help, as long as they fit. With M = {about.M} elements {rows} rows fit, and a
-        third row, which needs a row of O too, does not. But some room is left over.
+        With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often
+        as there are blocks of Q: {T_r} times here. Larger blocks of Q would help, as long as they
+        fit. With M = {about.M} elements {rows} rows fit, and a third row, which needs a row of O
+        too, does not. But some room is left over.
 
-        `q_outer_pinned` fills this room with rows of K and V before the loops (line 4): here with {len(pinned)} of each.
+        `q_outer_pinned` fills this room with rows of K and V before the loops (line 4): here with
+        {len(pinned)} of each.
 
-        » This saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)} instead of {moved(plain)}. Beside
-        it is `q_outer`, with the same M and the same blocks.
+        » This saves {T_r - 1} of {T_r} loads of K_1 and V_1, {saved} elements: {moved(trace)}
+        instead of {moved(plain)}. Beside it is `q_outer`, with the same M and the same blocks.
 
-        The pinned rows are only a part of K and V. So pinning helps if K and V are short, and hardly if they are long.
+        The pinned rows are only a part of K and V. So pinning helps if K and V are short, and
+        hardly if they are long.
 
         [line 4 @ {at.number}] K_1 and V_1 come on chip before the loop over blocks of Q.
         [line 9] The first block of Q meets K_1: pinned rows come first, and nothing is loaded.
         [line 16] The other keys are loaded, and evicted at the end of their turn, as ever.
-        [line 9 @ {again.number}] The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again.
+        [line 9 @ {again.number}] The second block of Q: K_1 and V_1 are still there. `q_outer`
+        loads them again.
         [last step] {moved(trace)} accesses; without the pinned row, {moved(plain)}.
 
         [asks @ {again.number}] In the whole run, how often is K_1 loaded?
         [choices] once | {T_r} times | {N} times
         [right] { {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")] }
-        [because] Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.
+        [because] Once, before the loops. The other rows of K are loaded for each of the {T_r}
+        blocks of Q.
         """

@@ -14,7 +14,9 @@ TITLE, ORDER = "A sink: weight that goes nowhere", 57
 
 def record() -> Trace:
     Q, K, V = np.random.default_rng(3).normal(size=(3, 6, 4))
-    return flashsim.trace("q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2))
+    return flashsim.trace(
+        "q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2)
+    )
 
 
 def teach(trace: Trace) -> str:
@@ -24,24 +26,30 @@ def teach(trace: Trace) -> str:
     old, new = (column[:, 0] for column in pair(first(trace, "line 11"), "m"))
     stays = int((new == old).sum())
     sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
-    plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s)))
+    plain, sunk = (
+        count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s))
+    )
     return f"""
-        Softmax weights sum to 1, so a query must attend to something, even if no key is relevant. Trained models then put this
-        weight on the first token, whatever it is. A learnable sink is a better place for it: a logit s for each head, here s =
-        {short(s)}, which is added to the sum that divides the weights. It acts as one more key, whose value is 0.
+        Softmax weights sum to 1, so a query must attend to something, even if no key is relevant.
+        Trained models then put this weight on the first token, whatever it is. A learnable sink is
+        a better place for it: a logit s for each head, here s = {short(s)}, which is added to the
+        sum that divides the weights. It acts as one more key, whose value is 0.
 
-        » Nothing is added to the loop. Statistics begin with ℓ = 1 and m = s (line 6) instead of ℓ = 0 and m = −∞, as if the
-        sink’s key had been read first. All other lines are unchanged, and rescaling treats the sink like any key.
+        » Nothing is added to the loop. Statistics begin with ℓ = 1 and m = s (line 6) instead of ℓ
+        = 0 and m = −∞, as if the sink’s key had been read first. All other lines are unchanged, and
+        rescaling treats the sink like any key.
 
-        The first query sees one key only. Without a sink that key has weight 1, whatever its score; here the sink takes
-        {shares[0]:.0%} of it. L = m + log ℓ includes the sink, so its weight is e^{{s − L}} in every row:
-        {", ".join(f"{share:.0%}" for share in shares)} in the first row block. The backward pass takes this L, and is
-        unchanged, too. The sink’s own gradient needs a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at N =
-        {sizes["N"]:,}. Forward, it costs {words} words here, one for each of the {blocks.T_r} row blocks.
+        The first query sees one key only. Without a sink that key has weight 1, whatever its score;
+        here the sink takes {shares[0]:.0%} of it. L = m + log ℓ includes the sink, so its weight is
+        e^{{s − L}} in every row: {", ".join(f"{share:.0%}" for share in shares)} in the first row
+        block. The backward pass takes this L, and is unchanged, too. The sink’s own gradient needs
+        a last pass over O, dO and L, {sunk / plain - 1:.1%} more accesses at N = {sizes["N"]:,}.
+        Forward, it costs {words} words here, one for each of the {blocks.T_r} row blocks.
 
         [read Q] The first row block.
         [read sink] The sink’s logit, one word: it becomes m of every row.
-        [line 11] The first tile’s maxima meet m = {short(s)}, not −∞: {stays} of {len(old)} rows keep it.
+        [line 11] The first tile’s maxima meet m = {short(s)}, not −∞: {stays} of {len(old)} rows
+        keep it.
         [line 13] ℓ began as 1, which is the sink’s own e^{{s − m}}.
         [write L] L has the sink in it.
         [read sink @ {every(trace, "read sink")[1].number}] The next row block reads the word again.
@@ -50,6 +58,6 @@ def teach(trace: Trace) -> str:
         [asks @ write O] All keys of a query have scores far below s. What is its O?
         [choices] about 0 | about the mean of the values | NaN
         [right] about 0
-        [because] The sink takes all the weight, and its value is 0. Without a sink the weights would have to sum to 1 over
-        these keys.
+        [because] The sink takes all the weight, and its value is 0. Without a sink the weights
+        would have to sum to 1 over these keys.
         """

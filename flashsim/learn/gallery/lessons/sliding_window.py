@@ -15,20 +15,25 @@ def teach(trace: Trace) -> str:
     twice = counted("sliding_window", trace, N=2 * trace.about.shape.N_q, window=4)
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
     return f"""
-        Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its windows
-        reach. It visits {len(visited)} of {every} tiles, at most {most} in a row of tiles, for a sequence of any length.
+        Each query attends to its own key and the four before it. A row block visits only the blocks
+        of keys that its windows reach. It visits {len(visited)} of {every} tiles, at most {most} in
+        a row of tiles, for a sequence of any length.
 
-        » Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
+        » Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would
+        be 4 times.
 
-        Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is outside
-        of the window. Tiles inside are full, and left as they are.
+        Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10
+        puts −∞ where a key is outside of the window. Tiles inside are full, and left as they are.
 
         [partial tile] A tile on the side of the band: line 10 puts −∞ outside of the window.
-        [tiles skipped @ line 19] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
+        [tiles skipped @ line 19] Row block 1 is done after one tile: the {blocks.T_c - 1} to its
+        right are skipped.
         [full tile] A tile inside the band: every key is in every query's window.
-        [last step] {len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.
+        [last step] {len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,}
+        accesses.
 
-        [asks @ last step] Twice as many queries and keys, the same window: how many times the accesses to K and V?
+        [asks @ last step] Twice as many queries and keys, the same window: how many times the
+        accesses to K and V?
         [choices] 2 times | 4 times
         [right] {min((2, 4), key=lambda n: abs(n - KV))} times
         [because] {KV:.2f} times: each query still has one window.

@@ -27,7 +27,13 @@ def teach(trace: Trace) -> str:
     before, after = (value(trace, s, "H_ij") for s in (trace.steps[relu.number - 1], relu))
     passed = next(s for s in trace.steps if dict(s.loops).get("j", 0) > dead)
     Y = value(trace, first(trace, "write Y"), "Y[0, 0]")
-    same: dict[str, Any] = {"N": N, "d": d, "f": f, "o": o, "blocks": tuple(n for _, n in trace.about.cuts)}
+    same: dict[str, Any] = {
+        "N": N,
+        "d": d,
+        "f": f,
+        "o": o,
+        "blocks": tuple(n for _, n in trace.about.cuts),
+    }
     same |= {"mask1": np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool), "dtype": trace.about.stored}
     unfused = mlp.exact(**same, fused=False).hbm
     M = 1024**2
@@ -38,35 +44,39 @@ def teach(trace: Trace) -> str:
         for size in (M // 9, M)
     }
     return f"""
-        A perceptron of two layers, Y = relu(X W1) W2, follows each attention in a transformer. If one layer runs after the
-        other, the hidden layer H, N × {f} here, is written to HBM and read again, like S and P in standard attention. The same
-        loop avoids this: a tile of H is made, passed through relu, multiplied by its rows of W2, and forgotten. The tiles of
-        the picture are tiles of H; none is ever in HBM.
+        A perceptron of two layers, Y = relu(X W1) W2, follows each attention in a transformer. If
+        one layer runs after the other, the hidden layer H, N × {f} here, is written to HBM and read
+        again, like S and P in standard attention. The same loop avoids this: a tile of H is made,
+        passed through relu, multiplied by its rows of W2, and forgotten. The tiles of the picture
+        are tiles of H; none is ever in HBM.
 
-        The weights come in blocks of 2 × 2, and half of W1’s are zeros, which are never loaded. This run moves {moved(trace)}
-        elements; with H in HBM and the same blocks it would be {unfused.accesses}.
+        The weights come in blocks of 2 × 2, and half of W1’s are zeros, which are never loaded.
+        This run moves {moved(trace)} elements; with H in HBM and the same blocks it would be
+        {unfused.accesses}.
 
-        » Where a whole column of W1’s blocks is dead, line 6 leaves the tile out: {len(hidden)} tiles of H pass before Y_i is
-        done.
+        » Where a whole column of W1’s blocks is dead, line 6 leaves the tile out: {len(hidden)}
+        tiles of H pass before Y_i is done.
 
-        Fusing does not always save. Rows of X and of Y share the chip, so fewer of them fit, and the weights are read more
-        often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each element of H
-        if fused, and {large["square", M // 9]:g} in square tiles that write H. From M ≈ d² on fusing moves less,
+        Fusing does not always save. Rows of X and of Y share the chip, so fewer of them fit, and
+        the weights are read more often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves
+        {large["fused", M // 9]:g} elements for each element of H if fused, and
+        {large["square", M // 9]:g} in square tiles that write H. From M ≈ d² on fusing moves less,
         {large["fused", M]:g} instead of {large["square", M]:g}.
 
         [read W1] X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.
-        [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is {short(after.max())}.
-        H_ij is complete, on chip and nowhere else.
+        [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the
+        largest is {short(after.max())}. H_ij is complete, on chip and nowhere else.
         [read W2] W2’s rows for this tile. Nothing was written in between.
         [line 15] Y_i takes in H_ij W2_jk, and stays on chip.
-        [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.
+        [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s
+        blocks is dead.
         [write Y] Y_i is written once; its first element is {short(Y[0, 0])}.
         [last step] {moved(trace)} accesses; H’s {N * f} elements were never among them.
 
-        [asks @ {passed.number}] Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not. How often
-        will that row be read?
+        [asks @ {passed.number}] Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of
+        W2’s blocks is not. How often will that row be read?
         [choices] never | once for each row block | once
         [right] never
-        [because] H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and the row
-        would be needed.
+        [because] H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it
+        would be relu(b), and the row would be needed.
         """

@@ -5,7 +5,8 @@ from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-TITLE, ORDER = "Streams: K and V by elements", 46  # after rows that stay, as what is left is pinned here, too
+# after rows that stay, as what is left is pinned here, too
+TITLE, ORDER = "Streams: K and V by elements", 46
 
 
 def record() -> tuple[Trace, ...]:
@@ -24,36 +25,45 @@ def teach(trace: Trace, whole: Trace) -> str:
     assert saved == moved(whole, "K", "V") - moved(trace, "K", "V") == 2 * (more - sweeps) * N * d
     peaks = [max(event.occupancy for event in each.events) for each in (trace, whole)]
     assert max(peaks) <= about.M
-    long = {name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name] for name in ("streamed", "q_outer")}
+    long = {
+        name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name]
+        for name in ("streamed", "q_outer")
+    }
     return f"""
-        Each block of Q meets all keys, so K and V are loaded once for each block of Q. So M should hold as many rows of Q as
-        possible. `q_outer`, on the other side, also holds a row of K and one of V, 2d = {2 * d} elements, and three statistics
-        for each row of Q: m, its new value, and ℓ. With M = {about.M} it has room for {fewer} rows of Q and O.
+        Each block of Q meets all keys, so K and V are loaded once for each block of Q. So M should
+        hold as many rows of Q as possible. `q_outer`, on the other side, also holds a row of K and
+        one of V, 2d = {2 * d} elements, and three statistics for each row of Q: m, its new value,
+        and ℓ. With M = {about.M} it has room for {fewer} rows of Q and O.
 
-        `streamed` loads K_j and V_j one element at a time. The contribution of an element of K_j is added to S_ij, and that of
-        an element of V_j to O_i, before the next comes; so one element of room is enough for both. O_i stays divided by its
-        sum, so that L_i, the sum's logarithm, is the only statistic. A row of Q takes d + d_v + 2 = {2 * d + 2} elements, with
-        O_i, S_ij and L_i, and {rows} rows fit.
+        `streamed` loads K_j and V_j one element at a time. The contribution of an element of K_j is
+        added to S_ij, and that of an element of V_j to O_i, before the next comes; so one element
+        of room is enough for both. O_i stays divided by its sum, so that L_i, the sum's logarithm,
+        is the only statistic. A row of Q takes d + d_v + 2 = {2 * d + 2} elements, with O_i, S_ij
+        and L_i, and {rows} rows fit.
 
-        » K and V are loaded {sweeps} times instead of {more}: {moved(trace)} accesses, and `q_outer` makes {moved(whole)} with
-        its best blocks. At most {peaks[0]} elements are on chip here, and {peaks[1]} there.
+        » K and V are loaded {sweeps} times instead of {more}: {moved(trace)} accesses, and
+        `q_outer` makes {moved(whole)} with its best blocks. At most {peaks[0]} elements are on chip
+        here, and {peaks[1]} there.
 
-        » At N = 4,096, d = 64, M = 25,600 that is {long["streamed"].accesses:,} accesses against {long["q_outer"].accesses:,}:
-        {1 - long["streamed"].accesses / long["q_outer"].accesses:.1%} fewer. If M is much larger than d, a row of K and one of
-        V matter less.
+        » At N = 4,096, d = 64, M = 25,600 that is {long["streamed"].accesses:,} accesses against
+        {long["q_outer"].accesses:,}: {1 - long["streamed"].accesses / long["q_outer"].accesses:.1%}
+        fewer. If M is much larger than d, a row of K and one of V matter less.
 
-        [line 16] S_ij begins as zeros: it will be the sum of {d} products, one for each element of K_j.
+        [line 16] S_ij begins as zeros: it will be the sum of {d} products, one for each element of
+        K_j.
         [read K] One element of K_1, not its row.
         [line 19] S_ij takes up its product with a column of Q_i, for all {rows} rows.
-        [line 19 @ {second.number}] The second element has come in the place of the first. S_ij is the sum of 2 of {d} products,
-        and cannot be used yet.
+        [line 19 @ {second.number}] The second element has come in the place of the first. S_ij is
+        the sum of 2 of {d} products, and cannot be used yet.
         [line 22] S_ij is whole: O_i is rescaled once for the key, and L_i takes the sum's place.
         [line 26] An element of V_1 adds to one column of O_i, and goes.
         [last step] {moved(trace)} accesses; `q_outer`, {moved(whole)}.
 
-        [asks @ {second.number}] K_j comes in {d} loads here, and in one at `q_outer`. Are more elements moved?
+        [asks @ {second.number}] K_j comes in {d} loads here, and in one at `q_outer`. Are more
+        elements moved?
         [choices] more, as there are more loads | as many | fewer
         [right] { {True: "fewer", False: "more, as there are more loads"}[saved > 0] }
-        [because] Fewer, {moved(trace)} against {moved(whole)}. Accesses are counted in elements, and a row has as many whether
-        it comes whole or in pieces. What counts is how many rows of Q it meets: {rows}, and {fewer} there.
+        [because] Fewer, {moved(trace)} against {moved(whole)}. Accesses are counted in elements,
+        and a row has as many whether it comes whole or in pieces. What counts is how many rows of Q
+        it meets: {rows}, and {fewer} there.
         """
