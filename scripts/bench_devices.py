@@ -40,11 +40,17 @@ from flashsim.gpu.machine import machine
 from flashsim.support.entry import run_script
 from flashsim.support.files import check_target, write_whole
 
-HEADS, WIDTH, SAMPLE = 16, 128, (0, 15)
+HEADS = 16
+WIDTH = 128
+SAMPLE = (0, 15)
 LENGTHS = (2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536)
 # of a contestant's turn at least; bytes that go over while counters are watched
-TURN_MS, COUNTED = 15.0, 2**33
-DATA_TX, DATA_RX, NVLINKS = 138, 139, 18  # NVML's field values, in KiB a link
+TURN_MS = 15.0
+COUNTED = 2**33
+# NVML's field values, in KiB a link
+DATA_TX = 138
+DATA_RX = 139
+NVLINKS = 18
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -123,7 +129,8 @@ def measured(
     contestant's ms.
     """
     q, k, v, do = whole
-    N, sizes = q.shape[1], {"N": q.shape[1], "causal": causal}
+    N = q.shape[1]
+    sizes = {"N": q.shape[1], "causal": causal}
     right = dict(zip(("O", "dQ", "dK", "dV"), exact(q, k, v, do, causal), strict=True))
     o, lse = gpu.forward(q[None], k[None], v[None], causal=causal, return_lse=True)
     grads = gpu.backward(q[None], k[None], v[None], o, lse, do[None], causal=causal)
@@ -134,10 +141,12 @@ def measured(
     errors: dict[str, Any] = {
         "one GPU": {X: {"float64": error(one[X][[*SAMPLE]], Y)} for X, Y in right.items()}
     }
-    moved, parts = {}, {}
+    moved = {}
+    parts = {}
     for name, (program, layout) in programs.items():
         rows = rows_of(engine, N, layout)
-        given, links = own(engine, whole, layout), Links(engine)
+        given = own(engine, whole, layout)
+        links = Links(engine)
         part = forward(program, *given[:3], links=links, layout=layout, causal=causal)
         handed = [links.bytes]
         found = dict(zip(right, (part.O, *backward(part, given[3])), strict=True))
@@ -195,10 +204,8 @@ def contestants(
 
     def ours(name: str, links: Any) -> Callable[[], Any]:
         part, given = parts[name]
-        program, layout = (
-            part.name,
-            {"ring, striped": "striped", "ulysses": "contiguous"}.get(name, "zigzag"),
-        )
+        program = part.name
+        layout = {"ring, striped": "striped", "ulysses": "contiguous"}.get(name, "zigzag")
         if direction == "forward":
             return partial(forward, program, *given[:3], links=links, layout=layout, causal=causal)
         return partial(backward, replace(part, links=links), given[3])
@@ -224,7 +231,8 @@ def messages(links: Links, given: list[Any], direction: str) -> None:
     for sent, hops in rounds:
         here = [torch.empty_like(X) for X in sent]
         for _ in range(hops):
-            right, left = (links.rank + 1) % links.size, (links.rank - 1) % links.size
+            right = (links.rank + 1) % links.size
+            left = (links.rank - 1) % links.size
             links.wait(links.post([(X, right) for X in sent], [(X, left) for X in here]))
 
 
@@ -247,7 +255,8 @@ def context_parallel(
     from torch.distributed.tensor.experimental._attention import set_rotate_method
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    alone, differs = torch.nn.functional.scaled_dot_product_attention, {}
+    alone = torch.nn.functional.scaled_dot_product_attention
+    differs = {}
     within.enter_context(sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
     q, k, v, do = (X[None] for X in whole)
     leaves = [X.detach().requires_grad_(direction == "backward") for X in (q, k, v)]
@@ -326,7 +335,8 @@ def counted(engine: Any, whole: list[Any]) -> Iterator[dict[str, Any]]:
     bytes, and the model's.
     """
     for program, layout in (("ring", "zigzag"), ("ulysses", "contiguous")):
-        given, links = own(engine, whole, layout), Links(engine)
+        given = own(engine, whole, layout)
+        links = Links(engine)
         part = forward(program, *given[:3], links=links, layout=layout)
         both = model(program, part.share, engine.rank)
         for direction, modelled in zip(("forward", "backward"), both, strict=True):

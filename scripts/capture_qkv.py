@@ -67,7 +67,8 @@ CHECK_PAIRS = (
     ("The cat sleeps on the sofa.", "Parliament passed the budget.", False),
     ("How do I reset my password?", "The volcano erupted in spring.", False),
 )
-RELATED_ABOVE, UNRELATED_BELOW = 0.5, 0.2
+RELATED_ABOVE = 0.5
+UNRELATED_BELOW = 0.2
 
 
 class CaptureError(ValueError):
@@ -271,7 +272,8 @@ class Encoder:
                 f"{len(tokens)}."
             )
         key_mask = np.where(attend, 0, -np.inf).astype(np.float32)
-        hidden, captured = [self._embed(tokens)], []
+        hidden = [self._embed(tokens)]
+        captured = []
         for i in range(self.model.layers):
             layer = f"encoder.layer.{i}"
             x = hidden[-1]

@@ -53,7 +53,8 @@ def rates(record: Mapping[str, Any], causal: bool) -> tuple[float, float]:
     """Return the operations a second of a GPU's forward kernels, and the bytes a second that it
     sends, at the longest N.
     """
-    last, P = results_of(record, "forward", causal)[-1], record["machine"]["gpus"]
+    last = results_of(record, "forward", causal)[-1]
+    P = record["machine"]["gpus"]
     pairs = last["N"] * (last["N"] + 1) / 2 if causal else last["N"] ** 2
     flops = 4 * record["heads"] * record["d"] * pairs / P
     sent = last["bytes"]["ring"]["model"][0]

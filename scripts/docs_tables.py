@@ -53,7 +53,8 @@ def written(page: str, text: str) -> str:
     there exactly once.
     """
     for name, rows in TABLES[page].items():
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        start = f"<!-- {name} -->\n"
+        end = f"<!-- end of {name} -->"
         if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
             raise ValueError(f"{page}: expected {start.strip()!r} and then {end!r}, once each")
         before, _, rest = text.partition(start)

@@ -41,11 +41,10 @@ def rounding(dtype: Any, largest: float = 0.0) -> Rounding:
     return rounded
 
 
-half, e4m3 = rounding(np.float16), rounding(ml_dtypes.float8_e4m3fn)
-scaled_e4m3, scaled_e5m2 = (
-    rounding(ml_dtypes.float8_e4m3fn, 448.0),
-    rounding(ml_dtypes.float8_e5m2, 57344.0),
-)
+half = rounding(np.float16)
+e4m3 = rounding(ml_dtypes.float8_e4m3fn)
+scaled_e4m3 = rounding(ml_dtypes.float8_e4m3fn, 448.0)
+scaled_e5m2 = rounding(ml_dtypes.float8_e5m2, 57344.0)
 
 
 WAYS: dict[str, tuple[Rounding, Rounding, Rounding, Rounding]] = {  # of Q, K, V; of dO, P and dS

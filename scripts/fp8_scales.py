@@ -22,7 +22,10 @@ from flashsim.support.files import write_whole
 from flashsim.support.provenance import made_with
 
 Array = np.ndarray[Any, Any]
-N, D, HEADS, LARGEST = 768, 128, 12, 448.0
+N = 768
+D = 128
+HEADS = 12
+LARGEST = 448.0
 SCALES: dict[str, int | None] = {
     "none": 0,
     "array": None,

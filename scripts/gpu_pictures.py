@@ -174,7 +174,8 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
     read on a phone, too.
     """
     heads = {r["d"]: r["H"] for r in reversed(record["results"])}
-    widths, passes = sorted(heads), list(dict.fromkeys(r["direction"] for r in record["results"]))
+    widths = sorted(heads)
+    passes = list(dict.fromkeys(r["direction"] for r in record["results"]))
     cases = [
         (direction, causal, d) for direction in passes for causal in (False, True) for d in widths
     ]

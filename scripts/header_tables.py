@@ -14,8 +14,10 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-TRIED, REACHED = ROOT / "docs" / "gpu-tried.md", ROOT / "docs" / "gpu.md"
-START, END = "<!-- measured: {} -->\n", "<!-- end of measured -->\n"
+TRIED = ROOT / "docs" / "gpu-tried.md"
+REACHED = ROOT / "docs" / "gpu.md"
+START = "<!-- measured: {} -->\n"
+END = "<!-- end of measured -->\n"
 LABELS = {
     "hopper deterministic": "deterministic",
     "torch_cudnn": "cuDNN",

@@ -46,7 +46,9 @@ from flashsim.testing.mutants import ALL, EARLY, LATE, SERVING, Implementation, 
 from flashsim.testing.running import applicable, survey
 from flashsim.testing.subject import Subject
 
-EXAMPLES, SEEDS, CASES = 300, 5, 300
+EXAMPLES = 300
+SEEDS = 5
+CASES = 300
 MUTANTS = ALL + SERVING
 
 Row = dict[str, Any]
@@ -187,7 +189,8 @@ def main() -> None:
     )
     parser.add_argument("--draw", action="store_true", help="draw the record that is there")
     options = parser.parse_args()
-    record, rows = options.output.with_suffix(".json"), options.output.with_suffix(".rows.json")
+    record = options.output.with_suffix(".json")
+    rows = options.output.with_suffix(".rows.json")
     if options.draw:
         kept = read_record(record, "command", "machine", "data")
         _write(options.output, kept["data"], kept["command"], kept["machine"])

@@ -60,7 +60,9 @@ def statistic(choice: Choice, N: int, d: int, M: int, direction: str = "forward"
 
 def compared(point: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each point of one front."""
-    N, d, direction = point["N"], point["d"], point["direction"]
+    N = point["N"]
+    d = point["d"]
+    direction = point["direction"]
     for M, accesses in point["fused"]:
         ours = best(N, d, M, direction)
         row: dict[str, Any] = {"N": N, "d": d, "direction": direction, "M": M, "accesses": accesses}

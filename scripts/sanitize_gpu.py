@@ -246,13 +246,12 @@ def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield launches on keys in pages, and on packed batches, where sequences are short, long,
     and empty.
     """
-    lengths, N = np.array([300, 0, 1, 3100], np.int32), 3
+    lengths = np.array([300, 0, 1, 3100], np.int32)
+    N = 3
     for page, splits in itertools.product((16, 128), (None, 1, 3)):  # None: by pairs of blocks
         needed = -(-lengths // page)
-        table, free = (
-            np.full((len(lengths), needed.max()), -1, np.int32),
-            np.arange(needed.sum())[::-1],
-        )
+        table = np.full((len(lengths), needed.max()), -1, np.int32)
+        free = np.arange(needed.sum())[::-1]
         for s, ends in enumerate(np.cumsum(needed)):
             table[s, : needed[s]] = free[ends - needed[s] : ends]
         pools = (_normal(len(free), 2, page, d) for _ in "kv")

@@ -90,7 +90,11 @@ COURSE = {  # what a course's tests compare, one 128 × 128 shape, float32
     ),
 }
 
-N, D, B_R, DRAWS, M = 1024, 64, 64, 20, 1 << 20
+N = 1024
+D = 64
+B_R = 64
+DRAWS = 20
+M = 1 << 20
 RUNS = {f"flash, B_c = {B_c}": ("flash", B_c) for B_c in (16, 32, 64, 128)} | {
     "q_outer, B_c = 16": ("q_outer", 16)
 }

@@ -44,7 +44,8 @@ def main() -> int:
     record_file = options.output.with_suffix(".json")
     if options.draw:
         kept = read_record(record_file, "command", "data")
-        data, made = kept["data"], kept["command"]
+        data = kept["data"]
+        made = kept["command"]
         save(figure_of(plot_validation(data)), options.output, data, made)
     else:
         from flashsim.gpu.validation import validate

@@ -174,11 +174,9 @@ def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
     """One entry of a padded batch: queries and keys of lengths of their own, causal from the end
     of both.
     """
-    rows, keys, left = (
-        int(rng.integers(0, n + 1)),
-        int(rng.integers(0, k + 1)),
-        int(rng.integers(-1, 7)),
-    )
+    rows = int(rng.integers(0, n + 1))
+    keys = int(rng.integers(0, k + 1))
+    left = int(rng.integers(-1, 7))
     mask = (
         QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
     )
@@ -189,7 +187,8 @@ def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
 
 def _all_together(rng: np.random.Generator, n: int, k: int) -> Masked:
     left, right, keys = (int(side) for side in rng.integers((2, 0, k // 2), (9, 6, k + 1)))
-    a, b = _dense(rng, n, k, 0.9), _dense(rng, 1, k, 0.9)
+    a = _dense(rng, n, k, 0.9)
+    b = _dense(rng, 1, k, 0.9)
     allowed: Array = a & _window(n, k, left, right) & _first(n, k, keys) & b
     return Dense(a) & SlidingWindow(left, right) & (KeyPadding(keys) & Dense(b)), allowed
 

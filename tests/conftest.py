@@ -39,7 +39,9 @@ settings.load_profile("flashsim")
 FUZZ_EXAMPLES = 30
 # the first takes half the time
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}  # viewports
+# viewports
+DESK = {"width": 1280, "height": 720}
+PHONE = {"width": 390, "height": 844}
 # as in a shell's background job; processes started here inherit it
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,7 +26,10 @@ from flashsim.tracing.planting import changed
 
 Cases = Iterator[tuple[str, Callable[[], Any]]]
 # so many that a block of threads has one row block, or key block, after another
-HEADS, KV_HEADS, N_Q, N_K = (160, 80, 300, 333)
+HEADS = 160
+KV_HEADS = 80
+N_Q = 300
+N_K = 333
 REPEATS = 3
 
 
@@ -81,7 +84,8 @@ def backward(d: int) -> Cases:
     else change places.
     """
     q, k, v, do = wholes(d)
-    o, lse = normal(*q.shape), 6 + normal(*q.shape[:3]).astype("float32")
+    o = normal(*q.shape)
+    lse = 6 + normal(*q.shape[:3]).astype("float32")
     for (name, asked), p in product(ways().items(), (0.0, 0.3)):
         if (d == 256 and (p or name not in ("full", "causal", "window"))) or (
             p and "array" in name
@@ -103,7 +107,8 @@ def to_read() -> Cases:
 
 def decoding() -> Cases:
     """Yield decoding, of whole heads, split ones, and by pairs of blocks; and of pages."""
-    lengths, page = np.array([300, 0, 1, 3100], np.int32), 16
+    lengths = np.array([300, 0, 1, 3100], np.int32)
+    page = 16
     table = np.full((4, 194), -1, np.int32)
     for s, (first, pages) in enumerate(((0, 19), (0, 0), (19, 1), (20, 194))):
         table[s, :pages] = np.arange(first, first + pages)[::-1]
@@ -125,7 +130,9 @@ def grouped() -> Cases:
     for d, (B, N_k), causal in product(
         (64, 128), ((1, 700), (2, 3000), (100, 1200)), (False, True)
     ):
-        q, k, v = normal(B, 16, 40, d), normal(B, 4, N_k, d), normal(B, 4, N_k, d)
+        q = normal(B, 16, 40, d)
+        k = normal(B, 4, N_k, d)
+        v = normal(B, 4, N_k, d)
         call = partial(gpu.forward, q, k, v, kernel="hopper_decode", causal=causal, return_lse=True)
         yield f"d = {d}, {B} × {N_k}, causal = {causal}", call
 

@@ -104,7 +104,8 @@ def surroundings() -> Any:
 
 def outcome(call: Callable[..., Any], /, *values: Any, **named: Any) -> Any:
     """Return what a call returns; where it refuses, its error, which must be flashsim's own."""
-    before, around = [seen(value) for value in (*values, *named.values())], surroundings()
+    before = [seen(value) for value in (*values, *named.values())]
+    around = surroundings()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

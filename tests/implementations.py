@@ -307,7 +307,8 @@ def attention_kernel(
 ) -> None:
     """FlashAttention's forward in Triton: one program per head and block of B_r queries."""
     head = tl.program_id(1)
-    i, cols = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d_padded)
+    i = tl.program_id(0) * B_r + tl.arange(0, B_r)
+    cols = tl.arange(0, d_padded)
     here = (i[:, None] < N_q) & (cols[None, :] < d)
     at = head * N_q * d + i[:, None] * d + cols[None, :]
     shared = (head // group) * N_k * d  # where the KV head begins
@@ -351,9 +352,12 @@ def _triton() -> Subject:
     def attend(q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None) -> Any:
         q, k, v = (a.contiguous() for a in (q, k, v))
         B, H, N_q, d = q.shape
-        o, lse = torch.empty_like(q), torch.empty((B, H, N_q), dtype=torch.float32)
+        o = torch.empty_like(q)
+        lse = torch.empty((B, H, N_q), dtype=torch.float32)
         scale = 1 / math.sqrt(d) if scale is None else scale
-        group, B_r, B_c = H // k.shape[1], 16, 16
+        group = H // k.shape[1]
+        B_r = 16
+        B_c = 16
         kernel[(-(-N_q // B_r), B * H)](
             q,
             k,

@@ -61,10 +61,8 @@ def flash_attn_varlen_func(
     alibi_slopes: Any = None,
     return_attn_probs: bool = False,
 ) -> Any:
-    O, lse = (
-        np.zeros((*q.shape[:2], v.shape[2]), q.dtype),
-        np.full((q.shape[1], len(q)), -np.inf, np.float32),
-    )
+    O = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
+    lse = np.full((q.shape[1], len(q)), -np.inf, np.float32)
     for (a, b), (c, e) in zip(pairwise(cu_seqlens_q), pairwise(cu_seqlens_k), strict=True):
         assert (b - a <= max_seqlen_q) & (e - c <= max_seqlen_k)
         p = (e - c) - (b - a)
@@ -86,7 +84,8 @@ def flash_attn_with_kvcache(
     **how: Any,
 ) -> Any:
     B, N = q.shape[:2]
-    ends, packed = np.arange(B + 1) * N, q.reshape(B * N, *q.shape[2:])
+    ends = np.arange(B + 1) * N
+    packed = q.reshape(B * N, *q.shape[2:])
     O, lse = vllm_flash_attn_varlen_func(
         packed, k_cache, v_cache, N, ends, 999, cache_seqlens, block_table, True, **how
     )
@@ -134,7 +133,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
     """FlashInfer's."""
 
     def __init__(self, kv_layout: str, single_prefill: Any = single_prefill) -> None:
-        self.kv_layout, self.single_prefill = kv_layout, single_prefill
+        self.kv_layout = kv_layout
+        self.single_prefill = single_prefill
 
     def plan(
         self,
@@ -152,21 +152,23 @@ class BatchPrefillWithPagedKVCacheWrapper:
         logits_soft_cap: Any = None,
         q_data_type: Any = "float16",
     ) -> None:
-        self.qo, self.indptr, self.indices = qo_indptr, paged_kv_indptr, paged_kv_indices
-        self.shape, self.how = (
-            (page_size, num_kv_heads, head_dim_qk),
-            (causal, sm_scale, logits_soft_cap),
-        )
+        self.qo = qo_indptr
+        self.indptr = paged_kv_indptr
+        self.indices = paged_kv_indices
+        self.shape = (page_size, num_kv_heads, head_dim_qk)
+        self.how = (causal, sm_scale, logits_soft_cap)
         self.lengths = (
             page_size * np.maximum(np.diff(paged_kv_indptr) - 1, 0) + paged_kv_last_page_len
         )
-        self.heads, self.dtype = num_qo_heads, q_data_type
+        self.heads = num_qo_heads
+        self.dtype = q_data_type
 
     def run(self, q: Any, paged_kv_cache: Any, *, return_lse: bool = False) -> Any:
         assert (q.shape[1], q.dtype) == (self.heads, self.dtype)
         cache = paged_kv_cache.swapaxes(2, 3) if self.kv_layout == "HND" else paged_kv_cache
         assert cache.shape[1:] == (2, *self.shape)
-        O, lse = np.zeros_like(q), np.full(q.shape[:2], -np.inf, np.float32)
+        O = np.zeros_like(q)
+        lse = np.full(q.shape[:2], -np.inf, np.float32)
         for s, (a, b) in enumerate(pairwise(self.qo)):
             pages = cache[self.indices[self.indptr[s] : self.indptr[s + 1]]]
             k, v = (pages[:, i].reshape(-1, *self.shape[1:])[: self.lengths[s]] for i in (0, 1))
@@ -186,16 +188,15 @@ def onnx_attention(
     left_window_size: int = -1,
     right_window_size: int = -1,
 ) -> tuple[Array, ...]:
-    window, mask = (
-        (left_window_size, right_window_size),
-        np.ones(1, bool) if attn_mask is None else attn_mask,
-    )
+    window = (left_window_size, right_window_size)
+    mask = np.ones(1, bool) if attn_mask is None else attn_mask
     seen, added = (
         (mask, np.zeros(1))
         if mask.dtype == bool
         else (mask > -np.inf, np.where(mask == -np.inf, 0, mask))
     )
-    p, shape = 0, (*Q.shape[:3], K.shape[2])
+    p = 0
+    shape = (*Q.shape[:3], K.shape[2])
     each = zip(Q, K, V, *(np.broadcast_to(a, shape) for a in (seen, added)), strict=True)
     O = [
         attention(q, k, v, p, is_causal, window, scale, softcap, None, *masks)[0]

@@ -331,7 +331,8 @@ def a_queue(hbm, sram, Q, K, V, blocks):
 
 def in_a_buffer(fill):
     def cheat(hbm, sram, Q, K, V, blocks):
-        k, v = np.zeros(K.shape), np.zeros(V.shape)
+        k = np.zeros(K.shape)
+        v = np.zeros(V.shape)
         O, Q, K, V = divided(hbm, Q, K, V, blocks)
         for j in sram.loop(blocks.T_c):
             K_j, V_j = sram.load(K[j], V[j])
@@ -359,10 +360,13 @@ def an_accumulator(hbm, sram, Q, K, V, blocks):
     """The sums of a row block are carried from turn to turn, beside the chip."""
     O, Q, K, V = divided(hbm, Q, K, V, blocks)
     for i in sram.loop(blocks.T_r):
-        Q_i, l, o = sram.load(Q[i]), 0.0, 0.0
+        Q_i = sram.load(Q[i])
+        l = 0.0
+        o = 0.0
         for j in sram.loop(blocks.T_c):
             K_j, V_j = sram.load(K[j], V[j])
-            l, o = l + rowsum(exp(Q_i @ K_j.T)), o + exp(Q_i @ K_j.T) @ V_j
+            l = l + rowsum(exp(Q_i @ K_j.T))
+            o = o + exp(Q_i @ K_j.T) @ V_j
         sram.store(O[i], sram.on_chip(o / l))
     return O
 
@@ -448,7 +452,8 @@ def loaded_over(hbm, sram, Q, K, V, blocks):
     K_j, V_j = sram.load(K[0], V[0])
     kept = [(K_j * 1, V_j * 1)]
     for j in range(1, blocks.T_c):
-        k, v = sram.load(K[j], over=K_j), sram.load(V[j], over=V_j)
+        k = sram.load(K[j], over=K_j)
+        v = sram.load(V[j], over=V_j)
         kept.append((k * 1, v * 1))
     sram.evict(K_j, V_j)
     weigh(sram, Q, O, kept, blocks)
@@ -477,7 +482,8 @@ def placed(hbm, sram, Q, K, V, blocks):
     O, Q, K, V = divided(hbm, Q, K, V, blocks)
     for i in sram.loop(blocks.T_r):
         Q_i = sram.load(Q[i])
-        l, o = sram.full((Q_i.shape[0], 1), 0.0), sram.full(O[i].shape, 0.0)
+        l = sram.full((Q_i.shape[0], 1), 0.0)
+        o = sram.full(O[i].shape, 0.0)
         for j in sram.loop(blocks.T_c):
             K_j, V_j = sram.load(K[j], V[j])
             l = sram.on_chip(l + rowsum(exp(Q_i @ K_j.T)), over=l)
@@ -502,6 +508,7 @@ def peeked_by_eval(hbm, sram, Q, K, V, blocks):
     O, Q, _, _ = divided(hbm, Q, K, V, blocks)
     for i in sram.loop(blocks.T_r):
         Q_i = sram.load(Q[i])
-        k, v = eval("hbm.peek('K')"), eval("hbm.peek('V')")
+        k = eval("hbm.peek('K')")
+        v = eval("hbm.peek('V')")
         sram.store(O[i], sram.on_chip(exp(Q_i @ k.T) @ v / rowsum(exp(Q_i @ k.T))))
     return O

@@ -111,10 +111,12 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     default = "contiguous" if asked["name"] == "ulysses" else "zigzag"
     rows = devices.positions(asked["layout"] or default, N, P)[engine.rank]
     q, k, v, do = (X[:, rows].to(engine.device) for X in whole)
-    links, before = Links(engine, overlap=asked["overlap"]), engine.handed
+    links = Links(engine, overlap=asked["overlap"])
+    before = engine.handed
     how = {name: asked[name] for name in ("layout", "causal", "scale")}
     part = forward(asked["name"], q, k, v, links=links, **how)
-    share, words = part.share, [links.words]
+    share = part.share
+    words = [links.words]
     grads = backward(part, do)
     words.append(links.words - words[0])
     model = [
@@ -189,7 +191,8 @@ def same_bits(engine: Any) -> bool:
     simulated = devices.forward("ring", Q, K, V, P=engine.size, causal=True)
     before = engine.handed
     part = distributed.forward("ring", Q, K, V, engine=engine, causal=True)
-    rows, costs = simulated.share.queries[engine.rank], simulated.devices[engine.rank]
+    rows = simulated.share.queries[engine.rank]
+    costs = simulated.devices[engine.rank]
     modelled = sum(link.bytes for link in costs.links.values())
     return bool(np.array_equal(part.O, simulated.O[:, rows])) and engine.handed - before == modelled
 
@@ -215,7 +218,8 @@ def captured(engine: Any) -> bool:
 
 def refused(engine: Any) -> list[str]:
     """What is said of arguments that make no sense, or not together."""
-    links, said = Links(engine), []
+    links = Links(engine)
+    said = []
     q = torch.zeros(4, 8 + engine.rank, 64, device=engine.device, dtype=torch.float16)
     for name, *given, how in (
         ("mesh", q, q, q, {}),
@@ -238,7 +242,9 @@ def main() -> None:
     engine: Any = distributed.engine(sys.argv[1])
     real = engine.device.type == "cuda"
     if not real:
-        tiles.attend, tiles.gradients, tiles.merge = attend, gradients, merge
+        tiles.attend = attend
+        tiles.gradients = gradients
+        tiles.merge = merge
         tiles.pause = lambda device: None
         torch.set_num_threads(1)
     found: dict[str, Any] = {

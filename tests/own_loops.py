@@ -279,7 +279,8 @@ def by_list(hbm, sram, Q, K, V, blocks):
 
 
 def by_set_and_dict(hbm, sram, Q, K, V, blocks):
-    seen, place = set(), {}
+    seen = set()
+    place = {}
     for i in sram.loop(len(Q)):
         for j in sram.loop(len(K)):
             if j not in seen:
@@ -548,7 +549,9 @@ def by_return(hbm, sram, Q, K, V, blocks):
 def by_table(hbm, sram, Q, K, V, blocks):
     n = len(K)
     order = [*range(n - 1, -1, -1)]
-    table, places, array = (*order,), dict(enumerate(order)), np.array(order)
+    table = (*order,)
+    places = dict(enumerate(order))
+    array = np.array(order)
     for j in sram.loop(n):
         sram.load(K[order[j]])
     for j in sram.loop(n):
@@ -864,14 +867,16 @@ def grows_on_chip(hbm, sram, Q, K, V, blocks):
 
 
 def swapped(hbm, sram, Q, K, V, blocks):
-    one, two = K, K.divide(5)
+    one = K
+    two = K.divide(5)
     for _ in sram.loop(len(Q)):
         sram.load(one[0])
         one, two = two, one
 
 
 def tiles_swapped(hbm, sram, Q, K, V, blocks):
-    one, two = sram.full((2, 2), 0.0), sram.full((1, 1), 0.0)
+    one = sram.full((2, 2), 0.0)
+    two = sram.full((1, 1), 0.0)
     for _ in sram.loop(len(K)):
         sram.load(Q[0] if one.shape == (1, 1) else V[0])
         one, two = two, one

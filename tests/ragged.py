@@ -169,8 +169,11 @@ def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
 
 def cascade(rng: np.random.Generator) -> Drawn:
     Q, K, V, asked = arrays(rng)
-    b, H, widths = len(Q), len(K[0]), (asked["d"], asked["d_v"])
-    levels, before = [], [[[X[s][:, :0]] for X in (K, V)] for s in range(b)]
+    b = len(Q)
+    H = len(K[0])
+    widths = (asked["d"], asked["d_v"])
+    levels = []
+    before = [[[X[s][:, :0]] for X in (K, V)] for s in range(b)]
     for _ in range(int(rng.integers(0, 3))):
         cuts = sorted({int(c) for c in rng.integers(0, b + 1, 3)})
         level: list[Any] = []
@@ -224,7 +227,8 @@ def varlen_backward(rng: np.random.Generator) -> Drawn:
     dO = [rng.normal(size=O.shape) for O in before.run.O]
     sizes = blocks(rng)
     run = serving.varlen_backward(before.run, dO, blocks=sizes)
-    causal, wanted = before.asked["causal"], []
+    causal = before.asked["causal"]
+    wanted = []
     for s in range(len(dO)):
         Q, K, V = before.given[s]
         wanted.append(attention_gradients(Q, K, V, dO[s], causal))
@@ -255,7 +259,8 @@ def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
     r -= 1
     Q = [rng.normal(size=(H, rows, d + r)) for rows in N]
     C = [rng.normal(size=(1, rows, u + r)) for rows in n]
-    W_UK, W_UV = rng.normal(size=(H, d, u)), rng.normal(size=(H, d_v, u))
+    W_UK = rng.normal(size=(H, d, u))
+    W_UV = rng.normal(size=(H, d_v, u))
     how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
     K = [
         np.concatenate([c[..., :u] @ W_UK.swapaxes(1, 2), np.repeat(c[..., u:], H, axis=0)], axis=2)
@@ -344,10 +349,8 @@ def latents_in_pages(rng: np.random.Generator) -> Drawn:
     """
     N, n = lengths(rng)
     H, u, r, p = (int(rng.integers(1, end)) for end in (5, 5, 4, 7))
-    Q, C = (
-        [rng.normal(size=(H, rows, u + r)) for rows in N],
-        [rng.normal(size=(1, rows, u + r)) for rows in n],
-    )
+    Q = [rng.normal(size=(H, rows, u + r)) for rows in N]
+    C = [rng.normal(size=(1, rows, u + r)) for rows in n]
     how: dict[str, Any] = {
         "page": p,
         "tail": ("rows", "page")[int(rng.integers(2))],

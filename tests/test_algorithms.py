@@ -129,7 +129,9 @@ def test_every_algorithm_has_a_log_sum_exp(name: str, options: dict[str, Any], c
 
 def test_the_paper_s_numbers_for_one_shape() -> None:
     """Derived by hand for N = 1024, d = 64, M = 25,600: B_c = 100, B_r = 64, T_c = 11."""
-    N, d, T_c = 1024, 64, 11
+    N = 1024
+    d = 64
+    T_c = 11
     tally = flashsim.count("flash_basic", N=N, d=d, M=25_600, sizing="paper")
     assert tally.blocks == Blocks(64, 100, N_q=1024, N_k=1024)
     assert tally.hbm.reads == 2 * N * d + T_c * (2 * N * d + 2 * N) == 1_595_392
@@ -402,7 +404,9 @@ def watching_locals(found: list[str]) -> Iterator[None]:
 def test_no_local_array_escapes_registration(name: str, M: int, dropout_p: float) -> None:
     """With a dense mask and dropout, which bring tiles of their own, and backward, too."""
     rng = np.random.default_rng(0)
-    Q, K, V = rng.normal(size=(5, 4)), rng.normal(size=(17, 4)), rng.normal(size=(17, 4))
+    Q = rng.normal(size=(5, 4))
+    K = rng.normal(size=(17, 4))
+    V = rng.normal(size=(17, 4))
     options: dict[str, Any] = {"M": M, "sizing": "paper"}
     if "MASK" in FORWARD[name].parts and dropout_p:
         options["mask"] = rng.random((5, 17)) < 0.6
@@ -430,10 +434,8 @@ def test_that_watch_does_see_an_escape() -> None:
 
 def test_what_weighs_nothing_gives_nothing() -> None:
     """`gated` where P is 0, be the other factor NaN or infinite; where P is not, they show."""
-    P, X = (
-        np.array([[0.0, 0.0, 0.5, 0.5]], np.float32),
-        np.array([[np.nan, -np.inf, 4.0, np.inf]], np.float32),
-    )
+    P = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32)
+    X = np.array([[np.nan, -np.inf, 4.0, np.inf]], np.float32)
     with np.errstate(invalid="ignore"):
         assert gated(P, X).tolist() == [[0.0, 0.0, 2.0, np.inf]]
         assert gated(P, X).dtype == np.float32

@@ -63,10 +63,8 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
     assert run.lse is not None
     assert run.lse.shape == (2, 4, 7)
     assert run.hbm == want.hbm
-    wanted, got = (
-        flashsim.backward("flash", want, dO),
-        flashsim.backward("flash", run, dO.swapaxes(1, 2)),
-    )
+    wanted = flashsim.backward("flash", want, dO)
+    got = flashsim.backward("flash", run, dO.swapaxes(1, 2))
     for name in ("dQ", "dK", "dV"):
         assert np.array_equal(getattr(got, name).swapaxes(1, 2), getattr(wanted, name))
     one: dict[str, Any] = {"head": (1, 2), "causal": True}
@@ -226,7 +224,8 @@ def test_products_of_q_and_k_that_overflow_before_a_small_scale_are_refused() ->
     """τ(QKᵀ) computes QKᵀ first; where τ is folded into Q, as in Algorithms 0 and 1, nothing
     overflows.
     """
-    Q, V = np.full((2, 1), 3e19, np.float32), np.ones((2, 1), np.float32)
+    Q = np.full((2, 1), 3e19, np.float32)
+    V = np.ones((2, 1), np.float32)
     bad(
         "products of Q and K could reach 9e.38, and float32 ends at 3.4e.38",
         Q,
@@ -282,7 +281,9 @@ def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> Non
 
 
 def test_gradients_that_overflow_float16_are_refused() -> None:
-    Q, K, V = np.ones((3, 1)), np.array([[5e4], [-5e4], [4e4]]), np.array([[9.0], [-9.0], [3.0]])
+    Q = np.ones((3, 1))
+    K = np.array([[5e4], [-5e4], [4e4]])
+    V = np.array([[9.0], [-9.0], [3.0]])
     run = flashsim.forward("flash", *(a.astype(np.float16) for a in (Q, K, V)), scale=1e-5)
     with pytest.raises(
         ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"

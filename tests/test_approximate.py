@@ -95,7 +95,8 @@ def test_performers_numbers_are_its_formulas_within_their_bound(
 def test_linformers_bound_holds_where_products_vanish() -> None:
     """F V sums 40 products below the smallest float32 of full precision."""
     (Q, K, V), (E, F) = operands(40, 3, 2, dtype="float32"), mixtures(1, 40, dtype="float32")
-    V[:], F[:] = 1.3e-44, 0.4
+    V[:] = 1.3e-44
+    F[:] = 0.4
     run = approximate.linformer(Q, K, V, E, F, blocks=(4, 4, 1, 1))
     bound = reference.linformer_bounds(Q, K, V, E, F, blocks=(10, 1), stored="float32")
     assert (abs(run.O - reference.linformer(Q, K, V, E, F).O) <= bound.O).all()
@@ -237,12 +238,17 @@ def stored(x: float, off: float) -> float:
     return off + 2 * U * (abs(x) + off) + TINY
 
 
-U, TINY = 2.0**-24, 2.0**-149
+U = 2.0**-24
+TINY = 2.0**-149
 
 
 @pytest.mark.parametrize("e", [0.0, 0.5])
 def test_linformer_s_bounds_of_one_element_are_those_derived(e: float) -> None:
-    q, k, v, f, tau = 0.75, -1.25, 2.0, e * 3, 0.5
+    q = 0.75
+    k = -1.25
+    v = 2.0
+    f = e * 3
+    tau = 0.5
     E_K, E_V = (stored(w * x, 2 * (1 + 2 + 3) * U * abs(w * x) + TINY) for w, x in ((e, k), (f, v)))
     delta = tau * q * (E_K + 2 * 5 * U * (abs(e * k) + E_K))
     want = averaged(tau * q * e * k, delta, f * v, E_V, 3)
@@ -253,12 +259,19 @@ def test_linformer_s_bounds_of_one_element_are_those_derived(e: float) -> None:
 
 @pytest.mark.parametrize("phi", ["on_chip", "in_hbm"])
 def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
-    q, k, v, w, c = 0.75, -1.25, 2.0, 0.625, 0.5
+    q = 0.75
+    k = -1.25
+    v = 2.0
+    w = 0.625
+    c = 0.5
     many = 2 * 9 * U
-    g, x = c * w * k - (c * k) ** 2 / 2, c * q * w
-    E_G, E_Q = many * (abs(c * w * k) + (c * k) ** 2), many * abs(x)
+    g = c * w * k - (c * k) ** 2 / 2
+    x = c * q * w
+    E_G = many * (abs(c * w * k) + (c * k) ** 2)
+    E_Q = many * abs(x)
     if phi == "in_hbm":
-        E_G, E_Q = stored(g, E_G), stored(x, E_Q)
+        E_G = stored(g, E_G)
+        E_Q = stored(x, E_Q)
     E_S, E_A = averaged(g, E_G, v, 0.0, 2)
     want, _ = averaged(x + g, E_Q + 4 * U * abs(g) + E_A, v, E_S, 3)
     how: dict[str, Any] = {"scale": c * c, "blocks": (2, 3), "stored": "float32", "phi": phi}
@@ -270,8 +283,12 @@ def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
     """It meets itself in two rounds, under a bias of −log 2 in each; O and L of both are the
     same.
     """
-    q, k, v, tau = 0.75, -1.25, 2.0, 0.5
-    s, bias = tau * q * k, -math.log(2)
+    q = 0.75
+    k = -1.25
+    v = 2.0
+    tau = 0.5
+    s = tau * q * k
+    bias = -math.log(2)
     E_O, E_L = averaged(s + bias, 2 * 5 * U * abs(s) + 2 * U * (abs(s) + 3 * abs(bias)), v, 0.0, 2)
     want, _ = averaged(s + bias, E_L, v, E_O, 2, n=2)
     how: dict[str, Any] = {"C": 1, "scale": tau, "stored": "float32"}

@@ -98,7 +98,8 @@ def test_gradients_are_within_the_derived_bounds_counted_and_repeatable(
         name, **asked, mask=case.masked()[0], dropout_p=case.dropout_p, direction="backward"
     )
     assert (got.hbm, got.sram.peak, got.blocks) == (tally.hbm, tally.sram.peak, tally.blocks)
-    dO, O = case.dO(), run.O.copy()
+    dO = case.dO()
+    O = run.O.copy()
     again = flashsim.backward(name, run, dO, M=4 * M)
     assert np.array_equal(dO, case.dO())
     assert np.array_equal(run.O, O)
@@ -187,7 +188,9 @@ def test_weights_are_at_most_1_however_large_the_scores(
     the whole softmax.
     """
     Q, K, V = case.inputs()
-    Q, K, dO = Q * Q.dtype.type(10.0**power), K * K.dtype.type(10.0**power), case.dO()
+    Q = Q * Q.dtype.type(10.0**power)
+    K = K * K.dtype.type(10.0**power)
+    dO = case.dO()
     other: dict[str, Any] = {} if "block_mask" in BACKWARD[name].parts else {"blocks": blocks}
     try:
         run = flashsim.forward(
@@ -198,7 +201,8 @@ def test_weights_are_at_most_1_however_large_the_scores(
         if re.search("too large: .* ends at", str(error)):
             return
         raise
-    wide, gain = np.abs(dO.astype(np.float64)), 1 / (1 - case.dropout_p)
+    wide = np.abs(dO.astype(np.float64))
+    gain = 1 / (1 - case.dropout_p)
     assert np.abs(got.dV.astype(np.float64)).max() <= gain * wide.sum(axis=0).max() * 1.01
     exact_O = attention(Q, K, V, **case.oracle)
     bound_O = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **case.oracle)
@@ -227,19 +231,24 @@ def test_real_data_with_its_padding(name: str) -> None:
     """Two heads of MiniLM's first layer, padded, with the tokenizer's own padding mask, or by
     turns with its length.
     """
-    sample, attend = load_sample(padded=True), sample_mask()
+    sample = load_sample(padded=True)
+    attend = sample_mask()
     heads = (0, 7)
     Q, K, V = (np.ascontiguousarray(a[heads, :]) for a in (sample.Q, sample.K, sample.V))
     # an element or a pair at a time, in Python
     slow = "stream" in name or name in ("memory_efficient", "q_outer_stored")
     step = 16 if slow else 2
-    Q, K, V, attend = Q[:, ::step], K[:, ::step], V[:, ::step], attend[::step]
+    Q = Q[:, ::step]
+    K = K[:, ::step]
+    V = V[:, ::step]
+    attend = attend[::step]
     length = int(attend.sum())
     assert 0 < length < len(attend)
     assert attend[:length].all()
     dO = np.random.default_rng(0).normal(size=V.shape).astype(Q.dtype)
     oracle: dict[str, Any] = {"mask": attend}
-    O, want = attention(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
+    O = attention(Q, K, V, **oracle)
+    want = gradients(Q, K, V, dO, **oracle)
     mask = attend if [*BACKWARD].index(name) % 2 else KeyPadding(length)
     run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=8_000)
     bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)

@@ -24,8 +24,11 @@ def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
     """A mask of positions, alone or combined, for rows of `group` heads; with lengths and
     blocks.
     """
-    N_q, N_k, group = rng.randint(1, 30), rng.randint(1, 30), rng.choice((1, 1, 2, 3, 4))
-    B_r, B_c = rng.randint(1, group * N_q), rng.randint(1, N_k)
+    N_q = rng.randint(1, 30)
+    N_k = rng.randint(1, 30)
+    group = rng.choice((1, 1, 2, 3, 4))
+    B_r = rng.randint(1, group * N_q)
+    B_c = rng.randint(1, N_k)
     offset = rng.choice((None, rng.randint(-N_q - 3, N_k + 3)))
     kinds = [
         Causal(),
@@ -49,14 +52,10 @@ def looked_at(
     """Return the live tiles of each kind, (last row, last column, partial), as the mask says of
     each.
     """
-    rows, cols = (
-        np.arange(blocks.T_r)[:, None] * blocks.B_r,
-        np.arange(blocks.T_c)[None, :] * blocks.B_c,
-    )
-    row_ends, col_ends = (
-        np.minimum(rows + blocks.B_r, shape.N_q),
-        np.minimum(cols + blocks.B_c, shape.N_k),
-    )
+    rows = np.arange(blocks.T_r)[:, None] * blocks.B_r
+    cols = np.arange(blocks.T_c)[None, :] * blocks.B_c
+    row_ends = np.minimum(rows + blocks.B_r, shape.N_q)
+    col_ends = np.minimum(cols + blocks.B_c, shape.N_k)
     ends = np.minimum(row_ends, mask.queries(shape, ())), np.minimum(col_ends, mask.keys(shape, ()))
     live = mask.live(rows, ends[0], cols, ends[1], shape, ())
     full = mask.full(rows, row_ends, cols, col_ends, shape, ())
@@ -89,7 +88,8 @@ def test_kinds_are_those_of_looking_at_every_tile() -> None:
     ):
         band = mask.band(shape, ())
         assert band is not None
-        kinds, want = band.kinds(blocks, shape, group), looked_at(mask, shape, blocks)
+        kinds = band.kinds(blocks, shape, group)
+        want = looked_at(mask, shape, blocks)
         about = mask, shape, blocks, group
         assert {kind: count for kind, (count, _) in kinds.items()} == {
             k: len(tiles) for k, tiles in want.items()
@@ -106,7 +106,8 @@ def test_rows_and_columns_to_run_stand_for_all() -> None:
         mask, shape, blocks, group = drawn(rng)
         band = mask.band(shape, ())
         assert band is not None
-        tiles, want = CountedTiles(band, blocks, shape, group), looked_at(mask, shape, blocks)
+        tiles = CountedTiles(band, blocks, shape, group)
+        want = looked_at(mask, shape, blocks)
         by_row = {
             (i, j): n * m for i, n in tiles.rows_alike.items() for j, m in tiles.row(i).items()
         }
@@ -129,7 +130,10 @@ def test_bands_meet_in_the_lesser() -> None:
 def test_floor_sums() -> None:
     rng = random.Random(3)
     for _ in range(500):
-        a, b, m, n = rng.randint(0, 30), rng.randint(0, 40), rng.randint(1, 20), rng.randint(0, 25)
+        a = rng.randint(0, 30)
+        b = rng.randint(0, 40)
+        m = rng.randint(1, 20)
+        n = rng.randint(0, 25)
         assert floor_sum(a, b, m, n) == sum((a * i + b) // m for i in range(n))
 
 
@@ -164,7 +168,8 @@ SKIPPING: list[tuple[str, dict[str, Any]]] = [
 def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: Mask) -> None:
     """10¹⁴ tokens, and theory says the same."""
     at: dict[str, Any] = {"N": 99_999_999_999_999, "d": 64, "M": 25_600, "mask": mask, **asked}
-    tally, exact = flashsim.count(name, **at), theory.exact(name, **at)
+    tally = flashsim.count(name, **at)
+    exact = theory.exact(name, **at)
     assert tally.hbm == exact.hbm
     assert tally.sram == exact.sram
     assert tally.flops.matmul == exact.matmul

@@ -185,7 +185,8 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
     assert np.allclose(
         got.dB, bias_gradient(Q, K.repeat(2, 1), V.repeat(2, 1), dO, bias=bias), rtol=0, atol=1e-12
     )
-    moved, each_head = got.hbm.by_array["dB"], len(shape) > 2 and shape[-3] > 1
+    moved = got.hbm.by_array["dB"]
+    each_head = len(shape) > 2 and shape[-3] > 1
     assert (moved.role, moved.size) == ("output", bias.size)
     if "dB_parts" in got.hbm.by_array:
         parts = got.hbm.by_array["dB_parts"]
@@ -213,7 +214,9 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
 
 
 def test_a_single_grouped_query_has_no_parts() -> None:
-    Q, K, V = rng.normal(size=(4, 1, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 3))
+    Q = rng.normal(size=(4, 1, 3))
+    K = rng.normal(size=(2, 7, 3))
+    V = rng.normal(size=(2, 7, 3))
     bias = rng.normal(size=(4, 1, 7))
     run = flashsim.forward("flash", Q, K, V, mask=Bias(bias), gqa="grouped", blocks=(5, 4), M=300)
     got = flashsim.backward("flash", run, Q)
@@ -237,7 +240,8 @@ def test_linear_biases_are_alibi() -> None:
 
 
 def test_who_refuses_it() -> None:
-    X, bias = rng.normal(size=(6, 4)), Bias(np.zeros((6, 6)))
+    X = rng.normal(size=(6, 4))
+    bias = Bias(np.zeros((6, 6)))
     for name in FORWARD.keys() - {*TAKE}:
         with pytest.raises(ValueError, match="has no mask"):
             flashsim.forward(name, X, X, X, mask=bias)

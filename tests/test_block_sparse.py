@@ -75,7 +75,8 @@ def test_only_the_tiles_asked_for_are_computed(case: Case, share: float) -> None
     options = {**tiled(case), **case.options, "block_mask": tiles}
     run = flashsim.forward("block_sparse", Q, K, V, **options)
     got = flashsim.backward("block_sparse", run, case.dO())
-    allowed, oracle = spread(tiles, case), case.oracle
+    allowed = spread(tiles, case)
+    oracle = case.oracle
     oracle["mask"] = allowed if oracle["mask"] is None else allowed & oracle["mask"]
     rounded = backward_rounding("block_sparse", run.blocks)
     bound = error_bound(Q, K, V, **rounding("block_sparse", run.blocks), **oracle)
@@ -114,7 +115,10 @@ def test_counts_by_hand(case: Case, share: float) -> None:
         - np.arange(len(tiles)) * case.B_r
     )
     rows = int(heights @ tiles.sum(axis=1))
-    N_q, N_k, d, d_v = case.N_q, case.N_k, case.d, case.d_v
+    N_q = case.N_q
+    N_k = case.N_k
+    d = case.d
+    d_v = case.d_v
     assert tally.hbm.reads == N_k * (d + d_v) + rows * (d + d_v + 2)
     assert tally.hbm.writes == N_q * (d_v + 2) + rows * (d_v + 2)
     back = flashsim.count(
@@ -162,7 +166,8 @@ def test_causal_skips_about_half_and_a_window_nearly_all() -> None:
     }
     full = flashsim.count("flash", N=1024, d=64, M=64 * 64 * 4, sizing="paper")
     assert (full.blocks.T_r, full.blocks.T_c) == (16, 16)
-    tile, kept = 64 * (2 * 64 + 2), 2 * 1024 * 64
+    tile = 64 * (2 * 64 + 2)
+    kept = 2 * 1024 * 64
     for mask, tiles in (
         (Causal(), 136),
         (SlidingWindow(63, 0), 31),

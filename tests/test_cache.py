@@ -166,7 +166,9 @@ def test_with_room_for_all_only_compulsory_traffic_is_left(name: str, direction:
 
 
 def test_flash_that_fits_moves_inputs_and_outputs_alone_and_standard_its_squares_too() -> None:
-    N, d, M = 1024, 64, 51_200
+    N = 1024
+    d = 64
+    M = 51_200
     Q, K, V = inputs(N, N, d, dtype="float32")
     l2 = {name: L2(200_000) for name in ("flash_basic", "flash", "standard")}
     for name, observer in l2.items():
@@ -191,7 +193,9 @@ def test_theorem_2_in_dram_on_an_h200(itemsize: int, reaches_dram: bool) -> None
     """One head has 1/132 of 60 MB of L2. In float32 Q and O exceed it, in float16 they fit: as
     measured.
     """
-    N, d, B = 1024, 64, 64
+    N = 1024
+    d = 64
+    B = 64
     Q, K, V = inputs(N, N, d, dtype="float32")
     l2 = L2(60 * 2**20 // 132 // itemsize)
     run = flashsim.forward("flash_basic", Q, K, V, M=51_200, blocks=(B, B), observers=[l2])
@@ -220,7 +224,8 @@ class Finder(L2):
         super().__call__(event)
         if event.kind in ("load", "store"):
             array = event.name.partition("[")[0]
-            values, first = event.sram.hbm.peek(array).ravel(), self._places[array][0]
+            values = event.sram.hbm.peek(array).ravel()
+            first = self._places[array][0]
             found = np.concatenate(
                 [values[start - first :][:elements] for start, elements in self.asked]
             )
@@ -247,7 +252,8 @@ def test_blocks_are_found_where_they_lie(name: str, case: str) -> None:
 @given(st.data())
 def test_blocks_are_found_where_they_lie_in_any_block_mask(data: st.DataObject) -> None:
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 14)) for _ in range(4))
-    T_r, T_c = -(-N_q // min(B_r, N_q)), -(-N_k // min(B_c, N_k))
+    T_r = -(-N_q // min(B_r, N_q))
+    T_c = -(-N_k // min(B_c, N_k))
     tiles = data.draw(st.lists(st.booleans(), min_size=T_r * T_c, max_size=T_r * T_c))
     mask = np.array(tiles).reshape(T_r, T_c)
     Q, K, V = inputs(N_q, N_k, 2)
@@ -482,7 +488,8 @@ def test_never_refreshed_breaks_inclusion() -> None:
 
 def test_heads_have_arrays_of_their_own_and_share_the_cache() -> None:
     Q, K, V = (np.stack([x, x]) for x in inputs(16, 16, 4))
-    one, two = L2(HUGE), L2(HUGE)
+    one = L2(HUGE)
+    two = L2(HUGE)
     flashsim.forward("flash", Q[0], K[0], V[0], M=64, observers=[one])
     flashsim.forward("flash", Q, K, V, M=64, observers=[two])
     one.flush()
@@ -537,7 +544,8 @@ def test_the_lower_bound_holds_beneath_each_level(name: str, options: dict[str, 
     """What is above a cut is one memory: SRAM alone, then SRAM and L2. At d = 1 phases say more
     than compulsory there.
     """
-    N, sharp = 40, 0
+    N = 40
+    sharp = 0
     caches = [L2(size, line=1) for size in (8, 30, 200)]
     run = flashsim.forward(
         name, *inputs(N, N, 1), blocks=(2, 1), M=9, enforce=False, observers=caches, **options

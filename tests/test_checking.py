@@ -462,7 +462,8 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
         )["T_v"]
         == 10
     )
-    window, causal = flashsim.SlidingWindow(size(3), size(2)), flashsim.SlidingWindow(3, 2)
+    window = flashsim.SlidingWindow(size(3), size(2))
+    causal = flashsim.SlidingWindow(3, 2)
     assert (window.left, window.right) == (3, 2)
     np.testing.assert_array_equal(forward(mask=window).O, forward(mask=causal).O)
 

@@ -124,7 +124,8 @@ def test_run_says_of_each_flashattention_what_it_saves(capsys: pytest.CaptureFix
     "kind", ["npz", "NPZ upper-case names", "npy stacked", "npy three", "safetensors"]
 )
 def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given, files = arrays(2, 3), ["mine.npz"]
+    given = arrays(2, 3)
+    files = ["mine.npz"]
     match kind:
         case "npz":
             np.savez("mine.npz", **given, other=np.ones(3))
@@ -399,7 +400,8 @@ def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str
         how: dict[str, Any] = {"M": 10**6, "blocks": (int(row["B_r"]), int(row["B_c"]))}
         name = algorithms[direction]
         if row["curve"] == "standard":  # which reads rows again where M is small
-            name, how = "standard", {"M": 1024, "sizing": "fit"}
+            name = "standard"
+            how = {"M": 1024, "sizing": "fit"}
         tally = flashsim.count(name, N=96, d=8, direction=direction, **how)
         fits = tally.sram.peak <= 1024
         assert (row["peak_elements"], row["fits"]) == (str(tally.sram.peak), str(fits).lower())

@@ -215,10 +215,8 @@ def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture
 def test_count_says_whose_shape_blocks_have_and_that_tune_looks_for_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    size, hint = (
-        ("--N", "64", "--d", "8", "--M", "4KB"),
-        "flashsim tune, with this function and sizes, looks for",
-    )
+    size = ("--N", "64", "--d", "8", "--M", "4KB")
+    hint = "flashsim tune, with this function and sizes, looks for"
     out = said(capsys, "count", "mine.py:two_sweeps", *size)
     assert "the largest blocks of Algorithm 1's shape, or turned, that fit\n" in out
     assert hint in " ".join(out.split())

@@ -118,7 +118,10 @@ def test_one_cluster_of_one_bucket_is_attention() -> None:
 
 
 def test_a_pair_that_meets_twice_counts_once_in_reformer_and_twice_in_smyrf() -> None:
-    Q, K, V = np.zeros((4, 1)), np.zeros((4, 1)), np.arange(4.0)[:, None]  # all weights are equal
+    # all weights are equal
+    Q = np.zeros((4, 1))
+    K = np.zeros((4, 1))
+    V = np.arange(4.0)[:, None]
     buckets = np.array([[0, 0, 1, 1], [0, 0, 0, 1]])
     assert approximate.reformer(Q, K, V, buckets, C=4).O[:, 0] == pytest.approx(
         [1, 1, 6 / 4, 5 / 2]
@@ -160,7 +163,8 @@ def test_near_rows_share_buckets_and_clusters() -> None:
     assert (approximate.lsh_buckets(near / abs(near).max() * 1e308, 20, 8, seed=1) == buckets).all()
 
     Q, K = rng.normal(size=(2, 64, 4)) * 3
-    weights, found = np.exp(Q @ K.T / 2), 0.0
+    weights = np.exp(Q @ K.T / 2)
+    found = 0.0
     for seed in range(20):
         q, k = (
             np.argsort(np.argsort(hashes[0])) // 8

@@ -36,8 +36,11 @@ class EveryThird(flashsim.Mask):
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays, and how they are shared out."""
-    H_kv, g, N = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 16))
-    d, d_v = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    H_kv = draw(st.integers(1, 3))
+    g = draw(st.integers(1, 2))
+    N = draw(st.integers(1, 16))
+    d = draw(st.integers(1, 5))
+    d_v = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     Q, K, V, dO = (
         rng.normal(size=(h, N, w))
@@ -275,7 +278,8 @@ def test_the_figure_has_what_is_counted() -> None:
             )
             most = max(device.words for device in tally.devices)
             assert words[at] == (None if (name, P) == ("ulysses", 16) else most)
-    ring, ulysses = of["words"]["ring"], of["words"]["ulysses"]
+    ring = of["words"]["ring"]
+    ulysses = of["words"]["ulysses"]
     assert [a <= b for a, b in zip(ring, ulysses, strict=True)] == [
         8 // H_kv >= 4 - 1 for H_kv in of["kv_heads"]
     ]
@@ -285,7 +289,8 @@ def test_balance() -> None:
     """Causally, contiguous rows leave the last device nearly twice the mean; striped and zigzag
     rows are shared out evenly.
     """
-    N, P = 4096, 8
+    N = 4096
+    P = 8
     found = {
         name: balance(positions(name, N, P), lambda rows, cols: rows[:, None] >= cols)
         for name in LAYOUTS
@@ -476,7 +481,8 @@ def test_the_command_offers_what_there_is() -> None:
 
 
 def test_n_q_and_n_k_must_be_one() -> None:
-    Q, K = np.ones((4, 2)), np.ones((6, 2))
+    Q = np.ones((4, 2))
+    K = np.ones((6, 2))
     with pytest.raises(ValueError, match="expected as many queries as keys over devices"):
         devices.forward("ring", Q, K, K, P=2)
 

@@ -133,7 +133,9 @@ def test_the_least_sum_of_theorem_3_is_least() -> None:
         share_of(7, 3),
     ):
         bound = lower_words_backward(share)
-        s_0, E_0, c = bound.q + bound.n, bound.q + 2 * bound.n, 3 * min(bound.pairs, bound.W)
+        s_0 = bound.q + bound.n
+        E_0 = bound.q + 2 * bound.n
+        c = 3 * min(bound.pairs, bound.W)
         rate = bound.up / bound.down
         for X in np.linspace(bound.free + 1e-6, c, 50):
             s = np.linspace(s_0, max(s_0, (X**2 / kappa / E_0) ** (1 / 3)), 2000)
@@ -190,7 +192,8 @@ def test_it_is_below_the_optimum_of_whole_pairs(
     share = share_of(N, P, heads, d, d_v)
     pairs = [*product(range(heads), range(N), range(N))]
     owner = [p for p, rows in enumerate(share.where) for _ in rows]
-    most, best = -(-len(pairs) // P), 10**9
+    most = -(-len(pairs) // P)
+    best = 10**9
     ways = (
         way for way in product(range(P), repeat=len(pairs)) if max(map(way.count, range(P))) <= most
     )
@@ -212,7 +215,8 @@ def test_little_room_binds_where_devices_are_many() -> None:
     """
     share = share_of(4096, 512)
     room = 2 * 4 * 8 * 4
-    free, bound = lower_words(share), lower_words(share, S=room)
+    free = lower_words(share)
+    bound = lower_words(share, S=room)
     assert bound.words > free.words > 0
     assert "room for 256 words" in check(bound.certificate())
     for change in ({"words": bound.words + 1}, {"S": room * 2}, {"Y": bound.Y * 2}):

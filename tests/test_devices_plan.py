@@ -36,7 +36,8 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
         "causal": data.draw(st.booleans()),
         "layout": data.draw(st.sampled_from(LAYOUTS)),
     }
-    tally, found = devices.count(name, **asked), plan(name, **asked)
+    tally = devices.count(name, **asked)
+    found = plan(name, **asked)
     share = tally.share
     assert found.words == tally.words
     assert found.most_words == max(one.words for one in tally.devices)
@@ -231,7 +232,9 @@ def test_the_error_of_a_ring_grows_with_hops_where_unfinished_rows_are_kept_in_1
 
 def test_what_is_in_hbm_of_a_mesh_is_of_the_device_s_own_row_and_column() -> None:
     problem = Problem.of(N=11, d=3, d_v=2, M=200)
-    where, _ = positions("contiguous", 11, 6), problem.shape  # lengths 2, 2, 2, 2, 2, 1
+    # lengths 2, 2, 2, 2, 2, 1
+    where = positions("contiguous", 11, 6)
+    _ = problem.shape
     share = Share(problem, where, where, 2, 2)
     for C in (1, 2, 3, 6):
         for p in range(6):

@@ -133,7 +133,8 @@ def test_the_page_has_a_lane_for_each_device(browser: Any, tmp_path: Path) -> No
     assert "a lane for each device" in page.locator("#sparks").get_attribute("aria-label")
     red = """t => { player.go(t); const c = find('#sparks'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
       let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i] > 140 && d[i + 1] < 90 && d[i + 2] < 90; return n }"""
-    flying, none = page.evaluate(red, 8), page.evaluate(red, 80)
+    flying = page.evaluate(red, 8)
+    none = page.evaluate(red, 80)
     assert flying > 2 * none > 0
     assert "post" in page.evaluate("player.go(0), find('.now').textContent")
     page.close()

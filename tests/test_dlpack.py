@@ -24,7 +24,8 @@ class Foreign:
     """An array of a library that has DLPack alone; bfloat16 as PyTorch exports it."""
 
     def __init__(self, array: Any, device: int = 1) -> None:
-        self.array, self.device = array, device
+        self.array = array
+        self.device = device
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device, 0

@@ -299,7 +299,8 @@ def test_what_is_wrong_with_the_papers_gflops_is_counted() -> None:
     """Six and seven products of 2N²d each for each head; the paper's numbers are of something
     else.
     """
-    page, head = paragraphs(text_of(ROOT / "docs" / "paper.md")), 2 * 1024**2 * 64
+    page = paragraphs(text_of(ROOT / "docs" / "paper.md"))
+    head = 2 * 1024**2 * 64
     counted = {}
     for name, products in (("standard", 6), ("flash", 7)):
         ways = [
@@ -374,11 +375,10 @@ def test_speeds_are_the_benchmarked_ones() -> None:
 
 
 def test_numbers_about_real_data_are_the_measured_ones() -> None:
-    statistics, page = (
-        record("qkv_statistics")["statistics"],
-        paragraphs(text_of(ROOT / "docs" / "real-data.md")),
-    )
-    first, gaussian = statistics["layer 0"], statistics["gaussian"]
+    statistics = record("qkv_statistics")["statistics"]
+    page = paragraphs(text_of(ROOT / "docs" / "real-data.md"))
+    first = statistics["layer 0"]
+    gaussian = statistics["gaussian"]
     assert has_numbers(page, f"{-first['score_min']:.0f} {first['score_max']:.0f}")
     assert has_numbers(page, f"{first['by_key_block']['32']['largest_rise']:.0f} 32")
     assert has_numbers(page, f"{max(-gaussian['score_min'], gaussian['score_max']) + 0.05:.1f}")
@@ -395,7 +395,8 @@ def test_numbers_about_real_data_are_the_measured_ones() -> None:
 
 
 def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
-    data, page = record("kit_matrix")["data"], paragraphs(text_of(ROOT / "docs" / "kernels.md"))
+    data = record("kit_matrix")["data"]
+    page = paragraphs(text_of(ROOT / "docs" / "kernels.md"))
     late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
     own = [row for row in data["mutants"] if row["part"] != "serving"]
     assert [row["name"] for row in own] == [mutant.name for mutant in ALL]

@@ -55,8 +55,12 @@ def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
     for _ in range(10):
         high_0, low_0 = divmod(0xD2511F53 * c0, 2**32)
         high_1, low_1 = divmod(0xCD9E8D57 * c2, 2**32)
-        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+        c0 = high_1 ^ c1 ^ k0
+        c1 = low_1
+        c2 = high_0 ^ c3 ^ k1
+        c3 = low_0
+        k0 = (k0 + 0x9E3779B9) % 2**32
+        k1 = (k1 + 0xBB67AE85) % 2**32
     return [c0, c1, c2, c3]
 
 
@@ -149,7 +153,9 @@ def test_a_longer_mask_begins_with_the_shorter(
 
 
 def test_a_tile_of_few_elements_is_a_part_of_the_same_mask() -> None:
-    rows, cols, heads = np.array([0, 31, 32, 70]), np.array([5, 33]), np.array([0, 1, 1, 2])
+    rows = np.array([0, 31, 32, 70])
+    cols = np.array([5, 33])
+    heads = np.array([0, 1, 1, 2])
     few = dropout._keep_few((3, 4), 0.5, rows, cols, heads)
     assert np.array_equal(few, dropout.keep((3, 4), 0.5, rows, cols, heads))
 
@@ -160,7 +166,8 @@ def test_a_tile_of_few_elements_is_a_part_of_the_same_mask() -> None:
 
 def weights(name: str, p: float, seed: int, **options: Any) -> Array:
     """With Q = 0 and V the identity, O is the dropped weights themselves: Z / N_k."""
-    n, k = 7, 11
+    n = 7
+    k = 11
     run = flashsim.forward(
         name, np.zeros((n, 2)), np.zeros((k, 2)), np.eye(k), dropout_p=p, seed=seed, **options
     )
@@ -170,7 +177,8 @@ def weights(name: str, p: float, seed: int, **options: Any) -> Array:
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name: str) -> None:
-    p, seed = 0.4, 9
+    p = 0.4
+    seed = 9
     want = keep_mask(seed, p, 7, 11) / (1 - p)
     assert 0 < np.count_nonzero(want) < want.size
     for options in (

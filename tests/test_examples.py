@@ -117,7 +117,8 @@ def test_prefill_s_printed() -> None:
             assert same(tile.products[i, j], PREFILL_PRODUCTS[i][j])
             assert same(tile.S[i, j], PREFILL_SCORES[i][j])
             assert same(tile.S_masked[i, j], PREFILL_MASKED[i][j])
-    first, second = d("0.17") / root, d("0.46") / root
+    first = d("0.17") / root
+    second = d("0.46") / root
     weight = (first - second).exp()
     assert as_printed(first - second, PREFILL_DIFFERENCE) == PREFILL_DIFFERENCE
     exact = (
@@ -296,7 +297,8 @@ def test_exp_of_100_is_infinite_in_float32() -> None:
     assert claims.keys() == {x for x, _, _ in EXPONENTIALS}
     largest = d(float(np.finfo(np.float32).max))
     for x, printed, said in EXPONENTIALS:
-        exact, at = d(x).exp(), claims[x]
+        exact = d(x).exp()
+        at = claims[x]
         if printed is not None:
             digits = len(printed.partition("e")[0].partition(".")[2])
             rounded = (
@@ -470,7 +472,8 @@ def test_steps_as_data() -> None:
 @pytest.mark.parametrize("name", initial(3, 0, "float64"))
 def test_the_transformer_s_gradients_are_slopes_of_its_loss(name: str) -> None:
     rng = np.random.default_rng(0)
-    weights, tokens = initial(5, 0, "float64"), rng.integers(0, 5, size=(2, 9))
+    weights = initial(5, 0, "float64")
+    tokens = rng.integers(0, 5, size=(2, 9))
     attend = same_curve.Setup("standard", None, "float64", 0).attend()
     _, gradients = loss_and_gradients(weights, tokens, attend)
     way = rng.normal(size=weights[name].shape)
@@ -562,10 +565,8 @@ def test_the_recorded_curves_agree_and_show_a_bug_that_the_eye_does_not_see() ->
     for at in data["distances"]:
         assert at["shows"] == (2 if at["bug"] else None), at
         assert at["bug"] or at["all"] <= 1e-12 or at["dtype"] == "float32", at
-    right, ends = (
-        data["curves"][0],
-        {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300},
-    )
+    right = data["curves"][0]
+    ends = {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300}
     end = float(np.mean(right["losses"][-20:]))
     assert ends[same_curve.SCALED_TWICE.what] == pytest.approx(end, rel=0.02)
     assert ends[same_curve.NO_D.what] > end + 0.2

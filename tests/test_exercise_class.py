@@ -22,7 +22,8 @@ from flashsim.problem.shapes import Blocks
 
 from .exercise_solutions import MISTAKES, SOLUTIONS
 
-INNER, SOFTMAX = SOLUTIONS["inner_loop"], SOLUTIONS["softmax"]
+INNER = SOLUTIONS["inner_loop"]
+SOFTMAX = SOLUTIONS["softmax"]
 OS = '__import__("os")'
 FORGOTTEN = INNER.replace("l_i * exp(m_i - m_new) * O_i", "l_i * O_i")
 
@@ -148,7 +149,8 @@ def test_what_takes_too_much_is_stopped(tmp_path: Path) -> None:
 def test_a_class_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder := tmp_path / "in").mkdir()
     handed_in(folder, **{"ada": INNER, "=bob": FORGOTTEN, "cy": FORGOTTEN})
-    grades, results = tmp_path / "grades.csv", tmp_path / "results.json"
+    grades = tmp_path / "grades.csv"
+    results = tmp_path / "results.json"
     assert (
         main(["exercise", "grade", str(folder), "--csv", str(grades), "--gradescope", str(results)])
         == 1

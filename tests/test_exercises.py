@@ -175,7 +175,8 @@ def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path
     assert found.said
 
 
-RAGGED, ARRAYS = "([[1, 2], [3]],) * 3", "(np.ones((2, 3)), np.ones((2, 3)))"
+RAGGED = "([[1, 2], [3]],) * 3"
+ARRAYS = "(np.ones((2, 3)), np.ones((2, 3)))"
 
 
 @pytest.mark.parametrize(
@@ -380,7 +381,8 @@ def test_a_return_within_the_loop_is_told(name: str, returned: str, tmp_path: Pa
         ([*before, last, "    return O"], False),
     ):
         file.write_text("\n".join(text) + "\n", encoding="utf-8")
-        row, found = grade_file(file, file.name, None, Limits()), grade(file)
+        row = grade_file(file, file.name, None, Limits())
+        found = grade(file)
         assert found.solved != told
         assert (
             (f"Line {len(text)} returns within the loop" in found.hint)

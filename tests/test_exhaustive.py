@@ -45,7 +45,9 @@ def plain(
     inputs = frozenset(word(name) for name in used - {*terms})
     goal = frozenset(word(name) for name in {*terms} - used)
     start: tuple[frozenset[Word], frozenset[Word]] = (frozenset(), inputs)
-    best, heap, number = {start: 0}, [(0, 0, start)], 0
+    best = {start: 0}
+    heap = [(0, 0, start)]
+    number = 0
     while heap:
         cost, _, state = heappop(heap)
         chip, hbm = state
@@ -71,7 +73,8 @@ def plain(
             nexts += [(0, (chip - {*old} | {new}, hbm))] if old or len(chip) < M else []
         for step, then in nexts:
             if cost + step < best.get(then, 1 << 30):
-                best[then], number = cost + step, number + 1
+                best[then] = cost + step
+                number = number + 1
                 heappush(heap, (cost + step, number, then))
     return None
 

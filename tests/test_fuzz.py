@@ -127,7 +127,8 @@ def inputs(case: Case, heads: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[
         )
     )
     q, k = REGIMES[case.regime](rng, q.reshape(-1, case.d), k.reshape(-1, case.d))
-    Q, K = q.reshape(*of_q, case.N_q, case.d), k.reshape(*of_kv, case.N_k, case.d)
+    Q = q.reshape(*of_q, case.N_q, case.d)
+    K = k.reshape(*of_kv, case.N_k, case.d)
     return tuple(a.astype(DTYPES[case.dtype]) for a in (Q, K, v))
 
 
@@ -147,7 +148,8 @@ def oracles(run: flashsim.Result, case: Case, options: dict[str, Any]) -> Any:
         allowed = allowed & (np.arange(k) <= np.arange(n)[:, None] + k - n)
     p = options.get("dropout_p", 0.0)
     for number, head in enumerate(np.ndindex(run.plan.inputs.leading)):
-        mask, block_mask = allowed, options.get("block_mask")
+        mask = allowed
+        block_mask = options.get("block_mask")
         if callable(block_mask):
             tiles = np.asarray(block_mask(run.blocks.T_r, run.blocks.T_c), bool)
             whole = tiles.repeat(B_r, 0)[: n * member_rows].repeat(B_c, 1)[:, :k]
@@ -196,7 +198,8 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
         assert accepted(run), run
     if not accepted(run) or spoiled:
         return
-    K, V = run.plan.inputs.K, run.plan.inputs.V
+    K = run.plan.inputs.K
+    V = run.plan.inputs.V
     for head, shared, oracle in oracles(run, case, asked):
         bound = reference.error_bound(
             Q[head], K[shared], V[shared], **reference.rounding(name, run.blocks), **oracle
@@ -227,10 +230,8 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
             rounded = reference.backward_rounding(backward, run.blocks, got.blocks)
             for head, _, oracle in oracles(run, case, asked):
                 arrays = (Q[head], K[head], V[head], dO[head])
-                want, bounds = (
-                    reference.gradients(*arrays, **oracle),
-                    reference.gradient_bounds(*arrays, **rounded, **oracle),
-                )
+                want = reference.gradients(*arrays, **oracle)
+                bounds = reference.gradient_bounds(*arrays, **rounded, **oracle)
                 for part in ("dQ", "dK", "dV"):
                     found = getattr(got, part)[head]
                     assert of_bound(found, getattr(want, part), getattr(bounds, part)) <= 1, (
@@ -328,7 +329,8 @@ def test_tune(options: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------
 # everything else, by table
 
-fraction, way = st.floats(0, 1), st.sampled_from(["forward", "backward"])
+fraction = st.floats(0, 1)
+way = st.sampled_from(["forward", "backward"])
 sizes = {"N_q": length, "N_k": length, "d": small, "d_v": small}
 NMd = {"N": length, "d": small, "M": st.integers(1, 99)}
 named = {"name": st.sampled_from(sorted({*FORWARD, *BACKWARD})), "direction": way}

@@ -89,11 +89,9 @@ def attention(
         left, right = (math.inf if side < 0 else side for side in window)
         allowed = allowed & (apart >= -left) & (apart <= right)
     if not N_k:
-        O, l, m = (
-            np.zeros((B, H_q, N_q, v.shape[-1])),
-            np.zeros((B, H_q, N_q)),
-            np.full((B, H_q, N_q), -np.inf),
-        )
+        O = np.zeros((B, H_q, N_q, v.shape[-1]))
+        l = np.zeros((B, H_q, N_q))
+        m = np.full((B, H_q, N_q), -np.inf)
     else:
         O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed, bias=bias)
     empty = ~allowed.any(axis=-1, keepdims=True)
@@ -190,7 +188,8 @@ def test_a_spec_is_made_or_refused_and_cases_are_drawn_from_it(asked: dict[str, 
 def test_a_case_is_made_or_refused_and_replayed(
     asked: dict[str, Any], spec: dict[str, Any], name: Any
 ) -> None:
-    declared, case = Spec(**spec), outcome(Case, **asked)
+    declared = Spec(**spec)
+    case = outcome(Case, **asked)
     if case is None:
         return
     assert eval(repr(case), {"Case": Case}) == case

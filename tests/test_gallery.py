@@ -213,7 +213,8 @@ def test_pages_are_self_contained(name: str) -> None:
 
 def test_another_lesson_changes_no_other_s_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a page's number, nor its neighbours': what is generated and changes is the index."""
-    pages, fewer = made(), dict([*gallery.pages().items()][1:5])
+    pages = made()
+    fewer = dict([*gallery.pages().items()][1:5])
     monkeypatch.setattr(import_module("flashsim.learn.gallery.files"), "pages", lambda: fewer)
     of_few = dict(gallery.files())
     assert {*of_few} == {"index.html", "playground.html", *(f"{name}.html" for name in fewer)}
@@ -228,7 +229,8 @@ def article(name: str) -> str:
 
 def broken(page: Page) -> list[str]:
     """The rules of `flashsim/learn/gallery/page.py` that a lesson breaks, in words."""
-    lesson, steps = page.lesson, [moment.step for moment in page.lesson.moments]
+    lesson = page.lesson
+    steps = [moment.step for moment in page.lesson.moments]
     rules = {
         f"its docstring has {len(page.about)} characters; expected at least 20, for the index": len(
             page.about
@@ -304,7 +306,8 @@ def test_the_index_has_each_lesson_s_text_and_folds_what_it_asks_before_it_shows
     """And what the page tells after its questions; it promises a question where the page asks
     one.
     """
-    page, lesson = made()[f"{name}.html"], gallery.pages()[name].lesson
+    page = made()[f"{name}.html"]
+    lesson = gallery.pages()[name].lesson
     later = re.findall(r'<div class="after" hidden><p>(.*?)</p></div>', page, re.DOTALL)
     for paragraph in paragraphs(page):
         told = (
@@ -317,10 +320,8 @@ def test_the_index_has_each_lesson_s_text_and_folds_what_it_asks_before_it_shows
         r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>',
         lesson.html(f"{name}.html"),
     )
-    stops, moments = (
-        {stop.step for stop in lesson.stops},
-        {moment.step for moment in lesson.moments},
-    )
+    stops = {stop.step for stop in lesson.stops}
+    moments = {moment.step for moment in lesson.moments}
     assert {*map(int, promised)} == stops & moments
     seen = re.sub(
         r"<details><summary>(the page asks first|after the question)</summary>.*?</details>",
@@ -538,10 +539,8 @@ def test_counts_in_texts_are_the_closed_forms(
     said = text_of(name) + plain(article(name))
     assert f"{exact.hbm.accesses:,} " in said
     if name == "causal":
-        by_array, whole = (
-            exact.hbm.by_array,
-            theory.exact("q_outer", N=12, d=4, M=about.M, blocks=blocks).hbm,
-        )
+        by_array = exact.hbm.by_array
+        whole = theory.exact("q_outer", N=12, d=4, M=about.M, blocks=blocks).hbm
         assert f"K and V cost {by_array['K'].reads + by_array['V'].reads} accesses" in said
         assert (
             "without the mask they would cost "
@@ -565,7 +564,8 @@ def test_counts_in_texts_are_the_closed_forms(
 
 def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
     """Each side has its best blocks at the same M, of all that fit."""
-    said, sides = text_of("streamed") + plain(article("streamed")), {}
+    said = text_of("streamed") + plain(article("streamed"))
+    sides = {}
     for trace, name in zip(traces("streamed"), ("streamed", "q_outer"), strict=True):
         pairs = [(B_r, B_c) for B_r in range(1, 7) for B_c in range(1, 7)]
         counted = {pair: theory.exact(name, N=6, d=4, M=34, blocks=pair) for pair in pairs}
@@ -984,7 +984,8 @@ def test_no_moment_answers_a_question_that_is_still_to_come(name: str, answer: s
 @pytest.mark.parametrize("name", ANSWERS)
 def test_no_text_answers_its_question_before_it_is_asked(name: str) -> None:
     """What answers it is told by the page once it has asked, and is folded in the index."""
-    lesson, answer = gallery.pages()[name].lesson, ANSWERS[name]
+    lesson = gallery.pages()[name].lesson
+    answer = ANSWERS[name]
     told = re.sub(r'<ul class="moments">.*', "", lesson.html(), flags=re.DOTALL)
     assert answer in html.unescape(re.sub(r"<[^>]*>", "", told))
     before = re.sub(r'<div class="after" hidden>.*?</div>', "", told, flags=re.DOTALL)
@@ -1110,7 +1111,8 @@ def test_a_lesson_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     """A right answer that cannot be chosen, moments and stops at no step, a file that is no
     page.
     """
-    trace, steps = short_trace(), rf"expected steps from 0 to {len(short_trace().steps) - 1}$"
+    trace = short_trace()
+    steps = rf"expected steps from 0 to {len(short_trace().steps) - 1}$"
     with pytest.raises(ValueError, match="right is 'c'; expected one of the choices, a, b"):
         Stop(0, "?", ("a", "b"), "c", "")
     with pytest.raises(ValueError, match=steps):

@@ -100,7 +100,8 @@ class Given:
 
     @property
     def causal(self) -> Array:
-        N_q, N_k = self.q.shape[2], self.k.shape[2]
+        N_q = self.q.shape[2]
+        N_k = self.k.shape[2]
         return np.asarray(np.arange(N_k) <= np.arange(N_q)[:, None] + N_k - N_q)
 
 
@@ -168,7 +169,8 @@ def run(rung: Kernel, problem: Given, backward: bool = False, **asked: Any) -> R
     options = Options(asked.pop("scale", problem.q.shape[-1] ** -0.5), **asked)
     sent = {name: cupy.asarray(getattr(problem, name)) for name in ("q", "k", "v", "do")}
     inputs = (sent["q"], sent["k"], sent["v"])
-    o, lse = Poisoned(problem.q.shape, problem.q.dtype), Poisoned(problem.q.shape[:3], "float32")
+    o = Poisoned(problem.q.shape, problem.q.dtype)
+    lse = Poisoned(problem.q.shape[:3], "float32")
     rung.forward(*inputs, o.array, lse.array, options)
     results = [o.get(), lse.get()]
     if backward:
@@ -186,8 +188,12 @@ def run(rung: Kernel, problem: Given, backward: bool = False, **asked: Any) -> R
 
 
 def model_blocks(rung: Kernel, problem: Given, direction: str) -> Blocks:
-    d, N_q, N_k = problem.q.shape[-1], problem.q.shape[2], problem.k.shape[2]
-    B_r, B_c = (64, 16)  # the narrowest that tensor_core takes
+    d = problem.q.shape[-1]
+    N_q = problem.q.shape[2]
+    N_k = problem.k.shape[2]
+    # the narrowest that tensor_core takes
+    B_r = 64
+    B_c = 16
     if rung.choose_blocks and not (rung.tensor_cores and direction == "backward"):
         B_r, B_c = rung.choose_blocks(d, problem.q.dtype.name, direction)
     return Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
@@ -208,7 +214,9 @@ def assert_near(
     scale: float | None = None,
 ) -> None:
     """Hold results against the reference, in float64 on the same numbers, and its bounds."""
-    q, k, v = problem.q, problem.full(problem.k), problem.full(problem.v)
+    q = problem.q
+    k = problem.full(problem.k)
+    v = problem.full(problem.v)
     data = {"mask": mask, "keep": keep, "dropout_p": p, "scale": scale}
     O, l, m = attention_with_statistics(q, k, v, **data)
     rounded = rounding(rung.model, model_blocks(rung, problem, "forward"))
@@ -236,7 +244,8 @@ def assert_near(
     exact = gradients(q, k, v, problem.do, **data)
     for name, array in (("dQ", found.dq), ("dK", found.dk), ("dV", found.dv)):
         assert array is not None
-        wanted, allowed = getattr(exact, name), getattr(bounds, name)
+        wanted = getattr(exact, name)
+        allowed = getattr(bounds, name)
         if name != "dQ" and problem.group > 1:
             by_group = (q.shape[0], -1, problem.group, *wanted.shape[2:])
             allowed = group_bound(
@@ -282,7 +291,8 @@ def test_dropout_lies_within_rounding_of_the_reference(
     shape = (1, 2, 2, 129, 150, d)
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype)
-    p, seed = 0.3, 2**40 + 5
+    p = 0.3
+    seed = 2**40 + 5
     keep = np.stack([keep_mask(seed, p, 129, 150, head) for head in range(2)])[None]
     found = run(
         rung, problem, backward=rung.backward is not None, causal=causal, dropout_p=p, seed=seed
@@ -296,7 +306,13 @@ def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
     of 64 keys.
     """
     dtype = rung.dtypes[-1]
-    B, H, N_q, N_k, d, p, seed = 2, 3, 130, 192, 64, 0.7, 0xFEDCBA9876543210
+    B = 2
+    H = 3
+    N_q = 130
+    N_k = 192
+    d = 64
+    p = 0.7
+    seed = 0xFEDCBA9876543210
     for first in range(0, N_k, d):
         problem = given((B, H, H, N_q, N_k, d), dtype)
         problem.q[...] = 0
@@ -435,7 +451,8 @@ def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> N
     o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
     *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, deterministic=True, **asked)
     wanted = tally("q_outer", (*shape, hopper_backward.choose_blocks(d)), "backward", causal=causal)
-    rows, keys = B * H * N_q, B * H_kv * N_k * d
+    rows = B * H * N_q
+    keys = B * H_kv * N_k * d
     wanted |= {"K": (keys, 0), "V": (keys, 0), "dK": (0, keys), "dV": (0, keys)}
     wanted["L"] = wanted["L"][0] + rows, rows
     B_r = hopper_backward.choose_blocks(d)[0]
@@ -516,7 +533,8 @@ def test_offsets_are_64_bit() -> None:
 
     if cupy.cuda.runtime.memGetInfo()[0] < 40 * 2**30:
         pytest.skip("needs 40 GB of the GPU's memory")
-    heads, repeats = 1000, 520
+    heads = 1000
+    repeats = 520
     problem = given((1, heads, heads, 65, 65, 64), "float16")
     small = [cupy.asarray(X) for X in (problem.q, problem.k, problem.v)]
     large = [cupy.empty((1, repeats * heads, 65, 64), "float16") for _ in small]

@@ -170,7 +170,8 @@ def test_kernels_compile_and_keep_what_their_headers_promise(
 
 
 def test_a_thread_waits_until_another_has_imported_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, whole = ModuleType("cupy"), ModuleType("cupy")
+    begun = ModuleType("cupy")
+    whole = ModuleType("cupy")
     begun.__spec__ = SimpleNamespace(_initializing=True)  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "cupy", begun)
     monkeypatch.setattr(importlib, "import_module", lambda _: whole)  # which waits for it
@@ -213,7 +214,8 @@ def _exponentials(compiled: compiling.Compiled, folder: Path) -> dict[str, tuple
     )
     found = {}
     for function, name in compiled.names.items():
-        started, exponentials = False, [0, 0]
+        started = False
+        exponentials = [0, 0]
         for which in re.findall(r"[HQ]GMMA|DEPBAR\.LE gsb0, 0x0|MUFU\.EX2", codes[name]):
             if which == "MUFU.EX2":
                 exponentials[not started] += 1
@@ -673,7 +675,8 @@ def test_the_kernel_for_more_queries_runs_where_it_is_faster() -> None:
 
 
 def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:
-    q, k = np.zeros((1, 1, 50, 64)), np.zeros((1, 1, 70, 64))
+    q = np.zeros((1, 1, 50, 64))
+    k = np.zeros((1, 1, 70, 64))
     for mask, causal, wanted in (
         (SlidingWindow(127, 0), False, Rule(False, window=(127, 0))),
         (SlidingWindow(127, 5), True, Rule(False, window=(127, 0))),

@@ -29,7 +29,9 @@ from tests.pages import has_numbers, paragraphs, text_of
 from tests.test_distributed import ROOT, started
 
 WORKER = Path(__file__).with_name("over_gpus.py")
-FLOAT16, BFLOAT16 = 6e-4, 5e-3  # of ‖found − right‖ / ‖right‖: two or three roundings
+# of ‖found − right‖ / ‖right‖: two or three roundings
+FLOAT16 = 6e-4
+BFLOAT16 = 5e-3
 
 
 def share(where: list[Any], causal: bool = True) -> Share:
@@ -204,7 +206,9 @@ def test_what_a_device_sends_backward_under_ulysses() -> None:
     """3 devices of 4, 3 and 3 rows; 6 query heads, 3 KV heads: counted by hand for device 0."""
     where = devices.positions("contiguous", 10, 3)
     of = Share(Problem.of(N=10, d=8, heads=6, kv_heads=3), where, where, 10, 10)
-    dO, dQ, dKV = 4 * 4 * 8, 6 * 2 * 8, 6 * 1 * 16
+    dO = 4 * 4 * 8
+    dQ = 6 * 2 * 8
+    dKV = 6 * 1 * 16
     assert theory.ulysses_kept_backward_words(of, 0) == dO + dQ + dKV
 
 
@@ -345,7 +349,8 @@ def test_an_engine_that_cannot_be_ended_is_left() -> None:
     engine: Any = object.__new__(Nccl)
     engine.rank, engine.device, engine._timeout = 1, None, timedelta(seconds=0.1)
     engine._torch = engine._dist = Stuck()
-    began, graph = time.monotonic(), MagicMock()
+    began = time.monotonic()
+    graph = MagicMock()
     Nccl.graphs.add(graph)
     for message in (r"nothing for 0\.1 s", "NCCL was ended before"):
         with pytest.raises(LinkError, match=f"rank 1 did not hear from all processes: {message}"):

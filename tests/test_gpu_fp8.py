@@ -19,9 +19,12 @@ pytestmark = ON_HOPPER
 KERNEL = gpu.kernel("hopper_fp8")
 OFFSET = 2  # the kernel's
 LAGS = 9 - OFFSET  # powers of two by which m lags so far that it is raised
-ROWS, KEYS = 16, 64  # of a warp; of a half of a tile
+# of a warp; of a half of a tile
+ROWS = 16
+KEYS = 64
 # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
-HALF, LEAST = 2.0**-4, 2.0**-10
+HALF = 2.0**-4
+LEAST = 2.0**-10
 # of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and
 # O's
 PRODUCTS = 2.0**-7
@@ -66,7 +69,8 @@ def run(
 ) -> tuple[Array, Array]:
     """Into outputs of NaN between guard bands; inputs are as they were."""
     sent = on_gpu(problem, keys_contiguous)
-    o, lse = Poisoned(problem.q.shape, "float16"), Poisoned(problem.q.shape[:3], "float32")
+    o = Poisoned(problem.q.shape, "float16")
+    lse = Poisoned(problem.q.shape[:3], "float32")
     KERNEL.forward(*sent, o.array, lse.array, Options(scale, causal))
     for array, X in zip(sent, (problem.q, problem.k, problem.v), strict=True):
         assert (array.view("uint8").get() == X.view(np.uint8)).all(), "an input was modified"
@@ -112,12 +116,11 @@ def test_200_random_shapes(part: int) -> None:
     for n in range(part, 200, 4):
         rng = np.random.default_rng(n)
         N_q, N_k = (int(np.exp(rng.uniform(0, np.log(700)))) for _ in "qk")
-        H_kv, group, causal = (
-            int(rng.integers(1, 3)),
-            int(rng.integers(1, 4)),
-            bool(rng.integers(2)),
-        )
-        B, keys_contiguous = int(rng.integers(1, 3)), bool(rng.integers(2))
+        H_kv = int(rng.integers(1, 3))
+        group = int(rng.integers(1, 4))
+        causal = bool(rng.integers(2))
+        B = int(rng.integers(1, 3))
+        keys_contiguous = bool(rng.integers(2))
         problem = rounded(
             (B, group * H_kv, H_kv, N_q, fours(N_k) if keys_contiguous else N_k, 128), n
         )
@@ -171,9 +174,12 @@ def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, ho
     """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more;
     of one key 2^4.8 would fit.
     """
-    N, keys = 512, slice(128 * hot, 128 * hot + 128)
+    N = 512
+    keys = slice(128 * hot, 128 * hot + 128)
     problem = rounded((1, 1, 1, N, N, 128))
-    problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0
+    problem.q[...] = 0
+    problem.k[...] = 0
+    problem.v[...] = 0
     problem.q[..., 0] = 1
     problem.k[:, :, keys, 0] = 1
     problem.v[:, :, keys] = 1
@@ -196,7 +202,8 @@ def raised(problem: Given, scale: float, causal: bool = False) -> tuple[int, int
 def steps(heads: int, tiles: int, heights: list[int]) -> Given:
     """Scores of the tiles' keys, in the order in which they come, from the last on."""
     problem = rounded((1, heads, heads, 128 * tiles, 128 * tiles, 128))
-    problem.q[...], problem.k[...] = 0, 0
+    problem.q[...] = 0
+    problem.k[...] = 0
     problem.q[..., 0] = 1
     problem.k[..., 0] = np.repeat(heights[::-1], 128)
     return problem
@@ -218,7 +225,8 @@ def test_p_is_mended_once_where_the_maximum_grows_once(growth: float, causal: bo
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_of_normal_numbers_little_is_mended(causal: bool) -> None:
     """Causally rows that see few keys of their first half may have a low maximum."""
-    heads, N = 2, 2048
+    heads = 2
+    N = 2048
     halves = heads * (N // ROWS) * (N // KEYS) // (2 if causal else 1)
     mended, again = raised(rounded((1, heads, heads, N, N, 128)), 128**-0.5, causal)
     assert (mended <= halves / (50 if causal else 200), again) == (True, 0)
@@ -230,7 +238,9 @@ def test_the_largest_weight_of_a_row_is_exact_once_p_is_mended() -> None:
     """
     N = 512
     problem = rounded((1, 1, 1, N, N, 128))
-    problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0
+    problem.q[...] = 0
+    problem.k[...] = 0
+    problem.v[...] = 0
     problem.q[..., 0] = np.linspace(1, 2, N).astype(problem.q.dtype)
     problem.k[:, :, 7, 0] = problem.v[:, :, 7] = 1
     for growth in (7.3, 9.6, 13.9):  # powers of two, and up to twice as many
@@ -341,7 +351,8 @@ def test_streams_and_graphs_at_once() -> None:
     given = [on_gpu(rounded((2, 16, 16, 640, 640, 128), seed)) for seed in range(3)]
     alone = [gpu.forward(*arrays, causal=True) for arrays in given]
     streams = [cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, -1, 0)]
-    graphs, kept = [], []
+    graphs = []
+    kept = []
     for stream, arrays in zip(streams, given, strict=True):
         with stream:
             gpu.forward(*arrays, causal=True)

@@ -47,7 +47,8 @@ def test_hopper_counts_with_its_blocks_given(shape: tuple[int, ...], causal: boo
 )
 def test_each_step_of_the_ladder_is_attention(d: int, name: str, causal: bool) -> None:
     """With more row blocks than multiprocessors, whole tiles of keys and a ragged one."""
-    problem, tiles = given((1, 30, 3, 600, 333, d), "float16"), hopper.steps(d)[name]
+    problem = given((1, 30, 3, 600, 333, d), "float16")
+    tiles = hopper.steps(d)[name]
     step = replace(gpu.kernel("hopper"), forward=partial(hopper.launch, tiles))
     assert_near(
         step, problem, run(step, problem, causal=causal), problem.causal if causal else None
@@ -60,7 +61,8 @@ def test_every_row_block_comes_where_heads_come_in_several_sections(d: int) -> N
     last sees most.
     """
     heads = 2 * hopper.MOST_HEADS + 13
-    problem, rung = given((1, heads, 1, 300, 300, d), "float16"), gpu.kernel("hopper")
+    problem = given((1, heads, 1, 300, 300, d), "float16")
+    rung = gpu.kernel("hopper")
     assert_near(rung, problem, run(rung, problem, causal=True), problem.causal)
 
 
@@ -76,7 +78,8 @@ def test_windows_lie_within_rounding_and_skip_dead_tiles(
     shape: tuple[int, ...], window: tuple[int, int], dropout_p: float
 ) -> None:
     B, H, _, N_q, N_k, d = shape
-    problem, mask = given(shape, "float16"), flashsim.SlidingWindow(*window)
+    problem = given(shape, "float16")
+    mask = flashsim.SlidingWindow(*window)
     allowed = mask.whole(Shape(N_q, N_k, d, d), ())
     keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(
         B, H, N_q, N_k
@@ -127,12 +130,11 @@ def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, 
     rows, keys = (
         np.minimum(step, N - np.arange(0, N, step)) for N, step in ((N_q, B_r), (N_k, B_c))
     )
-    often, seen = B * H * int((rows @ live).sum()), B * H * int(rows @ live.any(axis=1))
-    keys_seen, all_rows, all_keys = (
-        B * H_kv * int(live.any(axis=0) @ keys) * d,
-        B * H * N_q,
-        B * H_kv * N_k * d,
-    )
+    often = B * H * int((rows @ live).sum())
+    seen = B * H * int(rows @ live.any(axis=1))
+    keys_seen = B * H_kv * int(live.any(axis=0) @ keys) * d
+    all_rows = B * H * N_q
+    all_keys = B * H_kv * N_k * d
     return {
         "Q": (often * d, 0),
         "K": (keys_seen, 0),
@@ -159,7 +161,8 @@ def test_gradients_of_windows_and_block_masks_count(
     """
     cupy = import_cupy()
     _, _, _, N_q, N_k, d = shape
-    problem, mask = given(shape, "float16"), flashsim.SlidingWindow(*window)
+    problem = given(shape, "float16")
+    mask = flashsim.SlidingWindow(*window)
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
     o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
     assert gpu.plan(q, k, v, direction="backward", mask=mask).kernel == "hopper"
@@ -199,7 +202,8 @@ def test_row_blocks_beyond_the_places_are_drawn(asked: dict[str, Any]) -> None:
     """With d = 64 a multiprocessor has two at a time: here there are 600, and a second launch
     finds the counter at 0.
     """
-    problem, rung = given((5, 60, 6, 130, 140, 64), "float16"), gpu.kernel("hopper")
+    problem = given((5, 60, 6, 130, 140, 64), "float16")
+    rung = gpu.kernel("hopper")
     allowed = problem.causal
     if "window" in asked:
         allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(130, 140, 64, 64), ())
@@ -228,7 +232,8 @@ WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 def test_heads_of_256_lie_within_rounding_and_count(
     shape: tuple[int, ...], asked: dict[str, Any], dtype: str, dropout_p: float
 ) -> None:
-    problem, rung = given(shape, dtype, outliers=not dropout_p), gpu.kernel("hopper")
+    problem = given(shape, dtype, outliers=not dropout_p)
+    rung = gpu.kernel("hopper")
     B, H, _, N_q, N_k, d = shape
     allowed = problem.causal if "causal" in asked else np.ones((N_q, N_k), bool)
     if "window" in asked:
@@ -268,7 +273,8 @@ def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
     64; and L is copied.
     """
     cupy = import_cupy()
-    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper")
+    problem = given(shape, dtype, outliers=True)
+    rung = gpu.kernel("hopper")
     B, H, H_kv, N_q, N_k, d = shape
     allowed = problem.causal if "causal" in asked else np.ones((N_q, N_k), bool)
     if "window" in asked:
@@ -284,7 +290,8 @@ def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
     )
     wanted = tally("q_outer_two_pass", (*shape, (64, 64)), "backward", **mask)
     of_queries = tally("q_outer_two_pass", (*shape, (128, 64)), "backward", **mask)
-    rows, columns = B * H * N_q, B * H_kv * N_k * d
+    rows = B * H * N_q
+    columns = B * H_kv * N_k * d
     wanted = {name: a for name, a in wanted.items() if "parts" not in name}
     # dK's pass: once a KV head
     wanted |= {name: (of_queries[name][0] - (H // H_kv - 1) * columns, 0) for name in "KV"}
@@ -318,7 +325,8 @@ def test_offsets_are_64_bit(name: str) -> None:
         pytest.skip("needs 90 GB of the GPU's memory")
     eight = name == "hopper_fp8"
     heads, repeats, d = (1000, 260, 128) if eight else (1000, 520, 64)
-    small, large = [], []
+    small = []
+    large = []
     for N in (8 if name == "hopper_decode" else 65, 65, 65):
         x = cupy.random.standard_normal((1, heads, N, d), dtype="float32")
         x = gpu.to_fp8(x) if eight else x.astype("float16")
@@ -362,7 +370,8 @@ def test_scores_that_grow_from_tile_to_tile(d: int, dtype: str, causal: bool) ->
     Causally the first row of a row block sees none of the first tile, but all of the second: it
     comes there without a maximum.
     """
-    problem, rung = given((1, 2, 1, 256, 64 * len(GROWTH) - 1, d), dtype), gpu.kernel("hopper")
+    problem = given((1, 2, 1, 256, 64 * len(GROWTH) - 1, d), dtype)
+    rung = gpu.kernel("hopper")
     problem.q[...] = 1
     levels = np.repeat(GROWTH[::-1], 64)[1:, None] / d**0.5
     problem.k[...] = (levels + problem.k.astype(np.float64)).astype(problem.k.dtype)
@@ -381,7 +390,8 @@ def test_what_the_benchmark_draws(dtype: str, d: int, causal: bool, distribution
     """
     shape = (1, 2, 2, 1000, 1000, d)
     setting = Setting(1000, d, B=1, H=2, distribution=distribution)
-    problem, rung = given(shape, dtype), gpu.kernel("hopper")
+    problem = given(shape, dtype)
+    rung = gpu.kernel("hopper")
     normal = [x.astype(np.float32) for x in (problem.q, problem.k, problem.v)]
     for name, x in zip("qkv", drawn(setting, normal, np), strict=True):
         getattr(problem, name)[...] = x.astype(problem.q.dtype)
@@ -418,16 +428,19 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     shape: tuple[int, ...], dtype: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     B, H_q, H_kv, N_q, N_k, d = shape
-    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper_decode")
+    problem = given(shape, dtype, outliers=True)
+    rung = gpu.kernel("hopper_decode")
     monkeypatch.setattr(hopper_decode, "is_slower", lambda *_: False)
     found = run(rung, problem, causal=causal)
     assert_near(rung, problem, found, problem.causal if causal else None)
     *_, counted = gpu.forward(
         *on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True
     )
-    group, T_c = H_q // H_kv, -(-N_k // 64)
+    group = H_q // H_kv
+    T_c = -(-N_k // 64)
     places = 2 * import_cupy().cuda.Device().attributes["MultiProcessorCount"]
-    reads, writes = Counter[str](), Counter[str]()
+    reads = Counter[str]()
+    writes = Counter[str]()
     blocks = hopper_decode.grid(B * H_kv, T_c, group * N_q, places)
     # what a cluster's blocks have leaves the chip as one part
     merged = blocks // hopper_decode.cluster(B * H_kv, blocks)
@@ -471,7 +484,8 @@ def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
     shape: tuple[int, ...], dtype: str, causal: bool
 ) -> None:
     B, H_q, H_kv, N_q, N_k, d = shape
-    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper_decode")
+    problem = given(shape, dtype, outliers=True)
+    rung = gpu.kernel("hopper_decode")
     processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     sizes = (B, H_q, N_q, d), (B, H_kv, N_k, d)
     assert not hopper_decode.takes(*sizes) or hopper_decode.is_slower(*sizes, processors)

@@ -49,7 +49,9 @@ from flashsim.gpu.kernel import Options
 from flashsim.gpu.masking import InTiles
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-DEVICE, STREAM = 7, 5  # the stream is PyTorch's
+# the stream is PyTorch's
+DEVICE = 7
+STREAM = 5
 LAUNCHING = (
     hopper,
     hopper_backward,
@@ -105,7 +107,8 @@ class Dtype(str):
 class Tensor:
     """What of a tensor of PyTorch's is looked at."""
 
-    is_cuda, layout = True, "strided"
+    is_cuda = True
+    layout = "strided"
 
     def __init__(self, like: Array) -> None:
         self.shape, self.dtype = Size(like.shape), Dtype(f"torch.{like.dtype.name}")
@@ -186,7 +189,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         assert {launch[8] for launch in graphs[graph]} == {Stream.ptr}
         found.extend((*launch[:8], stream, *launch[9:]) for launch in graphs[graph])
 
-    runtime.graphLaunch, runtime.streamIsCapturing = launch_graph, lambda _: False
+    runtime.graphLaunch = launch_graph
+    runtime.streamIsCapturing = lambda _: False
     cupy.cuda = SimpleNamespace(  # type: ignore[attr-defined]
         runtime=runtime,
         Device=lambda *_: device,
@@ -233,7 +237,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     torch.float32, torch.float16, torch.uint8 = map(  # type: ignore[attr-defined]
         Dtype, ("torch.float32", "torch.float16", "torch.uint8")
     )
-    torch.empty_like, torch.contiguous_format = _like, "contiguous"  # type: ignore[attr-defined]
+    torch.empty_like = _like  # type: ignore[attr-defined]
+    torch.contiguous_format = "contiguous"  # type: ignore[attr-defined]
 
     torch.cuda = SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=STREAM))  # type: ignore[attr-defined]
     torch._C = SimpleNamespace()  # type: ignore[attr-defined]
@@ -525,7 +530,9 @@ class TensorLike:
     """
 
     def __init__(self, dtype: str, *shape: int, memory: str = "GPU") -> None:
-        self.dtype, self.shape, self.memory = Dtype(dtype), shape, memory
+        self.dtype = Dtype(dtype)
+        self.shape = shape
+        self.memory = memory
 
     def size(self) -> tuple[int, ...]:
         return self.shape
@@ -590,7 +597,9 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     words = struct.unpack("<3Q", counters)
     assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
     problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
-    T_r, T_c, heads = 2, 6, B * H_kv
+    T_r = 2
+    T_c = 6
+    heads = B * H_kv
     assert (problem["T_c"], problem["tiles"], problem["last_draw"]) == (
         T_c,
         heads * T_c,
@@ -625,7 +634,8 @@ def test_lists_of_tiles_live_as_long_as_what_reads_them(
     monkeypatch.setattr(hopper, "_on_gpu", partial(lists, 2))
     monkeypatch.setattr(hopper_backward, "_on_gpu", partial(lists, 3))
     asked: dict[str, Any] = {"mask": flashsim.SlidingWindow(9, 0), "dropout_p": 0.5}
-    wide, X = Array((1, 2, 300, 256), np.float16), Array((1, 2, 300, 64), np.float16)
+    wide = Array((1, 2, 300, 256), np.float16)
+    X = Array((1, 2, 300, 64), np.float16)
     gpu.forward(wide, wide, wide, **asked)
     gpu.backward(X, X, X, X, Array((1, 2, 300), np.float32), X, **asked)
     gc.collect()
@@ -806,7 +816,8 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two kernels of the backward pass, on a stream that is captured in turns."""
-    runtime, X = sys.modules["cupy"].cuda.runtime, arrays()
+    runtime = sys.modules["cupy"].cuda.runtime
+    X = arrays()
     # not asked in the first call
     launch, capturing = (runtime.graphLaunch, iter([True, True, False, False, True, False]))
     launched: list[int] = []

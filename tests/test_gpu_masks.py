@@ -59,7 +59,8 @@ MASKS: dict[str, Any] = {
 def test_masks_lie_within_rounding_of_the_reference(
     shape: tuple[int, ...], mask: Any, causal: bool
 ) -> None:
-    cupy, rung = import_cupy(), gpu.kernel("hopper")
+    cupy = import_cupy()
+    rung = gpu.kernel("hopper")
     B, H, _, N_q, N_k, d = shape
     problem = given(shape, "float16" if causal else "bfloat16")
     array = mask(np.random.default_rng(1), (B, H, N_q, N_k))
@@ -73,12 +74,11 @@ def test_masks_lie_within_rounding_of_the_reference(
     "shape", [(1, 2, 2, 300, 290, 64), (1, 2, 1, 200, 320, 128), (1, 1, 1, 200, 200, 256)]
 )
 def test_masks_with_dropout(shape: tuple[int, ...]) -> None:
-    cupy, rung = import_cupy(), gpu.kernel("hopper")
+    cupy = import_cupy()
+    rung = gpu.kernel("hopper")
     B, H, _, N_q, N_k, _ = shape
-    problem, whole = (
-        given(shape, "float16"),
-        np.random.default_rng(1).random((B, H, N_q, N_k)) < 0.5,
-    )
+    problem = given(shape, "float16")
+    whole = np.random.default_rng(1).random((B, H, N_q, N_k)) < 0.5
     keep = np.stack([keep_mask(7, 0.3, N_q, N_k, head) for head in range(B * H)]).reshape(
         whole.shape
     )
@@ -149,7 +149,8 @@ def test_masks_count_as_the_simulator_counts_them(
     assert (gpu.forward(q, k, v, **asked) == o).all()  # counting changes no bit
     if d == 256:
         return
-    was_causal, asked["deterministic"] = causal, True
+    was_causal = causal
+    asked["deterministic"] = True
     *found, counted = gpu.backward(q, k, v, o, lse, do, count=True, **asked)
     again = gpu.backward(q, k, v, o, lse, do, **asked)
     assert all((a == b).all() for a, b in zip(found, again, strict=True))

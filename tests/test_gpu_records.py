@@ -133,7 +133,8 @@ def test_a_rung_takes_part_in_what_it_is_for() -> None:
 def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
     N: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setting, called = Setting(N, 64), []
+    setting = Setting(N, 64)
+    called = []
     monkeypatch.setattr(contestants, "torch_if_there", lambda: None)
     monkeypatch.setattr(contestants, "arrays", lambda *_: [np.zeros((1, 1, N, 64), np.float16)] * 4)
     monkeypatch.setattr(gpu, "forward", lambda q, k, v, **options: called.append(options))
@@ -254,7 +255,8 @@ def test_kernels_are_compiled_side_by_side_before_the_clock_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each kind's once, of its shortest setting; that one fails is not told here."""
-    both, called = Barrier(2, timeout=10), []
+    both = Barrier(2, timeout=10)
+    called = []
 
     def found(setting: Setting, _: Any) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
         for name in ("hopper", "torch_flash", "standard"):
@@ -284,7 +286,8 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(
         """As CuPy's: a chunk that is in use in part stays, and its rest is given out again."""
 
         def __init__(self, room: int = 0) -> None:
-            self.total, self.room = room, room
+            self.total = room
+            self.room = room
 
         def malloc(self, size: int) -> None:
             grown = max(size - self.room, 0)
@@ -306,7 +309,8 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(
     usual, cupy = Pool(room=100), MagicMock()
     allocators = [usual.malloc]
     cupy.get_default_memory_pool = lambda: usual
-    cupy.cuda.MemoryPool, cupy.cuda.using_allocator = Pool, using_allocator
+    cupy.cuda.MemoryPool = Pool
+    cupy.cuda.using_allocator = using_allocator
     monkeypatch.setattr(benchmark, "import_cupy", lambda: cupy)
     monkeypatch.setattr(benchmark, "torch_if_there", lambda: None)
     assert benchmark._extra_bytes(lambda: allocators[-1](60)) == 60
@@ -534,7 +538,8 @@ def test_the_passes_of_standard_attention_move_what_the_simulator_counts(
 ) -> None:
     """With each operand read once: M so large that one panel holds all of Q."""
     monkeypatch.setattr(standard, "import_cupy", lambda: np)
-    N, d = 48, 8
+    N = 48
+    d = 8
     q = np.zeros((1, 1, N, d), np.float16)
     size = {"N·d": N * d, "N·N": N * N}
     moved = {"0": [0, 0], "3": [0, 0]}
@@ -617,7 +622,8 @@ def test_the_pages_ratios_are_the_recorded_ones() -> None:
 def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
     for name in ("gpu_hopper", "gpu_hopper_fp8", "gpu_clocks"):
         made = figure(name)
-        card, commit = made["machine"]["gpu"].split()[1], made["commit"][:7]
+        card = made["machine"]["gpu"].split()[1]
+        commit = made["commit"][:7]
         assert any(card in part and commit in part for part in IN_PAGE), name
 
 
@@ -638,7 +644,8 @@ def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bo
 
 def test_the_pages_numbers_on_hopper_are_the_recorded_ones() -> None:
     """Of the faster peer's rate 0.98 is level; nothing is below that but what the page says."""
-    forward, missed = beside_the_faster_peer("gpu_hopper"), (512, 128, True)
+    forward = beside_the_faster_peer("gpu_hopper")
+    missed = (512, 128, True)
     by_d = [[ratio for (_, d, _), ratio in forward.items() if d == of] for of in (128, 64)]
     first, second = (f"{min(ratios):.2f} to {max(ratios):.2f} times" for ratios in by_d)
     assert has_numbers(IN_PAGE, f"{first} {second}")
@@ -655,7 +662,8 @@ def test_the_pages_numbers_on_hopper_are_the_recorded_ones() -> None:
 
 
 def test_the_pages_numbers_on_decoding_and_windows_are_the_recorded_ones() -> None:
-    decoding, windows = [], []
+    decoding = []
+    windows = []
     for r in figure("gpu_hopper_cases")["results"]:
         ms = r["ms"]
         if r["case"] == "decode":
@@ -698,7 +706,8 @@ def test_the_pages_numbers_on_few_queries_are_the_recorded_ones() -> None:
 
 
 def test_the_pages_numbers_on_flash_attention_3_are_the_recorded_ones() -> None:
-    record, ratios = figure("gpu_hopper_peers"), []
+    record = figure("gpu_hopper_peers")
+    ratios = []
     for r in record["results"]:
         rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
         assert set(rates) == {"hopper", "torch_cudnn", "fa3", "fa4"}
@@ -717,7 +726,9 @@ def test_the_pages_numbers_on_what_serves_are_the_recorded_ones() -> None:
         found.setdefault((r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []).append(
             min(peers) / own
         )
-    alike, ragged, packed = found["paged", False], found["paged", True], found["varlen", False]
+    alike = found["paged", False]
+    ragged = found["paged", True]
+    packed = found["varlen", False]
     assert (len(alike), len(ragged), len(packed)) == (15, 2, 16)
     assert has_numbers(IN_PAGE, f"{min(alike):.2f} {max(alike):.2f}")
     (ratio,) = {f"{ratio:.2f}" for ratio in ragged}
@@ -1231,7 +1242,8 @@ def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
 
 def test_the_picture_of_figure_3_says_the_recorded_lengths() -> None:
     record = figure("gpu_figure_3")
-    ax, since = plot_figure_3(record), {pays_from(record, name, "hopper") for name in SPARSE}
+    ax = plot_figure_3(record)
+    since = {pays_from(record, name, "hopper") for name in SPARSE}
     assert f"\nfrom N = {since.pop():,} on" in ax.get_title(loc="left")
     assert not since  # both from the same length on
     for timing in (
@@ -1276,7 +1288,8 @@ def test_the_pages_numbers_on_figure_3_are_the_recorded_ones() -> None:
     )
     assert window["hopper"] == butterfly["hopper"]
     assert has_numbers(IN_PAGE, f"{window['hopper']}", about="FlashAttention-2")
-    shortest, longest = record["results"][0], record["results"][-1]
+    shortest = record["results"][0]
+    longest = record["results"][-1]
     assert {of[name] for of in (window, butterfly) for name in EXACT if name != "hopper"} == {
         shortest["N"]
     }

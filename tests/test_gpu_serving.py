@@ -27,14 +27,16 @@ def in_pages(keys: list[Array], page: int, seed: int = 0) -> tuple[Any, Any, Any
     """Return a pool (pages, H_kv, page, d) on the GPU with the keys of sequences, NaN elsewhere;
     their table; their lengths.
     """
-    cupy, rng = import_cupy(), np.random.default_rng(seed)
+    cupy = import_cupy()
+    rng = np.random.default_rng(seed)
     lengths = np.array([x.shape[1] for x in keys], np.int32)
     needed = -(-lengths // page)
     table = np.full((len(keys), max(1, *needed) + 1), -1, np.int32)
     free = rng.permutation(int(needed.sum()) + SPARE)
     pool = np.full((len(free), len(keys[0]), page, keys[0].shape[2]), np.nan, keys[0].dtype)
     for s, x in enumerate(keys):
-        own, free = free[: needed[s]], free[needed[s] :]
+        own = free[: needed[s]]
+        free = free[needed[s] :]
         table[s, : needed[s]] = own
         for j, at in enumerate(own):
             rows = x[:, j * page : (j + 1) * page]
@@ -100,7 +102,8 @@ def test_paged_decoding_is_attention_and_its_counts_are_the_simulators(
     case: tuple[Any, ...], splits: int | None, dtype: str, causal: bool
 ) -> None:
     N, lengths, H_q, H_kv, d, page = case
-    cupy, rng = import_cupy(), np.random.default_rng(len(lengths))
+    cupy = import_cupy()
+    rng = np.random.default_rng(len(lengths))
     q = normal(rng, dtype, len(lengths), H_q, N, d)
     k, v = ([normal(rng, dtype, H_kv, n, d) for n in lengths] for _ in "kv")
     (K, table, n), (V, *_) = in_pages(k, page), in_pages(v, page)
@@ -132,7 +135,8 @@ def test_pools_of_any_strides_and_pages_of_two_sequences() -> None:
     """(pages, page, H_kv, d) with its axes swapped gives the same bits; so do pages of two
     sequences, and no look at words.
     """
-    cupy, rng = import_cupy(), np.random.default_rng(0)
+    cupy = import_cupy()
+    rng = np.random.default_rng(0)
     q = cupy.asarray(normal(rng, "float16", 2, 8, 1, 128))
     k, v = ([normal(rng, "float16", 2, 100, 128)] * 2 for _ in "kv")
     (K, table, n), (V, *_) = in_pages(k, 32), in_pages(v, 32)
@@ -183,7 +187,8 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
     there, as cu_k's: order says so.
     """
     N, n, H_q, H_kv, d = case
-    cupy, rng = import_cupy(), np.random.default_rng(len(N))
+    cupy = import_cupy()
+    rng = np.random.default_rng(len(N))
     (q, cu_q), (k, cu_k), (v, _) = (
         packed(rng, dtype, *of, d, 5) for of in ((H_q, N), (H_kv, n), (H_kv, n))
     )
@@ -193,7 +198,8 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
     assert not O[:, cu_q[-1] :].any()
     assert (lse[:, :5] == -np.inf).all()
     for s in range(len(N)):
-        rows, keys = slice(*cu_q[s : s + 2]), slice(*cu_k[s : s + 2])
+        rows = slice(*cu_q[s : s + 2])
+        keys = slice(*cu_k[s : s + 2])
         assert near((O[:, rows], lse[:, rows]), q[:, rows], k[:, keys], v[:, keys], causal), s
         alone = gpu.varlen(Q[:, rows], K[:, keys], V[:, keys], [0, N[s]], [0, n[s]], causal=causal)
         assert (alone == O[:, rows]).all(), s
@@ -215,13 +221,15 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
 
 @ON_HOPPER
 def test_an_other_sequences_nan_reaches_nobody() -> None:
-    cupy, rng = import_cupy(), np.random.default_rng(0)
+    cupy = import_cupy()
+    rng = np.random.default_rng(0)
     (q, cu), (k, _), (v, _) = (packed(rng, "float16", 2, [100, 70, 200], 128) for _ in "qkv")
     Q, K, V = (cupy.asarray(x) for x in (q, k, v))
     for causal in (False, True):
         right = gpu.varlen(Q, K, V, cu, cu, causal=causal)
         for X in (Q, K, V):
-            kept, X[:, 100:170] = X[:, 100:170].copy(), np.nan
+            kept = X[:, 100:170].copy()
+            X[:, 100:170] = np.nan
             found = gpu.varlen(Q, K, V, cu, cu, causal=causal)
             X[:, 100:170] = kept
             assert (found[:, :100] == right[:, :100]).all()
@@ -235,7 +243,9 @@ def test_short_row_blocks_one_after_another(d: int, causal: bool) -> None:
     """The producer is at one when consumers are at the one before the last: 450 sequences, row
     blocks of a tile or two.
     """
-    cupy, rng, often = import_cupy(), np.random.default_rng(0), 150
+    cupy = import_cupy()
+    rng = np.random.default_rng(0)
+    often = 150
     lengths = [1, 129, 40]
     (q, cu), (k, _), (v, _) = (packed(rng, "float16", 16, lengths, d) for _ in "qkv")
     one = [cupy.asarray(x) for x in (q, k, v)]
@@ -250,7 +260,8 @@ def test_short_row_blocks_one_after_another(d: int, causal: bool) -> None:
 
 @ON_HOPPER
 def test_a_scale_may_be_negative_or_0() -> None:
-    cupy, rng = import_cupy(), np.random.default_rng(0)
+    cupy = import_cupy()
+    rng = np.random.default_rng(0)
     (q, cu), (k, _), (v, _) = (packed(rng, "float16", 2, [100, 70, 200], 128) for _ in "qkv")
     for scale in (-0.5, 0.0):
         Q, K, V = map(cupy.asarray, (q, k, v))
@@ -267,7 +278,8 @@ def test_a_scale_may_be_negative_or_0() -> None:
 @ON_HOPPER
 def test_torch_tensors_serve() -> None:
     torch = pytest.importorskip("torch")
-    cupy, rng = import_cupy(), np.random.default_rng(0)
+    cupy = import_cupy()
+    rng = np.random.default_rng(0)
     (q, cu), (k, _) = (packed(rng, "float16", 2, [100, 70], 128) for _ in "qk")
     Q, K = map(cupy.asarray, (q, k))
     theirs = torch.from_dlpack(K)
@@ -298,7 +310,9 @@ def through_pages(
         for X in (k, v)
     )
     (K, table, lengths), (V, *_) = (in_pages(keys, PAGE) for keys in both)
-    O, lse, most = cupy.empty_like(q), cupy.empty((B, H, N), "float32"), max(1, 64 * H_kv // H)
+    O = cupy.empty_like(q)
+    lse = cupy.empty((B, H, N), "float32")
+    most = max(1, 64 * H_kv // H)
     for a in range(0, N, most):
         rows = slice(a, min(a + most, N))
         lengths[::2] = max(n - (N - rows.stop), 0) if causal else n
@@ -357,7 +371,8 @@ def test_row_blocks_that_see_most_keys_come_first() -> None:
     """Each row block once, whatever the lengths; an empty sequence has none. Groups of long
     sequences come first.
     """
-    N, n = np.array([300, 0, 5, 128]), np.array([300, 7, 0, 1000])
+    N = np.array([300, 0, 5, 128])
+    n = np.array([300, 7, 0, 1000])
     for causal in (False, True):
         listed = hopper_varlen.order(N, n, 128, causal, 10_000, 64)
         assert sorted(map(tuple, listed.tolist())) == [(0, 0), (0, 1), (0, 2), (2, 0), (3, 0)]
@@ -407,7 +422,8 @@ def test_pages_that_no_tile_is_made_of_are_refused() -> None:
 def test_errors_name_sequence_and_page() -> None:
     from flashsim.serving.checks import check_mapped, check_pages
 
-    table, n = np.array([[1, 0], [3, 4]], np.uint32), np.array([20, 17], np.uint32)
+    table = np.array([[1, 0], [3, 4]], np.uint32)
+    n = np.array([20, 17], np.uint32)
     with pytest.raises(
         ValueError,
         match=r"table\[1, 1\] is 4, but sequence 1 has keys on its page 1; expected one of 4",

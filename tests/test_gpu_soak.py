@@ -35,8 +35,11 @@ from tests import test_gpu_serving as serving
 
 pytestmark = [pytest.mark.slow, *tests.pytestmark]
 
-PARTS, SHAPES = 16, 200
-LAUNCHES, PROBLEMS, SETTLED = 10_000, 96, 2000
+PARTS = 16
+SHAPES = 200
+LAUNCHES = 10_000
+PROBLEMS = 96
+SETTLED = 2000
 SECONDS = float(os.environ.get("SOAK_SECONDS", "inf"))
 
 
@@ -94,13 +97,12 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
     def length(most: int = 700) -> int:
         return int(np.exp(rng.uniform(0, np.log(most))))
 
-    group, H_kv = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    group = int(rng.integers(1, 4))
+    H_kv = int(rng.integers(1, 3))
     few = rung.unsuited is not None  # queries, and keys enough to be split
-    N_q, N_k, d = (
-        min(length(), 64 // group) if few else length(),
-        length(9000 if few else 700),
-        rng.choice(rung.head_dims),
-    )
+    N_q = min(length(), 64 // group) if few else length()
+    N_k = length(9000 if few else 700)
+    d = rng.choice(rung.head_dims)
     shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
     asked: dict[str, Any] = {
         "scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))
@@ -122,17 +124,20 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
 
 def checked(case: Drawn, seed: int, **options: Any) -> Any:
     """Hold a rung's results against the reference, and return the problem."""
-    rung, asked = case.rung, case.asked
+    rung = case.rung
+    asked = case.asked
     if rung.output:
         problem = fp8.rounded(case.shape, seed)
-        scale, causal = asked["scale"], asked.get("causal", False)
+        scale = asked["scale"]
+        causal = asked.get("causal", False)
         keys_contiguous = seed % 2 == 0 and problem.k.shape[2] % 4 == 0
         fp8.assert_near(problem, *fp8.run(problem, scale, causal, keys_contiguous), scale, causal)
         return problem
     problem = tests.given(case.shape, case.dtype, seed=seed, outliers=seed % 5 == 0)
     found = tests.run(rung, problem, backward=case.backward, **asked, **options)
     try:
-        p, scale = asked.get("dropout_p", 0.0), asked["scale"]
+        p = asked.get("dropout_p", 0.0)
+        scale = asked["scale"]
         tests.assert_near(rung, problem, found, case.allowed, case.keep, p, scale=scale)
     except AssertionError as error:
         raise AssertionError(f"{seed}: {case}: {error}") from error
@@ -211,7 +216,9 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
         compare(wanted, wanted)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     cupy.cuda.Device().synchronize()
-    start, settled, done = time.monotonic(), 0, 0
+    start = time.monotonic()
+    settled = 0
+    done = 0
     while done < LAUNCHES and time.monotonic() - start < SECONDS:
         launch, wanted = made[int(rng.integers(PROBLEMS))]
         with streams[int(rng.integers(len(streams)))] as stream:
@@ -232,7 +239,8 @@ def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[
     """Return what launches on a stream and returns CuPy's arrays; where there is PyTorch, of its
     tensors.
     """
-    cupy, asked = import_cupy(), {"kernel": case.rung.name, **case.asked}
+    cupy = import_cupy()
+    asked = {"kernel": case.rung.name, **case.asked}
     if "window" in asked:
         asked["mask"] = flashsim.SlidingWindow(*asked.pop("window"))
     bits = [getattr(problem, name).view(np.uint8) for name in ("q", "k", "v", "do")]

@@ -87,8 +87,10 @@ def _offsets(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
     """Heads with offsets and lengths of their own, and a window that some offsets move away from
     it.
     """
-    offsets, rows = rng.integers(-n - 1, k + 2, size=heads), rng.integers(0, n + 1, size=heads)
-    i, j = np.arange(n)[:, None], np.arange(k)
+    offsets = rng.integers(-n - 1, k + 2, size=heads)
+    rows = rng.integers(0, n + 1, size=heads)
+    i = np.arange(n)[:, None]
+    j = np.arange(k)
     allowed = (j <= i + offsets[:, None, None]) & (i < rows[:, None, None]) & (j >= i + k - n - 4)
     return Causal(offset=offsets) & SlidingWindow(4, -1) & QueryPadding(rows), allowed
 
@@ -233,7 +235,8 @@ def repeated(a: Array, g: int) -> Array:
 
 def packed(a: Array, g: int) -> Array:
     """(..., H_q, N, w) to (..., H_kv, g·N, w), a row at a time."""
-    heads, n = a.shape[-3], a.shape[-2]
+    heads = a.shape[-3]
+    n = a.shape[-2]
     rows = [[a[..., g * k + r % g, r // g, :] for r in range(g * n)] for k in range(heads // g)]
     return np.stack([np.stack(of_group, axis=-2) for of_group in rows], axis=-3)
 
@@ -254,7 +257,8 @@ def backward_of(name: str) -> list[str]:
 def of_output(case: Shared, name: str, run: flashsim.Result) -> float:
     """O's error, as a part of its bound."""
     Q, K, V, _ = case.inputs()
-    operands, oracle = (Q, repeated(K, case.g), repeated(V, case.g)), case.oracle(name)
+    operands = (Q, repeated(K, case.g), repeated(V, case.g))
+    oracle = case.oracle(name)
     return of_bound(
         run.O,
         attention(*operands, **oracle),
@@ -267,13 +271,16 @@ def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Re
     parts that were stored.
     """
     Q, K, V, dO = case.inputs()
-    g, oracle = case.g, case.oracle(run.algorithm)
+    g = case.g
+    oracle = case.oracle(run.algorithm)
     repeats = Q, repeated(K, g), repeated(V, g), dO
-    want, rounded = gradients(*repeats, **oracle), backward_rounding(back, run.blocks, got.blocks)
+    want = gradients(*repeats, **oracle)
+    rounded = backward_rounding(back, run.blocks, got.blocks)
     sums = [over_groups(a, g).sum(axis=-3) for a in (want.dK, want.dV)]
     if run.problem.gqa == "separate":
         bounds = gradient_bounds(*repeats, **rounded, **oracle)
-        dQ, parts = bounds.dQ, zip((want.dK, want.dV), (bounds.dK, bounds.dV), strict=True)
+        dQ = bounds.dQ
+        parts = zip((want.dK, want.dV), (bounds.dK, bounds.dV), strict=True)
         summed = [
             group_bound(over_groups(a, g), over_groups(b, g), stored=K.dtype) for a, b in parts
         ]
@@ -322,7 +329,8 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
     case = Shared(1, 3, 3, 5, 2, 2, "float64", 8, 5, 3, kind)
     Q, K, V, dO = case.inputs()
     given, allowed = case.masked()
-    own, rows = Shape(3, 5, 2, 2), Shape(9, 5, 2, 2)
+    own = Shape(3, 5, 2, 2)
+    rows = Shape(9, 5, 2, 2)
     mask = as_mask(given, False, own, (3,))
     together = groups.grouped(mask, 3, 3)
     together.check(rows, (1,))
@@ -368,7 +376,8 @@ def test_statistics_are_those_of_each_head(name: str) -> None:
     for gqa in SCHEDULES:
         run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
         for statistic in ("l", "m", "lse"):
-            one, other = getattr(run, statistic), getattr(alone, statistic)
+            one = getattr(run, statistic)
+            other = getattr(alone, statistic)
             assert (one is None and other is None) or np.allclose(one, other, rtol=1e-12, atol=0)
 
 
@@ -414,7 +423,8 @@ def test_what_is_masked_in_a_kv_head_stays_there(name: str) -> None:
 def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
     """float16 ends at 65504: dV's parts are ±80,000, and ∞ − ∞ would be NaN."""
     ones = np.ones((1, 1, 1), np.float16)
-    V, dO = ones, np.stack([np.full((2, 1), 40_000), np.full((2, 1), -40_000)]).astype(np.float16)
+    V = ones
+    dO = np.stack([np.full((2, 1), 40_000), np.full((2, 1), -40_000)]).astype(np.float16)
     Q = np.zeros((2, 2, 1), np.float16)
     with pytest.raises(ValueError, match=r"dV_parts overflows float16, which ends at 6.55e\+04"):
         flashsim.backward("flash", flashsim.forward("flash", Q, ones, V), dO)
@@ -437,7 +447,8 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
         how = {**{key: value for key, value in how.items() if key != "blocks"}, "sizing": sizing}
     run = flashsim.forward(name, Q, K, V, **how)
     asked = {**case.shape, **{key: value for key, value in how.items() if key != "seed"}}
-    tally, exact = flashsim.count(name, **asked), exact_of(name, **asked)
+    tally = flashsim.count(name, **asked)
+    exact = exact_of(name, **asked)
     same(run, tally)
     if exact is not None:
         same(tally, exact)
@@ -447,7 +458,8 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
             asked |= {"blocks": (run.blocks.B_r, run.blocks.B_c)}
         got = flashsim.backward(back, run, dO, M=4 * asked["M"])
         asked_back = {**asked, "direction": "backward", "M": 4 * asked["M"]}
-        tally, exact = flashsim.count(back, **asked_back), exact_of(back, **asked_back)
+        tally = flashsim.count(back, **asked_back)
+        exact = exact_of(back, **asked_back)
         assert got.hbm == tally.hbm
         assert (got.sram.peak, got.blocks) == (tally.sram.peak, tally.blocks)
         if exact is not None:
@@ -519,7 +531,9 @@ def test_live_tiles_of_groups_by_hand() -> None:
     assert separate["K"].reads == 2 * 4 * 3  # the one row block has position 3
     assert grouped["K"].reads == (2 + 4) * 3
     rng = np.random.default_rng(0)
-    Q, K, V = rng.normal(size=(2, 5, 3)), rng.normal(size=(1, 8, 3)), rng.normal(size=(1, 8, 3))
+    Q = rng.normal(size=(2, 5, 3))
+    K = rng.normal(size=(1, 8, 3))
+    V = rng.normal(size=(1, 8, 3))
     how: dict[str, Any] = {"blocks": (4, 2), "M": 1000, "mask": KeyPadding([2, 7])}
     separate, grouped = (
         dict(flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how).hbm.by_array) for gqa in SCHEDULES
@@ -551,7 +565,8 @@ def test_summing_over_groups_by_hand() -> None:
     }
     separate, grouped = both("flash", **asked)
     for X, elements in (("dK", 16), ("dV", 24)):
-        parts, total = separate[f"{X}_parts"], separate[X]
+        parts = separate[f"{X}_parts"]
+        total = separate[X]
         assert (parts.reads, parts.writes, parts.init_writes) == (
             6 * elements,
             12 * elements,
@@ -626,7 +641,8 @@ def test_progress_is_told_by_problem_and_the_induction_holds_for_groups() -> Non
 def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Shared(2, 3, 12, 16, 4, 4, "float32", 0, 4, 4)
     Q, K, V, _ = case.inputs()
-    file, stem = tmp_path / "qkv.npz", ["-o", str(tmp_path / "out"), "--quiet", "--json", "-"]
+    file = tmp_path / "qkv.npz"
+    stem = ["-o", str(tmp_path / "out"), "--quiet", "--json", "-"]
     np.savez(file, q=Q, k=K, v=V)
     reads = {}
     for gqa in SCHEDULES:
@@ -897,7 +913,9 @@ def test_the_mask_of_each_query_head_of_a_group_is_what_its_result_attends_to() 
     `Plan.attended`.
     """
     rng = np.random.default_rng(0)
-    Q, K, V = rng.normal(size=(4, 9, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 2))
+    Q = rng.normal(size=(4, 9, 3))
+    K = rng.normal(size=(2, 7, 3))
+    V = rng.normal(size=(2, 7, 2))
     skip = np.ones((6, 3), bool)  # 2 · 9 rows in blocks of 3, 7 keys in blocks of 3
     skip[1, 0] = skip[2, 1] = skip[4, 2] = False
     run = flashsim.forward(

@@ -28,7 +28,8 @@ def tokens(text: str) -> Iterator[tuple[str, int]]:
     """Yield what the script is made of, with its line; a string, a regex, or a template's text
     as one '""'.
     """
-    at, before = 0, ""
+    at = 0
+    before = ""
     templates: list[int] = []  # of each template that is open, how many of its braces are
     while at < len(text):
         if text[at] == "`" or (templates and templates[-1] == 0 and text[at] == "}"):

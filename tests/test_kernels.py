@@ -21,7 +21,8 @@ from flashsim.machine.memory import Lifespan
 from flashsim.machine.shape_only import ShapeOnly
 
 Array = np.ndarray[Any, Any]
-ORDERS, KERNELS = [*kernels.ORDERS], [*PROFILES]
+ORDERS = [*kernels.ORDERS]
+KERNELS = [*PROFILES]
 
 
 def clouds(
@@ -35,7 +36,8 @@ def clouds(
 ) -> tuple[Array, Array, Array]:
     """X, Z and V, in which a few points coincide, and a few weights are 0."""
     rng = np.random.default_rng(seed)
-    X, Z = rng.normal(size=(N, d)) + offset, rng.normal(size=(n, d)) + offset
+    X = rng.normal(size=(N, d)) + offset
+    Z = rng.normal(size=(n, d)) + offset
     Z[: min(N, n) // 2] = X[: min(N, n) // 2]
     V = rng.exponential(size=(n, e))
     V[rng.random(n) < 0.2] = 0
@@ -91,7 +93,8 @@ def test_bounds_hold_where_numbers_are_tiny_or_huge(kernel: str) -> None:
         (1e25, 1.0, 1, 1),
     ):
         X, Z = (size * rng.normal(size=(n, 2)).astype(np.float32) for n in (5, 6))
-        V, dY = np.full((6, 1), weight, np.float32), np.full(5, 1.23 * slope, np.float32)
+        V = np.full((6, 1), weight, np.float32)
+        dY = np.full(5, 1.23 * slope, np.float32)
         how: dict[str, Any] = {"kernel": kernel, "sigma": sigma}
         run = kernels.product(X, Z, V[:, 0], blocks=(2, 2), **how)
         bound = reference.kernel_product_bounds(X, Z, V, blocks=3, stored="float32", **how)
@@ -115,18 +118,26 @@ def test_bounds_are_not_far_from_what_happens() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_bounds_of_a_single_pair_are_those_derived(kernel: str, order: str) -> None:
     """One point each, d = e = 1, Z in two blocks: the terms of the module's text, one by one."""
-    x, z, v, dy, sigma = 0.75, -1.0, 3.0, -2.0, 0.5
-    u, tiny, s = 2.0**-24, 2.0**-149, 1.75 / 0.5
+    x = 0.75
+    z = -1.0
+    v = 3.0
+    dy = -2.0
+    sigma = 0.5
+    u = 2.0**-24
+    tiny = 2.0**-149
+    s = 1.75 / 0.5
     log_k = {"gaussian": -s * s / 2, "laplace": -s, "cauchy": -math.log1p(s * s)}[kernel]
     slope = {"gaussian": s, "laplace": 1.0, "cauchy": 2 * s / (1 + s * s)}[kernel]
-    rho, exps = 5 * u, 4 * u
+    rho = 5 * u
+    exps = 4 * u
     delta = {
         "gaussian": s * s * (rho + u) + exps,
         "laplace": s * rho + exps,
         "cauchy": (2 * rho + 2 * u) * s * s / (1 + s * s) - 4 * u * log_k + 2 * exps,
     }[kernel]
     stores, stored_K = {"x_outer": (1, 0), "z_outer": (3, 0), "materialised": (1, 1)}[order]
-    k, more = math.exp(log_k), math.exp(log_k + 2 * delta)
+    k = math.exp(log_k)
+    more = math.exp(log_k + 2 * delta)
     off = more - k + k * (1 + 2 * 2 + 8 + stores + stored_K) * u
     steps = (1 + stored_K) * tiny * (v + 1) + stores * tiny
     how: dict[str, Any] = {"kernel": kernel, "sigma": sigma, "blocks": 2, "stored": "float32"}
@@ -177,10 +188,12 @@ def test_the_oracles_gradient_is_the_slope_of_its_product(kernel: str) -> None:
     X, Z, V = clouds(e=1)
     Z += 0.1  # no pair at distance 0
     how: dict[str, Any] = {"kernel": kernel, "sigma": 1.5}
-    dY, step = np.linspace(-1, 1, len(X))[:, None], 1e-6
+    dY = np.linspace(-1, 1, len(X))[:, None]
+    step = 1e-6
     want = np.empty_like(X)
     for i, c in np.ndindex(X.shape):
-        there, here = X.copy(), X.copy()
+        there = X.copy()
+        here = X.copy()
         there[i, c] += step
         here[i, c] -= step
         up, down = (reference.kernel_product(x, Z, V, **how) for x in (there, here))
@@ -213,7 +226,8 @@ def test_any_function_is_a_kernel() -> None:
 def test_lists_a_flat_column_and_points_on_a_line_are_taken_and_not_modified() -> None:
     given = X, Z, V = clouds(e=1)
     before = [a.copy() for a in given]
-    flat, column = kernels.product(X, Z, V[:, 0]), kernels.product(X, Z, V)
+    flat = kernels.product(X, Z, V[:, 0])
+    column = kernels.product(X, Z, V)
     assert (flat.Y.shape, column.Y.shape) == ((7,), (7, 1))
     dX = kernels.gradient(column, column.Y).dX
     assert np.array_equal(kernels.gradient(flat, flat.Y).dX, dX)
@@ -250,7 +264,8 @@ def test_the_worked_example_shows_what_cancels(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("size", [1e-170, 1e170])
 def test_distances_neither_overflow_nor_vanish_on_the_way(size: float) -> None:
-    X, Z = np.array([[3 * size, 0]]), np.array([[0, 4 * size]])
+    X = np.array([[3 * size, 0]])
+    Z = np.array([[0, 4 * size]])
     assert distances(X, Z) == pytest.approx(5 * size, rel=1e-15)
     run = kernels.product(X, Z, np.ones(1), kernel="laplace", sigma=size)
     assert pytest.approx(np.exp(-5), rel=1e-14) == run.Y
@@ -291,8 +306,11 @@ def test_attention_is_a_kernel_product_with_one_more_column(order: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @given(data=st.data())
 def test_theorem_2_carries_over_with_its_constants(order: str, data: st.DataObject) -> None:
-    d, e = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
-    w, N, n = d + e, data.draw(st.integers(40, 10**6)), data.draw(st.integers(40, 10**6))
+    d = data.draw(st.integers(1, 40))
+    e = data.draw(st.integers(1, 40))
+    w = d + e
+    N = data.draw(st.integers(40, 10**6))
+    n = data.draw(st.integers(40, 10**6))
     least = max(2 * w, w * w if order == "materialised" else 0, max(d, e))
     most = w * min(N, n)
     if least > most:
@@ -310,7 +328,8 @@ def test_theorem_2_carries_over_with_its_constants(order: str, data: st.DataObje
 
 def test_a_million_points_in_three_dimensions_move_1600_times_fewer() -> None:
     how: dict[str, Any] = {"N": 10**6, "d": 3, "M": 25_600, "sizing": "paper"}
-    fused, naive = kernels.count(**how), kernels.count(**how, order="materialised")
+    fused = kernels.count(**how)
+    naive = kernels.count(**how, order="materialised")
     assert naive.hbm.accesses / fused.hbm.accesses == pytest.approx(1600, rel=0.01)
     assert (fused.hbm.extra, naive.hbm.extra) == (0, 10**12)
     assert (fused.hbm, naive.hbm) == (
@@ -403,10 +422,8 @@ def test_sigma_and_distances_must_be_numbers_of_the_chip_s_type() -> None:
 
 def test_bad_input_of_a_gradient_is_refused_by_name() -> None:
     X, Z, V = clouds()
-    run, own = (
-        kernels.product(X, Z, V),
-        kernels.product(X, Z, V, kernel=lambda x, z: (x * z).sum(-1)),
-    )
+    run = kernels.product(X, Z, V)
+    own = kernels.product(X, Z, V, kernel=lambda x, z: (x * z).sum(-1))
     for arguments, message in (
         ((run, np.ones(7)), r"dY has shape \(7,\); expected that of Y, \(7, 2\)"),
         ((own, run.Y), "derivative is None; expected a function ∂f/∂x"),
@@ -449,7 +466,8 @@ def test_numbers_are_keops() -> None:
         reason="PyKeOps is not installed: pip install pykeops (it needs a C++ compiler)",
     )
     X, Z, V = clouds(N=30, n=40)
-    x, z = keops.LazyTensor(X[:, None, :]), keops.LazyTensor(Z[None, :, :])
+    x = keops.LazyTensor(X[:, None, :])
+    z = keops.LazyTensor(Z[None, :, :])
     squares = ((x - z) ** 2).sum(-1)
     named = {
         "gaussian": (-squares / 2).exp(),

@@ -47,7 +47,8 @@ def a_schedule(
     moments: dict[Any, list[int]] = {
         (of, i, k): [] for of in NEEDS for i in range(N_q) for k in range(N_k)
     }
-    directed, eager = rng.choice((0.3, 0.9, 1.0)), rng.choice((0.3, 1.0))
+    directed = rng.choice((0.3, 0.9, 1.0))
+    eager = rng.choice((0.3, 1.0))
 
     def needs(product: Any) -> list[Row]:
         of, i, k = product
@@ -106,13 +107,15 @@ def loads(
                 weights[frozenset((stay((one, i), moment), stay((other, k), moment)))] = 1
         if of == "dQ":
             continue
-        later, key = moments["dQ", i, k], "K" if of == "dV" else "V"
+        later = moments["dQ", i, k]
+        key = "K" if of == "dV" else "V"
         same = [
             row for row in (("Q", i), ("dO", i), (key, k)) if stay(row, moment) == stay(row, later)
         ]
         if (key, k) not in same or len(same) < 2:
             continue  # nothing is lost
-        x, z = stay(("dQ", i), later), stay((of, k), moment)
+        x = stay(("dQ", i), later)
+        z = stay((of, k), moment)
         if max(x[1], z[1]) < min(x[2], z[2]):
             weights[frozenset((x, z))] = 2
             seen["overlap"] += 1
@@ -124,7 +127,8 @@ def loads(
             counted |= {(at_z, "keys", key), (at_x, "queries", key)}
     load: dict[int, float] = defaultdict(float)
     for meeting, weight in weights.items():
-        begins, ends = max(came for _, came, _ in meeting), min(went for _, _, went in meeting)
+        begins = max(came for _, came, _ in meeting)
+        ends = min(went for _, _, went in meeting)
         assert begins < ends
         load[begins] += weight / 2
         load[ends] += weight / 2
@@ -147,7 +151,9 @@ def test_the_proof_holds_of_random_schedules() -> None:
     seen: Counter[str] = Counter()
     for seed in range(250):
         rng = random.Random(seed)
-        N_q, N_k, m = rng.randint(1, 4), rng.randint(1, 4), rng.randint(5, 20)
+        N_q = rng.randint(1, 4)
+        N_k = rng.randint(1, 4)
+        m = rng.randint(5, 20)
         events, moments = a_schedule(rng, N_q, N_k, m)
         load, needed = loads(events, moments, seen)
         C = 0

@@ -288,7 +288,8 @@ def test_what_a_roofline_claims_follows_from_its_numbers(bounds: tuple[str, ...]
 def test_roofline_through_the_l2() -> None:
     data = at("A100-40GB", 1024, "float16")
     flash = data["directions"]["forward"]["through_l2"]["flash"]
-    N, d = 1024, 64
+    N = 1024
+    d = 64
     assert flash["bytes"] == 4 * N * d * 2 + 2 * N * 4  # ℓ and m in float32
     assert flash["bound"] == "compute"
     assert data["directions"]["forward"]["algorithms"]["flash"]["bound"] == "bandwidth"
@@ -301,7 +302,9 @@ def test_roofline_through_the_l2() -> None:
 @pytest.mark.slow
 def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
     data = l2_data(N=384, dtype="float16")
-    N, d, M = data["N"], data["d"], data["M"]
+    N = data["N"]
+    d = data["d"]
+    M = data["M"]
     ax = plot_l2(data)
     for name, floor in (("flash", 4 * N * d + 2 * N), ("standard", 4 * N * d + 2 * N * N)):
         sizes, dram = zip(*xy(ax, name), strict=True)

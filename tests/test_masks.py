@@ -70,14 +70,10 @@ def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
     """
     mask, allowed = case.masked()
     shape = Shape(case.N_q, case.N_k, case.d, case.d_v)
-    rows, cols = (
-        np.arange(0, case.N_q, case.B_r)[:, None],
-        np.arange(0, case.N_k, case.B_c)[None, :],
-    )
-    row_ends, col_ends = (
-        np.minimum(rows + case.B_r, case.N_q),
-        np.minimum(cols + case.B_c, case.N_k),
-    )
+    rows = np.arange(0, case.N_q, case.B_r)[:, None]
+    cols = np.arange(0, case.N_k, case.B_c)[None, :]
+    row_ends = np.minimum(rows + case.B_r, case.N_q)
+    col_ends = np.minimum(cols + case.B_c, case.N_k)
     live = as_mask(mask, False, shape, ()).live(rows, row_ends, cols, col_ends, shape, ())
     want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
     tiles = np.array(
@@ -193,17 +189,16 @@ def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
     """
     allowed = case.oracle["mask"]
     if allowed is None or case.regime == "±5·10⁴":
-        allowed, case = (
-            np.zeros((case.N_q, case.N_k), bool),
-            replace(case, mask="padding", regime="gaussian"),
-        )
+        allowed = np.zeros((case.N_q, case.N_k), bool)
+        case = replace(case, mask="padding", regime="gaussian")
         options = {**case.options, "mask": KeyPadding(0)}
     else:
         options = case.options
     Q, K, V = case.inputs()
     run = flashsim.forward(forward_of(name), Q, K, V, **options, **tiled(case))
     gradient = flashsim.backward(name, run, case.dO())
-    rows, keys = ~allowed.any(axis=1), ~allowed.any(axis=0)
+    rows = ~allowed.any(axis=1)
+    keys = ~allowed.any(axis=0)
     assert (run.O[rows] == 0).all()
     assert run.l is None or ((run.l[rows] == 0).all() and (run.l[~rows] > 0).all())
     for logarithm in (run.m, run.lse):
@@ -276,9 +271,11 @@ def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
     name: str, case: Case, poison: float, where: str
 ) -> None:
     Q, K, V = case.inputs()
-    dO, oracle = case.dO(), case.oracle
+    dO = case.dO()
+    oracle = case.oracle
     dead = ~oracle["mask"].any(axis=0)
-    bad_K, bad_V = K.copy(), V.copy()
+    bad_K = K.copy()
+    bad_V = V.copy()
     if "K" in where:
         bad_K[dead] = poison
     if "V" in where:
@@ -312,8 +309,11 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
     name: str, case: Case, poison: float, which: int, where: str
 ) -> None:
     Q, K, V = case.inputs()
-    dO, oracle, key = case.dO(), case.oracle, which % case.N_k
-    bad_K, bad_V = K.copy(), V.copy()
+    dO = case.dO()
+    oracle = case.oracle
+    key = which % case.N_k
+    bad_K = K.copy()
+    bad_V = V.copy()
     (bad_K if where == "K" else bad_V)[key] = poison
     run = flashsim.forward(
         forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case)
@@ -370,7 +370,8 @@ def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
         mask = rng.random([int(n) for n in mask.strip("()").split(", ")]) < 0.6
     run = flashsim.forward(forward_of(name), Q, K, V, M=60, sizing="paper", mask=mask)
     got = flashsim.backward(name, run, dO)
-    forward_sum, backward_sum = Traffic(), Traffic()
+    forward_sum = Traffic()
+    backward_sum = Traffic()
     for b, h in np.ndindex(2, 3):
         alone_mask = of_head(mask, b, h)
         alone = flashsim.forward(
@@ -380,7 +381,8 @@ def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
         gradient = flashsim.backward(name, alone, dO[b, h])
         for part in ("dQ", "dK", "dV"):
             assert np.array_equal(getattr(got, part)[b, h], getattr(gradient, part))
-        forward_sum, backward_sum = forward_sum + alone.hbm, backward_sum + gradient.hbm
+        forward_sum = forward_sum + alone.hbm
+        backward_sum = backward_sum + gradient.hbm
     assert run.hbm == forward_sum
     assert got.hbm == backward_sum
 
@@ -404,7 +406,8 @@ def test_a_run_keeps_its_own_copies(name: str) -> None:
 
     def gradient(meddle: bool) -> flashsim.Result:
         Q, K, V = case.inputs()
-        dense, lengths = np.array(case.masked()[1]), np.array(8)
+        dense = np.array(case.masked()[1])
+        lengths = np.array(8)
         mask = Dense(dense) & KeyPadding(lengths)
         block_mask = (
             {"block_mask": np.eye(3, dtype=bool) | (np.arange(3) == 0)}
@@ -416,12 +419,14 @@ def test_a_run_keeps_its_own_copies(name: str) -> None:
         if meddle:
             for array in (Q, K, V):
                 array[...] = 7.0
-            dense[...], lengths[...] = ~dense, 2
+            dense[...] = ~dense
+            lengths[...] = 2
             for array in block_mask.values():
                 array[...] = ~array
         return flashsim.backward(name, run, case.dO())
 
-    want, got = gradient(False), gradient(True)
+    want = gradient(False)
+    got = gradient(True)
     for part in ("dQ", "dK", "dV"):
         assert np.array_equal(getattr(want, part), getattr(got, part))
 
@@ -441,10 +446,8 @@ def test_an_offset_is_where_the_first_query_stands() -> None:
     shape: dict[str, Any] = {"N_q": 40, "N_k": 60, "d": 4, "M": 400, "blocks": (8, 8)}
     dense = np.tri(40, 60, dtype=bool)
     for name in KEEP_STATISTICS:
-        plain, offset = (
-            flashsim.count(name, **shape),
-            flashsim.count(name, **shape, mask=Causal(offset=0)),
-        )
+        plain = flashsim.count(name, **shape)
+        offset = flashsim.count(name, **shape, mask=Causal(offset=0))
         assert (
             offset.hbm.accesses
             <= plain.hbm.accesses
@@ -472,12 +475,10 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
     are 0.
     """
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (
-        rng.normal(size=(9, 3)),
-        rng.normal(size=(7, 3)),
-        rng.normal(size=(7, 2)),
-        rng.normal(size=(9, 2)),
-    )
+    Q = rng.normal(size=(9, 3))
+    K = rng.normal(size=(7, 3))
+    V = rng.normal(size=(7, 2))
+    dO = rng.normal(size=(9, 2))
     mask = np.ones((9, 7), bool)
     mask[4] = False
     clean = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=200)
@@ -491,7 +492,8 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
         assert np.allclose(getattr(got, part), getattr(wanted, part), rtol=0, atol=1e-14), part
 
 
-AN_ARRAY, BOOLEANS = "returned an array of", "expected booleans of shape (4, 2)"
+AN_ARRAY = "returned an array of"
+BOOLEANS = "expected booleans of shape (4, 2)"
 OWN_MASKS = {
     "numbers to add": (
         "np.where(rows[:, None] >= cols, 0.0, -np.inf)",

@@ -190,7 +190,8 @@ def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_i
 ):
     hbm, sram = chip()
     given = matrix()
-    Q, O = hbm.place("Q", given), hbm.empty("O", (6, 2), np.float64)
+    Q = hbm.place("Q", given)
+    O = hbm.empty("O", (6, 2), np.float64)
     assert np.isnan(sram.load(O[0])).all()  # allocated, not written
     for _ in sram.loop(1):
         Q_i = sram.load(Q[0])
@@ -283,9 +284,11 @@ def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:
 )
 def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
     """Seven rows in blocks of 2: the last is ragged, whichever end it is at."""
-    counted, run = HBM(arithmetic=False), HBM()
+    counted = HBM(arithmetic=False)
+    run = HBM()
     for hbm, matrix_ in ((counted, (13, 1)), (run, np.ones((13, 1)))):
-        K, sram = hbm.place("K", matrix_, np.float64).divide(2), SRAM(hbm, 10, fold=True)
+        K = hbm.place("K", matrix_, np.float64).divide(2)
+        sram = SRAM(hbm, 10, fold=True)
         seen = []
         for j in sram.loop(turns):
             sram.load(K[j])
@@ -329,7 +332,8 @@ def test_reads_and_writes_are_counted_by_array() -> None:
     for i in sram.loop(2):
         Q_i, O_i = sram.load(Q[i], O[i])
         sram.store(O[i], sram.on_chip(Q_i + O_i))
-    q, o = hbm.traffic.by_array["Q"], hbm.traffic.by_array["O"]
+    q = hbm.traffic.by_array["Q"]
+    o = hbm.traffic.by_array["O"]
     assert (q.reads, q.writes, q.init_writes) == (12, 0, 0)
     assert (o.reads, o.writes, o.init_writes) == (12, 24, 12)
     assert (
@@ -358,7 +362,8 @@ def test_a_part_of_a_tile_is_overwritten_in_place() -> None:
     hbm, sram = chip()
     Q = hbm.place("Q", matrix())
     S = sram.load(Q[0])
-    before, column = S.copy(), S[:, 1:]
+    before = S.copy()
+    column = S[:, 1:]
     part = sram.on_chip(column + 1, over=column)
     assert S.tolist() == np.column_stack([before[:, 0], before[:, 1] + 1]).tolist()
     assert np.shares_memory(part, S)
@@ -495,7 +500,8 @@ def test_observers_hear_every_event_with_names_from_the_source() -> None:
     kinds = [event.kind for event in heard]
     turn = ["turn", "load", "compute", "evict", "evict", "turn end"]
     assert kinds == ["enter", *turn, *turn, "leave"]
-    load, compute = heard[2], heard[3]
+    load = heard[2]
+    compute = heard[3]
     assert (load.name, load.elements, load.label, load.loops) == ("Q[0]", 6, "line 8", (("i", 0),))
     assert (compute.name, compute.elements, compute.label) == ("S_ij", 9, "line 9")
     assert heard[4].name == "Q[0]"

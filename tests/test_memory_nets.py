@@ -24,7 +24,8 @@ from .memory_honest import S as S_LINE
 from .own import module_of
 
 rng = np.random.default_rng(0)
-N, D = 22, 4
+N = 22
+D = 4
 Q, K, V = (rng.normal(size=(N, D)) for _ in range(3))
 HOW: dict[str, Any] = {"blocks": (4, 5), "M": 300}
 
@@ -48,7 +49,8 @@ def of_inputs(K: Any, V: Any) -> Any:
     """Return an algorithm that has K and V from a closure, not from HBM: nothing of it is a
     tile, and nothing can die.
     """
-    keys, values = K, V
+    keys = K
+    values = V
 
     def beating(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)

@@ -15,7 +15,8 @@ from flashsim.hardware.cache import L2
 from flashsim.machine.memory import HBM, SRAM, Event, Matrix, SramOverflow
 
 NONE = 2**32 - 1
-PAGE, D = 4, 3
+PAGE = 4
+D = 3
 
 
 def memory(arithmetic: bool = True, capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:
@@ -235,7 +236,8 @@ def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, said: str) 
 def test_a_cache_reads_the_lines_of_the_rows_that_are_gathered() -> None:
     l2 = L2(2 * D, line=D)
     hbm, sram = memory(observers=[l2])
-    K, O = placed(hbm, "K", 9), hbm.empty("O", (9, D), np.float64, "output")
+    K = placed(hbm, "K", 9)
+    O = hbm.empty("O", (9, D), np.float64, "output")
     for rows in ([8, 3], [8, 3], [0, 3]):  # a line each, and the cache holds two
         sram.load(K.at(rows))
     assert (l2.by_array["K"].reads, l2.by_array["K"].dram_reads) == (6 * D, 3 * D)
@@ -250,7 +252,8 @@ def reordered_sum(hbm: HBM, sram: SRAM, order: np.ndarray[Any, Any], C: int) -> 
     """
     words = hbm.place("order", order, index=True).divide(1, 1)
     h, N = order.shape
-    K, O = placed(hbm, "K", N), hbm.empty("O", (h * N, D), np.float64, "output")
+    K = placed(hbm, "K", N)
+    O = hbm.empty("O", (h * N, D), np.float64, "output")
     for a in sram.loop(h):
         for i in sram.loop(-(-N // C)):
             rows = [sram.word(words[a, n]) for n in range(i * C, min((i + 1) * C, N))]
@@ -317,7 +320,9 @@ def paged_sum(
 def test_a_program_that_follows_a_table_counts_alike_whatever_the_table_says(
     lengths: list[int], random: Any
 ) -> None:
-    n, width, pages = np.array(lengths), 5, 5 * len(lengths)
+    n = np.array(lengths)
+    width = 5
+    pages = 5 * len(lengths)
     order = [*range(pages)]
     random.shuffle(order)
     table = np.array(order).reshape(len(n), width)
@@ -349,7 +354,8 @@ def first_keys(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: An
     """Attend to as many keys as a word says."""
     O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
     count = hbm.place("count", np.array([[3]]), index=True)
-    Q_i, n = sram.load(Q[0]), sram.word(count[0])
+    Q_i = sram.load(Q[0])
+    n = sram.word(count[0])
     K_j, V_j = sram.load(K.rows(0, n)[0], V.at([2, 0, 1]))
     P = sram.on_chip(np.exp(Q_i @ K_j.T))
     sram.store(O[0], sram.on_chip(P @ V_j / P.sum(axis=1, keepdims=True)))

@@ -250,7 +250,8 @@ def test_lengths_of_which_no_mask_could_be_made() -> None:
     """By formula they take no memory; a count, and any mask, are refused before something is
     made for every block.
     """
-    blocks, T = (4, 16, 16, 16), 2**36
+    blocks = (4, 16, 16, 16)
+    T = 2**36
     found = mlp.exact(N=64, d=2**40, f=2**40, blocks=blocks)
     assert found.hbm.by_array["W1"].reads == 16 * 2**80
     assert found.matmul == 4 * 64 * 2**80

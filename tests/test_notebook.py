@@ -45,7 +45,8 @@ def test_help_begins_with_five_lines_that_run(
     monkeypatch.chdir(tmp_path)
     documented = flashsim.__doc__ or ""
     indented = [line.strip() for line in documented.splitlines() if line.startswith("    ")]
-    lines, given = indented[:5], {"flashsim": flashsim, "numpy": np}
+    lines = indented[:5]
+    given = {"flashsim": flashsim, "numpy": np}
     exec("\n".join(indented[5:]), given)
     assert all(line.startswith("flashsim.") for line in lines)
     assert max(map(len, documented.splitlines()[1:])) <= 80
@@ -187,7 +188,8 @@ def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
     beside what is read.
     """
     proof = proved(sizes)
-    at, best = proof.bound, proof.best
+    at = proof.bound
+    best = proof.best
     svg, (bound, *more), said = drawn(proof)
     assert max(bound, *more) == 660
     on_chip, read = more[-2:]

@@ -31,7 +31,8 @@ def node_tests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]
     no model is made.
     """
     suite: Any = importlib.import_module("onnx.backend.test.case.node")
-    schema, tests = onnx.defs.get_schema("Attention"), {}
+    schema = onnx.defs.get_schema("Attention")
+    tests = {}
 
     def keep(node: Any, inputs: Any, outputs: Any, name: str, **_: Any) -> None:
         tests[name] = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}]
@@ -76,7 +77,9 @@ def attention(
         )
     if past_key is not None:
         K, V = np.concatenate([past_key, K], 2), np.concatenate([past_value, V], 2)
-    N_q, N_k, masks = Q.shape[2], K.shape[2], list[Any]()
+    N_q = Q.shape[2]
+    N_k = K.shape[2]
+    masks = list[Any]()
     offset: Any = 0 if past_key is None else past_key.shape[2]
     if nonpad_kv_seqlen is not None:
         offset = nonpad_kv_seqlen[:, None] - N_q
@@ -126,10 +129,12 @@ def attention(
 def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tests, wrong = node_tests(monkeypatch), []
+    tests = node_tests(monkeypatch)
+    wrong = []
     assert len(tests) >= 93  # version 1.23 has these; none has gone
     for name, (attributes, inputs, outputs) in tests.items():
-        found, close = attention(outputs, **inputs, **attributes), CLOSE[inputs["Q"].dtype.name]
+        found = attention(outputs, **inputs, **attributes)
+        close = CLOSE[inputs["Q"].dtype.name]
         for output, expected in outputs.items():
             assert found[output].shape == expected.shape, name
             if not np.allclose(

@@ -34,7 +34,8 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
     A state: what is on chip, which rows of O have begun, which products are done. Bits: Q, O of
     each row; K, V of each column.
     """
-    rows, columns = range(N_q), range(N_k)
+    rows = range(N_q)
+    columns = range(N_k)
     size = [d, d_v + 2] * N_q + [d, d_v] * N_k
     every = [(i, j) for i in rows for j in columns if allowed is None or allowed[i][j]]
     use = {n: 3 << 2 * i | 3 << 2 * (N_q + j) for n, (i, j) in enumerate(every)}
@@ -50,9 +51,12 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
         written = [i for i in rows if of_row[i] and of_row[i] & ~done == 0]
         if done == (1 << len(every)) - 1 and not any(chip >> 2 * i + 1 & 1 for i in written):
             return cost
-        used, nexts = sum(s for n, s in enumerate(size) if chip >> n & 1), []
+        used = sum(s for n, s in enumerate(size) if chip >> n & 1)
+        nexts = []
         for unit, elements in enumerate(size):
-            i, bit, is_O = unit // 2, 1 << unit, unit < 2 * N_q and unit % 2 == 1
+            i = unit // 2
+            bit = 1 << unit
+            is_O = unit < 2 * N_q and unit % 2 == 1
             if chip & bit:
                 write = 0 if not is_O else d_v + 1 if i in written else d_v + 2
                 nexts.append((write, (chip & ~bit, begun, done)))
@@ -87,7 +91,8 @@ def test_the_optimum_is_a_plain_dijkstra_s(N_q: int, N_k: int, d: int) -> None:
 def test_rows_are_alike_only_if_their_products_are_of_the_same_columns() -> None:
     """Two rows of two products each, of which K_0 helps one: each product may be the next."""
     todo = frozenset({(0, 0), (0, 1), (1, 1), (1, 2)})
-    rules, state = Game(Q=1, K=1, V=1, O=3, out=2, room=99), game.State(frozenset({("K", 0)}), todo)
+    rules = Game(Q=1, K=1, V=1, O=3, out=2, room=99)
+    state = game.State(frozenset({("K", 0)}), todo)
     assert {pair for pair, _ in game.moves(rules, state, 99)} == todo
     same = game.State(frozenset(), frozenset({(0, 0), (0, 1), (1, 0), (1, 1)}))
     assert {pair for pair, _ in game.moves(rules, same, 99)} == {(0, 0)}
@@ -161,7 +166,8 @@ PROBLEMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_schedules_are_run_with_real_numbers(problem: dict[str, Any], dtype: str) -> None:
     found = optimum(**problem)
-    shape, rng = found.shape, np.random.default_rng(3)
+    shape = found.shape
+    rng = np.random.default_rng(3)
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
     run, run_trace = with_trace(
         found.replay, *(rng.normal(size=size).astype(dtype) for size in lengths)
@@ -344,7 +350,8 @@ def test_sizes_that_make_no_sense_or_would_not_end() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    proof, page = tmp_path / "optimum.json", tmp_path / "optimum.html"
+    proof = tmp_path / "optimum.json"
+    page = tmp_path / "optimum.html"
     assert (
         main(
             [

@@ -39,7 +39,9 @@ from .own import FORM, SKIPPING, TWO_SWEEPS, module_of
 from .two_sweeps import two_sweeps
 
 rng = np.random.default_rng(0)
-Q, K, V = rng.normal(size=(2, 9, 4)), rng.normal(size=(2, 11, 4)), rng.normal(size=(2, 11, 3))
+Q = rng.normal(size=(2, 9, 4))
+K = rng.normal(size=(2, 11, 4))
+V = rng.normal(size=(2, 11, 3))
 
 
 def test_a_function_is_run_counted_bounded_and_traced() -> None:
@@ -74,7 +76,9 @@ def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
     0, and V is positive.
     """
     rounded = rounding(two_sweeps, Blocks(4, 5, N_q=9, N_k=12))
-    q, k, v = np.zeros((9, 4), np.float16), K[0].astype(np.float16), np.abs(V[0]).astype(np.float16)
+    q = np.zeros((9, 4), np.float16)
+    k = K[0].astype(np.float16)
+    v = np.abs(V[0]).astype(np.float16)
     means = np.broadcast_to(v.astype(np.float64).mean(axis=0), (9, 3))
     want = 2 * ((11 + 8 * (3 + 1)) * 2.0**-24 + 3 * 2.0**-11) * means + 3 * 2.0**-24
     assert np.allclose(error_bound(q, k, v, **rounded), want, rtol=1e-9, atol=0)
@@ -255,7 +259,8 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
     run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, **own, **asked)
     theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **asked)
     dO = rng.normal(size=run.O.shape)
-    mine, want = flashsim.backward(BACK, run, dO), flashsim.backward("flash", theirs, dO)
+    mine = flashsim.backward(BACK, run, dO)
+    want = flashsim.backward("flash", theirs, dO)
     assert all(
         np.array_equal(getattr(mine, name), getattr(want, name)) for name in ("dQ", "dK", "dV")
     )
@@ -687,7 +692,8 @@ def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:
         assert (theirs.flops, theirs.sram) == (own.flops, own.sram)
 
 
-READS, FORM_S = "reads=p.N_q * p.d", "of Form 'two_sweeps' is None; expected"
+READS = "reads=p.N_q * p.d"
+FORM_S = "of Form 'two_sweeps' is None; expected"
 FORMS = {
     "no whole number": (
         f"{READS})",
@@ -724,7 +730,8 @@ def test_a_form_of_ones_own_that_goes_wrong(
     before: str, after: str, said: str, tmp_path: Path
 ) -> None:
     assert before in FORM
-    text, file = TWO_SWEEPS + FORM.replace(before, after), tmp_path / "formed.py"
+    text = TWO_SWEEPS + FORM.replace(before, after)
+    file = tmp_path / "formed.py"
     with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(said)) as caught:
         theory.exact(module_of(text, file).FORM, N=8, d=4, M=500, sizing="fit")
     if not isinstance(caught.value, ValueError):
@@ -747,10 +754,13 @@ def test_a_formula_with_a_symbol_that_there_is_not() -> None:
 def queries_outermost(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
     """One's own, with queries outermost: `q_outer`'s loads and stores, and no maximum."""
     O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
-    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
+    Q = Q.divide(blocks.B_r)
+    K = K.divide(blocks.B_c)
+    V = V.divide(blocks.B_c)
     for i in sram.loop(blocks.T_r):
         Q_i = sram.load(Q[i])
-        O_i, l_i = sram.full((Q_i.shape[0], V.shape[1]), 0.0), sram.full((Q_i.shape[0], 1), 0.0)
+        O_i = sram.full((Q_i.shape[0], V.shape[1]), 0.0)
+        l_i = sram.full((Q_i.shape[0], 1), 0.0)
         for j in sram.loop(blocks.T_c):
             K_j, V_j = sram.load(K[j], V[j])
             P_ij = sram.on_chip(np.exp(Q_i @ K_j.T))
@@ -822,10 +832,8 @@ def test_a_function_stands_for_the_backward_pass_in_its_file(
     """
     both = module_of(textwrap.dedent(text), tmp_path / "both.py")
     monkeypatch.setitem(sys.modules, "both", both)
-    run, theirs = (
-        flashsim.forward(both.attention, Q, K, V, M=100),
-        flashsim.forward("flash", Q, K, V, M=100),
-    )
+    run = flashsim.forward(both.attention, Q, K, V, M=100)
+    theirs = flashsim.forward("flash", Q, K, V, M=100)
     dO = np.ones_like(run.O)
     found = flashsim.backward(both.attention, run, dO)
     assert found.algorithm == "back"

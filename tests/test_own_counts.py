@@ -541,7 +541,8 @@ def program_of(function: Callable[..., Any]) -> MatrixProgram:
 
 def doubled(hbm: HBM, sram: SRAM, X: Matrix, blocks: Sizes) -> Matrix:
     Y = hbm.empty("Y", X.shape, X.dtype, "output")
-    X, out = X.divide(blocks.B), Y.divide(blocks.B)
+    X = X.divide(blocks.B)
+    out = Y.divide(blocks.B)
     for i in sram.loop(len(X)):
         tile = sram.load(X[i])
         if i % 3 == 1:

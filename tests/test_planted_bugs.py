@@ -123,11 +123,9 @@ def test_bugs_in_algorithms_0_and_1_are_caught(
 # ------------------------------------------------------------------------------------ all others,
 # on masks and dropout
 
-OFFSET, HEAD, LEFT = (
-    "cols - rows[:, None]",
-    "at_head(self.lengths, head)",
-    "top, left = i * self._B_r, j * self._B_c",
-)
+OFFSET = "cols - rows[:, None]"
+HEAD = "at_head(self.lengths, head)"
+LEFT = "top, left = i * self._B_r, j * self._B_c"
 PARTS = [
     ("causal one too far", band.Band.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
     ("causal one too short", band.Band.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
@@ -268,7 +266,8 @@ def how(algorithm: Algorithm, case: Case) -> dict[str, Any]:
             "sizing": flashsim.Fixed(case.B_r, case.B_c, enforced=False),
         }
     if algorithm.name == "block_sparse":
-        T_r, T_c = -(-case.N_q // case.B_r), -(-case.N_k // case.B_c)
+        T_r = -(-case.N_q // case.B_r)
+        T_c = -(-case.N_k // case.B_c)
         asked["block_mask"] = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (
             np.arange(T_c) == T_c - 1
         )
@@ -335,7 +334,8 @@ def as_it_is(name: str, case: Case) -> flashsim.Result:
 def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECKS) -> Iterator[str]:
     Q, K, V = case.inputs()
     ahead, *backward = passes(algorithm)
-    sparse, options = algorithm.name == "block_sparse", {**how(algorithm, case), "seed": case.seed}
+    sparse = algorithm.name == "block_sparse"
+    options = {**how(algorithm, case), "seed": case.seed}
     oracle, want = oracle_of(case, sparse)
     if algorithm.direction == "backward" and algorithm is not BACKWARD[algorithm.name]:  # a mutant
         run = as_it_is(algorithm.name, case)

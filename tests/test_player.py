@@ -370,10 +370,8 @@ def test_a_user_s_own_lines_are_shown_with_their_text(open_page: Opener) -> None
     Q, K, V = np.ones((3, 4, 2), np.float32)
     trace = flashsim.trace(mine, Q, K, V, blocks=(4, 4), M=200)
     page = open_page(trace)
-    line, text = (
-        mine.__code__.co_firstlineno + 2,
-        "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)",
-    )
+    line = mine.__code__.co_firstlineno + 2
+    text = "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)"
     assert page.inner_text(".now") == f"line {line} of test_player.py {text} · load Q1, K1"
     assert page.locator(".source .on").all_inner_texts() == [f"        {text}"]
     assert page.inner_text("#said").startswith(
@@ -521,7 +519,8 @@ def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) 
         assert step(page) == start
     press(page, "ArrowUp")
     assert step(page) == starts[2]
-    rescaled, moved = [s.number for s in steps if s.rescaled], [s.number for s in steps if s.moved]
+    rescaled = [s.number for s in steps if s.rescaled]
+    moved = [s.number for s in steps if s.moved]
     for button, numbers in (("rescale", rescaled), ("max", moved), ("hbm", moving(trace))):
         press(page, "Home")
         for want in numbers[:3]:
@@ -724,7 +723,8 @@ def test_a_tile_visited_thrice_is_done_after_the_third_visit(open_page: Opener) 
 
 
 def test_two_runs_go_by_time_and_those_of_different_sizes_say_why(open_page: Opener) -> None:
-    first, second = recorded(causal=True), recorded("q_outer", causal=True)
+    first = recorded(causal=True)
+    second = recorded("q_outer", causal=True)
     page = open_page(first, versus=second, at="#t=30&by=time")
     for view, trace in enumerate((first, second)):
         last = trace.events[trace.steps[30].last]
@@ -765,7 +765,8 @@ DO = np.random.default_rng(1).standard_normal((12, 4)).astype(np.float32)
 def test_by_tile_the_second_run_shows_the_same_tile(
     open_page: Opener, name: str, options: dict[str, Any], beside: str, others: dict[str, Any]
 ) -> None:
-    first, second = recorded(name, **options), recorded(beside, **others)
+    first = recorded(name, **options)
+    second = recorded(beside, **others)
     page = open_page(first, versus=second)
     visited = {at.tile for at in second.steps if at.tile}
     ends: dict[int, int] = {}
@@ -794,7 +795,8 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
     """Flash's S goes with standard attention's S, and its O with O, though those are two passes
     over the tiles apart.
     """
-    first, second = recorded(), recorded("standard")
+    first = recorded()
+    second = recorded("standard")
     page = open_page(first, versus=second)
     for tile in ((1, 2), (3, 0)):
         for label, wanted in (("line 10", "line 1"), ("line 15", "line 3")):
@@ -812,7 +814,8 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
 def test_a_run_and_its_bug_are_at_the_same_line(
     open_page: Opener, bug: str, direction: str
 ) -> None:
-    right, wrong = RECORDED[direction](), RECORDED[direction](with_bug("flash", bug, direction))
+    right = RECORDED[direction]()
+    wrong = RECORDED[direction](with_bug("flash", bug, direction))
     places = {(s.label, s.loops): s.number for s in wrong.steps}
     page = open_page(right, versus=wrong)
     missing = 0
@@ -870,7 +873,8 @@ def test_beside_a_second_run_all_of_a_row_is_seen(open_page: Opener) -> None:
     """m, its factor, ℓ and four columns of O, at each step: where O is not rescaled, these are
     what differs.
     """
-    right, wrong = recorded(causal=True), recorded(with_bug("flash", "no_rescale"), causal=True)
+    right = recorded(causal=True)
+    wrong = recorded(with_bug("flash", "no_rescale"), causal=True)
     page = open_page(right, versus=wrong)
     cut = (
         "Math.max(...[...document.querySelectorAll('.pairs')].map((box) => box.scrollWidth - "
@@ -937,7 +941,8 @@ def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: 
     trace = recorded("flash_basic", 256, 16, (16, 16))
     assert len(trace.steps) == 1553
     if beside == "backward":
-        trace, beside = recorded_backward("flash", 192, 16, blocks=(16, 16)), None
+        trace = recorded_backward("flash", 192, 16, blocks=(16, 16))
+        beside = None
         assert len(trace.steps) == 1765
     page = open_page(trace, versus=recorded(beside, 256, 16, (16, 16)) if beside else None)
     session = page.context.new_cdp_session(page)
@@ -950,7 +955,8 @@ def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: 
             next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
         )
 
-    opened, took = 10_000.0, 10_000.0
+    opened = 10_000.0
+    took = 10_000.0
     for _ in range(30):
         if opened >= 1000:
             page.reload()
@@ -1083,7 +1089,8 @@ LOW_CONTRAST = """() => {
 
 def test_text_stands_out_from_its_ground(open_page: Opener) -> None:
     """WCAG 2's ratio of 4.5, for all text at steps that mark something."""
-    forward, backward = recorded(causal=True), recorded_backward()
+    forward = recorded(causal=True)
+    backward = recorded_backward()
     rescaled = next(s for s in forward.steps if s.rescaled)
     added = [
         next(s for s in backward.steps if s.label == label) for label in ("line 16", "line 21")

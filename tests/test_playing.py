@@ -66,7 +66,8 @@ def test_a_mistake_parts_at_its_line(
     page.click("#next-difference")
     now = page.locator(".view").first.locator(".now").inner_text()
     assert parts in now, now
-    mine, its = page.locator(".view").first, page.locator(".view").last
+    mine = page.locator(".view").first
+    its = page.locator(".view").last
     assert its.locator(".differs, .changed").count() == 0  # the right run's numbers are right
     if "O_new" in parts:
         assert mine.locator(".pairs .differs, .tile .differs").count() > 0

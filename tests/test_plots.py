@@ -48,7 +48,8 @@ from flashsim.plots.traffic import plot_traffic, traffic_data
 from tests.own import two_sweeps
 
 ROOT = Path(__file__).parent.parent
-N, D = 1024, 64
+N = 1024
+D = 64
 LENGTH = 512  # of the sequences below that blocks of every size cut up
 
 
@@ -415,7 +416,9 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
         "dK",
     ]
     assert [one["pass"] for one in data["standard"]["passes"]] == passes
-    N_by_N, N_by_d = 2 * 1024**2 * 1024, 2 * 1024 * 64 * 1024  # bytes
+    # bytes
+    N_by_N = 2 * 1024**2 * 1024
+    N_by_d = 2 * 1024 * 64 * 1024
     QK, mask, softmax, dropout, PV, *_ = data["standard"]["passes"]
     T_r = data["standard"]["by_M"][0]["T_r"]
     assert (QK["reads"], QK["writes"]) == ((1 + T_r) * N_by_d, N_by_N)
@@ -436,7 +439,8 @@ def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
     data = sparsity_data(dtype="float16", sizing="paper")
     ax = plot_sparsity(data)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    length, d = data["N"], data["d"]
+    length = data["N"]
+    d = data["d"]
     floors = {"forward": 3 * length * d + 2 * length, "backward": 7 * length * d}
     for direction, numbers in data["directions"].items():
         flash = flashsim.count(
@@ -1045,7 +1049,8 @@ def test_every_algorithm_has_a_look_of_its_own() -> None:
     ],
 )
 def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_path: Path) -> None:
-    chart, mine = plots.FIGURES[name], two_sweeps(tmp_path / "mine.py")
+    chart = plots.FIGURES[name]
+    mine = two_sweeps(tmp_path / "mine.py")
     data = json.loads(json.dumps(chart.data(**size, algorithms=[mine])))
     axes = chart.draw(data).axes
     own = "mine.py:two_sweeps"

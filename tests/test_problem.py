@@ -22,7 +22,8 @@ HEADS: dict[str, Any] = {"heads": 4, "kv_heads": 2, "gqa": "grouped", "dropout_p
 
 
 def test_it_asks_what_its_arguments_ask() -> None:
-    of_heads, of_one = Problem.of(**LENGTHS, **HEADS), Problem.of(**LENGTHS)
+    of_heads = Problem.of(**LENGTHS, **HEADS)
+    of_one = Problem.of(**LENGTHS)
     assert (of_heads.heads, of_heads.group, of_heads.gqa, of_heads.dropout_p) == (
         4,
         2,

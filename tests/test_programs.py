@@ -184,10 +184,8 @@ def test_the_blocks_that_are_chosen_are_theorys(
 
 @every
 def test_each_line_is_labelled_as_in_the_listing(program: MatrixProgram) -> None:
-    source, listing = (
-        inspect.getsource(program.run),
-        sys.modules[program.run.__module__].__doc__ or "",
-    )
+    source = inspect.getsource(program.run)
+    listing = sys.modules[program.run.__module__].__doc__ or ""
     numbers = {int(n) for n in re.findall(r"^    (\d+) ", listing, re.MULTILINE)}
     labels = {int(n) for n in re.findall(r"# line (\d+)", source)}
     assert labels == numbers == set(range(1, max(numbers) + 1))
@@ -198,7 +196,8 @@ def test_each_line_is_labelled_as_in_the_listing(program: MatrixProgram) -> None
 
 def small(program: MatrixProgram, **more: Any) -> Result:
     """A run of a few tiles."""
-    sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
+    sizes = lengths(program, lambda symbol: 5)
+    blocks = (2,) * len(program.blocks)
     operands, options = drawn(program, sizes, blocks)
     return run_program(program, operands, M=10**4, blocks=blocks, options=options, **more)
 
@@ -269,7 +268,8 @@ def test_a_run_shows_itself(program: MatrixProgram) -> None:
 @every
 @pytest.mark.parametrize("how", ["missing", "shape", "axes", "empty", "NaN", "dtype", "text"])
 def test_operands_that_do_not_fit_are_refused(program: MatrixProgram, how: str) -> None:
-    sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
+    sizes = lengths(program, lambda symbol: 5)
+    blocks = (2,) * len(program.blocks)
     operands, options = drawn(program, sizes, blocks)
     floats = [name for name, kind in program.operands.items() if kind.type == "inputs"]
     last = floats[-1]
@@ -383,7 +383,8 @@ def test_an_argument_that_there_is_not_is_named(
 def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
     def keeps(hbm: Any, sram: Any, X: Any, blocks: Any) -> Any:
         s = hbm.empty("s", (X.shape[0], 1), X.dtype, "output")
-        X_i, s_i = X.divide(blocks.B), s.divide(blocks.B)
+        X_i = X.divide(blocks.B)
+        s_i = s.divide(blocks.B)
         kept = []
         for i in sram.loop(len(X_i)):
             x = sram.load(X_i[i])

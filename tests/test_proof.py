@@ -67,7 +67,8 @@ def stated(sources: Path) -> Path:
 @pytest.fixture(scope="module")
 def compiled(sources: Path) -> tuple[Path, dict[str, str]]:
     """Return a folder with all parts compiled, and what each printed."""
-    folder, printed = Path(shutil.copytree(sources, sources / "compiled")), {}
+    folder = Path(shutil.copytree(sources, sources / "compiled"))
+    printed = {}
     for part in PARTS:
         right, printed[part] = compiles(folder, part)
         assert right, printed[part]

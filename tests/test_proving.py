@@ -43,7 +43,8 @@ from flashsim.theory.certificate import (
 from flashsim.theory.lower import LowerBound, _about, _by_terms
 from flashsim.theory.lower_backward import most as most_backward
 
-LENGTHS, WIDTHS = st.integers(1, 200), st.integers(1, 24)
+LENGTHS = st.integers(1, 200)
+WIDTHS = st.integers(1, 24)
 PASSES = {"forward": FORWARD, "backward": BACKWARD}
 BOUNDS: dict[str, Any] = {"forward": lower_bound, "backward": lower_bound_backward}
 both = pytest.mark.parametrize("direction", PASSES)
@@ -86,7 +87,8 @@ def test_no_algorithm_moves_less_than_the_bound(
     ],
 )
 def test_q_outer_comes_near_the_bound(d: int, M: int, N: int, ratio: float) -> None:
-    proof, q_outer = flashsim.prove(N=N, d=d, M=M), best_of("q_outer", N=N, d=d, M=M)
+    proof = flashsim.prove(N=N, d=d, M=M)
+    q_outer = best_of("q_outer", N=N, d=d, M=M)
     assert q_outer is not None
     assert q_outer.accesses / proof.bound.accesses == pytest.approx(ratio, abs=2e-3)
     assert proof.best is not None
@@ -164,7 +166,8 @@ def test_the_search_of_the_theorem_misses_nothing_of_a_small_problem(
     N: int, d: int, M: int
 ) -> None:
     """Every Y is tried, with the last phase's charges one after the other."""
-    T, best = N * N * d, 0
+    T = N * N * d
+    best = 0
     for Y in range(M + 1, 4 * math.isqrt(d * T) + 2):
         n = -(-T // most_terms(d, Y))
         if n >= 2:
@@ -192,7 +195,10 @@ def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
     """Cut a counted run into phases as the proof does, and look at what each touches and
     multiplies.
     """
-    N, d, M, B = 24, 4, 200, 6
+    N = 24
+    d = 4
+    M = 200
+    B = 6
     rng = np.random.default_rng(0)
     events: list[Any] = []
     flashsim.forward(
@@ -203,13 +209,18 @@ def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
     # each tile of V that is loaded serves B rows: B · 2 · d terms
     assert len(terms) == (N // B) * (N // 2)
     for X in (M, 2 * M, 3 * M):
-        Y, charges, done, most = M + X, 0, 0, 0
+        Y = M + X
+        charges = 0
+        done = 0
+        most = 0
         for event in loads:
             charges += event.elements
             if event.name.startswith("V"):
                 done += B * 2 * d
             if charges > X:
-                most, charges, done = max(most, done), 0, 0
+                most = max(most, done)
+                charges = 0
+                done = 0
         assert most <= max(Y * Y / (16 * d), (Y / 3) ** 1.5)
 
 
@@ -257,8 +268,10 @@ def most_that(held: dict[str, Any]) -> tuple[int, int]:
         gives = partial(brute, d=d, M=M, a=held["a"], b=held["b"])
     else:
         compulsory = queries * (d + d_v) + keys * (d + d_v) + N_q * d + N_k * (d + d_v)
-        work, gives = pairs * (2 * d + d_v), partial(most_of_a_phase_backward, delta=min(d, d_v))
-    n, Y = held["n"], held["Y"]
+        work = pairs * (2 * d + d_v)
+        gives = partial(most_of_a_phase_backward, delta=min(d, d_v))
+    n = held["n"]
+    Y = held["Y"]
     left = work - (n - 1) * (gives(Y) if held["direction"] == "forward" else math.floor(gives(Y)))
     if left <= 0 or n < 2:
         return compulsory, 0
@@ -506,10 +519,8 @@ def test_the_command_refuses_what_no_certificate_says_well(
     """An optimum of another class of schedules; a schedule that is none; a number of 5,000
     digits.
     """
-    found, held = (
-        flashsim.optimum(N=2, d=2, M=12).certificate(),
-        json.loads(proved_of_few("forward")),
-    )
+    found = flashsim.optimum(N=2, d=2, M=12).certificate()
+    held = json.loads(proved_of_few("forward"))
     forged = {
         "its class of schedules is not that of the row game": json.dumps(
             {**found, "class": "All schedules."}
@@ -541,7 +552,8 @@ def test_certificates_of_two_widths(direction: str) -> None:
 def test_masks_are_counted_pair_by_pair() -> None:
     rng = np.random.default_rng(1)
     allowed = rng.random((20, 30)) < 0.3
-    allowed[3], allowed[:, 5] = False, False
+    allowed[3] = False
+    allowed[:, 5] = False
     proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=allowed)
     used = int(allowed.any(1).sum()), int(allowed.any(0).sum())
     assert (proof.bound.pairs, proof.queries, proof.keys, proof.allowed) == (
@@ -552,10 +564,8 @@ def test_masks_are_counted_pair_by_pair() -> None:
     assert proof.bound.compulsory == used[0] * 4 + used[1] * 8 + 20 * 4
     assert proof.best is not None
     assert "taken as given" in check(proof.certificate())
-    tree, both = (
-        flashsim.Tree([-1, *(node // 2 for node in range(19))]),
-        flashsim.Causal() & flashsim.QueryPadding(9),
-    )
+    tree = flashsim.Tree([-1, *(node // 2 for node in range(19))])
+    both = flashsim.Causal() & flashsim.QueryPadding(9)
     # its right end lies before its left one
     nothing = flashsim.SlidingWindow(1, 0) & flashsim.Causal(offset=-4)
     for mask in (
@@ -668,10 +678,8 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     target = tmp_path / "proof.json"
     proved_by_command(target, capsys, "--N 1024 --M 25600")
     held = json.loads(target.read_text(encoding="utf-8"))
-    more, twice = (
-        json.dumps({**held, "bound": held["bound"] + 1}),
-        json.dumps(held).replace('"n": ', '"n": 1, "n": '),
-    )
+    more = json.dumps({**held, "bound": held["bound"] + 1})
+    twice = json.dumps(held).replace('"n": ', '"n": 1, "n": ')
     for text in (more, twice, "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
@@ -719,7 +727,8 @@ def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
 def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_to_be_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mask, proof = tmp_path / "mask.npy", tmp_path / "proof.json"
+    mask = tmp_path / "mask.npy"
+    proof = tmp_path / "proof.json"
     np.save(mask, np.tri(20, dtype=bool) & ~np.tri(20, k=-4, dtype=bool))
     assert (
         main(

@@ -68,7 +68,9 @@ def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(
 
 @given(q=SIDES, o=SIDES, k=SIDES, v=SIDES)
 def test_step_6(q: int, o: int, k: int, v: int) -> None:
-    s, t, A = min(q, o), min(k, v), q + o + k + v
+    s = min(q, o)
+    t = min(k, v)
+    A = q + o + k + v
     assert 432 * (q * k * o + s * t * (q + k)) ** 2 <= A**6
 
 
@@ -131,11 +133,16 @@ def test_masks_and_what_does_not_fit() -> None:
 
 def test_two_passes_with_tiles_of_their_own_move_14() -> None:
     """The best schedule that is known: its count by hand, and how near the bound that is."""
-    N, d, M, B_r, B_c = 65_536, 64, 25_600, 130, 99
+    N = 65_536
+    d = 64
+    M = 25_600
+    B_r = 130
+    B_c = 99
     proof = flashsim.prove(N=N, d=d, M=M, direction="backward")
     assert proof.best is not None
     assert (proof.best.algorithm, proof.best.B_r, proof.best.B_c) == ("q_outer_streamed", B_r, B_c)
-    T_r, T_c = -(-N // B_r), -(-N // B_c)
+    T_r = -(-N // B_r)
+    T_c = -(-N // B_c)
     assert proof.best.accesses == (T_c + T_r) * 2 * N * d + 9 * N * d + 2 * T_c * N + 3 * N
     assert 14 < proof.best.accesses * M / (N * d) ** 2 < 14.5
     assert proof.ratio is not None
@@ -180,6 +187,7 @@ def test_a_phase_more_than_the_terms_need_is_refused() -> None:
 def test_the_search_finds_what_the_best_of_all_phases_proves(N: int, d: int, M: int) -> None:
     """A phase may be of any size; also where two phases are all there are."""
     bound = lower_bound_backward(N=N, d=d, M=M)
-    T, delta = N * N * 3 * d, d
+    T = N * N * 3 * d
+    delta = d
     every = max(_phases(bound, T, Y, delta).phases for Y in range(M + 1, 16 * delta * T))
     assert bound.accesses >= 0.99 * every

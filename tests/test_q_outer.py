@@ -84,10 +84,8 @@ def test_what_dq_costs_by_hand() -> None:
     passes write it once.
     """
     shape: dict[str, Any] = {"N": 8, "d": 2, "M": 200, "blocks": (4, 2), "direction": "backward"}
-    added, twice = (
-        flashsim.count("q_outer", **shape).hbm.by_array,
-        flashsim.count("q_outer_two_pass", **shape).hbm.by_array,
-    )
+    added = flashsim.count("q_outer", **shape).hbm.by_array
+    twice = flashsim.count("q_outer_two_pass", **shape).hbm.by_array
     assert (added["dQ"].reads, added["dQ"].writes) == (4 * 16, 5 * 16)
     assert (twice["dQ"].reads, twice["dQ"].writes) == (0, 16)
     assert (added["K"].reads, twice["K"].reads) == (16, 16 + 2 * 16)
@@ -102,10 +100,8 @@ def test_what_dq_costs_by_hand() -> None:
 def test_both_backward_passes_are_of_one_forward_pass() -> None:
     Q, K, V, dO = inputs(13, 22, 4, 3)
     run = flashsim.forward("q_outer", Q, K, V, M=300, causal=True, dropout_p=0.3, seed=5)
-    one, other = (
-        flashsim.backward("q_outer", run, dO),
-        flashsim.backward("q_outer_two_pass", run, dO),
-    )
+    one = flashsim.backward("q_outer", run, dO)
+    other = flashsim.backward("q_outer_two_pass", run, dO)
     for part in ("dQ", "dK", "dV"):
         assert np.allclose(getattr(one, part), getattr(other, part), rtol=0, atol=1e-13)
     with pytest.raises(ValueError, match="run was made by 'q_outer'"):
@@ -135,9 +131,11 @@ def test_two_passes_take_square_tiles_that_fill_m(M: int, d: int, b: int) -> Non
 
 def taken_for_full(mask: Mask, shape: Shape, B_r: int, B_c: int) -> list[bool]:
     """Return, for each tile, whether the mask is wrong on whether it is full."""
-    found, allowed = [], mask.whole(shape, ())
+    found = []
+    allowed = mask.whole(shape, ())
     for top, left in itertools.product(range(0, shape.N_q, B_r), range(0, shape.N_k, B_c)):
-        bottom, right = min(top + B_r, shape.N_q), min(left + B_c, shape.N_k)
+        bottom = min(top + B_r, shape.N_q)
+        right = min(left + B_c, shape.N_k)
         rows, row_ends, cols, col_ends = (np.array([n]) for n in (top, bottom, left, right))
         said = mask.full(rows, row_ends, cols, col_ends, shape, ())[0]
         found.append(bool(said) != bool(allowed[top:bottom, left:right].all()))
@@ -147,11 +145,9 @@ def taken_for_full(mask: Mask, shape: Shape, B_r: int, B_c: int) -> list[bool]:
 @given(data=st.data())
 def test_full_tiles_are_those_where_positions_allow_all(data: st.DataObject) -> None:
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 20)) for _ in range(4))
-    length, left, right = (
-        data.draw(st.integers(0, N_k)),
-        data.draw(st.integers(-1, 9)),
-        data.draw(st.integers(-1, 9)),
-    )
+    length = data.draw(st.integers(0, N_k))
+    left = data.draw(st.integers(-1, 9))
+    right = data.draw(st.integers(-1, 9))
     masks = (
         Causal(),
         KeyPadding(length),
@@ -159,7 +155,8 @@ def test_full_tiles_are_those_where_positions_allow_all(data: st.DataObject) -> 
         Causal() & KeyPadding(length),
         SlidingWindow(-1, -1),
     )
-    mask, shape = data.draw(st.sampled_from(masks)), Shape(N_q, N_k, 1, 1)
+    mask = data.draw(st.sampled_from(masks))
+    shape = Shape(N_q, N_k, 1, 1)
     assert not any(taken_for_full(mask, shape, B_r, B_c))
 
 

@@ -57,7 +57,8 @@ def test_single_rows_hug_the_diagonal() -> None:
     tally = count(N=8, d=2, M=200, blocks=(4, 2), causal=True)
     assert tally.hbm.by_array["Q"].reads == (8 + 6 + 4 + 2 + 8) * 2
     assert tally.hbm.by_array["K"].reads == (8 + 4 + 8) * 2
-    first, second = 2 * (8 + 6 + 4 + 2), 4 * (4 + 8)
+    first = 2 * (8 + 6 + 4 + 2)
+    second = 4 * (4 + 8)
     assert tally.flops.matmul == 2 * 2 * (4 * first + 3 * second)
 
 
@@ -67,7 +68,9 @@ def test_line_2_fills_m(M: int, d: int) -> None:
     does.
     """
     tally = count(N=4096, d=d, M=M, sizing="paper")
-    room, B_r, B_c = 4 * d * -(-M // (4 * d)), tally.blocks.B_r, tally.blocks.B_c
+    room = 4 * d * -(-M // (4 * d))
+    B_r = tally.blocks.B_r
+    B_c = tally.blocks.B_c
     assert tally.sram.peak <= room
     for blocks in ((B_r + 1, 1), (1, B_c + 1)):
         assert count(N=4096, d=d, M=2 * room, blocks=blocks).sram.peak > room
@@ -77,7 +80,8 @@ def words_by_looking(parents: list[int], N_k: int, B_r: int, B_c: int) -> int:
     """Add up, tile by tile, the words of 32 nodes that its keys lie in, of tiles with a key that
     a causal mask allows.
     """
-    N_q, words = len(parents), 0
+    N_q = len(parents)
+    words = 0
     prefix = N_k - N_q
     for top in range(0, N_q, B_r):
         rows = range(top, min(top + B_r, N_q))
@@ -93,10 +97,14 @@ def words_by_looking(parents: list[int], N_k: int, B_r: int, B_c: int) -> int:
 def test_the_words_of_a_tree_and_the_blocks_of_a_mask_in_tiles_of_one_row_and_of_one_key(
     data: st.DataObject,
 ) -> None:
-    N_q, prefix = data.draw(st.integers(1, 36)), data.draw(st.integers(0, 9))
-    B_r, B_c = data.draw(st.integers(1, 45)), data.draw(st.integers(1, 45))
-    parents, N_k = [n - 1 - n % 2 for n in range(N_q)], N_q + prefix
-    B_r, B_c = min(B_r, N_q), min(B_c, N_k)
+    N_q = data.draw(st.integers(1, 36))
+    prefix = data.draw(st.integers(0, 9))
+    B_r = data.draw(st.integers(1, 45))
+    B_c = data.draw(st.integers(1, 45))
+    parents = [n - 1 - n % 2 for n in range(N_q)]
+    N_k = N_q + prefix
+    B_r = min(B_r, N_q)
+    B_c = min(B_c, N_k)
     allowed = Dense(
         np.random.default_rng(0).random(
             data.draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1)]))

@@ -122,7 +122,8 @@ def file_of(algorithm: Algorithm) -> str:
 
 def test_tables_are_as_made_and_only_they_are_written() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "docs_tables.py"))
-    written, pages = script["written"], script["TABLES"]
+    written = script["written"]
+    pages = script["TABLES"]
     for page in pages:
         assert written(page, text_of(ROOT / page)) == text_of(ROOT / page), page
     text = text_of(ROOT / "docs" / "gpu.md")

@@ -68,9 +68,11 @@ def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statis
     """At its M, or with L_i's elements more; one element less would not do. What is recorded is
     what is found.
     """
-    N, d = front["N"], front["d"]
+    N = front["N"]
+    d = front["d"]
     for row in rows_of(front):
-        ours, most = best(N, d, row["M"], names=STREAMED), NEAR * row["accesses"]
+        ours = best(N, d, row["M"], names=STREAMED)
+        most = NEAR * row["accesses"]
         assert (ours and ours.accesses) == row["ours"]
         if ours is None or ours.accesses > most:
             room = row["M"] + row["more"]
@@ -88,7 +90,8 @@ def test_backward_one_element_is_all_that_is_between() -> None:
 
     Nor would it without what AccelForge has not: L, D, and what D is made of, O and dO.
     """
-    rows, without = rows_of(FRONTS[3]), {}
+    rows = rows_of(FRONTS[3])
+    without = {}
     for number, row in enumerate(rows):
         behind = row["ours"] > NEAR * row["accesses"]
         assert (row["more"], row["statistic"]) == (behind, behind)
@@ -127,7 +130,8 @@ def test_its_accesses_are_sums_of_whole_sweeps() -> None:
     """What its points at N = 1,024, d = 64 are, in products of lengths; ours adds N, for L, in
     as many more for L_i.
     """
-    N, d = 1024, 64
+    N = 1024
+    d = 64
     points = dict(FORWARD[1]["fused"])
     assert points[3] == 4 * N * N * d + N * N + N * d
     assert points[21] == N * N * d + N * N + N * d
@@ -151,13 +155,16 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
     """
     here = {"A": "P", "WK": "W_UK", "WV": "W_UV"}
     for row in json.loads((POINTS.parent / "serving.json").read_text(encoding="utf-8")):
-        name, at = row["workload"], row["sizes"]
+        name = row["workload"]
+        at = row["sizes"]
         theirs = {
             (here.get(of, of), way): n
             for said, n in row["moved"].items()
             for of, way in [said.split()]
         }
-        H, w, M = at.get("H", 1), at.get("D", at.get("W")), 10**9
+        H = at.get("H", 1)
+        w = at.get("D", at.get("W"))
+        M = 10**9
         if name == "gqa":
             heads: dict[str, Any] = {"heads": at["G"] * at["R"], "kv_heads": at["G"]}
             tally = flashsim.count("standard", N=at["N"], d=w, **heads, M=M, gqa="grouped")
@@ -210,12 +217,12 @@ def test_calculators_differ_as_the_page_says() -> None:
     """LLM-Viewer's and GenZ's formulas for one head, M = 192 KB of float16: exact counts and the
     bound lie between them.
     """
-    N, d, M = 4096, 128, 192 * 1024 // 2
+    N = 4096
+    d = 128
+    M = 192 * 1024 // 2
     rows = min(-(-192 * 1024 // (2 * d)), d)
-    llm_viewer, genz = (
-        N * d + 2 * N * N + -(-N // rows) * N * d * 2,
-        theory.compulsory(N, N, d, d, "forward"),
-    )
+    llm_viewer = N * d + 2 * N * N + -(-N // rows) * N * d * 2
+    genz = theory.compulsory(N, N, d, d, "forward")
     in_its_blocks = flashsim.count("q_outer", N=N, d=d, M=M, blocks=(rows, 1), dtype="float16").hbm
     proof = flashsim.prove(N=N, d=d, M=M, dtype="float16")
     assert proof.best is not None

@@ -25,7 +25,9 @@ from .cases import Array, Case, cases, full_cases, of_bound
 
 def slowly(Q: Array, K: Array, V: Array, scale: float) -> tuple[Array, Array, Array]:
     """Softmax attention, one element at a time, with `math.fsum`."""
-    O, l, m = np.zeros((len(Q), V.shape[1])), np.zeros(len(Q)), np.zeros(len(Q))
+    O = np.zeros((len(Q), V.shape[1]))
+    l = np.zeros(len(Q))
+    m = np.zeros(len(Q))
     for i, q in enumerate(Q):
         s = [scale * math.fsum(float(a) * float(b) for a, b in zip(q, k, strict=True)) for k in K]
         m[i] = max(s)
@@ -49,22 +51,18 @@ def test_reference_agrees_with_a_slow_one(case: Case) -> None:
 
 
 def test_reference_survives_scores_that_overflow_exp() -> None:
-    Q, K, V = (
-        np.full((1, 1), 1000.0),
-        np.array([[1.0], [0.999], [-1.0]]),
-        np.array([[1.0], [2.0], [3.0]]),
-    )
+    Q = np.full((1, 1), 1000.0)
+    K = np.array([[1.0], [0.999], [-1.0]])
+    V = np.array([[1.0], [2.0], [3.0]])
     want = (1 + 2 * math.exp(-1)) / (1 + math.exp(-1))
     assert math.isclose(attention(Q, K, V, scale=1.0)[0, 0], want, rel_tol=1e-12)
 
 
 def test_reference_takes_leading_axes_and_a_dtype() -> None:
     rng = np.random.default_rng(0)
-    Q, K, V = (
-        rng.normal(size=(2, 3, 5, 4)),
-        rng.normal(size=(2, 3, 7, 4)),
-        rng.normal(size=(2, 3, 7, 6)),
-    )
+    Q = rng.normal(size=(2, 3, 5, 4))
+    K = rng.normal(size=(2, 3, 7, 4))
+    V = rng.normal(size=(2, 3, 7, 6))
     O = attention(Q, K, V)
     assert O.shape == (2, 3, 5, 6)
     assert (
@@ -89,8 +87,11 @@ def in_words(case: Case) -> tuple[Array, Array, Array]:
     weight of 0.
     """
     Q, K, V = case.inputs()
-    allowed, keep = case.oracle["mask"], case.oracle["keep"]
-    O, l, m = np.zeros((case.N_q, case.d_v)), np.zeros(case.N_q), np.full(case.N_q, -np.inf)
+    allowed = case.oracle["mask"]
+    keep = case.oracle["keep"]
+    O = np.zeros((case.N_q, case.d_v))
+    l = np.zeros(case.N_q)
+    m = np.full(case.N_q, -np.inf)
     for i in range(case.N_q):
         keys = [j for j in range(case.N_k) if allowed is None or allowed[i, j]]
         if not keys:
@@ -143,7 +144,8 @@ def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
     Within twice the derived bounds, which both computations keep to; no tolerance of our own.
     """
     Q, K, V = case.inputs()
-    dO, h = case.dO(), 1e-200
+    dO = case.dO()
+    h = 1e-200
     want = [np.zeros_like(a) for a in (Q, K, V)]
     for position, found in enumerate(want):
         for at in np.ndindex(found.shape):
@@ -167,7 +169,8 @@ def test_gradients_are_slopes(case: Case, spot: int) -> None:
     arrays = [
         rng.normal(size=s) for s in ((case.N_q, case.d), (case.N_k, case.d), (case.N_k, case.d_v))
     ]
-    dO, h = case.dO(), 1e-5
+    dO = case.dO()
+    h = 1e-5
     position = spot % 3
     flat = spot // 3 % arrays[position].size
     ends = []
@@ -195,18 +198,25 @@ def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> 
     anything but their own.
     """
     Q, K, V = case.inputs()
-    dO, oracle = case.dO(), case.oracle
+    dO = case.dO()
+    oracle = case.oracle
     allowed = np.ones((case.N_q, case.N_k), bool) if oracle["mask"] is None else oracle["mask"]
-    dead, idle = ~allowed.any(axis=0), ~allowed.any(axis=1)
+    dead = ~allowed.any(axis=0)
+    idle = ~allowed.any(axis=1)
     clean = attention_with_statistics(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
-    K[dead], V[dead], Q[idle], dO[idle] = poison, poison, poison, poison
+    K[dead] = poison
+    V[dead] = poison
+    Q[idle] = poison
+    dO[idle] = poison
     poisoned = attention_with_statistics(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
     for got, want in zip((*poisoned[0], *poisoned[1]), (*clean[0], *clean[1]), strict=True):
         assert np.array_equal(got, want)
 
 
 def test_the_reference_lets_nan_reach_those_who_attend() -> None:
-    Q, K, V = np.ones((2, 2)), np.ones((3, 2)), np.arange(6.0).reshape(3, 2)
+    Q = np.ones((2, 2))
+    K = np.ones((3, 2))
+    V = np.arange(6.0).reshape(3, 2)
     V[2, 0], mask = np.nan, np.array([[True, True, False], [True, True, True]])
     O = attention(Q, K, V, mask=mask)
     assert O[0].tolist() == [1.0, 2.0]
@@ -229,11 +239,10 @@ def test_a_rule_is_no_array_of_booleans() -> None:
 def test_masks_and_dropout_broadcast_over_heads() -> None:
     rng = np.random.default_rng(0)
     Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((5, 4), (7, 4), (7, 6), (5, 6)))
-    mask, keep = rng.random((3, 1, 7)) < 0.6, rng.random((2, 1, 5, 7)) < 0.6
-    O, got = (
-        attention(Q, K, V, mask=mask, keep=keep, dropout_p=0.4),
-        gradients(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4),
-    )
+    mask = rng.random((3, 1, 7)) < 0.6
+    keep = rng.random((2, 1, 5, 7)) < 0.6
+    O = attention(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
+    got = gradients(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
     bounds = gradient_bounds(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
     bound = error_bound(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
     for b, h in np.ndindex(2, 3):

@@ -30,15 +30,17 @@ from flashsim.reference import (
     sink_gradient_bound,
 )
 
-N_q, N_k, d, d_v, P = 4, 2, 2, 3, 0.5
+N_q = 4
+N_k = 2
+d = 2
+d_v = 3
+P = 0.5
 VALUES = (1.0, 3.0)  # of V's rows
 DO = (1.0, -2.0, 2.0)
 # q·k = 1
-Q, K, V = (
-    np.ones((N_q, d)),
-    np.full((N_k, d), 0.5),
-    np.repeat(np.array(VALUES)[:, None], d_v, axis=1),
-)
+Q = np.ones((N_q, d))
+K = np.full((N_k, d), 0.5)
+V = np.repeat(np.array(VALUES)[:, None], d_v, axis=1)
 # smallest numbers of the chip that matter
 WIDE = {"chip": np.float16, "stored": ml_dtypes.bfloat16}
 NARROW = {"chip": np.float32, "stored": np.float16}  # and of what is stored
@@ -82,9 +84,12 @@ def what(o: dict[str, Any], sunk: bool = False) -> SimpleNamespace:
     half of P.
     """
     (u, least, normal), (u_s, smallest, _) = FORMATS[o["chip"]], FORMATS[o["stored"]]
-    u_s, least = (0.0 if o["chip"] == o["stored"] else u_s), (normal if o["flushed"] else least)
-    dropped, kept = o["keep"] is not None, o["scores_stored"] or o["operands_stored"]
-    gain, tau = 1 / (1 - o["dropout_p"]), abs(o["scale"])
+    u_s = 0.0 if o["chip"] == o["stored"] else u_s
+    least = normal if o["flushed"] else least
+    dropped = o["keep"] is not None
+    kept = o["scores_stored"] or o["operands_stored"]
+    gain = 1 / (1 - o["dropout_p"])
+    tau = abs(o["scale"])
     largest = max(tau, abs(above(o))) if sunk else tau
     delta = (
         (d + 4) * u * tau
@@ -129,7 +134,10 @@ def of_gradients(
 ) -> tuple[float, list[float], list[float]]:
     """Of dQ; of dK, for each key; of dV's columns."""
     w = what(o)
-    u, Z, size, total = w.u, w.gain, sum(map(abs, DO)), sum(DO)
+    u = w.u
+    Z = w.gain
+    size = sum(map(abs, DO))
+    total = sum(DO)
     u_p, step_p = (w.u_s, w.step) if w.kept else (0.0, 0.0)
     E_P = w.relative * P + w.least + step_p
     if o["scores_stored"]:
@@ -142,7 +150,8 @@ def of_gradients(
         + N_q * w.least
         for x in DO
     ]
-    A_Z, dP = [Z * size * v for v in VALUES], [Z * total * v for v in VALUES]
+    A_Z = [Z * size * v for v in VALUES]
+    dP = [Z * total * v for v in VALUES]
     extra = (d_v * w.least + step_p) * max(Z, 1) + step_p * w.dropped
     E_dP = [((d_v + 4) * u + (1 + w.dropped) * u_p) * a + extra for a in A_Z]
     D = P * sum(A_Z)
@@ -164,7 +173,8 @@ def of_gradients(
         for x, e, a in zip(off, E_dP, A_Z, strict=True)
     ]
     reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
-    k, q = 0.5, 1.0
+    k = 0.5
+    q = 1.0
     dQ = (
         w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach))
         + dQ_stores * w.step
@@ -202,7 +212,9 @@ def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(
 ) -> None:
     """P_sink is 1/2, and P is 1/4 for both keys, so that D is a quarter of ΣV, times ΣdO = 1."""
     o = {**PLAIN, **asked, **formats}
-    w, size, P_sink = what(o, True), sum(map(abs, DO)), 0.5
+    w = what(o, True)
+    size = sum(map(abs, DO))
+    P_sink = 0.5
     E_D = size * (of_O(o, 1.0, True) + (d_v + 2) * w.u * w.mass + w.least) + d_v * w.least
     E_P = min(P_sink * (w.undropped + w.u * math.log(2)) + w.least, 1.0)
     D = w.gain * sum(VALUES) / 4 * abs(sum(DO))
@@ -232,7 +244,8 @@ def test_what_is_dropped_whole_leaves_the_smallest_numbers() -> None:
 
 @pytest.mark.parametrize(("chip", "u"), [(None, 2.0**-24), (np.float64, 2.0**-53)])
 def test_the_sum_of_a_group_is_bounded_as_said(chip: Any, u: float) -> None:
-    parts, bounds = np.array([1.0, -2.0, 4.0]), np.array([0.25, 0.5, 1.0])
+    parts = np.array([1.0, -2.0, 4.0])
+    bounds = np.array([0.25, 0.5, 1.0])
     want = 1.75 + 2 * (2 * u + 2.0**-11) * (7 + 1.75) + 2.0**-24
     got = group_bound(parts[:, None, None], bounds[:, None, None], stored=np.float16, chip=chip)
     assert np.allclose(got, want, rtol=1e-14, atol=0)
@@ -263,7 +276,8 @@ def test_adding_up_a_bias_gradient() -> None:
     """dP − D is −1 and 1, so |dS| = 1/2 everywhere; adding up n elements loses n·u of their sum,
     times C = 2.
     """
-    n, u = N_q * N_k, 2.0**-53
+    n = N_q * N_k
+    u = 2.0**-53
     dO = np.tile(DO, (N_q, 1))
     each, whole = (
         bias_gradient_bound(Q, K, V, dO, bias=np.zeros(shape)) for shape in ((N_q, N_k), (1, 1))
@@ -301,7 +315,8 @@ def test_the_bound_of_a_bias_gradient_takes_each_argument(change: dict[str, Any]
 
 @pytest.mark.parametrize("function", [gradient_bounds, bias_gradient_bound, sink_gradient_bound])
 def test_a_signature_says_what_is_taken(function: Any) -> None:
-    own, known = signature(function).parameters, signature(error_bound).parameters
+    own = signature(function).parameters
+    known = signature(error_bound).parameters
     # a sink changes dS by L alone
     apart = {"bias", "sink"} if function is not gradient_bounds else {"bias"}
     kept = known.keys() - apart

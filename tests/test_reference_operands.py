@@ -15,8 +15,10 @@ rng = np.random.default_rng(0)
 X, Z, V, Q, K, W = (
     rng.normal(size=shape) for shape in ((7, 3), (5, 3), (5, 2), (7, 3), (7, 3), (4, 3))
 )
-E, values = rng.normal(size=(4, 7)), rng.normal(size=(7, 2))
-HIDDEN, OUT = rng.normal(size=(3, 8)), rng.normal(size=(8, 2))
+E = rng.normal(size=(4, 7))
+values = rng.normal(size=(7, 2))
+HIDDEN = rng.normal(size=(3, 8))
+OUT = rng.normal(size=(8, 2))
 buckets = np.arange(14).reshape(2, 7) % 3
 KERNELS = (reference.kernel_product, reference.kernel_product_bounds)
 GRADIENTS = (reference.kernel_gradient, reference.kernel_gradient_bounds)

@@ -56,7 +56,8 @@ def oracle(table: Array, mask: RelativeBias) -> tuple[Array, Array]:
         "bias": np.broadcast_to(table[..., mask.buckets(APART)], (4, 5, 7)),
         "mask": APART >= 0,
     }
-    k, v = K.repeat(2, 0), V.repeat(2, 0)
+    k = K.repeat(2, 0)
+    v = V.repeat(2, 0)
     each = np.zeros((4, table.shape[-1]))
     for own, dS in zip(each, bias_gradient(Q, k, v, dO, **told), strict=True):
         np.add.at(own, mask.buckets(APART), dS)

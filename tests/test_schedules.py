@@ -158,7 +158,10 @@ def test_the_hybrid_moves_a_sixth_less_than_small_cache_between_d_squared_quarte
     assert plain is not None
     assert (hybrid.accesses, small.accesses) == (21_106_688, 25_298_944)
     assert hybrid.accesses < small.accesses < plain.accesses
-    N, d, M = 2**16, 2**10, 2**19  # x = √2, so nearly (x + 1)² for each pair
+    # x = √2, so nearly (x + 1)² for each pair
+    N = 2**16
+    d = 2**10
+    M = 2**19
     large = theory.exact("small_cache_hybrid", N=N, d=d, M=M).accesses / N**2
     assert large == pytest.approx(2 * 2 + 1 + 1, rel=0.02)  # whole pieces of V: x² + 1 + 1 + x²
 

@@ -55,7 +55,8 @@ def asked(
     rule: Mask = SoftCap(cap)
     told = {"softcap": cap, **case.oracle}
     if slope is not None:
-        rule, told = ALiBi(slope) & rule, told | {"bias": linear(case.N_q, case.N_k, slope)}
+        rule = ALiBi(slope) & rule
+        told = told | {"bias": linear(case.N_q, case.N_k, slope)}
     mask, _ = case.masked()
     blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
     options = {
@@ -318,7 +319,8 @@ def test_a_modification_that_is_wrong_is_noticed(
 
 
 def test_the_order_is_that_of_stages_however_they_are_combined() -> None:
-    a, b = ALiBi(0.25), SoftCap(3.0)
+    a = ALiBi(0.25)
+    b = SoftCap(3.0)
     assert (a & b).scores == (b & a).scores == (b, a)
     assert all(isinstance(mod, ScoreMod) for mod in (a & Causal() & b).scores)
 

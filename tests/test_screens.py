@@ -17,7 +17,9 @@ from .test_player import RECORDED, recorded
 
 HALL = {"width": 1920, "height": 1080}
 Opener = Callable[..., Any]
-SLIDE, POINTS = 13.33, 8  # a slide's width in inches, and the size of a figure's text
+# a slide's width in inches, and the size of a figure's text
+SLIDE = 13.33
+POINTS = 8
 
 
 @pytest.fixture
@@ -52,7 +54,8 @@ def box(page: Any, selector: str) -> dict[str, float]:
 def test_all_grows_with_the_screen(opened: Opener) -> None:
     desk, hall = (opened(lesson(), viewport, "#t=20") for viewport in (DESK, HALL))
     for part in (".tile td", ".listing li.on", ".under .legend li", "#play", ".grid"):
-        small, large = box(desk, part), box(hall, part)
+        small = box(desk, part)
+        large = box(hall, part)
         for side in ("x", "y", "width", "height"):
             assert large[side] == pytest.approx(1.5 * small[side], abs=5), (part, side)
     pixels = "(canvas => [canvas.width, canvas.clientWidth])(document.querySelector('.grid'))"
@@ -182,10 +185,8 @@ def test_two_runs_have_a_key_and_a_total(backward: bool, opened: Opener) -> None
     for view in page.locator(".view").all():
         assert view.locator(".legend.key").is_visible()
         assert "current" in view.locator(".legend.key").inner_text()
-        memory, total = (
-            view.locator(".memory").bounding_box(),
-            view.locator(".hbm .sum td").last.bounding_box(),
-        )
+        memory = view.locator(".memory").bounding_box()
+        total = view.locator(".hbm .sum td").last.bounding_box()
         assert total["y"] + total["height"] <= min(memory["y"] + memory["height"] + 1, bar)
         if not backward:  # whose eleven arrays scroll, below the total
             last = view.locator(".hbm tbody tr:not(.sum)").last.bounding_box()

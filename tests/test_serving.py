@@ -259,7 +259,8 @@ def test_parts_of_splits_are_of_the_chip_s_type() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
-    batch, operands = case.run.problem, case.run.plan.operands
+    batch = case.run.problem
+    operands = case.run.plan.operands
     of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}
     plan = case.run.plan
     run = finished(
@@ -307,7 +308,8 @@ def test_a_sequence_in_a_batch_is_the_sequence_alone() -> None:
         [rng.normal(size=(h, n, 4)) for n in lengths]
         for h, lengths in ((4, (3, 1, 0)), (2, (7, 5, 2)), (2, (7, 5, 2)))
     )
-    cu_q, cu_k = [0, 3, 4, 4], [0, 7, 12, 14]
+    cu_q = [0, 3, 4, 4]
+    cu_k = [0, 7, 12, 14]
     how: dict[str, Any] = {"M": 1000, "blocks": (4, 3)}
     Q_all, K_all, V_all = (np.concatenate(X, axis=1) for X in (Q, K, V))
     whole = [
@@ -385,7 +387,8 @@ def test_the_busiest_worker_of_fixed_splits(name: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(schedules, "schedule_of", mutated(schedules.schedule_of, bug))
     elif bug is not None:
         monkeypatch.setattr(schedules.Schedule, "busiest", property(bug))
-    rng, differs = np.random.default_rng(11), 0
+    rng = np.random.default_rng(11)
+    differs = 0
     for P, T, t, G in ((6, 12, 4, 5), (6, 12, 4, 24), (6, 12, 4, 40), (1, 12, 3, 2), (7, 6, 1, 3)):
         tally = serving.count(
             "decode", queries=1, keys=[T * 2] * P, d=1, workers=1, blocks=(1, 2), M=100
@@ -522,7 +525,8 @@ def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
 def latent(**changed: Any) -> Result:
     """2 heads of 3 + 1 columns over 5 latents of 2 + 1."""
     rng = np.random.default_rng(7)
-    W_UK, C = rng.normal(size=(2, 3, 2)), [rng.normal(size=(1, 5, 3))]
+    W_UK = rng.normal(size=(2, 3, 2))
+    C = [rng.normal(size=(1, 5, 3))]
     Q = [serving.absorb(rng.normal(size=(2, 1, 4)), W_UK)]
     given: dict[str, Any] = {"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100}
     return serving.mla(**given | changed)
@@ -530,11 +534,10 @@ def latent(**changed: Any) -> Result:
 
 def test_absorbed_and_not_agree_and_the_trace_is_theirs() -> None:
     rng = np.random.default_rng(8)
-    Q, C = (
-        [rng.normal(size=(2, n, 4)) for n in (3, 1)],
-        [rng.normal(size=(1, n, 3)) for n in (5, 0)],
-    )
-    W_UK, W_UV = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 5, 2))
+    Q = [rng.normal(size=(2, n, 4)) for n in (3, 1)]
+    C = [rng.normal(size=(1, n, 3)) for n in (5, 0)]
+    W_UK = rng.normal(size=(2, 3, 2))
+    W_UV = rng.normal(size=(2, 5, 2))
     own = serving.mla_expanded(Q, C, W_UK, W_UV, M=100)
     run = serving.mla([serving.absorb(q, W_UK) for q in Q], C, latent=2, scale=0.5, M=100)
     for s in range(2):
@@ -609,7 +612,8 @@ def test_quantised_in_float16_is_what_was_stored() -> None:
     assert np.array_equal(one.O[0], V[0])
 
 
-X, Y = np.ones((1, 3, 2)), np.ones((1, 2, 2))
+X = np.ones((1, 3, 2))
+Y = np.ones((1, 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -790,7 +794,8 @@ def test_the_command_counts_and_fails_where_theory_differs(
 
 
 def test_what_overflows_or_is_not_finite_is_an_error_that_names_the_sequence() -> None:
-    Q, ends = np.ones((1, 6, 4)), [0, 2, 6]
+    Q = np.ones((1, 6, 4))
+    ends = [0, 2, 6]
     for wrong in (np.nan, np.inf, 1e200):
         K = Q.copy()
         K[0, 3, 0] = wrong
@@ -807,7 +812,8 @@ def test_what_overflows_or_is_not_finite_is_an_error_that_names_the_sequence() -
 
 def test_hundreds_of_sequences() -> None:
     """The tallies of as many ends as Python keeps no two ints alike for."""
-    ends, rng = range(301), np.random.default_rng(0)
+    ends = range(301)
+    rng = np.random.default_rng(0)
     Q, K, V = (rng.normal(size=(1, 300, 2)) for _ in range(3))
     run = serving.varlen(Q, K, V, ends, ends, M=100)
     assert all(np.array_equal(O, V[:, s : s + 1]) for s, O in enumerate(run.O))

@@ -265,7 +265,8 @@ def test_lines_and_names_are_those_of_the_file(tmp_path: Path) -> None:
         "ValueError('no')\n"
     )
     module = module_of(tmp_path, text)
-    shadow, file = shadow_of(module.where), str(tmp_path / "mine.py")
+    shadow = shadow_of(module.where)
+    file = str(tmp_path / "mine.py")
     assert site_of(shadow()) == (file, 4)
     assert file_of(shadow.__code__) == file
     assert (shadow.__name__, shadow.__module__) == ("where", "mine")

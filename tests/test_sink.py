@@ -143,7 +143,8 @@ def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str)
     have logits of their own.
     """
     Q, dO, K, V = (rng.normal(size=shape) for shape in ((4, 5, 3), (4, 5, 2), (2, 7, 3), (2, 7, 2)))
-    s, h = np.array([0.5, -1.0, 2.0, 0.0]), 1e-5
+    s = np.array([0.5, -1.0, 2.0, 0.0])
+    h = 1e-5
     scores = SoftCap(3.0) if name != "standard" else ALiBi(0.1)
 
     def run(Q: Array = Q, K: Array = K, V: Array = V, s: Array = s) -> flashsim.Result:

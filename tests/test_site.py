@@ -66,7 +66,8 @@ def built(folder: Path, page: str, reference: str = "", listed: str = "") -> tup
     said = io.StringIO()
     with warnings.catch_warnings(), patch_docutils(), docutils_namespace():
         warnings.simplefilter("ignore")  # of the libraries
-        out, trees = folder / "out", folder / "trees"
+        out = folder / "out"
+        trees = folder / "trees"
         site = Sphinx(
             folder,
             folder / "docs",

@@ -98,7 +98,9 @@ def test_without_a_window_it_moves_what_q_outer_does_and_with_one_what_q_outer_d
 
 def test_grouped_heads_keep_their_window() -> None:
     rng = np.random.default_rng(0)
-    Q, K, V = rng.normal(size=(4, 9, 3)), rng.normal(size=(2, 14, 3)), rng.normal(size=(2, 14, 3))
+    Q = rng.normal(size=(4, 9, 3))
+    K = rng.normal(size=(2, 14, 3))
+    V = rng.normal(size=(2, 14, 3))
     apart, together = (
         flashsim.forward("sliding_window", Q, K, V, window=(2, 1), gqa=gqa, blocks=(4, 3), M=200)
         for gqa in ("separate", "grouped")

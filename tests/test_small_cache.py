@@ -51,7 +51,9 @@ def test_counts_by_hand() -> None:
 
 def test_a_run_by_hand() -> None:
     """N = 2, d = 1, tiles of one element; scores 0 and log 3, and log 3 and log 9."""
-    Q, K, V = np.array([[1.0], [2.0]]), np.array([[0.0], [math.log(3)]]), np.array([[4.0], [8.0]])
+    Q = np.array([[1.0], [2.0]])
+    K = np.array([[0.0], [math.log(3)]])
+    V = np.array([[4.0], [8.0]])
     run = flashsim.forward("small_cache", Q, K, V, M=5, scale=1.0)
     assert run.blocks == Blocks(1, 1, N_q=2, N_k=2)
     np.testing.assert_allclose(run.O, [[(4 + 3 * 8) / 4], [(4 + 9 * 8) / 10]], rtol=1e-15)
@@ -139,7 +141,9 @@ def test_one_strip_of_s_serves_every_row_block() -> None:
 def test_scores_in_the_strip_are_not_rounded_to_16_bits(dtype: str) -> None:
     rng = np.random.default_rng(0)
     Q, K, V = ((size * rng.normal(size=(12, 4))).astype(DTYPES[dtype]) for size in (30, 30, 1))
-    Q[0], K[0] = 200, 300  # a score of 240,000, beyond float16
+    # a score of 240,000, beyond float16
+    Q[0] = 200
+    K[0] = 300
     run = flashsim.forward("small_cache", Q, K, V, M=40, scale=1.0)
     bound = error_bound(Q, K, V, scale=1.0, **rounding("small_cache", run.blocks))
     assert of_bound(run.O, attention(Q, K, V, scale=1.0), bound) <= 1
@@ -159,7 +163,8 @@ def small() -> Iterator[tuple[int, int, int]]:
         rooms = {5, d * d, *(int(M) for M in np.geomspace(5, d * d, 9))}
         rooms |= {b * b + 4 * b - off for b in (1, 2, 3, 7, 18, d // 2, d - 2) for off in (0, 1)}
         for M in sorted(rooms & {*range(5, d * d + 1)}):
-            b, least = math.isqrt(M + 4) - 2, math.isqrt(M - 1) + 1
+            b = math.isqrt(M + 4) - 2
+            least = math.isqrt(M - 1) + 1
             lengths = {least, least + 1, *(k * b + off for k in (1, 2, 3, 50) for off in (0, 1))}
             lengths |= {2**p + off for p in range(0, 21, 2) for off in (-1, 0, 1)}
             yield from ((N, d, M) for N in sorted(lengths) if least <= N)

@@ -79,7 +79,9 @@ def test_below_d_squared_it_moves_least_and_grows_as_saha_and_ye_s_bound() -> No
         accesses("small_cache", 1024)
         > theory.exact("q_outer", N=1024, d=64, M=8192, direction="backward").accesses
     )
-    N, d, M = 2**14, 2**13, 2**16
+    N = 2**14
+    d = 2**13
+    M = 2**16
     per_pair = theory.exact("small_cache", N=N, d=d, M=M, direction="backward").accesses / N**2
     assert per_pair == pytest.approx(12 * d / M**0.5 + 3, rel=0.03)
 

@@ -52,7 +52,8 @@ def test_any_split_merged_either_way_is_attention(
     assert of_bound(run.O, attention(Q, K, V, **case.oracle), bound) <= 1
     how_counted: dict[str, Any] = {**case.shape, **asked, "dtype": case.dtype}
     how_counted |= {"mask": case.masked()[0], "dropout_p": case.dropout_p}
-    tally, exact = flashsim.count("split_kv", **how_counted), exact_of("split_kv", **how_counted)
+    tally = flashsim.count("split_kv", **how_counted)
+    exact = exact_of("split_kv", **how_counted)
     assert (run.hbm, run.sram) == (tally.hbm, tally.sram)
     if exact is not None:
         assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
@@ -144,7 +145,9 @@ def test_each_sequence_has_its_own_length(merge: str) -> None:
 
 def test_the_splits_of_a_short_sequence_share_its_tiles() -> None:
     """17 of 40 keys, in tiles of 4: 5 tiles, so 3 splits have 2, 2 and 1, not 4, 1 and 0."""
-    blocks, shape, mask = Blocks(1, 4, N_q=1, N_k=40), Shape(1, 40, 4, 4), KeyPadding(17)
+    blocks = Blocks(1, 4, N_q=1, N_k=40)
+    shape = Shape(1, 40, 4, 4)
+    mask = KeyPadding(17)
     cut = TileSplits(LiveTiles(mask, blocks, shape, ()), mask, blocks, shape, (), 3)
     assert [int(cut.row(s, 0).sum()) for s in range(3)] == [2, 2, 1]
 

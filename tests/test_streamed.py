@@ -267,7 +267,8 @@ def test_hybrid_backward_takes_the_room_that_a_referee_s_take() -> None:
 
     With one element more, D_n's, dO is not read again for D, nor D by the first block.
     """
-    N, d = 256, 16
+    N = 256
+    d = 16
     for M, keys, accelforge in ((138, 8, 1_069_056), (274, 16, 741_376)):
         best = best_of("hybrid_streamed", N=N, d=d, M=M, direction="backward")
         assert best is not None
@@ -294,7 +295,8 @@ def test_backward_tiles_take_the_room_that_a_referee_s_take() -> None:
     """b² + b + 1: AccelForge's accesses at N = 256, d = 16, M = 21, and D, L and O besides. No
     statistic takes more room.
     """
-    N, d = 256, 16
+    N = 256
+    d = 16
     best = best_of("tiles_streamed", N=N, d=d, M=21, direction="backward")
     assert best is not None
     assert (best.blocks.B_r, best.blocks.B_c, best.peak) == (4, 4, 21)
@@ -320,7 +322,8 @@ def test_ds_in_hbm_moves_less_below_two_and_a_half_d_squared() -> None:
 
 def test_one_pass_moves_less_with_few_blocks_of_keys() -> None:
     """4T_c + 4 matrices of N × d against 2T_c + 2T_r + 9, T_r about 3T_c/4: less up to T_c = 9."""
-    N, d = 3600, 16
+    N = 3600
+    d = 16
     for T_c, less in ((1, True), (2, True), (5, True), (9, True), (18, False)):
         one, two = (
             best_of(name, N=N, d=d, M=N // T_c * (4 * d + 1) + 3 * d + 2, direction="backward")

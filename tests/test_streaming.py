@@ -14,10 +14,14 @@ SIZES = [(8, 8), (5, 13), (13, 5), (1, 29), (12, 30)]
 
 def tiles_of(N_q: int, N_k: int, sinks: int, window: int) -> None:
     """Compare live, full and the number of live tiles of each row block with all elements."""
-    mask, shape, B_r, B_c = Streaming(sinks, window), Shape(N_q, N_k, 2, 2), 3, 4
+    mask = Streaming(sinks, window)
+    shape = Shape(N_q, N_k, 2, 2)
+    B_r = 3
+    B_c = 4
     whole = mask.whole(shape, ())
     for top in range(0, N_q, B_r):
-        end, live = min(top + B_r, N_q), 0
+        end = min(top + B_r, N_q)
+        live = 0
         for left in range(0, N_k, B_c):
             right = min(left + B_c, N_k)
             tops, ends, lefts, rights = np.array([[top], [end], [left], [right]])
@@ -25,9 +29,11 @@ def tiles_of(N_q: int, N_k: int, sinks: int, window: int) -> None:
             assert bool(mask.live(tops, ends, lefts, rights, shape, ())[0]) == tile.any()
             assert bool(mask.full(tops, ends, lefts, rights, shape, ())[0]) == tile.all()
             live += int(tile.any())
-        first, last = top + N_k - N_q, end - 1 + N_k - N_q
+        first = top + N_k - N_q
+        last = end - 1 + N_k - N_q
         if first >= 0:
-            a, z = max(first - window + 1, 0) // B_c, last // B_c
+            a = max(first - window + 1, 0) // B_c
+            z = last // B_c
             assert live == z - a + 1 + min(a, -(-min(sinks, last + 1) // B_c))
 
 

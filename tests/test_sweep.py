@@ -57,7 +57,8 @@ def test_rows_are_what_is_counted() -> None:
             assert (row["accesses_elements"], row["status"] == "ok") == (None, False)
             assert row["reason"]
             continue
-        hbm, B = tally.hbm, tally.blocks
+        hbm = tally.hbm
+        B = tally.blocks
         assert row["status"] == "ok"
         assert [
             row[f"{name}_elements"]
@@ -277,7 +278,8 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
     given |= {"N": [9, 24], "d": 4, "M": [60, 700], "direction": ["forward", "backward"]}
     found = flashsim.sweep(["flash", "split_kv", "block_sparse"], **given, check=0)
     assert list(flashsim.sweep(points=found, check=0)) == list(found)
-    csv, again = tmp_path / "sweep.csv", tmp_path / "again.csv"
+    csv = tmp_path / "sweep.csv"
+    again = tmp_path / "again.csv"
     found.to_csv(csv)
     assert main(["sweep", "--points", str(csv), "--check", "0", "--csv", str(again)]) == 0
     assert again.read_bytes() == csv.read_bytes()
@@ -700,7 +702,8 @@ def test_a_picture_s_key_is_within_it_and_beside_the_axes(lines: int) -> None:
     ax = flashsim.sweep(
         "flash", N=list(range(600, 630)), d=64, M=[10_000 + 1_000 * n for n in range(lines)]
     ).plot()
-    figure, legend = ax.figure, ax.get_legend()
+    figure = ax.figure
+    legend = ax.get_legend()
     assert legend is not None
     figure.draw_without_rendering()  # type: ignore[union-attr]
     box = legend.get_window_extent()

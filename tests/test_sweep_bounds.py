@@ -69,7 +69,8 @@ def test_what_is_left_out_is_not_bounded() -> None:
     (sparse,) = flashsim.sweep(
         "block_sparse", **{**OPTIONS, "N": 90}, block_mask=patterns.butterfly
     )
-    B_r, B_c = sparse["B_r"], sparse["B_c"]
+    B_r = sparse["B_r"]
+    B_c = sparse["B_c"]
     tiles = patterns.butterfly(sparse["T_r"], sparse["T_c"])
     live = np.array([[tiles[i // B_r, j // B_c] for j in range(90)] for i in range(90)])
     assert not live.all()

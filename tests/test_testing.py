@@ -36,7 +36,8 @@ from flashsim.testing.subject import EMPTY, Subject, lay_out
 
 from .pages import ROOT
 
-TILED, UNFUSED = BASES["tiled"], BASES["unfused"]
+TILED = BASES["tiled"]
+UNFUSED = BASES["unfused"]
 
 
 def full(implementation: Implementation, **options: Any) -> Report:
@@ -74,7 +75,8 @@ def seeds() -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
-    kernel, seed = mutant.build(), seeds().get(mutant.name, 0)
+    kernel = mutant.build()
+    seed = seeds().get(mutant.name, 0)
     found = survey(
         Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, seed, until_failure=True
     )
@@ -299,7 +301,8 @@ def plain(
     if spec.layout == "BNHD":
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
     k, v = (np.repeat(a, q.shape[1] // k.shape[1], axis=1) for a in (k, v))
-    N_q, N_k = q.shape[2], k.shape[2]
+    N_q = q.shape[2]
+    N_k = k.shape[2]
     allowed = np.ones((*q.shape[:3], N_k), bool)
     if causal:
         allowed &= np.tri(N_q, N_k, N_k - N_q if spec.causal == "bottom_right" else 0, dtype=bool)
@@ -398,10 +401,8 @@ def test_a_report_a_spec_and_a_case_can_be_read_and_kept() -> None:
         survey(Subject(UNFUSED, UNFUSED.spec), 15, n, ["oracle"]).verdicts for n in (3, 3, 4)
     )
     assert first == again != other  # by the seed
-    spec, case = (
-        Spec(dtypes=("float16",), causal="top_left", C=1.0),
-        Case(N_q=3, mask="holes", seed=7),
-    )
+    spec = Spec(dtypes=("float16",), causal="top_left", C=1.0)
+    case = Case(N_q=3, mask="holes", seed=7)
     assert (eval(repr(spec)), eval(repr(case))) == (spec, case)
 
 
@@ -613,7 +614,8 @@ def test_arrays_lie_as_asked_with_nan_around_them(strides: str, layout: str) -> 
 
 
 def test_a_case_that_has_groups_keeps_them() -> None:
-    fit, subject = CHECKS["grouped_heads"].fit, Subject(TILED, TILED.spec)
+    fit = CHECKS["grouped_heads"].fit
+    subject = Subject(TILED, TILED.spec)
 
     assert {fit(Case(seed=seed), subject).group for seed in range(4)} == {2, 3}  # type: ignore[union-attr]
     for case in (Case(group=2, seed=1), Case(group=3, seed=2)):
@@ -649,7 +651,8 @@ def test_real_data_is_among_the_regimes_with_the_scores_of_real_heads() -> None:
 
 
 def test_nan_never_passes_and_infinite_budgets_do() -> None:
-    one, zero = np.ones(1), np.zeros(1)
+    one = np.ones(1)
+    zero = np.zeros(1)
     assert parts_of_bound(np.full(1, np.nan), one, one)[0] == np.inf
     assert parts_of_bound(one, np.full(1, np.nan), one)[0] == np.inf
     assert parts_of_bound(np.full(1, np.nan), np.full(1, np.nan), one)[0] == 0
@@ -673,7 +676,8 @@ def test_the_oracle_never_reads_what_is_masked() -> None:
         )
         for ours, theirs in zip(problem.solution, poisoned.solution, strict=True):
             assert np.array_equal(ours, theirs)
-        ours_too, theirs_too = problem.gradients(), poisoned.gradients()
+        ours_too = problem.gradients()
+        theirs_too = poisoned.gradients()
         for ours, theirs in zip(
             ours_too.exact + ours_too.budgets, theirs_too.exact + theirs_too.budgets, strict=True
         ):
@@ -703,7 +707,8 @@ def test_budgets_of_equal_weights(lse: str, unit: float) -> None:
     """
     spec = Spec(lse=lse)
     even = Case(N_q=1, N_k=300, d=8).problem(spec)
-    found, u = even.but(q=0 * even.q, v=0 * even.v + 1).solution, 2.0**-24
+    found = even.but(q=0 * even.q, v=0 * even.v + 1).solution
+    u = 2.0**-24
     np.testing.assert_allclose(found.O_budget, spec.C * (300 + 8 + 2 + 1) * u, rtol=1e-6)
     np.testing.assert_allclose(
         found.lse_budget * unit, spec.C * (300 + 8 + 4 * (1 + np.log(300))) * u, rtol=1e-6
@@ -754,7 +759,8 @@ def test_rounding_of_stored_scores_that_decides_the_softmax_is_within_budget() -
         return stored_scores(q, k, v, **asked)[:2]
 
     def backward(q: Any, k: Any, v: Any, do: Any, scale: float | None = None) -> Any:
-        f, tau = np.float64, scale or q.shape[-1] ** -0.5
+        f = np.float64
+        tau = scale or q.shape[-1] ** -0.5
         P = stored_scores(q, k, v, scale)[2]
         dV = P.swapaxes(-1, -2) @ do.astype(f)
         dP = (do.astype(f) @ v.astype(f).swapaxes(-1, -2)).astype(q.dtype).astype(f)

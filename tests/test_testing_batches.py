@@ -94,7 +94,8 @@ def test_sums_that_follow_the_batch_are_noticed_where_bits_are_promised(name: st
 
 def test_the_smallest_batch_and_the_first_bit_are_shown() -> None:
     kernel = mutants.splits_follow_the_batch
-    check, subject = CHECKS["batch_invariance"], Subject(kernel, kernel.spec)
+    check = CHECKS["batch_invariance"]
+    subject = Subject(kernel, kernel.spec)
     simplest = tried(kernel, "batch_invariance", 200, until_failure=True).simplest
     assert simplest is not None
     found = shrink(check, subject, simplest.case)
@@ -121,7 +122,8 @@ def test_a_sequence_that_reads_its_neighbour_fails_without_a_promise() -> None:
 
 
 def test_a_batch_is_made_where_a_case_has_one_sequence() -> None:
-    fit, subject = CHECKS["batch_invariance"].fit, Subject(BASES["split"], BASES["split"].spec)
+    fit = CHECKS["batch_invariance"].fit
+    subject = Subject(BASES["split"], BASES["split"].spec)
     made = [fit(Case(seed=seed, block=(8, 4)), subject) for seed in range(128)]
     assert {case.B for case in made if case} == {2, 3, 5, 17}
     around = {m * 4 + off for m in (1, 2, 3, 5) for off in (-1, 0, 1, 2)}

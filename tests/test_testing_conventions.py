@@ -215,7 +215,8 @@ def test_calls_are_as_documented() -> None:
     ]
     assert halves[0][1].base is halves[0][2].base
     assert operator[1] == {"is_causal": 1}
-    indptr, last = lists[1]["paged_kv_indptr"], lists[1]["paged_kv_last_page_len"]
+    indptr = lists[1]["paged_kv_indptr"]
+    last = lists[1]["paged_kv_last_page_len"]
     assert indptr[-1] == len(lists[1]["paged_kv_indices"])
     assert ((last > 0) == (np.diff(indptr) > 0)).all()
     assert {

@@ -297,7 +297,8 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
         right = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
         return right.O * (1 if options.get("causal") else 1.37), right.lse
 
-    shown, other = Case(N_q=2, N_k=5, d=4), Case(N_q=3, N_k=7, d=4, causal=True)
+    shown = Case(N_q=2, N_k=5, d=4)
+    other = Case(N_q=3, N_k=7, d=4, causal=True)
     findings = [try_check(CHECKS["oracle"], Subject(kernel, SPEC), case) for case in (shown, other)]
     in_common = Suspicion("What they have in common", (), "")
     monkeypatch.setattr("flashsim.testing.diagnosis.in_common", lambda *_: [in_common])
@@ -407,7 +408,8 @@ def test_models_of_bugs_compute_what_they_say() -> None:
     allowed = np.tri(3, 5, 2, dtype=bool)
     P = np.where(allowed, np.exp(q @ k.T / math.sqrt(2)), 0)
     l = P.sum(1, keepdims=True)
-    dP, D = dO @ v.T, (dO * (P / l @ v)).sum(1, keepdims=True)
+    dP = dO @ v.T
+    D = (dO * (P / l @ v)).sum(1, keepdims=True)
     dQ = np.where(allowed, dP - D, 0) @ k / math.sqrt(2)
     np.testing.assert_allclose(
         answer_of("dS_without_P", problem, "gradients")[0][0, 0], dQ, rtol=1e-6
@@ -436,7 +438,8 @@ def causal_by(shift: Callable[[int, int], int]) -> Subject:
     """
 
     def kernel(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
-        N_q, N_k = q.shape[2], k.shape[2]
+        N_q = q.shape[2]
+        N_k = k.shape[2]
         s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
         if causal:
             s = np.where(np.tri(N_q, N_k, shift(N_q, N_k), dtype=bool), s, -np.inf)
@@ -583,7 +586,8 @@ def test_what_public_kernels_did_is_told(
     kernel: Callable[..., Any], spec: Spec, says: str | None
 ) -> None:
     if says is None:
-        inner, says = kernel, "v is read with k's strides"
+        inner = kernel
+        says = "v is read with k's strides"
 
         def kernel(q: Array, k: Array, v: Array) -> Array:
             return np.asarray(inner(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2))

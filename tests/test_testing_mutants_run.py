@@ -48,7 +48,8 @@ class Case:
         """Return q, k, v and dO. `shift` makes all scores of that order of magnitude, with that
         sign.
         """
-        rng, dtype = np.random.default_rng(self.seed), float_dtype(self.dtype)
+        rng = np.random.default_rng(self.seed)
+        dtype = float_dtype(self.dtype)
         heads_q = self.heads * self.group
         shapes = [
             (heads_q, self.N_q, self.d),

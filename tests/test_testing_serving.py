@@ -43,7 +43,8 @@ def plain(
     """Return O and log-sum-exp as the definitions have them, in float64, one row after the
     other.
     """
-    O, lse = np.zeros((*q.shape[:3], v.shape[-1])), np.zeros(q.shape[:3])
+    O = np.zeros((*q.shape[:3], v.shape[-1]))
+    lse = np.zeros(q.shape[:3])
     for b, h, i in np.ndindex(*q.shape[:3]):
         K, V = (a[b, h // case.group].astype(float) for a in (k, v))
         S = K @ q[b, h, i].astype(float) / np.sqrt(q.shape[-1])
@@ -94,7 +95,8 @@ def test_the_oracle_s_gradient_of_a_sink_is_its_slope() -> None:
 def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, scales: Any) -> None:
     spec = Spec(dtypes=(dtype,), scales=scales, block=(8, 16), gqa=True)
     case = replace(CASE, dtype=dtype, d_v=None)
-    problem, wide = case.problem(spec), replace(case, dtype="float64").problem(spec)
+    problem = case.problem(spec)
+    wide = replace(case, dtype="float64").problem(spec)
     assert problem.q.dtype.name == dtype
     for stored, meant in zip(problem.heads, wide.heads, strict=True):
         assert np.abs(stored - meant).max() <= 0.15 * np.abs(meant).max()
@@ -207,7 +209,8 @@ def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
     for name, value in {"MUTANTS": named, "CASES": 1, "EXAMPLES": 1, "SEEDS": 1}.items():
         monkeypatch.setattr(script, name, value)
     monkeypatch.setattr("sys.argv", ["kit_matrix.py", "-o", str(tmp_path / "it")])
-    kept, written = tmp_path / "it.rows.json", []
+    kept = tmp_path / "it.rows.json"
+    written = []
 
     def stop(path: Path, text: str) -> None:
         path.write_text(text.replace(named[0].bug, "what was found before"))
@@ -321,7 +324,8 @@ def test_a_packed_backward_pass_is_checked() -> None:
         for a, b, c, d in zip(
             cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False
         ):
-            of_q, of_k = slice(a, b), slice(c, d)
+            of_q = slice(a, b)
+            of_k = slice(c, d)
             if b > a and d > c:
                 one = (
                     X[rows].swapaxes(0, 1)[None]

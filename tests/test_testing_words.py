@@ -40,7 +40,8 @@ def attend(
 ) -> tuple[Array, Array, Array]:
     """Textbook attention, with a window and a bias: O, log-sum-exp and the weights, in float64."""
     k, v = (np.repeat(a.astype(float), q.shape[1] // k.shape[1], axis=1) for a in (k, v))
-    N_q, N_k = q.shape[2], k.shape[2]
+    N_q = q.shape[2]
+    N_k = k.shape[2]
     ok = np.ones((*q.shape[:3], N_k), bool)
     if causal:
         ok &= np.tri(N_q, N_k, N_k - N_q, dtype=bool)
@@ -73,7 +74,8 @@ def kernel(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda options: 
 
 def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Any:
     O, _, P = attend(q, k, v, **options)
-    group, dO = q.shape[1] // k.shape[1], do.astype(float)
+    group = q.shape[1] // k.shape[1]
+    dO = do.astype(float)
     K, V = (np.repeat(a.astype(float), group, axis=1) for a in (k, v))
     alive = np.any(P > 0, axis=-2)[..., None]
     dS = (
@@ -81,11 +83,9 @@ def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Any:
         * (dO @ np.where(alive, V, 0).swapaxes(-1, -2) - (dO * O).sum(-1, keepdims=True))
         / np.sqrt(q.shape[-1])
     )
-    dq, dk, dv = (
-        dS @ np.where(alive, K, 0),
-        dS.swapaxes(-1, -2) @ q.astype(float),
-        P.swapaxes(-1, -2) @ dO,
-    )
+    dq = dS @ np.where(alive, K, 0)
+    dk = dS.swapaxes(-1, -2) @ q.astype(float)
+    dv = P.swapaxes(-1, -2) @ dO
     dk, dv = (a.reshape(*k.shape[:2], group, *a.shape[2:]).sum(2) for a in (dk, dv))
     return tuple(a.astype(q.dtype) for a in (dq, dk, dv))
 

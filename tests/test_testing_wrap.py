@@ -158,7 +158,8 @@ def test_a_wrapped_function_s_parameters_are_its_own_but_for_a_convention_s() ->
 
 @pytest.mark.parametrize("axes", [2, 3, 4])
 def test_a_mask_for_pytorch_has_four_axes(axes: int) -> None:
-    q, mask = np.ones((1, 1, 4, 2)), np.ones((1, 1, 4, 4)[-axes:], bool)
+    q = np.ones((1, 1, 4, 2))
+    mask = np.ones((1, 1, 4, 4)[-axes:], bool)
     assert _sdpa(q, q, mask=mask)["attn_mask"].shape == (1, 1, 4, 4)
 
 

@@ -122,7 +122,8 @@ def test_a_function_that_changes_its_inputs_is_seen(device: str, dtype: str, nam
         return q.clone()
 
     array = layouts(dtype)[name]
-    before, mask = array.copy(), np.ones((4, 4), bool)
+    before = array.copy()
+    mask = np.ones((4, 4), bool)
     wrap(scales, "torch", device=device)(array.copy(), array, array.copy(), mask=mask)
     assert (array[..., 1] == 3).all()
     assert same_bits(array[..., 2:], before[..., 2:])
@@ -134,7 +135,8 @@ def test_a_function_that_changes_its_inputs_is_seen(device: str, dtype: str, nam
 def test_the_gaps_between_elements_are_there_too(device: str) -> None:
     """A function that reads or writes past a row's end meets the caller's memory."""
     whole = np.zeros((1, 1, 4, 8), np.float32)
-    part, poison = whole[..., :4], whole[..., 4:]
+    part = whole[..., :4]
+    poison = whole[..., 4:]
     poison[:] = np.nan
 
     def reaches_over(q: Any, k: Any, v: Any) -> Any:
@@ -328,7 +330,8 @@ def flash_attn_func(
     """Do what flash_attn's function of that name documents, in plain torch."""
     q, k, v = (a.transpose(1, 2).float() for a in (q, k, v))
     k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], dim=1) for a in (k, v))
-    N_q, N_k = q.shape[2], k.shape[2]
+    N_q = q.shape[2]
+    N_k = k.shape[2]
     S = q @ k.mT * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
     if causal:
         S = S.masked_fill(~S.new_ones(N_q, N_k).bool().tril(N_k - N_q), float("-inf"))

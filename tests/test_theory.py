@@ -70,8 +70,10 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
 def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -> dict[str, Any]:
     """Arguments of `count` and `exact`."""
     most = 14 if real else 40
-    N_q, N_k = draw(st.integers(1, most)), draw(st.integers(1, most))
-    d, d_v = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    N_q = draw(st.integers(1, most))
+    N_k = draw(st.integers(1, most))
+    d = draw(st.integers(1, 9))
+    d_v = draw(st.integers(1, 9))
     M = draw(st.integers(max(d, d_v), max(d, d_v) + 900))
     drawn: dict[str, Any] = {
         "N_q": N_q,
@@ -195,9 +197,11 @@ def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) 
 def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.DataObject) -> None:
     """In any run of columns, for interleaved rows of a group too."""
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 25)) for _ in range(4))
-    mask, group = data.draw(masks(N_q, N_k)) or All(), data.draw(st.sampled_from((1, 1, 2, 3)))
+    mask = data.draw(masks(N_q, N_k)) or All()
+    group = data.draw(st.sampled_from((1, 1, 2, 3)))
     N_q *= group
-    B_r, B_c = min(B_r, N_q), min(B_c, N_k)
+    B_r = min(B_r, N_q)
+    B_c = min(B_c, N_k)
     blocks = Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
     want = live_by_looking(mask, N_q, N_k, blocks, group)
     live = live_tiles(mask, N_q, N_k, blocks, group)
@@ -229,7 +233,8 @@ def test_live_tiles_of_padding_and_a_left_window_and_of_2000_by_2000() -> None:
     }
     want = theory.exact("block_sparse", **drawn)
     assert want.blocks.T_r == want.blocks.T_c == 1986
-    triangle, last = 1986 * 1987 // 2, 2**17 - 1985 * 66
+    triangle = 1986 * 1987 // 2
+    last = 2**17 - 1985 * 66
     assert want.hbm.by_array["l"].reads == (triangle - 1986) * 66 + 1986 * last
 
 
@@ -357,8 +362,10 @@ def test_appendix_b_by_hand() -> None:
 @pytest.mark.parametrize(("direction", "name"), PASSES)
 @given(data=st.data())
 def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.DataObject) -> None:
-    N_q, N_k = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 60))
-    d, d_v = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    N_q = data.draw(st.integers(1, 60))
+    N_k = data.draw(st.integers(1, 60))
+    d = data.draw(st.integers(1, 9))
+    d_v = data.draw(st.integers(1, 9))
     row = st.sampled_from([N_k + 1, N_k + 2, 2 * N_k, 2 * N_k + 1])  # about where one fits
     M = max(d, d_v, data.draw(st.integers(1, 300) | row))
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
@@ -511,12 +518,12 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
 
 @given(data=st.data())
 def test_proposition_4_for_any_block_mask(data: st.DataObject) -> None:
-    N, d = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 40))
-    M, seed = data.draw(st.integers(d, N * d)), data.draw(st.integers(0, 99))
-    density, direction = (
-        data.draw(st.floats(0, 1)),
-        data.draw(st.sampled_from(("forward", "backward"))),
-    )
+    N = data.draw(st.integers(1, 200))
+    d = data.draw(st.integers(1, 40))
+    M = data.draw(st.integers(d, N * d))
+    seed = data.draw(st.integers(0, 99))
+    density = data.draw(st.floats(0, 1))
+    direction = data.draw(st.sampled_from(("forward", "backward")))
     blocks = theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks
     mask = np.random.default_rng(seed).random((blocks.T_r, blocks.T_c)) < density
     asked: dict[str, Any] = {"block_mask": mask, "direction": direction, "sizing": "paper"}
@@ -582,7 +589,8 @@ class FirstHalfBand(FirstHalf):
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
-    mask, allowed = FirstHalfBand() & Causal(), np.tri(23, dtype=bool) & (np.arange(23) < 11)
+    mask = FirstHalfBand() & Causal()
+    allowed = np.tri(23, dtype=bool) & (np.arange(23) < 11)
     drawn: dict[str, Any] = {
         "N": 23,
         "d": 2,

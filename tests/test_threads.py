@@ -53,7 +53,8 @@ def test_blas_has_its_threads_back_after_runs_at_once() -> None:
     """All are inside at the same time, and leave in an order of their own; one leaves by an
     exception, one goes in twice.
     """
-    before, everywhere = limits(), np.geterr()
+    before = limits()
+    everywhere = np.geterr()
     together, want = threading.Barrier(THREADS), flashsim.forward("flash", Q, K, V).O
 
     def on_head(number: int, done: int, heads: int) -> None:
@@ -125,5 +126,7 @@ def test_a_child_forked_meanwhile_has_no_limit_of_threads_that_it_lacks() -> Non
     command = [sys.executable, "-W", "ignore", "-c", FORK]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.stderr == ""
-    outside, inside, parent = ["[2] [2]", "[2]"], ["[1] [1]", "[2]"], ["[2]"]
+    outside = ["[2] [2]", "[2]"]
+    inside = ["[1] [1]", "[2]"]
+    parent = ["[2]"]
     assert ran.stdout.splitlines() == [*outside, *inside, *parent]

@@ -114,7 +114,8 @@ PASSES = [(name, "forward") for name in FORWARD] + [(name, "backward") for name 
 def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direction: str) -> None:
     """The end is the run's and the closed form's."""
     Q, K, V = operands(13, 4)
-    watch, run = Watch(), None
+    watch = Watch()
+    run = None
     if direction == "forward":
         run, run_trace = with_trace(flashsim.forward, name, Q, K, V, M=64, observers=[watch])
     else:
@@ -136,7 +137,8 @@ def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direc
             assert np.array_equal(np.asarray(value, np.float32), event.value, equal_nan=True)  # type: ignore[arg-type]
 
     assert run_trace.about.direction == direction
-    about, last = run_trace.about, run_trace.events[-1]
+    about = run_trace.about
+    last = run_trace.events[-1]
     assert (last.reads, last.writes) == (run.hbm.reads, run.hbm.writes)
     assert {a.name: (a.reads, a.writes) for a in about.arrays} == {
         array: (moved.reads, moved.writes) for array, moved in run.hbm.by_array.items()
@@ -276,10 +278,8 @@ def test_steps_cover_the_data_events_and_show_what_a_record_follows(
                 {span[1] - span[0]} if span else set()
             )
     assert found == set(kinds)
-    labels, listed = (
-        {step.label for step in trace.steps},
-        {label_of(line) for line in trace.about.listing},
-    )
+    labels = {step.label for step in trace.steps}
+    listed = {label_of(line) for line in trace.about.listing}
     assert name == "rabe_staats" or labels <= listed, labels - listed
 
 
@@ -368,7 +368,8 @@ def test_tiles_and_maxima_are_those_of_the_scores(
         assert step.tile is not None
         i, j = step.tile
         visits.append((i, j))
-        rows, cols = slice(3 * i, min(3 * i + 3, 13)), slice(5 * j, min(5 * j + 5, n_k))
+        rows = slice(3 * i, min(3 * i + 3, 13))
+        cols = slice(5 * j, min(5 * j + 5, n_k))
         assert (step.rows, step.cols) == ((rows.start, rows.stop), (cols.start, cols.stop))
         S = np.where(allowed[rows, cols], Q[rows] / np.float32(2) @ K[cols].T, -np.inf)
         new = np.maximum(m[rows], S.max(axis=1))
@@ -453,7 +454,8 @@ def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
     """
     options: dict[str, Any] = {"block_mask": patterns.butterfly} if name == "block_sparse" else {}
     Q, K, V = operands(13, 4)
-    sizing, dO = Fixed(3, 5, enforced=False), gradient(13, 4)
+    sizing = Fixed(3, 5, enforced=False)
+    dO = gradient(13, 4)
     run = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, sizing=sizing, **options)
     made, made_trace = with_trace(flashsim.backward, name, run, dO)
     for array, keys in (("dQ", False), ("dK", True), ("dV", True)):
@@ -480,10 +482,8 @@ def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
 
 
 def test_what_left_the_chip_is_no_longer_shown_and_D_is_for_its_rows() -> None:
-    dO, O = (
-        gradient(13, 4),
-        flashsim.forward("flash", *operands(13, 4), M=64, sizing=Fixed(3, 5, enforced=False)).O,
-    )
+    dO = gradient(13, 4)
+    O = flashsim.forward("flash", *operands(13, 4), M=64, sizing=Fixed(3, 5, enforced=False)).O
     for step in recorded_backward().steps:
         number = int((step.label or "line 0").split()[1])
         expected = (
@@ -495,7 +495,8 @@ def test_what_left_the_chip_is_no_longer_shown_and_D_is_for_its_rows() -> None:
             assert set(step.pairs) == expected, step
         if number == 20:
             assert step.rows is not None
-            rows, new = slice(*step.rows), step.pairs["D"][1]
+            rows = slice(*step.rows)
+            new = step.pairs["D"][1]
             assert new is not None
             np.testing.assert_allclose(
                 new[:, 0], (dO[rows] * O[rows]).sum(axis=1), rtol=1e-5, atol=1e-6
@@ -849,10 +850,8 @@ def test_step_reads_a_head_of_a_file(tmp_path: Path) -> None:
         main(["step", "--qkv", str(tmp_path / "x.npz"), "--head", "3", "--M", "64", "-o", str(out)])
         == 0
     )
-    read, made = (
-        flashsim.load_trace(out),
-        flashsim.trace("flash", Q[3], K[3], V[3], M=64, sizing="fit"),
-    )
+    read = flashsim.load_trace(out)
+    made = flashsim.trace("flash", Q[3], K[3], V[3], M=64, sizing="fit")
     assert same(replace(read, about=replace(read.about, command="")), made)
 
 

@@ -182,7 +182,8 @@ def test_the_chapters_nine_nodes_as_printed() -> None:
     with_prefix = Tree(CHAPTER).whole(Shape(9, 12, 4, 4), ())
     assert np.array_equal(with_prefix, np.hstack([np.ones((9, 3), bool), want]))
     parents = [-1, 0]
-    tree, from_array = Tree(parents), Tree(np.array([-1, 0], np.int8))
+    tree = Tree(parents)
+    from_array = Tree(np.array([-1, 0], np.int8))
     parents[1] = -1  # a tree keeps its own copy
     assert repr(tree) == repr(from_array) == repr(Tree([None, 0])) == "Tree([-1, 0])"
     assert flashsim.Tree is Tree
@@ -201,7 +202,8 @@ def test_256_nodes_take_a_bit_for_each_pair() -> None:
 
 @given(draft=drafts(65))
 def test_it_is_each_nodes_ancestry_and_the_prefix(draft: Draft) -> None:
-    tree, shape = draft.tree, Shape(draft.n, draft.N_k, 1, 1)
+    tree = draft.tree
+    shape = Shape(draft.n, draft.N_k, 1, 1)
     assert np.array_equal(tree.whole(shape, ()), draft.oracle)
     bits = [[word >> bit & 1 for word in row for bit in range(32)] for row in tree.words.tolist()]
     padded = np.pad(draft.oracle[:, draft.prefix :], ((0, 0), (0, -draft.n % 32)))
@@ -261,7 +263,8 @@ def test_what_does_not_fit_the_problem_is_refused() -> None:
 def test_every_algorithm_equals_the_oracle_beside_other_masks_too(
     name: str, draft: Draft, other: str
 ) -> None:
-    rng, shape = np.random.default_rng(draft.seed), Shape(draft.n, draft.N_k, 1, 1)
+    rng = np.random.default_rng(draft.seed)
+    shape = Shape(draft.n, draft.N_k, 1, 1)
     beside: list[Mask] = []
     if other in ("padding", "all"):
         beside.append(KeyPadding(int(rng.integers(0, draft.N_k + 1))))
@@ -269,9 +272,11 @@ def test_every_algorithm_equals_the_oracle_beside_other_masks_too(
         beside.append(SlidingWindow(int(rng.integers(0, draft.N_k)), int(rng.integers(-1, 3))))
     if other in ("dense", "all"):
         beside.append(Dense(rng.random((draft.n, draft.N_k)) < 0.8))
-    mask, oracle = draft.tree & Causal() if other == "causal" else draft.tree, draft.oracle
+    mask = draft.tree & Causal() if other == "causal" else draft.tree
+    oracle = draft.oracle
     for more in beside:
-        mask, oracle = more & mask, oracle & more.whole(shape, ())
+        mask = more & mask
+        oracle = oracle & more.whole(shape, ())
     equals_the_oracle(
         name, draft, mask, oracle, 0.3 * (other == "dense" and "dropout" in FORWARD[name].parts)
     )
@@ -320,10 +325,8 @@ def test_each_path_is_what_it_is_alone(name: str, draft: Draft) -> None:
     loss = np.zeros_like(dO)
     loss[path[-1]] = dO[path[-1]]
     for back in backward_passes(name):
-        got, by_itself = (
-            flashsim.backward(back, run, loss),
-            flashsim.backward(back, alone, loss[path]),
-        )
+        got = flashsim.backward(back, run, loss)
+        by_itself = flashsim.backward(back, alone, loss[path])
         rounded = backward_rounding(back, run.blocks, got.blocks)
         wide = gradient_bounds(Q, K, V, loss, mask=draft.oracle, **rounded)
         rounded = backward_rounding(back, alone.blocks, by_itself.blocks)
@@ -349,7 +352,8 @@ def test_poison_in_a_node_reaches_its_descendants_alone(
     Q, K, V, dO = draft.inputs()
     node = draft.seed % draft.n
     reached = draft.oracle[:, draft.prefix + node]
-    bad_K, bad_V = K.copy(), V.copy()
+    bad_K = K.copy()
+    bad_V = V.copy()
     (bad_K if where == "K" else bad_V)[draft.prefix + node] = poison
     run = flashsim.forward(
         name, Q, bad_K, bad_V, mask=draft.tree, check_finite=False, **draft.tiled
@@ -471,7 +475,8 @@ def test_standard_attentions_masking_pass_fits_m(draft: Draft, M: int, dense: bo
     sram = SRAM(hbm, M, fold=False)
     S = hbm.empty("S", (draft.n, draft.N_k), np.float32)
     mask = draft.tree & Dense(np.ones((draft.n, draft.N_k), bool)) if dense else draft.tree
-    blocks, shape = Blocks(1, 1, N_q=draft.n, N_k=draft.N_k), Shape(draft.n, draft.N_k, 1, 1)
+    blocks = Blocks(1, 1, N_q=draft.n, N_k=draft.N_k)
+    shape = Shape(draft.n, draft.N_k, 1, 1)
     if M < 3 and dense:
         return
     TileMask(mask, hbm, sram, blocks, shape, ()).whole(sram, S)
@@ -527,7 +532,8 @@ def test_against_the_same_mask_as_booleans(name: str) -> None:
     """Tiles of whole words: a 32nd of the elements and an eighth of the bytes. Others as often
     as they overlap a word.
     """
-    n, prefix = 64, 96
+    n = 64
+    prefix = 96
     N_k = n + prefix
     parents = Draft(n, prefix, "any", 4, 4, "float32", 0, 1, 1).parents
     # so that the same tiles are skipped, where any are
@@ -535,11 +541,10 @@ def test_against_the_same_mask_as_booleans(name: str) -> None:
     for B_c in (32, 64, 20, 33, 160):
         B_r = 1 if name == "memory_efficient" else 16
         asked: dict[str, Any] = {"N_q": n, "N_k": N_k, "d": 4, "M": 10**5, "blocks": (B_r, B_c)}
-        tree, dense = (
-            flashsim.count(name, **asked, mask=Tree(parents)),
-            flashsim.count(name, **asked, mask=booleans),
-        )
-        a, b = tree.hbm.by_array["tree"], dense.hbm.by_array["mask"]
+        tree = flashsim.count(name, **asked, mask=Tree(parents))
+        dense = flashsim.count(name, **asked, mask=booleans)
+        a = tree.hbm.by_array["tree"]
+        b = dense.hbm.by_array["mask"]
         assert tree.hbm.accesses - a.accesses == dense.hbm.accesses - b.accesses
         assert tree.sram.peak <= dense.sram.peak
         whole = flashsim.count(name, **asked)
@@ -563,7 +568,8 @@ def test_against_the_same_mask_as_booleans(name: str) -> None:
 
 @given(draft=drafts(65))
 def test_live_tiles_are_the_causal_ones(draft: Draft) -> None:
-    B_r, B_c = min(draft.B_r, draft.n), min(draft.B_c, draft.N_k)
+    B_r = min(draft.B_r, draft.n)
+    B_c = min(draft.B_c, draft.N_k)
     blocks = Blocks(B_r, B_c, N_q=draft.n, N_k=draft.N_k)
     for more in (None, KeyPadding(draft.N_k // 2), SlidingWindow(3, 4)):
         mask, causal = (

@@ -31,8 +31,10 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     """Run every pair of block sizes on shapes, M enforced, and return the fewest accesses."""
     found = []
     if name == "flash" and (options["causal"] or options["mask"] is not None):
-        name, options = "block_sparse", {**options, "block_mask": "live"}
-    N_q, N_k = options["N_q"], options["N_k"]
+        name = "block_sparse"
+        options = {**options, "block_mask": "live"}
+    N_q = options["N_q"]
+    N_k = options["N_k"]
     for blocks in itertools.product(
         range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)
     ):
@@ -179,7 +181,8 @@ def test_the_readmes_case() -> None:
     """N = 1024, d = 64, M = 25,600: Q outermost, in tiles that fit; the paper's need 108% of M."""
     tuned = tune(N=1024, d=64, M=25_600)
     assert tuned.compulsory == 4 * 1024 * 64
-    q_outer, best = tuned.by_loops["q_outer"], tuned.best
+    q_outer = tuned.by_loops["q_outer"]
+    best = tuned.best
     assert q_outer.blocks.T_r == 6  # six row blocks, each of which streams K and V: 2Nd + 6·2Nd + N
     assert q_outer.accesses == 2 * 65_536 + 6 * 2 * 65_536 + 1024
     pinned = tuned.by_loops["q_outer_pinned"]

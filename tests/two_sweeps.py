@@ -8,10 +8,13 @@ from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 def two_sweeps(hbm, sram, Q, K, V, blocks):
     on_chip = sram.on_chip
     O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
-    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
+    Q = Q.divide(blocks.B_r)
+    K = K.divide(blocks.B_c)
+    V = V.divide(blocks.B_c)
     for i in sram.loop(blocks.T_r):
         Q_i = sram.load(Q[i])
-        m_i, l_i = sram.full((Q_i.shape[0], 1), -np.inf), sram.full((Q_i.shape[0], 1), 0.0)
+        m_i = sram.full((Q_i.shape[0], 1), -np.inf)
+        l_i = sram.full((Q_i.shape[0], 1), 0.0)
         for j in sram.loop(blocks.T_c):
             S_ij = on_chip(Q_i @ sram.load(K[j]).T)
             m_new = on_chip(maximum(m_i, rowmax(S_ij)))

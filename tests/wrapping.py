@@ -119,7 +119,8 @@ def problem(
     sizes = {name: value for name, value in case.items() if name not in ("causal", "scale", "mask")}
     q, k, v = inputs(dtype=dtype, **sizes)
     keywords = {name: value for name, value in case.items() if name in ("causal", "scale", "mask")}
-    N_q, N_k = q.shape[2], k.shape[2]
+    N_q = q.shape[2]
+    N_k = k.shape[2]
     full = np.random.default_rng(1).random((2, q.shape[1], N_q, N_k)) < 0.7
     full[:, :, 1] = False  # a query with no keys
     masks = {"full": full, "matrix": full[0, 0], "keys": full[0, 0, 0]}

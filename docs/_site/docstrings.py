@@ -59,7 +59,8 @@ def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
     """Yield the lines of a paragraph: of runs of rows, of steps, of text, and of what is
     indented.
     """
-    at, step = 0, 1
+    at = 0
+    step = 1
     while at < len(lines):
         if lines[at].lstrip().startswith(">>>"):
             yield from (line.strip() for line in lines[at:])
@@ -88,7 +89,8 @@ def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
                 *("   " + line if line else "" for line in more),
                 "",
             )
-            at, step = end, step + 1
+            at = end
+            step = step + 1
         elif lines[at].startswith(" "):
             end = next(
                 (n for n in range(at, len(lines)) if not lines[n].startswith(" ")), len(lines)

@@ -29,7 +29,8 @@ def cards() -> list[str]:
     """
     made = []
     for number, (name, page) in enumerate(gallery.pages().items(), 1):
-        file, title = f"../lessons/{name}.html", html.escape(page.title)
+        file = f"../lessons/{name}.html"
+        title = html.escape(page.title)
         made.append(
             f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" '
             f'tabindex="-1">{page.picture}</a>'

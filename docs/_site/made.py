@@ -29,7 +29,8 @@ def make(app: Any) -> None:
     """Draw the pictures that figures/ lacks, from the numbers that it has."""
     figures = Path(app.srcdir) / "figures"
     for name in DRAWN:
-        record, picture = figures / f"{name}.json", figures / f"{name}.png"
+        record = figures / f"{name}.json"
+        picture = figures / f"{name}.png"
         if record.exists() and not picture.exists():
             write_whole(picture, png(name, json.loads(record.read_text(encoding="utf-8"))["data"]))
 

@@ -47,11 +47,19 @@ def standard(
     in HBM.
     """
     on_chip = sram.on_chip
-    B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
-    N_q, N_k = Q.shape[0], K.shape[0]
-    S, P = hbm.empty("S", (N_q, N_k), Q.dtype), hbm.empty("P", (N_q, N_k), Q.dtype)
+    B_r = blocks.B_r
+    B_c = blocks.B_c
+    T_r = blocks.T_r
+    T_c = blocks.T_c
+    N_q = Q.shape[0]
+    N_k = K.shape[0]
+    S = hbm.empty("S", (N_q, N_k), Q.dtype)
+    P = hbm.empty("P", (N_q, N_k), Q.dtype)
     O = hbm.empty("O", (N_q, V.shape[1]), V.dtype, "output")
-    Q, K, V, O = Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r)
+    Q = Q.divide(B_r)
+    K = K.divide(B_c)
+    V = V.divide(B_c)
+    O = O.divide(B_r)
     S_tiles = S.divide(B_r, B_c)
     softmax_rows = softmax_rows_for(sram.capacity, N_k, sink.room)
 

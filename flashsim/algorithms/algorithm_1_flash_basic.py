@@ -38,15 +38,19 @@ def flash_basic(
     and m (N_q, 1), in HBM.
     """
     on_chip = sram.on_chip
-    N, d_v = Q.shape[0], V.shape[1]
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 1
+    N = Q.shape[0]
+    d_v = V.shape[1]
+    B_r = blocks.B_r  # line 1
+    B_c = blocks.B_c  # line 1
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
-    l, m = (
-        hbm.full("l", (N, 1), 0.0, sram.dtype),
-        hbm.full("m", (N, 1), float("-inf"), sram.dtype),
-    )  # line 2
-    Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
-    O, l, m = O.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 4
+    l = hbm.full("l", (N, 1), 0.0, sram.dtype)  # line 2
+    m = hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
+    Q = Q.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
+    O = O.divide(B_r)  # line 4
+    l = l.divide(B_r)  # line 4
+    m = m.divide(B_r)  # line 4
     for j in sram.loop(blocks.T_c):  # line 5
         K_j, V_j = sram.load(K[j], V[j])  # line 6
         for i in sram.loop(blocks.T_r):  # line 7

@@ -63,16 +63,20 @@ def flash(
     and m (N_q, 1), in HBM.
     """
     on_chip = sram.on_chip
-    N, d_v = Q.shape[0], V.shape[1]
+    N = Q.shape[0]
+    d_v = V.shape[1]
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 3
-    l, m = (
-        hbm.full("l", (N, 1), sink.l, sram.dtype),
-        hbm.full("m", (N, 1), sink.m(Q), sram.dtype),
-    )  # line 3
-    Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 4
-    O, l, m = O.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 5
+    l = hbm.full("l", (N, 1), sink.l, sram.dtype)  # line 3
+    m = hbm.full("m", (N, 1), sink.m(Q), sram.dtype)  # line 3
+    Q = Q.divide(B_r)  # line 4
+    K = K.divide(B_c)  # line 4
+    V = V.divide(B_c)  # line 4
+    O = O.divide(B_r)  # line 5
+    l = l.divide(B_r)  # line 5
+    m = m.divide(B_r)  # line 5
     for j in sram.loop(blocks.T_c):  # line 6
         K_j, V_j = sram.load(K[j], V[j])  # line 7
         for i in sram.loop(blocks.T_r):  # line 8

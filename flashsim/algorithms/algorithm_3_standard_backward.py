@@ -46,13 +46,17 @@ def standard_backward(
     on_chip = sram.on_chip
     N_q, N_k = P.shape
     # rows, of queries or keys, of a stationary panel, and of what streams past it
-    B, b = int(blocks.B_r), int(blocks.B_c)
-    dP, dS = hbm.empty("dP", (N_q, N_k), Q.dtype), hbm.empty("dS", (N_q, N_k), Q.dtype)
+    B = int(blocks.B_r)
+    b = int(blocks.B_c)
+    dP = hbm.empty("dP", (N_q, N_k), Q.dtype)
+    dS = hbm.empty("dS", (N_q, N_k), Q.dtype)
     dQ, dK, dV = (
         hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V)
     )
 
-    dV_panels, dO_rows, P_tiles = dV.divide(B), dO.divide(b), P_dropped.divide(b, B)
+    dV_panels = dV.divide(B)
+    dO_rows = dO.divide(b)
+    P_tiles = P_dropped.divide(b, B)
     for j in sram.loop(len(dV_panels)):  # line 1
         dV_j = sram.full(dV_panels[j].shape, 0.0)  # line 1
         for i in sram.loop(len(dO_rows)):  # line 1
@@ -60,7 +64,9 @@ def standard_backward(
             dV_j = on_chip(dV_j + product(P_ij.T, dO_i), over=dV_j)  # line 1
         sram.store(dV_panels[j], dV_j)  # line 1
 
-    dO_panels, V_rows, dP_tiles = dO.divide(B), V.divide(b), dP.divide(B, b)
+    dO_panels = dO.divide(B)
+    V_rows = V.divide(b)
+    dP_tiles = dP.divide(B, b)
     for i in sram.loop(len(dO_panels)):  # line 2
         dO_i = sram.load(dO_panels[i])  # line 2
         for j in sram.loop(len(V_rows)):  # line 2
@@ -72,7 +78,9 @@ def standard_backward(
     softmax_backward_for(sram.capacity, N_k)(sram, P, dP, dS)  # line 3
     dB.whole(sram, dS)  # line 3
 
-    dQ_panels, K_rows, dS_tiles = dQ.divide(B), K.divide(b), dS.divide(B, b)
+    dQ_panels = dQ.divide(B)
+    K_rows = K.divide(b)
+    dS_tiles = dS.divide(B, b)
     for i in sram.loop(len(dQ_panels)):  # line 4
         dQ_i = sram.full(dQ_panels[i].shape, 0.0)  # line 4
         for j in sram.loop(len(K_rows)):  # line 4
@@ -80,7 +88,9 @@ def standard_backward(
             dQ_i = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 4
         sram.store(dQ_panels[i], dQ_i)  # line 4
 
-    dK_panels, Q_rows, dS_tiles = dK.divide(B), Q.divide(b), dS.divide(b, B)
+    dK_panels = dK.divide(B)
+    Q_rows = Q.divide(b)
+    dS_tiles = dS.divide(b, B)
     for j in sram.loop(len(dK_panels)):  # line 5
         dK_j = sram.full(dK_panels[j].shape, 0.0)  # line 5
         for i in sram.loop(len(Q_rows)):  # line 5

@@ -73,9 +73,15 @@ def block_sparse_backward(
     """
     on_chip = sram.on_chip
     dropout.restore()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
-    O, dO, l, m = O.divide(B_r), dO.divide(B_r), l.divide(B_r), m.divide(B_r)  # line 4
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    Q = Q.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
+    O = O.divide(B_r)  # line 4
+    dO = dO.divide(B_r)  # line 4
+    l = l.divide(B_r)  # line 4
+    m = m.divide(B_r)  # line 4
     dQ = hbm.full("dQ", Q.shape, 0.0, Q.dtype, "output").divide(B_r)  # line 5
     dK = hbm.full("dK", K.shape, 0.0, K.dtype, "output").divide(B_c)  # line 5
     dV = hbm.full("dV", V.shape, 0.0, V.dtype, "output").divide(B_c)  # line 5

@@ -40,12 +40,13 @@ def memory_efficient(
     """Run equations 1 and 2; return O (N_q, d_v) and log L (N_q, 1), in HBM."""
     on_chip = sram.on_chip
     dropout.save()
-    O, L = (
-        hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
-    Q, O, L = Q.divide(blocks.B_r), O.divide(blocks.B_r), L.divide(blocks.B_r)
-    K, V = K.divide(blocks.B_c), V.divide(blocks.B_c)
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    Q = Q.divide(blocks.B_r)
+    O = O.divide(blocks.B_r)
+    L = L.divide(blocks.B_r)
+    K = K.divide(blocks.B_c)
+    V = V.divide(blocks.B_c)
 
     for i in sram.loop(blocks.T_r):  # equation 1
         q_i = sram.load(Q[i])  # equation 1

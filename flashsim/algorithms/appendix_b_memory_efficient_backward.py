@@ -39,7 +39,10 @@ def memory_efficient_backward(
     """
     on_chip = sram.on_chip
     dropout.restore()
-    N_q, N_k, terms = Q.shape[0], K.shape[0], int(blocks.B_c)  # of queries, too
+    # of queries, too
+    N_q = Q.shape[0]
+    N_k = K.shape[0]
+    terms = int(blocks.B_c)
     D = hbm.empty("D", (N_q, 1), sram.dtype)
     dQ, dK, dV = (
         hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V)
@@ -49,9 +52,11 @@ def memory_efficient_backward(
     # terms of a sum
     Q, O, dO, L, D, K, V = (X.divide(terms) for X in (Q, O, dO, L, D, K, V))
     by_key = Blocks(terms, 1, N_q=N_q, N_k=N_k)
-    MASK_by_key, dropout_by_key = MASK.divided(by_key), dropout.divided(by_key)
+    MASK_by_key = MASK.divided(by_key)
+    dropout_by_key = dropout.divided(by_key)
     by_query = Blocks(1, terms, N_q=N_q, N_k=N_k)
-    MASK_by_query, dropout_by_query = MASK.divided(by_query), dropout.divided(by_query)
+    MASK_by_query = MASK.divided(by_query)
+    dropout_by_query = dropout.divided(by_query)
 
     for j in sram.loop(N_k):  # equation 3
         k_j = sram.load(k[j])  # equation 3

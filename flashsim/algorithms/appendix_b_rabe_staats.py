@@ -39,18 +39,22 @@ def rabe_staats(
     1), in HBM.
     """
     on_chip = sram.on_chip
-    N, d_v, B_r, B_c, T_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c, blocks.T_c
+    N = Q.shape[0]
+    d_v = V.shape[1]
+    B_r = blocks.B_r
+    B_c = blocks.B_c
+    T_c = blocks.T_c
     dropout.save()
     O = hbm.empty("O", (N, d_v), V.dtype, "output").divide(B_r)
-    l, m = (
-        hbm.empty("l", (N, 1), sram.dtype).divide(B_r),
-        hbm.empty("m", (N, 1), sram.dtype).divide(B_r),
-    )
+    l = hbm.empty("l", (N, 1), sram.dtype).divide(B_r)
+    m = hbm.empty("m", (N, 1), sram.dtype).divide(B_r)
     # one temporary output per block of keys
     O_parts = hbm.empty("O_parts", (N, T_c * d_v), V.dtype).divide(B_r, d_v)
     l_parts = hbm.empty("l_parts", (N, T_c), sram.dtype).divide(B_r, 1)
     m_parts = hbm.empty("m_parts", (N, T_c), sram.dtype).divide(B_r, 1)
-    Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)
+    Q = Q.divide(B_r)
+    K = K.divide(B_c)
+    V = V.divide(B_c)
 
     for j in sram.loop(T_c):  # summarise
         K_j, V_j = sram.load(K[j], V[j])  # summarise

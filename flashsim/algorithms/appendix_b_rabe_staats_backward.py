@@ -46,13 +46,19 @@ def rabe_staats_backward(
     w_j P_j ∘ (dP_j − dOᵀ O_j) + P_j w_j dOᵀ (O_j − O).
     """
     on_chip = sram.on_chip
-    B_r, B_c = blocks.B_r, blocks.B_c
+    B_r = blocks.B_r
+    B_c = blocks.B_c
     dropout.restore()
     dQ = hbm.full("dQ", Q.shape, 0.0, Q.dtype, "output").divide(B_r)
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)
     dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c)
-    Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)
-    O, dO, l, m = O.divide(B_r), dO.divide(B_r), l.divide(B_r), m.divide(B_r)
+    Q = Q.divide(B_r)
+    K = K.divide(B_c)
+    V = V.divide(B_c)
+    O = O.divide(B_r)
+    dO = dO.divide(B_r)
+    l = l.divide(B_r)
+    m = m.divide(B_r)
     for j in sram.loop(blocks.T_c):  # recompute
         K_j, V_j = sram.load(K[j], V[j])  # recompute
         dK_j = sram.full(K[j].shape, 0.0)  # differentiate

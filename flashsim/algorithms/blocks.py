@@ -162,7 +162,8 @@ class Fit:
 
     def __call__(self, problem: SizingProblem) -> Blocks:
         longest = max(problem.shape.N_q, problem.shape.N_k)
-        who, at = problem.algorithm, str(problem.shape)
+        who = problem.algorithm
+        at = str(problem.shape)
         return problem.blocks(
             most_rows(
                 lambda rows, M: problem.fits(problem.blocks(rows), M),

@@ -39,7 +39,8 @@ def sum_over_group(hbm: HBM, sram: SRAM, *all_parts: Matrix) -> tuple[Matrix, ..
     )
     for parts, total in zip(all_parts, sums, strict=True):
         tile = min(max(sram.capacity // 2, 1), total.shape[1])  # line 1
-        part_tiles, total_tiles = parts.divide(1, tile), total.divide(1, tile)  # line 1
+        part_tiles = parts.divide(1, tile)  # line 1
+        total_tiles = total.divide(1, tile)  # line 1
         g, tiles = part_tiles.blocks
         for i in sram.loop(tiles):  # line 2
             sum_i = sram.full(total_tiles[0, i].shape, 0.0)  # line 3

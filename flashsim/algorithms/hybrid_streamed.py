@@ -104,14 +104,15 @@ def hybrid_streamed(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
     b_r, b_c = line_3(sram.capacity, N_q, d_v)  # line 3
-    Q, K = Q.divide(B_r), K.divide(B_c, 1)  # line 4
-    L, S = (
-        hbm.empty("L", (N_q, 1), sram.dtype),
-        hbm.empty("S", (N_q, N_k), sram.dtype),
-    )  # line 4
-    L_blocks, S_tiles = L.divide(B_r), S.divide(B_r, B_c)  # line 4
+    Q = Q.divide(B_r)  # line 4
+    K = K.divide(B_c, 1)  # line 4
+    L = hbm.empty("L", (N_q, 1), sram.dtype)  # line 4
+    S = hbm.empty("S", (N_q, N_k), sram.dtype)  # line 4
+    L_blocks = L.divide(B_r)  # line 4
+    S_tiles = S.divide(B_r, B_c)  # line 4
     for i in sram.loop(blocks.T_r):  # line 5
         Q_i = sram.load(Q[i])  # line 6
         L_i = sram.full(L_blocks[i].shape, float("-inf"))  # line 7
@@ -128,7 +129,9 @@ def hybrid_streamed(
         sram.store(L_blocks[i], L_i)  # line 18
     # line 19: end for
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(b_r, b_c)  # line 20
-    L_blocks, S_columns, V = L.divide(b_r), S.divide(b_r, 1), V.divide(1, 1)  # line 20
+    L_blocks = L.divide(b_r)  # line 20
+    S_columns = S.divide(b_r, 1)  # line 20
+    V = V.divide(1, 1)  # line 20
     dropout_by_key = dropout.divided(Blocks(b_r, 1, N_q=N_q, N_k=N_k))
     for u in sram.loop(O.blocks[0]):  # line 21
         L_u = sram.load(L_blocks[u])  # line 22
@@ -141,10 +144,8 @@ def hybrid_streamed(
                     P_un * dropout_by_key(P_un, u, n), over=P_un
                 )  # line 27
                 for e in sram.loop(O_uc.shape[1]):  # line 28
-                    V_ne, O_ue = (
-                        sram.load(V[n, c * b_c + e]),
-                        O_uc[:, e : e + 1],
-                    )  # line 29
+                    V_ne = sram.load(V[n, c * b_c + e])  # line 29
+                    O_ue = O_uc[:, e : e + 1]  # line 29
                     O_ue = on_chip(
                         O_ue + product(P_dropped_un, V_ne), over=O_ue
                     )  # line 30

@@ -129,7 +129,8 @@ def hybrid_streamed_backward(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.restore()  # line 1
-    B_c, T_c = blocks.B_c, blocks.T_c  # line 2
+    B_c = blocks.B_c  # line 2
+    T_c = blocks.T_c  # line 2
     (b_V, x_V), (b_K, x_K), (b_Q, x_Q) = (  # line 3
         line_3(sram.capacity - sum(sram.resident.values()), N, w)
         for N, w in ((N_k, d_v), (N_k, d), (N_q, d))
@@ -139,21 +140,17 @@ def hybrid_streamed_backward(
     )  # line 4
     D = hbm.empty("D", L.shape, sram.dtype)  # line 4
     P, dS = (hbm.empty(name, (N_q, N_k), sram.dtype) for name in ("P", "dS"))  # line 4
-    P_pieces, P_elements, dS_elements = (
-        P.divide(1, B_c),
-        P.divide(1, 1),
-        dS.divide(1, 1),
-    )  # line 4
+    P_pieces = P.divide(1, B_c)  # line 4
+    P_elements = P.divide(1, 1)  # line 4
+    dS_elements = dS.divide(1, 1)  # line 4
     O, dO, L, D, K, V = (
         *(X.divide(1) for X in (O, dO, L, D)),
         K.divide(B_c),
         V.divide(B_c),
     )  # line 4
     (by_piece,) = cuts(blocks, N_q, N_k)
-    MASK, dropout_by_element = (
-        MASK.divided(by_piece),
-        dropout.divided(Blocks(1, 1, N_q=N_q, N_k=N_k)),
-    )
+    MASK = MASK.divided(by_piece)
+    dropout_by_element = dropout.divided(Blocks(1, 1, N_q=N_q, N_k=N_k))
     p = line_5(sram.capacity - sum(sram.resident.values()), B_c, d_v)  # line 5
     for n in sram.loop((1 - p) * N_q):  # line 6
         O_n, dO_n = sram.load(O[n], dO[n])  # line 6
@@ -210,10 +207,8 @@ def hybrid_streamed_backward(
                 )  # line 25
             D_n = sram.load(D[n])  # line 26
             for e in sram.loop(V_j.shape[0]):  # line 26
-                P_ne, key = (
-                    sram.load(P_elements[n, j * B_c + e]),
-                    j * B_c + e,
-                )  # line 26
+                P_ne = sram.load(P_elements[n, j * B_c + e])  # line 26
+                key = j * B_c + e  # line 26
                 dS_ne = on_chip(  # line 26
                     gated(
                         P_ne,
@@ -226,10 +221,8 @@ def hybrid_streamed_backward(
         # line 27: end for
     # line 28: end for
     dV = hbm.empty("dV", (N_k, d_v), V.dtype, "output").divide(b_V, x_V)  # line 29
-    P_rows, dropout_by_row = (
-        P.divide(1, b_V),
-        dropout.divided(Blocks(1, b_V, N_q=N_q, N_k=N_k)),
-    )  # line 29
+    P_rows = P.divide(1, b_V)  # line 29
+    dropout_by_row = dropout.divided(Blocks(1, b_V, N_q=N_q, N_k=N_k))  # line 29
     for j in sram.loop(dV.blocks[0]):  # line 29
         for c in sram.loop(dV.blocks[1]):  # line 29
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 29
@@ -239,10 +232,8 @@ def hybrid_streamed_backward(
                     P_nj * dropout_by_row(P_nj, n, j), over=P_nj
                 )  # line 30
                 for e in sram.loop(dV_jc.shape[1]):  # line 30
-                    dO_ne, dV_je = (
-                        sram.load(dO_elements[n, c * x_V + e]),
-                        dV_jc[:, e : e + 1],
-                    )  # line 30
+                    dO_ne = sram.load(dO_elements[n, c * x_V + e])  # line 30
+                    dV_je = dV_jc[:, e : e + 1]  # line 30
                     dV_je = on_chip(
                         dV_je + product(P_dropped_nj.T, dO_ne), over=dV_je
                     )  # line 30
@@ -256,10 +247,8 @@ def hybrid_streamed_backward(
             for n in sram.loop(N_q):  # line 34
                 dS_nj = sram.load(dS_pieces[n, j])  # line 34
                 for e in sram.loop(dK_jc.shape[1]):  # line 34
-                    Q_ne, dK_je = (
-                        sram.load(Q_elements[n, c * x_K + e]),
-                        dK_jc[:, e : e + 1],
-                    )  # line 34
+                    Q_ne = sram.load(Q_elements[n, c * x_K + e])  # line 34
+                    dK_je = dK_jc[:, e : e + 1]  # line 34
                     dK_je = on_chip(
                         dK_je + tau * product(dS_nj.T, Q_ne), over=dK_je
                     )  # line 34
@@ -273,10 +262,8 @@ def hybrid_streamed_backward(
             for n in sram.loop(N_k):  # line 38
                 dS_in = sram.load(dS_columns[i, n])  # line 38
                 for e in sram.loop(dQ_ic.shape[1]):  # line 38
-                    K_ne, dQ_ie = (
-                        sram.load(K_elements[n, c * x_Q + e]),
-                        dQ_ic[:, e : e + 1],
-                    )  # line 38
+                    K_ne = sram.load(K_elements[n, c * x_Q + e])  # line 38
+                    dQ_ie = dQ_ic[:, e : e + 1]  # line 38
                     dQ_ie = on_chip(
                         dQ_ie + tau * product(dS_in, K_ne), over=dQ_ie
                     )  # line 38

@@ -207,10 +207,8 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     """Return a function's record. Raises ValueError where its parameters are not those
     of `chosen`.
     """
-    name, file = (
-        getattr(function, "__name__", type(function).__name__),
-        _file_of(function),
-    )
+    name = getattr(function, "__name__", type(function).__name__)
+    file = _file_of(function)
     try:
         parameters = tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # of a builtin type

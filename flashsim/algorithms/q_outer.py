@@ -68,20 +68,18 @@ def q_outer(
     log-sum-exp L (N_q, 1), in HBM.
     """
     on_chip = sram.on_chip
-    N, d_v = Q.shape[0], V.shape[1]
+    N = Q.shape[0]
+    d_v = V.shape[1]
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = (
-        hbm.empty("O", (N, d_v), V.dtype, "output"),
-        hbm.empty("L", (N, 1), sram.dtype),
-    )  # line 3
-    Q, O, L, K, V = (
-        Q.divide(B_r),
-        O.divide(B_r),
-        L.divide(B_r),
-        K.divide(B_c),
-        V.divide(B_c),
-    )  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    O = hbm.empty("O", (N, d_v), V.dtype, "output")  # line 3
+    L = hbm.empty("L", (N, 1), sram.dtype)  # line 3
+    Q = Q.divide(B_r)  # line 3
+    O = O.divide(B_r)  # line 3
+    L = L.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
     for i in sram.loop(blocks.T_r, alike=live.rows_alike):  # line 4
         Q_i = sram.load(Q[i])  # line 5
         O_i = sram.full(O[i].shape, 0.0)  # line 6

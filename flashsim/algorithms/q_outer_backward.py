@@ -70,10 +70,15 @@ def q_outer_backward(
     """
     on_chip = sram.on_chip
     dropout.restore()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
     D = hbm.empty("D", L.shape, sram.dtype).divide(B_r)  # line 3
-    Q, O, dO, L = Q.divide(B_r), O.divide(B_r), dO.divide(B_r), L.divide(B_r)  # line 3
-    K, V = K.divide(B_c), V.divide(B_c)  # line 3
+    Q = Q.divide(B_r)  # line 3
+    O = O.divide(B_r)  # line 3
+    dO = dO.divide(B_r)  # line 3
+    L = L.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
     for i in sram.loop(blocks.T_r):  # line 4
         O_i, dO_i = sram.load(O[i], dO[i])  # line 5
         D_i = on_chip(rowsum(dO_i * O_i))  # line 6

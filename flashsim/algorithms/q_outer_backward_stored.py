@@ -84,19 +84,22 @@ def q_outer_backward_stored(
     """
     on_chip, (N_q, d), N_k = sram.on_chip, Q.shape, K.shape[0]
     dropout.restore()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
     (by_row,) = line_3(blocks, N_q, N_k)  # line 3
-    MASK, dropout = MASK.divided(by_row), dropout.divided(by_row)  # line 3
-    D, dS = (
-        hbm.empty("D", L.shape, sram.dtype),
-        hbm.empty("dS", (N_q, N_k), sram.dtype),
-    )  # line 3
+    MASK = MASK.divided(by_row)  # line 3
+    dropout = dropout.divided(by_row)  # line 3
+    D = hbm.empty("D", L.shape, sram.dtype)  # line 3
+    dS = hbm.empty("dS", (N_q, N_k), sram.dtype)  # line 3
     dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(B_r)  # line 3
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)  # line 3
     dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c)  # line 3
     Q, O, dO, L, D = (X.divide(1) for X in (Q, O, dO, L, D))  # line 3
-    K_elements, K, V = K.divide(1, 1), K.divide(B_c), V.divide(B_c)  # line 3
-    dS_rows, dS_columns = dS.divide(1, B_c), dS.divide(B_r, 1)  # line 3
+    K_elements = K.divide(1, 1)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
+    dS_rows = dS.divide(1, B_c)  # line 3
+    dS_columns = dS.divide(B_r, 1)  # line 3
     for n in sram.loop(N_q):  # line 4
         O_n, dO_n = sram.load(O[n], dO[n])  # line 5
         D_n = on_chip(rowsum(dO_n * O_n))  # line 6
@@ -135,10 +138,8 @@ def q_outer_backward_stored(
         for n in sram.loop(N_k):  # line 23
             dS_in = sram.load(dS_columns[i, n])  # line 24
             for k in sram.loop(d):  # line 25
-                K_nk, dQ_tilde_ik = (
-                    sram.load(K_elements[n, k]),
-                    dQ_tilde_i[:, k : k + 1],
-                )  # line 25
+                K_nk = sram.load(K_elements[n, k])  # line 25
+                dQ_tilde_ik = dQ_tilde_i[:, k : k + 1]  # line 25
                 dQ_tilde_ik = on_chip(
                     dQ_tilde_ik + tau * product(dS_in, K_nk), over=dQ_tilde_ik
                 )  # line 25

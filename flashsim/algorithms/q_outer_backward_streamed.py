@@ -88,16 +88,19 @@ def q_outer_backward_streamed(
     """Run on the forward pass's operands, O, L (N_q, 1) and dO (N_q, d_v); return dQ,
     dK, dV, in HBM.
     """
-    on_chip, N_q, N_k = sram.on_chip, Q.shape[0], K.shape[0]
+    on_chip = sram.on_chip
+    N_q = Q.shape[0]
+    N_k = K.shape[0]
     dropout.restore()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
     by_row, by_key = line_3(blocks, N_q, N_k)  # line 3
-    MASK_by_row, MASK_by_key = MASK.divided(by_row), MASK.divided(by_key)  # line 3
-    dropout_by_row, dropout_by_key = (
-        dropout.divided(by_row),
-        dropout.divided(by_key),
-    )  # line 3
-    live_by_row, live_by_key = live.divided(by_row), live.divided(by_key)  # line 3
+    MASK_by_row = MASK.divided(by_row)  # line 3
+    MASK_by_key = MASK.divided(by_key)  # line 3
+    dropout_by_row = dropout.divided(by_row)  # line 3
+    dropout_by_key = dropout.divided(by_key)  # line 3
+    live_by_row = live.divided(by_row)  # line 3
+    live_by_key = live.divided(by_key)  # line 3
     D = hbm.empty("D", L.shape, sram.dtype)  # line 3
     dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(B_r)  # line 3
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)  # line 3
@@ -105,7 +108,8 @@ def q_outer_backward_streamed(
     Q_rows, O_rows, dO_rows, L_rows, D_rows = (
         X.divide(1) for X in (Q, O, dO, L, D)
     )  # line 3
-    K_rows, V_rows = K.divide(1), V.divide(1)  # line 3
+    K_rows = K.divide(1)  # line 3
+    V_rows = V.divide(1)  # line 3
     Q, dO, L, D, K, V = (
         *(X.divide(B_r) for X in (Q, dO, L, D)),
         K.divide(B_c),

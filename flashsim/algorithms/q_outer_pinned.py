@@ -62,7 +62,8 @@ def line_4(M: int, blocks: Blocks, w: int, masking: int) -> int:
     """Return p: blocks of K and V, w columns wide, that fit beside Q_i, O_i, K_j, V_j,
     S_ij, ℓ_i, m_i, m_i^new and the mask's.
     """
-    B_r, B_c = blocks.B_r, blocks.B_c
+    B_r = blocks.B_r
+    B_c = blocks.B_c
     spare = M - (B_r + B_c) * w - B_r * B_c - 3 * B_r - masking
     return min(max(spare, 0) // (B_c * w), blocks.T_c)
 
@@ -84,18 +85,15 @@ def q_outer_pinned(
     on_chip = sram.on_chip
     (N, d), d_v = Q.shape, V.shape[1]
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = (
-        hbm.empty("O", (N, d_v), V.dtype, "output"),
-        hbm.empty("L", (N, 1), sram.dtype),
-    )  # line 3
-    Q, O, L, K, V = (
-        Q.divide(B_r),
-        O.divide(B_r),
-        L.divide(B_r),
-        K.divide(B_c),
-        V.divide(B_c),
-    )  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    O = hbm.empty("O", (N, d_v), V.dtype, "output")  # line 3
+    L = hbm.empty("L", (N, 1), sram.dtype)  # line 3
+    Q = Q.divide(B_r)  # line 3
+    O = O.divide(B_r)  # line 3
+    L = L.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
     p = line_4(sram.capacity, blocks, d + d_v, MASK.room(B_r, B_c))  # line 4
     pinned = [sram.load(K[j], V[j]) for j in range(p)]  # line 4
     for i in sram.loop(blocks.T_r):  # line 5

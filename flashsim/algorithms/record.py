@@ -227,10 +227,8 @@ class Algorithm(Program):
         """Fill in what is left out. Raises ValueError for a part that does not exist,
         and for a backward pass without τ.
         """
-        taken, back = (
-            tuple(inspect.signature(self.run).parameters),
-            self.direction == "backward",
-        )
+        taken = tuple(inspect.signature(self.run).parameters)
+        back = self.direction == "backward"
         at = taken.index("blocks") if "blocks" in taken else 0
         told = {
             "operands": taken[2:at] or OPERANDS,

@@ -92,20 +92,21 @@ def small_cache(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    Q, K = Q.divide(B_r, 1), K.divide(B_c, 1)  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    Q = Q.divide(B_r, 1)  # line 3
+    K = K.divide(B_c, 1)  # line 3
     V = V.divide(1, B_c)  # line 4
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(B_r, B_c)  # line 5
     L = hbm.empty("L", (N_q, 1), sram.dtype).divide(B_r)  # line 5
     S = hbm.empty("S", (B_r, N_k), sram.dtype)
     dropout_by_key = dropout.divided(Blocks(B_r, 1, N_q=N_q, N_k=N_k))
     for i in sram.loop(blocks.T_r):  # line 6
-        l_i, m_i = (
-            sram.full(L[i].shape, 0.0),
-            sram.full(L[i].shape, float("-inf")),
-        )  # line 7
+        l_i = sram.full(L[i].shape, 0.0)  # line 7
+        m_i = sram.full(L[i].shape, float("-inf"))  # line 7
         # fewer rows in the last strip
-        S_tiles, S_columns = S.divide(l_i.shape[0], B_c), S.divide(l_i.shape[0], 1)
+        S_tiles = S.divide(l_i.shape[0], B_c)
+        S_columns = S.divide(l_i.shape[0], 1)
         for j in sram.loop(blocks.T_c):  # line 8
             S_ij = sram.full(S_tiles[0, j].shape, 0.0)  # line 9
             for k in sram.loop(d):  # line 10

@@ -93,18 +93,19 @@ def small_cache_backward(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.restore()  # line 1
-    B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c  # line 2
-    Q_columns, K_columns, V_columns = (
-        Q.divide(B_r, 1),
-        K.divide(B_c, 1),
-        V.divide(B_c, 1),
-    )  # line 3
-    O_columns, dO_columns, L = (
-        O.divide(B_r, 1),
-        dO.divide(B_r, 1),
-        L.divide(B_r),
-    )  # line 3
-    Q, K, dO = Q.divide(1, B_c), K.divide(1, B_c), dO.divide(1, B_c)  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    T_r = blocks.T_r  # line 2
+    T_c = blocks.T_c  # line 2
+    Q_columns = Q.divide(B_r, 1)  # line 3
+    K_columns = K.divide(B_c, 1)  # line 3
+    V_columns = V.divide(B_c, 1)  # line 3
+    O_columns = O.divide(B_r, 1)  # line 3
+    dO_columns = dO.divide(B_r, 1)  # line 3
+    L = L.divide(B_r)  # line 3
+    Q = Q.divide(1, B_c)  # line 3
+    K = K.divide(1, B_c)  # line 3
+    dO = dO.divide(1, B_c)  # line 3
     dropout_by_key = dropout.divided(Blocks(B_r, 1, N_q=N_q, N_k=N_k))
     dropout_by_query = dropout.divided(Blocks(1, B_c, N_q=N_q, N_k=N_k))
     D = hbm.empty("D", L.shape, sram.dtype).divide(B_r)  # line 3
@@ -121,12 +122,11 @@ def small_cache_backward(
     P, dS = (hbm.empty(name, (N_q, B_c), sram.dtype) for name in ("P", "dS"))  # line 7
     for j in sram.loop(T_c):  # line 8
         keys = K_columns[j, 0].shape[0]  # fewer in the last block
-        P_tiles, P_columns, P_rows = (
-            P.divide(B_r, keys),
-            P.divide(B_r, 1),
-            P.divide(1, keys),
-        )
-        dS_columns, dS_rows = dS.divide(B_r, 1), dS.divide(1, keys)
+        P_tiles = P.divide(B_r, keys)
+        P_columns = P.divide(B_r, 1)
+        P_rows = P.divide(1, keys)
+        dS_columns = dS.divide(B_r, 1)
+        dS_rows = dS.divide(1, keys)
         for i in sram.loop(T_r):  # line 9
             S_ij = sram.full(P_tiles[i, 0].shape, 0.0)  # line 10
             for k in sram.loop(d):  # line 11

@@ -67,20 +67,19 @@ def snake(
     log-sum-exp L (N_q, 1), in HBM.
     """
     on_chip = sram.on_chip
-    N, d_v, T_c = Q.shape[0], V.shape[1], blocks.T_c
+    N = Q.shape[0]
+    d_v = V.shape[1]
+    T_c = blocks.T_c
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = (
-        hbm.empty("O", (N, d_v), V.dtype, "output"),
-        hbm.empty("L", (N, 1), sram.dtype),
-    )  # line 3
-    Q, O, L, K, V = (
-        Q.divide(B_r),
-        O.divide(B_r),
-        L.divide(B_r),
-        K.divide(B_c),
-        V.divide(B_c),
-    )  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    O = hbm.empty("O", (N, d_v), V.dtype, "output")  # line 3
+    L = hbm.empty("L", (N, 1), sram.dtype)  # line 3
+    Q = Q.divide(B_r)  # line 3
+    O = O.divide(B_r)  # line 3
+    L = L.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
     ways = range(T_c), range(T_c - 1, -1, -1)
     K_here, V_here = sram.load(K[0], V[0])  # line 4
     for i in sram.loop(blocks.T_r, alike=(0, 1) * blocks.T_r):  # line 5
@@ -90,7 +89,8 @@ def snake(
         m_i = sram.full(L[i].shape, float("-inf"))  # line 7
         for j in sram.loop(ways[i % 2][:1]):  # line 8
             keys = K[j].shape[0]  # fewer in the last block
-            K_j, V_j = K_here[:keys], V_here[:keys]
+            K_j = K_here[:keys]
+            V_j = V_here[:keys]
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 9
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10

@@ -36,7 +36,8 @@ def whole_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
     on_chip = sram.on_chip
     N_k = S.shape[1]
     rows = (sram.capacity - sink.room) // (N_k + 2)
-    S, P = S.divide(rows), P.divide(rows)
+    S = S.divide(rows)
+    P = P.divide(rows)
     for i in sram.loop(len(S)):  # line 2
         S_i = sram.load(S[i])  # line 2
         m_i = on_chip(sink.above(rowmax(S_i), S[i]))  # line 2
@@ -53,7 +54,8 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
     """
     on_chip = sram.on_chip
     piece = max(sram.capacity - 3, 1)
-    S, P = S.divide(1, piece), P.divide(1, piece)
+    S = S.divide(1, piece)
+    P = P.divide(1, piece)
     rows, pieces = S.blocks
     for i in sram.loop(rows):  # line 2
         m_i = sram.full((1, 1), sink.m(S[i, 0]))  # line 2
@@ -84,7 +86,9 @@ def whole_rows_backward(sram: SRAM, P: Matrix, dP: Matrix, dS: Matrix) -> None:
     """As many whole rows at a time as fit."""
     on_chip = sram.on_chip
     rows = sram.capacity // (2 * P.shape[1] + 1)
-    P, dP, dS = P.divide(rows), dP.divide(rows), dS.divide(rows)
+    P = P.divide(rows)
+    dP = dP.divide(rows)
+    dS = dS.divide(rows)
     for i in sram.loop(len(P)):  # line 3
         P_i, dP_i = sram.load(P[i], dP[i])  # line 3
         D_i = on_chip(rowsum(gated(P_i, dP_i)))  # line 3
@@ -98,7 +102,9 @@ def long_rows_backward(sram: SRAM, P: Matrix, dP: Matrix, dS: Matrix) -> None:
     """
     on_chip = sram.on_chip
     piece = max((sram.capacity - 1) // 2, 1)
-    P, dP, dS = P.divide(1, piece), dP.divide(1, piece), dS.divide(1, piece)
+    P = P.divide(1, piece)
+    dP = dP.divide(1, piece)
+    dS = dS.divide(1, piece)
     rows, pieces = P.blocks
     for i in sram.loop(rows):  # line 3
         D_i = sram.full((1, 1), 0.0)  # line 3

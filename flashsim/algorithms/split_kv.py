@@ -79,14 +79,19 @@ def split_kv(
 ) -> tuple[Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
-    N, d_v, t = Q.shape[0], V.shape[1], splits.number
+    N = Q.shape[0]
+    d_v = V.shape[1]
+    t = splits.number
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
     O = hbm.empty("O", (N, d_v), V.dtype, "output").divide(B_r)  # line 3
     O_parts = hbm.empty("O_parts", (N, t * d_v), sram.dtype).divide(B_r, d_v)  # line 3
     l_parts = hbm.empty("l_parts", (N, t), sram.dtype).divide(B_r, 1)  # line 3
     m_parts = hbm.empty("m_parts", (N, t), sram.dtype).divide(B_r, 1)  # line 3
-    Q, K, V = Q.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 3
+    Q = Q.divide(B_r)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
     for s in sram.loop(t, alike=splits.alike):  # line 4
         for i in sram.loop(blocks.T_r, alike=splits.rows_alike(s)):  # line 5
             Q_i = sram.load(Q[i])  # line 6

@@ -58,7 +58,8 @@ def merge_as_tree(
     while apart < t:
         for i in sram.loop(T_r):  # line 22
             for pair in sram.loop(-(-(t - apart) // (2 * apart))):  # line 22
-                a, b = 2 * apart * pair, 2 * apart * pair + apart
+                a = 2 * apart * pair
+                b = 2 * apart * pair + apart
                 O_a, l_a, m_a = sram.load(
                     O_parts[i, a], l_parts[i, a], m_parts[i, a]
                 )  # line 22

@@ -95,19 +95,17 @@ def streamed(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    O, L = (
-        hbm.empty("O", (N_q, d_v), V.dtype, "output"),
-        hbm.empty("L", (N_q, 1), sram.dtype),
-    )  # line 3
-    Q, O, L, K_blocks, V_blocks = (
-        Q.divide(B_r),
-        O.divide(B_r),
-        L.divide(B_r),
-        K.divide(B_c),
-        V.divide(B_c),
-    )  # line 3
-    K, V = K.divide(B_c, 1), V.divide(B_c, 1)  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    O = hbm.empty("O", (N_q, d_v), V.dtype, "output")  # line 3
+    L = hbm.empty("L", (N_q, 1), sram.dtype)  # line 3
+    Q = Q.divide(B_r)  # line 3
+    O = O.divide(B_r)  # line 3
+    L = L.divide(B_r)  # line 3
+    K_blocks = K.divide(B_c)  # line 3
+    V_blocks = V.divide(B_c)  # line 3
+    K = K.divide(B_c, 1)  # line 3
+    V = V.divide(B_c, 1)  # line 3
     p = line_4(sram.capacity, blocks, N_k, d + d_v, MASK.room(B_r, B_c))  # line 4
     pinned = [sram.load(K_blocks[j], V_blocks[j]) for j in range(p)]  # line 5
     for i in sram.loop(blocks.T_r):  # line 6
@@ -146,7 +144,8 @@ def streamed(
             )  # line 23
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 23
             for c in sram.loop(d_v):  # line 24
-                V_jc, O_ic = sram.load(V[j, c]), O_i[:, c : c + 1]  # line 25
+                V_jc = sram.load(V[j, c])  # line 25
+                O_ic = O_i[:, c : c + 1]  # line 25
                 O_ic = on_chip(O_ic + product(P_dropped_ij, V_jc), over=O_ic)  # line 26
             # line 27: end for
         # line 28: end for

@@ -88,21 +88,23 @@ def streamed_backward(
     on_chip = sram.on_chip
     N_q, N_k, d_v = Q.shape[0], *V.shape
     dropout.restore()  # line 1
-    B_c, T_c = blocks.B_c, blocks.T_c  # line 2
+    B_c = blocks.B_c  # line 2
+    T_c = blocks.T_c  # line 2
     (by_row,) = line_3(blocks, N_q, N_k)  # line 3
-    MASK, dropout = MASK.divided(by_row), dropout.divided(by_row)  # line 3
+    MASK = MASK.divided(by_row)  # line 3
+    dropout = dropout.divided(by_row)  # line 3
     D = hbm.empty("D", L.shape, sram.dtype)  # line 3
     dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(1)  # line 3
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)  # line 3
     dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c)  # line 3
     Q, dO, L, D = (X.divide(1) for X in (Q, dO, L, D))  # line 3
-    O, K, V = O.divide(1, 1), K.divide(B_c), V.divide(B_c)  # line 3
+    O = O.divide(1, 1)  # line 3
+    K = K.divide(B_c)  # line 3
+    V = V.divide(B_c)  # line 3
     for j in sram.loop(range(1)):  # line 4
         K_1, V_1 = sram.load(K[j], V[j])  # line 5
-        dK_tilde_1, dV_tilde_1 = (
-            sram.full(K[j].shape, 0.0),
-            sram.full(V[j].shape, 0.0),
-        )  # line 5
+        dK_tilde_1 = sram.full(K[j].shape, 0.0)  # line 5
+        dV_tilde_1 = sram.full(V[j].shape, 0.0)  # line 5
         for n in sram.loop(N_q):  # line 6
             Q_n, dO_n = sram.load(Q[n], dO[n])  # line 7
             D_n = sram.full(D[n].shape, 0.0)  # line 8
@@ -135,10 +137,8 @@ def streamed_backward(
     # line 17: end for
     for j in sram.loop(range(1, T_c)):  # line 18
         K_j, V_j = sram.load(K[j], V[j])  # line 19
-        dK_tilde_j, dV_tilde_j = (
-            sram.full(K[j].shape, 0.0),
-            sram.full(V[j].shape, 0.0),
-        )  # line 19
+        dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 19
+        dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 19
         for n in sram.loop(N_q):  # line 20
             Q_n, dO_n, D_n = sram.load(Q[n], dO[n], D[n])  # line 21
             L_n = sram.load(L[n])  # line 22

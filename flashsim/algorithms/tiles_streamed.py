@@ -86,8 +86,11 @@ def tiles_streamed(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.save()  # line 1
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 2
-    Q, K, V = Q.divide(B_r, 1), K.divide(1, 1), V.divide(1, 1)  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    Q = Q.divide(B_r, 1)  # line 3
+    K = K.divide(1, 1)  # line 3
+    V = V.divide(1, 1)  # line 3
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(B_r, B_c)  # line 4
     L = hbm.empty("L", (N_q, 1), sram.dtype).divide(B_r)  # line 4
     S = hbm.empty("S", (B_r, N_k), sram.dtype)  # line 4
@@ -95,16 +98,15 @@ def tiles_streamed(
     for i in sram.loop(blocks.T_r):  # line 5
         L_i = sram.full(L[i].shape, float("-inf"))  # line 6
         # fewer rows in the last strip
-        S_tiles, S_columns = S.divide(L_i.shape[0], B_c), S.divide(L_i.shape[0], 1)
+        S_tiles = S.divide(L_i.shape[0], B_c)
+        S_columns = S.divide(L_i.shape[0], 1)
         for j in sram.loop(blocks.T_c):  # line 7
             S_ij = sram.full(S_tiles[0, j].shape, 0.0)  # line 8
             for k in sram.loop(d):  # line 9
                 Q_ik = sram.load(Q[i, k])  # line 10
                 for n in sram.loop(S_ij.shape[1]):  # line 11
-                    K_nk, S_in = (
-                        sram.load(K[j * B_c + n, k]),
-                        S_ij[:, n : n + 1],
-                    )  # line 12
+                    K_nk = sram.load(K[j * B_c + n, k])  # line 12
+                    S_in = S_ij[:, n : n + 1]  # line 12
                     S_in = on_chip(S_in + Q_ik @ K_nk, over=S_in)  # line 13
                 # line 14: end for
             # line 15: end for
@@ -121,10 +123,8 @@ def tiles_streamed(
                     P_in * dropout_by_key(P_in, i, n), over=P_in
                 )  # line 24
                 for e in sram.loop(O_ic.shape[1]):  # line 25
-                    V_ne, O_ie = (
-                        sram.load(V[n, c * B_c + e]),
-                        O_ic[:, e : e + 1],
-                    )  # line 26
+                    V_ne = sram.load(V[n, c * B_c + e])  # line 26
+                    O_ie = O_ic[:, e : e + 1]  # line 26
                     O_ie = on_chip(
                         O_ie + product(P_dropped_in, V_ne), over=O_ie
                     )  # line 27

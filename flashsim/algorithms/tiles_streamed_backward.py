@@ -93,20 +93,19 @@ def tiles_streamed_backward(
     on_chip = sram.on_chip
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     dropout.restore()  # line 1
-    B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c  # line 2
-    Q_columns, dO_columns, O_columns, L = (
-        Q.divide(B_r, 1),
-        dO.divide(B_r, 1),
-        O.divide(B_r, 1),
-        L.divide(B_r),
-    )  # line 3
-    Q_pieces, dO_pieces, K, V, dO = (
-        Q.divide(1, B_r),
-        dO.divide(1, B_r),
-        K.divide(1, 1),
-        V.divide(1, 1),
-        dO.divide(1, 1),
-    )  # line 3
+    B_r = blocks.B_r  # line 2
+    B_c = blocks.B_c  # line 2
+    T_r = blocks.T_r  # line 2
+    T_c = blocks.T_c  # line 2
+    Q_columns = Q.divide(B_r, 1)  # line 3
+    dO_columns = dO.divide(B_r, 1)  # line 3
+    O_columns = O.divide(B_r, 1)  # line 3
+    L = L.divide(B_r)  # line 3
+    Q_pieces = Q.divide(1, B_r)  # line 3
+    dO_pieces = dO.divide(1, B_r)  # line 3
+    K = K.divide(1, 1)  # line 3
+    V = V.divide(1, 1)  # line 3
+    dO = dO.divide(1, 1)  # line 3
     dropout_by_element = dropout.divided(Blocks(1, 1, N_q=N_q, N_k=N_k))
     D = hbm.empty("D", L.shape, sram.dtype).divide(B_r)  # line 3
     for i in sram.loop(T_r):  # line 4
@@ -114,22 +113,19 @@ def tiles_streamed_backward(
         for k in sram.loop(d_v):  # line 5
             O_ik = sram.load(O_columns[i, k])  # line 5
             for r in sram.loop(O_ik.shape[0]):  # line 5
-                dO_rk, D_r = sram.load(dO[i * B_r + r, k]), D_i[r : r + 1]  # line 5
+                dO_rk = sram.load(dO[i * B_r + r, k])  # line 5
+                D_r = D_i[r : r + 1]  # line 5
                 D_r = on_chip(D_r + O_ik[r : r + 1] * dO_rk, over=D_r)  # line 5
         sram.store(D[i], D_i)  # line 5
     # line 6: end for
     dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(B_r, B_c)  # line 7
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c, B_r)  # line 7
     dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c, B_r)  # line 7
-    P, dS = (
-        hbm.empty("P", (N_q, B_c), sram.dtype),
-        hbm.empty("dS", (N_q, N_k), sram.dtype),
-    )  # line 7
-    P_elements, dS_elements, dS_columns = (
-        P.divide(1, 1),
-        dS.divide(1, 1),
-        dS.divide(B_r, 1),
-    )  # line 7
+    P = hbm.empty("P", (N_q, B_c), sram.dtype)  # line 7
+    dS = hbm.empty("dS", (N_q, N_k), sram.dtype)  # line 7
+    P_elements = P.divide(1, 1)  # line 7
+    dS_elements = dS.divide(1, 1)  # line 7
+    dS_columns = dS.divide(B_r, 1)  # line 7
     for j in sram.loop(T_c):  # line 8
         keys = dK[j, 0].shape[0]  # fewer in the last block
         P_tiles = P.divide(B_r, keys)
@@ -138,10 +134,8 @@ def tiles_streamed_backward(
             for k in sram.loop(d):  # line 11
                 Q_ik = sram.load(Q_columns[i, k])  # line 11
                 for n in sram.loop(keys):  # line 11
-                    K_nk, S_in = (
-                        sram.load(K[j * B_c + n, k]),
-                        S_ij[:, n : n + 1],
-                    )  # line 11
+                    K_nk = sram.load(K[j * B_c + n, k])  # line 11
+                    S_in = S_ij[:, n : n + 1]  # line 11
                     S_in = on_chip(S_in + Q_ik @ K_nk, over=S_in)  # line 11
             L_i = sram.load(L[i])  # line 12
             P_ij = on_chip(
@@ -154,22 +148,19 @@ def tiles_streamed_backward(
             for k in sram.loop(d_v):  # line 16
                 dO_ik = sram.load(dO_columns[i, k])  # line 16
                 for n in sram.loop(keys):  # line 16
-                    V_nk, dP_dropped_in = (
-                        sram.load(V[j * B_c + n, k]),
-                        dP_dropped_ij[:, n : n + 1],
-                    )  # line 16
+                    V_nk = sram.load(V[j * B_c + n, k])  # line 16
+                    dP_dropped_in = dP_dropped_ij[:, n : n + 1]  # line 16
                     dP_dropped_in = on_chip(
                         dP_dropped_in + dO_ik @ V_nk, over=dP_dropped_in
                     )  # line 16
             D_i = sram.load(D[i])  # line 17
             for r in sram.loop(D_i.shape[0]):  # line 18
-                at, dP_dropped_r, D_r = (
-                    i * B_r + r,
-                    dP_dropped_ij[r : r + 1],
-                    D_i[r : r + 1],
-                )
+                at = i * B_r + r
+                dP_dropped_r = dP_dropped_ij[r : r + 1]
+                D_r = D_i[r : r + 1]
                 for n in sram.loop(keys):  # line 18
-                    P_rn, key = sram.load(P_elements[at, n]), j * B_c + n  # line 18
+                    P_rn = sram.load(P_elements[at, n])  # line 18
+                    key = j * B_c + n  # line 18
                     dS_rn = on_chip(  # line 18
                         gated(
                             P_rn,
@@ -186,10 +177,8 @@ def tiles_streamed_backward(
             for r in sram.loop(N_q):  # line 22
                 dO_rc = sram.load(dO_pieces[r, c])  # line 22
                 for n in sram.loop(keys):  # line 22
-                    P_rn, dV_nc = (
-                        sram.load(P_elements[r, n]),
-                        dV_jc[n : n + 1],
-                    )  # line 22
+                    P_rn = sram.load(P_elements[r, n])  # line 22
+                    dV_nc = dV_jc[n : n + 1]  # line 22
                     P_dropped_rn = on_chip(
                         P_rn * dropout_by_element(P_rn, r, j * B_c + n), over=P_rn
                     )  # line 22
@@ -203,10 +192,8 @@ def tiles_streamed_backward(
             for r in sram.loop(N_q):  # line 27
                 Q_rc = sram.load(Q_pieces[r, c])  # line 27
                 for n in sram.loop(keys):  # line 27
-                    dS_rn, dK_nc = (
-                        sram.load(dS_elements[r, j * B_c + n]),
-                        dK_jc[n : n + 1],
-                    )  # line 27
+                    dS_rn = sram.load(dS_elements[r, j * B_c + n])  # line 27
+                    dK_nc = dK_jc[n : n + 1]  # line 27
                     dK_nc = on_chip(
                         dK_nc + tau * product(dS_rn, Q_rc), over=dK_nc
                     )  # line 27
@@ -219,10 +206,8 @@ def tiles_streamed_backward(
             for n in sram.loop(N_k):  # line 33
                 dS_in = sram.load(dS_columns[i, n])  # line 33
                 for e in sram.loop(dQ_ic.shape[1]):  # line 33
-                    K_ne, dQ_ie = (
-                        sram.load(K[n, c * B_c + e]),
-                        dQ_ic[:, e : e + 1],
-                    )  # line 33
+                    K_ne = sram.load(K[n, c * B_c + e])  # line 33
+                    dQ_ie = dQ_ic[:, e : e + 1]  # line 33
                     dQ_ie = on_chip(
                         dQ_ie + tau * product(dS_in, K_ne), over=dQ_ie
                     )  # line 33

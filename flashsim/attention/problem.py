@@ -81,7 +81,8 @@ class Problem:
         """Return the problem of these lengths, in elements; arguments as in `flashsim.count`.
         Raises ValueError.
         """
-        shape, stored = check_shape(N, d, N_q, N_k, d_v), float_dtype(dtype)
+        shape = check_shape(N, d, N_q, N_k, d_v)
+        stored = float_dtype(dtype)
         heads, kv_heads = check_heads(heads, kv_heads)
         return cls.checked(
             shape,
@@ -115,7 +116,8 @@ class Problem:
             )
         defaults = signature(cls.of).parameters
         for name, value in given.items():
-            default, plain = defaults[name].default, isinstance(value, bool | int | float | str)
+            default = defaults[name].default
+            plain = isinstance(value, bool | int | float | str)
             if value is not default and not (plain and value == default):
                 said = "a problem is given, which has its own; expected one of the two"
                 raise ValueError(f"{name} is {shown(value)}, and {said}")

@@ -122,7 +122,8 @@ def performer(
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows;
     SramOverflow.
     """
-    tau, method = _scale(Q, scale), PHI[check_choice("phi", phi, PHI)]
+    tau = _scale(Q, scale)
+    method = PHI[check_choice("phi", phi, PHI)]
     if tau < 0:
         raise ValueError(f"scale is {tau}; expected at least 0, as features take its root")
     return run_program(
@@ -144,7 +145,9 @@ def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
     Orthogonal ones approximate better, say Performer's authors. Raises ValueError for what is not a
     size, seed or type.
     """
-    k, d, stored = check_count("k", k), check_count("d", d), float_dtype(dtype)
+    k = check_count("k", k)
+    d = check_count("d", d)
+    stored = float_dtype(dtype)
     rng = np.random.default_rng(check_seed(seed))
     lengths = np.linalg.norm(rng.normal(size=(k, d)), axis=1, keepdims=True)
     directions, R = np.linalg.qr(rng.normal(size=(-(-k // d), d, d)))
@@ -241,11 +244,9 @@ def lsh_buckets(X: Any, rounds: int, number: int, *, seed: int = 0) -> Array:
     −xR] is largest. The authors take twice as many buckets as clusters. Raises ValueError for an
     odd number, and for what is not a finite array, size or seed.
     """
-    X, rounds, number = (
-        _rows("X", X),
-        check_count("rounds", rounds),
-        check_count("number", number, 2),
-    )
+    X = _rows("X", X)
+    rounds = check_count("rounds", rounds)
+    number = check_count("number", number, 2)
     if number % 2:
         raise ValueError(f"number is {number}; expected an even number of buckets")
     R = np.random.default_rng(check_seed(seed)).normal(size=(rounds, X.shape[1], number // 2))
@@ -263,12 +264,16 @@ def lsh_hashes(Q: Any, K: Any, rounds: int, *, seed: int = 0) -> tuple[Array, Ar
     random direction, one a round. The authors' E2LSH shifts and rounds it besides, which only makes
     ties. Raises ValueError for what is not a finite array, a size or a seed.
     """
-    Q, K, rounds = _rows("Q", Q), _rows("K", K), check_count("rounds", rounds)
+    Q = _rows("Q", Q)
+    K = _rows("K", K)
+    rounds = check_count("rounds", rounds)
     if Q.shape[1] != K.shape[1]:
         raise ValueError(f"K has shape {K.shape}; expected (N, d) with d = {Q.shape[1]}, as Q has")
     directions = np.random.default_rng(check_seed(seed)).normal(size=(Q.shape[1] + 2, rounds))
     most = max(_largest(Q), _largest(K))
-    Q, K = Q / most, K / most  # no square overflows
+    # no square overflows
+    Q = Q / most
+    K = K / most
     q, k = ((X * X).sum(1, keepdims=True) for X in (Q, K))
     F = np.hstack([Q, 0 * q, np.sqrt(q.max() + k.max() - q)])
     G = np.hstack([K, np.sqrt(q.max() + k.max() - k), 0 * k])
@@ -339,7 +344,8 @@ def _asked(
     another method's.
     """
     name = check_choice("method", method, (*METHODS, *CLUSTERS))
-    sizes, of_k = {"N": N, "d": d, "e": d if e is None else e}, name in METHODS
+    sizes = {"N": N, "d": d, "e": d if e is None else e}
+    of_k = name in METHODS
     for argument, value in (
         (("rounds", rounds), ("C", C)) if of_k else (("k", k), ("blocks", how.get("blocks")))
     ):
@@ -385,7 +391,8 @@ def _check_fits(
 
 
 def _of_rounds(name: str, value: Any, Q: Any, kinds: str, expected: str) -> Array:
-    array, N = check_array(name, value), len(_rows("Q", Q))
+    array = check_array(name, value)
+    N = len(_rows("Q", Q))
     if array.ndim != 2 or array.dtype.kind not in kinds or not len(array) or array.shape[1] != N:
         raise ValueError(
             f"{name} has shape {array.shape}, dtype {array.dtype}; expected {expected}, (rounds, "

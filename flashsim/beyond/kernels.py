@@ -67,7 +67,8 @@ def product(
     overflow; SramOverflow.
     """
     name = program_name(order)
-    operands, flat = {"X": X, "Z": Z, "V": V}, check_array("V", V).ndim == 1
+    operands = {"X": X, "Z": Z, "V": V}
+    flat = check_array("V", V).ndim == 1
     given, _, stored = check_operands(programs()[name], operands)
     chip = chip_dtype(stored)
     k = _kernel(kernel, sigma, chip, largest(stored if order == "materialised" else chip))
@@ -206,7 +207,8 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
 
 def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any]) -> None:
     """Refuse clouds so far apart that a distance would overflow the chip's type."""
-    X, Z = given["X"].astype(float), given["Z"].astype(float)
+    X = given["X"].astype(float)
+    Z = given["Z"].astype(float)
     with np.errstate(over="ignore"):
         reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True)
         most = {"‖x − z‖": reach, "‖x − z‖/σ": reach / k.sigma}

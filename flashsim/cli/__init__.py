@@ -111,7 +111,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, extra = parser.parse_known_args(arguments)
     if extra:
         _refuse(extra, flags)
-    options.words, options.flags = list(arguments), flags
+    options.words = list(arguments)
+    options.flags = flags
     options.command_line = command_line(["flashsim", *map(name_of, arguments)])
     return options
 

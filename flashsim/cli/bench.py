@@ -69,7 +69,8 @@ def add_options(parser: Any) -> None:
         required=False,
         help="head dimensions. Default: 64 128; with --ladder, 128",
     )
-    ways, masked = ["no", "yes", "both"], "with a causal mask, without it, or both. Default: both"
+    ways = ["no", "yes", "both"]
+    masked = "with a causal mask, without it, or both. Default: both"
     add(parser, "--causal", action="store", choices=ways, default="both", help=masked)
     add(
         parser,
@@ -185,12 +186,11 @@ def _climb(options: argparse.Namespace) -> int:
     from flashsim.gpu.machine import machine
     from flashsim.gpu.steps import climb
 
-    lengths, dims, rounds = (
-        options.N or [LADDERS],
-        options.d or [128],
-        options.rounds or USUAL["rounds"],
-    )
-    drawn, backward = options.distribution or ["normal"], options.direction == "backward"
+    lengths = options.N or [LADDERS]
+    dims = options.d or [128]
+    rounds = options.rounds or USUAL["rounds"]
+    drawn = options.distribution or ["normal"]
+    backward = options.direction == "backward"
     more = {
         "--N": len(lengths) > 1,
         "--d": len(dims) > 1,
@@ -227,7 +227,8 @@ def print_ladder(record: Mapping[str, Any]) -> None:
     """Print a row for each step: its time and rate, elements simulated and counted, and bytes
     that the hardware saw.
     """
-    setting, on = record["setting"], record["machine"]
+    setting = record["setting"]
+    on = record["machine"]
     print_words(
         f"{on['gpu']}; forward, N = {setting['N']:,}, d = "
         f"{setting['d']}{', causal' if setting['causal'] else ''}, "

@@ -74,7 +74,8 @@ def write_bundle(
         if certificates
         else "No lower bound is known at these points: rows.csv says why.\n"
     )
-    drawn, typed = PICTURE if pictures else "", shlex.join(again)
+    drawn = PICTURE if pictures else ""
+    typed = shlex.join(again)
     said = README.format(
         command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved
     )
@@ -104,7 +105,8 @@ def _again(options: argparse.Namespace, inputs: dict[str, bytes]) -> list[str]:
     """Return the command without what is written where, its input files by their names alone;
     add these to `inputs`.
     """
-    words, kept = list(options.words), ["flashsim"]
+    words = list(options.words)
+    kept = ["flashsim"]
     while words:
         word = words.pop(0)
         flag = _whole(word, options.flags)

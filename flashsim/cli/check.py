@@ -325,10 +325,8 @@ def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     elif options.convention or options.device or options.page:
         raise ValueError("--convention, --device and --page go with --wrap")
     else:
-        backward, dropout = (
-            backward or getattr(fn, "backward", None),
-            dropout or getattr(fn, "keep", None),
-        )
+        backward = backward or getattr(fn, "backward", None)
+        dropout = dropout or getattr(fn, "keep", None)
     backward = _automatic(fn) if auto else backward
     return fn, backward, dropout
 
@@ -344,13 +342,15 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
         k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None
     }
     if options.spec:
-        given, whose = load(options.spec), f"argument --spec: {options.spec}"
+        given = load(options.spec)
+        whose = f"argument --spec: {options.spec}"
     elif options.wrap:
         made: Spec = fn.spec(**said)
         return made
     else:
         own = getattr(fn, "spec", None)
-        given, whose = Spec() if own is None else own, "the function's own attribute `spec`"
+        given = Spec() if own is None else own
+        whose = "the function's own attribute `spec`"
     if not isinstance(given, Spec):
         raise ValueError(
             f"{whose} is of type {type(given).__name__}; expected a flashsim.testing.Spec"

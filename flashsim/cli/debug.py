@@ -142,7 +142,9 @@ def _rehearsed(
         file, line = event.site
         if file != stop.file or line not in lines or event.kind not in ("enter", "turn"):
             return
-        now, variable = dict(event.loops), lines[line]  # a range's turns may begin after 0
+        # a range's turns may begin after 0
+        now = dict(event.loops)
+        variable = lines[line]
         ends = event.elements if event.kind == "enter" else now[variable] + 1
         turns[variable] = max(ends, turns.get(variable, 0))
         if event.kind == "turn" and line == stop.loops[-1][1]:

@@ -128,10 +128,8 @@ def _show(tallies: list[DevicesResult]) -> None:
     if len(tallies) > 1:
         rows: list[Any] = []
         for tally in tallies:
-            words, moved = (
-                [one.words for one in tally.devices],
-                [one.hbm.accesses for one in tally.devices],
-            )
+            words = [one.words for one in tally.devices]
+            moved = [one.hbm.accesses for one in tally.devices]
             rows.append((_named(tally), sum(words), max(words), sum(moved), max(moved)))
         print_table(("program", "words sent", "one device", "HBM accesses", "one device"), rows)
     else:
@@ -160,7 +158,9 @@ def _plan(options: argparse.Namespace) -> int:
     names = [options.program] if options.program else PLANNED
     asked = by_name(options, "N", "d", "d_v", "dtype", "heads", "kv_heads", "M", "causal")
     of = Problem.of(**asked)
-    speeds, rows, plans = {"flops": options.flops, "link": options.link}, [], []
+    speeds = {"flops": options.flops, "link": options.link}
+    rows = []
+    plans = []
     for P in options.P or [4]:
         for name in names:
             if name == "ulysses" and of.heads < P and not options.program:
@@ -197,7 +197,8 @@ def _plan(options: argparse.Namespace) -> int:
             "computed by formula."
         )
         if timed:
-            size, causal = of.dtype.itemsize, options.causal
+            size = of.dtype.itemsize
+            causal = options.causal
             n = hidden_from(
                 heads=of.heads,
                 kv_heads=of.heads // of.group,
@@ -228,7 +229,8 @@ def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
 
     where = positions("contiguous", of.shape.N_k, P)
     share = Share(of, where, where, 1, 1)
-    least, other = lower_words(share, ring.work).words, star_trail(share)
+    least = lower_words(share, ring.work).words
+    other = star_trail(share)
     if not least:
         return []
     rows = [(P, "TASP", ring.most_words, ring.words / least, None, None)]
@@ -263,12 +265,12 @@ def _for_real(options: argparse.Namespace) -> int:
         raise ValueError(
             f"argument --P: {options.P}; expected {engine.size}, the processes, or none"
         )
-    rng, dtype, kv = (
-        np.random.default_rng(options.seed),
-        float_dtype(options.dtype),
-        options.kv_heads or options.heads,
-    )
-    d, d_v, N_q = options.d, options.d_v or options.d, options.N_q or options.N
+    rng = np.random.default_rng(options.seed)
+    dtype = float_dtype(options.dtype)
+    kv = options.kv_heads or options.heads
+    d = options.d
+    d_v = options.d_v or options.d
+    N_q = options.N_q or options.N
     sizes = (
         (options.heads, N_q, d),
         (kv, options.N, d),
@@ -280,9 +282,11 @@ def _for_real(options: argparse.Namespace) -> int:
     both = how | by_name(options, "layout", "causal")
     part: Any = distributed.forward(options.program, Q, K, V, engine=engine, **both)
     simulated: Any = devices.forward(options.program, Q, K, V, P=engine.size, **both)
-    rows, names = simulated.share.queries[engine.rank], ["O"]
+    rows = simulated.share.queries[engine.rank]
+    names = ["O"]
     if options.direction == "backward":
-        part, names = distributed.backward(part, dO, engine=engine, **how), ["dQ", "dK", "dV"]
+        part = distributed.backward(part, dO, engine=engine, **how)
+        names = ["dQ", "dK", "dV"]
         simulated = devices.backward(options.program, simulated, dO, **how)
     costs = simulated.devices[engine.rank]
     bits = all(np.array_equal(getattr(part, X), getattr(simulated, X)[:, rows]) for X in names)

@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
     if options.hint is not None and options.action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
     if options.hint and options.what is None:  # check --hint FILE
-        options.what, options.hint = options.hint, ""
+        options.what = options.hint
+        options.hint = ""
     if (options.csv or options.gradescope) and options.action != "grade":
         raise ValueError(
             "--csv and --gradescope go with grade: flashsim exercise grade FOLDER --csv FILE"
@@ -133,7 +134,8 @@ def _list(options: argparse.Namespace) -> int:
         (found for name, found in exercises().items() if not reached[name]["solved"]), None
     )
     if following is not None:
-        path, other = folder / following.file, folder / following.notebook
+        path = folder / following.file
+        other = folder / following.notebook
         anew = f"{other}, in Jupyter" if other.exists() else _starting(following.number, folder)
         print(f"Next: {_checking(path) if path.exists() else anew}")
     return 0

@@ -13,7 +13,8 @@ from flashsim.algorithms.own import forward_of
 from flashsim.cli.shared import add, add_declared, declared_in, masks_in
 from flashsim.cli.values import elements
 
-N, D = 12, 4
+N = 12
+D = 4
 
 
 def add_inputs(parser: Any) -> None:

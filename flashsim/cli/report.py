@@ -64,7 +64,8 @@ def _numbers(result: Comparison) -> dict[str, Any]:
 
 def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
-    costs, given = counted.tally.to_dict(), counted.arguments.items()
+    costs = counted.tally.to_dict()
+    given = counted.arguments.items()
     return {
         "arguments": {
             key: repr(value) if key == "mask" else getattr(value, "__name__", value)
@@ -126,7 +127,10 @@ def _print_results(results: Mapping[str, Comparison], d: int) -> None:
 
 
 def _costs(result: Comparison) -> dict[str, int | str | None]:
-    hbm, sram, blocks, share = result.hbm, result.sram, result.blocks, result.error_of_bound
+    hbm = result.hbm
+    sram = result.sram
+    blocks = result.blocks
+    share = result.error_of_bound
     return {
         "reads": hbm.reads,
         "writes": hbm.writes,
@@ -160,8 +164,11 @@ def print_count(counted: Counted) -> None:
     """Print what moved: by line of the paper, by array with its closed form, and what fills
     SRAM.
     """
-    tally, arguments = counted.tally, counted.arguments
-    blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
+    tally = counted.tally
+    arguments = counted.arguments
+    blocks = tally.blocks
+    heads = arguments["heads"]
+    M = tally.sram.capacity
     print(counted.algorithm.title)
     sizing = "given" if arguments["blocks"] is not None else arguments["sizing"]
     tried = counted.algorithm.line_1 is by_trial and counted.agrees is None and sizing != "given"
@@ -255,12 +262,13 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Return each array's (reads, writes) as formulas of one plain head, a star where they do
     not give its counts; and notes.
     """
-    arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
-    group, shape = (
-        _group(arguments),
-        check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v"))),
-    )
-    problems, queries = arguments["heads"] // group, group * shape.N_q
+    arguments = counted.arguments
+    tally = counted.tally
+    direction = counted.algorithm.direction
+    group = _group(arguments)
+    shape = check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v")))
+    problems = arguments["heads"] // group
+    queries = group * shape.N_q
     sizes = queries, shape.N_k, shape.d, shape.d_v, tally.sram.capacity, tally.blocks
     values = theory.symbols(*sizes, direction=direction, name=counted.algorithm)
     form = theory.form_of(counted.algorithm, direction)

@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
     mask: Any = qkv.load_mask(options.mask) if options.mask else None
     if options.padded:
         mask = KeyPadding(int(qkv.sample_mask().sum()))
-    asked, both_ways = _asked(options), options.direction == "backward"
+    asked = _asked(options)
+    both_ways = options.direction == "backward"
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as told:
 

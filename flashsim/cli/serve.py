@@ -107,7 +107,8 @@ def run(options: argparse.Namespace) -> int:
 def _show(tally: Any) -> None:
     from flashsim.cli.report import work
 
-    batch, program = tally.problem, tally.plan.program
+    batch = tally.problem
+    program = tally.plan.program
     heads = (
         "one head" if batch.heads == 1 else f"{batch.heads} query heads, {batch.kv_heads} KV heads"
     )

@@ -31,7 +31,8 @@ BOTH = (
     f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 )
 
-DEFAULT_ALGORITHM, DEFAULT_SIZING = "flash", "fit"
+DEFAULT_ALGORITHM = "flash"
+DEFAULT_SIZING = "fit"
 """What commands take by default; the playground, too."""
 SIZINGS = (
     "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"

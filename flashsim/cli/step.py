@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.text and not options.gif:
         trace_file(output, "the comparison of two" if second else "")
     trace, versus = recorded(options)
-    note, steps = "", len(trace.steps)
+    note = ""
+    steps = len(trace.steps)
     if options.text:
         print("\n".join(lines(trace)))
         return 0
@@ -122,7 +123,8 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     """
     from flashsim.tracing.tracer import trace
 
-    given, direction = operands(options), options.direction
+    given = operands(options)
+    direction = options.direction
     beside = [chosen(options.vs, direction)] if options.vs else []
     named = options.named or options.algorithm
     if isinstance(named, Path):

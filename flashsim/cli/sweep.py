@@ -55,11 +55,14 @@ MANY = (
 CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
 PASSES = {"no": ["forward"], "yes": ["backward"], "both": ["forward", "backward"]}
 FORMS = ("png", "svg", "pdf")
-SHOWN, WIDTH = 20, 80
+SHOWN = 20
+WIDTH = 80
 
 
 def add_options(parser: Any) -> None:
-    lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
+    lengths = values.several(whole())
+    sizes = values.several_sizes
+    some = {"nargs": "+"}
     which = f"algorithms: {NAMES}. Default: {DEFAULT_ALGORITHM}"
     parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=which)
     add(parser, "--algorithm", nargs="+", default=[], help="the same as NAME")
@@ -358,7 +361,8 @@ def _table(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
-            rows, names = list(table), table.fieldnames or []
+            rows = list(table)
+            names = table.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"argument --points: {path} cannot be read as CSV: {said}") from None

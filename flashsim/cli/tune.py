@@ -58,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 def print_tuned(tuned: Any, dtype: str) -> None:
     """Print each loop order's best beside what its line 1 chooses, and the best of all."""
-    shape, M = tuned.shape, tuned.M
+    shape = tuned.shape
+    M = tuned.M
     sizes = problem(shape.N_q, shape.N_k, shape.d, shape.d_v)
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
     print(f"One head, {tuned.direction}, {sizes}{causal}")

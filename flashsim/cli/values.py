@@ -184,7 +184,8 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
                     f"128{to}4096:x2"
                 ),
             )
-        start, stop = read(parts[0]), read(parts[1])
+        start = read(parts[0])
+        stop = read(parts[1])
         if stop < start:
             raise _refused(text, f"a range from {start} up")
         if parts[2][:1] != "x":

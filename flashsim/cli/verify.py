@@ -11,9 +11,11 @@ SUMMARY = (
     "Check the paper's claims, and print the range tried, the measurement and the verdict of each."
 )
 # Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
-SECONDS, LONGEST = 60, 15
+SECONDS = 60
+LONGEST = 15
 # Likewise, of its claims' processor time added up; of Theorem 1's first, from a part of its shapes.
-FULL, FULL_LONGEST = 900, 600
+FULL = 900
+FULL_LONGEST = 600
 EXAMPLES = (
     "flashsim verify\nflashsim verify theorem2 stream_k\nflashsim verify --full --jobs 8 --json "
     "ledger.json"

@@ -94,7 +94,8 @@ class DevicesPlan(Plan):
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
-        share, problem = self.share, self.share.problem
+        share = self.share
+        problem = self.share.problem
         return {
             "direction": self.program.direction,
             "P": len(share.where),
@@ -405,7 +406,8 @@ def asked(
     """
     known = programs(check_choice("direction", direction, DIRECTIONS))
     if isinstance(name, DevicesProgram):
-        known, name = {name.name: name}, name.name
+        known = {name.name: name}
+        name = name.name
     if is_one_of(name, programs()) and name not in known:
         raise ValueError(
             f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one"
@@ -457,13 +459,15 @@ def own_rows(
     """Return a device's own rows of what is given, (heads, N, width) by name; None: their
     shapes.
     """
-    shape, found = share.problem.shape, dict[str, Any]()
+    shape = share.problem.shape
+    found = dict[str, Any]()
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
     for X in program.operands if given is None else given:
         heads = range(share.H_kv if X in "KV" else share.H_q)
         rows = (share.where if X in "KV" else share.queries)[rank]
         if X == "L" and program.whole_heads:
-            heads, rows = share.heads(rank), np.concatenate([*share.where])
+            heads = share.heads(rank)
+            rows = np.concatenate([*share.where])
         lengths = len(heads) * len(rows), widths[X]
         found[X] = (
             lengths if given is None else given[X][heads.start : heads.stop, rows].reshape(lengths)

@@ -78,7 +78,8 @@ def check(certificate: Mapping[str, Any]) -> str:
                 f"{(phases - P) * (Y - S) - H_q * N_q * d_v}"
             )
         return f"Devices with room for {S} words receive at least {words} words in all ({sizes})"
-    g, rate = H_q // H_kv, Fraction(up, down)
+    g = H_q // H_kv
+    rate = Fraction(up, down)
     if rate > 1 or not holds(rate, N_q, N_k, 2 * min(d, d_v), g, min(g * pairs, W), q, n):
         raise ValueError(f"λ = {rate} is too large")
     total = H_q * pairs - (W if at_root else P * H_q * q * n)
@@ -94,11 +95,15 @@ def _check_backward(given: Mapping[str, Any]) -> str:
     P, H_q, H_kv, pairs, W, q, n = (
         given[name] for name in ("P", "heads", "kv_heads", "pairs", "W", "q", "n")
     )
-    free, s, rate = given["free"], given["s"], Fraction(given["up"], given["down"])
+    free = given["free"]
+    s = given["s"]
+    rate = Fraction(given["up"], given["down"])
     if P * n < given["N_k"] or P * q < given["N_q"] or H_q * pairs > P * W:
         raise ValueError("devices have too few rows, or do too little, for the problem")
     g = H_q // H_kv
-    s_0, E_0, c = g * q + n, g * q + 2 * n, 3 * min(g * pairs, W)
+    s_0 = g * q + n
+    E_0 = g * q + 2 * n
+    c = 3 * min(g * pairs, W)
     if 27 * free**4 < 4 * E_0**2 * s_0**6:
         raise ValueError(f"free is {free}, which is too few")
     if c > free:
@@ -148,17 +153,17 @@ def holds(rate: Fraction, N_q: int, N_k: int, two: int, g: int, c: int, q: int, 
     is a multiple of one side, at the farthest corner, if that is allowed, and along αβ = c, where
     times β it is a parabola in β.
     """
-    a, b, most = g * q, n, g * N_q
+    a = g * q
+    b = n
+    most = g * N_q
     if c <= a * b:
         return True
     if (N_k > b and rate * a > two) or (most > a and rate * b > two):
         return False
     if most * N_k <= c:
         return rate * (most * N_k - a * b) <= two * (N_k - b + most - a)
-    low, high = (
-        max(Fraction(b), Fraction(c, most)),
-        min(Fraction(N_k), Fraction(c, a)) if a else Fraction(N_k),
-    )
+    low = max(Fraction(b), Fraction(c, most))
+    high = min(Fraction(N_k), Fraction(c, a)) if a else Fraction(N_k)
     middle = rate * (c - a * b) / two + a + b  # β² − middle·β + c ≥ 0 is to hold from low to high
 
     def parabola(beta: Fraction) -> Fraction:

@@ -143,7 +143,8 @@ def backward(
     """
 
     def agreed() -> Any:
-        problem, finite = part.share.problem, check_flag("check_finite", check_finite)
+        problem = part.share.problem
+        finite = check_flag("check_finite", check_finite)
         O = np.broadcast_to(
             np.zeros((), problem.dtype), (*problem.leading, problem.shape.N_q, problem.shape.d_v)
         )
@@ -159,7 +160,8 @@ def backward(
     costs, found = _run(
         engine, program, share, C, own | {"O": part.O.reshape(-1, part.O.shape[-1]), "L": part.L}
     )
-    dtype, heads = share.problem.dtype, (share.H_q, share.H_kv, share.H_kv)
+    dtype = share.problem.dtype
+    heads = (share.H_q, share.H_kv, share.H_kv)
     dQ, dK, dV = (
         X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(found, heads, strict=True)
     )
@@ -186,7 +188,8 @@ def _agreed(
 
 def _word(program: DevicesProgram, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
     """Return what all processes must agree on, as a line."""
-    problem, sums = share.problem, hashlib.sha256()
+    problem = share.problem
+    sums = hashlib.sha256()
     for array in (*inputs.values(), *share.where):
         sums.update(array.tobytes())
     name = program.name if program.direction == "forward" else f"{program.name}, backward"
@@ -202,7 +205,9 @@ def _run(
     engine: Processes, program: DevicesProgram, share: Share, columns: int, own: Mapping[str, Array]
 ) -> tuple[dict[str, Any], list[Array]]:
     """Run a program on own rows; return what it cost, and what it returned."""
-    hbm, handed, received = HBM(), engine.handed, engine.received
+    hbm = HBM()
+    handed = engine.handed
+    received = engine.received
     sram = SRAM(hbm, share.problem.M, dtype=chip_dtype(share.problem.dtype), fold=False)
     device = Device(engine.rank, engine.size, hbm, sram, engine)
     plan = DevicesPlan.of(program, share, columns, own)

@@ -55,7 +55,9 @@ class Torch:
     how much was received.
     """
 
-    backends, device_type, patience = "gloo", "cpu", 1
+    backends = "gloo"
+    device_type = "cpu"
+    patience = 1
 
     def __init__(self, timeout: float = 60.0) -> None:
         import torch
@@ -107,7 +109,9 @@ class Nccl(Torch):
     that runs later, messages would seem to arrive at once.
     """
 
-    backends, device_type, patience = "cpu:gloo,cuda:nccl", "cuda", 2
+    backends = "cpu:gloo,cuda:nccl"
+    device_type = "cuda"
+    patience = 2
     graphs: ClassVar[WeakSet[Any]] = WeakSet()
     _ended = False
 
@@ -165,15 +169,16 @@ class Nccl(Torch):
             self._until_done()
 
     def _until_done(self) -> None:
-        event, seconds = self._torch.cuda.Event(), self._timeout.total_seconds()
+        event = self._torch.cuda.Event()
+        seconds = self._timeout.total_seconds()
         event.record()
         try:
             _until(event.query, seconds)
         except TimeoutError:
-            ending, self._ended = (
-                Thread(target=self._dist.group.WORLD._get_backend(self.device).abort, daemon=True),
-                True,
+            ending = Thread(
+                target=self._dist.group.WORLD._get_backend(self.device).abort, daemon=True
             )
+            self._ended = True
             ending.start()  # its kernels end at once
             with suppress(TimeoutError):
                 _until(event.query, seconds)
@@ -204,7 +209,8 @@ class Gloo(Torch):
         receives: Sequence[tuple[Block, int]],
     ) -> None:
         """Send lengths and messages, and ask for lengths."""
-        dist, sent = self._dist, self._sent.setdefault(ticket.number, [])
+        dist = self._dist
+        sent = self._sent.setdefault(ticket.number, [])
         with _named(said(ticket.rank, ticket.site)):
             for block, to in sends:
                 data = self._torch.from_numpy(_bytes(block))
@@ -229,7 +235,8 @@ class Gloo(Torch):
         with _named(said(ticket.rank, site)):
             for due in now:
                 due.work.wait(self._timeout)
-                data, found = self._torch.from_numpy(_bytes(due.block)), int(due.length)
+                data = self._torch.from_numpy(_bytes(due.block))
+                found = int(due.length)
                 if found != data.nbytes:
                     raise _other_length(ticket.rank, site, found, due.from_, data.nbytes)
                 self._dist.irecv(data, due.from_).wait(self._timeout)
@@ -268,7 +275,8 @@ class Mpi:
         receives: Sequence[tuple[Block, int]],
     ) -> None:
         """Start all of a ticket's messages."""
-        requests, expected = [], []
+        requests = []
+        expected = []
         for block, from_ in receives:
             data = _bytes(block)
             requests.append(self._all.Irecv([data, self._mpi.BYTE], source=from_))

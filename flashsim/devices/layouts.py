@@ -25,7 +25,8 @@ def positions(layout: Any, N: int, P: int) -> list[Positions]:
 
     Raises ValueError for another layout.
     """
-    known, rows = check_choice("layout", layout, LAYOUTS), np.arange(N)
+    known = check_choice("layout", layout, LAYOUTS)
+    rows = np.arange(N)
     if known == "striped":
         return [rows[p::P] for p in range(P)]
     chunk = -(-N // P) if known == "contiguous" else -(-N // (2 * P))

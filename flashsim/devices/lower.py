@@ -108,14 +108,18 @@ def lower_words(
 
     `most` None: all do equally many. S None: there is room for everything.
     """
-    shape, P, g = share.problem.shape, len(share.where), share.group
+    shape = share.problem.shape
+    P = len(share.where)
+    g = share.group
     pairs = allowed(share)
     total = pairs * share.H_q
     most = -(-total // P) if most is None else min(most, total)
-    q, n = 0 if at_root else max(map(len, share.queries)), share.most_rows
+    q = 0 if at_root else max(map(len, share.queries))
+    n = share.most_rows
     rate = _rate(shape.N_q, shape.N_k, min(shape.d, shape.d_v), g, min(g * pairs, most), q, n)
     of_others = total - most if at_root else total - P * share.H_q * q * n
-    words, Y = max(0, ceil(rate * of_others)), 0
+    words = max(0, ceil(rate * of_others))
+    Y = 0
     if S is not None and total:
         T = total * shape.d_v
         by_phases = {
@@ -154,7 +158,8 @@ def _fewer_phases(T: int, d: int, Y: int) -> int:
 
 def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:
     """Return how many pairs a mask allows, of some positions; None: of all."""
-    shape, mask = share.problem.shape, share.problem.mask
+    shape = share.problem.shape
+    mask = share.problem.mask
     if mask is EVERYTHING:
         return (shape.N_q if rows is None else len(rows)) * (
             shape.N_k if cols is None else len(cols)
@@ -170,7 +175,9 @@ def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:
 
 def most_work(program: DevicesProgram, share: Share, columns: int) -> int:
     """Return the most pairs of heads' rows that a device does under a program."""
-    P, everyone, mask = len(share.where), range(len(share.where)), share.problem.mask
+    P = len(share.where)
+    everyone = range(len(share.where))
+    mask = share.problem.mask
     if program.name == "ulysses":
         return max(len(share.heads(p)) for p in everyone) * allowed(share)
     if program.at_root:
@@ -185,7 +192,8 @@ def most_work(program: DevicesProgram, share: Share, columns: int) -> int:
         return share.H_q * max(allowed(share, r, c) for r in rows for c in cols)
     # a pass over all positions for each of few
     few, many = (rows, cols) if len(rows) < len(cols) else (cols, rows)
-    of, most = np.zeros(len(share), np.int64), 0
+    of = np.zeros(len(share), np.int64)
+    most = 0
     for k, group in enumerate(many):
         of[group] = k
     for group in few:
@@ -202,19 +210,23 @@ def _rate(N_q: int, N_k: int, delta: int, g: int, c: int, q: int, n: int) -> Fra
     For one β the best α is at an end, as both sides are linear in it: at gq, or where it meets gN_q
     or αβ = c. So is the best β.
     """
-    free, rates = g * q * n, [Fraction(1), Fraction(2 * delta, n)]
+    free = g * q * n
+    rates = [Fraction(1), Fraction(2 * delta, n)]
     if q:
         rates.append(Fraction(2 * delta, g * q))
     if c > free:
-        low, high = max(Fraction(n), Fraction(c, g * N_q)), Fraction(N_k)
+        low = max(Fraction(n), Fraction(c, g * N_q))
+        high = Fraction(N_k)
         high = min(high, Fraction(c, g * q)) if q else high
         if low >= high:  # the corner (gN_q, N_k), or less
             sums = high + min(Fraction(g * N_q), c / high)
             x = high * min(Fraction(g * N_q), c / high)
         elif low * low >= c or high * high <= c:
             at = low if low * low >= c else high
-            sums, x = at + c / at, Fraction(c)
+            sums = at + c / at
+            x = Fraction(c)
         else:
-            sums, x = Fraction(isqrt(4 * c)), Fraction(c)
+            sums = Fraction(isqrt(4 * c))
+            x = Fraction(c)
         rates.append(2 * delta * max(sums - n - g * q, Fraction(0)) / (x - free))
     return min(rates)

@@ -79,10 +79,14 @@ def lower_words_backward(share: Share, most: int | None = None) -> BackwardWords
     """Return the bound for a backward pass whose devices each do at most `most` pairs of heads'
     rows; None: all equally many.
     """
-    shape, P, g, pairs = share.problem.shape, len(share.where), share.group, allowed(share)
+    shape = share.problem.shape
+    P = len(share.where)
+    g = share.group
+    pairs = allowed(share)
     total = pairs * share.H_q
     most = -(-total // P) if most is None else min(most, total)
-    q, n = max(map(len, share.queries)), share.most_rows
+    q = max(map(len, share.queries))
+    n = share.most_rows
     s_0, E_0, c = g * q + n, g * q + 2 * n, 3 * min(g * pairs, most)
     free = isqrt(isqrt(4 * E_0**2 * s_0**6 // 27)) + 1
     s, rate = 0, Fraction(1, 3)

@@ -100,7 +100,9 @@ def plan(
     }
     problem = Problem.of(**given, causal=causal)
     program, share, columns = asked(name, "forward", problem, P, layout, columns, None)
-    shape, layout, where = problem.shape, layout or program.layout, share.where
+    shape = problem.shape
+    layout = layout or program.layout
+    where = share.where
     if name == "ulysses" and share.H_q < P:
         raise ValueError(
             f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head"
@@ -130,13 +132,16 @@ def plan(
     )
     if flops is None or link is None:
         return found
-    each, size = 2 * (shape.d + shape.d_v) / flops, problem.dtype.itemsize / link
-    compute, links = work * each, max(words) * size
+    each = 2 * (shape.d + shape.d_v) / flops
+    size = problem.dtype.itemsize / link
+    compute = work * each
+    links = max(words) * size
     seconds = compute + links
     if name == "ring":
         steps = np.array(lock_step(share, layout)) * share.H_q * each
         hop = share.most_rows * share.H_kv * (shape.d + shape.d_v) * size
-        compute, seconds = float(steps.sum()), float(np.maximum(steps[:-1], hop).sum() + steps[-1])
+        compute = float(steps.sum())
+        seconds = float(np.maximum(steps[:-1], hop).sum() + steps[-1])
     return Plan(**{**vars(found), "compute": compute, "links": links, "seconds": seconds})
 
 
@@ -144,7 +149,8 @@ def lock_step(share: Share, layout: str) -> list[int]:
     """Return the most pairs of one head that a device does in each step of the ring, with no
     mask or a causal one.
     """
-    P, sizes = len(share.where), np.array([*map(len, share.where)])
+    P = len(share.where)
+    sizes = np.array([*map(len, share.where)])
     if share.problem.mask is EVERYTHING:
         return [int((sizes * np.roll(sizes, s)).max()) for s in range(P)]
     if type(share.problem.mask) is not Causal:
@@ -158,7 +164,8 @@ def _causal_step(share: Share, layout: str, s: int) -> int:
     """Σ over rows a ≤ i < a + h of the keys b ≤ j < b + k with j ≤ i: T(a + h − b) − T(a − b),
     less those beyond b + k.
     """
-    P, N = len(share.where), len(share)
+    P = len(share.where)
+    N = len(share)
     x = np.arange(P)
     y = (x - s) % P
     if layout == "striped":
@@ -168,8 +175,10 @@ def _causal_step(share: Share, layout: str, s: int) -> int:
     met = np.zeros(P, np.int64)
     for rows in (x, 2 * P - 1 - x)[: 1 + (layout == "zigzag")]:
         for keys in (y, 2 * P - 1 - y)[: 1 + (layout == "zigzag")]:
-            a, b = np.minimum(rows * chunk, N), np.minimum(keys * chunk, N)
-            h, k = np.minimum(a + chunk, N) - a, np.minimum(b + chunk, N) - b
+            a = np.minimum(rows * chunk, N)
+            b = np.minimum(keys * chunk, N)
+            h = np.minimum(a + chunk, N) - a
+            k = np.minimum(b + chunk, N) - b
             met += (
                 _triangle(a + h - b)
                 - _triangle(a - b)
@@ -199,11 +208,14 @@ def _size(share: Share, p: int, name: str, columns: int) -> int:
     """Return what says which device has most in HBM: own rows, those of heads, or of a mesh's
     row and column, and parts.
     """
-    shape, n = share.problem.shape, share.rows(p)
+    shape = share.problem.shape
+    n = share.rows(p)
     if name == "ring":
         return n
     if name == "ulysses":
-        h, kv, w = len(share.heads(p)), len(share.kv_heads(p)), shape.d + shape.d_v
+        h = len(share.heads(p))
+        kv = len(share.kv_heads(p))
+        w = shape.d + shape.d_v
         return w * ((share.H_q + share.H_kv) * n + (h + kv) * (len(share) - n)) + h * len(share)
     row, column = (sum(map(share.rows, line)) for line in theory.lines(share, p, columns))
     of_queries = row * (shape.d + shape.d_v + 2) + n * (columns * (shape.d_v + 2) - 1)
@@ -219,7 +231,9 @@ def star_trail(share: Share) -> tuple[int, int] | None:
     then these go P/C² steps round a ring of their own; parts of O, with ℓ and m, are summed in the
     team.
     """
-    P, N, w = len(share.where), len(share), share.problem.shape.d + share.problem.shape.d_v
+    P = len(share.where)
+    N = len(share)
+    w = share.problem.shape.d + share.problem.shape.d_v
     totals = {
         C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv)
         for C in range(2, P + 1)

@@ -102,11 +102,9 @@ class Share:
         mask allows.
         """
         if (rank, src) not in self._live:
-            rows, cols, band = (
-                self.queries[rank],
-                self.where[src],
-                self.problem.mask.band(self.problem.shape, ()),
-            )
+            rows = self.queries[rank]
+            cols = self.where[src]
+            band = self.problem.mask.band(self.problem.shape, ())
             if band is not None and band.positional:
                 self._live[rank, src] = self._touched(rows, cols, band)
             else:
@@ -119,7 +117,8 @@ class Share:
         """Return the same for a band: each row's keys are a stretch of `cols`, which goes from
         one tile to another.
         """
-        shape, to = self.problem.shape, np.full(len(rows), band.keys)
+        shape = self.problem.shape
+        to = np.full(len(rows), band.keys)
         at = rows + shape.N_k - shape.N_q
         if band.right is not None:
             to = np.minimum(to, at + band.right + 1)
@@ -167,10 +166,8 @@ class Share:
         """Return a tile of scores with −∞ where the mask forbids."""
         if self.problem.mask is EVERYTHING or isinstance(S_ij, ShapeOnly):
             return S_ij
-        rows, cols = (
-            blocks_of(self.queries[rank], self.B_r)[i],
-            blocks_of(self.where[src], self.B_c)[j],
-        )
+        rows = blocks_of(self.queries[rank], self.B_r)[i]
+        cols = blocks_of(self.where[src], self.B_c)[j]
         return np.where(self._allowed(rows, cols), S_ij, np.asarray(-np.inf, S_ij.dtype))
 
     def _allowed(self, rows: Positions, cols: Positions) -> Any:
@@ -194,7 +191,8 @@ def _mean(live: Bools, block: int, kinds: Sequence[Hashable] | None) -> Kinds:
     """Return how many tiles, without the last, which may be ragged, and with it alone, the
     blocks have that one stands for.
     """
-    last, end = len(live) - 1, live.shape[1] - 1
+    last = len(live) - 1
+    end = live.shape[1] - 1
     same = (
         [b for b in range(last) if kinds is None or kinds[b] == kinds[block]]
         if block < last

@@ -42,20 +42,19 @@ class _Tiles:
 
     def live(self, p: int, y: int) -> Any:
         """(T_r, T_c) of device p's row blocks and device y's key blocks."""
-        share, shape, mask = self.share, self.share.problem.shape, self.share.problem.mask
-        rows, cols = share.queries[p], share.where[y]
+        share = self.share
+        shape = self.share.problem.shape
+        mask = self.share.problem.mask
+        rows = share.queries[p]
+        cols = share.where[y]
         if not len(rows) or not len(cols):
             return np.zeros((len(self.rows(p)), len(self.cols(y))), bool)
-        row_blocks, col_blocks = (
-            np.arange(0, len(rows), share.B_r),
-            np.arange(0, len(cols), share.B_c),
-        )
+        row_blocks = np.arange(0, len(rows), share.B_r)
+        col_blocks = np.arange(0, len(cols), share.B_c)
         # the last row may attend to the first key, or no row to any
         if type(mask) is Causal and mask.offset is None:
-            last, first = (
-                np.maximum.reduceat(rows, row_blocks),
-                np.minimum.reduceat(cols, col_blocks),
-            )
+            last = np.maximum.reduceat(rows, row_blocks)
+            first = np.minimum.reduceat(cols, col_blocks)
             return last[:, None] + shape.N_k - shape.N_q >= first
         if mask is EVERYTHING:
             return np.ones((len(row_blocks), len(col_blocks)), bool)
@@ -71,7 +70,10 @@ def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """Row block i has a live tile in k_i steps: its Q is read k_i times, and its O, ℓ, m go and
     come k_i − 1 times.
     """
-    t, P, H_q, H_kv = _Tiles(share), len(share.where), share.H_q, share.H_kv
+    t = _Tiles(share)
+    P = len(share.where)
+    H_q = share.H_q
+    H_kv = share.H_kv
     d, d_v, n, (stored, chip) = (
         share.problem.shape.d,
         share.problem.shape.d_v,
@@ -79,7 +81,8 @@ def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
         _itemsizes(share),
     )
     steps = np.array([t.live(p, (p - s) % P).any(1) for s in range(P)]).sum(0).clip(1)
-    rk, away = H_q * int((t.rows(p) * steps).sum()), H_q * int((t.rows(p) * (steps - 1)).sum())
+    rk = H_q * int((t.rows(p) * steps).sum())
+    away = H_q * int((t.rows(p) * (steps - 1)).sum())
     read = [H_q * t.keys(p, (p - s) % P) for s in range(P)]
     arrays = {
         **_rows({"Q": d}, rk, 0, H_q * n, stored, "input"),
@@ -100,7 +103,8 @@ def ring_words(share: Share, p: int, passes: int = 1) -> int:
     """Return what device p sends: all K and V but device p + 1's; in a backward pass also all dK
     and dV.
     """
-    P, shape = len(share.where), share.problem.shape
+    P = len(share.where)
+    shape = share.problem.shape
     rows = passes * len(share) - share.rows((p + 1) % P)
     return rows * share.H_kv * (shape.d + shape.d_v) if P > 1 else 0
 
@@ -109,13 +113,17 @@ def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """Each live tile reads rows of Q, dO, dQ, L, D; each key block with one, its K, V, dK, dV.
     dK, dV travel P times.
     """
-    t, P, H_kv, n = _Tiles(share), len(share.where), share.H_kv, share.rows(p)
+    t = _Tiles(share)
+    P = len(share.where)
+    H_kv = share.H_kv
+    n = share.rows(p)
     d, d_v, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, _itemsizes(share)
     live = [t.live(p, (p - s) % P) for s in range(P)]
     A = share.H_q * sum(int((t.rows(p) @ step).sum()) for step in live)
     cols = [t.cols((p - s) % P) for s in range(P)]
     C = [H_kv * int((cols[s] * (live[s].any(0) if s else True)).sum()) for s in range(P)]
-    most, D = H_kv * share.most_rows, share.H_q * n
+    most = H_kv * share.most_rows
+    D = share.H_q * n
     arrays = {
         **_rows({"Q": d}, A, 0, D, stored, "input"),
         **_rows({"K": d, "V": d_v}, C[0], 0, H_kv * n, stored, "input"),
@@ -139,21 +147,22 @@ def ulysses_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """The ring's tiles, of own heads and all rows; then own rows of dK, dV are summed, a part of
     each device that shares them.
     """
-    t, where, own, own_kv = (
-        _Tiles(share),
-        range(len(share.where)),
-        len(share.heads(p)),
-        len(share.kv_heads(p)),
-    )
+    t = _Tiles(share)
+    where = range(len(share.where))
+    own = len(share.heads(p))
+    own_kv = len(share.kv_heads(p))
     d, d_v, n, (stored, chip) = (
         share.problem.shape.d,
         share.problem.shape.d_v,
         share.rows(p),
         _itemsizes(share),
     )
-    arrays, everywhere = _own_rows(share, p), 0
+    arrays = _own_rows(share, p)
+    everywhere = 0
     for x in where:
-        m, here, parts = share.rows(x), x == p, len(share.kv_heads(x)) * n
+        m = share.rows(x)
+        here = x == p
+        parts = len(share.kv_heads(x)) * n
         A = own * sum(int((t.rows(x) @ t.live(x, y)).sum()) for y in where)
         everywhere += A
         H_q, H_kv = (share.H_q, share.H_kv) if here else (own, own_kv)
@@ -191,11 +200,11 @@ def ulysses_backward_words(share: Share, p: int, columns: int = 1) -> int:
     """Σ_{x≠p} n_p(h_x(d + d_v + 1) + kv_x·w) + n_x(h_p·d + kv_p·w): rows to each other's heads,
     and gradients home.
     """
-    d, w, n = share.problem.shape.d, share.problem.shape.d + share.problem.shape.d_v, share.rows(p)
-    others, own = (
-        [x for x in range(len(share.where)) if x != p],
-        len(share.heads(p)) * d + len(share.kv_heads(p)) * w,
-    )
+    d = share.problem.shape.d
+    w = share.problem.shape.d + share.problem.shape.d_v
+    n = share.rows(p)
+    others = [x for x in range(len(share.where)) if x != p]
+    own = len(share.heads(p)) * d + len(share.kv_heads(p)) * w
     out = sum(len(share.heads(x)) * (w + 1) + len(share.kv_heads(x)) * w for x in others)
     return n * out + own * sum(share.rows(x) for x in others)
 
@@ -240,7 +249,8 @@ def mesh_backward(share: Share, p: int, columns: int) -> ExactDevice:
 def _own_rows(share: Share, p: int) -> dict[str, ArrayTraffic]:
     """Return what D_i reads of O and dO, and the gradients of own rows."""
     d, d_v, (stored, chip) = share.problem.shape.d, share.problem.shape.d_v, _itemsizes(share)
-    queries, keys = share.H_q * share.rows(p), share.H_kv * share.rows(p)
+    queries = share.H_q * share.rows(p)
+    keys = share.H_kv * share.rows(p)
     own = _rows({"O": d_v, "dO": d_v}, queries, 0, queries, stored, "input")
     return own | _rows({"dK": d, "dV": d_v}, 0, keys, keys, chip, "output")
 
@@ -249,12 +259,10 @@ def ulysses(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """q_outer's on all N rows for each own head. Σ_{x≠p} [n_p(h_x·d + kv_x·w) + n_x·h_p·d_v]
     words.
     """
-    t, where, own, kv = (
-        _Tiles(share),
-        range(len(share.where)),
-        len(share.heads(p)),
-        len(share.kv_heads(p)),
-    )
+    t = _Tiles(share)
+    where = range(len(share.where))
+    own = len(share.heads(p))
+    kv = len(share.kv_heads(p))
     d, d_v, n, (stored, chip) = (
         share.problem.shape.d,
         share.problem.shape.d_v,
@@ -280,11 +288,9 @@ def ulysses_words(share: Share, p: int) -> int:
     """Return what device p sends: rows of Q, K, V to each other device's heads, and its own
     heads' O to each other's rows.
     """
-    shape, others, n = (
-        share.problem.shape,
-        [x for x in range(len(share.where)) if x != p],
-        share.rows(p),
-    )
+    shape = share.problem.shape
+    others = [x for x in range(len(share.where)) if x != p]
+    n = share.rows(p)
     Q_out = n * shape.d * sum(len(share.heads(x)) for x in others)
     KV_out = n * (shape.d + shape.d_v) * sum(len(share.kv_heads(x)) for x in others)
     return Q_out + KV_out + len(share.heads(p)) * shape.d_v * sum(share.rows(x) for x in others)
@@ -294,11 +300,9 @@ def ulysses_kept_backward_words(share: Share, p: int) -> int:
     """The same where each device has kept its heads, as on GPUs: rows of dO out, rows of dQ, dK,
     dV back.
     """
-    shape, others, n = (
-        share.problem.shape,
-        [x for x in range(len(share.where)) if x != p],
-        share.rows(p),
-    )
+    shape = share.problem.shape
+    others = [x for x in range(len(share.where)) if x != p]
+    n = share.rows(p)
     dO_out = n * shape.d_v * sum(len(share.heads(x)) for x in others)
     back = len(share.heads(p)) * shape.d + len(share.kv_heads(p)) * (shape.d + shape.d_v)
     return dO_out + back * sum(share.rows(x) for x in others)
@@ -325,7 +329,8 @@ def mesh(share: Share, p: int, columns: int) -> ExactDevice:
     for y in (y for y in column if y != p):
         arrays |= _rows({f"K_{y}": d, f"V_{y}": d_v}, keys[y], 0, H_kv * share.rows(y), stored)
     for x in row:
-        m, mine = H_q * share.rows(x), x == p
+        m = H_q * share.rows(x)
+        mine = x == p
         arrays |= _rows(
             {f"O_of_{x}": d_v, f"l_of_{x}": 1, f"m_of_{x}": 1}, m if mine else 0, m, m, chip
         )
@@ -341,7 +346,8 @@ def mesh_words(share: Share, p: int, columns: int, direction: str = "forward") -
     """Return what device p sends: own rows to each other device of its row and column, and parts
     of their rows back.
     """
-    sent, n = 0, share.rows(p)
+    sent = 0
+    n = share.rows(p)
     for line, (there, back) in zip(
         lines(share, p, columns), _each_way(share, direction), strict=True
     ):
@@ -392,7 +398,9 @@ def tree(share: Share, p: int, columns: int = 1) -> ExactDevice:
     """
     t, shape, (parent, children) = _Tiles(share), share.problem.shape, share.family(p)
     d, d_v, rows, (stored, chip) = shape.d, shape.d_v, share.H_q * shape.N_q, _itemsizes(share)
-    keys, c, root = share.H_q * int((t.live(0, p) @ t.cols(p)).sum()), len(children), parent is None
+    keys = share.H_q * int((t.live(0, p) @ t.cols(p)).sum())
+    c = len(children)
+    root = parent is None
     of_root = rows * root
     arrays = {
         **_rows({"Q": d}, of_root, 0, of_root, stored, "input"),

@@ -64,7 +64,8 @@ def lanes_of(rank: int, traces: Sequence[Recording]) -> Lanes:
 
 def _of(run: DevicesResult, p: int, recorder: Recorder) -> Trace:
     """Return device p's own trace: its queries, and as many keys as it has at a time."""
-    share, of = run.share, run.share.problem.shape
+    share = run.share
+    of = run.share.problem.shape
     shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
     kinds: dict[str, tuple[str, str]] = {}
     assert recorder.sram is not None

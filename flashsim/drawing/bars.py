@@ -136,15 +136,14 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
     total = total_of(by_array)
     cut = f", cut: {total / most:.0f}× this axis" if total > most else ""
     ax.text(0, y - 0.17, f"{name}: {total:,}{cut}", va="bottom")
-    left, power = 0, power_for(most / 10)
+    left = 0
+    power = power_for(most / 10)
     named = _MOST_NAMED if total < 10 ** (power + 5) else _FEWER_NAMED
     columns = max(min(len(arrays), named), _FEWER_NAMED)
     for column, (array, parts) in enumerate(arrays):
-        colour, shown, moved = (
-            COLOURS.get(array, GREY),
-            _SHOWN.get(array, array),
-            sum(parts.values()),
-        )
+        colour = COLOURS.get(array, GREY)
+        shown = _SHOWN.get(array, array)
+        moved = sum(parts.values())
         for way, hatch in (("reads", ""), ("writes", _WRITTEN)):
             if parts[way]:
                 bar = ax.barh(

@@ -78,7 +78,8 @@ class Labels:
         label.set(ha=spot.ha, va=spot.va)
 
     def _is_free(self, words: Bbox) -> bool:
-        box, within = words.padded(MARGIN), self.ax.get_window_extent()
+        box = words.padded(MARGIN)
+        within = self.ax.get_window_extent()
         if not (
             within.x0 <= box.x0
             and box.x1 <= within.x1
@@ -95,7 +96,8 @@ class Labels:
         is none.
         """
         self._move(label, wanted)
-        at, within = label.get_window_extent(), self.ax.get_window_extent()
+        at = label.get_window_extent()
+        within = self.ax.get_window_extent()
         rights = np.linspace(within.x0 - at.x0, within.x1 - at.x1, GRID[0])
         ups = np.linspace(within.y0 - at.y0, within.y1 - at.y1, GRID[1])
         points_of_a_pixel = 72 / label.get_figure(root=True).dpi  # type: ignore[union-attr]

@@ -13,7 +13,9 @@ from matplotlib.axis import Axis
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import Formatter, Locator
 
-DIGIT, COMMA = 0.64, 0.33  # of a font's size: the widths of DejaVu Sans, which is wider than most
+# of a font's size: the widths of DejaVu Sans, which is wider than most
+DIGIT = 0.64
+COMMA = 0.33
 APART = 0.6  # of a font's size: at least so much lies between two numbers
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -19,10 +19,18 @@ from flashsim.algorithms.blocks import paper_rows
 COLUMN = 3.5  # inches: one column of a two-column page
 
 # Okabe & Ito's colours, which colour-blind readers can tell apart.
-BLACK, GREY = "#000000", "#666666"
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
-BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-WINE, OLIVE = "#882255", "#999933"  # P. Tol's, for a figure of more lines
+BLACK = "#000000"
+GREY = "#666666"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+# P. Tol's, for a figure of more lines
+WINE = "#882255"
+OLIVE = "#999933"
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
 NAMED = {
     "black": BLACK,
@@ -64,7 +72,8 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     nothing, has one of its own.
     """
     found: dict[str, Look] = {}
-    names, spare = list(names), 0
+    names = list(names)
+    spare = 0
     taken = [FORWARD[name].look for name in names if name in FORWARD]
     free = [
         (colour, *shape)

@@ -26,7 +26,8 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "forward")
     shared = shared_bytes(d, B_r, B_c)
     check_blocks("algorithm_1", (B_r, B_c), shared)
-    l, m = cupy.empty((B, H, N_q), "float32"), cupy.empty((B, H, N_q), "float32")
+    l = cupy.empty((B, H, N_q), "float32")
+    m = cupy.empty((B, H, N_q), "float32")
     function = f"algorithm_1<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}>"
     launch(
         FILE,

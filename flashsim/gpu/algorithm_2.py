@@ -23,7 +23,8 @@ from flashsim.gpu.launching import (
     variants,
 )
 
-FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
+FORWARD = "algorithm_2.cu"
+BACKWARD = "algorithm_4.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
 BACKWARD_ARRAYS = ("Q", "K", "V", "O", "dO", "l", "m", "R", "dQ", "dK", "dV", "mask")
 TYPES = [
@@ -61,7 +62,8 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "forward")
     shared = shared_bytes(d, B_r, B_c)
     check_blocks("algorithm_2", (B_r, B_c), shared)
-    l, m = cupy.empty((B, H, N_q), "float32"), cupy.empty((B, H, N_q), "float32")
+    l = cupy.empty((B, H, N_q), "float32")
+    m = cupy.empty((B, H, N_q), "float32")
     R = state(B * H, None) if options.dropout_p else None
     MASK, dropout = variant_types(options)
     function = f"algorithm_2<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
@@ -92,7 +94,8 @@ def backward(
     B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "backward")
     shared = backward_shared_bytes(d, B_r, B_c)
     check_blocks("algorithm_4", (B_r, B_c), shared + 16)
-    l, m = cupy.ones((B, H, N_q), "float32"), lse
+    l = cupy.ones((B, H, N_q), "float32")
+    m = lse
     R = state(B * H, options.seed) if options.dropout_p else None
     group = H // H_kv
     dk_parts, dv_parts = (

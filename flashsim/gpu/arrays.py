@@ -105,7 +105,8 @@ class PyTorch:
 
     def look(self, given: Sequence[Any], device: int) -> Look | None:
         """Return as `CuPy.look`; None also for tensors that are not plain numbers in memory."""
-        types, strided = self._types, self._torch.strided
+        types = self._types
+        strided = self._torch.strided
         found: list[Any] = []
         at = []
         for x in given:
@@ -145,7 +146,9 @@ class PyTorch:
 
     def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
         """Return new tensors. One that is like a given tensor takes half the time to make."""
-        like, dense, first = self._torch.empty_like, self._torch.contiguous_format, given[0]
+        like = self._torch.empty_like
+        dense = self._torch.contiguous_format
+        first = given[0]
         return [
             first.new_empty(shape, dtype=dtype)
             if n is None

@@ -33,7 +33,9 @@ from flashsim.gpu.rungs import ladder
 from flashsim.gpu.sensors import Sensors
 
 OnSetting = Callable[[int, int, str], None]
-TURN_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
+TURN_MS = 30.0
+MOST_LAUNCHES = 1000
+LEAST_ROUNDS = 3
 MUCH = 2**30  # after a call that takes this many bytes, pools are emptied
 
 
@@ -183,7 +185,8 @@ def interleaved(
     goes to `failed` with the reason, and the others go on. Without `failed`, the error is raised.
     `look` is called in each turn before the last launch, while the GPU is busy.
     """
-    rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
+    rounds = max(rounds, LEAST_ROUNDS)
+    shuffled = random.Random(0)
     launches: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(1 + rounds):
@@ -227,7 +230,8 @@ def _time(call: Call, launches: int, look: Callable[[], None] = lambda: None) ->
     last one.
     """
     cupy = import_cupy()
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start = cupy.cuda.Event()
+    end = cupy.cuda.Event()
     start.record()
     for n in range(launches):
         if n == launches - 1:
@@ -240,7 +244,8 @@ def _time(call: Call, launches: int, look: Callable[[], None] = lambda: None) ->
 
 def _extra_bytes(call: Call) -> int:
     """Return the peak memory that a call allocates, in an empty CuPy pool and in PyTorch's."""
-    cupy, torch = import_cupy(), torch_if_there()
+    cupy = import_cupy()
+    torch = torch_if_there()
     if torch is not None:
         torch.cuda.reset_peak_memory_stats()
         allocated = torch.cuda.memory_allocated()

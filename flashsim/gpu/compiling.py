@@ -95,7 +95,8 @@ def compile_file(
             f"kernel file is {name!r}; expected one of "
             f"{', '.join(sorted(p.name for p in KERNELS.glob('*.cu')))}"
         )
-    nvrtc, headers = _nvrtc(), _headers()
+    nvrtc = _nvrtc()
+    headers = _headers()
     said = (
         f"-arch={arch}",
         *OPTIONS,

@@ -32,7 +32,8 @@ TORCH = {
 """Backends of PyTorch's scaled_dot_product_attention. "" is unfused attention written in
 PyTorch, the paper's baseline.
 """
-FA3, FA4 = "fa3", "fa4"
+FA3 = "fa3"
+FA4 = "fa4"
 PACKAGES = {FA3: "tokenspeed-fa3", FA4: "flash-attn-4"}
 """FlashAttention-3, of which that package has the forward pass only, and FlashAttention-4. They
 take part if installed.
@@ -50,7 +51,8 @@ LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
 """Beyond these lengths the N × N matrices are not worth the time. For our kernels,
 `Kernel.longest` says so.
 """
-TOKENS, HEADS = 16_384, 16
+TOKENS = 16_384
+HEADS = 16
 DISTRIBUTIONS = {
     "normal": "normal numbers, so that scores have standard deviation 1",
     "wide": "normal, with Q 9 times as large, so that scores have standard deviation 9",
@@ -64,7 +66,8 @@ DISTRIBUTIONS = {
 """What Q, K and V are drawn from. They differ in how much the rows' maxima grow as keys are
 read.
 """
-LARGE, SINK = 9.0, 16.0
+LARGE = 9.0
+SINK = 16.0
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,11 @@ def absent(asked: Sequence[str]) -> dict[str, str]:
 
 def share(name: str, setting: Setting) -> float:
     """Return the part of S's elements that a contestant computes, from 0 to 1."""
-    N, more = setting.N, SPARSE.get(name, {})
+    N = setting.N
+    more = SPARSE.get(name, {})
     if "mask" in more:
-        rows, window = np.arange(N), more["mask"]
+        rows = np.arange(N)
+        window = more["mask"]
         keys = np.minimum(rows, window.left) + 1 + np.minimum(N - 1 - rows, window.right)
         return float(keys.sum()) / N**2
     if "block_mask" in more:
@@ -246,7 +251,10 @@ def captured(setting: Setting) -> list[Any]:
     """
     sample = np.load(SAMPLE)
     attend = sample["attend"]
-    B, H, N, d = setting.batch, setting.H, setting.N, setting.d
+    B = setting.batch
+    H = setting.H
+    N = setting.N
+    d = setting.d
     found = []
     for name in "qkv":
         x = sample[name].astype(np.float32)[:, attend]  # (heads, tokens, width)

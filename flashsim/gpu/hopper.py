@@ -42,10 +42,13 @@ ARRAYS = ("Q", "K", "V", "O", "L", "mask")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128, 256)  # of the kernel; the rung takes tensor_core's too
 WIDEST = 256  # this d has a backward pass of its own
-ROWS, O_ROWS = 64, 16  # rows of Q_i that a warpgroup has; rows of O_i that a warp stores at a time
+# rows of Q_i that a warpgroup has; rows of O_i that a warp stores at a time
+ROWS = 64
+O_ROWS = 16
 O_COLUMNS = 128  # the most columns of O_i that are stored at a time
 # of a section in causal calls, whatever the L2 holds; the most for each team
-LEAST_HEADS, MOST_HEADS = 8, 64
+LEAST_HEADS = 8
+MOST_HEADS = 64
 MOST = 2**31 - 2**16  # row blocks, which are counted in 32 bits
 
 
@@ -139,8 +142,11 @@ def o_columns(d: int, masks: bool) -> int:
     return 64 if d == WIDEST and masks else min(d, O_COLUMNS)
 
 
-WIDE, SMALL, DEEP = Tiles(128, 128, turns=True), Tiles(128, 128), Tiles(128, 64)
-FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
+WIDE = Tiles(128, 128, turns=True)
+SMALL = Tiles(128, 128)
+DEEP = Tiles(128, 64)
+FINE = Tiles(256, 64)
+PAIR = Tiles(128, 64)
 # without a mask; with dropout, or an array; with another mask
 TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}
 KINDS = ("FULL", "CAUSAL", "ARRAY", "WINDOW", "LISTED")  # of masks, as the kernel calls them
@@ -299,20 +305,16 @@ def prepared(
     tiles = tiles or choose_tiles(
         q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun
     )
-    window, drops = (
-        options.window or (-1, 0 if options.causal else -1),
-        (options.dropout_p, options.seed),
-    )
+    window = options.window or (-1, 0 if options.causal else -1)
+    drops = (options.dropout_p, options.seed)
     lists: Any = ()
     mask = None if options.mask is None else in_tiles(options.mask)
     kind = as_list(q.shape[3], kind, options.dropout_p > 0)
     if kind == "LISTED":
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
-    strides, asked = (
-        (q.strides, k.strides, v.strides),
-        (options.scale, drops, listed, options.counters is not None),
-    )
+    strides = (q.strides, k.strides, v.strides)
+    asked = (options.scale, drops, listed, options.counters is not None)
     start = _launch(
         device,
         tiles,
@@ -365,8 +367,13 @@ def _launch(
         )
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
-    problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H"] = H
+    problem["group"] = H // H_kv
+    problem["T_r"] = T_r
+    problem["row_blocks"] = row_blocks
+    problem["wants_L"] = wants_L
     causal = kind == "CAUSAL" or (kind == "ARRAY" and window[1] == 0)
     held = 4 * N_k * d * H_kv / H, attributes["L2CacheSize"]
     problem["section"] = section_of(*held, B * H, tiles.teams(d)) if causal else 1
@@ -383,12 +390,11 @@ def _launch(
         tiles.shared_bytes(d, kind == "ARRAY"),
     )
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
-    wanted, threads = (
-        -(-row_blocks // tiles.teams(d)),
-        128 * (tiles.teams(d) * tiles.B_r // ROWS + 1),
-    )
+    wanted = -(-row_blocks // tiles.teams(d))
+    threads = 128 * (tiles.teams(d) * tiles.B_r // ROWS + 1)
     blocks = min(attributes["MultiProcessorCount"], wanted) if tiles.persistent else wanted
-    shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
+    shapes = (q, k, k, q)
+    given = (*strides, contiguous(q, dtype.itemsize))
     boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, o_columns(d, kind == "ARRAY"))
     sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
     by_value = np.void(problem.tobytes())

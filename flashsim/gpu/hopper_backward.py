@@ -27,7 +27,9 @@ FILE = "hopper_backward.cu"
 HEAD_DIMS = (64, 128)
 MASK_BLOCKS = 128, 128  # of a block mask, as in the forward pass
 ROWS = 64  # dK_j and dV_j are stored in boxes of this many rows
-PREPARES, SUMS = 256, 384  # threads of the two kernels
+# threads of the two kernels
+PREPARES = 256
+SUMS = 384
 GRID = 2**31 - 1
 KINDS = ("FULL", "CAUSAL", "ARRAY", "CAUSAL_ARRAY", "LISTED")  # of masks, as the kernel calls them
 # too few registers: the causal mask is put into the array, and all tiles are computed
@@ -82,17 +84,19 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     lists: tuple[Any, ...] = ()
     if options.window or options.block_mask is not None:
         lists = _listed(device, options.block_mask, window, q.shape, k.shape)
-    kind, listed = (
-        "LISTED" if lists else KINDS[options.causal],
-        tuple(array.data.ptr for array in lists),
-    )
+    kind = "LISTED" if lists else KINDS[options.causal]
+    listed = tuple(array.data.ptr for array in lists)
     mask = None
     if options.mask is not None:
-        kind, array = ("CAUSAL_" * options.causal + "ARRAY"), options.mask
+        kind = "CAUSAL_" * options.causal + "ARRAY"
+        array = options.mask
         if kind == NOT_COMPILED[1] and q.shape[3] == NOT_COMPILED[0]:
-            kind, array, window = "ARRAY", with_causal(array), (-1, -1)
+            kind = "ARRAY"
+            array = with_causal(array)
+            window = (-1, -1)
         mask = in_tiles(array)
-    counting, M = options.counters is not None, mask.array.data.ptr if mask else 0
+    counting = options.counters is not None
+    M = mask.array.data.ptr if mask else 0
     masked = window, mask and mask[1:], listed
     start, scratch = _launches(
         device, q.shape, k.shape, strides, q.dtype, kind, *masked, *asked, counting
@@ -112,7 +116,8 @@ def _listed(
     each row block has, the list.
     """
     B_r, B_c = choose_blocks(q[3])
-    blocks, shape = Blocks(B_r, B_c, N_q=q[2], N_k=k[2]), Shape(q[2], k[2], 1, 1)
+    blocks = Blocks(B_r, B_c, N_q=q[2], N_k=k[2])
+    shape = Shape(q[2], k[2], 1, 1)
     return _on_gpu(device, computed(block_mask, MASK_BLOCKS, shape), blocks, shape, window)
 
 
@@ -152,8 +157,10 @@ def _launches(
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = choose_blocks(d)
-    T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
-    row_blocks, key_blocks = B * H * T_r, B * H_kv * T_c
+    T_r = -(-N_q // B_r)
+    T_c = -(-N_k // B_c)
+    row_blocks = B * H * T_r
+    key_blocks = B * H_kv * T_c
     if max(row_blocks, key_blocks) > GRID:
         raise ValueError(
             f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} "
@@ -162,16 +169,17 @@ def _launches(
     attributes = import_cupy().cuda.Device(device).attributes
     # Blocks of threads that draw no key block help to round dQ.
     blocks = min(max(key_blocks, row_blocks), attributes["MultiProcessorCount"])
-    shared, causal = shared_bytes(d, dropout_p > 0, "ARRAY" in kind), "CAUSAL" in kind
+    shared = shared_bytes(d, dropout_p > 0, "ARRAY" in kind)
+    causal = "CAUSAL" in kind
     problem = np.zeros((), _PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = (
-        N_q,
-        N_k,
-        H,
-        H_kv,
-        H // H_kv,
-    )
-    problem["T_r"], problem["T_c"], problem["heads"] = T_r, T_c, B * H_kv
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H"] = H
+    problem["H_kv"] = H_kv
+    problem["group"] = H // H_kv
+    problem["T_r"] = T_r
+    problem["T_c"] = T_c
+    problem["heads"] = B * H_kv
     problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if causal else 0
     a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
     problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
@@ -189,12 +197,12 @@ def _launches(
     names = functions(dtype.name, d, kind, dropout_p > 0, deterministic)
     kernels = ready(device, FILE, names, names[1], shared, counting)
     # dQ's; L and D; whose turn it is
-    sums, rows, turns = (4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks)
+    sums = 4 * row_blocks * B_r * d
+    rows = 8 * row_blocks * B_r
+    turns = 8 * row_blocks
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
-    names_of, given = (
-        ("q", "k", "v", "do", "dk", "dv"),
-        (*strides, *[contiguous(k, dtype.itemsize)] * 2),
-    )
+    names_of = ("q", "k", "v", "do", "dk", "dv")
+    given = (*strides, *[contiguous(k, dtype.itemsize)] * 2)
     sides = tuple(
         zip(names_of, (q, k, k, q, k, k), given, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True)
     )
@@ -214,13 +222,12 @@ def _launches(
         *moved: int,
     ) -> Any:
         found = problem.copy()
-        found["rows"], found["sums"], found["turns"] = (
-            scratch + sums,
-            scratch,
-            scratch + sums + rows,
-        )
+        found["rows"] = scratch + sums
+        found["sums"] = scratch
+        found["turns"] = scratch + sums + rows
         found["drawn"] = scratch + sums + rows + turns
-        placed, counts = np.void(found.tobytes()), [np.uint64(at) for at in moved]
+        placed = np.void(found.tobytes())
+        counts = [np.uint64(at) for at in moved]
         each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
         maps = [tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each]
         maps.append(mask_map(M, *matrices, B_r, B_c) if masked else maps[0])

@@ -22,8 +22,12 @@ from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE = "hopper_backward_wide.cu"
 # a tile is ROWS × KEYS in dK's and dV's pass, and ROW_BLOCK × KEYS in dQ's
-ROWS, KEYS, ROW_BLOCK = 64, 64, 128
-HALF, SUMS = 64, 384  # columns of a half; threads of the two passes
+ROWS = 64
+KEYS = 64
+ROW_BLOCK = 128
+# columns of a half; threads of the two passes
+HALF = 64
+SUMS = 384
 TILE = 2 * KEYS * 256  # bytes
 # of each pass: tiles, L and D, barriers
 SHARED = 6 * TILE + 3 * 2 * ROWS * KEYS + 2 * 8 * ROWS + 48, 7 * TILE + 64
@@ -65,10 +69,8 @@ def functions(dtype: str) -> tuple[str, str, str]:
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
     """Return `hopper.backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
-    window, counting = (
-        options.window or (-1, 0 if options.causal else -1),
-        options.counters is not None,
-    )
+    window = options.window or (-1, 0 if options.causal else -1)
+    counting = options.counters is not None
     start, scratch = _launches(
         device, q.shape, k.shape, strides, q.dtype, window, options.scale, counting
     )
@@ -97,26 +99,29 @@ def _launches(
     each kernel's totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    T_r, T_c = -(-N_q // ROW_BLOCK), -(-N_k // KEYS)
-    row_blocks, key_blocks, prepares = B * H * T_r, B * H_kv * T_c, B * H * T_r * ROW_BLOCK // ROWS
+    T_r = -(-N_q // ROW_BLOCK)
+    T_c = -(-N_k // KEYS)
+    row_blocks = B * H * T_r
+    key_blocks = B * H_kv * T_c
+    prepares = B * H * T_r * ROW_BLOCK // ROWS
     if max(prepares, key_blocks) > GRID:
         raise ValueError(
             f"q has shape {q}, k {k}: {max(prepares, key_blocks):,} tiles; hopper takes {GRID:,} "
             "at most"
         )
     problem = np.zeros((), _PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = (
-        N_q,
-        N_k,
-        H,
-        H_kv,
-        H // H_kv,
-    )
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H"] = H
+    problem["H_kv"] = H_kv
+    problem["group"] = H // H_kv
     problem["left"], problem["right"] = (
         N - 1 if side == -1 else min(side, N - 1)
         for side, N in zip(window, (N_k, N_q), strict=True)
     )
-    problem["T_r"], problem["T_c"], problem["heads"] = T_r, T_c, B * H_kv
+    problem["T_r"] = T_r
+    problem["T_c"] = T_c
+    problem["heads"] = B * H_kv
     l2_bytes = import_cupy().cuda.Device(device).attributes["L2CacheSize"]
     a_head = 4 * d * max(N_q * H // H_kv, N_k)  # bytes of Q and dO, or of K and V
     problem["section"] = section(a_head, l2_bytes, B * H_kv) if window[1] == 0 else 1
@@ -158,7 +163,8 @@ def _launches(
 
         found = problem.copy()
         found["rows"] = scratch
-        placed, counts = np.void(found.tobytes()), [np.uint64(at) for at in moved]
+        placed = np.void(found.tobytes())
+        counts = [np.uint64(at) for at in moved]
         k_and_v = tiles("k", K, KEYS), tiles("v", V, KEYS)
         results = [tiles(name, at, ROWS, HALF) for name, at in (("dq", dQ), ("dk", dK), ("dv", dV))]
         return (

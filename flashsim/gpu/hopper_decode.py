@@ -29,14 +29,19 @@ ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128)  # of the kernel
 ROWS = 64  # B_r
 KEYS = 64  # B_c
-THREADS, PLACES = 160, 2  # of the kernel; blocks on a multiprocessor
+# of the kernel; blocks on a multiprocessor
+THREADS = 160
+PLACES = 2
 FILLED = 0.95  # a GPU this full counts as full
 # tiles of a head up to which heads are never split; not split if each multiprocessor has one
-SHORT, MEDIUM = 8, 64
+SHORT = 8
+MEDIUM = 64
 LEAST = 4  # tiles of a part
 # with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
 FEW_ROWS = 16
-FEW_KEYS, FEW_HEADS = 2048, 8  # up to so many, it is faster whatever the number of rows
+# up to so many, it is faster whatever the number of rows
+FEW_KEYS = 2048
+FEW_HEADS = 8
 CLUSTER = 2  # blocks of threads that read each other's shared memory
 
 
@@ -90,7 +95,8 @@ def is_slower(q: tuple[int, ...], k: tuple[int, ...], multiprocessors: int) -> b
     """Say whether hopper_decode.cu takes them, but hopper_grouped.cu is faster on so many
     multiprocessors.
     """
-    rows, heads = q[1] // k[1] * q[2], q[0] * k[1]
+    rows = q[1] // k[1] * q[2]
+    heads = q[0] * k[1]
     short = k[2] <= FEW_KEYS and heads <= FEW_HEADS
     return (
         q[3] == 128
@@ -155,7 +161,9 @@ def _launches(
     They are to be called with the addresses of parts, Q, K, V, O, L and totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
+    heads = B * H_kv
+    group = H // H_kv
+    T_c = -(-N_k // KEYS)
     rows = group * N_q
     if heads * rows >= MOST:
         raise ValueError(
@@ -203,7 +211,8 @@ def launches(
     and totals. Tiles of K and V are `box`; `asked` are other fields of PROBLEM.
     """
     (b, H, N_q, d), H_kv = q, k[1]
-    heads, rows = b * H_kv, H // H_kv * N_q
+    heads = b * H_kv
+    rows = H // H_kv * N_q
     problem = problem_of(q, k, strides[0], scale, T_c=T_c, **asked)
     places, share = parts_of(heads, rows, merged)
     each = [(kernels[0], blocks, THREADS, shared_bytes(d))]
@@ -220,7 +229,8 @@ def launches(
             own["table"], own["lengths"] = pages
         # O_parts, l_parts, m_parts
         cut = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))
-        written, by_value = (np.uint64(O), np.uint64(L), *cut), np.void(own.tobytes())
+        written = (np.uint64(O), np.uint64(L), *cut)
+        by_value = np.void(own.tobytes())
         decoding = np.uint64(Q), *maps, *written, by_value, np.uint64(totals)
         merging = *written, np.int32(merged), np.int32(share), by_value, np.uint64(totals)
         return (decoding, merging)[: len(each)]

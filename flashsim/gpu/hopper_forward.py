@@ -28,7 +28,9 @@ BLOCKS = {64: (256, 64), 128: (128, 128), 256: (128, 64)}  # (B_r, B_c) by d
 # by d: how many Q_i, and how many K_j and V_j, are on chip
 STAGES = {64: (2, 8), 128: (1, 2), 256: (1, 2)}
 # rows of Q_i of a warpgroup; rows and columns of O_i that a warp stores at a time
-ROWS, O_ROWS, O_COLUMNS = 64, 16, 128
+ROWS = 64
+O_ROWS = 16
+O_COLUMNS = 128
 PROBLEM = np.dtype(
     [
         (name, "i4")
@@ -115,7 +117,10 @@ def _launch(
     B_r, B_c = BLOCKS[d]
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H"] = H
+    problem["group"] = H // H_kv
     T_r = ceil_div(N_q, B_r)
     row_blocks = B * H * T_r
     if row_blocks >= hopper.MOST:
@@ -123,7 +128,9 @@ def _launch(
             f"q has shape {q}: {row_blocks:,} row blocks; hopper_forward takes fewer than "
             f"{hopper.MOST:,}"
         )
-    problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
+    problem["T_r"] = T_r
+    problem["row_blocks"] = row_blocks
+    problem["wants_L"] = wants_L
     bytes_a_head = 4 * N_k * d * H_kv / H
     problem["section"] = (
         hopper.section_of(bytes_a_head, attributes["L2CacheSize"], B * H) if causal else 1
@@ -131,8 +138,10 @@ def _launch(
     problem["c"], problem["sign"] = factor_and_sign(scale)
     name, shared = function(dtype.name, d, causal), shared_bytes(d)
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
-    blocks, threads = min(attributes["MultiProcessorCount"], row_blocks), 128 * (B_r // ROWS + 1)
-    shapes, by_side = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
+    blocks = min(attributes["MultiProcessorCount"], row_blocks)
+    threads = 128 * (B_r // ROWS + 1)
+    shapes = (q, k, k, q)
+    by_side = (*strides, contiguous(q, dtype.itemsize))
     boxes = (B_r,), (B_c,), (B_c,), (O_ROWS, O_COLUMNS)
     sides = tuple(zip("qkvo", shapes, by_side, boxes, strict=True))
     by_value = np.void(problem.tobytes())

@@ -32,7 +32,8 @@ from flashsim.gpu.launching import (
 from flashsim.gpu.tensor_maps import columns_map, contiguous, fours_map, tensor_map
 from flashsim.support.install import extra_with
 
-FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
+FILE = "hopper_fp8.cu"
+NAME = "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 EVENTS = ("mended", "S again")
 """Halves of tiles in which a warp raised m: by mending weights, or by computing the scores
@@ -40,7 +41,9 @@ again.
 """
 BLOCKS = (192, 128)  # B_r, B_c
 WARPGROUP = 64  # rows of B_r
-THREADS, ROUNDS = 512, 256  # of both kernels
+# of both kernels
+THREADS = 512
+ROUNDS = 256
 # tiles, barriers, numbers
 SHARED = 1024 * (2 * 24 + 3 * 16 + 3 * 16 + 48 + 2 * 16) + 9 * 16 + 3 * 12 + 4
 COUNTS = WORDS_EACH - 2  # words that count transposed tiles of V
@@ -157,10 +160,8 @@ def prepare(
 
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
-    strides, asked = (
-        (q.strides, k.strides, v.strides),
-        (wants_L, options.causal, options.scale, OFFSET),
-    )
+    strides = (q.strides, k.strides, v.strides)
+    asked = (wants_L, options.causal, options.scale, OFFSET)
     start, scratch = _launch(
         device, q.shape, k.shape, strides, *asked, options.counters is not None
     )
@@ -199,8 +200,10 @@ def _launch(
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = BLOCKS
-    T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
-    row_blocks, tiles = B * H * T_r, B * H_kv * T_c
+    T_r = -(-N_q // B_r)
+    T_c = -(-N_k // B_c)
+    row_blocks = B * H * T_r
+    tiles = B * H_kv * T_c
     if max(row_blocks, tiles) >= hopper.MOST:
         raise ValueError(
             f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles"
@@ -216,27 +219,30 @@ def _launch(
         attributes["MultiProcessorCount"], row_blocks if keys_contiguous else max(row_blocks, tiles)
     )
     problem = np.zeros((), _PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
-    problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H"] = H
+    problem["group"] = H // H_kv
+    problem["T_r"] = T_r
+    problem["row_blocks"] = row_blocks
+    problem["wants_L"] = wants_L
     problem["ahead"] = (T_r * B_r - N_q) // WARPGROUP * WARPGROUP if causal else 0
     heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
     each = heads if keys_contiguous else min(heads, HEADS)
     # a small section comes first, unless the last were as small
     last = min(heads, max(B * H - each, 2 * each))
-    problem["section"], problem["last_section"] = each, -((last - B * H) // each) * each
-    problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = (
-        T_c,
-        H_kv,
-        tiles,
-        tiles + grid - 1,
-    )
+    problem["section"] = each
+    problem["last_section"] = -((last - B * H) // each) * each
+    problem["T_c"] = T_c
+    problem["H_kv"] = H_kv
+    problem["tiles"] = tiles
+    problem["last_draw"] = tiles + grid - 1
     together = ((B * H_kv - 1) // COUNTS).bit_length()
-    problem["together"], problem["last"] = together, (B * H_kv - 1) >> together
+    problem["together"] = together
+    problem["last"] = (B * H_kv - 1) >> together
     of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
-    problem["count"]["tiles"], problem["count"]["steps"] = (
-        of_count * T_c,
-        of_count * (T_c + H // H_kv * T_r) - 1,
-    )
+    problem["count"]["tiles"] = of_count * T_c
+    problem["count"]["steps"] = of_count * (T_c + H // H_kv * T_r) - 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal, keys_contiguous, offset)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)

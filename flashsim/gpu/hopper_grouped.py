@@ -20,7 +20,9 @@ from flashsim.gpu.tensor_core import ELEMENTS
 from flashsim.gpu.tensor_maps import rows_map, tensor_map
 
 FILE = "hopper_grouped.cu"
-ROWS, KEYS = 128, 128  # B_r, B_c
+# B_r, B_c
+ROWS = 128
+KEYS = 128
 THREADS = 384  # of a block, of which a multiprocessor has one
 MOST_SPLITS = 128
 MOST_QUERIES = 256  # of a head
@@ -28,7 +30,10 @@ KEYS_A_QUERY = 4  # at least; with fewer keys, `hopper` is as fast
 CLUSTERS = (1, 2, 4, 8)  # blocks of threads that merge their parts on the chip
 # the part of the multiprocessors on which such clusters surely have a place
 IN_CLUSTERS = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.6}
-WHOLE_ITEM, CUT_ITEM, SECOND_LAUNCH = 1.5, 2.5, 3.0  # what they take, in times of a tile of keys
+# what they take, in times of a tile of keys
+WHOLE_ITEM = 1.5
+CUT_ITEM = 2.5
+SECOND_LAUNCH = 3.0
 
 
 class Cut(NamedTuple):
@@ -80,7 +85,9 @@ def choose_cut(row_blocks: int, T_c: int, multiprocessors: int) -> Cut:
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
     """Return why the kernel does not take queries and keys of these shapes, or ""."""
-    group, N_q, N_k = q[1] // max(k[1], 1), q[2], k[2]
+    group = q[1] // max(k[1], 1)
+    N_q = q[2]
+    N_k = k[2]
     if group > ROWS:
         return f"{group} heads share a KV head, and the kernel takes {ROWS} at most"
     if N_q > MOST_QUERIES:
@@ -123,7 +130,9 @@ def _launches(
     They are to be called with the addresses of parts, Q, K, V, O, L and totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
+    heads = B * H_kv
+    group = H // H_kv
+    T_c = -(-N_k // KEYS)
     rows = group * N_q
     if heads * rows >= MOST:
         raise ValueError(

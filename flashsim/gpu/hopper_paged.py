@@ -59,7 +59,8 @@ def prepared(
     splits  into how many parts heads are cut; None: as many as fill the GPU. Two of them may be
             merged on the chip
     """
-    heads, rows = q.shape[0] * k.shape[1], q.shape[1] // k.shape[1] * q.shape[2]
+    heads = q.shape[0] * k.shape[1]
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     t = parts(heads, longest, rows, places) if splits is None else splits
     together = CLUSTER if splits is None and t % CLUSTER == 0 else 1
@@ -94,7 +95,8 @@ def _launches(
     They are to be called with the addresses of parts, Q, K, V, the table, lengths, O, L and totals.
     """
     (b, H, N_q, d), (pages, H_kv, page, _) = q, k
-    heads, rows = b * H_kv, H // H_kv * N_q
+    heads = b * H_kv
+    rows = H // H_kv * N_q
     if heads * max(rows, t) >= MOST:
         raise ValueError(
             f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}"

@@ -12,7 +12,9 @@ from flashsim.gpu import tensor_core
 from flashsim.gpu.launching import STRIDES, ready
 
 MERGING = "hopper_decode.cu"  # the file with `merge`
-WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp loads at a time
+# of a block that merges; parts that a warp loads at a time
+WARPS = 8
+PARTS = 4
 MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bits
 
 PROBLEM = np.dtype(
@@ -43,7 +45,8 @@ def problem_of(
     others, T_c among them.
     """
     (b, H, N_q, _), H_kv = q, k[1]
-    heads, group = b * H_kv, H // H_kv
+    heads = b * H_kv
+    group = H // H_kv
     problem = np.zeros((), PROBLEM)
     problem["Q"] = tuple(stride // 2 for stride in strides[:3])
     sizes = {

@@ -61,7 +61,8 @@ def _packed(
 ) -> Packed:
     """Return the batch; a head has `bytes_a_key` bytes of K and V for each key."""
     ends_q, ends_k = (np.frombuffer(words, np.uint32).astype(np.int64) for words in (cu_q, cu_k))
-    n, on = np.diff(ends_k), import_cupy().cuda.Device(device)
+    n = np.diff(ends_k)
+    on = import_cupy().cuda.Device(device)
     l2 = on.attributes["L2CacheSize"]
     section = hopper.section_of(max(1, n.max()) * bytes_a_key, l2, heads)
     keys = L2_PART * l2 / (section * bytes_a_key)
@@ -88,7 +89,8 @@ def prepared(
     batch = _packed(device, cu_q.tobytes(), cu_k.tobytes(), tiles.B_r, options.causal, *held)
     if not batch.row_blocks:
         return None
-    strides, counting = (q.strides, k.strides, v.strides), options.counters is not None
+    strides = (q.strides, k.strides, v.strides)
+    counting = options.counters is not None
     asked = wants_L, options.causal, options.scale, counting, batch.row_blocks, batch.section
     start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, *asked)
     words = tuple(array.data.ptr for array in batch.words)
@@ -124,8 +126,13 @@ def _launch(
         )
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), PROBLEM)
-    problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
-    problem["T_r"], problem["row_blocks"], problem["wants_L"] = row_blocks, H * row_blocks, wants_L
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H"] = H
+    problem["group"] = H // H_kv
+    problem["T_r"] = row_blocks
+    problem["row_blocks"] = H * row_blocks
+    problem["wants_L"] = wants_L
     problem["section"] = section
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     kind = "CAUSAL" if causal else "FULL"
@@ -159,7 +166,10 @@ def _launch(
             for (name, *given, box), where in zip(of, at, strict=True)
         ]
         own = problem.copy()
-        own["cu_q"], own["cu_k"], own["order"], own["O"] = cu_q, cu_k, order, O
+        own["cu_q"] = cu_q
+        own["cu_k"] = cu_k
+        own["order"] = order
+        own["O"] = O
         return (
             *maps,
             maps[0],

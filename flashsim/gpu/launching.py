@@ -21,7 +21,8 @@ from flashsim.masks.dropout import seed_words, threshold
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (32, 64, 128)
-THREADS, SIDE = 256, 16
+THREADS = 256
+SIDE = 16
 GRID = 2**31 - 1
 FLOAT = 4
 L2_PART = 0.8  # the part of the L2 for what a section of heads reads again
@@ -141,7 +142,8 @@ def variants(
     `types` at all `dims`. Bfloat16, counting builds and sm_80, which has the same source, have the
     last of `types` at the middle.
     """
-    middle, most = dims[len(dims) // 2], types[-1:]
+    middle = dims[len(dims) // 2]
+    most = types[-1:]
     ends = tuple(dict.fromkeys((types[0], types[-1])))
 
     def names(
@@ -360,7 +362,9 @@ def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
     return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
-WORDS, WORDS_EACH = 65_536, 64  # allocated at a time; of each stream
+# allocated at a time; of each stream
+WORDS = 65_536
+WORDS_EACH = 64
 _counters: dict[tuple[int, ...], int] = {}
 _one_at_a_time = threading.Lock()
 
@@ -405,11 +409,13 @@ class Stream:
 
 def warn(message: str) -> None:
     """Issue a RuntimeWarning at the line that called this package."""
-    frame, level = sys._getframe(1), 2
+    frame = sys._getframe(1)
+    level = 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         "flashsim.gpu"
     ):
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 

@@ -34,7 +34,8 @@ def info() -> Info:
     """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Does not
     raise if one is missing.
     """
-    found, missing = {}, []
+    found = {}
+    missing = []
     try:
         cupy = import_cupy()
     except MissingGPU as error:

@@ -21,7 +21,8 @@ METRICS = {
     "l2_reads": "l1tex__m_xbar2l1tex_read_bytes.sum",
     "l2_writes": "l1tex__m_l1tex2xbar_write_bytes.sum",
 }
-BEGIN, END = "flashsim_begin", "flashsim_end"
+BEGIN = "flashsim_begin"
+END = "flashsim_end"
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 

@@ -56,7 +56,8 @@ class Sensors:
         """Return the current watts and MHz, or None if they cannot be read."""
         if self._library is None:
             return None
-        power, clock = _Field(id=POWER_INSTANT), ctypes.c_uint()
+        power = _Field(id=POWER_INSTANT)
+        clock = ctypes.c_uint()
         failed = (
             self._library.nvmlDeviceGetFieldValues(self._handle, 1, ctypes.byref(power))
             or power.failed

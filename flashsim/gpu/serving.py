@@ -65,7 +65,8 @@ def paged(
     """
     check_flag("check", check)
     splits = None if splits is None else check_count("splits", splits, most=MOST_SPLITS)
-    table, lengths = _on_gpu("table", table, 2), _on_gpu("lengths", lengths, 1)
+    table = _on_gpu("table", table, 2)
+    lengths = _on_gpu("lengths", lengths, 1)
     with Taken(("q", "k", "v", "table", "lengths"), (q, k, v, table, lengths), None) as x:
         q, k, v, table, lengths = _described(x)
         _check_arrays(x.device, q, k, v, 4)
@@ -140,10 +141,8 @@ def varlen(
             given if isinstance(given, list | tuple | np.ndarray) else as_cupy(name, given).get()
             for name, given in (("cu_q", cu_q), ("cu_k", cu_k))
         ]
-        ends_q, ends_k = (
-            check_ends("cu_q", host[0], q.shape[1], "q"),
-            check_ends("cu_k", host[1], k.shape[1], "k"),
-        )
+        ends_q = check_ends("cu_q", host[0], q.shape[1], "q")
+        ends_k = check_ends("cu_k", host[1], k.shape[1], "k")
         if len(ends_q) != len(ends_k):
             raise ValueError(f"cu_k has {len(ends_k)} ends; expected {len(ends_q)}, as cu_q has")
         options = _options(q, causal, scale, count)
@@ -192,7 +191,9 @@ def _check_arrays(device: int, q: Any, k: Any, v: Any, axes: int) -> None:
                 f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last "
                 "axis"
             )
-    d, heads, kv_heads = q.shape[-1], q.shape[axes - 3], k.shape[axes - 3]
+    d = q.shape[-1]
+    heads = q.shape[axes - 3]
+    kv_heads = k.shape[axes - 3]
     if (
         d not in hopper_varlen.HEAD_DIMS
         or k.shape[-1] != d

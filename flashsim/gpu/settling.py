@@ -155,7 +155,8 @@ def _settle(
     _check_shapes(rung, arrays, direction)
     options = _options(rung, arrays, rule, plain, others, direction)
     q, k, v = (arrays[name] for name in "qkv")
-    shapes, dtypes = found[::3], found[2::3]
+    shapes = found[::3]
+    dtypes = found[2::3]
     if direction == "forward":
         results: list[New] = [
             (None, shapes[0], library.dtype(rung.output))
@@ -165,7 +166,8 @@ def _settle(
         results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
         copied: tuple[int, ...] = ()
         if v.keys_contiguous and k.shape[2] % rung.keys_contiguous:
-            copied, v = (names.index("v"),), v.copied()
+            copied = (names.index("v"),)
+            v = v.copied()
 
         def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None) -> None:
             rung.forward(q, k, v, o, lse, _masked(rung, options, q, k))
@@ -192,7 +194,8 @@ def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
     """
     if options.window is None or "window" in rung.takes:
         return options
-    N_q, N_k = q.shape[2], k.shape[2]
+    N_q = q.shape[2]
+    N_k = k.shape[2]
     mask = import_cupy().broadcast_to(as_array(options.window, N_q, N_k), (*q.shape[:3], N_k))
     return replace(options, mask=mask, window=None)
 
@@ -249,7 +252,8 @@ def _plan(
     last.
     """
     skipped: list[str] = []
-    d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
+    d = q[-1] if q else 0
+    shapes_known = len(q) == len(k) == 4
     for rung in rungs.fastest(direction, dtype.name):
         lacks = _lacks(rung, asked, direction, d)
         reason = (
@@ -268,7 +272,8 @@ def _plan(
 
 def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) -> None:
     """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
-    q, k = arrays["q"], arrays["k"]
+    q = arrays["q"]
+    k = arrays["k"]
     for name, array in arrays.items():
         axes = 3 if name == "lse" else 4
         if array.ndim != axes:
@@ -297,7 +302,9 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
                 f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k "
                 f"{k.shape}"
             )
-    d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
+    d = q.shape[3]
+    heads = q.shape[1]
+    kv_heads = k.shape[1]
     if d not in rung.head_dims:
         raise ValueError(
             f"q has shape {q.shape}, d = {d}; {rung.name} takes d of "
@@ -334,14 +341,17 @@ def _options(
     """Return the options of a call, or raise ValueError."""
     _, _, scale, dropout_p, seed, deterministic, _ = plain
     _, _, blocks, count = others
-    q, k = arrays["q"], arrays["k"]
+    q = arrays["q"]
+    k = arrays["k"]
     for name, value in (("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
-    dropout_p, seed = check_p(dropout_p), check_seed(seed)
+    dropout_p = check_p(dropout_p)
+    seed = check_seed(seed)
     for name in _lacks(rung, _asked(rule, dropout_p, blocks, count), direction, q.shape[3]):
         what = "mask (a window)" if name == "window" else name
         raise ValueError(f"{what} is given; kernel {rung.name!r} does not take it")
-    blocks, mask = check_blocks(blocks), rule.mask
+    blocks = check_blocks(blocks)
+    mask = rule.mask
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])
         if mask.dtype.name != "bool":
@@ -353,8 +363,10 @@ def _options(
                 f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) "
                 f"= {onto}"
             ) from None
-    drops, counters = (dropout_p, seed), Counters() if count else None
-    tau, block_mask = check_scale(scale, q.shape[3]), rule.block_mask
+    drops = (dropout_p, seed)
+    counters = Counters() if count else None
+    tau = check_scale(scale, q.shape[3])
+    block_mask = rule.block_mask
     return Options(
         tau, rule.causal, *drops, mask, rule.window, block_mask, blocks, deterministic, counters
     )

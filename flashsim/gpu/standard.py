@@ -26,12 +26,12 @@ from flashsim.support.install import OTHERS
 
 FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-COMPUTE_32F, GEMM_DEFAULT = 68, -1  # CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
+# CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
+COMPUTE_32F = 68
+GEMM_DEFAULT = -1
 HEAD_DIMS = tuple(range(8, 257, 8))
-MASKS, PASSES = (
-    ("Causal", "Dense", "CausalDense"),
-    ("softmax_rows", "drop", "softmax_backward_rows"),
-)
+MASKS = ("Causal", "Dense", "CausalDense")
+PASSES = ("softmax_rows", "drop", "softmax_backward_rows")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def steps(q: Any, k: Any, v: Any, do: Any, scale: float) -> list[Step]:
     o, dq, dk, dv = (cupy.empty_like(x) for x in (q, q, k, v))
     P, dP = (cupy.empty((*q.shape[:3], k.shape[2]), q.dtype) for _ in range(2))
     N_k = np.int32(k.shape[2])
-    thin, wide = "N·d", "N·N"
+    thin = "N·d"
+    wide = "N·N"
     return [
         Step("0.1 S = τQKᵀ", (thin, thin), (wide,), lambda: _product(q, k, P, "NT", scale)),
         Step(
@@ -163,11 +164,14 @@ def _product(A: Any, B: Any, out: Any, form: str, factor: float = 1.0) -> None:
     cuBLAS stores matrices by columns, so it computes outᵀ = op(B)ᵀ op(A)ᵀ.
     """
     cupy = import_cupy()
-    cublas, handle = _cublas(), cupy.cuda.device.get_cublas_handle()
-    A, B = cupy.ascontiguousarray(A), cupy.ascontiguousarray(B)
+    cublas = _cublas()
+    handle = cupy.cuda.device.get_cublas_handle()
+    A = cupy.ascontiguousarray(A)
+    B = cupy.ascontiguousarray(B)
     m, n = out.shape[-2:]
     k = A.shape[-1] if form[0] == "N" else A.shape[-2]
-    one, zero = np.float32(factor).reshape(1), np.zeros(1, np.float32)
+    one = np.float32(factor).reshape(1)
+    zero = np.zeros(1, np.float32)
     kind = CUDA_TYPES[out.dtype.name]
     operands = [(X.data.ptr, kind, X.shape[-1], X.shape[-2] * X.shape[-1]) for X in (B, A, out)]
     transposed = [int(which == "T") for which in (form[1], form[0])]

@@ -67,7 +67,8 @@ class Step:
         cupy, options = import_cupy(), Options(setting.d**-0.5, setting.causal)
 
         def run() -> Any:
-            o, lse = cupy.empty(q.shape, q.dtype), cupy.empty(q.shape[:3], "float32")
+            o = cupy.empty(q.shape, q.dtype)
+            lse = cupy.empty(q.shape[:3], "float32")
             hopper.launch(tiles, q, k, v, o, lse, options)
             return o, lse
 

@@ -19,7 +19,9 @@ from flashsim.gpu.kernel import Kernel, Options, Variant
 FILE = "tensor_core.cu"
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 HEAD_DIMS = (32, 64, 128)
-THREADS, B_R = 128, 128  # as in the file
+# as in the file
+THREADS = 128
+B_R = 128
 GRID = 65535  # the most heads, and the largest batch: a grid's second and third axis
 LOG2_E = math.log2(math.e)
 

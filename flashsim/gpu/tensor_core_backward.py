@@ -136,7 +136,8 @@ def backward(
     arrays = dict(zip(_STRIDED, (q, k, v, o, do, dq, dk, dv), strict=True))
     for name, x in arrays.items():
         launching.check_rows(name, x.data.ptr, x.shape, x.strides)
-    dropout, deterministic = options.dropout_p > 0, options.deterministic
+    dropout = options.dropout_p > 0
+    deterministic = options.deterministic
     room = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     for choice in (of[d] for of in (TILES, SMALL) if d in of):
         names = choice.functions(deterministic)
@@ -165,7 +166,10 @@ def backward(
     for name, x in arrays.items():
         problem[name] = tuple(stride // 2 for stride in x.strides[:3])
     problem["dropout"] = launching.dropout(options.dropout_p, options.seed)
-    problem["N_q"], problem["N_k"], problem["H_q"], problem["H_k"] = N_q, N_k, H_q, H_k
+    problem["N_q"] = N_q
+    problem["N_k"] = N_k
+    problem["H_q"] = H_q
+    problem["H_k"] = H_k
     problem["group"], problem["causal"], problem["padded"] = H_q // H_k, options.causal, padded
     problem["tau"], problem["tau_2"] = options.scale, options.scale * LOG2_E
 

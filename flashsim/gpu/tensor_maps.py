@@ -40,7 +40,8 @@ def tensor_map(
     (B, H, N, d), (_, width) = shape, TYPES[dtype]
     half = HALF_BYTES // width
     batch, head, row = _apart(shape, strides)
-    dims, box = (half, N, d // half, H, B), (half, rows, min(d, columns) // half, 1, 1)
+    dims = (half, N, d // half, H, B)
+    box = (half, rows, min(d, columns) // half, 1, 1)
     return _described(name, pointer, strides, dtype, dims, (row, HALF_BYTES, head, batch), box)
 
 
@@ -64,7 +65,8 @@ def rows_map(
     (batch, _, row), heads = _apart(shape, strides), H // group
     head = strides[1] if group > 1 else 16
     each = group * strides[1] if heads > 1 else 16
-    dims, box = (d, group, N, heads, B), (HALF_BYTES // TYPES[dtype][1], group, rows // group, 1, 1)
+    dims = (d, group, N, heads, B)
+    box = (HALF_BYTES // TYPES[dtype][1], group, rows // group, 1, 1)
     return _described(name, pointer, strides, dtype, dims, (head, row, each, batch), box)
 
 
@@ -122,7 +124,8 @@ def mask_map(
     Axes are column, row, matrix.
     """
     matrices, N_q, N_k = shape
-    box, swizzle = (columns, rows if N_q > 1 else 1, 1), 3 if columns == 128 else 2
+    box = (columns, rows if N_q > 1 else 1, 1)
+    swizzle = 3 if columns == 128 else 2
     return _described(
         "mask",
         pointer,
@@ -152,7 +155,8 @@ def _described(
     box: tuple[int, ...],
     swizzle: int = 3,
 ) -> Any:
-    axes, memory = len(dims), np.zeros(128 + 63, np.uint8)
+    axes = len(dims)
+    memory = np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
         ctypes.c_void_p(found.ctypes.data),

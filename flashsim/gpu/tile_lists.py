@@ -36,7 +36,8 @@ def live_tiles(
     found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[
         : blocks.T_r, : blocks.T_c
     ]
-    rows, columns = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c) * blocks.B_c
+    rows = np.arange(blocks.T_r)[:, None] * blocks.B_r
+    columns = np.arange(blocks.T_c) * blocks.B_c
     ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
     return np.asarray(
         found & SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())

@@ -201,9 +201,12 @@ def _row(each: Pass, got: dict[str, float], l2_bytes: int) -> dict[str, Any]:
     }
     row["error"] = 0.0
     for way in ("reads", "writes"):
-        predicted, measured = getattr(each, way), got[way]
-        row[f"predicted_{way}"], row[f"measured_{way}"] = predicted, measured
-        excess, lack = measured - predicted, predicted - measured
+        predicted = getattr(each, way)
+        measured = got[way]
+        row[f"predicted_{way}"] = predicted
+        row[f"measured_{way}"] = measured
+        excess = measured - predicted
+        lack = predicted - measured
         off = max(excess, lack - (l2_bytes if way == "writes" and each.level == "DRAM" else 0), 0.0)
         row["error"] = max(row["error"], off / predicted)
     row["agrees"] = None if each.within is None else row["error"] <= each.within
@@ -215,7 +218,8 @@ def _milliseconds(run: Callable[[], Any], rounds: int = 5) -> float:
     run()
     best = []
     for _ in range(rounds):
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start = cupy.cuda.Event()
+        end = cupy.cuda.Event()
         start.record()
         run()
         end.record()

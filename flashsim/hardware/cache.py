@@ -75,7 +75,9 @@ class _Line:
     __slots__ = ("dirty", "held", "traffic")
 
     def __init__(self, held: int, dirty: int, traffic: CacheTraffic) -> None:
-        self.held, self.dirty, self.traffic = held, dirty, traffic
+        self.held = held
+        self.dirty = dirty
+        self.traffic = traffic
 
 
 class L2(CacheTraffic):
@@ -90,7 +92,9 @@ class L2(CacheTraffic):
     which folds equal turns into one, is refused with ValueError.
     """
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # caches with the same traffic are two
+    # caches with the same traffic are two
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __init__(self, size: int, *, line: int = 32) -> None:
         super().__init__()
@@ -114,18 +118,25 @@ class L2(CacheTraffic):
                 "forward(…)"
             )
         if event.sram is not self._sram:
-            self._sram, self._places = event.sram, {}
+            self._sram = event.sram
+            self._places = {}
         array = event.name.partition("[")[0]
         if array not in self._places:
             height, width = event.sram.hbm.matrix(array).shape
             self._places[array] = self._next * self.line, height, width
             self._next += -(-height * width // self.line)
         start, height, width = self._places[array]
-        top, end, left, right = 0, height, 0, width
+        top = 0
+        end = height
+        left = 0
+        right = width
         # "init" writes all of it, and what is gathered lies anywhere in it
         if event.where is not None:
             rows, cols = event.where
-            top, end, left, right = rows.start, rows.stop, cols.start, cols.stop
+            top = rows.start
+            end = rows.stop
+            left = cols.start
+            right = cols.stop
         write = event.kind != "load"
         if event.rows is None and right - left == width:
             self.access(array, start + top * width, (end - top) * width, write)
@@ -137,9 +148,12 @@ class L2(CacheTraffic):
         """Read or write `elements` from the address `start` (in elements) on, and count them for
         `array`.
         """
-        line, lines, capacity = self.line, self._lines, self.capacity
+        line = self.line
+        lines = self._lines
+        capacity = self.capacity
         traffic = self.by_array.setdefault(array, CacheTraffic())
-        stop, hits = start + elements, 0
+        stop = start + elements
+        hits = 0
         for number in range(start // line, -(-stop // line)):
             low = number * line
             if start <= low and low + line <= stop:
@@ -171,7 +185,8 @@ class L2(CacheTraffic):
             self._write_back(entry)
 
     def _write_back(self, entry: _Line) -> None:
-        elements, entry.dirty = entry.dirty.bit_count(), 0
+        elements = entry.dirty.bit_count()
+        entry.dirty = 0
         self.dram_writes += elements
         entry.traffic.dram_writes += elements
 

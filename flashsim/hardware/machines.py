@@ -24,7 +24,9 @@ from flashsim.problem.arguments import check_number, checked, shown
 from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
 from flashsim.simulate.api import count
 
-_KB, _MB, _GB = 1024, 1024**2, 1024**3
+_KB = 1024
+_MB = 1024**2
+_GB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,8 @@ def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = DEFAULT
         check_number(name, number, "a finite number ≥ 0", lambda n: 0 <= n < math.inf)
     if nbytes + flops == 0:
         raise ValueError(f"nbytes is {nbytes} and flops {flops}; expected not both to be 0")
-    moving, computing = nbytes / machine.bandwidth, flops / machine.peak_for(dtype)
+    moving = nbytes / machine.bandwidth
+    computing = flops / machine.peak_for(dtype)
     return Roofline(
         nbytes,
         flops,

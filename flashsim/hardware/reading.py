@@ -17,7 +17,8 @@ from flashsim.problem.arguments import is_one_of, near, shown
 from flashsim.problem.inputs import float_name
 from flashsim.support.sizes import parse_size
 
-SIZES, NUMBERS = ("sram_per_sm", "l2", "hbm"), ("sms", "bandwidth")
+SIZES = ("sram_per_sm", "l2", "hbm")
+NUMBERS = ("sms", "bandwidth")
 FIELDS = ("name", *SIZES, *NUMBERS, "peak", "sources", "notes")
 NEEDED = ("name", "sram_per_sm", "sms", "hbm", "bandwidth", "peak")
 SUFFIXES = (".json", ".toml")
@@ -77,7 +78,8 @@ def _machine(held: Any) -> Machine:
         if not isinstance(held.get(name, "-"), str) or not held.get(name, "-"):
             raise ValueError(f"{name} is {shown(held[name])}; expected text")
     sram, l2, hbm = (_bytes(name, held.get(name, 0)) for name in SIZES)
-    sms, sources = held["sms"], held.get("sources", {})
+    sms = held["sms"]
+    sources = held.get("sources", {})
     if type(sms) is not int or sms < 1:
         raise ValueError(f"sms is {shown(sms)}; expected a whole number of at least 1")
     if not isinstance(sources, Mapping) or not all(
@@ -92,7 +94,8 @@ def _machine(held: Any) -> Machine:
     rates = {
         float_name(dtype): _rate(f"peak of {dtype}", rate, "FLOP/s") for dtype, rate in peak.items()
     }
-    bandwidth, notes = _rate("bandwidth", held["bandwidth"], "bytes/s"), held.get("notes", "")
+    bandwidth = _rate("bandwidth", held["bandwidth"], "bytes/s")
+    notes = held.get("notes", "")
     return Machine(held["name"], sram, sms, l2, hbm, bandwidth, rates, dict(sources), notes)
 
 

@@ -18,7 +18,8 @@ def owner_of(value: Any) -> Any:
     """Return the array whose memory a view shows."""
     base = value.base
     while isinstance(base, np.ndarray):
-        value, base = base, base.base
+        value = base
+        base = base.base
     return value
 
 

@@ -76,7 +76,10 @@ class Device:
     """One of `size` devices, numbered by `rank`. `links[to]` says what it has sent there."""
 
     def __init__(self, rank: int, size: int, hbm: HBM, sram: SRAM, engine: Engine) -> None:
-        self.rank, self.size, self.hbm, self.sram = rank, size, hbm, sram
+        self.rank = rank
+        self.size = size
+        self.hbm = hbm
+        self.sram = sram
         self.links: dict[int, Link] = {}
         self._engine, self._posted, self._waiting = engine, 0, dict[int, Ticket]()
         self._coming: dict[int, list[tuple[Block, str]]] = {}

@@ -176,7 +176,9 @@ class Block(_InHBM):
         where: tuple[slice, slice] | None,
         gathered: Sequence[int] = (),
     ) -> None:
-        self._name, self._storage, self._where = name, storage, where
+        self._name = name
+        self._storage = storage
+        self._where = where
         self._turns: Sequence[Turn] = ()
         self._rows = None if where else tuple(gathered)
         self._at: Any = ... if where else [*gathered]
@@ -246,7 +248,8 @@ class Matrix(_InHBM):
     def __init__(
         self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None
     ) -> None:
-        self._storage, self._window = storage, window
+        self._storage = storage
+        self._window = window
         # plain numbers: those of Blocks know their length, and are slower
         self._rows = max(int(rows), 1)
         self._cols = max(int(cols), 1)
@@ -368,7 +371,8 @@ class Matrix(_InHBM):
         """Return the block that a `Turn` takes, or two: of those that it stands for, which are
         alike, the first.
         """
-        numbers, turns = [i, j], []
+        numbers = [i, j]
+        turns = []
         for axis, (index, size) in enumerate(zip((i, j), (self._rows, self._cols), strict=True)):
             if type(index) is Turn:
                 turns.append(index)
@@ -996,8 +1000,11 @@ class SRAM:
         if self._observers:
             number = len(turns) if isinstance(turns, range) else turns
             self._tell("enter", target_at(site, "loop"), number, None, site)
-        around, depth, outside = self._scope, len(self._loops), self._weight
-        lifespan, known = self.lifespan, self._known
+        around = self._scope
+        depth = len(self._loops)
+        outside = self._weight
+        lifespan = self.lifespan
+        known = self._known
         counts = not self.hbm.arithmetic
         caller = sys._getframe(1)
         of_user = is_users(caller)
@@ -1008,7 +1015,8 @@ class SRAM:
             scope: list[int] = []
             ended = False
             try:
-                self._scope, self._known = scope, inner
+                self._scope = scope
+                self._known = inner
                 if counts:
                     self.lifespan = Lifespan()
                 self._weight = outside * times if type(times) is int else _whole(outside * times)
@@ -1033,7 +1041,9 @@ class SRAM:
                 if counts:
                     self.lifespan.ended = True
                     self.lifespan = lifespan
-                self._scope, self._weight, self._known = around, outside, known
+                self._scope = around
+                self._weight = outside
+                self._known = known
                 del self._loops[depth:]
         if watched is not None and not self._loops:
             self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
@@ -1304,7 +1314,10 @@ class Turns(Iterator[int]):
         where: NDArray[np.bool_] | Kinds | None,
         alike: Sequence[Hashable] | Kinds | None,
     ) -> None:
-        self._sram, self._turns, self._where, self._alike = sram, turns, where, alike
+        self._sram = sram
+        self._turns = turns
+        self._where = where
+        self._alike = alike
         self._site = site_of(caller)
         self._started: Iterator[int] | None = None
         if sram._watch is not None:
@@ -1323,7 +1336,10 @@ class Turns(Iterator[int]):
 
     def _schedule(self, backwards: bool = False) -> Iterable[tuple[Any, int | Fraction]]:
         """Return the turns to be run, each with how many it stands for."""
-        sram, turns, where, alike = self._sram, self._turns, self._where, self._alike
+        sram = self._sram
+        turns = self._turns
+        where = self._where
+        alike = self._alike
         ordered = isinstance(turns, range) or (backwards and where is None and alike is None)
         if isinstance(where, Kinds) or isinstance(alike, Kinds) or (sram._fold and not ordered):
             schedule = _folded(cast(int, turns), where, alike)

@@ -147,7 +147,8 @@ class Network:
         if not others:
             self._ends.setdefault((from_, to, end), deque()).append(message)
             return
-        message.other, others[0].other = others[0], message
+        message.other = others[0]
+        others[0].other = message
         other = others.popleft()
         one, two = (message, other) if end == "send" else (other, message)
         kinds = [(each.block.shape, each.block._storage.dtype) for each in (one, two)]
@@ -163,7 +164,8 @@ class Network:
 
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Let other ranks run until all of the ticket has met; then hand over what is received."""
-        posted, rank = self._tickets[ticket[:2]], ticket.rank
+        posted = self._tickets[ticket[:2]]
+        rank = ticket.rank
         if posted.missing:
             self._at[rank] = ticket, site
             self._hand_over(rank)
@@ -181,7 +183,8 @@ class Network:
                     f"{said(rank, site)} waited for it"
                 )
         for message in posted.receives:
-            arrived, into = cast(_Message, message.other).values, message.block._values
+            arrived = cast(_Message, message.other).values
+            into = message.block._values
             if arrived is None or into is None:
                 continue
             if into.dtype.kind not in "biu" and not np.isnan(into).all():

@@ -42,7 +42,8 @@ class Reach:
     """
 
     def __init__(self, memory: Any, maker: CodeType) -> None:
-        self._memory, self._maker = memory, maker
+        self._memory = memory
+        self._maker = maker
         self._resident: Mapping[int, Any] = memory._resident
         self._globals: dict[int, tuple[CodeType, Globals]] = {}
         self._modules: dict[str, tuple[ModuleType, int]] = {}
@@ -61,7 +62,8 @@ class Reach:
 
         It is the quick look, and says False wherever a closer one is due.
         """
-        code, caller = frame.f_code, frame.f_back
+        code = frame.f_code
+        caller = frame.f_back
         known = self._globals.get(id(code))
         if known is None or known[1] or names_of(code)[0] & NAMES_ARE_COMPUTED:
             return False
@@ -74,7 +76,9 @@ class Reach:
         for module, fields in self._modules.values():
             if len(module.__dict__) > fields:
                 return False
-        resident, memory, fields_of = self._resident, self._memory, self._fields
+        resident = self._resident
+        memory = self._memory
+        fields_of = self._fields
         for value in frame.f_locals.values():
             kind = kinds.get(type(value), -1)
             if kind == INERT or (kind == ARRAY and id(value) in resident):
@@ -95,7 +99,8 @@ class Reach:
 
         A `deep` look goes into objects of libraries, and finds anew which globals the code can use.
         """
-        resident, memory = self._resident, self._memory
+        resident = self._resident
+        memory = self._memory
         queue = deque[Entry]()
         frames = set[int]()
         current: FrameType | None = frame

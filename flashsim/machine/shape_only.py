@@ -60,7 +60,8 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     __slots__ = ("_counter", "base", "lifespan", "shape")
 
     def __init__(self, shape: tuple[int, ...], counter: Any, base: ShapeOnly | None = None) -> None:
-        self.shape, self.base = shape, base
+        self.shape = shape
+        self.base = base
         self._counter = counter
         self.lifespan: Any = counter.lifespan if base is None else base.lifespan
 

@@ -192,7 +192,8 @@ def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
         if _of_an_algorithm(at[0]):
             if (label := label_at(at)) is not None:
                 return at, label
-            own, inside = own or at, True
+            own = own or at
+            inside = True
         elif inside:  # what launched the algorithm
             break
         frame = frame.f_back

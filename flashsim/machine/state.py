@@ -196,7 +196,8 @@ class State:
             self.add(value)
 
     def _add_function(self, _: type, function: types.FunctionType) -> None:
-        code, variables = function.__code__, function.__globals__
+        code = function.__code__
+        variables = function.__globals__
         self.tokens.append((id(code), id(variables)))
         for value in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             self.add(value)

@@ -56,7 +56,8 @@ class ArrayTraffic:
         """Return the same where so many heads use one array in turn: it is as large as one, and
         initialised once.
         """
-        init, size = self.init_writes // heads, self.size // heads
+        init = self.init_writes // heads
+        size = self.size // heads
         return replace(
             self, writes=self.writes - self.init_writes + init, init_writes=init, size=size
         )
@@ -113,7 +114,8 @@ class Traffic(ByArray):
         """
         if not isinstance(other, Traffic):
             return NotImplemented
-        mine, its = self.by_array, other.by_array
+        mine = self.by_array
+        its = other.by_array
         if mine.keys() != its.keys() or mine == its:
             return mine == its
         if its == {name: replace(a, itemsize=its[name].itemsize) for name, a in mine.items()}:

@@ -67,7 +67,9 @@ class _Loop:
     __slots__ = ("attempt", "current", "high", "indices", "low", "site", "watch")
 
     def __init__(self, watch: Watch, site: Site, indices: Sequence[int]) -> None:
-        self.watch, self.site, self.indices = watch, site, indices
+        self.watch = watch
+        self.site = site
+        self.indices = indices
         self.attempt = watch.attempt
         self.low, self.high = min(indices), max(indices)
         self.current: Turn | None = None
@@ -92,10 +94,14 @@ class Turn:
 # The slots of a Turn are read past its own `__getattribute__`, which below is one of the methods
 # that mark.
 _slots: Mapping[str, Any] = vars(Turn)
-_loop_of, _set_loop = _slots["_loop"].__get__, _slots["_loop"].__set__
-_first_of, _set_first = _slots["_first"].__get__, _slots["_first"].__set__
-_low_of, _set_low = _slots["_low"].__get__, _slots["_low"].__set__
-_high_of, _set_high = _slots["_high"].__get__, _slots["_high"].__set__
+_loop_of = _slots["_loop"].__get__
+_set_loop = _slots["_loop"].__set__
+_first_of = _slots["_first"].__get__
+_set_first = _slots["_first"].__set__
+_low_of = _slots["_low"].__get__
+_set_low = _slots["_low"].__set__
+_high_of = _slots["_high"].__get__
+_set_high = _slots["_high"].__set__
 
 USES = {
     "compares": "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__",
@@ -166,9 +172,11 @@ def block_number(turn: Turn, blocks: int, ragged: bool) -> int:
     """
     loop = _loop_of(turn)
     if loop.current is turn:
-        low, high = _low_of(turn), _high_of(turn)
+        low = _low_of(turn)
+        high = _high_of(turn)
     else:
-        low, high = loop.low, loop.high
+        low = loop.low
+        high = loop.high
     if loop.watch.runs(loop) and low < high:
         if low < 0 or high >= blocks:
             loop.watch.mark([loop.site], "takes a block that is not there with")
@@ -210,7 +218,10 @@ class Watch:
     def begin(self, final: bool = False) -> None:
         """Begin an attempt; the final one is what observers are told."""
         self.attempt += 1
-        self._open, self._final, self._marked, self.shared = True, final, False, False
+        self._open = True
+        self._final = final
+        self._marked = False
+        self.shared = False
         self._nest.clear()
         self._left.clear()
         self._began = time.perf_counter()

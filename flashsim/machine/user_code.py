@@ -107,14 +107,17 @@ class _Source:
         self._codes: set[CodeType] = set()
         text = "".join(lines)
         try:
-            tree, code = ast.parse(text), compile(text, file, "exec", dont_inherit=True)
+            tree = ast.parse(text)
+            code = compile(text, file, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):  # a notebook cell with magics, say
             return
         for node in ast.walk(tree):
             if isinstance(node, ast.For):
-                call, kind = node.iter, "for"
+                call = node.iter
+                kind = "for"
                 if _is_reversed(call):
-                    call, kind = call.args[0], "reversed"  # type: ignore[attr-defined]
+                    call = call.args[0]  # type: ignore[attr-defined]
+                    kind = "reversed"
                 self._loops[call.lineno, call.end_lineno, call.col_offset, call.end_col_offset] = (
                     kind
                 )

@@ -19,7 +19,8 @@ def allowed_pairs(rule: Mask, shape: Shape, head: Head = ()) -> tuple[str, int, 
     Raises ValueError for a mask that would have to be looked at pair by pair where these are too
     many.
     """
-    N_q, N_k = shape.N_q, shape.N_k
+    N_q = shape.N_q
+    N_k = shape.N_k
     if isinstance(rule, All):
         return "all", N_q * N_k, N_q, N_k
     if rule == Causal():

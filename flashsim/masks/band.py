@@ -41,8 +41,10 @@ class Band(NamedTuple):
     queries: int | None = None
 
     def __and__(self, other: Band) -> Band:
-        left, right = _least(self.left, other.left), _least(self.right, other.right)
-        keys, queries = min(self.keys, other.keys), _least(self.queries, other.queries)
+        left = _least(self.left, other.left)
+        right = _least(self.right, other.right)
+        keys = min(self.keys, other.keys)
+        queries = _least(self.queries, other.queries)
         return Band(left, right, keys, self.positional and other.positional, queries)
 
     @property
@@ -109,7 +111,8 @@ class Band(NamedTuple):
         Those before the last; the one in which the queries end, every tile of which is partial; the
         last.
         """
-        T_r, B_r = blocks.T_r, blocks.B_r
+        T_r = blocks.T_r
+        B_r = blocks.B_r
         rows = shape.N_q if self.queries is None else self.queries * group
         partial = self._replace(positional=False)
         yield False, (0, B_r, min(rows // B_r, T_r - 1)), self
@@ -143,8 +146,10 @@ class _Rows:
         begin, end = self._live(first, height, number, T_c - 1)
         all_begin, all_end = self._live(first, height, number, T_c)
         full_begin, full_end = self._full(first, height, number)
-        live, full = end - begin, full_end - full_begin
-        last, full_last = all_end - all_begin - live, self._full_last(first, height, number)
+        live = end - begin
+        full = full_end - full_begin
+        last = all_end - all_begin - live
+        full_last = self._full_last(first, height, number)
         of_last = {(True, True): last - full_last, (True, False): full_last}
         return {(False, True): live - full, (False, False): full, **of_last}
 
@@ -171,8 +176,13 @@ class _Rows:
         The last row's position reaches right to b ≤ last + shift + right, the first's left to e − 1
         ≥ first + shift − left.
         """
-        top, g, B_r, B_c = first * self._blocks.B_r, self._g, self._blocks.B_r, self._blocks.B_c
-        keys, left, shift = self._band.keys, self._left, self._shift
+        top = first * self._blocks.B_r
+        g = self._g
+        B_r = self._blocks.B_r
+        B_c = self._blocks.B_c
+        keys = self._band.keys
+        left = self._left
+        shift = self._shift
         # the others begin beyond the keys
         number = min(max(ceil_div((keys - shift + left) * g - top, B_r), 0), number)
         columns = min(columns, ceil_div(keys, B_c))
@@ -188,8 +198,13 @@ class _Rows:
         B_c keys must fit between last + shift − left and first + shift + right: in all row blocks,
         or in none.
         """
-        top, g, B_r, B_c = first * self._blocks.B_r, self._g, self._blocks.B_r, self._blocks.B_c
-        left, right, shift = self._left, self._right, self._shift
+        top = first * self._blocks.B_r
+        g = self._g
+        B_r = self._blocks.B_r
+        B_c = self._blocks.B_c
+        left = self._left
+        right = self._right
+        shift = self._shift
         columns = min(self._blocks.T_c - 1, self._band.keys // B_c)
         if not self._band.positional or left + right + 2 - (height - 1) // g <= B_c:
             return 0, 0
@@ -203,7 +218,10 @@ class _Rows:
         """Return how many of the row blocks have a full tile in the last column."""
         if not self._band.positional or self._band.keys < self._N_k:
             return 0
-        top, g, B_r, shift = first * self._blocks.B_r, self._g, self._blocks.B_r, self._shift
+        top = first * self._blocks.B_r
+        g = self._g
+        B_r = self._blocks.B_r
+        shift = self._shift
         least = self._N_k - shift - self._right - 1  # what the first row's position must be
         most = (self._blocks.T_c - 1) * self._blocks.B_c - shift + self._left  # and the last row's
         begin = ceil_div(least * g - top, B_r)
@@ -227,7 +245,8 @@ def floor_sum(a: int, b: int, m: int, n: int) -> int:
     total = 0
     while n > 0:
         total += (a // m) * (n * (n - 1) // 2) + (b // m) * n
-        a, b = a % m, b % m
+        a = a % m
+        b = b % m
         top = a * n + b
         n, b, a, m = top // m, top % m, m, a
     return total

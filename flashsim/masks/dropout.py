@@ -29,10 +29,13 @@ from flashsim.problem.shapes import Blocks
 
 Words = NDArray[np.uint32]
 
-_BIT_3, _BIT_4 = np.uint64(8), np.uint64(16)
+_BIT_3 = np.uint64(8)
+_BIT_4 = np.uint64(16)
 
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_M0 = np.uint64(0xD2511F53)
+_M1 = np.uint64(0xCD9E8D57)
+_W0 = 0x9E3779B9
+_W1 = 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
@@ -46,10 +49,14 @@ def philox4x32_10(
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
     k0, k1 = (int(word) for word in key)
     for _ in range(10):
-        product_0, product_1 = _M0 * c0, _M1 * c2
-        c0, c1 = (product_1 >> _32) ^ c1 ^ np.uint64(k0), product_1 & _LOW
-        c2, c3 = (product_0 >> _32) ^ c3 ^ np.uint64(k1), product_0 & _LOW
-        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+        product_0 = _M0 * c0
+        product_1 = _M1 * c2
+        c0 = (product_1 >> _32) ^ c1 ^ np.uint64(k0)
+        c1 = product_1 & _LOW
+        c2 = (product_0 >> _32) ^ c3 ^ np.uint64(k1)
+        c3 = product_0 & _LOW
+        k0 = (k0 + _W0) & 0xFFFFFFFF
+        k1 = (k1 + _W1) & 0xFFFFFFFF
     return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
 
 
@@ -61,7 +68,8 @@ def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> N
     cleared. Bit 3 of the row and bit 3 of the column choose the word, 2 · (row's) + (column's), and
     bit 4 of the column its upper half (0) or lower half. `head` is one number, or one for each row.
     """
-    rows, cols = np.asarray(rows, np.uint64)[:, None], np.asarray(cols, np.uint64)[None, :]
+    rows = np.asarray(rows, np.uint64)[:, None]
+    cols = np.asarray(cols, np.uint64)[None, :]
     counter = (
         rows & ~_BIT_3,
         cols & ~(_BIT_3 | _BIT_4),
@@ -102,11 +110,9 @@ def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray
     p is rounded up to a multiple of 2⁻¹⁶. `head` counts the query heads over all leading axes.
     Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
     """
-    n_q, n_k, head = (
-        check_count("n_q", n_q),
-        check_count("n_k", n_k),
-        check_count("head", head, 0, 2**32 - 1),
-    )
+    n_q = check_count("n_q", n_q)
+    n_k = check_count("n_k", n_k)
+    head = check_count("head", head, 0, 2**32 - 1)
     return keep(seed_words(check_seed(seed)), check_p(p), np.arange(n_q), np.arange(n_k), head)
 
 
@@ -177,8 +183,10 @@ class TileDropout:
         return Z_ij
 
     def _kept(self, P_ij: Tile, i: int, j: int) -> NDArray[np.bool_]:
-        top, left = i * self._B_r, j * self._B_c
-        rows, cols = np.arange(top, top + P_ij.shape[0]), np.arange(left, left + P_ij.shape[1])
+        top = i * self._B_r
+        left = j * self._B_c
+        rows = np.arange(top, top + P_ij.shape[0])
+        cols = np.arange(left, left + P_ij.shape[1])
         made = keep if P_ij.size > 8 else _keep_few
         return made(
             self._words,
@@ -192,17 +200,14 @@ class TileDropout:
         """Read P, write P^dropped and Z (a byte an element) to HBM: what a framework's dropout
         kernel keeps.
         """
-        P_dropped, Z = (
-            self._hbm.empty("P_dropped", P.shape, P.dtype),
-            self._hbm.empty("Z", P.shape, np.bool_),
-        )
+        P_dropped = self._hbm.empty("P_dropped", P.shape, P.dtype)
+        Z = self._hbm.empty("Z", P.shape, np.bool_)
         rows, cols = pass_tiles(sram.capacity, P.shape[1], 2)
-        self._B_r, self._B_c = rows, cols
-        P, P_dropped_tiles, Z = (
-            P.divide(rows, cols),
-            P_dropped.divide(rows, cols),
-            Z.divide(rows, cols),
-        )
+        self._B_r = rows
+        self._B_c = cols
+        P = P.divide(rows, cols)
+        P_dropped_tiles = P_dropped.divide(rows, cols)
+        Z = Z.divide(rows, cols)
         down, across = P.blocks
         for i in sram.loop(down):  # line 3
             for j in sram.loop(across):  # line 3
@@ -218,7 +223,8 @@ class TileDropout:
         stored it.
         """
         rows, cols = pass_tiles(sram.capacity, dP.shape[1], 2)
-        dP, Z = dP.divide(rows, cols), self._hbm.matrix("Z").divide(rows, cols)
+        dP = dP.divide(rows, cols)
+        Z = self._hbm.matrix("Z").divide(rows, cols)
         down, across = dP.blocks
         for i in sram.loop(down):  # line 3
             for j in sram.loop(across):  # line 3

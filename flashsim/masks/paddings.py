@@ -21,7 +21,8 @@ class _Padding(BandMask):
         self.lengths = check_whole(f"{type(self).__name__}'s lengths", lengths).copy()
 
     def check(self, shape: Shape, leading: Head) -> None:
-        name, most = f"{type(self).__name__}'s lengths", getattr(shape, self.side)
+        name = f"{type(self).__name__}'s lengths"
+        most = getattr(shape, self.side)
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= most):
             said = f"run from {self.lengths.min()} to {self.lengths.max()}"
             raise ValueError(f"{name} {said}; expected 0 to {self.side} = {most}")

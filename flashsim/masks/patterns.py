@@ -16,7 +16,8 @@ Bools = NDArray[np.bool_]
 
 def _grid(T_r: int, T_c: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return row and column indices of the tiles, spread over a square of max(T_r, T_c)."""
-    T_r, T_c = check_count("T_r", T_r), check_count("T_c", T_c)
+    T_r = check_count("T_r", T_r)
+    T_c = check_count("T_c", T_c)
     side = max(T_r, T_c)
     return (np.arange(T_r) * side // T_r)[:, None], (np.arange(T_c) * side // T_c)[None, :]
 

@@ -144,7 +144,8 @@ def t5_buckets(apart: Array, size: int, most: int, both: bool) -> Index:
     where `both` sides are apart.
     """
     half = size // 2 if both else size
-    near, behind = max(half // 2, 1), (apart < 0) & both
+    near = max(half // 2, 1)
+    behind = (apart < 0) & both
     n = np.abs(apart) if both else np.maximum(apart, 0)
     grown = (
         np.log(np.maximum(n, near) / near) / math.log(max(most / near, 1 + 1e-9)) * (half - near)

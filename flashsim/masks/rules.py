@@ -376,7 +376,8 @@ class Both(Mask):
         return min(self.a.queries(shape, head), self.b.queries(shape, head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        a, b = self.a.band(shape, head), self.b.band(shape, head)
+        a = self.a.band(shape, head)
+        b = self.b.band(shape, head)
         return None if a is None or b is None else a & b
 
     @property

@@ -39,7 +39,8 @@ class Streaming(Mask):
     def live(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Head
     ) -> Bools:
-        first, last = rows + shape.N_k - shape.N_q, row_ends - 1 + shape.N_k - shape.N_q
+        first = rows + shape.N_k - shape.N_q
+        last = row_ends - 1 + shape.N_k - shape.N_q
         return np.asarray(
             (cols <= last) & ((cols < self.sinks) | (first - (col_ends - 1) < self.window))
         )
@@ -47,7 +48,8 @@ class Streaming(Mask):
     def full(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Head
     ) -> Bools:
-        first, last = rows + shape.N_k - shape.N_q, row_ends - 1 + shape.N_k - shape.N_q
+        first = rows + shape.N_k - shape.N_q
+        last = row_ends - 1 + shape.N_k - shape.N_q
         beyond = np.maximum(cols, self.sinks)  # the first key that only the window may hold
         return np.asarray(
             (col_ends - 1 <= first) & ((beyond >= col_ends) | (last - beyond < self.window))

@@ -163,8 +163,10 @@ class Optimum:
     @property
     def moved(self) -> list[int]:
         """Elements moved after each turn of the schedule."""
-        game, begun = self.search.game, set()
-        total, found = self._idle, []
+        game = self.search.game
+        begun = set()
+        total = self._idle
+        found = []
         for turn in self.schedule:
             for X, n in turn.load:
                 total += (game.O if n in begun else 0) if X == "O" else getattr(game, X)
@@ -205,7 +207,8 @@ class Optimum:
         A rule of thumb, from searches of up to 25 products: 2^{0.65 · products}, or fewer where few
         evictions are in question.
         """
-        game, products = self.search.game, self.allowed.size
+        game = self.search.game
+        products = self.allowed.size
         evictions = (self.search.upper - self.search.least) // min(game.Q, game.K, game.V)
         if not evictions:
             return 0, 0.0

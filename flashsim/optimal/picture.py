@@ -13,9 +13,14 @@ from flashsim.theory.certificate import most_terms
 from flashsim.theory.lower import LowerBound
 from flashsim.theory.lower_backward import BackwardBound
 
-WIDE, TALL, GAP = 660, 18, 56  # pixels: the picture, a bar, and from one bar to the next
+# pixels: the picture, a bar, and from one bar to the next
+WIDE = 660
+TALL = 18
+GAP = 56
 BOX = 96  # the longest edge of the box
-ON_CHIP, READ, SHADES = "#0072B2", "#E69F00", ("#56B4E9", "#009E73", "#CC79A7")
+ON_CHIP = "#0072B2"
+READ = "#E69F00"
+SHADES = ("#56B4E9", "#009E73", "#CC79A7")
 
 
 def picture(at: LowerBound | BackwardBound, best: int | None, name: str) -> str:
@@ -36,15 +41,14 @@ def picture(at: LowerBound | BackwardBound, best: int | None, name: str) -> str:
     y += GAP
     if isinstance(at, LowerBound) and not at.a:
         depth, drawn = _box(at, y)
-        parts, y = [*parts, *drawn], y + depth
+        parts = [*parts, *drawn]
+        y = y + depth
     else:
-        parts, y = (
-            [
-                *parts,
-                *(_text(0, y + 12 + 18 * line, said) for line, said in enumerate(_in_words(at))),
-            ],
-            y + 60,
-        )
+        parts = [
+            *parts,
+            *(_text(0, y + 12 + 18 * line, said) for line, said in enumerate(_in_words(at))),
+        ]
+        y = y + 60
     style = "font:13px sans-serif;display:block;margin-top:8px"
     size = f'width="{WIDE}" height="{y:g}" viewBox="0 0 {WIDE} {y:g}" style="{style}"'
     words = 'role="img" aria-label="The proof at these sizes" fill="currentColor"'
@@ -55,7 +59,8 @@ def _phases(at: LowerBound | BackwardBound, scale: float) -> list[str]:
     """Draw the bound as its phases: the first of Y charges, n − 2 of Y − M, and the last. What
     is too thin to see is not cut.
     """
-    each, ends = at.Y - at.M, [at.Y + turn * (at.Y - at.M) for turn in range(at.n - 1)]
+    each = at.Y - at.M
+    ends = [at.Y + turn * (at.Y - at.M) for turn in range(at.n - 1)]
     cuts = (
         [_line(end * scale, 18, end * scale, 18 + TALL) for end in ends]
         if each * scale >= 2
@@ -88,15 +93,21 @@ def _box(at: LowerBound, y: float) -> tuple[float, list[str]]:
     return how tall it is, too.
     """
     if at.Y**2 // (16 * at.d) >= isqrt(at.Y**3 // 27):  # of the two cases of G
-        wide, deep, P = at.Y / (4 * at.d), float(at.d), at.Y**2 / (16 * at.d**2)
-        V, made = at.Y / 4, f"made of {at.Y / 4:,.0f} entries of Q and as many of K"
+        wide = at.Y / (4 * at.d)
+        deep = float(at.d)
+        P = at.Y**2 / (16 * at.d**2)
+        V = at.Y / 4
+        made = f"made of {at.Y / 4:,.0f} entries of Q and as many of K"
     else:
         wide = deep = sqrt(at.Y / 3)
         P = V = at.Y / 3
         made = "read or on chip, as S is kept"
-    side, back = BOX * wide / max(wide, deep), BOX * deep / max(wide, deep) / 2
-    left, top = 4.0, y + 8 + back
-    right, low = left + side, top + side
+    side = BOX * wide / max(wide, deep)
+    back = BOX * deep / max(wide, deep) / 2
+    left = 4.0
+    top = y + 8 + back
+    right = left + side
+    low = top + side
     faces = (
         [(left, top), (right, top), (right, low), (left, low)],
         [(right, top), (right + back, top - back), (right + back, low - back), (right, low)],
@@ -135,10 +146,12 @@ def _in_words(at: LowerBound | BackwardBound) -> tuple[str, str]:
     box is all of it.
     """
     if isinstance(at, BackwardBound):
-        most, needed = isqrt(at.H), at.pairs * (2 * at.d + at.d_v)
+        most = isqrt(at.H)
+        needed = at.pairs * (2 * at.d + at.d_v)
         what = "products for dQ, dK and dV together"
     else:
-        most, needed = at.H, at.pairs * (at.a * at.d + at.b * at.d_v)
+        most = at.H
+        needed = at.pairs * (at.a * at.d + at.b * at.d_v)
         what = f"points, {at.a} for a product of QKᵀ and {at.b} for one of PV"
     return f"So it has {most:,} {what} at most;", f"{needed:,} are needed: {at.n:,} phases."
 

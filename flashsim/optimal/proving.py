@@ -207,7 +207,8 @@ def recount(certificate: Mapping[str, Any]) -> str:
     ValueError for one that does not move what it is said to, for one that beats the bound, and for
     a certificate that names another class of schedules.
     """
-    direction, allowed = certificate["direction"], certificate["allowed"]
+    direction = certificate["direction"]
+    allowed = certificate["allowed"]
     if certificate["class"] != (CLASS if direction == "forward" else BACKWARD_CLASS):
         raise ValueError(f"its class of schedules is not the one whose {direction} bound is proved")
     if certificate["schedule"] is None:
@@ -226,7 +227,8 @@ def recount(certificate: Mapping[str, Any]) -> str:
         record = (FORWARD if direction == "forward" else BACKWARD).get(said.algorithm)
         if record is None:
             raise ValueError(f"algorithm is {said.algorithm!r}; expected one of flashsim's")
-        what, moved = f"{said.algorithm} with blocks {B_r} × {B_c}", accesses
+        what = f"{said.algorithm} with blocks {B_r} × {B_c}"
+        moved = accesses
         if allowed != "given":
             causal = allowed == "causal"
             name = causal and record.skips_as  # as `tune` counts it

@@ -104,7 +104,8 @@ class Tuned(Exported):
     def _repr_html_(self) -> str:
         rows = []
         for one in sorted(self.by_loops.values(), key=_cost):
-            blocks, peak = f"{one.blocks.B_r:,} × {one.blocks.B_c:,}", f"{one.peak / self.M:.0%}"
+            blocks = f"{one.blocks.B_r:,} × {one.blocks.B_c:,}"
+            peak = f"{one.peak / self.M:.0%}"
             rows.append((one.algorithm, one.loops, blocks, one.accesses, peak))
         notes = [f"compulsory: {self.compulsory:,} elements"]
         if self.bound is not None:
@@ -135,10 +136,8 @@ class Tuned(Exported):
 
     @property
     def _asked(self) -> str:
-        shape, mask = (
-            self.shape,
-            "causal, " if self.causal else f"{self.mask}, " if self.mask else "",
-        )
+        shape = self.shape
+        mask = "causal, " if self.causal else f"{self.mask}, " if self.mask else ""
         sizes = f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d:,}"
         return f"{self.direction}, {mask}{sizes}, M = {self.M:,}"
 
@@ -188,7 +187,8 @@ class _Search:
         """Say whether all tiles fit: which are skipped does not change the peak, unless a mask
         skips all.
         """
-        how, M = {**self.options, "mask": None}, int(self.options["M"])
+        how = {**self.options, "mask": None}
+        M = int(self.options["M"])
         if self.whole is None:
             return cost(self.algorithm, **vars(self.shape), **how, blocks=(B_r, B_c)).sram.peak <= M
         return self.whole.peak(B_r, B_c) <= M
@@ -200,7 +200,8 @@ class _Search:
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the
         least of the other, too.
         """
-        n, k = self.shape.N_q, self.shape.N_k
+        n = self.shape.N_q
+        k = self.shape.N_k
         B_r = n
         pieces = (takewhile(k.__ge__, sides(width)) for width in (self.shape.d, self.shape.d_v))
         for B_c in merge(sides(k, least), *pieces):  # T_c, T_d, T_v
@@ -219,7 +220,8 @@ class _Search:
             # narrow blocks leave the most room to pin
             yield from ((B_r, _tight(k, B_c, least)), (B_r, min(least, k)))
         if self.options["mask"] is not None:
-            thin_r, thin_c = min(least, n), min(least, k)
+            thin_r = min(least, n)
+            thin_c = min(least, k)
             yield from (
                 (B_r, thin_c)
                 for B_r in range(thin_r, _most(partial(self.fits, B_c=thin_c), thin_r, n) + 1)
@@ -244,7 +246,8 @@ class _Search:
 
     def _all_at_least(self, least: int, blocks: tuple[int, int]) -> bool:
         """Say whether tiles are that large in each pass: those of single rows are not."""
-        n, k = self.shape.N_q, self.shape.N_k
+        n = self.shape.N_q
+        k = self.shape.N_k
         cuts = self.algorithm.cuts(clipped(self.shape, *blocks), n, k)
         return all(cut.B_r >= min(least, n) and cut.B_c >= min(least, k) for cut in cuts)
 
@@ -308,7 +311,8 @@ def tune(
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least`
     fit, or where more than 2²² block sizes would have to be tried.
     """
-    direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
+    direction = check_direction(direction)
+    on_tried = check_callback("on_tried", on_tried)
     least = check_count("least", least)
     if isinstance(problem, str | Algorithm) or callable(problem):
         raise ValueError(
@@ -328,7 +332,10 @@ def tune(
         mask=mask,
         dropout_p=dropout_p,
     )
-    shape, rule, M, stored = asked.shape, asked.mask, asked.M, asked.dtype
+    shape = asked.shape
+    rule = asked.mask
+    M = asked.M
+    stored = asked.dtype
     if asked.in_hbm:
         raise ValueError(
             f"mask is {rule!r}; expected a mask that depends on positions alone, without an array "
@@ -441,7 +448,9 @@ def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
     """Return the largest B from `least` to `most` that fits, 0 if not even `least` does. It is
     sought from `most` down.
     """
-    low, high, step = most, most + 1, 1
+    low = most
+    high = most + 1
+    step = 1
     while not fits(low):
         if low == least:
             return 0

@@ -79,7 +79,8 @@ def plot_appendix_b5(data: Data, ax: Axes) -> None:
     the dot.
     """
     ax.set_xlim(0.75, 60_000)
-    labels, y = [], 0.0
+    labels = []
+    y = 0.0
     for measure, title in _MEASURES.items():
         counts = data["measures"][measure]
         ax.text(

@@ -48,10 +48,14 @@ PAPER = {
 }
 _WHAT = "Figure 3: exact and approximate attention against N"
 _LENGTHS = [2**e for e in range(7, 17)]
-_STEP, _LAST = 64, 2048  # where crossings are looked for
+# where crossings are looked for
+_STEP = 64
+_LAST = 2048
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
 _MOST_TILES = 2**25  # of the butterfly, which lists them
-_CLUSTER, _LONG = 64, 2**20  # rows, if they fit; and an N at which clusters take the most room
+# rows, if they fit; and an N at which clusters take the most room
+_CLUSTER = 64
+_LONG = 2**20
 _MEASURES = {
     "accesses": "HBM accesses (elements)",
     "flops": "FLOPs of matrix products",
@@ -209,7 +213,8 @@ def plot_approximate(data: Data, axes: Several) -> None:
     known = looks(EXACT) | _DRAWN
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
         for name, series in data["series"].items():
-            look, gid = known[name], f"{name} {what}"
+            look = known[name]
+            gid = f"{name} {what}"
             line = {**look.line, "markerfacecolor": "none", "markersize": _SIZES[name]}
             panel.plot(data["N"], series[what], **line, label=look.label, gid=gid)
         panel.set_ylabel(label)

@@ -231,7 +231,8 @@ def plot_blocks(data: Data, ax: Axes) -> None:
     for direction, numbers in passes.items():
         _draw_pass(ax, direction, numbers, data)
     points = [point for point in data["simulator"] if point["peak"] <= data["M"]]
-    at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
+    at = [p["B_c"] for p in points]
+    accesses = [p["accesses"] for p in points]
     ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator")
     for name, look in looks(data.get("others", {})).items():
         moved = _fitting(data["others"][name], data["M"])
@@ -261,7 +262,9 @@ def _set_ends(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> 
     """Scale the axes; of the width, what fits has all but the part for grey."""
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    N, limit, left = data["N"], data["largest_that_fits"], data["theory"]["B_c"][0] / 1.15
+    N = data["N"]
+    limit = data["largest_that_fits"]
+    left = data["theory"]["B_c"][0] / 1.15
     right = N * 1.15
     if limit is not None:
         right = min(right, limit * (limit / left) ** (GREY_PART / (1 - GREY_PART)))
@@ -276,13 +279,17 @@ def _set_ends(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data) -> None:
-    N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
-    right, top = ax.get_xlim()[1], ax.get_ylim()[1]
+    N = data["N"]
+    floor = data["floor"]
+    limit = numbers["largest_that_fits"]
+    right = ax.get_xlim()[1]
+    top = ax.get_ylim()[1]
     if direction == "forward" and limit is not None and limit < N:
         grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.12, "linewidth": 0, "zorder": 0}
         ax.fill_between([limit, right], floor, top, **grey, gid="does not fit")
     if limit is not None and limit < N:
-        colour, gid = BY_DIRECTION[direction], _gid("limit", direction)
+        colour = BY_DIRECTION[direction]
+        gid = _gid("limit", direction)
         if direction == "forward":
             ax.plot(
                 [limit, limit],
@@ -321,7 +328,9 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data)
 
 
 def _name_axes(ax: Axes, data: Data) -> None:
-    N, left, limit = data["N"], data["theory"]["B_c"][0], data["largest_that_fits"]
+    N = data["N"]
+    left = data["theory"]["B_c"][0]
+    limit = data["largest_that_fits"]
     powers = [e for e in range(N.bit_length()) if left <= 2**e <= ax.get_xlim()[1]]
     ticks(ax.xaxis, AtValues([2**e for e in powers]), "{x:,.0f}")
     power = power_for(ax.get_ylim()[1] / 10)
@@ -350,8 +359,12 @@ def _name_axes(ax: Axes, data: Data) -> None:
 
 
 def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:
-    labels, both = Labels(ax), len(passes) > 1
-    N, M, floor, limit = data["N"], data["M"], data["floor"], data["largest_that_fits"]
+    labels = Labels(ax)
+    both = len(passes) > 1
+    N = data["N"]
+    M = data["M"]
+    floor = data["floor"]
+    limit = data["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     ax.set_title(ax.get_title(loc="left"), x=hang(ax, left_edge(ax)))
     end = right if limit is None or limit >= N else limit
@@ -383,7 +396,8 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
 
 def _say_what_does_not_fit(labels: Labels, ax: Axes, data: Data) -> None:
     """Say it in the grey, in as many lines as that is wide."""
-    M, limit = data["M"], data["largest_that_fits"]
+    M = data["M"]
+    limit = data["largest_that_fits"]
     right = ax.transData.transform((ax.get_xlim()[1], 1))[0]
     figure = ax.get_figure(root=True)
     assert figure is not None
@@ -391,7 +405,8 @@ def _say_what_does_not_fit(labels: Labels, ax: Axes, data: Data) -> None:
     lines = ["does not fit", f"M = {M:,}", f"({human_bytes(M * data['itemsize'])})"]
     room = int((points - 4) / LINE)
     words = "\n".join(lines[:room]) if room > 1 else " ".join(lines[:2])
-    top, floor = ax.get_ylim()[1], data["floor"]
+    top = ax.get_ylim()[1]
+    floor = data["floor"]
     spots = [Spot(limit, top, 3, -3, "left", "top"), Spot(limit, floor, 3, 3, "left", "bottom")]
     labels.put(words, spots, rotation=90, gid="why")
 
@@ -411,7 +426,8 @@ def _name_standard(labels: Labels, words: str, accesses: int, left: float, end: 
 def _name_curve(
     labels: Labels, direction: str, numbers: Mapping[str, Any], data: Data, *, both: bool
 ) -> None:
-    curve, most = _fitting(numbers["curve"], data["M"]), numbers["largest_that_fits"]
+    curve = _fitting(numbers["curve"], data["M"])
+    most = numbers["largest_that_fits"]
     if not curve["B_c"]:
         return
     words = ["FlashAttention"]
@@ -455,7 +471,8 @@ def _name_paper(
     labels: Labels, ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Say near the diamonds that they are the paper's choice, and what it needs of M."""
-    B_c, N = data["paper"]["B_c"], data["N"]
+    B_c = data["paper"]["B_c"]
+    N = data["N"]
     size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
     needs = " and ".join(
         f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values()

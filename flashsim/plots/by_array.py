@@ -105,7 +105,8 @@ def plot_arrays(data: Data, axes: Several) -> None:
         finish(panel, len(bars), most)
         at = {**data, "sram_peak": data["sram_peak"][direction]}
         panel.set_xlabel(f"HBM accesses ({unit(most)}), {direction}\n{said(at, 'N', 'd', 'M')}")
-        flash, standard = total_of(bars["flash"]), total_of(bars["standard"])
+        flash = total_of(bars["flash"])
+        standard = total_of(bars["standard"])
         panel.set_title(
             f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18
         )

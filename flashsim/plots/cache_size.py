@@ -29,7 +29,8 @@ def cache_size_data(
     row does). `bound` is Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm
     moves, without its constant; `floor` is 4Nd, inputs read once and the output written.
     """
-    N, d = check_count("N", N), check_count("d", d)
+    N = check_count("N", N)
+    d = check_count("d", d)
     rooms = [2**e for e in range(3, (4 * N * d).bit_length())]
     series = {}
     for algorithm in (chosen(what, "forward") for what in (*compared(), *algorithms)):
@@ -52,7 +53,9 @@ def plot_cache_size(data: Data, ax: Axes) -> None:
     """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or
     4Nd where that is more.
     """
-    N, d, rooms = data["N"], data["d"], data["M"]
+    N = data["N"]
+    d = data["d"]
+    rooms = data["M"]
     drawn: list[list[int | None]] = []
     for name, look in looks(data["series"]).items():
         moved = data["series"][name]

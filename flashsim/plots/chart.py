@@ -162,7 +162,8 @@ def said(data: Data, *names: str) -> str:
         data["dtype"],
         *["causal"] * data.get("causal", False),
     ]
-    heads, kv_heads = data.get("heads", 1), data.get("kv_heads", 1)
+    heads = data.get("heads", 1)
+    kv_heads = data.get("kv_heads", 1)
     shared = "" if heads == kv_heads else f" on {kv_heads:,} KV head{'s' * (kv_heads > 1)}"
     of = "one head" if heads == 1 else f"{heads:,} heads{shared}"
     return f"{', '.join(words)}\n{said_blocks(data)}, {of}"
@@ -174,5 +175,6 @@ def said_blocks(data: Data) -> str:
         return "{:,} × {:,} blocks".format(*data["blocks"])
     if data["sizing"] == "fit":
         return "the largest blocks that fit M"
-    peak, M = data["sram_peak"], data["M"]
+    peak = data["sram_peak"]
+    M = data["M"]
     return f"line 1's blocks: needs {peak / M:.0%} of M"

@@ -109,7 +109,8 @@ def _last(need: Callable[[int], int]) -> int:
 )
 def plot_memory(data: Data, ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
-    N, limit = data["N"], data["limit"]
+    N = data["N"]
+    limit = data["limit"]
     ax.set_xlim(N[0], N[-1] * 1.3)
     ax.set_ylim(4e5, 4e14)
     given = data["inputs_outputs"]
@@ -136,7 +137,9 @@ def plot_memory(data: Data, ax: Axes) -> None:
 
 
 def _label(ax: Axes, data: Data) -> None:
-    limit, crosses, at = data["limit"], data["crosses"], data["N"]
+    limit = data["limit"]
+    crosses = data["crosses"]
+    at = data["N"]
     ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
     labels = {
         "standard": ("standard:\nS, P, dP, dS", at[0] * 1.15, 2e14, "left", "top"),
@@ -156,7 +159,8 @@ def _label(ax: Axes, data: Data) -> None:
         ),
     }
     for name, (label, x, y, side, edge) in labels.items():
-        words, colour = f"{label}\nalone up to N = {crosses[name]:,}", _LOOKS[name].colour
+        words = f"{label}\nalone up to N = {crosses[name]:,}"
+        colour = _LOOKS[name].colour
         ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
     given = data["inputs_outputs"]["crosses"]
     full = (

@@ -34,7 +34,8 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
     """Return accesses against M, d²/64 … 16d², of a dense MLP (d, 4d, d), and of attention; None
     where not a row fits.
     """
-    N, d = check_count("N", N), check_count("d", d)
+    N = check_count("N", N)
+    d = check_count("d", d)
     rooms = [int(d * d * 2 ** (step / 4)) for step in range(-24, 17)]
     rooms = [M for M in dict.fromkeys(rooms) if d <= M]
     f = 4 * d
@@ -62,7 +63,8 @@ def plot_fusing(data: Data, axes: Several) -> None:
     """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over
     M/d², log-log.
     """
-    N, d = data["N"], data["d"]
+    N = data["N"]
+    d = data["d"]
     panels = (
         (
             "mlp",

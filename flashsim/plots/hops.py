@@ -35,7 +35,9 @@ def hops_data(*, N: int = 512, d: int = 32, P: Sequence[int] = (1, 2, 4, 8, 16))
     Q, K, V are normal, in bfloat16, and so is O at the end; two draws. `kept`: the type in which
     unfinished O_i are written between steps. Raises ValueError.
     """
-    N, d, counts = check_count("N", N), check_count("d", d), [check_count("P", n) for n in P]
+    N = check_count("N", N)
+    d = check_count("d", d)
+    counts = [check_count("P", n) for n in P]
     ring = programs()["ring"]
     kept = {
         "float32": ring,

@@ -48,17 +48,13 @@ def l2_data(
     """
     on_done = check_callback("on_done", on_done)
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    N, d, how = (
-        shape["N"],
-        shape["d"],
-        {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape},
-    )
+    N = shape["N"]
+    d = shape["d"]
+    how = {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # only the order of accesses matters
-    curves, peak, all_of = (
-        {},
-        0,
-        [chosen(what, "forward") for what in ("standard", "flash", *algorithms)],
-    )
+    curves = {}
+    peak = 0
+    all_of = [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]
     followed: list[_Progress] = []
     if on_done is not None:
         counted = (count(algorithm, N=N, d=d, **how) for algorithm in all_of)
@@ -97,7 +93,10 @@ class _Progress:
     """
 
     def __init__(self, of: int, on_done: OnDone) -> None:
-        self.of, self.on_done, self.moved, self.percent = of, on_done, 0, 0
+        self.of = of
+        self.on_done = on_done
+        self.moved = 0
+        self.percent = 0
 
     def __call__(self, event: Event) -> None:
         if event.kind in ("init", "load", "store"):
@@ -116,7 +115,8 @@ def plot_l2(data: Data, ax: Axes) -> None:
     forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
     beside: dict[str, Any] = {"textcoords": "offset points"}
     for name, look in looks(curves).items():
-        curve, colour = curves[name], look.colour
+        curve = curves[name]
+        colour = look.colour
         dram = [r + w for r, w in zip(curve["dram_reads"], curve["dram_writes"], strict=True)]
         ax.plot(sizes, dram, **look.line, gid=name)
         floor = sum(curve["compulsory"].values())

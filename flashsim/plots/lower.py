@@ -41,10 +41,8 @@ def lower_data(
             "accesses": _moved(FORWARD, N=N, d=d, M=M),
         }
 
-    by_N, by_M = (
-        [at(length, M) for length in LENGTHS],
-        [at(N, int(part * d * d)) for part in CACHES],
-    )
+    by_N = [at(length, M) for length in LENGTHS]
+    by_M = [at(N, int(part * d * d)) for part in CACHES]
     return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}
 
 

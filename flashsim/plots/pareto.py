@@ -90,7 +90,9 @@ def plot_pareto(data: Data, ax: Axes) -> None:
     frontiers, × the paper's choice.
     """
     for name, look in looks(data["algorithms"]).items():
-        drawn, colour, marker = data["algorithms"][name], look.colour, look.marker
+        drawn = data["algorithms"][name]
+        colour = look.colour
+        marker = look.marker
         label = (FORWARD[name].loops if name in FORWARD else None) or look.label
         faint: dict[str, Any] = {
             "linestyle": "none",
@@ -125,7 +127,8 @@ def plot_pareto(data: Data, ax: Axes) -> None:
                 mew=0.5,
                 gid=f"{name} best",
             )
-    floor, M = data["floor"], data["M"]
+    floor = data["floor"]
+    M = data["M"]
     ax.axhline(floor, color=GREY, linestyle=":", gid="floor")
     ax.axvline(M, color=BLACK, linestyle="--", linewidth=0.8, gid="M")
     ax.plot([], [], linestyle="none", marker="x", color=GREY, label="line 1's blocks")

@@ -155,7 +155,8 @@ def plot_roofline(data: Data, axes: Several) -> None:
     """
     for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
         _draw(panel, direction, points, data)
-    peak, bandwidth = data["peak"] / 1e12, data["bandwidth"] / 1e9
+    peak = data["peak"] / 1e12
+    bandwidth = data["bandwidth"] / 1e9
     plain = "\nwithout tensor cores" if data["plain"] else ""
     axes[0].set_title(
         f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s, {data['dtype']}{plain}.\n"
@@ -191,9 +192,11 @@ def _point(points: Mapping[str, Any]) -> str:
 
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> None:
     bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
-    plain, cached = points["algorithms"], points["through_l2"]
+    plain = points["algorithms"]
+    cached = points["through_l2"]
     kinds = [kind for way in data["directions"].values() for kind in way.values()]
-    left, right = 0.2, 4 * max(ridge, *(at["intensity"] for kind in kinds for at in kind.values()))
+    left = 0.2
+    right = 4 * max(ridge, *(at["intensity"] for kind in kinds for at in kind.values()))
     bottom = left * bandwidth / 2
     ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
     ax.plot(
@@ -212,12 +215,11 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> No
     for name, one in looks(
         [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
     ).items():
-        look, text = (
-            {"color": one.colour, "marker": one.marker},
-            f"{one.label}: {plain[name]['intensity']:.3g}",
-        )
+        look = {"color": one.colour, "marker": one.marker}
+        text = f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
-            arrow, text = " → with L2", f"{text} → {cached[name]['intensity']:.3g}"
+            arrow = " → with L2"
+            text = f"{text} → {cached[name]['intensity']:.3g}"
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
         if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)

@@ -50,7 +50,9 @@ def plot_same_curve(data: Data, axes: Several) -> None:
         panel.set_xlim(1, data["steps"])
         panel.set_xlabel("step")
     for curve in curves:
-        name, dtype, bug = _name(curve), curve["dtype"], curve["bug"]
+        name = _name(curve)
+        dtype = curve["dtype"]
+        bug = curve["bug"]
         colour = of_bugs[bug] if bug else colours[name].colour
         gid = " ".join(part for part in (name, dtype, bug) if part)
         if dtype == "float64":

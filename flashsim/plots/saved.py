@@ -65,7 +65,8 @@ def saved_data(*, N: int = REFERENCE_N, d: int = REFERENCE_D) -> dict[str, Any]:
 @chart("saved", saved_data, "how much FlashAttention saves, against M/d²", 3.5, x=2, y=2)
 def plot_saved(data: Data, ax: Axes) -> None:
     """Draw the factors against M/d², log-log, and the line M/3d²."""
-    N, d = data["N"], data["d"]
+    N = data["N"]
+    d = data["d"]
     styles = ((BLUE, "-", "o"), (BLUE, "none", "x"), (GREEN, "--", "s"))
     for curve, (colour, dashes, marker) in zip(data["curves"], styles, strict=True):
         shares = [M / curve["d"] ** 2 for M in curve["M"]]

@@ -33,7 +33,8 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
 
     Raises ValueError.
     """
-    d, workers = check_count("d", d), check_count("workers", workers)
+    d = check_count("d", d)
+    workers = check_count("workers", workers)
     found: dict[str, Any] = {
         "d": d,
         "workers": workers,
@@ -145,7 +146,8 @@ def plot_serving(data: Data, axes: Several) -> None:
     splits.set_xlabel(f"parts written (32 problems of 64 tiles, {data['workers']} workers)")
     splits.set_ylabel("busiest worker")
     ticks(splits.yaxis, FixedLocator([1, 1.5, 2, 2.5, 3]), "{x:g}×")
-    prefixes, balance = "A prefix: B_r times at most", "Splits: balance against parts"
+    prefixes = "A prefix: B_r times at most"
+    balance = "Splits: balance against parts"
     for panel, title in zip(
         axes, ("Pages: small ones waste least", prefixes, "Padding", balance), strict=True
     ):

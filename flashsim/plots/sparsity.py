@@ -51,7 +51,8 @@ def sparsity_data(
     """
     asked = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     larger = count("block_sparse", **asked, direction="backward")
-    sizes, peak = larger.blocks, larger.sram.peak
+    sizes = larger.blocks
+    peak = larger.sram.peak
     shape = {name: value for name, value in asked.items() if name not in ("sizing", "blocks")}
     shape["sizing"] = Fixed(sizes.B_r, sizes.B_c, enforced=sizing != "paper" or blocks is not None)
     T = sizes.T_r, sizes.T_c
@@ -91,7 +92,8 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
     """Yield a seeded random mask (T_r, T_c) of each density: one at a time, and drawn by rows,
     as they may be large.
     """
-    random, row = np.random.default_rng(SEED), np.empty(T[1])
+    random = np.random.default_rng(SEED)
+    row = np.empty(T[1])
     mask = np.empty(T, bool)
     for density in _DENSITIES:
         for i in range(T[0]):
@@ -113,13 +115,15 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
     """
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
-    left, right = 2.0**-13, 1.35
+    left = 2.0**-13
+    right = 1.35
     forward = data["directions"]["forward"]
     ax.set_xlim(left, right)
     ax.set_ylim(forward["floor"] / 2.6, max(d["flash"] for d in data["directions"].values()) * 1.8)
     for direction, colour in BY_DIRECTION.items():
         numbers = data["directions"][direction]
-        floor, flash = numbers["floor"], numbers["flash"]
+        floor = numbers["floor"]
+        flash = numbers["flash"]
         ax.plot(
             every,
             floor + (flash - floor) * every,
@@ -137,7 +141,8 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
             looks,
             strict=True,
         ):
-            s, moved = [p["tiles"] / tiles for p in points], [p["accesses"] for p in points]
+            s = [p["tiles"] / tiles for p in points]
+            moved = [p["accesses"] for p in points]
             ax.plot(s, moved, marker, color=colour, gid=f"{direction} {what}", **look)
         ax.axhline(flash, color=colour, linestyle="--", gid=f"{direction} flash")
         ax.axhline(floor, color=GREY, linestyle="-.", linewidth=1, gid=f"{direction} floor")

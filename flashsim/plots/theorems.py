@@ -60,7 +60,8 @@ def theorem_data(
     which the constants are; `needs` says what FlashAttention needs of M at most, as a part. Raises
     ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
-    theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
+    theorem = _THEOREMS[number]
+    checked = setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
     panels = {
@@ -76,7 +77,8 @@ def theorem_data(
     return {**said, "panels": panels}
 
 
-theorem2_data, theorem5_data = partial(theorem_data, 2), partial(theorem_data, 5)
+theorem2_data = partial(theorem_data, 2)
+theorem5_data = partial(theorem_data, 5)
 
 
 def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
@@ -127,7 +129,8 @@ def _panel(
 
 
 def _fit(x: Sequence[int], y: Sequence[int]) -> dict[str, float]:
-    log_x, log_y = np.log10(x), np.log10(y)
+    log_x = np.log10(x)
+    log_y = np.log10(y)
     slope, intercept = np.polyfit(log_x, log_y, 1)
     residual = np.abs(log_y - (slope * log_x + intercept)).max()
     rounded = (round(float(x), 6) + 0.0 for x in (slope, intercept, residual))  # + 0.0: no −0
@@ -164,7 +167,8 @@ def plot_theorem(data: Data, axes: Several) -> None:
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:
-    values, fixed = panel["values"], panel["fixed"]
+    values = panel["values"]
+    fixed = panel["fixed"]
     low, high = zip(*panel["band"], strict=True)
     ax.fill_between(values, low, high, facecolor=SKY, alpha=0.3, linewidth=0, gid="band")
     handles = []

@@ -148,7 +148,8 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
             if name == "flash"
             else _PASSES[moves]
         )
-        reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
+        reads = in_bytes(one["reads"])
+        writes = in_bytes(one["writes"])
         sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
         rows.append(
             {
@@ -181,7 +182,8 @@ def plot_traffic(data: Data, axes: Several) -> None:
 
 class _Rows:
     def __init__(self, ax: Axes) -> None:
-        self._ax, self._y = ax, 0.0
+        self._ax = ax
+        self._y = 0.0
         self._labels: list[tuple[float, str]] = []
 
     def heading(self, text: str, colour: str) -> None:
@@ -216,7 +218,8 @@ class _Rows:
 
 
 def _draw_bytes(ax: Axes, data: Data) -> None:
-    rows, paper = _Rows(ax), data["paper"]
+    rows = _Rows(ax)
+    paper = data["paper"]
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
         for at in model["by_M"]:
@@ -237,14 +240,14 @@ def _draw_bytes(ax: Axes, data: Data) -> None:
 
 
 def _draw_flops(ax: Axes, data: Data) -> None:
-    rows, paper = _Rows(ax), data["paper"]
+    rows = _Rows(ax)
+    paper = data["paper"]
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
-        flops, printed = model["flops"]["total"], paper[name]["GFLOPs"]
-        ratio, in_paper = (
-            flops / data["model"]["standard"]["flops"]["total"],
-            printed / paper["standard"]["GFLOPs"],
-        )
+        flops = model["flops"]["total"]
+        printed = paper[name]["GFLOPs"]
+        ratio = flops / data["model"]["standard"]["flops"]["total"]
+        in_paper = printed / paper["standard"]["GFLOPs"]
         rows.bar(
             "model",
             {f"{name} flops": ratio},

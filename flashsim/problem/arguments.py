@@ -105,9 +105,11 @@ def check_booleans(
     """
     array = check_array(name, value)
     if array.dtype != bool:
-        got, hint = f"has dtype {array.dtype}", ""
+        got = f"has dtype {array.dtype}"
+        hint = ""
         if not array.ndim:
-            got, hint = f"is {shown(value)}", or_else
+            got = f"is {shown(value)}"
+            hint = or_else
         elif array.dtype.kind == "f":
             hint = for_floats
         raise ValueError(f"{name} {got}; expected booleans, True = attend{hint}")
@@ -302,7 +304,8 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
     """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c), 2²⁸
     of them at most.
     """
-    T, entries = (blocks.T_r, blocks.T_c), blocks.T_r * blocks.T_c
+    T = (blocks.T_r, blocks.T_c)
+    entries = blocks.T_r * blocks.T_c
     if callable(block_mask) and entries > MOST_TILES:
         raise ValueError(
             f"block_mask is a function, here of (T_r, T_c) = {T}: it would return {entries:,} "

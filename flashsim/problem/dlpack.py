@@ -17,7 +17,8 @@ HOST = (1, 3, 11)
 CODE = 8 + 4 + 4 + 4
 # where the DLTensor is in a managed one that has a version, manager, deleter and flags
 VERSIONED = 8 + 8 + 8 + 8
-UINT, BFLOAT = 1, 4
+UINT = 1
+BFLOAT = 4
 
 
 def as_array(value: Any) -> NDArray[Any]:

@@ -35,7 +35,8 @@ T = TypeVar("T")
 KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
 DEFAULT_DTYPE = "float32"
-REFERENCE_N, REFERENCE_D = 1024, 64
+REFERENCE_N = 1024
+REFERENCE_D = 64
 """The one setting of pages, figures and the playground, with the default M and dtype: GPT-2's
 head, 25,600 elements of SRAM.
 """
@@ -123,7 +124,8 @@ def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 @cache
 def _limit(name: str, dtype: DTypeLike) -> float:
-    dtype, info = np.dtype(dtype), cast(Any, np.finfo)
+    dtype = np.dtype(dtype)
+    info = cast(Any, np.finfo)
     if dtype.name == "bfloat16" or dtype.itemsize == 1:
         import ml_dtypes
 
@@ -205,7 +207,8 @@ def check_matrix(
     """Return an array as a matrix of that shape in symbols, (N,) as one column; learn the
     lengths that are new, and of whom.
     """
-    shape, expected = array.shape, f"({', '.join(symbols)})"
+    shape = array.shape
+    expected = f"({', '.join(symbols)})"
     matrix = array[:, None] if array.ndim == 1 else array
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"{name} has shape {shape}; expected {expected}, at least 1 each")
@@ -236,7 +239,9 @@ def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
                 f"Q has dtype {arrays['Q'].dtype} and {name} has dtype {a.dtype}; expected one "
                 "dtype for all"
             )
-    of_Q, of_K, of_V = arrays["Q"].shape, arrays["K"].shape, arrays["V"].shape
+    of_Q = arrays["Q"].shape
+    of_K = arrays["K"].shape
+    of_V = arrays["V"].shape
     shares_keys = of_V[:-1] == of_K[:-1]
     shares_axes = len(of_Q) == len(of_K) and of_Q[:-3] == of_K[:-3]
     shares_width = of_Q[-1] == of_K[-1]
@@ -263,7 +268,8 @@ def turning(layout: str, function: Callable[[Any, Any, Any], T], Q: Any, K: Any,
 
 def _misfit(Q: tuple[int, ...], K: tuple[int, ...], V: tuple[int, ...]) -> str:
     """Say what does not fit in these shapes."""
-    both, values = f"Q has shape {Q} and K has shape {K}", f"K has shape {K} and V has shape {V}"
+    both = f"Q has shape {Q} and K has shape {K}"
+    values = f"K has shape {K} and V has shape {V}"
     if V[:-2] != K[:-2]:
         return f"{values}; leading axes must be equal"
     if len(Q) != len(K) or Q[:-3] != K[:-3]:
@@ -320,7 +326,8 @@ def check_attention(
             raise ValueError(
                 f"{name} has shape {shape}; expected (..., N, d), no axis of which is empty"
             )
-    Q, K = shapes["Q"], shapes["K"]
+    Q = shapes["Q"]
+    K = shapes["K"]
     V = shapes.get("V", K)
     said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     if Q[-1] != K[-1] or V[-2] != K[-2] or shapes.get("dO", (Q[-2], V[-1]))[-2:] != (Q[-2], V[-1]):
@@ -395,14 +402,18 @@ def check_range(
     Raises ValueError, for numbers that are not finite, too.
     """
     chip = chip_dtype(inputs.dtype)
-    q, k = _longest_row(inputs.Q), _longest_row(inputs.K)
-    score, row, limit = abs(scale) * q * k + bias, max(q, abs(scale) * q), largest(chip)
+    q = _longest_row(inputs.Q)
+    k = _longest_row(inputs.K)
+    score = abs(scale) * q * k + bias
+    row = max(q, abs(scale) * q)
+    limit = largest(chip)
     total = (
         float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0))
         * inputs.shape.N_k
         / (1 - dropout_p)
     )
-    product, in_memory = 0.0 if folded else q * k, chip if stored is None else stored
+    product = 0.0 if folded else q * k
+    in_memory = chip if stored is None else stored
     fits = (
         product < limit
         and row < limit

@@ -44,7 +44,10 @@ class QKV:
     @property
     def shape(self) -> dict[str, Any]:
         """One head's lengths and widths: N (keys), N_q, d, d_v, and the dtype's name."""
-        N_q, N, d, d_v = self.Q.shape[-2], self.K.shape[-2], self.Q.shape[-1], self.V.shape[-1]
+        N_q = self.Q.shape[-2]
+        N = self.K.shape[-2]
+        d = self.Q.shape[-1]
+        d_v = self.V.shape[-1]
         return {"N": N, "N_q": N_q, "d": d, "d_v": d_v, "dtype": self.Q.dtype.name}
 
     @property
@@ -207,7 +210,8 @@ def _by_name(found: Mapping[str, Array], path: Path) -> tuple[Array, Array, Arra
     by_lower = {name.lower(): array for name, array in found.items()}
     missing = [name.upper() for name in "qkv" if name not in by_lower]
     if missing:
-        lacks, held = " and no ".join(missing), ", ".join(found) or "nothing"
+        lacks = " and no ".join(missing)
+        held = ", ".join(found) or "nothing"
         raise UnreadableInput(
             f"{path} has no {lacks}; expected arrays named q, k, v. It holds: {held}"
         )

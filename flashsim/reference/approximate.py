@@ -72,7 +72,8 @@ def linformer_bounds(
     """
     has = _Rounding(stored, C)
     tau, (N, d) = _tau(scale, Q), Q.shape
-    K_low, V_low = E @ K, F @ V
+    K_low = E @ K
+    V_low = F @ V
     terms = C * (N + blocks[0] + 3) * has.u
     E_K = has.stores(K_low, terms * (abs(E) @ abs(K)) + N * has.least)
     E_V = has.stores(V_low, terms * (abs(F) @ abs(V)) + N * has.least)
@@ -107,12 +108,16 @@ def performer_bounds(
     `phi`: "on_chip", or "in_hbm", where scores are stored too.
     """
     has = _Rounding(stored, C)
-    c, d = _tau(scale, Q) ** 0.5, Q.shape[1]
-    G, many = _features(c, K, W), C * (d + 8) * has.u
+    c = _tau(scale, Q) ** 0.5
+    d = Q.shape[1]
+    G = _features(c, K, W)
+    many = C * (d + 8) * has.u
     S, A = _averages(G, V)
-    E_G, E_Q = many * (c * abs(W) @ abs(K).T + (c * K * c * K).sum(1)), many * c * abs(Q) @ abs(W).T
+    E_G = many * (c * abs(W) @ abs(K).T + (c * K * c * K).sum(1))
+    E_Q = many * c * abs(Q) @ abs(W).T
     if phi == "in_hbm":
-        E_G, E_Q = has.stores(G, E_G), has.stores(c * Q @ W.T, E_Q)
+        E_G = has.stores(G, E_G)
+        E_Q = has.stores(c * Q @ W.T, E_Q)
     E_S, E_A = has.averages(G, E_G, V, 0 * V, blocks[0])
     delta = E_Q + 2 * C * has.u * abs(A) + E_A
     return has.averages(c * Q @ W.T + A, delta, S, E_S, blocks[1]).O
@@ -186,7 +191,8 @@ def smyrf_bounds(
 
 def _meet_reformer(buckets: Any, C: int) -> Array:
     """Return which row looks at which in each round, (h, N, N)."""
-    b, cluster = np.asarray(buckets), _clusters(buckets, C)
+    b = np.asarray(buckets)
+    cluster = _clusters(buckets, C)
     back = cluster[:, :, None] - cluster[:, None, :]
     return np.asarray((b[:, :, None] == b[:, None, :]) & ((back == 0) | (back == 1)))
 
@@ -213,8 +219,10 @@ def _rounds_bounds(
     """Return how far rounds of attention under biases (h, N, N), merged by their log-sum-exps,
     are off, O stored each time.
     """
-    tau, d = _tau(scale, Q), Q.shape[1]
-    S, E_S = tau * Q @ K.T, has.C * (d + 4) * has.u * abs(tau) * abs(Q) @ abs(K).T
+    tau = _tau(scale, Q)
+    d = Q.shape[1]
+    S = tau * Q @ K.T
+    E_S = has.C * (d + 4) * has.u * abs(tau) * abs(Q) @ abs(K).T
     parts = []
     for bias in biases:
         met = np.isfinite(bias)
@@ -263,11 +271,14 @@ class _Rounding:
 
         S may hold −∞, off by 0. V as in `_mixed`.
         """
-        n, C, u = V.shape[-2], self.C, self.u
+        n = V.shape[-2]
+        C = self.C
+        u = self.u
         P = np.exp(S - S.max(1, keepdims=True))
         P /= P.sum(1, keepdims=True)
         sizes = np.where(np.isfinite(S), abs(S), 0)
-        off, size = (delta + 4 * C * u * sizes).max(1, keepdims=True), sizes.max(1)
+        off = (delta + 4 * C * u * sizes).max(1, keepdims=True)
+        size = sizes.max(1)
         R = np.expm1(2 * off) + C * (n + 8 * blocks + 8) * u
         most = abs(V) + E_V
         E_O = R * _mixed(P, abs(V)) + (1 + R) * _mixed(P, E_V) + n * self.least * (1 + most.max())
@@ -281,17 +292,17 @@ class _Rounding:
 
 
 def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands, scale = [given[name] for name in "QKVEF"], given["tau"]
+    operands = [given[name] for name in "QKVEF"]
+    scale = given["tau"]
     parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_k"])
-    right, bounds = (
-        linformer(*operands, scale=scale),
-        linformer_bounds(*operands, scale=scale, blocks=parts),
-    )
+    right = linformer(*operands, scale=scale)
+    bounds = linformer_bounds(*operands, scale=scale, blocks=parts)
     return {"O": (right.O, bounds.O), "L": (right.L, bounds.L)}
 
 
 def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands, scale = [given[name] for name in "QKVW"], given["c"] ** 2
+    operands = [given[name] for name in "QKVW"]
+    scale = given["c"] ** 2
     parts = -(-len(operands[1]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
     return {
         "O": (
@@ -302,10 +313,8 @@ def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) ->
 
 
 def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    order, home = (
-        np.asarray(given["order"]).astype(np.int64),
-        np.asarray(given["home"]).T.astype(np.int64),
-    )
+    order = np.asarray(given["order"]).astype(np.int64)
+    home = np.asarray(given["home"]).T.astype(np.int64)
     buckets = np.empty_like(order)
     # a step of 1 leads to the same bucket's next cluster
     steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)

@@ -49,7 +49,8 @@ def kernel_gradient(
     """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0
     has no part. Raises ValueError.
     """
-    s, along = _distances(X, Z) / sigma, _directions(X, Z)
+    s = _distances(X, Z) / sigma
+    along = _directions(X, Z)
     weights = (dY @ V.T) * np.exp(_log(kernel, s))
     return np.asarray(np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along))
 
@@ -103,8 +104,11 @@ def kernel_gradient_bounds(
     """
     (u, u_s, least, step), (n, e), d = roundoffs(stored), V.shape, X.shape[1]
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
-    s, along = _distances(X, Z) / sigma, np.abs(_directions(X, Z))
-    weight, k, more = np.abs(dY) @ np.abs(V).T, np.exp(log_k), np.exp(log_k + C * delta)
+    s = _distances(X, Z) / sigma
+    along = np.abs(_directions(X, Z))
+    weight = np.abs(dY) @ np.abs(V).T
+    k = np.exp(log_k)
+    more = np.exp(log_k + C * delta)
     slopes = _steepness(kernel, s)
     relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
     times = {"cauchy": 3}.get(kernel, 1)  # k, s and 1 + s² are each off in its slope
@@ -118,7 +122,8 @@ def _distances(X: Array, Z: Array) -> Array:
 
 
 def _directions(X: Array, Z: Array) -> Array:
-    between, r = X[:, None] - Z[None], _distances(X, Z)[..., None]
+    between = X[:, None] - Z[None]
+    r = _distances(X, Z)[..., None]
     return np.asarray(np.divide(between, r, out=np.zeros_like(between), where=r > 0))
 
 
@@ -139,7 +144,8 @@ def _steepness(kernel: str, s: Array) -> Array:
 
 def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:
     s = _distances(X, Z) / sigma
-    log_k, rho = _log(kernel, s), (2 * X.shape[1] + 3) * u
+    log_k = _log(kernel, s)
+    rho = (2 * X.shape[1] + 3) * u
     match kernel:
         case "gaussian":
             return log_k, -2 * log_k * (rho + u) + 4 * u
@@ -150,7 +156,8 @@ def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[A
 
 
 def _product(order: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands, k = (given["X"], given["Z"], given["V"]), given["k"]
+    operands = (given["X"], given["Z"], given["V"])
+    k = given["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
     bound = kernel_product_bounds(
         *operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"])
@@ -159,7 +166,8 @@ def _product(order: str, given: Mapping[str, Any], blocks: Mapping[str, int]) ->
 
 
 def _gradient(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands, k = (given["X"], given["Z"], given["V"], given["dY"]), given["k"]
+    operands = (given["X"], given["Z"], given["V"], given["dY"])
+    k = given["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
     bound = kernel_gradient_bounds(*operands, **how, blocks=-(-len(operands[1]) // blocks["B_c"]))
     return {"dX": (kernel_gradient(*operands, **how), bound)}

@@ -47,9 +47,11 @@ def sparse_mlp_bounds(
     of d and of f.
     """
     u, u_s, least, step = roundoffs(stored)
-    W1, W2 = np.where(keep1, W1, 0.0), np.where(keep2, W2, 0.0)
+    W1 = np.where(keep1, W1, 0.0)
+    W2 = np.where(keep2, W2, 0.0)
     (d, f), (T_d, T_f) = W1.shape, blocks
-    H, size2 = np.maximum(X @ W1, 0), np.abs(W2)
+    H = np.maximum(X @ W1, 0)
+    size2 = np.abs(W2)
     off = C * ((d + T_d + 2) * u * (np.abs(X) @ np.abs(W1)) + (d + 1) * least)
     if not fused:
         off = off + C * (u_s * H + step)

@@ -82,7 +82,8 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             given = of.bind(*args, **kwargs)
             given.apply_defaults()
             values = given.arguments
-            lengths, whose = dict[str, int](), dict[str, str]()
+            lengths = dict[str, int]()
+            whose = dict[str, str]()
             for name, symbols in wanted.items():
                 values[name] = real(
                     name,
@@ -114,7 +115,8 @@ def real(name: str, value: Any) -> Array:
 
 def of_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
     """Return what each of N rows hashes to in each round, (rounds, N), real numbers."""
-    array, N = real(name, value), lengths["N"]
+    array = real(name, value)
+    N = lengths["N"]
     if array.ndim != 2 or array.shape[1] != N or not len(array):
         raise ValueError(f"{name} has shape {array.shape}; expected (rounds, N) with N = {N}")
     return array
@@ -124,7 +126,8 @@ def kept(rows: str, columns: str) -> Check:
     """Return a check of booleans that broadcast to a shape in symbols."""
 
     def check(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
-        array, onto = check_booleans(name, value), (lengths[rows], lengths[columns])
+        array = check_booleans(name, value)
+        onto = (lengths[rows], lengths[columns])
         if not broadcasts(array.shape, onto):
             wanted = f"({rows}, {columns}) = {onto}"
             raise ValueError(

@@ -213,7 +213,8 @@ def _gradients(
         D = (P * dP).sum(axis=-1, keepdims=True)
         dS = np.where(P == 0, 0.0, P * (dP - D))
         uncapped = np.where(P == 0, 0.0, dS * slope)
-        dS_T, P_dropped_T = uncapped.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
+        dS_T = uncapped.swapaxes(-1, -2)
+        P_dropped_T = (P * Z).swapaxes(-1, -2)
         found = Three(
             tau * _weighted(uncapped, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO)
         )
@@ -297,7 +298,8 @@ def _weighted(W: Array, X: Array) -> Array:
         return np.asarray(W @ X)
     result = W @ np.where(bad, 0, X)
     for k in np.flatnonzero(bad.any(axis=(*range(X.ndim - 2), -1))):
-        weights, values = W[..., k, None], np.where(bad, X, 0)[..., k, None, :]
+        weights = W[..., k, None]
+        values = np.where(bad, X, 0)[..., k, None, :]
         with np.errstate(invalid="ignore"):
             result = result + np.where(weights != 0, weights * values, 0)
     return np.asarray(result)

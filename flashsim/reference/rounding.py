@@ -58,7 +58,8 @@ def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Roun
 
     Raises ValueError for an unknown name.
     """
-    algorithm, T_c = chosen(name, "forward"), check_blocks_of_run(blocks).T_c
+    algorithm = chosen(name, "forward")
+    T_c = check_blocks_of_run(blocks).T_c
     return Rounding(
         steps=algorithm.rescales(T_c),
         stores=algorithm.rounds(T_c),
@@ -310,7 +311,8 @@ def bias_gradient_bound(
     )
     _, dS, E_dS = has.of_gradients(dO, dQ_stores, recombined)
     with np.errstate(over="ignore", invalid="ignore"):
-        own, most = summed_to(E_dS, np.shape(bias)), summed_to(dS + E_dS, np.shape(bias))
+        own = summed_to(E_dS, np.shape(bias))
+        most = summed_to(dS + E_dS, np.shape(bias))
         return np.asarray(has.C * (own + dS.size // max(own.size, 1) * has.u * most))
 
 
@@ -388,7 +390,8 @@ def group_bound(
     """
     stored = np.dtype(stored)
     chip = chip_dtype(stored) if chip is None else np.dtype(chip)
-    u, u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
+    u = roundoff(chip)
+    u_s = 0.0 if stored == chip else roundoff(stored)
     own = np.asarray(bounds).sum(axis=axis)
     most = np.abs(parts).sum(axis=axis) + own
     with np.errstate(invalid="ignore"):
@@ -473,7 +476,8 @@ class _Bounds:
             else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
         )
         self.mass = (self.P * self.Z) @ np.abs(self.V)
-        self.scores_stored, self.dropped = scores_stored, keep is not None
+        self.scores_stored = scores_stored
+        self.dropped = keep is not None
         self.kept = scores_stored or operands_stored
 
         # of a row's weights, their sum and their products with V, without O's own storing
@@ -506,7 +510,8 @@ class _Bounds:
 
     def of_O(self, C: float) -> Array:
         """Return how far O may be off, first-order terms taken C times."""
-        gain, size = 1 / (1 - self.dropout_p), np.abs(self.V)
+        gain = 1 / (1 - self.dropout_p)
+        size = np.abs(self.V)
         floor = self.stores * self.step + self.least * (self.K.shape[-2] + self.steps)
         floor = floor + self.least * gain * size.sum(axis=-2, keepdims=True)
         if self.kept:
@@ -530,17 +535,17 @@ class _Bounds:
         bias's gradient is made.
         """
         dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
-        u, u_s, step, least, P, Z, dropped = (
-            self.u,
-            self.u_s,
-            self.step,
-            self.least,
-            self.P,
-            self.Z,
-            self.dropped,
-        )
+        u = self.u
+        u_s = self.u_s
+        step = self.step
+        least = self.least
+        P = self.P
+        Z = self.Z
+        dropped = self.dropped
         u_p, step_p = (u_s, step) if self.kept else (0.0, 0.0)  # what storing P, dP and dS adds
-        N_q, N_k, d_v = self.Q.shape[-2], self.K.shape[-2], self.V.shape[-1]
+        N_q = self.Q.shape[-2]
+        N_k = self.K.shape[-2]
+        d_v = self.V.shape[-1]
         dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1])
 
         with np.errstate(over="ignore", invalid="ignore"):
@@ -570,11 +575,16 @@ class _Bounds:
             )
             E_dS = np.where(self.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
 
-            tau, after, E_after = abs(self.tau), P * dP_less_D, E_dS
+            tau = abs(self.tau)
+            after = P * dP_less_D
+            E_after = E_dS
             dS, E_dS = self._uncapped(after, E_after, least + step_p)
-            dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
-            dQ_plain, dK_plain = (dS + E_dS) @ np.abs(self.K), (dS_T + E_dS_T) @ np.abs(self.Q)
-            dQ_sum, dK_sum = tau * dQ_plain, tau * dK_plain
+            dS_T = dS.swapaxes(-1, -2)
+            E_dS_T = E_dS.swapaxes(-1, -2)
+            dQ_plain = (dS + E_dS) @ np.abs(self.K)
+            dK_plain = (dS_T + E_dS_T) @ np.abs(self.Q)
+            dQ_sum = tau * dQ_plain
+            dK_sum = tau * dK_plain
             E_dQ = (
                 tau * (E_dS @ np.abs(self.K))
                 + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum
@@ -582,7 +592,8 @@ class _Bounds:
             )
             E_dK = tau * (E_dS_T @ np.abs(self.Q)) + ((N_q + 4) * u + u_s) * dK_sum + step
             E_dQ = np.where(self.any_key, E_dQ + ((1 + tau) * N_k + dQ_plain) * least, 0.0)
-            E_dK, E_dV = E_dK + ((1 + tau) * N_q + dK_plain) * least, E_dV + N_q * least
+            E_dK = E_dK + ((1 + tau) * N_q + dK_plain) * least
+            E_dV = E_dV + N_q * least
             pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
             return (
                 Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)),
@@ -592,11 +603,9 @@ class _Bounds:
 
     def of_sink(self, dO: Any) -> Array:
         """Return how far the gradient of a sink may be off."""
-        dO, P, u = (
-            _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1]),
-            self.P_sink,
-            self.u,
-        )
+        dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1])
+        P = self.P_sink
+        u = self.u
         with np.errstate(over="ignore", invalid="ignore"):
             E_D = self._of_D(dO)
             D = np.abs((dO * ((self.P * self.Z) @ self.V)).sum(axis=-1, keepdims=True)) + E_D

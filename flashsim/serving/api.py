@@ -106,7 +106,8 @@ class BatchPlan(Plan):
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
-        batch, plain = self.batch, bool | int | float | str | None
+        batch = self.batch
+        plain = bool | int | float | str | None
         return {
             "direction": self.program.direction,
             **{name: getattr(batch, name) for name in ("heads", "kv_heads", "d", "d_v", "causal")},
@@ -123,7 +124,8 @@ class BatchPlan(Plan):
         """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or
         latents.
         """
-        batch, shapes = replace(self.batch, heads=self.batch.group, kv_heads=1), self.shapes
+        batch = replace(self.batch, heads=self.batch.group, kv_heads=1)
+        shapes = self.shapes
         first = "p" if "K_p" in shapes else ""
         keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
         keys = {"C": ("N_k", "d"), **keys}
@@ -234,7 +236,8 @@ def launched(
     """Run a plan; return its costs over all KV heads, and the matrices that it returned, (H_kv,
     rows, width), by name.
     """
-    batch, outcome = plan.batch, simulate(plan, observers)
+    batch = plan.batch
+    outcome = simulate(plan, observers)
     total = outcome.total if plan.arithmetic else outcome.total.times(batch.kv_heads)
     costs = {
         "hbm": _total(plan, total.traffic),
@@ -247,7 +250,8 @@ def launched(
 
 def _total(plan: BatchPlan, traffic: Traffic) -> Traffic:
     """Return the traffic of all KV heads, which share words, and what else the program says."""
-    heads, shared = plan.batch.kv_heads, (*plan.words, *plan.program.shared)
+    heads = plan.batch.kv_heads
+    shared = (*plan.words, *plan.program.shared)
     return Traffic(
         {name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()}
     )
@@ -316,7 +320,8 @@ def batch_of_lists(
     Raises ValueError.
     """
     queries = check_sequences("Q", Q)
-    keys, values = check_sequences("K", K, ("Q", queries)), check_sequences("V", V, ("Q", queries))
+    keys = check_sequences("K", K, ("Q", queries))
+    values = check_sequences("V", V, ("Q", queries))
     for s in range(len(queries)):
         check_fit(queries[s], keys[s], values[s], f"Q[{s}] K[{s}] V[{s}]")
     N, n = ([array.shape[1] for array in of] for of in (queries, keys))
@@ -431,7 +436,9 @@ def exact(tally: Result) -> ServingExact:
 def _exact(plan: BatchPlan) -> ServingExact:
     batch = plan.batch
     form = forms()[plan.program.name, plan.program.direction]
-    chip, shapes, arrays = chip_dtype(batch.dtype).itemsize, plan.shapes, {}
+    chip = chip_dtype(batch.dtype).itemsize
+    shapes = plan.shapes
+    arrays = {}
     for name, moved in form.moved(batch, **plan.options).items():
         size = moved.size if name not in shapes else prod(shapes[name])
         if isinstance(size, tuple):

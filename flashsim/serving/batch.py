@@ -62,7 +62,8 @@ class Batch:
 
     def rows(self, s: int) -> tuple[int, int]:
         """Return where the rows of a sequence begin and end, in one KV head's Q."""
-        first, g = self._starts[0][s], self.group
+        first = self._starts[0][s]
+        g = self.group
         return g * first, g * (first + self.queries[s])
 
     def cols(self, s: int) -> tuple[int, int]:
@@ -81,7 +82,8 @@ class Batch:
 
     def seen(self, s: int, i: int, n: int) -> int:
         """Return e, how many of its n keys the rows of block i of a sequence see: the first e."""
-        N, end = self.queries[s], min((i + 1) * self.B_r, self.group * self.queries[s])
+        N = self.queries[s]
+        end = min((i + 1) * self.B_r, self.group * self.queries[s])
         return min(max((end - 1) // self.group + 1 + n - N, 0), n) if self.causal else n
 
     def mask(self, S_ij: Tile, s: int, i: int, first: int, n: int) -> Tile:

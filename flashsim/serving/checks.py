@@ -137,7 +137,8 @@ def check_words(
         where = name
         if array.dtype.kind in "iu":
             (*at,) = np.argwhere((array < least) | (array > NONE))[0].tolist()
-            where, array = f"{name}{at}", array[tuple(at)].item()
+            where = f"{name}{at}"
+            array = array[tuple(at)].item()
         raise ValueError(
             f"{where} is {shown(array)}; expected whole numbers from {'−1' if least else 0} to "
             "2³²−1"
@@ -155,10 +156,8 @@ def check_pages(
     table: Any, lengths: Any, b: int, page: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the table of pages of b sequences, and their lengths, which it must have room for."""
-    words, n = (
-        check_words("table", table, (b, None), least=-1),
-        check_words("lengths", lengths, (b,)),
-    )
+    words = check_words("table", table, (b, None), least=-1)
+    n = check_words("lengths", lengths, (b,))
     for s, keys in enumerate(n.tolist()):
         if ceil_div(keys, page) > words.shape[1]:
             most = (
@@ -194,7 +193,8 @@ def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
         levels = [[(0, b, prefix)]]
     found = []
     for number, level in enumerate(levels):
-        nodes, at = list[tuple[int, int, int]](), 0
+        nodes = list[tuple[int, int, int]]()
+        at = 0
         for k, node in enumerate(level):
             name = f"levels[{number}][{k}]"
             if not isinstance(node, tuple | list) or len(node) != 3:

@@ -31,7 +31,8 @@ def absorb(Q: Any, W_UK: Any) -> Array:
 
     The last r columns, rope's, stay. Raises ValueError.
     """
-    Q, W_UK = check_packed("Q", Q), check_packed("W_UK", W_UK)
+    Q = check_packed("Q", Q)
+    W_UK = check_packed("W_UK", W_UK)
     d = W_UK.shape[1]
     if len(W_UK) != len(Q) or d > Q.shape[2]:
         raise ValueError(
@@ -71,7 +72,8 @@ def mla(
     queries, latents = _sequences(Q, C)
     for s in range(len(queries)):
         check_fit(queries[s], latents[s], latents[s], f"Q[{s}] C[{s}] C[{s}]")
-    u, tau = _latent(latent, latents[0]), _scale(scale)
+    u = _latent(latent, latents[0])
+    tau = _scale(scale)
     N, n = ([array.shape[1] for array in of] for of in (queries, latents))
     batch = batch_of(queries[0], latents[0], latents[0][..., :u], N, n, M, causal, tau)
     return run(
@@ -110,11 +112,14 @@ def mla_paged(
 
     Source: FlashMLA (DeepSeek-AI, 2025), `flash_mla_with_kvcache`.
     """
-    queries, C, page = check_sequences("Q", Q), check_packed("C", C), check_count("page", page)
+    queries = check_sequences("Q", Q)
+    C = check_packed("C", C)
+    page = check_count("page", page)
     check_fit(queries[0], C, C, "Q[0] C C")
     check_pool("C", C, page)
     words, n = check_pages(table, lengths, len(queries), page)
-    u, tau = _latent(latent, C), _scale(scale)
+    u = _latent(latent, C)
+    tau = _scale(scale)
     batch = batch_of(
         queries[0], C, C[..., :u], [array.shape[1] for array in queries], n.tolist(), M, causal, tau
     )
@@ -155,9 +160,11 @@ def mla_expanded(
     Source: "DeepSeek-V2" (DeepSeek-AI, 2024), section 2.1.
     """
     queries, latents = _sequences(Q, C)
-    W_UK, W_UV = check_packed("W_UK", W_UK), check_packed("W_UV", W_UV)
+    W_UK = check_packed("W_UK", W_UK)
+    W_UV = check_packed("W_UV", W_UV)
     H, d, u = W_UK.shape
-    rope, w = queries[0].shape[2] - d, latents[0].shape[2]
+    rope = queries[0].shape[2] - d
+    w = latents[0].shape[2]
     if (
         len(W_UV) != H
         or W_UV.shape[2] != u

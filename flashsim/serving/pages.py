@@ -56,8 +56,10 @@ def paged(
     Source: "Efficient Memory Management for Large Language Model Serving with PagedAttention" (Kwon
     et al.).
     """
-    queries, page = check_sequences("Q", Q), check_count("page", page)
-    K, V = check_packed("K", K), check_packed("V", V)
+    queries = check_sequences("Q", Q)
+    page = check_count("page", page)
+    K = check_packed("K", K)
+    V = check_packed("V", V)
     check_fit(queries[0], K, V, "Q[0] K V")
     check_pool("K", K, page)
     words, n = check_pages(table, lengths, len(queries), page)

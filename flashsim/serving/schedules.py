@@ -65,7 +65,8 @@ def schedule_of(batch: Batch, schedule: str, workers: int, splits: int) -> Sched
             mine[number % workers].append(segment)
         return Schedule(mine, problems)
     share, rest = divmod(sum(tiles), workers)
-    w, left = 0, share + (rest > 0)
+    w = 0
+    left = share + (rest > 0)
     for q, T in enumerate(tiles):
         first = 0
         while True:

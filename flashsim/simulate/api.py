@@ -181,7 +181,8 @@ def backward(
     """
     check_how(backward, unknown, ())
     algorithm = chosen(name, "backward")
-    observers, on_head = check_observers(observers), check_callback("on_head", on_head)
+    observers = check_observers(observers)
+    on_head = check_callback("on_head", on_head)
     run = check_run(algorithm, run)
     plan = backward_plan(algorithm, run, dO, M, sizing, blocks, enforce, check_finite)
     try:

@@ -79,7 +79,8 @@ class AttentionPlan(Plan):
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
-        problem, plain = self.problem, bool | int | float | str | None
+        problem = self.problem
+        plain = bool | int | float | str | None
         options = {}
         for name, value in self.options.items():
             options[name] = value if isinstance(value, plain) else shown(value)
@@ -230,7 +231,8 @@ class AttentionPlan(Plan):
         """Return the whole (N_q, N_k) mask of one query head, block mask included, for the
         reference; None: it attends to all.
         """
-        block_mask, shape = self.options.get("block_mask"), self.problem.shape
+        block_mask = self.options.get("block_mask")
+        shape = self.problem.shape
         # "live" leaves out what is masked
         array = None if isinstance(block_mask, str) else block_mask
         if isinstance(self.mask, All) and array is None:
@@ -238,7 +240,8 @@ class AttentionPlan(Plan):
         whole = self.mask.whole(shape, head)
         if array is None:
             return whole
-        B, member = self.blocks, head[-1] % self.together if head else 0
+        B = self.blocks
+        member = head[-1] % self.together if head else 0
         tiles = check_tiles(array, B, self.shape)
         spread = tiles.repeat(B.B_r, axis=0)[: self.shape.N_q].repeat(B.B_c, axis=1)[:, : shape.N_k]
         return np.asarray(whole & spread[member :: self.together])
@@ -268,8 +271,12 @@ class _Arguments:
         return arguments
 
     def _part(self, name: str, hbm: HBM, sram: SRAM) -> Any:
-        plan, head = self.plan, self.head
-        problem, mask, blocks, shape = plan.problem, plan.row_mask, plan.blocks, plan.shape
+        plan = self.plan
+        head = self.head
+        problem = plan.problem
+        mask = plan.row_mask
+        blocks = plan.blocks
+        shape = plan.shape
         if name == "tau":
             return problem.scale
         if name == "MASK":

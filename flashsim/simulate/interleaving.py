@@ -62,7 +62,8 @@ def summed_over(bias: Bias, group: int, N_q: int) -> int | None:
     Rows that the heads of a group share are stored for each of them: 1. One row of a head is, for
     each of its queries: 0.
     """
-    rows, each = bias.matrix[0] > 1, bias.array.ndim > 2 and bias.array.shape[-3] > 1
+    rows = bias.matrix[0] > 1
+    each = bias.array.ndim > 2 and bias.array.shape[-3] > 1
     if bias.is_table or group == 1 or N_q == 1 or rows == each:
         return None
     return 1 if rows else 0
@@ -87,7 +88,8 @@ class GroupedMask(Mask):
     """
 
     def __init__(self, mask: Mask, group: int) -> None:
-        self._mask, self._group = mask, group
+        self._mask = mask
+        self._group = group
 
     def _one(self, shape: Shape) -> Shape:
         return replace(shape, N_q=shape.N_q // self._group)
@@ -119,7 +121,9 @@ class GroupedMask(Mask):
         """Ask for the positions that a tile's rows are of; a tile is live if it is for any head
         of the group.
         """
-        tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
+        tops = rows // self._group
+        ends = (row_ends - 1) // self._group + 1
+        one = self._one(shape)
         return np.asarray(
             np.any(
                 [self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)],
@@ -131,7 +135,9 @@ class GroupedMask(Mask):
         self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head
     ) -> Bools:
         """Ask likewise; a tile is full if it is for every head of the group."""
-        tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
+        tops = rows // self._group
+        ends = (row_ends - 1) // self._group + 1
+        one = self._one(shape)
         return np.asarray(
             np.all(
                 [self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)],
@@ -168,7 +174,8 @@ class GroupedTree(GroupedMask, Tree):
 
     def __init__(self, tree: Tree, group: int) -> None:
         GroupedMask.__init__(self, tree, group)
-        self.parents, self._each = tree.parents, tree
+        self.parents = tree.parents
+        self._each = tree
 
     def band(self, shape: Shape, head: Head) -> Band:
         return self._each.band(self._one(shape), head)

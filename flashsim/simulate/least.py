@@ -85,7 +85,9 @@ def _rounded_up(peak: int) -> int:
 
 def _pairs(plan: AttentionPlan, head: Head) -> Pairs:
     """Return the pairs of one launch. Raises ValueError where they are too many to look at."""
-    rule, shape, tiles = plan.row_mask, plan.shape, plan.options.get("block_mask")
+    rule = plan.row_mask
+    shape = plan.shape
+    tiles = plan.options.get("block_mask")
     if tiles is None or isinstance(tiles, str):
         return allowed_pairs(rule, shape, head)[1:]
     if shape.N_q * shape.N_k > LONGEST:

@@ -27,7 +27,9 @@ class LiveTiles:
     rows_alike = None
 
     def __init__(self, mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
-        self._mask, self._shape, self._head = mask, shape, head
+        self._mask = mask
+        self._shape = shape
+        self._head = head
         self._rows = np.arange(blocks.T_r) * blocks.B_r
         self._row_ends = np.minimum(
             np.minimum(self._rows + blocks.B_r, shape.N_q), mask.queries(shape, head)
@@ -38,14 +40,16 @@ class LiveTiles:
         )
 
     def column(self, j: int) -> Bools:
-        cols, col_ends = self._cols[j : j + 1], self._col_ends[j : j + 1]
+        cols = self._cols[j : j + 1]
+        col_ends = self._col_ends[j : j + 1]
         return self._mask.live(self._rows, self._row_ends, cols, col_ends, self._shape, self._head)
 
     def divided(self, blocks: Blocks) -> LiveTiles:
         return LiveTiles(self._mask, blocks, self._shape, self._head)
 
     def row(self, i: int) -> Bools:
-        rows, row_ends = self._rows[i : i + 1], self._row_ends[i : i + 1]
+        rows = self._rows[i : i + 1]
+        row_ends = self._row_ends[i : i + 1]
         return self._mask.live(rows, row_ends, self._cols, self._col_ends, self._shape, self._head)
 
 
@@ -89,7 +93,8 @@ class CountedTiles:
     """
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
-        self._kinds, self._blocks = band.kinds(blocks, shape, group), blocks
+        self._kinds = band.kinds(blocks, shape, group)
+        self._blocks = blocks
         self._rest = band, shape, group
 
     def divided(self, blocks: Blocks) -> CountedTiles:
@@ -146,7 +151,8 @@ def _standing(turns: int, run: Iterable[int]) -> Kinds:
     """Return the turns to run, with how many turns each stands for: the last for itself, the
     first for all others.
     """
-    last, others = turns - 1, sorted({*run} - {turns - 1}) or [0] * (turns > 1)
+    last = turns - 1
+    others = sorted({*run} - {turns - 1}) or [0] * (turns > 1)
     times = dict.fromkeys(others, 1)
     if others:
         times[others[0]] += last - len(others)

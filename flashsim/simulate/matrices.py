@@ -149,11 +149,9 @@ def count_program(
 
     Arguments and errors as there.
     """
-    lengths, stored, arrays = (
-        check_lengths(program.symbols, sizes),
-        float_dtype(dtype),
-        dict(index or {}),
-    )
+    lengths = check_lengths(program.symbols, sizes)
+    stored = float_dtype(dtype)
+    arrays = dict(index or {})
     followed = [name for name, kind in program.operands.items() if kind.type == "index"]
     if set(arrays) != set(followed):
         raise ValueError(
@@ -189,7 +187,8 @@ def check_operands(
         name for name, kind in program.operands.items() if kind.type not in ("words", "index")
     ]
     arrays = check_arrays({name: operands[name] for name in numbers})
-    lengths, whose = dict[str, int](), dict[str, str]()
+    lengths = dict[str, int]()
+    whose = dict[str, str]()
     for name, kind in program.operands.items():
         array = arrays[name] if name in numbers else check_array(name, operands[name])
         arrays[name] = array = check_matrix(
@@ -234,7 +233,8 @@ def _plan(
             f"options are {', '.join(options) or 'none'}; expected "
             f"{', '.join(program.options) or 'none'}"
         )
-    size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
+    size = check_M(M, dtype.itemsize)
+    fixed = check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
     enforced = (
@@ -316,7 +316,8 @@ def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
     Raises ValueError where finite operands overflowed a result's type, MemoryModelError for NaN of
     a program of the user's own.
     """
-    program, results = plan.program, {}
+    program = plan.program
+    results = {}
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         result = np.array(outcome.matrices[name][0])

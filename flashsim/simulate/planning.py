@@ -63,10 +63,8 @@ def forward_plan(
     problem = Problem.checked(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **asked)
     mask = _mask_of(algorithm, problem, options, inputs.leading)
     if check_finite:
-        stored, more = (
-            problem.dtype if algorithm.stores_scores else None,
-            mask != All() and _added(mask, problem),
-        )
+        stored = problem.dtype if algorithm.stores_scores else None
+        more = mask != All() and _added(mask, problem)
         check_range(
             inputs, problem.scale, problem.dropout_p, stored, more, "tau" not in algorithm.parts
         )
@@ -86,8 +84,11 @@ def backward_plan(
     check_finite: Any,
 ) -> AttentionPlan:
     """Return the plan of a run's backward pass."""
-    before, check_finite = run.plan, check_flag("check_finite", check_finite)
-    problem, mask, inputs = before.problem, before.mask, before.inputs
+    before = run.plan
+    check_finite = check_flag("check_finite", check_finite)
+    problem = before.problem
+    mask = before.mask
+    inputs = before.inputs
     _check_scores(algorithm, mask)
     O = turned("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
@@ -189,7 +190,9 @@ def plan_of(
 
     `inputs`, Q, K, V, is None to count on shapes alone. `of_pass` are further fields of the plan.
     """
-    together, shape, leading = 1, problem.shape, problem.leading
+    together = 1
+    shape = problem.shape
+    leading = problem.leading
     row_mask = mask.without_sink() if mask.sink else mask
     if problem.gqa == "grouped" and problem.group > 1:
         together = problem.group
@@ -237,7 +240,8 @@ def _check_sink_pass(plan: AttentionPlan) -> None:
 
 def _choose_blocks(plan: AttentionPlan) -> Blocks:
     """Return the blocks that the plan's policy chooses."""
-    algorithm, policy = plan.program, plan.sizing
+    algorithm = plan.program
+    policy = plan.sizing
     fits = partial(_fits_by_trial, plan) if plan.is_user_defined else _fits_by_form(plan)
     question = SizingProblem(
         algorithm.name, plan.shape, plan.M, algorithm.line_1, algorithm.rows, fits
@@ -255,7 +259,8 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
         from flashsim.theory.counts import Posed
         from flashsim.theory.form import form_of
 
-        form, first = form_of(plan.program.name, plan.program.direction), (0,) * len(plan.leading)
+        form = form_of(plan.program.name, plan.program.direction)
+        first = (0,) * len(plan.leading)
         return Posed.of_launch(
             form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None
         )

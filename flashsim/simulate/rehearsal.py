@@ -53,7 +53,8 @@ NEAR = 1e-3
 """Of the largest element of V: how far an O may be from attention that is computed with copies,
 perhaps in float16.
 """
-ATTENTION, SOME_PAIRS = "attention", "attention over pairs of its own"
+ATTENTION = "attention"
+SOME_PAIRS = "attention over pairs of its own"
 _verdicts: dict[Any, str] = {}
 _passed_on_shapes: set[Any] = set()
 
@@ -133,7 +134,8 @@ def check_moved(plan: AttentionPlan, cost: Cost, O: Sequence[Array]) -> None:
     `O` is what the forward pass left, one matrix for each launch.
     """
     heads = [*np.ndindex(plan.leading)]
-    accesses, peak = cost.traffic.accesses, cost.peak
+    accesses = cost.traffic.accesses
+    peak = cost.peak
     least = least_accesses(plan, accesses, peak, heads)
     if least is None or not _is_attention(plan, heads[0], O[0]):
         return
@@ -147,7 +149,8 @@ def check_counted(algorithm: Algorithm, plan: AttentionPlan, cost: Cost) -> None
     `algorithm` is its forward pass. Raises MemoryModelError.
     """
     verdict = rehearse(algorithm, plan)
-    accesses, peak = cost.traffic.accesses, cost.peak
+    accesses = cost.traffic.accesses
+    peak = cost.peak
     least = least_accesses(plan, accesses, peak, [()]) if verdict == ATTENTION else None
     if least is not None:
         raise moved_too_little(plan, accesses, peak, least)
@@ -231,7 +234,8 @@ class _Likeness:
     @classmethod
     def of(cls, plan: AttentionPlan) -> _Likeness:
         """Return what is to be like a plan."""
-        shape, blocks = plan.shape, plan.blocks
+        shape = plan.shape
+        blocks = plan.blocks
         return cls(
             rows=_Axis.of(shape.N_q, blocks.B_r),
             columns=_Axis.of(shape.N_k, blocks.B_c),
@@ -249,9 +253,12 @@ def _order(a: int, b: int) -> int:
 def _problems(plan: AttentionPlan) -> Iterator[tuple[Shape, Blocks]]:
     """Yield a small problem like the plan's, then the plan's own, if that is not large."""
     likeness = _Likeness.of(plan)
-    d, d_v = plan.shape.d, plan.shape.d_v
+    d = plan.shape.d
+    d_v = plan.shape.d_v
     if not likeness.is_narrow:
-        d, d_v = 4, 4 - 2 * likeness.widths  # 2, 4 or 6
+        # 2, 4 or 6
+        d = 4
+        d_v = 4 - 2 * likeness.widths
     small = _small(likeness.rows, likeness.columns, likeness.lengths, likeness.sizes)
     if small is not None:
         N_q, N_k, B_r, B_c = small
@@ -347,7 +354,8 @@ def _run_backward(algorithm: Algorithm, run: Result, mask: Bools | None) -> None
     dO = np.random.default_rng(SEED + 1).normal(size=run.O.shape).astype(run.O.dtype)
     plan = backward_plan(algorithm, run, dO, None, None, None, None, False)
     result = gather_gradients(plan, simulate(plan), ())
-    inputs, scale = run.plan.inputs, run.problem.scale
+    inputs = run.plan.inputs
+    scale = run.problem.scale
     exact = gradients(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask)
     rounded = backward_rounding(algorithm, run.blocks, result.blocks)
     bound = gradient_bounds(inputs.Q, inputs.K, inputs.V, dO, scale=scale, mask=mask, **rounded)

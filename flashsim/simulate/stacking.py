@@ -116,7 +116,8 @@ def stacked(plan: AttentionPlan, name: str, matrices: Sequence[Array], said: str
 def refuse_overflow(plan: AttentionPlan, name: str, array: Array) -> None:
     """Raise ValueError where finite input overflowed the type that a result is stored in."""
     if plan.check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
-        down, end = "dO" if name.startswith("d") else "V", largest(array.dtype)
+        down = "dO" if name.startswith("d") else "V"
+        end = largest(array.dtype)
         raise ValueError(
             f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a "
             "wider dtype"

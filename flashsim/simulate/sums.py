@@ -141,14 +141,13 @@ def gather_tally(
         cost = cost.with_sums(
             launch_sums(plan, [parts], plan.problem.dtype, observers)[1].times(heads // group)
         )
-    bias, by_array = plan.mask.bias, cost.traffic.by_array
+    bias = plan.mask.bias
+    by_array = cost.traffic.by_array
     if "dB" in by_array:
         cost = replace(cost, traffic=Traffic({**by_array, "dB": by_array["dB"].shared(launches)}))
         if summed_over(bias, plan.together, plan.problem.shape.N_q) is not None:
-            shapes, stored = (
-                {"dB": (plan.together, prod(bias.matrix))},
-                chip_dtype(plan.problem.dtype),
-            )
+            shapes = {"dB": (plan.together, prod(bias.matrix))}
+            stored = chip_dtype(plan.problem.dtype)
             cost = cost.with_sums(launch_sums(plan, [shapes], stored, observers)[1])
     if plan.mask.sink is not None and plan.program.direction == "backward":
         shapes = {name: KINDS[name].shape(plan.problem.shape) for name in matrices_of_sink(plan)}
@@ -249,13 +248,12 @@ def bias_gradient(
 
     And what summing it up cost, if anything.
     """
-    bias, row_bias = plan.mask.bias, plan.row_mask.bias
-    N_q, group, dtype, cost = (
-        plan.problem.shape.N_q,
-        plan.together,
-        chip_dtype(plan.problem.dtype),
-        Cost(),
-    )
+    bias = plan.mask.bias
+    row_bias = plan.row_mask.bias
+    N_q = plan.problem.shape.N_q
+    group = plan.together
+    dtype = chip_dtype(plan.problem.dtype)
+    cost = Cost()
     axis = summed_over(bias, group, N_q)
     matrices = [*sums_by_index.values()]
     if axis is not None:

@@ -67,12 +67,16 @@ class TileMask:
         learns: bool = False,
         dB: Array | None = None,
     ) -> None:
-        self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
+        self._mask = mask
+        self._sram = sram
+        self._shape = shape
+        self._head = head
         self._implicit = not isinstance(mask, Dense | Tree | Bias | ScoreMod)
         self._arrays = [
             hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))
         ]
-        tree, bias = mask.tree, mask.bias
+        tree = mask.tree
+        bias = mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
         self._tree = None
         if tree is not None:
@@ -81,7 +85,8 @@ class TileMask:
         self._bias = None if bias is None else hbm.place("bias", bias.of(head))
         self._of_bias = bias
         self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB, shape)
-        self._scores, self._learns = mask.scores, learns
+        self._scores = mask.scores
+        self._learns = learns
         loaded = self._arrays or tree is not None or bias is not None
         self._position_alone = self._implicit and not loaded and not mask.scores
         self._slope: Tile | None = None
@@ -93,7 +98,8 @@ class TileMask:
         return other
 
     def _divide(self, B_r: int, B_c: int) -> None:
-        self._B_r, self._B_c = B_r, B_c
+        self._B_r = B_r
+        self._B_c = B_c
         self._tiles = [
             a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1)
             for a in self._arrays
@@ -110,8 +116,10 @@ class TileMask:
         # a tile costs the same wherever it lies
         if self._position_alone and not self._sram.hbm.arithmetic:
             return np.where(True, S_ij, forbidden)
-        top, left = i * self._B_r, j * self._B_c
-        rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
+        top = i * self._B_r
+        left = j * self._B_c
+        rows = np.arange(top, top + S_ij.shape[0])
+        cols = np.arange(left, left + S_ij.shape[1])
         for mod in self._scores:
             S_ij = mod.modified(S_ij, rows, cols, self._shape, self._head)
             if self._learns and isinstance(mod, SoftCap):
@@ -157,7 +165,9 @@ class TileMask:
         bits, True for the prefix.
         """
         prefix = self._prefix
-        first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
+        # the tile's nodes, as keys
+        first = max(left, prefix)
+        end = left + cols
         attends = np.ones((rows, cols), bool)
         for w in range((first - prefix) // WORD, -(-(end - prefix) // WORD)):
             word = self._sram.load(words[i, w])
@@ -199,7 +209,8 @@ class BiasGradient:
     def divided(self, B_r: int, B_c: int) -> BiasGradient:
         """Return the same for tiles of B_r × B_c."""
         other = copy(self)
-        other._dB, other._sizes = self._dB.divide(*self._bias.by_tile(B_r, B_c)), (B_r, B_c)
+        other._dB = self._dB.divide(*self._bias.by_tile(B_r, B_c))
+        other._sizes = (B_r, B_c)
         return other
 
     def add(self, dS_ij: Tile, i: int, j: int) -> None:
@@ -216,7 +227,8 @@ class BiasGradient:
     def whole(self, sram: SRAM, dS: Matrix) -> None:
         """Add dS in HBM, tile by tile, each beside its block of dB."""
         rows, cols = pass_tiles(sram.capacity, dS.shape[1], 2)
-        mine, dS = self.divided(rows, cols), dS.divide(rows, cols)
+        mine = self.divided(rows, cols)
+        dS = dS.divide(rows, cols)
         down, across = dS.blocks
         for i in sram.loop(down):  # line 3
             for j in sram.loop(across):  # line 3
@@ -279,7 +291,8 @@ class HeadSink:
     def __init__(self, logits: Array, hbm: HBM, sram: SRAM, N: int) -> None:
         self._group = logits.shape[1]
         self.room = 2 * self._group  # for `above` and for `keep`
-        self._sram, self._N = sram, N
+        self._sram = sram
+        self._N = N
         self._logits = hbm.place("sink", logits if hbm.arithmetic else logits.shape, sram.dtype)
 
     def m(self, of: Block | Matrix) -> Any:
@@ -302,7 +315,8 @@ class HeadSink:
 
     def keep(self, m: Tile, l: Tile, of: Block) -> None:
         """Write e^{s − m} / ℓ to these rows of P_sink."""
-        hbm, on_chip = self._sram.hbm, self._sram.on_chip
+        hbm = self._sram.hbm
+        on_chip = self._sram.on_chip
         P_sink = (
             hbm.matrix("P_sink")
             if "P_sink" in hbm

@@ -22,8 +22,12 @@ from typing import NoReturn
 
 from flashsim.support.install import two_copies
 
-REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
-_exit, _guarding = os._exit, set[int]()
+REFUSED = 2
+INTERRUPTED = 130
+READER_GONE = 141
+TERMINATED = 143
+_exit = os._exit
+_guarding = set[int]()
 
 
 class LeftEarly(RuntimeError):
@@ -80,10 +84,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _say(f"{program}: error: {what}")
             status = REFUSED
         except BaseException as error:  # a user's own need not be an Exception
-            ours, notes = (
-                isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."),
-                _noted(error),
-            )
+            ours = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim.")
+            notes = _noted(error)
             if not ours and not notes:
                 if warning := two_copies():
                     error.add_note(warning)

@@ -123,7 +123,8 @@ def to_pandas(
 
 
 def _series(pd: Any, values: list[Any]) -> Any:
-    kinds, gaps = {type(value) for value in values if value is not None}, None in values
+    kinds = {type(value) for value in values if value is not None}
+    gaps = None in values
     if kinds == {bool}:
         return pd.Series(values, dtype="boolean" if gaps else "bool")
     if kinds == {int} and max(abs(value) for value in values if value is not None) <= LARGEST:

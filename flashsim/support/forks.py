@@ -114,7 +114,8 @@ def _send(pid: int, number: int) -> None:
 def _waited(pid: int, seconds: float | None) -> tuple[int, bool]:
     if seconds is None:
         return os.waitpid(pid, 0)[1], False
-    until, late = time.monotonic() + seconds, False
+    until = time.monotonic() + seconds
+    late = False
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.002)
         if time.monotonic() > until:

@@ -46,7 +46,8 @@ def most(fits: Callable[[int], bool], longest: int) -> int:
     It begins with the largest, and halves: a run that does not fit ends at once, and one of small
     blocks has the most turns.
     """
-    fitting, too_many = longest, longest + 1
+    fitting = longest
+    too_many = longest + 1
     while fitting and not fits(fitting):
         fitting, too_many = fitting // 2, fitting
     if not fitting:
@@ -69,7 +70,8 @@ def parse_size(text: str, itemsize: int) -> int:
         raise ValueError(
             f"{short!r} is not a size; write elements (25600) or bytes with a unit (100KB)"
         )
-    number, unit = Fraction(match[1].replace(",", "").replace("_", "")), UNITS[match[2].upper()]
+    number = Fraction(match[1].replace(",", "").replace("_", ""))
+    unit = UNITS[match[2].upper()]
     elements = number if unit is None else number * unit // itemsize
     if elements < 1 or elements != int(elements):
         raise ValueError(

@@ -49,8 +49,10 @@ def print_table(
     """
     from rich.measure import Measurement
 
-    on, listed = on or page(), list(rows)
-    columns, shown = list(range(1, len(headings))), [0]
+    on = on or page()
+    listed = list(rows)
+    columns = list(range(1, len(headings)))
+    shown = [0]
     while columns:
         shown.append(columns.pop(0))
         wider = _table(headings, listed, [*shown, *columns[:1]])

@@ -60,7 +60,8 @@ def _lines(
         if row[y] is None:
             continue
         lines = groups.setdefault(tuple(row[name] for name in rest), {})
-        line, value = lines.setdefault(row["algorithm"], {}), row[y]
+        line = lines.setdefault(row["algorithm"], {})
+        value = row[y]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(
                 f"y is {y!r}, which is {value!r} in a row; expected numbers to compare"
@@ -146,10 +147,8 @@ def _compared(name: str, other: str, along: str, mine: Line, theirs: Line) -> st
     both = sorted(mine.keys() & theirs.keys())
     if not both:
         return ""
-    runs, tried = (
-        _runs(mine, theirs),
-        f"tried: {along} = {_range(both[0], both[-1])}, {len(both):,} values",
-    )
+    runs = _runs(mine, theirs)
+    tried = f"tried: {along} = {_range(both[0], both[-1])}, {len(both):,} values"
     if not runs:
         return f"{name} nowhere moves fewer than {other} ({tried})"
     if runs[0]["points"] == len(both):

@@ -39,15 +39,14 @@ def _proof(point: Point, blocks: Blocks, peak: int) -> tuple[Proof, int]:
         raise NoBound("its blocks need more than M, and the bound is of what fits M")
     if asked.dropout_p:
         raise NoBound("a schedule that knows what is dropped need not compute it")
-    algorithm, group = point.way.algorithm, asked.group
+    algorithm = point.way.algorithm
+    group = asked.group
     assert algorithm is not None
     given = {name: value for name, value in point.arguments.items() if name in point.way.options}
     own = check_options(count, given, repr(algorithm.name), forward_of(algorithm), FORWARD)
-    rule, shape, tiles = (
-        as_mask(asked.mask, False, asked.shape, (), own),
-        asked.shape,
-        own.get("block_mask"),
-    )
+    rule = as_mask(asked.mask, False, asked.shape, (), own)
+    shape = asked.shape
+    tiles = own.get("block_mask")
     if tiles is not None and not isinstance(tiles, str) and group > 1 and asked.gqa == "grouped":
         raise NoBound("its block_mask is of rows of several heads")
     try:
@@ -105,7 +104,8 @@ def columns(point: Point, blocks: Blocks, peak: int, accesses: int) -> dict[str,
         proof, kv_heads = _proof(point, blocks, peak)
     except NoBound as error:
         return {"lower_bound_elements": None, "over_bound": None, "no_bound": str(error)}
-    least, certificate = kv_heads * proof.bound.accesses, proof.certificate()
+    least = kv_heads * proof.bound.accesses
+    certificate = proof.certificate()
     return {
         "lower_bound_elements": least,
         "over_bound": accesses / least,

@@ -268,7 +268,8 @@ def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     found = []
     for line in data["lines"]:
-        xs, unfit = [x for x, _ in line["points"]], line["unfit"]
+        xs = [x for x, _ in line["points"]]
+        unfit = line["unfit"]
         if not unfit or data["mixed"]:
             continue
         limit = {"of": _name_of(line, data), "from": None, "to": None}
@@ -297,10 +298,12 @@ def _look_at(
     fitting = [x for line in lines for x, _ in line["points"]]
     above = [limit["from"] for limit in limits if limit["from"] is not None]
     below = [limit["to"] for limit in limits if limit["to"] is not None]
-    forth, back = ax.xaxis.get_transform().transform, ax.xaxis.get_transform().inverted().transform
+    forth = ax.xaxis.get_transform().transform
+    back = ax.xaxis.get_transform().inverted().transform
     first, last = (float(forth(end)) for end in (min(fitting), max(fitting)))
     pad = ax.get_xmargin() * (last - first) or 0.5
-    left, right = first - pad, last + pad
+    left = first - pad
+    right = last + pad
     part = GREY_PART / (1 - GREY_PART)
     if len(above) == len(lines) and max(above) > max(fitting):
         edge = float(forth(max(above)))
@@ -337,7 +340,8 @@ def _say_why(ax: Axes, data: Mapping[str, Any], limits: Sequence[Mapping[str, An
     """
     if not limits:
         return
-    x, room = _typeset(data["x"]), "M" if data["M"] is None else f"M = {data['M']:,}"
+    x = _typeset(data["x"])
+    room = "M" if data["M"] is None else f"M = {data['M']:,}"
     names: dict[str, list[str]] = {}
     for limit in limits:
         names.setdefault(_where(limit, x), []).append(limit["of"])
@@ -350,9 +354,13 @@ def _say_why(ax: Axes, data: Mapping[str, Any], limits: Sequence[Mapping[str, An
         lines = [*lines[:MOST_REASONS], f"and {len(lines) - MOST_REASONS:,} more sizes"]
     above = [limit["from"] for limit in limits if limit["from"] is not None]
     below = [limit["to"] for limit in limits if limit["to"] is not None]
-    place, offset, side = ax.get_xlim()[1], -3, "right"
+    place = ax.get_xlim()[1]
+    offset = -3
+    side = "right"
     if above:
-        place, offset, side = max(above), 3, "left"
+        place = max(above)
+        offset = 3
+        side = "left"
     elif below:
         place = min(below)
     why = ax.annotate(
@@ -455,7 +463,8 @@ def hint(data: Mapping[str, Any]) -> str:
     """Say what the lines differ by, and what separates what is mixed in one; "" of a line alone
     that mixes nothing.
     """
-    by, mixed = data["by"], data["mixed"]
+    by = data["by"]
+    mixed = data["mixed"]
     if mixed:
         vary = "vary" if mixed[1:] else "varies"
         return f"{' and '.join(mixed)} {vary} within a line: --by {' '.join([*by, *mixed])}"

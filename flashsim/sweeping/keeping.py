@@ -32,7 +32,8 @@ class Kept:
     def __init__(
         self, path: str | os.PathLike[str], pieces: Sequence[list[Point]], bound: bool = False
     ) -> None:
-        self.path, self._pieces = Path(path), pieces
+        self.path = Path(path)
+        self._pieces = pieces
         self._head = {
             "flashsim": __version__,
             "sweep": _known_by(pieces),
@@ -77,7 +78,8 @@ class Kept:
         found = {}
         for line in lines:
             kept = _object(line) if line.endswith(b"\n") else {}  # the last may be cut short
-            number, rows = kept.get("piece"), kept.get("rows")
+            number = kept.get("piece")
+            rows = kept.get("rows")
             if (
                 type(number) is not int
                 or not 0 <= number < len(self._pieces)

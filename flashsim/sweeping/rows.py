@@ -69,7 +69,8 @@ def outcome(point: Point) -> Outcome:
 
 def by_form(point: Point) -> Outcome:
     """Return it by the closed form. Raises NoClosedForm, or ValueError where a run would, too."""
-    way, arguments = point.way, point.arguments
+    way = point.way
+    arguments = point.arguments
     if way.form is None or way.algorithm is None:
         raise NoClosedForm(f"no closed form for {way.name!r}")
     found: Exact = exact(way.form, **arguments)
@@ -78,7 +79,8 @@ def by_form(point: Point) -> Outcome:
         # for its ValueError, of too small an M
         way.algorithm.rows(found.sram.capacity, d, arguments.get("d_v") or d)
     if found.sram.enforced and found.sram.peak > found.sram.capacity:
-        B, use = found.blocks, found.sram
+        B = found.blocks
+        use = found.sram
         what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (
             ", the smallest," if arguments.get("blocks") is None else ""
         )
@@ -118,7 +120,8 @@ def rows_of(points: Sequence[Point], bound: bool = False) -> list[Row]:
 
 
 def _row(point: Point, found: Outcome) -> Row:
-    given, way = point.arguments, point.way
+    given = point.arguments
+    way = point.way
     shape = _sound(lambda: check_shape(*map(given.get, ("N", "d", "N_q", "N_k", "d_v"))), None)
     sizes = {name: given.get(name) for name in ("N", "N_q", "N_k", "d", "d_v")}
     if shape is not None:
@@ -225,7 +228,8 @@ def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
     """Return all heads' Θ by the form of the pass, or, of a backward one, by that of its forward
     pass.
     """
-    algorithm, form = point.way.algorithm, point.way.form
+    algorithm = point.way.algorithm
+    form = point.way.form
     if algorithm is not None and point.arguments["direction"] == "backward":
         form = forms()["forward"].get(algorithm.forward_pass)
     if (

@@ -97,7 +97,8 @@ def sweep(
         if callable(jobs)
         else partial(_over_joblib, None if jobs is None else check_count("jobs", jobs))
     )
-    check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
+    check = check_count("check", check, 0)
+    seed = check_count("seed", seed, 0, 2**64 - 1)
     bound = check_flag("bound", bound)
     on_points = check_callback("on_points", on_points)
     all_points = points_of(algorithms, points, asked, sweep)
@@ -172,7 +173,8 @@ def _is_quick(point: Point, row: Row) -> bool:
 
 
 def _cross_check(point: Point) -> None:
-    formed, counted = by_form(point), by_count(point)
+    formed = by_form(point)
+    counted = by_count(point)
     if _counts(formed) != _counts(counted):
         said = ", ".join(f"{name}={value!r}" for name, value in point.arguments.items())
         raise Disagreement(

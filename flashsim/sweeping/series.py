@@ -42,7 +42,8 @@ def sweep_data(
     no such column, for one that is not of numbers, where there is nothing to draw, and for bounds
     that the sweep has not, or that are not of y.
     """
-    x, y = default_x(sweep) if x is None else sweep.name_of(x), sweep.name_of(y)
+    x = default_x(sweep) if x is None else sweep.name_of(x)
+    y = sweep.name_of(y)
     for name, is_drawn in (("compulsory", compulsory), ("bound", bound)):
         if is_drawn and y != ACCESSES:
             raise ValueError(f"{name}=True is of accesses; y is {y!r}")

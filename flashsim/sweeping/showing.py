@@ -88,7 +88,8 @@ def _word(name: str, value: Any) -> str:
 
 
 def _shown(sweep: Sweep, most: int, width: int) -> Shown:
-    rows, axes = list(sweep), list(sweep.axes)
+    rows = list(sweep)
+    axes = list(sweep.axes)
     with suppress(ValueError):
         axes.sort(key=[sweep.longest_axis()].count)  # it is the last
     shown = _beside(rows, axes, most) if "algorithm" in axes else None

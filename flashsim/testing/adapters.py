@@ -37,17 +37,16 @@ def varlen(fn: Kernel, *, fill: float = np.nan, zero_lengths: bool = True) -> Ke
     function, or returns another shape.
     """
     check_flag("zero_lengths", zero_lengths)
-    rng, given = (
-        np.random.default_rng(0),
-        ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
-    )
+    rng = np.random.default_rng(0)
+    given = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
     def packed(q: Array, k: Array, v: Array, *do: Array, **options: Any) -> Any:
         (B, _, N_q, _), N_k = q.shape, k.shape[2]
         others = int(rng.integers(1, 4))
         order = rng.permutation(B + others)
         at = np.argsort(order)[:B]
-        ends, rows = [], []
+        ends = []
+        rows = []
         for N in (N_q, N_k):
             drawn = rng.integers(0 if zero_lengths else 1, N + 3, others) * (
                 rng.random(others) < 0.7
@@ -103,7 +102,8 @@ def paged(fn: Kernel, *, page: int = 16, fill: float = np.nan) -> Kernel:
     another shape, and if page is not a positive number.
     """
     check_count("page", page)
-    rng, given = np.random.default_rng(0), ("block_table", "cache_seqlens")
+    rng = np.random.default_rng(0)
+    given = ("block_table", "cache_seqlens")
 
     def on_pages(q: Array, k: Array, v: Array, **options: Any) -> Any:
         (B, H_q, N_q, d), N_k = q.shape, k.shape[2]
@@ -230,8 +230,10 @@ def mla(fn: Kernel) -> Kernel:
 
     def on_latents(q: Array, k: Array, v: Array, scale: float | None = None, **options: Any) -> Any:
         (B, H_q, N_q, d), (H_kv, _, d_v) = q.shape, v.shape[1:]
-        group, nope = H_q // H_kv, d - d // 2
-        width, scale = d_v + nope, 1 / math.sqrt(d) if scale is None else scale
+        group = H_q // H_kv
+        nope = d - d // 2
+        width = d_v + nope
+        scale = 1 / math.sqrt(d) if scale is None else scale
         columns = np.concatenate(
             [np.random.default_rng((d, d_v)).permutation(width), np.arange(width, d_v + d)]
         )
@@ -240,7 +242,8 @@ def mla(fn: Kernel) -> Kernel:
         ].swapaxes(1, 2)
         latents = np.concatenate([v, k], axis=-1)[..., columns]
         values = np.argsort(columns)[:d_v]
-        Os, lses = [], []
+        Os = []
+        lses = []
         for n in range(H_kv):
             own = slice(n * group, (n + 1) * group)
             ours = {

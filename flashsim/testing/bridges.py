@@ -111,7 +111,8 @@ class _Torch(Bridge):
             ) from None
 
     def send(self, name: str, array: Array) -> Sent:
-        torch, dtype = self.torch, self._dtype(name, array)
+        torch = self.torch
+        dtype = self._dtype(name, array)
         if self.device.type == "cpu" and _as_it_is(array) and array.flags.writeable:
             return Sent(name, torch.from_dlpack(_bits(array)).view(dtype))
         lent = _lend(array)
@@ -256,7 +257,9 @@ def _as_it_is(array: Array) -> bool:
 
 def _lend(array: Array) -> Lent:
     """Return the memory that the array is a view of: a copy has what is around it, too."""
-    home, start, strides = _bits(array), 0, np.empty(array.shape, array.dtype).strides
+    home = _bits(array)
+    start = 0
+    strides = np.empty(array.shape, array.dtype).strides
     if array.size and _as_it_is(array):
         strides = array.strides
         home, start = _surroundings(home)

@@ -144,7 +144,8 @@ class Case:
             (self.B, self.H_kv, self.N_k, self.d if self.d_v is None else self.d_v),
             self.regime,
         )
-        dtype, H_q = dtype_of(self.dtype), q.shape[1]
+        dtype = dtype_of(self.dtype)
+        H_q = q.shape[1]
         wide = np.dtype(np.float32) if self.dtype in FP8 else dtype
         allowed = None
         if self.mask is not None:

@@ -98,13 +98,13 @@ def check_attention(
     """
     __tracebackhide__ = VERDICT
     check_choice("on_fail", on_fail, ("raise", "return"))
-    max_examples, seed = (
-        check_count("max_examples", max_examples),
-        check_count("seed", seed, 0, 2**64 - 1),
-    )
+    max_examples = check_count("max_examples", max_examples)
+    seed = check_count("seed", seed, 0, 2**64 - 1)
     fail_fast = check_flag("fail_fast", fail_fast)
-    progress, on_try = check_callback("progress", progress), check_callback("on_try", on_try)
-    subject, names = replace(subject_of(fn, spec, backward, dropout), on_try=on_try), _names(checks)
+    progress = check_callback("progress", progress)
+    on_try = check_callback("on_try", on_try)
+    subject = replace(subject_of(fn, spec, backward, dropout), on_try=on_try)
+    names = _names(checks)
     expected = _check_expected(subject, expected_failures, names)
     apply, undeclared_for = applicable(subject, names)
     if not apply:
@@ -238,8 +238,11 @@ def _check_expected(subject: Subject, given: Any, names: Sequence[str] | None) -
 
 
 def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failure:
-    check, tally, suspicions = CHECKS[name], found.tallies[name], list[Suspicion]()
-    finding, how = tally.simplest, NOT_SHRUNK
+    check = CHECKS[name]
+    tally = found.tallies[name]
+    suspicions = list[Suspicion]()
+    finding = tally.simplest
+    how = NOT_SHRUNK
     assert finding is not None
     if shrunk:
         again = shrink(check, subject, finding.case)
@@ -247,7 +250,8 @@ def _failure(subject: Subject, name: str, found: Survey, shrunk: bool) -> Failur
             "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
         )
         if again is not None and again.failed:
-            finding, how = again, "simplest found"
+            finding = again
+            how = "simplest found"
         verdicts = [(case, passed) for case, passed, tried in found.verdicts if tried == name]
         failing = (try_check(check, subject, case) for case, passed in verdicts if not passed)
         suspicions = diagnose(
@@ -302,7 +306,8 @@ def parametrize_with_checks(
     """
     import pytest
 
-    subject, seed = subject_of(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
+    subject = subject_of(fn, spec, backward, dropout)
+    seed = check_count("seed", seed, 0, 2**64 - 1)
     max_examples = check_count("max_examples", max_examples)
     expected = _check_expected(subject, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}

@@ -123,7 +123,8 @@ def first_files(
 def _arguments(inferred: Inferred) -> str:
     lines = []
     for field in fields(Spec):
-        note, value = inferred.notes.get(field.name, ""), getattr(inferred.spec, field.name)
+        note = inferred.notes.get(field.name, "")
+        value = getattr(inferred.spec, field.name)
         if note:
             lines += wrap(
                 note,

@@ -44,7 +44,9 @@ def infer(
     What it takes but answers wrongly is declared too, if it is a parameter by name, so that the
     checks show it. Raises ValueError where no call succeeds.
     """
-    spec, notes, doubtful = Spec() if start is None else start, {}, []
+    spec = Spec() if start is None else start
+    notes = {}
+    doubtful = []
     given = {f.name for f in fields(Spec) if getattr(spec, f.name) != f.default}
     if not fits(fn, spec):
         changes = next((c for c in other_specs(spec) if fits(fn, replace(spec, **c))), None)
@@ -52,10 +54,8 @@ def infer(
             found = mismatches(Subject(fn, spec))
             if found and found[0].stops and not found[0].changes:
                 raise ValueError(f"{Subject(fn, spec).name}: {found[0].says}")
-            changes, notes["dtypes"] = (
-                (dict(found[0].changes) if found else {}),
-                "no plain call gave the right numbers",
-            )
+            changes = dict(found[0].changes) if found else {}
+            notes["dtypes"] = "no plain call gave the right numbers"
             doubtful.append("dtypes")
         spec = replace(spec, **changes)
         notes |= dict.fromkeys(changes, "found by trying")
@@ -66,7 +66,8 @@ def infer(
             for name, value in missed.changes.items()
             if name in given and name not in notes
         }
-        spec, notes = replace(spec, **changes), notes | dict.fromkeys(changes, missed.says)
+        spec = replace(spec, **changes)
+        notes = notes | dict.fromkeys(changes, missed.says)
         doubtful += changes
     case = plain(spec)
     more = tuple(
@@ -75,7 +76,8 @@ def infer(
         if d not in spec.dtypes and there_is(d) and fits(fn, spec, replace(case, dtype=d))
     )
     if more and "dtypes" not in given:
-        spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
+        spec = replace(spec, dtypes=(*spec.dtypes, *more))
+        notes["dtypes"] = "each was tried"
     others = [name for name in ("float32", "float64") if name not in spec.dtypes]
     wrong = [name for name in others if not broken_by(Subject(fn, spec), replace(case, dtype=name))]
     if "dtypes" in notes and "dtypes" not in doubtful and wrong:
@@ -96,14 +98,13 @@ def infer(
     if "zero_keys" not in given and spec.cross:
         there = replace(spec, zero_keys=True)
         if fits(fn, there, replace(case, N_k=0), "empty_rows"):
-            spec, notes["zero_keys"] = there, FITS
+            spec = there
+            notes["zero_keys"] = FITS
             if backward is not None and broken_by(
                 Subject(fn, there, backward), replace(case, N_k=0), "gradients"
             ):
-                spec, notes["zero_keys"] = (
-                    replace(spec, zero_keys="forward"),
-                    "not by its backward function",
-                )
+                spec = replace(spec, zero_keys="forward")
+                notes["zero_keys"] = "not by its backward function"
                 doubtful.append("zero_keys")
     if "strides" not in given and fits(fn, spec):
         spec = _with_strides(fn, spec)
@@ -133,7 +134,8 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, feature: Feature) -> tuple
     for there in declared:
         if fits(fn, there, feature.put_into(plain(there))):
             return there, FITS
-    keyword, named = feature.keyword, parameters(fn)
+    keyword = feature.keyword
+    named = parameters(fn)
     if keyword in named:
         return declared[0], f"it has the parameter {keyword}, but a call with it is wrong"
     other = next((alias for alias in feature.aliases if alias in named), "")

@@ -99,7 +99,8 @@ def _explained(subject: Subject, case: Case, broken: str) -> Mismatch | None:
             return Mismatch(_told({"lse": lse}, broken), {"lse": lse}, stops=True)
     if not broken_by(subject, smallest(case, subject.spec)):
         return None
-    q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
+    q = (case.B, case.H_kv, case.N_q, case.d)
+    k = (case.B, case.H_kv, case.N_k, case.d)
     words = {} if isinstance(subject.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
     give = (
@@ -188,7 +189,8 @@ def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | No
     """Say what is wrong with a feature: the call fails, perhaps by the keyword's name, or the
     keyword changes nothing.
     """
-    with_it, without = feature.put_into(case), {feature.field: getattr(Spec(), feature.field)}
+    with_it = feature.put_into(case)
+    without = {feature.field: getattr(Spec(), feature.field)}
     if broken := _both_broken(subject, with_it):
         theirs = [name for name in feature.aliases if name in parameters(subject.fn)]
         named = (
@@ -197,7 +199,8 @@ def _of_feature(subject: Subject, case: Case, feature: Feature) -> Mismatch | No
             else ""
         )
         return Mismatch(f"It does not take {feature.words}: it {broken}{named}", without)
-    one, other = with_it.problem(subject.spec), case.problem(subject.spec)
+    one = with_it.problem(subject.spec)
+    other = case.problem(subject.spec)
     if not feature.keyword or case.N_k < 2 or np.array_equal(one.solution.O, other.solution.O):
         return None
     try:

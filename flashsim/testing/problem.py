@@ -238,8 +238,10 @@ class Problem:
         exact = reference.attention_with_statistics(q, k, v, **given)
         with np.errstate(divide="ignore"):
             lse = np.where(self.empty, -np.inf, exact.m + np.log(exact.l))
-        stored, chip = self.q.dtype, self.spec.chip(self.q.dtype.name)
-        u, u_32 = roundoff(stored), roundoff(chip)
+        stored = self.q.dtype
+        chip = self.spec.chip(self.q.dtype.name)
+        u = roundoff(stored)
+        u_32 = roundoff(chip)
         v_ = np.abs(np.where(np.isfinite(v), v, 0.0))
         factors = (
             4
@@ -294,12 +296,14 @@ class Problem:
                 self.spec.chip(self.q.dtype.name)
             )
             budget = self.spec.C * 2 * u * np.abs(v).mean(axis=-2, keepdims=True)
-            O, O_budget = np.where(rows, mean, O), np.where(rows, budget, O_budget)
+            O = np.where(rows, mean, O)
+            O_budget = np.where(rows, budget, O_budget)
         else:
             O = np.where(rows, np.nan if self.spec.empty_rows == "nan" else 0.0, O)
             O_budget = np.where(rows, 0.0, O_budget)
         if self.spec.lse == "base2":
-            lse, lse_budget = lse / math.log(2), lse_budget / math.log(2)
+            lse = lse / math.log(2)
+            lse_budget = lse_budget / math.log(2)
         return Solution(O, lse, O_budget, lse_budget)
 
     @cached_property
@@ -342,7 +346,8 @@ class Problem:
         dk_budget, dv_budget = (
             (self._over_groups(a) + b)[:, :, :N_k] for a, b in zip(budgets[1:], more, strict=True)
         )
-        three, off = (exact.dQ, dk, dv), (budgets.dQ, dk_budget, dv_budget)
+        three = (exact.dQ, dk, dv)
+        off = (budgets.dQ, dk_budget, dv_budget)
         if self.sink is None:
             return ExactGradients(three, off)
         dS = reference.bias_gradient(q, k, v, self.dO, **how)[..., -1]
@@ -383,10 +388,8 @@ class Problem:
         """What `flashsim.reference` takes besides to bound how far a kernel is off that keeps to
         the spec.
         """
-        per_block, T_c = (
-            self.spec.stores == "output_per_block",
-            -(-self.score_shape[-1] // self.spec.block[1]),
-        )
+        per_block = self.spec.stores == "output_per_block"
+        T_c = -(-self.score_shape[-1] // self.spec.block[1])
         return {
             "chip": self.spec.chip(self.q.dtype.name),
             "stored": self.q.dtype,

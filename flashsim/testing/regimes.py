@@ -54,7 +54,8 @@ def _outliers(rng: Rng, q: Array, k: Array) -> Pair:
     """
     k = k * np.where(rng.random(k.shape) < 0.05, 30, 1)
     channel = int(rng.integers(k.shape[-1]))
-    q, k = q.copy(), k.copy()
+    q = q.copy()
+    k = k.copy()
     q[..., channel] *= 4
     k[..., channel] *= 4
     return q, k

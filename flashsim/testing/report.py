@@ -373,7 +373,8 @@ def _path_to(module: str) -> list[str]:
 
 
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
-    dtype, options = problem.q.dtype.name, problem.options
+    dtype = problem.q.dtype.name
+    options = problem.options
     narrow = ("bfloat16", *FP8)  # NumPy does not have these
     arrays = {
         name: a.swapaxes(1, 2) if swapped else a

@@ -23,7 +23,8 @@ from flashsim.testing.subject import Broken, OutsidePool, Subject
 
 ALWAYS = ("oracle", "log_sum_exp", "gradients")
 # other checks tried on a case of a survey, and on one with more scores than LARGE
-ROTATING, ROTATING_LARGE = 5, 2
+ROTATING = 5
+ROTATING_LARGE = 2
 LARGE = 4096
 
 
@@ -198,7 +199,9 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
     return [*always, *(others[i] for i in sorted(picked))]
 
 
-ATTEMPTS, SEEDS = 600, 8  # to lower a value; with other numbers
+# to lower a value; with other numbers
+ATTEMPTS = 600
+SEEDS = 8
 
 
 def shrink(
@@ -214,15 +217,18 @@ def shrink(
     If the case itself does not fail again, the finding says so, or is None. After so many seconds
     no more values are lowered.
     """
-    until, best = time.monotonic() + seconds, attempt(check, subject, case)
+    until = time.monotonic() + seconds
+    best = attempt(check, subject, case)
     if best is None or not best.failed:
         return best
-    simpler, left = _simpler(best.case, subject.spec), ATTEMPTS
+    simpler = _simpler(best.case, subject.spec)
+    left = ATTEMPTS
     while left and time.monotonic() < until and (tried := next(simpler, None)) is not None:
         left -= 1
         finding = attempt(check, subject, tried)
         if finding is not None and finding.failed and finding.case == tried:
-            best, simpler = finding, _simpler(tried, subject.spec)
+            best = finding
+            simpler = _simpler(tried, subject.spec)
     return best
 
 

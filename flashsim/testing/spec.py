@@ -26,7 +26,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOATS, *FP8)
 
-LARGEST_BLOCK, WIDEST_HEAD = 4096, 2**16
+LARGEST_BLOCK = 4096
+WIDEST_HEAD = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)

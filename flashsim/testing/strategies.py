@@ -162,7 +162,8 @@ def _candidates(spec: Spec) -> list[dict[str, Any]]:
         (2, 600),
         (9, 9),
     ]
-    rng, found = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    found = []
     for at in range(8 * len(lengths)):
         N_q, N_k = lengths[at % len(lengths)]
         N_q, N_k = spec.lengths(N_q, N_k if spec.cross else N_q)
@@ -179,7 +180,8 @@ def _candidates(spec: Spec) -> list[dict[str, Any]]:
 
 def _derived(shape: dict[str, Any], spec: Spec) -> list[dict[str, Any]]:
     """Return the shapes that checks make of this one: heads repeated, keys appended, keys split."""
-    N_k, made = shape["N_k"], []
+    N_k = shape["N_k"]
+    made = []
     _, half = spec.lengths(1, N_k // 2)
     _, more = spec.lengths(1, spec.block[1])
     if shape.get("group", 1) > 1:

@@ -187,7 +187,8 @@ class Subject:
     def keep(self, problem: Problem) -> Array:
         """Return the keep mask of dropout, booleans (B, H_q, N_q, N_k). Raises Broken."""
         assert self.keep_mask is not None
-        shape, mask = problem.score_shape, self.keep_mask
+        shape = problem.score_shape
+        mask = self.keep_mask
         kept: Array = _called(
             lambda *given: np.asarray(mask(*given)), shape, problem.dropout_p, problem.seed
         )

@@ -47,10 +47,12 @@ def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
     """Return keywords of the kit that the function has and the spec does not declare, each with
     the values that fit.
     """
-    named, spec = _open(subject.fn), subject.spec
+    named = _open(subject.fn)
+    spec = subject.spec
     found = {}
     for feature in FEATURES:
-        field, keyword = feature.field, feature.keyword
+        field = feature.field
+        keyword = feature.keyword
         if keyword not in named or keyword in spec.unchecked or getattr(spec, field):
             continue
         declared = {value: replace(spec, **{field: value}) for value in feature.values}

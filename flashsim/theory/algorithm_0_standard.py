@@ -36,7 +36,8 @@ def whole(p: OneHead) -> int:
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
+    square = p.N_q * p.N_k
+    dropped = int(p.dropout) * p.N_q * p.N_k
     masking = square if p.masked else 0
     passes = 1 if whole(p) else 2
     dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array(
@@ -59,7 +60,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Line 1's or 3's panel, block and tile of S; rows of S with m and ℓ; S with the mask; P
     with Z.
     """
-    B_r, B_c, n, k = blocks.B_r, blocks.B_c, p.N_q, p.N_k
+    B_r = blocks.B_r
+    B_c = blocks.B_c
+    n = p.N_q
+    k = p.N_k
     product = (B_r + B_c) * max(p.d, p.d_v) + B_r * B_c
     softmax = (
         min(n, whole(p)) * (k + 2) + 2 * p.sink

@@ -23,7 +23,10 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Algorithm 3. A mask costs nothing: it is in P."""
-    n, k, square, dropped = p.N_q, p.N_k, p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
+    n = p.N_q
+    k = p.N_k
+    square = p.N_q * p.N_k
+    dropped = int(p.dropout) * p.N_q * p.N_k
     U_c = -(-k // blocks.B_r)
     passes = 1 if 2 * k + 1 <= p.M else 2
     learning = learning_tiles(p)
@@ -50,8 +53,12 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of
     P, dP and their sum; dS, dB.
     """
-    n, k, M, width = p.N_q, p.N_k, p.M, max(p.d, p.d_v)
-    B, b = blocks.B_r, blocks.B_c
+    n = p.N_q
+    k = p.N_k
+    M = p.M
+    width = max(p.d, p.d_v)
+    B = blocks.B_r
+    b = blocks.B_c
     row = 2 * k + 1
     softmax = min(n, M // row) * row if row <= M else 2 * min(k, max((M - 1) // 2, 1)) + 1
     learning = learning_tiles(p).most(lambda r, c: r * c + p.gradient_tile(r, c)) if p.learns else 0

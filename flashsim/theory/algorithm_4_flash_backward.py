@@ -19,7 +19,8 @@ from flashsim.theory.problem import OneHead, Tiles
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    w, squares = p.d + p.d_v, 4 if p.dropout else 2
+    w = p.d + p.d_v
+    squares = 4 if p.dropout else 2
     tile = tiles.most(
         lambda r, c: (
             2 * (r + c) * w + squares * r * c + 3 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)

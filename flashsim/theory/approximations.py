@@ -82,7 +82,8 @@ PERFORMER = ProgramForm(
 
 
 def materialised_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    keys, queries = b.B_f * b.B_c, b.B_r * b.B_g
+    keys = b.B_f * b.B_c
+    queries = b.B_r * b.B_g
     return max(
         (b.B_f + b.B_c) * p.d + keys,
         (b.B_r + b.B_g) * p.d + queries,
@@ -110,7 +111,8 @@ def reformer_traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[
 
 def reformer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first cluster's, or the second's, which is whole if there is a third."""
-    T, row = ceil_div(p.N, b.C), p.d + p.h + p.e + 3
+    T = ceil_div(p.N, b.C)
+    row = p.d + p.h + p.e + 3
     own = b.C * (row + p.d + p.e + 1 + b.C)
     if T == 1:
         return own

@@ -41,7 +41,8 @@ def check_fields(certificate: Mapping[str, Any], kind: str, names: Iterable[str]
     """
     if certificate.get("kind") != kind:
         raise ValueError(f"its kind is {str(certificate.get('kind'))[:50]!r}; expected {kind!r}")
-    wanted, found = {"kind", *names}, {*certificate} - MADE
+    wanted = {"kind", *names}
+    found = {*certificate} - MADE
     for name in sorted(map(str, wanted ^ found)):
         raise ValueError(
             f"it has no {name}"
@@ -91,9 +92,11 @@ def check(certificate: Mapping[str, Any]) -> str:
             raise ValueError(
                 f"pairs are {pairs}; causal, they are {rows * N_k - rows * (rows - 1) // 2}"
             )
-    read, written = queries * d + keys * (d + d_v), N_q * d_v
+    read = queries * d + keys * (d + d_v)
+    written = N_q * d_v
     if direction == "backward":  # dO is read, too
-        read, written = read + queries * d_v, N_q * d + N_k * (d + d_v)
+        read = read + queries * d_v
+        written = N_q * d + N_k * (d + d_v)
     if bound <= read + written:
         how = "Every input that matters is read once, and every output written once"
     elif n < 2 or Y <= M:
@@ -132,7 +135,8 @@ def by_phases(
     """
     if b < 1:
         raise ValueError(f"b is {b}; expected a weight of at least 1")
-    T, work = pairs * d_v, pairs * (a * d + b * d_v)
+    T = pairs * d_v
+    work = pairs * (a * d + b * d_v)
     if not a and not H:
         if (n - 1) * most_terms(d, Y) >= T:
             raise ValueError(f"{n - 1} phases of Y = {Y} are enough: they may have all {T} terms")
@@ -180,7 +184,8 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
     def root_up(x: int) -> int:  # in units of 2^−fine
         return isqrt(x << (2 * fine)) + 1
 
-    cells, left = [(0, Y, 0, Y)], MOST_CELLS
+    cells = [(0, Y, 0, Y)]
+    left = MOST_CELLS
     while cells and left:
         left -= 1
         s0, s1, c0, c1 = cells.pop()
@@ -190,7 +195,8 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
             continue
         if (s0, c0) == (s1, c1):
             return False
-        s, c = (s0 + s1) // 2, (c0 + c1) // 2
+        s = (s0 + s1) // 2
+        c = (c0 + c1) // 2
         wide = s1 - s0 >= c1 - c0
         cells += (
             [(s0, s, c0, c1), (s + 1, s1, c0, c1)]
@@ -228,11 +234,14 @@ def most_in_a_phase_backward(Y: int, delta: int, H: int) -> bool:
     """
     fine = 40  # bits behind the point
     root = isqrt(432 * delta**4 << (2 * fine))  # 12√3 δ², rounded down, in units of 2^−fine
-    cells, left = [(0, Y)], MOST_CELLS
+    cells = [(0, Y)]
+    left = MOST_CELLS
     while cells and left:
         left -= 1
         low, high = cells.pop()
-        P, W = (Y - low) * root, high * high << fine  # both times root
+        # both times root
+        P = (Y - low) * root
+        W = high * high << fine
         # W ≥ P at the lower end, so in all of the cell
         wide = low**4 >= 432 * delta**4 * (Y - low) ** 2
         if (high * (Y - low) * W <= H * root) if wide else (high * (P + W) ** 2 <= 4 * H * root**2):

@@ -106,7 +106,8 @@ def exact(
     a run would raise `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them,
     whatever the block mask then skips.
     """
-    form, fixed = form_of(name, direction), check_blocks(blocks)
+    form = form_of(name, direction)
+    fixed = check_blocks(blocks)
     asked = Problem.asked(
         problem,
         N=N,
@@ -126,12 +127,16 @@ def exact(
     one = Posed.of(
         form, asked, check_options(exact, options, repr(form.name), form, forms()["forward"])
     )
-    p, share, kv_heads, bias = one.p, asked.group, asked.heads // asked.group, one.rule.bias
+    p = one.p
+    share = asked.group
+    kv_heads = asked.heads // asked.group
+    bias = one.rule.bias
     together = asked.gqa == "grouped"
     problems = kv_heads if together else asked.heads
     sizes = _sizes(form, p, sizing, fixed)
     tiles = one.tiles(sizes)
-    arrays, peak = form.moved(p, sizes, tiles), _peak(form, p, sizes, tiles)
+    arrays = form.moved(p, sizes, tiles)
+    peak = _peak(form, p, sizes, tiles)
     if not isinstance(arrays, dict):
         raise ValueError(
             f"the traffic of Form {form.name!r} is {shown(arrays)}; expected a dict of p.array(…)"
@@ -140,7 +145,8 @@ def exact(
     if share > 1 and not together:
         arrays = groups.shared(arrays, share, kv_heads)
         if direction == "backward":
-            arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
+            arrays = groups.summed(arrays, p, share, kv_heads)
+            peak = max(peak, groups.sum_peak(p))
         traffic = Traffic(arrays)
     if p.learns:
         gradient = {"dB": traffic.by_array["dB"].shared(problems)}
@@ -157,7 +163,8 @@ def exact(
             name: moved[name].plus(replace(a, size=0)) if name in moved else a
             for name, a in learnt.items()
         }
-        peak, traffic = max(peak, most), Traffic({**moved, **again})
+        peak = max(peak, most)
+        traffic = Traffic({**moved, **again})
     enforced = (
         (fixed is not None or sizing == "fit")
         if enforce is None
@@ -187,11 +194,14 @@ class Posed:
         """Return a form at a problem, with options of its own. Raises ValueError for what it
         does not compute.
         """
-        shape, stored = asked.shape, asked.dtype.itemsize
+        shape = asked.shape
+        stored = asked.dtype.itemsize
         group = asked.group if asked.gqa == "grouped" else 1
         rule = as_mask(asked.mask, False, shape, (), own) if own else asked.mask
-        sink, rule = rule.sink, rule.without_sink() if rule.sink else rule
-        masked, backward = not isinstance(rule, All), form.direction == "backward"
+        sink = rule.sink
+        rule = rule.without_sink() if rule.sink else rule
+        masked = not isinstance(rule, All)
+        backward = form.direction == "backward"
         if form.plain and (masked or asked.dropout_p):
             raise ValueError(
                 f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has"
@@ -220,8 +230,10 @@ class Posed:
             )
         dense = arrays_of(rule, group)
         dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
-        lengths, dropout = (group * shape.N_q, shape.N_k, shape.d, shape.d_v), bool(asked.dropout_p)
-        of_mask, sinks = (dense, dropout, rule.tree is not None), 0 if sink is None else group
+        lengths = (group * shape.N_q, shape.N_k, shape.d, shape.d_v)
+        dropout = bool(asked.dropout_p)
+        of_mask = (dense, dropout, rule.tree is not None)
+        sinks = 0 if sink is None else group
         return cls(
             form,
             OneHead(*lengths, asked.M, stored, masked, *of_mask, own, group, dB, capped, sinks),
@@ -275,7 +287,8 @@ class Posed:
 
     def tiles(self, sizes: Blocks) -> Tiles:
         """Return the tiles that are computed."""
-        p, skipping = self.p, "live" if self.form.live else self.p.options.get("block_mask")
+        p = self.p
+        skipping = "live" if self.form.live else self.p.options.get("block_mask")
         chosen: Chosen | None = None
         if isinstance(skipping, str):  # "live"
             chosen = self.live.cut(sizes.B_r, sizes.B_c)

@@ -119,9 +119,11 @@ class Form:
         given: Arrays = {}
         made: Arrays = {}
         for name, (reads, writes) in self.formulas.items():
-            role, in_hbm = ROLES[self.direction].get(name, "extra"), p.kept(name)
+            role = ROLES[self.direction].get(name, "extra")
+            in_hbm = p.kept(name)
             init = in_hbm[0] if name in self.initial else 0
-            read, written = evaluated(reads, values), evaluated(writes, values) - init
+            read = evaluated(reads, values)
+            written = evaluated(writes, values) - init
             moved = p.array(
                 name, role, reads=read, writes=written, init=init, kept=kept.get(name, in_hbm)
             )

@@ -57,7 +57,8 @@ def sink_learnt(p: OneHead, columns: tuple[str, ...], heads: int) -> tuple[Array
     peak    2 + b(2d_v + how many columns), b = ⌊(M − 2) / (2d_v + how many columns)⌋ rows, at most
             N_q
     """
-    one, width = replace(p, group=1), 2 * p.d_v + len(columns)
+    one = replace(p, group=1)
+    width = 2 * p.d_v + len(columns)
     entries = one.array("sink", "input", reads=1, kept=(1, "chip")) | one.array(
         "dsink", "output", writes=1, kept=(1, "chip")
     )

@@ -37,7 +37,8 @@ def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Return the larger of both passes'."""
     b_r, b_c = tile_of_O(p.M, p.N_q, p.d_v)
-    B_r, B_c = blocks.B_r, blocks.B_c
+    B_r = blocks.B_r
+    B_c = blocks.B_c
     masked = tiles.most(lambda r, c: r * (p.d + 1 + c) + p.mask_tile(r, c))
     return max(B_r * (p.d + 1 + B_c) + B_c, masked, b_r * (b_c + 2) + 1)
 

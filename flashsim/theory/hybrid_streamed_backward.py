@@ -51,7 +51,8 @@ def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Return the largest of all passes'."""
-    B_c, by_row = blocks.B_c, tiles.cut(1, blocks.B_c)
+    B_c = blocks.B_c
+    by_row = tiles.cut(1, blocks.B_c)
     masked = by_row.most(lambda r, c: c * (p.d + 1) + 1 + p.mask_tile(r, c))
     of_tiles = max(b * (x + 1) + 1 for _, _, b, x in _tiles(p).values())
     of_D = _with_D(p, blocks)

@@ -67,12 +67,16 @@ class Live:
         rest = self.length - whole * self.blocks.B_c
         if rest and first <= whole < end:
             more_full, more_last = self._sum(whole, whole + 1, rest)
-            full, last = full + more_full, last + more_last
+            full = full + more_full
+            last = last + more_last
         return full, last
 
     def _sum(self, first: int, end: int, width: int) -> tuple[int, int]:
         """Return the same of columns with `width` keys to attend to."""
-        B_r, B_c, T_r, g = self.blocks.B_r, self.blocks.B_c, self.blocks.T_r, self.group
+        B_r = self.blocks.B_r
+        B_c = self.blocks.B_c
+        T_r = self.blocks.T_r
+        g = self.group
         shift = self.N_k - self.N_q // g
         last_position = (self.rows - 1) // g
         live_blocks = -(-self.rows // B_r)
@@ -98,7 +102,8 @@ def points(a: int, b: int, m: int, n: int) -> int:
     the line; a, b ≥ 0.
     """
     whole = (a // m) * (n * (n - 1) // 2) + (b // m) * n
-    slope, start = a % m, b % m
+    slope = a % m
+    start = b % m
     top = (slope * (n - 1) + start) // m if n > 0 else 0
     # of the n·top points of the rectangle: for each y, ⌈(m·y − start)/slope⌉ are above the line
     return whole + n * top - points(m, m - start + slope - 1, slope, top) if top > 0 else whole

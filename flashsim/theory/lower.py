@@ -166,7 +166,8 @@ def lower_bound(
     Give N, or N_q and N_k; d_v is d where it is left out. `pairs` are those allowed, `queries` and
     `keys` those that have any; None: all. Raises ValueError for arguments that make no sense.
     """
-    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    shape = check_shape(N, d, N_q, N_k, d_v)
+    M = check_count("M", M)
     pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
     compulsory = queries * shape.d + keys * (shape.d + shape.d_v) + shape.N_q * shape.d_v
     found = LowerBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
@@ -203,9 +204,13 @@ def _by_terms(given: LowerBound) -> LowerBound:
     """Return the best bound of the theorem: n for Y = 2M and for others, spread out, then about
     the best of these.
     """
-    T, M, d = given.pairs * given.d_v, given.M, given.d
+    T = given.pairs * given.d_v
+    M = given.M
+    d = given.d
     most = max(M + 1, isqrt(16 * d * T))  # from there on there are fewer than two phases
-    low, high, best = M + 1, most, given
+    low = M + 1
+    high = most
+    best = given
     for _ in range(4):
         for Y in sorted({2 * M, *spread(low, high)}):
             if (fewer := (T - 1) // most_terms(d, Y)) < 1:
@@ -219,7 +224,8 @@ def _by_terms(given: LowerBound) -> LowerBound:
         if not best.n:
             break
         ratio = (high / low) ** (1 / 200)
-        low, high = max(M + 1, ceil(best.Y / ratio)), min(most, ceil(best.Y * ratio))
+        low = max(M + 1, ceil(best.Y / ratio))
+        high = min(most, ceil(best.Y * ratio))
     return best
 
 
@@ -227,7 +233,8 @@ def _ended(given: LowerBound, T: int, Y: int, best: LowerBound) -> LowerBound:
     """Return what phases of Y prove, with a last phase for what the others leave; or `given`, if
     that is not above the best.
     """
-    M, d = given.M, given.d
+    M = given.M
+    d = given.d
     fewer, left = divmod(T - 1, most_terms(d, Y))  # left is one term less than they leave
     if fewer < 1 or Y + fewer * (Y - M) <= best.phases:
         return given
@@ -237,13 +244,17 @@ def _ended(given: LowerBound, T: int, Y: int, best: LowerBound) -> LowerBound:
 
 def _combined(given: LowerBound) -> LowerBound:
     """Return the best combined bound found, its H certified."""
-    pairs, d, d_v, M = given.pairs, given.d, given.d_v, given.M
+    pairs = given.pairs
+    d = given.d
+    d_v = given.d_v
+    M = given.M
     weights, steps = np.mgrid[1 : WEIGHTS // 2 + 1, 1:17].reshape(2, -1, 1)
     Ys = M + M * (steps / 4)
     H_of = _about(weights, WEIGHTS - weights, Ys, d, M)
     work = float(pairs) * (weights * float(d) + (WEIGHTS - weights) * float(d_v))
     best = int(np.argmax(Ys + (work / H_of - 2) * (Ys - M)))
-    a, Y = int(weights[best, 0]), M + M * int(steps[best, 0]) // 4
+    a = int(weights[best, 0])
+    Y = M + M * int(steps[best, 0]) // 4
     b = WEIGHTS - a
     H = float(_about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine=12)[0, 0])
     for slack in (2e-4, 2e-3, 2e-2):
@@ -272,14 +283,18 @@ def _about(a: Floats, b: Floats, Y: Floats, d: int, M: int, fine: int = 3) -> Fl
     """
 
     def value(s: Floats, c: Floats) -> Floats:
-        t, pairs = Y - s - c, s * s / (4.0 * d * d)
+        t = Y - s - c
+        pairs = s * s / (4.0 * d * d)
         of_both: Floats = a * s / 2 * np.sqrt(pairs + c + M) + b * t / 2 * np.sqrt(pairs + c)
         return np.where(t >= 0, of_both, 0.0)
 
     i, j = np.mgrid[-fine : fine + 1, -fine : fine + 1].reshape(2, 1, -1) / fine
-    s, c, width = Y / 2, Y / 2, Y / 2
+    s = Y / 2
+    c = Y / 2
+    width = Y / 2
     for _ in range(3 * fine):
-        near_s, near_c = np.clip(s + i * width, 0.0, Y), np.clip(c + j * width, 0.0, Y)
+        near_s = np.clip(s + i * width, 0.0, Y)
+        near_c = np.clip(c + j * width, 0.0, Y)
         best = np.argmax(value(near_s, near_c), axis=1)[:, None]
         s, c, width = (
             np.take_along_axis(near_s, best, 1),

@@ -112,16 +112,19 @@ def lower_bound_backward(
 
     Arguments as for `lower_bound`. Raises ValueError for arguments that make no sense.
     """
-    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    shape = check_shape(N, d, N_q, N_k, d_v)
+    M = check_count("M", M)
     pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
     w = shape.d + shape.d_v
     compulsory = (queries + keys) * w + shape.N_q * shape.d + shape.N_k * w
     found = BackwardBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
         return found
-    T, delta = pairs * (shape.d + w), min(shape.d, shape.d_v)
+    T = pairs * (shape.d + w)
+    delta = min(shape.d, shape.d_v)
     # then G ≥ T: one phase
-    low, high = M + 1, max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)
+    low = M + 1
+    high = max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)
     best = max(
         (_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}),
         key=lambda at: at.phases,
@@ -152,7 +155,8 @@ def most(Y: float, delta: int) -> float:
         at.append(2 * Y / (3 + sqrt(9 - 20 * beta * Y)))  # the most of A(P + W)²/4
 
     def value(A: float) -> float:
-        P, W = Y - A, beta * A * A
+        P = Y - A
+        W = beta * A * A
         return A * (P * W if W >= P else (P + W) ** 2 / 4)
 
     return max(map(value, at))

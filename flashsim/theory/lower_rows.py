@@ -89,6 +89,7 @@ def lower_bound_rows(
 
     Arguments as for `lower_bound`. Raises ValueError for arguments that make no sense.
     """
-    shape, M = check_shape(N, d, N_q, N_k, d_v), check_count("M", M)
+    shape = check_shape(N, d, N_q, N_k, d_v)
+    M = check_count("M", M)
     pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
     return of_rows(min(shape.d, shape.d_v), M, pairs, queries, keys)

@@ -73,7 +73,8 @@ def live(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Live:
         )
     cuts = [(_alike if dense else _each)(p[s], b[f"B_{s}"]) for s in "dfo"]
     (d, f, o), (n_d, n_f, n_o) = ([cut[part] for cut in cuts] for part in (0, 1))
-    M1, M2 = _mask("mask1", options, len(d), len(f)), _mask("mask2", options, len(f), len(o))
+    M1 = _mask("mask1", options, len(d), len(f))
+    M2 = _mask("mask2", options, len(f), len(o))
     widest = [
         np.max(np.broadcast_to(s[:, None], M.shape), axis=0, where=M, initial=0)
         for s, M in ((d, M1), (o, M2.T))
@@ -164,14 +165,17 @@ UNFUSED = ProgramForm(
 def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
     at = live(p, b, options)
     n_d, n_f, n_o = at.times
-    of_X, of_H = int(_dot(at.d * n_d, at.M1) @ n_f), int(_dot(at.f * n_f, at.M2) @ n_o)
-    X, H = Moved(reads=p.N * of_X), Moved(reads=p.N * of_H, writes=p.N * p.f)
+    of_X = int(_dot(at.d * n_d, at.M1) @ n_f)
+    of_H = int(_dot(at.f * n_f, at.M2) @ n_o)
+    X = Moved(reads=p.N * of_X)
+    H = Moved(reads=p.N * of_H, writes=p.N * p.f)
     return {**reads(p, b, options), "X": X, "H": H}
 
 
 def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of tiles', which is whole."""
-    at, r = live(p, b, options), b.B_r
+    at = live(p, b, options)
+    r = b.B_r
     return max(
         int((r * side + M.any(0) * (r + side)).max()) for side, M in ((at.f, at.M1), (at.o, at.M2))
     )

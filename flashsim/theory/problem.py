@@ -55,14 +55,16 @@ class Tiles:
         """
         whole = N_q, N_k, chosen, nodes
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
-        last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
+        last_r = N_q - (T_r - 1) * B_r
+        last_c = N_k - (T_c - 1) * B_c
         count_of = chosen or (lambda first, end: ((T_r - 1) * (end - first), end - first))
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
             first = (N_k - nodes) // B_c  # with a node
             runs = [(0, first, 0)]
             for j in range(first, T_c):
-                a, b = j * B_c - (N_k - nodes), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
+                a = j * B_c - (N_k - nodes)
+                b = min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
                 runs.append((j, j + 1, b // 32 - max(a // 32, 0) + 1))
         kinds: dict[tuple[int, int, int], int] = {}
         for begin, end, words in runs:
@@ -261,7 +263,8 @@ class OneHead:
         dB = self.learns
         if dB is None:
             return {}
-        moved, size = dB.within(tiles), dB.rows * dB.columns
+        moved = dB.within(tiles)
+        size = dB.rows * dB.columns
         return {dB.name: ArrayTraffic(moved, size + moved, size, size, dB.itemsize, "output")}
 
     def gradient_tile(self, rows: int, columns: int) -> int:
@@ -282,10 +285,8 @@ class OneHead:
         """
         if not self.dropout:
             return {}
-        forward, backward = (
-            ArrayTraffic(0, 2, 2, 2, 4, "extra"),
-            ArrayTraffic(2, 0, 0, 2, 4, "input"),
-        )
+        forward = ArrayTraffic(0, 2, 2, 2, 4, "extra")
+        backward = ArrayTraffic(2, 0, 0, 2, 4, "input")
         return {"R": forward if direction == "forward" else backward}
 
     @property

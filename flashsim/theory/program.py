@@ -159,7 +159,8 @@ def exact_program(
         side for kind in kinds for side in (kind.rows, kind.columns) if not side.isdigit()
     )
     p = check_lengths([*sides], sizes)
-    stored, asked = BYTES[float_name(dtype)], options or {}
+    stored = BYTES[float_name(dtype)]
+    asked = options or {}
     capacity = check_M(M, stored)
     if not is_one_of(sizing, ("fit", "paper")):
         raise NoClosedForm(
@@ -171,7 +172,8 @@ def exact_program(
         size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size])
         for size, symbol in form.blocks.items()
     }
-    in_part, by_array = form.traffic(p, Sizes(**b, **counts), asked), {}
+    in_part = form.traffic(p, Sizes(**b, **counts), asked)
+    by_array = {}
     for array, (role, kind, reads, writes, initial) in arrays.items():
         rows, columns = kind.shape(Sizes(**{**counts, **p}))
         read, written = (

@@ -20,7 +20,8 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     rows = tiles.cut(1, blocks.B_c)
-    w, squares = p.d + p.d_v, 3 if p.dropout else 1
+    w = p.d + p.d_v
+    squares = 3 if p.dropout else 1
     of_row = rows.most(
         lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c)
     )

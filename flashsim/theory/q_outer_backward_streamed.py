@@ -27,8 +27,10 @@ def passes(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    first, second = tiles.cut(1, blocks.B_c), tiles.cut(blocks.B_r, 1)
-    w, squares = p.d + p.d_v, 3 if p.dropout else 1
+    first = tiles.cut(1, blocks.B_c)
+    second = tiles.cut(blocks.B_r, 1)
+    w = p.d + p.d_v
+    squares = 3 if p.dropout else 1
     of_row = first.most(
         lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c)
     )

@@ -18,7 +18,8 @@ def square(rows: int, d: int) -> tuple[int, int]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    w, squares = p.d + p.d_v, 4 if p.dropout else 2
+    w = p.d + p.d_v
+    squares = 4 if p.dropout else 2
     first = tiles.most(
         lambda r, c: (
             2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)

@@ -32,7 +32,9 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 def _pinned(p: OneHead, blocks: Blocks) -> int:
     """Return p."""
-    B_r, B_c, w = blocks.B_r, blocks.B_c, p.d + p.d_v
+    B_r = blocks.B_r
+    B_c = blocks.B_c
+    w = p.d + p.d_v
     masking = p.mask_tile(B_r, B_c) + B_r * min(ceil_div(B_c - 1, 32) + 1, p.tree_words)
     spare = p.M - (B_r + B_c) * w - B_r * B_c - 3 * B_r - masking
     return min(max(spare, 0) // (B_c * w), blocks.T_c)

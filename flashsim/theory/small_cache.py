@@ -30,7 +30,8 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """A tile of S with its statistics, and what it is made of or masked by."""
-    B_r, B_c = blocks.B_r, blocks.B_c
+    B_r = blocks.B_r
+    B_c = blocks.B_c
     return max(
         B_r * B_c + 3 * B_r + B_c, tiles.most(lambda r, c: r * c + 3 * r + p.mask_tile(r, c))
     )

@@ -24,8 +24,10 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    B_r, B_c = blocks.B_r, blocks.B_c
-    by_d, by_d_v = min(B_c, p.d), min(B_c, p.d_v)
+    B_r = blocks.B_r
+    B_c = blocks.B_c
+    by_d = min(B_c, p.d)
+    by_d_v = min(B_c, p.d_v)
     tile = B_r * B_c + max(B_r + B_c, 2 * B_r)
     masked = tiles.most(lambda r, c: r * c + r + p.mask_tile(r, c))
     pieces = max(B_c * (by_d_v + 1) + by_d_v, max(B_c, B_r) * (by_d + 1) + by_d)

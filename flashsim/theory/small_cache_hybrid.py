@@ -33,12 +33,16 @@ def fewest_read(rows: Callable[[int], int], N: int, d: int) -> tuple[int, int]:
     The narrowest of as many pieces leaves the most rows. Of equally good ones it is the narrowest;
     1 × 1 where none fits.
     """
-    best, fewest, x = (1, 1), 0, 1
+    best = (1, 1)
+    fewest = 0
+    x = 1
     while rows(x) >= 1:
-        b, pieces = min(rows(x), N), ceil_div(d, x)
+        b = min(rows(x), N)
+        pieces = ceil_div(d, x)
         read = pieces * N + ceil_div(N, b) * d
         if not fewest or read < fewest:
-            best, fewest = (b, x), read
+            best = (b, x)
+            fewest = read
         if pieces == 1:
             break
         x = ceil_div(d, pieces - 1)

@@ -16,7 +16,8 @@ from flashsim.theory.problem import OneHead, Tiles
 
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
-    T_r, last = blocks.T_r, p.N_k - (blocks.T_c - 1) * blocks.B_c
+    T_r = blocks.T_r
+    last = p.N_k - (blocks.T_c - 1) * blocks.B_c
     return {"W": T_r * p.N_k - T_r // 2 * last - (T_r - 1) // 2 * blocks.B_c}
 
 

@@ -20,7 +20,8 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    n, t = p.N_q, p.options["splits"] or blocks.T_c
+    n = p.N_q
+    t = p.options["splits"] or blocks.T_c
     merges = 0 if p.options["merge"] == "sequence" else t - 1
     arrays = {
         **p.array("Q", "input", reads=t * n * p.d),
@@ -32,7 +33,8 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
     for name, width in (("O_parts", p.d_v), ("l_parts", 1), ("m_parts", 1)):
         last = t if p.options["merge"] == "sequence" else int(name != "m_parts")
-        reads, writes = (2 * merges + last) * n * width, (t + merges) * n * width
+        reads = (2 * merges + last) * n * width
+        writes = (t + merges) * n * width
         arrays |= p.array(name, "extra", reads=reads, writes=writes, kept=(t * n * width, "chip"))
     return arrays
 

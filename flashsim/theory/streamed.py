@@ -22,7 +22,9 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 def _pinned(p: OneHead, blocks: Blocks) -> int:
     """Return p."""
-    B_r, B_c, w = blocks.B_r, blocks.B_c, p.d + p.d_v
+    B_r = blocks.B_r
+    B_c = blocks.B_c
+    w = p.d + p.d_v
     masking = p.mask_tile(B_r, B_c) + B_r * min(ceil_div(B_c - 1, 32) + 1, p.tree_words)
     spare = p.M - B_r * (w + B_c + 1) - masking
     return blocks.T_c if spare >= p.N_k * w else min(max(spare - B_c, 0) // (B_c * w), blocks.T_c)

@@ -18,7 +18,8 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    w, squares = p.d + p.d_v, 3 if p.dropout else 1
+    w = p.d + p.d_v
+    squares = 3 if p.dropout else 1
     return p.R + tiles.cut(1, blocks.B_c).most(
         lambda r, c: (2 * w + squares) * c + w + p.d + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c)
     )

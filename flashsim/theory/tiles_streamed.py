@@ -23,7 +23,8 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """A tile of S or O with L_i, and what it is made of or masked by."""
-    B_r, B_c = blocks.B_r, blocks.B_c
+    B_r = blocks.B_r
+    B_c = blocks.B_c
     return max(B_r * B_c + 2 * B_r + 1, tiles.most(lambda r, c: r * c + r + p.mask_tile(r, c)))
 
 

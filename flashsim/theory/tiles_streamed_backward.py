@@ -26,7 +26,8 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Return the largest of all products'."""
-    B_r, B_c = blocks.B_r, blocks.B_c
+    B_r = blocks.B_r
+    B_c = blocks.B_c
     tile = B_r * B_c + B_r + 1
     masked = tiles.most(lambda r, c: r * c + r + p.mask_tile(r, c))
     pieces = max(B_c * x + x + 1 for x in (min(B_r, p.d), min(B_r, p.d_v)))

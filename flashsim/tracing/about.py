@@ -52,10 +52,13 @@ def traced(recorder: Recorder, run: Result) -> Trace:
 
 
 def _traced(recorder: Recorder, plan: AttentionPlan) -> Trace:
-    shape, blocks, algorithm = plan.shape, plan.blocks, plan.program
+    shape = plan.shape
+    blocks = plan.blocks
+    algorithm = plan.program
     exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
     standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
-    kinds, tiles = symbols(algorithm.matrices), None
+    kinds = symbols(algorithm.matrices)
+    tiles = None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.row_mask.whole(shape, (0,) * len(plan.leading)), blocks)
     return trace_of(
@@ -79,7 +82,9 @@ def _traced_program(recorder: Recorder, plan: MatrixPlan) -> Trace:
     """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the
     player knows rows and columns.
     """
-    program, sizes, blocks = plan.program, plan.sizes, plan.blocks
+    program = plan.program
+    sizes = plan.sizes
+    blocks = plan.blocks
     rows, columns = program.plane
     kinds = {}
     for name, kind in program.kinds.items():
@@ -184,7 +189,8 @@ def _closed_form(
     """Return the closed form of one problem of a plan, or of another algorithm on it; None where
     there is none.
     """
-    problem, group = plan.problem, plan.together
+    problem = plan.problem
+    group = plan.together
     if plan.mask.per_head:
         return None
     gqa = "grouped" if group > 1 else "separate"
@@ -197,10 +203,8 @@ def _closed_form(
 
 
 def _options(plan: AttentionPlan) -> str:
-    defaults, p = (
-        {option.name: option.default for option in plan.program.options},
-        plan.problem.dropout_p,
-    )
+    defaults = {option.name: option.default for option in plan.program.options}
+    p = plan.problem.dropout_p
     said = {
         "causal" if plan.mask == Causal() else repr(plan.mask): not isinstance(plan.mask, All),
         f"dropout {p:g}": p,

@@ -27,14 +27,25 @@ from flashsim.tracing.steps import Recording, Step, quantity
 
 MOST_STEPS = 300
 MOVES = ("load", "store")
-LOAD, CHIP, CURRENT, DONE = "#2563b0", "#357244", "#b3261e", "#cfe3f7"
-WIDE, TALL = 8.0, 5.6  # inches
+LOAD = "#2563b0"
+CHIP = "#357244"
+CURRENT = "#b3261e"
+DONE = "#cfe3f7"
+# inches
+WIDE = 8.0
+TALL = 5.6
 HEAD = 1.15  # of them for the words above
-CHIP_RIGHT, HBM_LEFT, RIGHT, FLOOR = 4.1, 4.35, 7.9, TALL - HEAD - 0.05  # the boxes' sides
+# the boxes' sides
+CHIP_RIGHT = 4.1
+HBM_LEFT = 4.35
+RIGHT = 7.9
+FLOOR = TALL - HEAD - 0.05
 POINTS = 18  # of all words: on a phone, where 8 inches are 358 pixels, 11 pixels
 COLOURS = 96
 ASIDE = 0.68  # inches below HBM's upper part
-STAY, MOVE = 700, 90  # milliseconds of a step, and of a picture of blocks on their way
+# milliseconds of a step, and of a picture of blocks on their way
+STAY = 700
+MOVE = 90
 ON_THE_WAY = (0.2, 0.5, 0.8)
 Point = tuple[float, float]
 
@@ -78,7 +89,8 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
 
 class _Camera:
     def __init__(self, trace: Recording, steps: tuple[Step, ...]) -> None:
-        self._trace, self._steps = trace, steps
+        self._trace = trace
+        self._steps = steps
         self._figure = Figure((WIDE, TALL), dpi=100)
         self._canvas = FigureCanvasAgg(self._figure)
         self._listing = {label_of(line): line.split(maxsplit=1)[-1] for line in trace.about.listing}
@@ -91,7 +103,8 @@ class _Camera:
         for event in trace.events:
             if event.value is not None:
                 finite = np.abs(event.value[np.isfinite(event.value)])
-                of, shape = quantity(event.name), event.value.shape
+                of = quantity(event.name)
+                shape = event.value.shape
                 self._most[of] = max(self._most.get(of, 0.0), float(finite.max(initial=0)))
                 self._shapes[event.name] = tuple(
                     map(max, shape, self._shapes.get(event.name, shape))
@@ -122,7 +135,8 @@ class _Camera:
     @property
     def _outline(self) -> list[Point]:
         """HBM's corners: around the matrix where that is stored; else above and beside it."""
-        edge, under = self._left - 0.1, self._top - ASIDE
+        edge = self._left - 0.1
+        under = self._top - ASIDE
         inner = [(RIGHT, under), (edge, under), (edge, FLOOR)]
         corner = [(RIGHT, FLOOR)] if self._stored else inner
         return [(HBM_LEFT, 0.05), (RIGHT, 0.05), *corner, (HBM_LEFT, FLOOR)]
@@ -211,20 +225,20 @@ class _Camera:
         """
         about = self._trace.about
         (N_q, N_k), blocks = (about.shape.N_q, about.shape.N_k), about.blocks
-        beside, above, pitch, left, top = (
-            self._beside,
-            self._above,
-            self._pitch,
-            self._left,
-            self._top,
-        )
-        x, y = (RIGHT - 0.15 - left) / N_k, (FLOOR - 0.15 - top) / N_q
+        beside = self._beside
+        above = self._above
+        pitch = self._pitch
+        left = self._left
+        top = self._top
+        x = (RIGHT - 0.15 - left) / N_k
+        y = (FLOOR - 0.15 - top) / N_q
 
         def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
             """Return the corner, width and height of a part of an array; one that is not beside
             the scores is on them.
             """
-            length, down = rows[1] - rows[0], top + rows[0] * y
+            length = rows[1] - rows[0]
+            down = top + rows[0] * y
             if name in beside:
                 return (HBM_LEFT + 0.1 + beside.index(name) * pitch, down), pitch * 0.75, length * y
             if name in above:
@@ -279,8 +293,10 @@ class _Camera:
         self, axes: Axes, name: str, size: int, middle: Point, edge: str, line: float = 1.5
     ) -> None:
         tile = self._values.get(name, np.full(self._shape(name, size), np.nan))
-        width, height = tile.shape[1] * self._cell, tile.shape[0] * self._cell
-        x, y = middle[0] - width / 2, middle[1] - height / 2
+        width = tile.shape[1] * self._cell
+        height = tile.shape[0] * self._cell
+        x = middle[0] - width / 2
+        y = middle[1] - height / 2
         most = 1.4 * (self._most.get(quantity(name), 0.0) or 1.0)
         shown = np.where(np.isfinite(tile), tile, np.nan)
         axes.imshow(
@@ -297,13 +313,19 @@ class _Camera:
 def _laid(
     shapes: Sequence[tuple[int, ...]], cell: float
 ) -> tuple[list[tuple[float, float]], float]:
-    x, y, tall, corners = 0.2, 1.15, 0.0, []
+    x = 0.2
+    y = 1.15
+    tall = 0.0
+    corners = []
     for rows, columns in shapes:
         width = max(columns * cell, 0.62) + 0.1
         if x + width > CHIP_RIGHT and x > 0.2:
-            x, y, tall = 0.2, y + tall + 0.46, 0.0
+            x = 0.2
+            y = y + tall + 0.46
+            tall = 0.0
         corners.append((x, y))
-        x, tall = x + width, max(tall, rows * cell)
+        x = x + width
+        tall = max(tall, rows * cell)
     return corners, y + tall
 
 
@@ -324,7 +346,8 @@ def _math(name: str) -> str:
     if letter == "l":
         letter = r"\ell"
     if rest[:1] == ["tilde"]:
-        letter, rest = rf"\tilde{{{letter}}}", rest[1:]
+        letter = rf"\tilde{{{letter}}}"
+        rest = rest[1:]
     lower = [part for part in rest if len(part) <= 2]
     upper = [part for part in rest if len(part) > 2]
     if bracket:

@@ -53,7 +53,8 @@ def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -
     version, and for one that is, or unpacks to, more than `max_bytes`; OSError for a file that
     cannot be opened.
     """
-    path, most = path_of(path), check_count("max_bytes", max_bytes)
+    path = path_of(path)
+    most = check_count("max_bytes", max_bytes)
     try:
         if not path.name.endswith(".json.gz"):
             raise ValueError("expected .json.gz")
@@ -280,7 +281,8 @@ def _check_lanes(lanes: Lanes) -> None:
 def _check_about(about: About) -> None:
     _one_of(about.dtype, ("float32", "float64"), "about.dtype")
     _one_of(about.direction, ("forward", "backward"), "about.direction")
-    shape, blocks = about.shape, about.blocks
+    shape = about.shape
+    blocks = about.blocks
     sizes = {"about.M": about.M, "about.shape.N_q": shape.N_q, "about.shape.N_k": shape.N_k}
     sizes |= {
         "about.shape.d": shape.d,

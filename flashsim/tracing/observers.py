@@ -58,7 +58,9 @@ class InductionInvariant:
 
     def _check(self, event: Event, j: int) -> None:
         hbm = event.sram.hbm
-        Q, K, V = hbm.peek("Q"), hbm.peek("K")[: self._keys], hbm.peek("V")[: self._keys]
+        Q = hbm.peek("Q")
+        K = hbm.peek("K")[: self._keys]
+        V = hbm.peek("V")[: self._keys]
         want = attention_with_statistics(Q, K, V, scale=1.0)  # τ is in Q already
         u = roundoff(event.sram.dtype)
         delta = (Q.shape[1] + 4) * u * score_reach(Q, K, scale=1.0)[:, 0]

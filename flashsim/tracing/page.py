@@ -102,7 +102,8 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         )
     data = [_for_page(trace, left_out) for trace in traces]
     for one, trace, other in zip(data, traces, reversed(traces), strict=True):
-        mine, its = trace.about, other.about
+        mine = trace.about
+        its = other.about
         if mine.algorithm != STANDARD == its.algorithm and mine.direction == its.direction:
             # as it is beside it, not as it might be
             one["about"]["standard"] = other.events[-1].reads, other.events[-1].writes
@@ -162,7 +163,9 @@ def _wins(trace: Recording) -> str:
     """Say what standard attention makes at the reference, and, where this run saves nothing,
     why; "" if there is no form.
     """
-    about, N, d = trace.about, REFERENCE_N, REFERENCE_D
+    about = trace.about
+    N = REFERENCE_N
+    d = REFERENCE_D
     asked = ANY_LENGTH.get(about.options)
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     if about.standard is None or any(array.exact is None for array in about.arrays):

@@ -40,7 +40,9 @@ class Recorder:
         self.head = head
         self.sram: SRAM | None = None
         self.events: list[TraceEvent] = []
-        self._launch, self._reads, self._writes = -1, 0, 0
+        self._launch = -1
+        self._reads = 0
+        self._writes = 0
         self._given_up = False
         self._last: SRAM | None = None
         self._kept: dict[tuple[tuple[int, ...], bytes], NDArray[Any]] = {}

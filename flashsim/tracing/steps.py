@@ -87,9 +87,12 @@ def _steps(about: About, events: tuple[TraceEvent, ...]) -> Iterator[Step]:
         moved = rescaled = 0
         for event in events[first : last + 1]:
             rise = follower.follow(event, turn)
-            moved, rescaled = moved + rise[0], rescaled + rise[1]
+            moved = moved + rise[0]
+            rescaled = rescaled + rise[1]
         rows, cols = follower.region(events[last])
-        event, tile, pairs = events[first], follower.tile(rows, cols), dict(follower.pairs)
+        event = events[first]
+        tile = follower.tile(rows, cols)
+        pairs = dict(follower.pairs)
         yield Step(
             number,
             first,
@@ -169,7 +172,8 @@ class _Follower:
             before, now = (self._cols, cols) if self._by_key[name] else (self._rows, rows)
             if before is not None and now != before:
                 del self.pairs[name]
-        self._rows, self._cols = rows, cols
+        self._rows = rows
+        self._cols = cols
         if turn != self._turn:
             self._turn = turn
             self.pairs = {
@@ -205,19 +209,20 @@ class _Follower:
                 kinds = self._kinds.get(name.partition("[")[0], ("", ""))
                 for span, kind in zip(self._where[name], kinds, strict=True):
                     spans.get(kind, []).append(span)
-        at, blocks = dict(event.loops), self._blocks
-        rows, cols = (
-            _at(spans["N_q"], at.get("i"), blocks.B_r),
-            _at(spans["N_k"], at.get("j"), blocks.B_c),
-        )
+        at = dict(event.loops)
+        blocks = self._blocks
+        rows = _at(spans["N_q"], at.get("i"), blocks.B_r)
+        cols = _at(spans["N_k"], at.get("j"), blocks.B_c)
         return rows, cols
 
     def tile(self, rows: Span | None, cols: Span | None) -> tuple[int, int] | None:
         """Return the tile's indices if rows and columns are one of the T_r × T_c."""
         if rows is None or cols is None:
             return None
-        shape, blocks = self._shape, self._blocks
-        i, j = rows[0] // blocks.B_r, cols[0] // blocks.B_c
+        shape = self._shape
+        blocks = self._blocks
+        i = rows[0] // blocks.B_r
+        j = cols[0] // blocks.B_c
         want = (
             (i * blocks.B_r, min((i + 1) * blocks.B_r, shape.N_q)),
             (j * blocks.B_c, min((j + 1) * blocks.B_c, shape.N_k)),

@@ -120,7 +120,8 @@ def _function(algorithm: Algorithm) -> tuple[str, ast.FunctionDef]:
             f"{algorithm.name} is of type {type(function).__name__}; expected a function, to stop "
             "in it"
         )
-    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    file = function.__code__.co_filename
+    first = function.__code__.co_firstlineno
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)), file)):
         if isinstance(node, ast.FunctionDef) and first in (
             node.lineno,

@@ -17,7 +17,8 @@ MOST_ROWS = 8  # of a column that are printed, and of a block, with as many of i
 def lines(trace: Recording) -> Iterator[str]:
     """Yield the text: what the run is, then each step, then the counts with their closed forms."""
     about = trace.about
-    shape, blocks = about.shape, about.blocks
+    shape = about.shape
+    blocks = about.blocks
     yield f"{about.title}{f', {about.options}' if about.options else ''}"
     sizes = about.sizes or (
         ("N_q", shape.N_q),
@@ -70,7 +71,8 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
     for event in trace.of(step):
         done.setdefault(event.kind, []).append(f"{counted(event.name)} ({event.elements:,})")
     moves = "; ".join(f"{kind} {', '.join(names)}" for kind, names in done.items())
-    last, M = trace.events[step.last], trace.about.M
+    last = trace.events[step.last]
+    M = trace.about.M
     over = f", {last.occupancy - M:,} too many" if last.occupancy > M else ""
     yield (
         f"    {moves}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} "

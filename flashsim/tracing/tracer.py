@@ -60,17 +60,18 @@ def trace(
     inputs = (
         check_inputs(Q, K, V) if layout == HEADS_FIRST else turning(layout, check_inputs, Q, K, V)
     )
-    Q, K, V, dO = (
-        inputs.Q,
-        inputs.K,
-        inputs.V,
-        None if dO is None else turned("dO", check_array("dO", dO), layout),
-    )
+    Q = inputs.Q
+    K = inputs.K
+    V = inputs.V
+    dO = None if dO is None else turned("dO", check_array("dO", dO), layout)
     if dO is not None:
         check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
     if head is not None:
         at = _index(head, inputs.leading)
-        Q, K, V, dO = Q[at], K[inputs.kv(at)], V[inputs.kv(at)], None if dO is None else dO[at]
+        Q = Q[at]
+        K = K[inputs.kv(at)]
+        V = V[inputs.kv(at)]
+        dO = None if dO is None else dO[at]
     elif any(axis > 1 for axis in inputs.leading):
         raise ValueError(f"Q has leading axes {inputs.leading}; a trace is of one head: give head=")
     if dO is None:

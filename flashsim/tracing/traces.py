@@ -45,7 +45,8 @@ class Trace(Recording):
         return page_of(self, versus, lesson)[0]
 
     def __repr__(self) -> str:
-        about, blocks = self.about, self.about.blocks
+        about = self.about
+        blocks = self.about.blocks
         sizes = f"{about.shape}, blocks {blocks.B_r} × {blocks.B_c}"
         return (
             f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {sizes})"

@@ -83,8 +83,6 @@ def _scripted(scripts: str) -> str:
             parts[mark] = f"<i>{inside}</i>"
         else:
             parts[mark] = SYMBOL.sub(_symbol, inside)
-    below, above = (
-        parts["_"] and f"<sub>{parts['_']}</sub>",
-        parts["^"] and f"<sup>{parts['^']}</sup>",
-    )
+    below = parts["_"] and f"<sub>{parts['_']}</sub>"
+    above = parts["^"] and f"<sup>{parts['^']}</sup>"
     return f'<span class="ss">{above}{below}</span>' if below and above else below or above

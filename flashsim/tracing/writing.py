@@ -19,7 +19,8 @@ from flashsim.tracing.data import Resident
 from flashsim.tracing.listing import short
 from flashsim.tracing.steps import Recording
 
-FORMAT, VERSION = "flashsim trace", 2
+FORMAT = "flashsim trace"
+VERSION = 2
 COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
 
 

@@ -19,7 +19,8 @@ from flashsim.verify.shared import Claim, right_and_counted, within
 def equation_4(full: bool) -> Claim:
     """Equation 4. D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i, with and without dropout."""
     rng = np.random.default_rng(8)
-    worst, rows = 0.0, 0
+    worst = 0.0
+    rows = 0
     for _ in range(100 if full else 20):
         N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (60, 60, 16, 16)))
         Q, K, V, dO = (
@@ -90,7 +91,8 @@ def rabe_staats(full: bool) -> Claim:
     rows = {}
     for N in [2**p for p in range(10, 19 if full else 15)]:
         shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600, "sizing": "paper"}
-        theirs, ours = count("rabe_staats", **shape), count("flash", **shape)
+        theirs = count("rabe_staats", **shape)
+        ours = count("flash", **shape)
         theirs_back, ours_back = (
             count(name, **shape, direction="backward") for name in ("rabe_staats", "flash")
         )
@@ -109,7 +111,8 @@ def rabe_staats(full: bool) -> Claim:
         and 0.9 < row["accesses, theirs / flash"] < 1.1
         for N, row in rows.items()
     )
-    first, last = rows[min(rows)], rows[max(rows)]
+    first = rows[min(rows)]
+    last = rows[max(rows)]
     return Claim(
         f"N {min(rows):,} … {max(rows):,}, d = 64, M = 25,600",
         f"accesses {first['accesses, theirs / flash']:.2f} to "
@@ -126,7 +129,9 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
     count; to skip a tile gives what masking it gives.
     """
     rng = np.random.default_rng(9)
-    runs, same, worst = 40 if full else 10, True, 0.0
+    runs = 40 if full else 10
+    same = True
+    worst = 0.0
     for _ in range(runs):
         N_q, N_k, d = (int(n) for n in rng.integers(8, (90, 90, 16)))
         Q, K, V, dO = (rng.normal(size=size) for size in ((N_q, d), (N_k, d), (N_k, d), (N_q, d)))
@@ -140,7 +145,8 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
             and dense.hbm == all_ones.hbm
             and dense.sram == all_ones.sram
         )
-        back, back_ones = backward("flash", dense, dO), backward("block_sparse", all_ones, dO)
+        back = backward("flash", dense, dO)
+        back_ones = backward("block_sparse", all_ones, dO)
         same &= np.array_equal(back.dQ, back_ones.dQ) and back.hbm == back_ones.hbm
         blocks = dense.blocks
         chosen = patterns.butterfly(blocks.T_r, blocks.T_c)
@@ -170,10 +176,14 @@ def kernel_products_bounds(full: bool) -> Claim:
     memory.
     """
     rng = np.random.default_rng(11)
-    points, ratios, extra = 5_000 if full else 500, [], 0
+    points = 5_000 if full else 500
+    ratios = []
+    extra = 0
     for _ in range(points):
         d, e = (int(width) for width in rng.integers(1, 65, size=2))
-        w, N, n = d + e, int(10 ** rng.uniform(2, 6)), int(10 ** rng.uniform(2, 6))
+        w = d + e
+        N = int(10 ** rng.uniform(2, 6))
+        n = int(10 ** rng.uniform(2, 6))
         M = int(np.exp(rng.uniform(np.log(2 * w), np.log(w * min(N, n)))))
         moved = kernels.exact(N=N, n=n, d=d, e=e, M=M, sizing="paper").hbm
         ratios.append(
@@ -191,10 +201,8 @@ def sparse_mlp_right(full: bool) -> Claim:
     """Appendix D.2. A block-sparse MLP, fused, unfused or in square tiles, equals the naive one,
     and loads only live blocks.
     """
-    names, below = (
-        ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"),
-        dict.fromkeys("Ndfo", 30),
-    )
+    names = ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square")
+    below = dict.fromkeys("Ndfo", 30)
     return right_and_counted(
         names, 300 if full else 60, "MLPs of random block masks, N, d, f, o < 30", **below
     )
@@ -214,7 +222,8 @@ def fusing_pays_from_d_squared(full: bool) -> Claim:
                 )
                 return fused.accesses < unfused.accesses
 
-            low, high = d * d // 4, 4 * d * d
+            low = d * d // 4
+            high = 4 * d * d
             while high - low > d:  # it pays at `high`
                 middle = (low + high) // 2
                 low, high = (low, middle) if fusing_pays(middle) else (middle, high)

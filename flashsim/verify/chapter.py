@@ -26,7 +26,9 @@ def loops_exchanged(full: bool) -> Claim:
     two passes dQ does too. Forward, 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d; backward, 16/5 … 27 +
     11/d; never more than FlashAttention's loops with line 1's blocks.
     """
-    ratios, fewer, once = [], True, True
+    ratios = []
+    fewer = True
+    once = True
     for N, d, M in in_range(full):
         for direction in ("forward", "backward"):
             moved = accesses("q_outer", N, d, M, direction)
@@ -53,9 +55,13 @@ def flash_decoding(full: bool) -> Claim:
     2) elements and writes t(d + 2) + d.
     """
     rng = np.random.default_rng(12)
-    worst, runs, exact = 0.0, 0, True
+    worst = 0.0
+    runs = 0
+    exact = True
     for n, B_c, lengths in ((64, 16, (64, 1, 0)), (301, 16, (301, 17)), (37, 40, (37,))):
-        Q, K, V = rng.normal(size=(1, 8)), 3 * rng.normal(size=(n, 8)), rng.normal(size=(n, 8))
+        Q = rng.normal(size=(1, 8))
+        K = 3 * rng.normal(size=(n, 8))
+        V = rng.normal(size=(n, 8))
         for length, splits, merge in itertools.product(
             lengths, (None, 1, 2, 5, 40), ("sequence", "tree")
         ):
@@ -118,7 +124,8 @@ def tree_masks(full: bool) -> Claim:
     as alone. The mask of 256 nodes takes 8 KB, and is read as 1/32 as many elements as booleans.
     """
     rng = np.random.default_rng(13)
-    worst, paths = 0.0, 0
+    worst = 0.0
+    paths = 0
     for n, prefix in ((9, 0), (9, 37), (40, 100)):
         parents = (
             [-1, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -192,7 +199,9 @@ def third_level(full: bool) -> Claim:
     each array of FlashAttention once, but N × N matrices of standard attention. A 32 × 32 tile does
     32 FLOP/byte (the chapter divides rounded numbers: 32.75), decoding 1.
     """
-    N, d, M = 256, 32, 2048
+    N = 256
+    d = 32
+    M = 2048
     rng = np.random.default_rng(14)
     Q, K, V = (rng.normal(size=(N, d)).astype(np.float32) for _ in range(3))
     left: dict[str, int] = {}

@@ -66,13 +66,15 @@ def run_all(
     `watch(title, heads)` is called before each pass, and what it returns after each head, as
     `flashsim.forward`'s `on_head`.
     """
-    forwards, backwards = {}, {}
+    forwards = {}
+    backwards = {}
     passes = [chosen(what, "forward") for what in algorithms]
     of_users = {
         option.name for algorithm in passes if is_own(algorithm) for option in algorithm.options
     }
     for algorithm in passes:
-        name, back = algorithm.name, backward_of(algorithm) if both_ways else None
+        name = algorithm.name
+        back = backward_of(algorithm) if both_ways else None
         others = of_users - {option.name for option in algorithm.options}
         taken = {option: value for option, value in options.items() if option not in others}
         sizes = taken if back is None else sized_for_both(back, given.Q, given.K, given.V, taken)
@@ -138,13 +140,12 @@ def _result(run: Result, cost: Result, compared: Iterable[Compared], seconds: fl
 
 def _agrees(run: Result, cost: Result) -> bool | None:
     """Whether theory says the same; None for an algorithm without a form, and for masks by head."""
-    algorithm, plan = cost.plan.program, run.plan
+    algorithm = cost.plan.program
+    plan = run.plan
     if plan.mask.per_head or not _has_form(algorithm):
         return None
-    problem, blocks = (
-        replace(run.problem, M=cost.sram.capacity, mask=plan.mask),
-        (cost.blocks.B_r, cost.blocks.B_c),
-    )
+    problem = replace(run.problem, M=cost.sram.capacity, mask=plan.mask)
+    blocks = (cost.blocks.B_r, cost.blocks.B_c)
     want = theory.exact(
         algorithm, problem, blocks=blocks, direction=algorithm.direction, **plan.options
     )
@@ -161,10 +162,14 @@ def _has_form(algorithm: Algorithm) -> bool:
 
 def forward_errors(run: Result) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
-    given, p, shape = run.plan.inputs, run.problem.dropout_p, run.plan.inputs.shape
+    given = run.plan.inputs
+    p = run.problem.dropout_p
+    shape = run.plan.inputs.shape
     rounded = reference.rounding(run.plan.program, run.blocks)
     for number, head in enumerate(np.ndindex(given.leading)):
-        Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
+        Q = given.Q[head]
+        K = given.K[given.kv(head)]
+        V = given.V[given.kv(head)]
         whole, keep = _whole_masks(run, head, number)
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
@@ -188,12 +193,10 @@ def backward_errors(run: Result, found: Result, dO: Array) -> Iterator[Compared]
     one, a sum over a head's rows was one over g times as many, and first-order terms are taken so
     much more often.
     """
-    given, p, shape, g = (
-        run.plan.inputs,
-        run.problem.dropout_p,
-        run.plan.inputs.shape,
-        run.plan.inputs.group,
-    )
+    given = run.plan.inputs
+    p = run.problem.dropout_p
+    shape = run.plan.inputs.shape
+    g = run.plan.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
     rounded = reference.backward_rounding(found.plan.program, run.blocks, found.blocks)
@@ -209,7 +212,9 @@ def backward_errors(run: Result, found: Result, dO: Array) -> Iterator[Compared]
         sinks = np.stack([_sink(run, head) for _, head in sharing]) if sunk else None
         if run.problem.gqa == "grouped" and not sunk:
             whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
-            Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
+            Q = interleave(Q, g)
+            dO_h = interleave(dO_h, g)
+            dQ = interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {
             "scale": run.problem.scale,
@@ -242,7 +247,8 @@ def _sink(run: Result, head: tuple[int, ...]) -> Any:
 def _whole_masks(
     run: Result, head: tuple[int, ...], number: int
 ) -> tuple[Array | None, Array | None]:
-    shape, p = run.problem.shape, run.problem.dropout_p
+    shape = run.problem.shape
+    p = run.problem.dropout_p
     return run.plan.attended(head), keep_mask(
         run.problem.seed, p, shape.N_q, shape.N_k, number
     ) if p else None
@@ -277,7 +283,8 @@ class Counted:
 
 def count_lines(what: Any, arguments: Mapping[str, Any]) -> Counted:
     """Count a run and keep which line moved what. Arguments as for `flashsim.count`."""
-    algorithm, ledger = chosen(what, arguments["direction"]), Ledger()
+    algorithm = chosen(what, arguments["direction"])
+    ledger = Ledger()
     tally = count(algorithm, **arguments, observers=[ledger])
     agrees = None
     if _has_form(algorithm):

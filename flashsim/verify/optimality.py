@@ -110,7 +110,10 @@ def nothing_below_the_backward_bound(full: bool) -> Claim:
 def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], full: bool) -> Claim:
     direction = algorithms[0].direction
     rng = np.random.default_rng(12)
-    shapes, runs, least, checked = 3_000 if full else 200, 0, np.inf, 0
+    shapes = 3_000 if full else 200
+    runs = 0
+    least = np.inf
+    checked = 0
     for number in range(shapes):
         N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (150, 150, 24, 24)))
         sizes: dict[str, Any] = {
@@ -134,7 +137,8 @@ def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], fu
                 continue
             exact = theory.exact(algorithm.name, **sizes, **blocks, mask=mask, direction=direction)
             if exact.sram.peak <= exact.sram.capacity:
-                runs, least = runs + 1, min(least, exact.accesses / bound.accesses)
+                runs = runs + 1
+                least = min(least, exact.accesses / bound.accesses)
     return Claim(
         f"{runs:,} runs that fit M, of {len(algorithms)} algorithms at {shapes:,} shapes, N < 150, "
         "d < 24, M 10 … 10⁴, full and "
@@ -176,17 +180,17 @@ def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
     names = [
         name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}
     ]
-    least, runs, ratios = math.inf, 0, []
+    least = math.inf
+    runs = 0
+    ratios = []
     for N, d, M in itertools.product((50, 333), (4, 16), (90, 700, 3000)):
         bound = lower_bound_rows(N=N, d=d, M=M)
         found = (
             (best_of(name, N=N, d=d, M=M, direction="backward") for name in names) if bound else ()
         )
         moved = [choice.accesses for choice in found if choice is not None]
-        runs, least = (
-            runs + len(moved),
-            min(least, *(accesses / bound for accesses in moved), math.inf),
-        )
+        runs = runs + len(moved)
+        least = min(least, *(accesses / bound for accesses in moved), math.inf)
     for N in (1024, 4096, 16_384, 65_536):
         sizes = {"N": N, "d": 64, "M": 25_600}
         best = best_of("q_outer_streamed", **sizes, direction="backward")
@@ -210,7 +214,9 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
     """Lower bound (flashsim.theory.lower_backward). Of the backward passes, q_outer_streamed moves
     the least: accesses ÷ bound falls with N, below 1.42 (14 ÷ 10.53 is 1.33).
     """
-    names, ratios, fewest = ("flash", "q_outer", "q_outer_two_pass", "streamed"), [], True
+    names = ("flash", "q_outer", "q_outer_two_pass", "streamed")
+    ratios = []
+    fewest = True
     for N in (1024, 4096, 16_384, *((65_536,) if full else ())):
         sizes: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
         best = best_of("q_outer_streamed", **sizes, direction="backward")
@@ -236,7 +242,9 @@ def nothing_below_the_optima(full: bool) -> Claim:
     optimum is known.
     """
     rng = np.random.default_rng(5)
-    wanted, least, checked = 300 if full else 40, np.inf, 0
+    wanted = 300 if full else 40
+    least = np.inf
+    checked = 0
     for _ in range(wanted):
         N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (4, 4, 6, 6)))
         smallest = 2 * d + 2 * d_v + 3
@@ -262,7 +270,8 @@ def schedules_near_the_bound(full: bool) -> Claim:
     about d² hybrid_streamed, then streamed, each within 1.6 times the bound.
     """
     names = ("tiles_streamed", "hybrid_streamed", "streamed")
-    worst, winners = 0.0, []
+    worst = 0.0
+    winners = []
     for exponent in range(-8, 11, 1 if full else 2):
         M = int(64 * 64 * 2 ** (exponent / 2))
         found = {name: best_of(name, N=4096, d=64, M=M) for name in names}

@@ -26,7 +26,9 @@ def proposition_3(full: bool) -> Claim:
     """Proposition 3. For Nd/4 ≤ M ≤ Nd, every algorithm at least reads the inputs and writes the
     outputs once, and FlashAttention is within a derived constant of that.
     """
-    below, most, cases = [], 0.0, 0
+    below = []
+    most = 0.0
+    cases = 0
     within_factor = True
     for N, d, M in in_range(full):
         if N * d > 4 * M or N < 2:
@@ -75,7 +77,8 @@ def proposition_4_counts(full: bool) -> Claim:
     """Proposition 4. Block-sparse counts = closed forms, by array, with peak and blocks (==),
     forward and backward.
     """
-    unequal, cases = [], 0
+    unequal = []
+    cases = 0
     for N, d, M, name, block_mask in _sparse_cases(full):
         for direction in ("forward", "backward"):
             cases += 1
@@ -117,8 +120,11 @@ def proposition_4_patterns(full: bool) -> Claim:
     """Proposition 4. Above the floor, accesses are linear in s; s = N^(−1/2) gives N√N;
     butterfly gives N log N.
     """
-    d, M = 64, 4096  # B_r = B_c = 16
-    root, logs = [], []
+    # B_r = B_c = 16
+    d = 64
+    M = 4096
+    root = []
+    logs = []
     linear = True
     rng = np.random.default_rng(5)
     for p in range(10, 19 if full else 17):

@@ -16,7 +16,8 @@ from flashsim.verify.shared import Claim, right_and_counted
 
 def approximations_right(full: bool) -> Claim:
     """Figure 3. Linformer and Performer, in tiles, equal their own formulas."""
-    names, tried = ("linformer", *approximate.PHI.values()), "runs, N, k < 40, d, e < 10"
+    names = ("linformer", *approximate.PHI.values())
+    tried = "runs, N, k < 40, d, e < 10"
     return right_and_counted(names, 400 if full else 80, tried, d=10, e=10)
 
 
@@ -31,7 +32,8 @@ def approximations_cross(full: bool) -> Claim:
     1,024. With the paper's k, N/8 and at most 256, accesses cross at far smaller N; with k = 256 at
     every N, within a factor of two of there.
     """
-    step, last = 16 if full else 64, 4096
+    step = 16 if full else 64
+    last = 4096
     first = {
         said: {
             f"{method}, {name}, M = {M:,}": _cross(
@@ -43,7 +45,8 @@ def approximations_cross(full: bool) -> Claim:
         }
         for said, of in (("k = 256", lambda N: 256), ("the paper's k", approximate.compressed))
     }
-    low, high = min(first["k = 256"].values()), max(first["k = 256"].values())
+    low = min(first["k = 256"].values())
+    high = max(first["k = 256"].values())
     paper = max(N for case, N in first["the paper's k"].items() if ", flash," in case)
     tried = (
         f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th "
@@ -142,7 +145,8 @@ def what_the_speedup_depends_on(full: bool) -> Claim:
             standard, flash = (count(name, **asked).hbm.accesses for name in ("standard", "flash"))
             saved[case].append(standard / flash)
     plain, *others = saved.values()
-    less, more = others[:2], others[2:]
+    less = others[:2]
+    more = others[2:]
     holds = all(a < b for ratios in less for a, b in zip(ratios, plain, strict=True))
     holds &= all(a > b for ratios in more for a, b in zip(ratios, plain, strict=True))
     return Claim(

@@ -32,7 +32,9 @@ def counts(full: bool) -> Claim:
     """Ragged batches. Every serving program moves exactly what its closed form says, array by
     array, and its peak on chip is the one predicted.
     """
-    rng, unequal, runs = np.random.default_rng(21), [], 400 if full else 60
+    rng = np.random.default_rng(21)
+    unequal = []
+    runs = 400 if full else 60
     asked: dict[str, dict[str, Any]] = {
         "paged": {"page": 5},
         "paged_split": {"page": 4, "tail": "page", "splits": 3},
@@ -105,13 +107,16 @@ def page_waste(full: bool) -> Claim:
     waste (p − 1)/2 rows a sequence. If a token has w bytes of K and V, pages and table together
     take the fewest bytes at p = √(8n/w).
     """
-    lengths, waste = range(373, 629), {}
+    lengths = range(373, 629)
+    waste = {}
     for page in (16, 256):
         # a share of what is kept, as in the paper
         waste[page] = 1 - sum(lengths) / pool_bytes(page, lengths, 1)
-    longer, w = range(1, 4096, 1 if full else 37), 2 * 8 * 128 * 2
+    longer = range(1, 4096, 1 if full else 37)
+    w = 2 * 8 * 128 * 2
     kept = {p: pool_bytes(p, longer, w, 4) for p in range(1, 33)}
-    best, root = min(kept, key=kept.__getitem__), sqrt(8 * sum(longer) / len(longer) / w)
+    best = min(kept, key=kept.__getitem__)
+    root = sqrt(8 * sum(longer) / len(longer) / w)
     said = ", ".join(f"{share:.1%} with p = {page}" for page, share in waste.items())
     tried = "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095"
     measured = f"wasted of what is kept: {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}"
@@ -137,7 +142,8 @@ def cascade_saving(full: bool) -> Claim:
     sequences share is not read b times less often. ⌈b·g·N/B_r⌉ passes over it remain, so accesses
     fall at most B_r/(g·N)-fold.
     """
-    saved, b = {}, 128
+    saved = {}
+    b = 128
     for B_r in (16, 64, 128):
         how: dict[str, Any] = {
             "queries": 1,
@@ -199,7 +205,10 @@ def hydragen(full: bool) -> Claim:
     less than 15% if the prefix is shared, and by more than 90% if not. Bytes agree if a row block
     holds the whole batch, but not if it holds 128 rows.
     """
-    weights, kept, b = 26e9, 40 * 40, 1024  # CodeLlama-13b in float16; layers × heads
+    # CodeLlama-13b in float16; layers × heads
+    weights = 26e9
+    kept = 40 * 40
+    b = 1024
 
     def step(n: int, shared: bool, B_r: int) -> float:
         how: dict[str, Any] = {
@@ -238,7 +247,9 @@ def padding(full: bool) -> Claim:
     padding, but more than half of the scores are. So padded batches move more than twice what
     packed ones do.
     """
-    N, d, lengths = 512, 64, [*range(8, 513, 8)]
+    N = 512
+    d = 64
+    lengths = [*range(8, 513, 8)]
     how: dict[str, Any] = {"d": d, "blocks": (64, 64), "M": 10**6}
     packed = serving.count(
         "varlen", queries=lengths, keys=lengths, causal=False, **how
@@ -265,7 +276,8 @@ def document_stream(lengths: list[int], d: int, B: int) -> int:
     hold a pair of one sequence.
     """
     ends = np.cumsum([0, *lengths])
-    N, keys = int(ends[-1]), 0
+    N = int(ends[-1])
+    keys = 0
     for row in range(0, N, B):
         first = ends[np.searchsorted(ends, row, "right") - 1]
         last = ends[np.searchsorted(ends, min(row + B, N) - 1, "right")]
@@ -352,7 +364,9 @@ def mla_intensity(full: bool) -> Claim:
     not fit on chip. With blocks of 64 rows, C passes twice, and the FLOPs a byte are half of that,
     unless an L2 serves the second pass.
     """
-    ridge, exact, found = 865 / 3.35, 128 * (576 + 512) / 576, {}
+    ridge = 865 / 3.35
+    exact = 128 * (576 + 512) / 576
+    found = {}
     whole = {**MLA, "M": 10**6, "blocks": (128, 64)}
     for name, n, how in (
         ("one pass", 2**24, whole),
@@ -361,11 +375,9 @@ def mla_intensity(full: bool) -> Claim:
     ):
         tally = serving.count("mla", keys=[n], **how)
         found[name] = (tally.flops.matmul if tally.flops else 0) / tally.hbm.bytes
-    Q, C, l2 = (
-        np.zeros((128, 1, 576), "float16"),
-        np.zeros((1, 4096, 576), "float16"),
-        L2(MACHINES["H100"].l2 // 2),
-    )
+    Q = np.zeros((128, 1, 576), "float16")
+    C = np.zeros((1, 4096, 576), "float16")
+    l2 = L2(MACHINES["H100"].l2 // 2)
     run = serving.mla(
         [Q], [C], latent=512, scale=192**-0.5, M="227KB", blocks=(64, 64), observers=[l2]
     )
@@ -459,7 +471,8 @@ def float_bits(full: bool) -> Claim:
     and a zero take more bits, but their error is several times smaller on normally distributed
     numbers.
     """
-    rng, found = np.random.default_rng(21), dict[str, tuple[float, float]]()
+    rng = np.random.default_rng(21)
+    found = dict[str, tuple[float, float]]()
     Q, K, V = ([rng.normal(size=(1, n, 128)).astype("float32")] for n in (16, 1024, 1024))
     how: dict[str, Any] = {"M": 10**6, "blocks": (16, 64)}
     want = serving.decode(Q, K, V, workers=1, **how).O[0]
@@ -496,10 +509,12 @@ def mla_pages(full: bool) -> Claim:
     splits are short, Q and parts take more bytes than C.
     """
     asked: dict[str, Any] = {**MLA, "keys": [4096], "page": 64}
-    plain, found = serving.count("mla_paged", **asked).hbm, {}
+    plain = serving.count("mla_paged", **asked).hbm
+    found = {}
     for splits in (2, 8, 64):
         found[splits] = serving.count("mla_paged", **asked, splits=splits).hbm.bytes / plain.bytes
-    C, table = plain.by_array["C"].bytes, plain.by_array["table"].bytes
+    C = plain.by_array["C"].bytes
+    table = plain.by_array["table"].bytes
     holds = (
         serving.count("mla", keys=[4096], **MLA).hbm.by_array["C"].bytes == C and table < 1e-4 * C
     )
@@ -517,16 +532,16 @@ def sinks(full: bool) -> Claim:
     once for each split was wrong (rocm-libraries 12227). The gradient of the sink takes one more
     pass.
     """
-    rng, off, words = np.random.default_rng(22), 0.0, {}
+    rng = np.random.default_rng(22)
+    off = 0.0
+    words = {}
     Q, K, V = rng.normal(size=(3, 40, 8))
     for s in (-800.0, 0.0, 3.0, 800.0):
         O = attention(Q, K, V, sink=s)
         for splits in (1, 3, 7):
             run = forward("split_kv", Q, K, V, mask=Sink(s), splits=splits, M=400, blocks=(8, 4))
-            off, words[splits] = (
-                max(off, float(np.abs(run.O - O).max())),
-                run.hbm.by_array["sink"].reads,
-            )
+            off = max(off, float(np.abs(run.O - O).max()))
+            words[splits] = run.hbm.by_array["sink"].reads
     asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
     more = {}
     for direction in ("forward", "backward"):
@@ -562,7 +577,8 @@ def streaming(full: bool) -> Claim:
         reads[n] = tally.hbm.by_array["K"].reads // 128
     how: dict[str, Any] = {"N_k": 1024, "d": 128, "M": 25_600, "sizing": "fit", "causal": True}
     step, anew = (count("q_outer", N_q=rows, **how) for rows in (1, 1024))
-    moved, done = anew.hbm.accesses / step.hbm.accesses, anew.flops.matmul / step.flops.matmul
+    moved = anew.hbm.accesses / step.hbm.accesses
+    done = anew.flops.matmul / step.flops.matmul
     said = ", ".join(f"{keys:,} at n = {n:,}" for n, keys in reads.items())
     tried = "one query, 4 sinks, a window of 1,020, tiles of 4 keys, d = 128; anew with M = 25,600"
     measured = f"keys read {said}; anew {moved:.1f}× the accesses, {done:.0f}× the FLOPs"

@@ -58,7 +58,9 @@ seconds.
 
 def regimes(rng: np.random.Generator, N_q: int, N_k: int, d: int, d_v: int) -> Iterator[Regime]:
     """Yield inputs of the kinds that break careless softmaxes, named, in float64."""
-    Q, K, V = rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d_v))
+    Q = rng.normal(size=(N_q, d))
+    K = rng.normal(size=(N_k, d))
+    V = rng.normal(size=(N_k, d_v))
     along = np.linspace(0.0, 1.0, N_k)[:, None]
     toward = np.ones((N_q, d)) / math.sqrt(d)
     yield "Gaussian", Q, K, V
@@ -97,7 +99,8 @@ def differs(name: str, **arguments: Any) -> bool:
     """Return whether a count and the closed form differ: in an array's accesses, the peak, or
     the blocks.
     """
-    got, want = count(name, **arguments), theory.exact(name, **arguments)
+    got = count(name, **arguments)
+    want = theory.exact(name, **arguments)
     return (got.hbm, got.sram, got.blocks) != (want.hbm, want.sram, want.blocks)
 
 
@@ -152,7 +155,8 @@ def within(ratios: Sequence[tuple[float, float, float]], tried: str) -> Claim:
     """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2. `tried` says, behind
     their number, of what they are.
     """
-    low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
+    low = min(r for r, _, _ in ratios)
+    high = max(r for r, _, _ in ratios)
     holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
     data = {"cases": len(ratios), "least": low, "most": high}
     return Claim(f"{len(ratios):,} {tried}", f"ratio from {low:.2f} to {high:.2f}", holds, data)
@@ -208,12 +212,10 @@ def right_and_counted(names: Iterable[str], runs: int, tried: str, **below: int)
     """Return the claim that programs on random shapes, lengths `below` 40, are the naive ones
     and cost what theory says.
     """
-    rng, worst, equal, known = (
-        np.random.default_rng(15),
-        0.0,
-        True,
-        [programs()[name] for name in names],
-    )
+    rng = np.random.default_rng(15)
+    worst = 0.0
+    equal = True
+    known = [programs()[name] for name in names]
     for number in range(runs):
         program = known[number % len(known)]
         sizes = Sizes(
@@ -222,7 +224,8 @@ def right_and_counted(names: Iterable[str], runs: int, tried: str, **below: int)
         error, same = attempt(
             program, sizes, tuple(int(rng.integers(1, 30)) for _ in program.blocks), number
         )
-        worst, equal = max(worst, error), equal and same
+        worst = max(worst, error)
+        equal = equal and same
     measured = (
         f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the "
         "closed forms"

@@ -45,7 +45,8 @@ def gradients_right(full: bool) -> Claim:
     shapes = [(11, 26, 5, 3), (26, 11, 8, 8)]
     if full:
         shapes += map(tuple, rng.integers(1, (120, 120, 20, 20), size=(20, 4)).tolist())
-    worst, runs = 0.0, 0
+    worst = 0.0
+    runs = 0
     for (N_q, N_k, d, d_v), dtype, p in itertools.product(
         shapes, ("float64", "float32", "float16"), (0.0, 0.2)
     ):
@@ -77,7 +78,8 @@ def theorem_5_counts(full: bool) -> Claim:
     blocks (==).
     """
     rng = np.random.default_rng(7)
-    unequal, cases = [], 0
+    unequal = []
+    cases = 0
     for _ in range(400 if full else 50):
         N_q, N_k, d, d_v = (
             int(n) for n in rng.integers(1, (120, 120, 24, 24) if full else (80, 80, 24, 24))

@@ -29,7 +29,9 @@ def theorem_1_right(full: bool) -> Claim:
     shapes = [(37, 37, 16, 16), (23, 59, 8, 5), (1, 90, 4, 4), (60, 1, 3, 7), (17, 17, 1, 1)]
     if full:
         shapes += map(tuple, rng.integers(1, (200, 200, 50, 50), size=(60, 4)).tolist())
-    worst, runs, refused = 0.0, 0, 0
+    worst = 0.0
+    runs = 0
+    refused = 0
     for (N_q, N_k, d, d_v), dtype in itertools.product(shapes, ("float64", "float32", "float16")):
         for _, *inputs in regimes(rng, N_q, N_k, d, d_v):
             Q, K, V = (a.astype(dtype) for a in inputs)
@@ -89,7 +91,8 @@ def theorem_1_induction(full: bool) -> Claim:
 
 def theorem_1_flops(full: bool) -> Claim:
     """Theorem 1. O(N²d) FLOPs: products take exactly 4N²d, and 4 ≤ FLOPs/N²d ≤ 8 + 17/d in all."""
-    ratios, exact = [], True
+    ratios = []
+    exact = True
     for N, d, M in in_range(full):
         flops = count("flash_basic", N=N, d=d, M=M, sizing="paper").flops
         exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
@@ -127,7 +130,8 @@ def theorem_2_counts(full: bool) -> Claim:
         )
         least = max((d + d_v) * 2 + 7, 2 * max(d, d_v) + 1, 8)
         M = int(rng.integers(least, max(2 * N_k * (d + d_v), least) + 1))
-        B_r, B_c = int(rng.integers(1, N_q + 20)), int(rng.integers(1, N_k + 20))
+        B_r = int(rng.integers(1, N_q + 20))
+        B_c = int(rng.integers(1, N_k + 20))
         policies: list[dict[str, Any]] = [
             {"sizing": "paper"},
             {"sizing": "fit"},
@@ -190,7 +194,8 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
     """Theorem 2. Standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the
     proof's count if M < d² ≤ Nd.
     """
-    ratios, excess = [], []
+    ratios = []
+    excess = []
     for N, d, M in in_range(full):
         moved = accesses("standard", N, d, M)
         expected = theory.theorem_2_flash(N, d, M) + theory.theorem_2_standard(N, d)

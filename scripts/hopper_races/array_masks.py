@@ -16,7 +16,8 @@ def array_masks() -> Iterator[dict[str, Any]]:
     """Yield cases of masks that are arrays, forward and backward: ms, beside a scalar rung's, no
     mask, and PyTorch's.
     """
-    N, B = 4096, 4
+    N = 4096
+    B = 4
     masks = {
         "(N, N), half": (1, 1, N, N),
         "(B, H, N, N), half": (B, None, N, N),

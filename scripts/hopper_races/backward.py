@@ -66,7 +66,8 @@ def backward_of_256() -> Iterator[dict[str, Any]]:
     """
     for N in BACKWARD:
         for causal in (False, True):
-            setting, calls = Setting(N, 256, causal, "backward", H=8), dict[str, Any]()
+            setting = Setting(N, 256, causal, "backward", H=8)
+            calls = dict[str, Any]()
             for name, make in contestants(
                 setting, ["hopper", *["standard"] * (N < 16_384), "torch_flash", "torch_cudnn"]
             ):

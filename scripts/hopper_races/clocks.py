@@ -26,7 +26,8 @@ def clocks() -> Iterator[dict[str, Any]]:
     is slower.
     """
     cupy = import_cupy()
-    mhz, found = cupy.RawKernel(MHZ, "mhz"), cupy.zeros(1, "int64")
+    mhz = cupy.RawKernel(MHZ, "mhz")
+    found = cupy.zeros(1, "int64")
     setting = Setting(4096, 128)
     q, k, v = arrays(setting, 3)
     given = {"hopper": (q, k, v), "hopper_fp8": tuple(map(gpu.to_fp8, (q, k, v)))}
@@ -35,7 +36,8 @@ def clocks() -> Iterator[dict[str, Any]]:
         taken: dict[str, list[tuple[float, int]]] = {name: [] for name in calls}
         for name, call in list(calls.items()) * 5:
             launches = max(2, int(long / (0.75 if name == "hopper" else 0.55)))
-            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            start = cupy.cuda.Event()
+            end = cupy.cuda.Event()
             cupy.cuda.Device().synchronize()
             time.sleep(pause)
             untimed = 0 if pause else launches // 2

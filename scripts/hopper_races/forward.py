@@ -26,7 +26,8 @@ DECODED = [
     (1, 131_072, 1),
     (1, 131_072, 8),
 ]
-DTYPES, FEW_MS = ("float16", "bfloat16"), 20.0
+DTYPES = ("float16", "bfloat16")
+FEW_MS = 20.0
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
 
 
@@ -34,7 +35,9 @@ def decoding() -> Iterator[dict[str, Any]]:
     """Yield each case: its name, what must move, and everybody's ms."""
     copied, copy = copying()
     for B, N_k, N_q in DECODED:
-        q, k, v = normal(B, 64, N_q, 128), normal(B, 8, N_k, 128), normal(B, 8, N_k, 128)
+        q = normal(B, 64, N_q, 128)
+        k = normal(B, 8, N_k, 128)
+        v = normal(B, 8, N_k, 128)
         ms = race({**copy, "hopper_decode": captured(q, k, v), **peers(q, k, v)})
         assert gpu.plan(q, k, v).kernel == "hopper_decode"
         sizes = {"sequences": B, "N_k": N_k, "N_q": N_q, "H_q": 64, "H_kv": 8, "d": 128}
@@ -140,12 +143,14 @@ def sections() -> Iterator[dict[str, Any]]:
     With N = 512, also of a copy of as many bytes as Q, K, V and O have, and of calls from Python,
     one after the other.
     """
-    cupy, own = import_cupy(), hopper.section_of
+    cupy = import_cupy()
+    own = hopper.section_of
     l2_bytes = cupy.cuda.Device().attributes["L2CacheSize"]
     for d, N, H in SECTIONS:
         setting = Setting(N, d, True, H=H)
         q, k, v = arrays(setting, 3)
-        heads, o = setting.batch * setting.H, cupy.empty_like(q)
+        heads = setting.batch * setting.H
+        o = cupy.empty_like(q)
         held = 4 * N * d, l2_bytes, heads
         chosen = own(*held, hopper.choose_tiles(d, "CAUSAL").teams(d))
         tried = {

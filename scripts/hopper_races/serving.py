@@ -30,7 +30,8 @@ def paged() -> Iterator[dict[str, Any]]:
     """Yield cases of decoding from pages at random: ms, and GB/s of K and V. Lengths are alike,
     or drawn up to their double.
     """
-    cupy, rng = import_cupy(), np.random.default_rng(0)
+    cupy = import_cupy()
+    rng = np.random.default_rng(0)
     copied, copy = copying()
     cases = [(*case, page, "alike") for case, page in product(PAGED, PAGES)]
     cases += [(64, 4096, 1, page, "ragged") for page in (16, 128)]
@@ -41,12 +42,11 @@ def paged() -> Iterator[dict[str, Any]]:
         free = rng.permutation(int(needed.sum())).astype(np.int32)
         for s, ends in enumerate(np.cumsum(needed)):
             table[s, : needed[s]] = free[ends - needed[s] : ends]
-        q, k, v = (
-            normal(b, 64, N, 128),
-            normal(len(free), page, 8, 128),
-            normal(len(free), page, 8, 128),
-        )
-        words, keys = cupy.asarray(table), cupy.asarray(lengths, "int32")
+        q = normal(b, 64, N, 128)
+        k = normal(len(free), page, 8, 128)
+        v = normal(len(free), page, 8, 128)
+        words = cupy.asarray(table)
+        keys = cupy.asarray(lengths, "int32")
         pools = k.swapaxes(1, 2), v.swapaxes(1, 2)
         cupy.cuda.Device().synchronize()  # other streams read the words next
         longest = int(lengths.max())
@@ -164,7 +164,8 @@ def flashinfer_paged(
 
     if q.shape[2] != 1:
         raise ValueError("more than one query")
-    page, rows = k.shape[1], q[:, :, 0].contiguous()
+    page = k.shape[1]
+    rows = q[:, :, 0].contiguous()
     needed = (lengths + page - 1) // page
     ends = torch.zeros(len(q) + 1, dtype=torch.int32, device="cuda")
     ends[1:] = needed.cumsum(0)

@@ -27,15 +27,19 @@ EINSUMS = Path(__file__).resolve().parents[2] / "tests" / "referee"
 
 def main() -> None:
     """Print the points of one problem."""
-    direction, N, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    direction = sys.argv[1]
+    N = int(sys.argv[2])
+    d = int(sys.argv[3])
     spec = af.Spec.from_yaml(
         EINSUMS / f"{direction}.yaml", af.examples.arches.snowcat, jinja_parse_data={"N": N, "D": d}
     )
     spec.mapper.metrics = af.Metrics.ENERGY | af.Metrics.RESOURCE_USAGE
-    memory, size = spec.arch.find("MainMemory"), spec.arch.find("GlobalBuffer").size
+    memory = spec.arch.find("MainMemory")
+    size = spec.arch.find("GlobalBuffer").size
     fronts = {}
     for kind, keep in (("fused", "~Intermediates"), ("unfused", "All")):
-        memory.tensors.keep, memory.tensors.may_keep = keep, "All"
+        memory.tensors.keep = keep
+        memory.tensors.may_keep = "All"
         found = spec.map_workload_to_arch(print_progress=False)
         used = found.resource_usage()["GlobalBuffer"]
         fronts[kind] = sorted(

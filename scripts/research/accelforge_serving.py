@@ -25,16 +25,15 @@ EINSUMS = Path(__file__).resolve().parents[2] / "tests" / "referee"
 
 def main() -> None:
     """Print the accesses of one problem."""
-    name, sizes = (
-        sys.argv[1],
-        {key: int(size) for key, size in (said.split("=") for said in sys.argv[2:])},
-    )
+    name = sys.argv[1]
+    sizes = {key: int(size) for key, size in (said.split("=") for said in sys.argv[2:])}
     spec = af.Spec.from_yaml(
         EINSUMS / f"{name}.yaml", af.examples.arches.snowcat, jinja_parse_data=sizes
     )
     spec.mapper.metrics = af.Metrics.ENERGY
     tensors = spec.arch.find("MainMemory").tensors
-    tensors.keep, tensors.may_keep = "All", "All"
+    tensors.keep = "All"
+    tensors.may_keep = "All"
     found = spec.map_workload_to_arch(print_progress=False)
     moved: Counter[str] = Counter()
     for (_, memory, tensor, action), elements in found.actions(

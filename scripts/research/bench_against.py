@@ -33,7 +33,8 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import check_target, write_whole
 from flashsim.support.tables import print_table
 
-HERE, LEAST = Path(__file__).resolve(), 0.97
+HERE = Path(__file__).resolve()
+LEAST = 0.97
 FIELDS = ("N", "d", "causal", "direction")  # of Setting in all checkouts
 Ask = Any  # a function: from a line's value to the answer's
 
@@ -111,7 +112,8 @@ def process(folder: Path, rows: Any) -> Iterator[Ask]:
     ) as started:
         assert started.stdin is not None
         assert started.stdout is not None
-        lines, answers = started.stdin, started.stdout
+        lines = started.stdin
+        answers = started.stdout
         print(json.dumps(rows), file=lines)
 
         def ask(what: Any) -> Any:

@@ -170,7 +170,8 @@ def triton_kernel(
     B_c: tl.constexpr,
 ) -> None:
     """FlashAttention's forward in Triton: one program per block of B_r queries."""
-    i, cols = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d)
+    i = tl.program_id(0) * B_r + tl.arange(0, B_r)
+    cols = tl.arange(0, d)
     q = tl.load(Q + i[:, None] * d + cols[None, :]) * scale
     m = tl.full((B_r,), float("-inf"), tl.float32)
     l = tl.zeros((B_r,), tl.float32)
@@ -383,7 +384,8 @@ def seconds(record: Record) -> tuple[str, str, float]:
 
 def slowdown(record: Record) -> tuple[str, str, float]:
     """Our time by theirs."""
-    ours, theirs = record["simulator"], record["theirs"]
+    ours = record["simulator"]
+    theirs = record["theirs"]
     return spell(ours), spell(theirs), ours["median_s"] / theirs["median_s"]
 
 
@@ -413,7 +415,8 @@ def measure(sizes: Sizes, quick: bool) -> tuple[list[Row], dict[str, Record]]:
     counting = in_fresh_process("count", "", quick)
     peers = {name: in_fresh_process("peer", name, quick) for name in PEERS}
 
-    large, small = describe(sizes.N, sizes.d, sizes.M), describe(sizes.peer_N, sizes.d, None)
+    large = describe(sizes.N, sizes.d, sizes.M)
+    small = describe(sizes.peer_N, sizes.d, None)
     backward = describe(sizes.backward_N, sizes.d, sizes.M)
     rows = [
         judge("time ÷ naive NumPy's, warm pages", large, warm, slowdown, most=1.5),

@@ -27,7 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "standard": {"algorithms": "standard"},
 }
-LOOPED, D = 500, 64
+LOOPED = 500
+D = 64
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -46,7 +46,8 @@ def main() -> None:
 def timed(call: Callable[[], Any], launches: int) -> float:
     """Return the ms of a launch, of so many between two events, after one that does not count."""
     cupy = import_cupy()
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start = cupy.cuda.Event()
+    end = cupy.cuda.Event()
     call()
     start.record()
     for _ in range(launches):

@@ -44,7 +44,9 @@ class Search:
     """The search of a game, which asks the searches of smaller games."""
 
     def __init__(self, game: Game, searches: Searches) -> None:
-        self.game, self.searches, self.lower = game, searches, 0
+        self.game = game
+        self.searches = searches
+        self.lower = 0
         self.exact: dict[State, int] = {}
         self.rated: dict[State, int] = {}
 
@@ -82,8 +84,12 @@ class Search:
             return self.exact[start]
         if start == (0, 0):
             self.lower = self.game.least(start)
-        cost, came, opened = {start: 0}, dict[State, State](), dict[State, int]()
-        queue, total, state = [(self.rate(start), 0, start)], NEVER, start
+        cost = {start: 0}
+        came = dict[State, State]()
+        opened = dict[State, int]()
+        queue = [(self.rate(start), 0, start)]
+        total = NEVER
+        state = start
         while queue:
             about, below, state = heappop(queue)
             if opened.get(state, NEVER) <= -below or -below > cost[state]:
@@ -102,7 +108,8 @@ class Search:
             opened[state] = -below
             for price, after in self.game.moves(state):
                 if price - below < cost.get(after, NEVER):
-                    cost[after], came[after] = price - below, state
+                    cost[after] = price - below
+                    came[after] = state
                     rest = self.rated.get(after, 0) or self.game.least(after)
                     heappush(queue, (max(about, price - below + rest), below - price, after))
         # no way from there is shorter than what is left of this one
@@ -122,7 +129,10 @@ class Searches(dict[tuple[int, ...], Search]):
 
     def __init__(self, M: int, backward: bool, most: int) -> None:
         super().__init__()
-        self.M, self.backward, self.most, self.states = M, backward, most, 0
+        self.M = M
+        self.backward = backward
+        self.most = most
+        self.states = 0
 
     def __missing__(self, sizes: tuple[int, int, int, int]) -> Search:
         self[sizes] = Search(Game(sizes, self.M, self.backward), self)

@@ -53,7 +53,8 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
     package = home / "flashsim"
     for path in sorted(package.rglob("*.py")):
         if not any(path.is_relative_to(package / room) for room in BESIDE):
-            file, source = str(path.relative_to(home)), path.read_text("utf-8")
+            file = str(path.relative_to(home))
+            source = path.read_text("utf-8")
             nodes = list(ast_nodes(get_ast(source)))
             for name, operator in operators.items():
                 spots = (spot for node in nodes for spot in operator.mutation_positions(node))

@@ -112,7 +112,8 @@ def main() -> None:
             try:
                 for number, found in enumerate(as_completed(started), 1):
                     (mutant, _), error = started[found], found.exception()
-                    entry, test = mutant.entry, None if error else found.result()
+                    entry = mutant.entry
+                    test = None if error else found.result()
                     if test is None and error is None and tests.stop is not None:
                         untried.append((mutant, None))
                         continue
@@ -271,7 +272,8 @@ def run_tests(home: Path, *arguments: str, limit: float | None = None) -> Second
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    command, null = [sys.executable, *PYTEST, f"--junitxml={said}", *arguments], subprocess.DEVNULL
+    command = [sys.executable, *PYTEST, f"--junitxml={said}", *arguments]
+    null = subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=home, env=environment, stdin=null, stdout=null, stderr=null
     ) as run:
@@ -293,7 +295,8 @@ def run_tests(home: Path, *arguments: str, limit: float | None = None) -> Second
         raise RuntimeError(f"{command} ended with {run.returncode}")
     found: Seconds = {}
     for case in ElementTree.parse(said).iter("testcase"):
-        file, name = case.get("classname", ""), case.get("name", "")
+        file = case.get("classname", "")
+        name = case.get("name", "")
         # that cannot be read
         test = f"{file.replace('.', '/')}.py::{name}" if file else f"{name.replace('.', '/')}.py"
         found[test] = (

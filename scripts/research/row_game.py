@@ -81,10 +81,8 @@ class Game:
             wanted = self.needs[product] | chip
             room = max(wanted.bit_count() - self.m, 0)
             for gone in itertools.combinations(bits(chip & ~self.needs[product]), room):
-                price, left = (
-                    sum(self.price[row] for row in gone),
-                    wanted - sum(1 << row for row in gone),
-                )
+                price = sum(self.price[row] for row in gone)
+                left = wanted - sum(1 << row for row in gone)
                 found.add((price, left))
         return {(price, self.settled(left, done)) for price, left in found}
 

@@ -99,7 +99,8 @@ class Game:
             raise ValueError(
                 f"d and d_v are {sizes[2]}, {sizes[3]}; expected sums S and dP of two terms at most"
             )
-        self.sizes, self.M = sizes, M
+        self.sizes = sizes
+        self.M = M
         self.sums = sums = (backward_sums if backward else forward_sums)(*sizes)
         self.number = number = {s.name: at for at, s in enumerate(sums)}
         inputs = sorted(
@@ -278,7 +279,9 @@ class Game:
             there = chip & self.all_of[at]
             if not there:
                 continue
-            f, m, bits = self.first[at], 0, there
+            f = self.first[at]
+            m = 0
+            bits = there
             while bits:
                 m |= (bits & -bits).bit_length() - 1 - f
                 bits &= bits - 1
@@ -289,7 +292,9 @@ class Game:
                 chip = chip & ~there | 1 << f + m
                 hbm &= ~there if s.output else -1
             if s.output and chip & self.whole[at]:
-                price, chip, hbm = price + 1, chip & ~self.whole[at], hbm | self.whole[at]
+                price = price + 1
+                chip = chip & ~self.whole[at]
+                hbm = hbm | self.whole[at]
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
         return price, self.alike((chip & keep, hbm & keep))
 
@@ -297,7 +302,8 @@ class Game:
         """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written
         first.
         """
-        found, rest = [(0, chip, hbm)] if lack <= 0 else [], words if lack > 0 else 0
+        found = [(0, chip, hbm)] if lack <= 0 else []
+        rest = words if lack > 0 else 0
         while rest:
             word = rest & -rest
             rest ^= word
@@ -318,7 +324,8 @@ class Game:
         for at, s in enumerate(self.sums):
             if (hbm if s.output else chip) & self.whole[at] or not keep & self.whole[at]:
                 continue
-            f, every = self.first[at], range(1, 2 ** len(s.terms))
+            f = self.first[at]
+            every = range(1, 2 ** len(s.terms))
             parts = [m for m in every if (chip | hbm) >> f + m & 1]
             here = chip & self.all_of[at]
             for t, operands in enumerate(self.operands[at]):
@@ -347,7 +354,8 @@ class Game:
         What is `gone` must have left before, for want of room: else it had better taken part.
         """
         chip, hbm = state
-        loads, lack = takes & ~chip, (chip | takes).bit_count() - self.M
+        loads = takes & ~chip
+        lack = (chip | takes).bit_count() - self.M
         if (
             takes.bit_count() > self.M
             or loads & ~(self.inputs | hbm)
@@ -357,7 +365,8 @@ class Game:
         for price, left, stored in self.room(chip, hbm, chip & ~takes, lack):
             if left & gone:
                 continue
-            price, left = price + loads.bit_count(), left | takes
+            price = price + loads.bit_count()
+            left = left | takes
             if old:
                 last = [(0, left & ~old, stored & ~old if self.sums[at].output else stored)]
             else:

@@ -8,7 +8,8 @@ from flashsim.masks.streaming import Streaming
 
 
 def mask(rng: np.random.Generator, N_q: int, N_k: int) -> tuple[Mask, NDArray[np.bool_]]:
-    sinks, window = int(rng.integers(0, N_k + 2)), int(rng.integers(1, N_k + 2))
+    sinks = int(rng.integers(0, N_k + 2))
+    window = int(rng.integers(1, N_k + 2))
     allowed = [
         [(p := i + N_k - N_q) - j >= 0 and (j < sinks or j > p - window) for j in range(N_k)]
         for i in range(N_q)

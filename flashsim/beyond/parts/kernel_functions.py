@@ -127,7 +127,8 @@ def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile, limit: f
 
 def distances(X: Tile, Z: Tile) -> Tile:
     """Return ‖x − z‖ for each row of X and each of Z."""
-    shape, d = (X.shape[0], Z.shape[0]), X.shape[1]
+    shape = (X.shape[0], Z.shape[0])
+    d = X.shape[1]
     if isinstance(X, ShapeOnly):
         return X.made(shape, other=2 * d * shape[0] * shape[1])
     r: Tile = np.abs(X[:, :1] - Z[:, :1].T)

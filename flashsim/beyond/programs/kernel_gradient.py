@@ -39,15 +39,14 @@ def kernel_gradient(
 ) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e), dY (N, e); return dX (N, d), in HBM."""
     on_chip = sram.on_chip
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 1
+    B_r = blocks.B_r  # line 1
+    B_c = blocks.B_c  # line 1
     dX = hbm.empty("dX", X.shape, V.dtype, "output")  # line 2
-    X, dY, dX, Z, V = (
-        X.divide(B_r),
-        dY.divide(B_r),
-        dX.divide(B_r),
-        Z.divide(B_c),
-        V.divide(B_c),
-    )  # line 2
+    X = X.divide(B_r)  # line 2
+    dY = dY.divide(B_r)  # line 2
+    dX = dX.divide(B_r)  # line 2
+    Z = Z.divide(B_c)  # line 2
+    V = V.divide(B_c)  # line 2
     for i in sram.loop(len(X)):  # line 3
         X_i, dY_i = sram.load(X[i], dY[i])  # line 4
         dX_i = sram.full(dX[i].shape, 0.0)  # line 5

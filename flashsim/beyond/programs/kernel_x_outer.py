@@ -34,9 +34,13 @@ def kernel_x_outer(
 ) -> Matrix:
     """Run on X (N, d), Z (n, d), V (n, e); return Y (N, e), in HBM."""
     on_chip = sram.on_chip
-    B_r, B_c = blocks.B_r, blocks.B_c  # line 1
+    B_r = blocks.B_r  # line 1
+    B_c = blocks.B_c  # line 1
     Y = hbm.empty("Y", (X.shape[0], V.shape[1]), V.dtype, "output")  # line 2
-    X, Y, Z, V = X.divide(B_r), Y.divide(B_r), Z.divide(B_c), V.divide(B_c)  # line 2
+    X = X.divide(B_r)  # line 2
+    Y = Y.divide(B_r)  # line 2
+    Z = Z.divide(B_c)  # line 2
+    V = V.divide(B_c)  # line 2
     for i in sram.loop(len(X)):  # line 3
         X_i = sram.load(X[i])  # line 4
         Y_i = sram.full(Y[i].shape, 0.0)  # line 5

@@ -75,27 +75,24 @@ def linformer(
     in HBM.
     """
     on_chip = sram.on_chip
-    B_r, B_c, B_e, B_k = blocks.B_r, blocks.B_c, blocks.B_e, blocks.B_k  # line 1
-    O, L = (
-        hbm.empty("O", V.shape, V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )  # line 2
+    B_r = blocks.B_r  # line 1
+    B_c = blocks.B_c  # line 1
+    B_e = blocks.B_e  # line 1
+    B_k = blocks.B_k  # line 1
+    O = hbm.empty("O", V.shape, V.dtype, "output")  # line 2
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)  # line 2
     K_low = hbm.empty("K_low", (E.shape[0], K.shape[1]), K.dtype)  # line 2
     V_low = hbm.empty("V_low", (F.shape[0], V.shape[1]), V.dtype)  # line 2
     returned = O, L  # line 2
-    Q, O, L, K, V = (
-        Q.divide(B_r),
-        O.divide(B_r),
-        L.divide(B_r),
-        K.divide(B_c),
-        V.divide(B_c),
-    )  # line 2
-    E, F, K_low, V_low = (
-        E.divide(B_e, B_c),
-        F.divide(B_e, B_c),
-        K_low.divide(B_e),
-        V_low.divide(B_e),
-    )  # line 2
+    Q = Q.divide(B_r)  # line 2
+    O = O.divide(B_r)  # line 2
+    L = L.divide(B_r)  # line 2
+    K = K.divide(B_c)  # line 2
+    V = V.divide(B_c)  # line 2
+    E = E.divide(B_e, B_c)  # line 2
+    F = F.divide(B_e, B_c)  # line 2
+    K_low = K_low.divide(B_e)  # line 2
+    V_low = V_low.divide(B_e)  # line 2
     for a in sram.loop(len(K_low)):  # line 3
         K_low_a = sram.full(K_low[a].shape, 0.0)  # line 4
         for j in sram.loop(len(K)):  # line 5
@@ -112,7 +109,8 @@ def linformer(
         # line 16: end for
         sram.store(V_low[a], V_low_a)  # line 17
     # line 18: end for
-    K_low, V_low = K_low.divide(B_k), V_low.divide(B_k)  # line 2
+    K_low = K_low.divide(B_k)  # line 2
+    V_low = V_low.divide(B_k)  # line 2
     for i in sram.loop(len(Q)):  # line 19
         Q_i = sram.load(Q[i])  # line 20
         O_i = sram.full(O[i].shape, 0.0)  # line 21

@@ -65,14 +65,20 @@ def performer(
 ) -> Matrix:
     """Run on Q, K (N, d), V (N, e), W (k, d); return O (N, e), in HBM."""
     on_chip = sram.on_chip
-    B_r, B_c, B_f, B_g = blocks.B_r, blocks.B_c, blocks.B_f, blocks.B_g  # line 1
-    O, z = (
-        hbm.empty("O", V.shape, V.dtype, "output"),
-        hbm.empty("z", (W.shape[0], 1), sram.dtype),
-    )  # line 2
+    B_r = blocks.B_r  # line 1
+    B_c = blocks.B_c  # line 1
+    B_f = blocks.B_f  # line 1
+    B_g = blocks.B_g  # line 1
+    O = hbm.empty("O", V.shape, V.dtype, "output")  # line 2
+    z = hbm.empty("z", (W.shape[0], 1), sram.dtype)  # line 2
     S = hbm.empty("S", (W.shape[0], V.shape[1]), V.dtype)  # line 2
-    Q, O, K, V = Q.divide(B_r), O.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 2
-    W, S, z = W.divide(B_f), S.divide(B_f), z.divide(B_f)  # line 2
+    Q = Q.divide(B_r)  # line 2
+    O = O.divide(B_r)  # line 2
+    K = K.divide(B_c)  # line 2
+    V = V.divide(B_c)  # line 2
+    W = W.divide(B_f)  # line 2
+    S = S.divide(B_f)  # line 2
+    z = z.divide(B_f)  # line 2
     for f in sram.loop(len(W)):  # line 3
         W_f = sram.load(W[f])  # line 4
         S_f = sram.full(S[f].shape, 0.0)  # line 5
@@ -94,7 +100,9 @@ def performer(
         sram.store(S[f], S_f)  # line 16
         sram.store(z[f], z_f)  # line 16
     # line 17: end for
-    W, S, z = W.divide(B_g), S.divide(B_g), z.divide(B_g)  # line 2
+    W = W.divide(B_g)  # line 2
+    S = S.divide(B_g)  # line 2
+    z = z.divide(B_g)  # line 2
     for i in sram.loop(len(Q)):  # line 18
         Q_i = sram.load(Q[i])  # line 19
         O_i = sram.full(O[i].shape, 0.0)  # line 20

@@ -70,16 +70,22 @@ def performer_materialised(
 ) -> Matrix:
     """Run on Q, K (N, d), V (N, e), W (k, d); return O (N, e), in HBM."""
     on_chip = sram.on_chip
-    B_r, B_c, B_f, B_g = blocks.B_r, blocks.B_c, blocks.B_f, blocks.B_g  # line 1
-    O, z = (
-        hbm.empty("O", V.shape, V.dtype, "output"),
-        hbm.empty("z", (W.shape[0], 1), sram.dtype),
-    )  # line 2
+    B_r = blocks.B_r  # line 1
+    B_c = blocks.B_c  # line 1
+    B_f = blocks.B_f  # line 1
+    B_g = blocks.B_g  # line 1
+    O = hbm.empty("O", V.shape, V.dtype, "output")  # line 2
+    z = hbm.empty("z", (W.shape[0], 1), sram.dtype)  # line 2
     S = hbm.empty("S", (W.shape[0], V.shape[1]), V.dtype)  # line 2
     A = hbm.empty("A", (Q.shape[0], W.shape[0]), Q.dtype).divide(B_r, B_g)  # line 2
     G = hbm.empty("G", (W.shape[0], K.shape[0]), K.dtype).divide(B_f, B_c)  # line 2
-    Q, O, K, V = Q.divide(B_r), O.divide(B_r), K.divide(B_c), V.divide(B_c)  # line 2
-    W, S, z = W.divide(B_f), S.divide(B_f), z.divide(B_f)  # line 2
+    Q = Q.divide(B_r)  # line 2
+    O = O.divide(B_r)  # line 2
+    K = K.divide(B_c)  # line 2
+    V = V.divide(B_c)  # line 2
+    W = W.divide(B_f)  # line 2
+    S = S.divide(B_f)  # line 2
+    z = z.divide(B_f)  # line 2
     for f in sram.loop(len(W)):  # line 3
         W_f = sram.load(W[f])  # line 4
         for j in sram.loop(len(K)):  # line 5
@@ -116,7 +122,8 @@ def performer_materialised(
         sram.store(S[f], S_f)  # line 30
         sram.store(z[f], z_f)  # line 30
     # line 31: end for
-    S, z = S.divide(B_g), z.divide(B_g)  # line 2
+    S = S.divide(B_g)  # line 2
+    z = z.divide(B_g)  # line 2
     for i in sram.loop(len(O)):  # line 32
         O_i = sram.full(O[i].shape, 0.0)  # line 33
         l_i = sram.full((O[i].shape[0], 1), 0.0)  # line 33

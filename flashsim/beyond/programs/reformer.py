@@ -78,7 +78,8 @@ def reformer(
     O_parts = hbm.empty("O_parts", (h * N, V.shape[1]), V.dtype).divide(C)  # line 2
     L_parts = hbm.empty("L_parts", (h * N, 1), sram.dtype).divide(C)  # line 2
     for a in sram.loop(h):  # line 3
-        O_a, L_a = O_parts.rows(a * N, (a + 1) * N), L_parts.rows(a * N, (a + 1) * N)  # line 2
+        O_a = O_parts.rows(a * N, (a + 1) * N)  # line 2
+        L_a = L_parts.rows(a * N, (a + 1) * N)  # line 2
         for i in sram.loop(len(O), alike=[i > 0 for i in range(len(O))]):  # line 4
             r_i = [sram.word(order[a, n]) for n in places(i, C, N)]  # line 5
             Q_i, H_i = sram.load(Q.at(r_i), home.at(r_i))  # line 6
@@ -114,7 +115,8 @@ def reformer(
         l_i = sram.full((O_i.shape[0], 1), 0.0)  # line 24
         m_i = sram.full((O_i.shape[0], 1), float("-inf"))  # line 24
         for a in sram.loop(h):  # line 25
-            O_a, L_a = O_parts.rows(a * N, (a + 1) * N), L_parts.rows(a * N, (a + 1) * N)  # line 26
+            O_a = O_parts.rows(a * N, (a + 1) * N)  # line 26
+            L_a = L_parts.rows(a * N, (a + 1) * N)  # line 26
             O_ia, L_ia = sram.load(O_a[i], L_a[i])  # line 26
             m_i_new = on_chip(maximum(m_i, L_ia))  # line 27
             l_i = on_chip(

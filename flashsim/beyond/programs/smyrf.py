@@ -62,12 +62,14 @@ def smyrf(
     """Run on Q, K (N, d), V (N, e), order_Q, order_K (h, N); return O (N, e), in HBM."""
     on_chip = sram.on_chip
     C, (h, N) = blocks.C, order_Q.shape  # line 1
-    order_Q, order_K = order_Q.divide(1, 1), order_K.divide(1, 1)  # line 1
+    order_Q = order_Q.divide(1, 1)  # line 1
+    order_K = order_K.divide(1, 1)  # line 1
     O = hbm.empty("O", V.shape, V.dtype, "output").divide(C)  # line 2
     O_parts = hbm.empty("O_parts", (h * N, V.shape[1]), V.dtype).divide(C)  # line 2
     L_parts = hbm.empty("L_parts", (h * N, 1), sram.dtype).divide(C)  # line 2
     for a in sram.loop(h):  # line 3
-        O_a, L_a = O_parts.rows(a * N, (a + 1) * N), L_parts.rows(a * N, (a + 1) * N)  # line 2
+        O_a = O_parts.rows(a * N, (a + 1) * N)  # line 2
+        L_a = L_parts.rows(a * N, (a + 1) * N)  # line 2
         for i in sram.loop(len(O)):  # line 4
             q_i = [sram.word(order_Q[a, n]) for n in places(i, C, N)]  # line 5
             k_i = [sram.word(order_K[a, n]) for n in places(i, C, N)]  # line 5
@@ -87,7 +89,8 @@ def smyrf(
         l_i = sram.full((O_i.shape[0], 1), 0.0)  # line 14
         m_i = sram.full((O_i.shape[0], 1), float("-inf"))  # line 14
         for a in sram.loop(h):  # line 15
-            O_a, L_a = O_parts.rows(a * N, (a + 1) * N), L_parts.rows(a * N, (a + 1) * N)  # line 16
+            O_a = O_parts.rows(a * N, (a + 1) * N)  # line 16
+            L_a = L_parts.rows(a * N, (a + 1) * N)  # line 16
             O_ia, L_ia = sram.load(O_a[i], L_a[i])  # line 16
             m_i_new = on_chip(maximum(m_i, L_ia))  # line 17
             l_i = on_chip(

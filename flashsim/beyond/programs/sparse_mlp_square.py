@@ -48,13 +48,20 @@ def sparse_mlp_square(
     """Run on X (N, d), W1 (d, f), W2 (f, o); return Y (N, o), in HBM."""
     on_chip = sram.on_chip
     (d, f), o = W1.shape, W2.shape[1]  # line 2
-    B_r, B_d, B_f, B_o = blocks.B_r, blocks.B_d, blocks.B_f, blocks.B_o  # line 1
-    M1, M2 = live("mask1", mask1, W1, B_d, B_f), live("mask2", mask2, W2, B_f, B_o)  # line 2
+    B_r = blocks.B_r  # line 1
+    B_d = blocks.B_d  # line 1
+    B_f = blocks.B_f  # line 1
+    B_o = blocks.B_o  # line 1
+    M1 = live("mask1", mask1, W1, B_d, B_f)  # line 2
+    M2 = live("mask2", mask2, W2, B_f, B_o)  # line 2
     Y = hbm.empty("Y", (X.shape[0], o), X.dtype, "output").divide(B_r, B_o)  # line 2
     H = hbm.empty("H", (X.shape[0], f), X.dtype).divide(B_r, 1)  # line 2
     H_tiles = H.divide(B_r, B_f)  # line 2
-    X, W1, W2 = X.divide(B_r, 1), W1.divide(1, B_f), W2.divide(1, B_o)  # line 2
-    in_d, in_f = np.repeat(M1, B_d, axis=0)[:d], np.repeat(M2, B_f, axis=0)[:f]  # line 2
+    X = X.divide(B_r, 1)  # line 2
+    W1 = W1.divide(1, B_f)  # line 2
+    W2 = W2.divide(1, B_o)  # line 2
+    in_d = np.repeat(M1, B_d, axis=0)[:d]  # line 2
+    in_f = np.repeat(M2, B_f, axis=0)[:f]  # line 2
     down = [M1[:, j].tobytes() for j in range(len(M2))]  # line 4
     across = [M2[:, k].tobytes() for k in range(M2.shape[1])]  # line 12
     for i in sram.loop(Y.blocks[0]):  # line 3

@@ -49,11 +49,17 @@ def sparse_mlp_unfused(
 ) -> Matrix:
     """Run on X (N, d), W1 (d, f), W2 (f, o); return Y (N, o), in HBM."""
     on_chip = sram.on_chip
-    B_r, B_d, B_f, B_o = blocks.B_r, blocks.B_d, blocks.B_f, blocks.B_o  # line 1
-    M1, M2 = live("mask1", mask1, W1, B_d, B_f), live("mask2", mask2, W2, B_f, B_o)  # line 2
+    B_r = blocks.B_r  # line 1
+    B_d = blocks.B_d  # line 1
+    B_f = blocks.B_f  # line 1
+    B_o = blocks.B_o  # line 1
+    M1 = live("mask1", mask1, W1, B_d, B_f)  # line 2
+    M2 = live("mask2", mask2, W2, B_f, B_o)  # line 2
     Y = hbm.empty("Y", (X.shape[0], W2.shape[1]), X.dtype, "output").divide(B_r, B_o)  # line 2
     H = hbm.empty("H", (X.shape[0], W1.shape[1]), X.dtype).divide(B_r, B_f)  # line 2
-    X, W1, W2 = X.divide(B_r, B_d), W1.divide(B_d, B_f), W2.divide(B_f, B_o)  # line 2
+    X = X.divide(B_r, B_d)  # line 2
+    W1 = W1.divide(B_d, B_f)  # line 2
+    W2 = W2.divide(B_f, B_o)  # line 2
     columns = [M1[:, j].tobytes() for j in range(len(M2))]  # line 5
     rows = [M2[j].tobytes() for j in range(len(M2))]  # line 16
     for i in sram.loop(len(X)):  # line 3

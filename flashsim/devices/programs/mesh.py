@@ -40,28 +40,34 @@ def mesh(
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L
     (H_q·n, 1), in HBM.
     """
-    hbm, sram, on_chip, rank, P = (
-        device.hbm,
-        device.sram,
-        device.sram.on_chip,
-        device.rank,
-        device.size,
-    )
-    H_q, H_kv, n, tau, d_v = share.H_q, share.H_kv, share.rows(rank), share.tau, V.shape[1]
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    P = device.size
+    H_q = share.H_q
+    H_kv = share.H_kv
+    n = share.rows(rank)
+    tau = share.tau
+    d_v = V.shape[1]
     in_row = [rank - rank % C + c for c in range(C)]
     in_column = [*range(rank % C, P, C)]
-    Q_of, K_of, V_of = {rank: Q}, {rank: K}, {rank: V}
+    Q_of = {rank: Q}
+    K_of = {rank: K}
+    V_of = {rank: V}
     sends: list[tuple[Matrix, int]] = []
     receives: list[tuple[Matrix, int]] = []
     for x in in_row:
         if x != rank:
             Q_of[x] = hbm.empty(f"Q_{x}", (H_q * share.rows(x), Q.shape[1]), Q.dtype)
-            sends, receives = [*sends, (Q, x)], [*receives, (Q_of[x], x)]
+            sends = [*sends, (Q, x)]
+            receives = [*receives, (Q_of[x], x)]
     for y in in_column:
         if y != rank:
             K_of[y] = hbm.empty(f"K_{y}", (H_kv * share.rows(y), K.shape[1]), K.dtype)
             V_of[y] = hbm.empty(f"V_{y}", (H_kv * share.rows(y), d_v), V.dtype)
-            sends, receives = [*sends, (K, y), (V, y)], [*receives, (K_of[y], y), (V_of[y], y)]
+            sends = [*sends, (K, y), (V, y)]
+            receives = [*receives, (K_of[y], y), (V_of[y], y)]
     device.wait(device.post(sends=sends, receives=receives))  # line 1
     made = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
     got = {
@@ -106,10 +112,8 @@ def mesh(
             receives=[(X, x) for x in others for X in got[x]],
         )
     )
-    O, L = (
-        hbm.empty("O", (H_q * n, d_v), V.dtype, "output"),
-        hbm.empty("L", (H_q * n, 1), sram.dtype),
-    )
+    O = hbm.empty("O", (H_q * n, d_v), V.dtype, "output")
+    L = hbm.empty("L", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 13
         O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (O, L))
         parts = [[share.head(X, h, n).divide(share.B_r) for X in got[x]] for x in in_row]
@@ -139,7 +143,8 @@ def _part(
     device: Device, share: Share, x: int, name: str, d_v: int
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Return room for O, ℓ, m of device x's rows."""
-    rows, dtype = share.H_q * share.rows(x), device.sram.dtype
+    rows = share.H_q * share.rows(x)
+    dtype = device.sram.dtype
     O, l, m = (
         device.hbm.empty(f"{X}_{name}", (rows, w), dtype)
         for X, w in (("O", d_v), ("l", 1), ("m", 1))

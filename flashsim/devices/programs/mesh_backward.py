@@ -45,16 +45,22 @@ def mesh_backward(
     C: int,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on own rows; return own rows of dQ, dK, dV, in the chip's type, in HBM."""
-    hbm, sram, on_chip, rank, P = (
-        device.hbm,
-        device.sram,
-        device.sram.on_chip,
-        device.rank,
-        device.size,
-    )
-    H_q, H_kv, g, n, tau = share.H_q, share.H_kv, share.group, share.rows(rank), share.tau
-    B_r, B_c, d, d_v = share.B_r, share.B_c, K.shape[1], V.shape[1]
-    in_row, in_column = [rank - rank % C + c for c in range(C)], [*range(rank % C, P, C)]
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    P = device.size
+    H_q = share.H_q
+    H_kv = share.H_kv
+    g = share.group
+    n = share.rows(rank)
+    tau = share.tau
+    B_r = share.B_r
+    B_c = share.B_c
+    d = K.shape[1]
+    d_v = V.shape[1]
+    in_row = [rank - rank % C + c for c in range(C)]
+    in_column = [*range(rank % C, P, C)]
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
         O_h, dO_h, D_h = (share.head(X, h, n).divide(B_r) for X in (O, dO, D))
@@ -94,7 +100,8 @@ def mesh_backward(
             )
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
-                dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
+                dK_j = sram.full(K_y[j].shape, 0.0)  # line 4
+                dV_j = sram.full(V_y[j].shape, 0.0)  # line 4
                 for r in sram.loop(g):  # line 5
                     for x in in_row:  # line 5
                         Q_x, dO_x, dQ_x, L_x, D_x = (

@@ -39,16 +39,19 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L
     (H_q·n, 1), in HBM.
     """
-    hbm, sram, on_chip, rank, P = (
-        device.hbm,
-        device.sram,
-        device.sram.on_chip,
-        device.rank,
-        device.size,
-    )
-    H_q, H_kv, n, most, tau = share.H_q, share.H_kv, share.rows(rank), share.most_rows, share.tau
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    P = device.size
+    H_q = share.H_q
+    H_kv = share.H_kv
+    n = share.rows(rank)
+    most = share.most_rows
+    tau = share.tau
     shape = H_q * n, V.shape[1]
-    O, L = hbm.empty("O", shape, V.dtype, "output"), hbm.empty("L", (H_q * n, 1), sram.dtype)
+    O = hbm.empty("O", shape, V.dtype, "output")
+    L = hbm.empty("L", (H_q * n, 1), sram.dtype)
     O_run = hbm.empty("O_run", shape, sram.dtype)
     l_run, m_run = (hbm.empty(name, (H_q * n, 1), sram.dtype) for name in ("l_run", "m_run"))
     buffers = [
@@ -63,11 +66,13 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
         if s + 1 < P:
             rows = H_kv * share.rows((rank - s - 1) % P)
             new = [matrix.rows(0, rows) for matrix in buffers[s % 2]]
-            right, left = (rank + 1) % P, (rank - 1) % P
+            right = (rank + 1) % P
+            left = (rank - 1) % P
             ticket = device.post(
                 sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
             )  # line 3
-        src, kinds = (rank - s) % P, share.kinds(rank, s)  # line 4
+        src = (rank - s) % P  # line 4
+        kinds = share.kinds(rank, s)  # line 4
         for h in sram.loop(H_q):  # line 5
             Q_h, O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (Q, O, L))
             parts = [share.head(X, h, n).divide(share.B_r) for X in (O_run, l_run, m_run)]

@@ -46,22 +46,20 @@ def ring_backward(
     """Run on own rows; return dQ (H_q·n, d), and own dK (H_kv·n, d) and dV (H_kv·n, d_v) in the
     chip's type, in HBM.
     """
-    hbm, sram, on_chip, rank, P = (
-        device.hbm,
-        device.sram,
-        device.sram.on_chip,
-        device.rank,
-        device.size,
-    )
-    H_q, H_kv, g, n, most, tau = (
-        share.H_q,
-        share.H_kv,
-        share.group,
-        share.rows(rank),
-        share.most_rows,
-        share.tau,
-    )
-    B_r, B_c, widths = share.B_r, share.B_c, (K.shape[1], V.shape[1])
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    P = device.size
+    H_q = share.H_q
+    H_kv = share.H_kv
+    g = share.group
+    n = share.rows(rank)
+    most = share.most_rows
+    tau = share.tau
+    B_r = share.B_r
+    B_c = share.B_c
+    widths = (K.shape[1], V.shape[1])
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
         O_h, dO_h, D_h = (share.head(X, h, n).divide(B_r) for X in (O, dO, D))
@@ -84,8 +82,10 @@ def ring_backward(
         ]
         for b in range(min(P, 2))
     ]
-    right, left = (rank + 1) % P, (rank - 1) % P
-    cur, acc = [K, V], [X.rows(0, H_kv * n) for X in sums[0]]  # line 1
+    right = (rank + 1) % P
+    left = (rank - 1) % P
+    cur = [K, V]  # line 1
+    acc = [X.rows(0, H_kv * n) for X in sums[0]]  # line 1
     for s in range(P):  # line 2
         if s + 1 < P:
             new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
@@ -103,10 +103,8 @@ def ring_backward(
                 if s:
                     dK_j, dV_j = sram.load(dK_h[j], dV_h[j])  # line 6
                 else:
-                    dK_j, dV_j = (
-                        sram.full(K_h[j].shape, 0.0),
-                        sram.full(V_h[j].shape, 0.0),
-                    )  # line 6
+                    dK_j = sram.full(K_h[j].shape, 0.0)  # line 6
+                    dV_j = sram.full(V_h[j].shape, 0.0)  # line 6
                 for r in sram.loop(g):  # line 7
                     h = g * h_kv + r
                     Q_h, dO_h, dQ_h, L_h, D_h = (

@@ -41,13 +41,18 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     """Run on own K (H_kv·n, d), V (H_kv·n, d_v), device 0 on Q (H_q·N_q, d), too; return O, L
     there, and empty ones elsewhere.
     """
-    hbm, sram, on_chip, rank = device.hbm, device.sram, device.sram.on_chip, device.rank
-    H_q, N_q, n, tau, d_v = share.H_q, len(share), share.rows(rank), share.tau, V.shape[1]
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    H_q = share.H_q
+    N_q = len(share)
+    n = share.rows(rank)
+    tau = share.tau
+    d_v = V.shape[1]
     parent, children = share.family(rank)
-    O, L = (
-        hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    O = hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     if parent is not None:
         Q = hbm.empty("Q_here", (H_q * N_q, Q.shape[1]), Q.dtype)
         device.wait(device.post(receives=[(Q, parent)]))  # line 1

@@ -33,15 +33,17 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own
     heads' L (heads·N, 1), in HBM.
     """
-    hbm, sram, on_chip, rank, P = (
-        device.hbm,
-        device.sram,
-        device.sram.on_chip,
-        device.rank,
-        device.size,
-    )
-    N, n, tau, d_v = len(share), share.rows(rank), share.tau, V.shape[1]
-    mine, kv = share.heads(rank), share.kv_heads(rank)
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    P = device.size
+    N = len(share)
+    n = share.rows(rank)
+    tau = share.tau
+    d_v = V.shape[1]
+    mine = share.heads(rank)
+    kv = share.kv_heads(rank)
     others = [x for x in range(P) if x != rank]
     Q_of, K_of, V_of = (
         {
@@ -73,7 +75,8 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
             Q_x, O_x = (
                 share.head(X_of[x], h, share.rows(x)).divide(share.B_r) for X_of in (Q_of, O_of)
             )
-            L_x, top = L.rows(top, top + share.rows(x)).divide(share.B_r), top + share.rows(x)
+            L_x = L.rows(top, top + share.rows(x)).divide(share.B_r)
+            top = top + share.rows(x)
             for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3

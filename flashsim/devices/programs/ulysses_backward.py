@@ -40,29 +40,23 @@ def ulysses_backward(
     """Run on own rows, and L (heads·N, 1) of own heads; return own rows of dQ, dK, dV, in the
     chip's type, in HBM.
     """
-    hbm, sram, on_chip, rank, P = (
-        device.hbm,
-        device.sram,
-        device.sram.on_chip,
-        device.rank,
-        device.size,
-    )
-    H_q, H_kv, g, N, n, tau = (
-        share.H_q,
-        share.H_kv,
-        share.group,
-        len(share),
-        share.rows(rank),
-        share.tau,
-    )
-    mine, kv, B_r, B_c, d, d_v = (
-        share.heads(rank),
-        share.kv_heads(rank),
-        share.B_r,
-        share.B_c,
-        K.shape[1],
-        V.shape[1],
-    )
+    hbm = device.hbm
+    sram = device.sram
+    on_chip = device.sram.on_chip
+    rank = device.rank
+    P = device.size
+    H_q = share.H_q
+    H_kv = share.H_kv
+    g = share.group
+    N = len(share)
+    n = share.rows(rank)
+    tau = share.tau
+    mine = share.heads(rank)
+    kv = share.kv_heads(rank)
+    B_r = share.B_r
+    B_c = share.B_c
+    d = K.shape[1]
+    d_v = V.shape[1]
     others = [x for x in range(P) if x != rank]
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
@@ -105,7 +99,8 @@ def ulysses_backward(
             )
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
-                dK_j, dV_j = sram.full(K_y[j].shape, 0.0), sram.full(V_y[j].shape, 0.0)  # line 4
+                dK_j = sram.full(K_y[j].shape, 0.0)  # line 4
+                dV_j = sram.full(V_y[j].shape, 0.0)  # line 4
                 for r in sram.loop(len(sharing[k])):  # line 5
                     h = sharing[k].start - mine.start + r
                     for x in range(P):  # line 5

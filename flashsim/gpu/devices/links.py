@@ -19,7 +19,8 @@ class Links:
     """
 
     def __init__(self, engine: Torch, *, overlap: bool = True) -> None:
-        self.engine, self.overlap = engine, overlap
+        self.engine = engine
+        self.overlap = overlap
         self.rank, self.size, self.sent = engine.rank, engine.size, dict[int, Link]()
         self.shares: dict[Any, Share] = {}  # by what was asked for
         if engine.device.type == "cuda":

@@ -32,13 +32,15 @@ def pieces(share: Share, rank: int, src: int) -> list[Piece]:
     same from row to row, a piece has all of them; where it grows by 1, it is causal. So a
     contiguous, a striped or a zigzag layout has one piece at most.
     """
-    rows, keys = share.queries[rank], share.where[src]
+    rows = share.queries[rank]
+    keys = share.where[src]
     if not len(rows) or not len(keys):
         return []
     if not isinstance(share.problem.mask, Causal):
         return [Piece(0, len(rows), len(keys), causal=False)]
     seen = np.searchsorted(keys, rows, side="right")
-    found, first = [], int(np.searchsorted(seen, 1))
+    found = []
+    first = int(np.searchsorted(seen, 1))
     while first < len(rows):
         slope = int(seen[first + 1] - seen[first]) if first + 1 < len(rows) else 0
         slope = slope if slope in (0, 1) else 0

@@ -23,9 +23,12 @@ def ring(links: Links, share: Share, Q: Any, K: Any, V: Any) -> tuple[Any, Any]:
     """Return O and L of own rows. Of more than two parts O is kept in float32, since each merge
     rounds it.
     """
-    rank, P = links.rank, links.size
-    right, left = (rank + 1) % P, (rank - 1) % P
-    O, L = Q.new_empty(Q.shape), Q.new_empty(Q.shape[:2]).float()
+    rank = links.rank
+    P = links.size
+    right = (rank + 1) % P
+    left = (rank - 1) % P
+    O = Q.new_empty(Q.shape)
+    L = Q.new_empty(Q.shape[:2]).float()
     cur = [K, V]
     for s in range(P):
         if s + 1 < P:
@@ -37,7 +40,8 @@ def ring(links: Links, share: Share, Q: Any, K: Any, V: Any) -> tuple[Any, Any]:
             q, (k, v) = Q[:, piece.first : piece.end], (X[:, : piece.keys] for X in cur)
             o, lse = tiles.attend(q, k, v, causal=piece.causal, scale=share.tau)
             if s == 0:  # own keys: one piece, of all rows
-                O, L = (o if P <= 2 else o.float()), lse
+                O = o if P <= 2 else o.float()
+                L = lse
             else:
                 tiles.merge(O, L, piece.first, o, lse)
         if s + 1 < P:
@@ -50,9 +54,12 @@ def ring_backward(
     links: Links, share: Share, Q: Any, K: Any, V: Any, O: Any, L: Any, dO: Any
 ) -> tuple[Any, Any, Any]:
     """Return dQ, dK, dV of own rows."""
-    rank, P = links.rank, links.size
-    right, left = (rank + 1) % P, (rank - 1) % P
-    cur, returning = [K, V], list[Any]()
+    rank = links.rank
+    P = links.size
+    right = (rank + 1) % P
+    left = (rank - 1) % P
+    cur = [K, V]
+    returning = list[Any]()
     dQ, *acc = (X.new_empty(X.shape, dtype=L.dtype) for X in (Q, K, V))
     back = acc
     for s in range(P):

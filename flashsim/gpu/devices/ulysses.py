@@ -69,7 +69,8 @@ def ulysses_backward(links: Links, share: Share, saved: Heads, dO: Any) -> list[
 
 def _to_heads(links: Links, share: Share, *own: Any) -> list[Any]:
     """Return own heads, all rows, of tensors of which each device has all heads, own rows."""
-    P, rank = links.size, links.rank
+    P = links.size
+    rank = links.rank
     parts = [
         [
             X[_heads(X, P, rank)]
@@ -87,7 +88,8 @@ def _to_heads(links: Links, share: Share, *own: Any) -> list[Any]:
 
 def _to_rows(links: Links, share: Share, *mine: Any) -> list[Any]:
     """Return all heads, own rows, of tensors of which each device has own heads, all rows."""
-    P, rank = links.size, links.rank
+    P = links.size
+    rank = links.rank
     ends = [0]
     for x in range(P):
         ends.append(ends[-1] + share.rows(x))

@@ -118,7 +118,8 @@ def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[flo
     """
     type_: Any = np.dtype(dtype).type
     sign = 1.0 if outward > 0 else -1.0
-    inner, outer = type_(guess - sign), type_(guess + sign)
+    inner = type_(guess - sign)
+    outer = type_(guess + sign)
     while np.nextafter(inner, type_(outward)) != outer:
         middle = type_((float(inner) + float(outer)) / 2)
         inner, outer = (middle, outer) if holds(exp(middle, dtype)) else (inner, middle)
@@ -146,7 +147,8 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     yield ""
     rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
     for at in run.claims:
-        name, verdict = f"exp({fixed(at.x, 0)})", "right" if at.right else "WRONG"
+        name = f"exp({fixed(at.x, 0)})"
+        verdict = "right" if at.right else "WRONG"
         rows.append(
             (name, at.chapter, scientific(at.in_float32), scientific(at.in_float64), verdict)
         )

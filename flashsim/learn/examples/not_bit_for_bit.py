@@ -15,7 +15,9 @@ from flashsim.problem.inputs import Array
 from flashsim.reference import error_bound, rounding
 from flashsim.simulate.api import forward
 
-N, D, SEED = 128, 32, 0
+N = 128
+D = 32
+SEED = 0
 TILINGS = ((128, 128), (32, 32), (64, 16), (16, 64))
 M = 65_536  # room for any of these tiles
 
@@ -69,7 +71,8 @@ def compare(
         found = forward(name, Q, K, V, M=M, blocks=blocks)
         return found.O, error_bound(Q, K, V, **rounding(name, found.blocks))
 
-    standard, flash = "Algorithm 0", [f"Algorithm 1, {B_r} × {B_c}" for B_r, B_c in tilings]
+    standard = "Algorithm 0"
+    flash = [f"Algorithm 1, {B_r} × {B_c}" for B_r, B_c in tilings]
     again = f"{flash[0]}, again"
     results = {standard: run("standard"), again: run("flash_basic", tilings[0])}
     results |= {

@@ -33,7 +33,8 @@ from flashsim.reference import attention
 Q = ((1.0, 0.5), (0.8, -0.1), (0.2, 0.9), (-0.3, 0.4), (0.7, 0.6), (0.1, -0.5))
 K = ((0.3, 0.7), (0.6, 0.2), (-0.1, 0.8), (0.4, -0.3), (0.9, 0.1), (0.2, 0.5))
 V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.3, 0.7), (0.6, 0.4))
-B_q, B_k = 2, 3
+B_q = 2
+B_k = 3
 nothing = partial(np.zeros, (0, 0))
 
 
@@ -114,27 +115,28 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
     """
     m = max(m_old, S.max())
     correction = np.exp(m_old - m)
-    s_corrected, O_corrected = s_old * correction, O_old * correction
+    s_corrected = s_old * correction
+    O_corrected = O_old * correction
     weights = np.exp(S - m)
-    s, O = s_corrected + weights.sum(), O_corrected + weights @ V_tile
+    s = s_corrected + weights.sum()
+    O = O_corrected + weights @ V_tile
     return Row(query, m_old, s_old, O_old, m, correction, s_corrected, O_corrected, weights, s, O)
 
 
 def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int) -> QueryTile:
     """Stream all keys and values past one tile of queries."""
     dtype = Q.dtype.type
-    m, s, O = (
-        [dtype(-np.inf)] * len(queries),
-        [dtype(0)] * len(queries),
-        [np.zeros(V.shape[1], dtype)] * len(queries),
-    )
+    m = [dtype(-np.inf)] * len(queries)
+    s = [dtype(0)] * len(queries)
+    O = [np.zeros(V.shape[1], dtype)] * len(queries)
     tiles = []
     for start in range(0, len(K), B_k):
         keys = range(start, min(start + B_k, len(K)))
         if keys.start > queries[-1]:  # all masked: even its first key comes after its last query
             tiles.append(Tile(queries, keys))
             continue
-        K_tile, V_tile = K[keys.start : keys.stop], V[keys.start : keys.stop]
+        K_tile = K[keys.start : keys.stop]
+        V_tile = V[keys.start : keys.stop]
         products = Q[queries.start : queries.stop] @ K_tile.T
         S = products / dtype(math.sqrt(Q.shape[1]))
         after = np.arange(keys.start, keys.stop) > np.arange(queries.start, queries.stop)[:, None]
@@ -142,9 +144,12 @@ def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int) -> QueryT
         rows = [
             update(queries[i], m[i], s[i], O[i], S_masked[i], V_tile) for i in range(len(queries))
         ]
-        m, s, O = [row.m for row in rows], [row.s for row in rows], [row.O for row in rows]
+        m = [row.m for row in rows]
+        s = [row.s for row in rows]
+        O = [row.O for row in rows]
         tiles.append(Tile(queries, keys, products, S, S_masked, tuple(rows)))
-    sums, unnormalised = np.array(s), np.array(O)
+    sums = np.array(s)
+    unnormalised = np.array(O)
     return QueryTile(
         queries, tuple(tiles), np.array(m), sums, unnormalised, unnormalised / sums[:, None]
     )
@@ -224,7 +229,8 @@ def _named(what: str, indices: range) -> str:
 
 
 def _skipped_lines(tile: Tile) -> Iterator[str]:
-    last, first = tile.queries[-1], tile.keys[0]
+    last = tile.queries[-1]
+    first = tile.keys[0]
     yield from wrapped(
         f"Its first key, {first}, comes after the tile's last query, {last}: every score would be "
         "masked to −∞ and every "
@@ -241,7 +247,8 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
             terms = " + ".join(
                 f"{factor(a)}·{factor(b)}" for a, b in zip(run.Q[query], run.K[key], strict=True)
             )
-            dot, score = fixed(tile.products[i, j], 2), fixed(tile.S[i, j], 3)
+            dot = fixed(tile.products[i, j], 2)
+            score = fixed(tile.S[i, j], 3)
             rows.append((f"Q[{query}]·K[{key}] = {terms}", f"= {dot:>5}  / {root} = {score:>6}"))
     yield from table(rows, "    ")
     yield ""

@@ -38,7 +38,9 @@ from flashsim.support.blas import one_blas_thread
 from flashsim.support.jobs import in_any_order
 from flashsim.tracing.planting import planted
 
-STEPS, BATCH, SEED = 300, 4, 0
+STEPS = 300
+BATCH = 4
+SEED = 0
 LAST = 20  # steps whose mean loss is a curve's end
 EARLY = 10
 # how far losses may be apart: at any step; at the first `EARLY` ones
@@ -96,7 +98,8 @@ class Setup:
         """Return its attention as the transformer takes it."""
         if self.name == GPU:
             return partial(on_a_gpu, self.bug)
-        algorithm, bug = BACKWARD[self.name], self.bug
+        algorithm = BACKWARD[self.name]
+        bug = self.bug
         if bug is not None:
             algorithm = planted(
                 algorithm, (bug.before, bug.after), within=bug.within, what=bug.what
@@ -207,7 +210,9 @@ def train(setup: Setup) -> Curve:
     """Train from the same weights on the same batches as every other."""
     (characters, distinct), attend = text(), setup.attend()
     weights = initial(distinct, SEED, setup.dtype)
-    adam, rng, losses = Adam(weights), np.random.default_rng(SEED), []
+    adam = Adam(weights)
+    rng = np.random.default_rng(SEED)
+    losses = []
     with one_blas_thread():
         for _ in range(setup.steps):
             starts = rng.integers(0, len(characters) - CONTEXT, size=BATCH)
@@ -261,7 +266,8 @@ def distances(curves: Sequence[Curve]) -> Iterator[Distance]:
         looked_at = apart if curve.dtype == "float64" else apart[:EARLY]
         (beyond,) = np.nonzero(~(looked_at <= WITHIN[curve.dtype]))
         shows = int(beyond[0]) + 1 if len(beyond) else None
-        early, most = float(apart[:EARLY].max()), float(apart.max())
+        early = float(apart[:EARLY].max())
+        most = float(apart.max())
         yield Distance(
             curve.title, curve.dtype, curve.bug, early, most, curve.end, len(apart), shows
         )

@@ -17,7 +17,10 @@ import numpy as np
 
 from flashsim.problem.inputs import Array
 
-LAYERS, WIDTH, HEADS, CONTEXT = 2, 32, 2, 64
+LAYERS = 2
+WIDTH = 32
+HEADS = 2
+CONTEXT = 64
 
 Back = Callable[[Array], tuple[Array, Array, Array]]
 Attend = Callable[[Array, Array, Array], tuple[Array, Back]]
@@ -28,7 +31,8 @@ def initial(characters: int, seed: int, dtype: str) -> Weights:
     """Return weights drawn in float64 and rounded to `dtype`: those of one seed are the same
     numbers in every type.
     """
-    rng, D = np.random.default_rng(seed), WIDTH
+    rng = np.random.default_rng(seed)
+    D = WIDTH
     shapes = {"embed": (characters, D), "place": (CONTEXT, D)}
     for n in range(LAYERS):
         shapes |= {
@@ -74,8 +78,12 @@ def loss_and_gradients(weights: Weights, tokens: Array, attend: Attend) -> tuple
 
     tokens  (batch, N + 1) whole numbers below the number of characters, N at most `CONTEXT`
     """
-    before, after = tokens[:, :-1], tokens[:, 1:]
-    N, W, gradients, steps = before.shape[1], weights, {}, []
+    before = tokens[:, :-1]
+    after = tokens[:, 1:]
+    N = before.shape[1]
+    W = weights
+    gradients = {}
+    steps = []
     x = W["embed"][before] + W["place"][:N]
     for n in range(LAYERS):
         a, norm_1 = norm(x)
@@ -122,7 +130,11 @@ class Adam:
     def __init__(
         self, weights: Weights, rate: float = 3e-3, b1: float = 0.9, b2: float = 0.99
     ) -> None:
-        self.weights, self.rate, self.b1, self.b2, self.t = weights, rate, b1, b2, 0
+        self.weights = weights
+        self.rate = rate
+        self.b1 = b1
+        self.b2 = b2
+        self.t = 0
         self.m, self.v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
 
     def step(self, gradients: Weights) -> None:
@@ -131,5 +143,6 @@ class Adam:
         for name, g in gradients.items():
             self.m[name] += (1 - self.b1) * (g - self.m[name])
             self.v[name] += (1 - self.b2) * (g * g - self.v[name])
-            m, v = self.m[name] / (1 - self.b1**self.t), self.v[name] / (1 - self.b2**self.t)
+            m = self.m[name] / (1 - self.b1**self.t)
+            v = self.v[name] / (1 - self.b2**self.t)
             self.weights[name] -= (self.rate * m / (np.sqrt(v) + 1e-8)).astype(g.dtype)

@@ -51,7 +51,9 @@ class Apart(Work):
     """
 
     def __init__(self, path: Path, exercise: Exercise, limits: Limits = Limits()) -> None:
-        self.path, self._limits, self._late = path, limits, False
+        self.path = path
+        self._limits = limits
+        self._late = False
         self._folder = tempfile.TemporaryDirectory(prefix="flashsim-", ignore_cleanup_errors=True)
         paths = os.pathsep.join(
             [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -192,7 +194,8 @@ def again(hbm: HBM, sram: SRAM, entry: Any) -> None:
         case ["load", str() as name, [int(), int(), int(), int()] as where, None]:
             sram.evict(sram.load(block(hbm.matrix(name), where)))
         case ["store", str() as name, [int(), int(), int(), int()] as where, values]:
-            tile, to = unpacked(values), block(hbm.matrix(name), where)
+            tile = unpacked(values)
+            to = block(hbm.matrix(name), where)
             if not isinstance(tile, np.ndarray) or tile.shape != to.shape:
                 raise ValueError("a store of another shape")
             tile = sram.on_chip(tile.astype(sram.dtype))

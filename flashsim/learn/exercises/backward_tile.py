@@ -9,7 +9,8 @@ from flashsim.learn.exercises.judging import expect, numbers, pair
 from flashsim.learn.exercises.work import Work
 from flashsim.problem.inputs import Array
 
-NUMBER, TITLE = 10, "a tile of the backward pass"
+NUMBER = 10
+TITLE = "a tile of the backward pass"
 TEXT = '''
 The backward pass, Algorithm 4, for one tile, without mask and dropout. P_ij is
 not kept from the forward pass: it is computed again, from l_i and m_i.
@@ -58,7 +59,13 @@ def grade(work: Work) -> str:
         )
     }
     rng = np.random.default_rng(0)
-    N_q, N_k, d, d_v, B_r, B_c, tau = 6, 8, 4, 4, 2, 4, 0.5
+    N_q = 6
+    N_k = 8
+    d = 4
+    d_v = 4
+    B_r = 2
+    B_c = 4
+    tau = 0.5
     Q, K, V, dO = (rng.normal(size=(n, w)) for n, w in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
     S = tau * Q @ K.T
     m = S.max(1, keepdims=True)
@@ -70,7 +77,8 @@ def grade(work: Work) -> str:
     )
     for j in range(0, N_k, B_c):
         for i in range(0, N_q, B_r):
-            r, c = slice(i, i + B_r), slice(j, j + B_c)
+            r = slice(i, i + B_r)
+            c = slice(j, j + B_c)
             given = (Q[r], K[c], V[c], O[r], dO[r], l[r], m[r])
             gains = pair("tile", tile(*(a.copy() for a in given), tau, when=when), "dQ, dK, dV")
             said = f"After tile j = {j // B_c + 1}, i = {i // B_r + 1}"
@@ -106,8 +114,10 @@ Gains = tuple[Any, Any, Any]
 def _gains(given: Sequence[Array], tau: float) -> tuple[Gains, dict[str, Gains]]:
     """Return a tile's dQ, dK, dV, and those that each mistake leads to."""
     Q, K, V, O, dO, l, m = given
-    S, dP = tau * Q @ K.T, dO @ V.T
-    own, rows = np.exp(S - m), dO * O
+    S = tau * Q @ K.T
+    dP = dO @ V.T
+    own = np.exp(S - m)
+    rows = dO * O
     P, D = own / l, rows.sum(1, keepdims=True)
     dS = P * (dP - D)
 

@@ -8,7 +8,8 @@ from flashsim.learn.exercises.judging import expect, explained, same
 from flashsim.learn.exercises.work import Work
 from flashsim.problem.inputs import Array
 
-NUMBER, TITLE = 7, "a mask, tile by tile"
+NUMBER = 7
+TITLE = "a mask, tile by tile"
 TEXT = '''
 Causal attention: a query sees itself and what came before. With N_k keys and
 N_q queries, the queries are the last ones, so query q sees the keys
@@ -73,8 +74,11 @@ def _masked(
     S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int
 ) -> tuple[Array, dict[str, Array]]:
     """Return a tile as it should be, and what each mistake makes of it."""
-    rows, columns, more = np.arange(S.shape[0])[:, None], np.arange(S.shape[1]), N_k - N_q
-    q, k = i * B_r + rows, j * B_c + columns
+    rows = np.arange(S.shape[0])[:, None]
+    columns = np.arange(S.shape[1])
+    more = N_k - N_q
+    q = i * B_r + rows
+    k = j * B_c + columns
     right = k <= q + more
     kept = {
         "The diagonal is masked too: a query sees itself, so <= and not <.": (k < q + more),

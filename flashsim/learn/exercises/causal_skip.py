@@ -7,7 +7,8 @@ import numpy as np
 from flashsim.learn.exercises.judging import expect_count, explained
 from flashsim.learn.exercises.work import Work, Wrong
 
-NUMBER, TITLE = 8, "skip what a causal mask empties"
+NUMBER = 8
+TITLE = "skip what a causal mask empties"
 TEXT = '''
 About half of the tiles of causal attention are masked whole. Such a tile gives
 nothing, and this is known without looking at it. So its loads are skipped:
@@ -76,7 +77,8 @@ def grade(work: Work) -> str:
 
 
 def _tiles(B_r: int, B_c: int, N_q: int, N_k: int) -> list[Tile]:
-    T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
+    T_r = -(-N_q // B_r)
+    T_c = -(-N_k // B_c)
     return [(i, j, B_r, B_c, N_q, N_k) for i in range(T_r) for j in range(T_c)]
 
 
@@ -91,8 +93,11 @@ def _reads(tiles: Iterable[Tile]) -> int:
 
 
 def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -> dict[str, bool]:
-    first, last = i * B_r, min((i + 1) * B_r, N_q if cut else N_q + B_r) - 1  # queries
-    key, last_key = j * B_c, min((j + 1) * B_c, N_k) - 1
+    # queries
+    first = i * B_r
+    last = min((i + 1) * B_r, N_q if cut else N_q + B_r) - 1
+    key = j * B_c
+    last_key = min((j + 1) * B_c, N_k) - 1
     more = N_k - N_q
     return {
         "Every tile is live here: none is skipped.": True,

@@ -19,7 +19,8 @@ from flashsim.machine.memory import HBM, SRAM, Event, Matrix
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    asked = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)

@@ -8,7 +8,8 @@ from flashsim.machine.memory import SramOverflow
 from flashsim.problem.arguments import shown
 from flashsim.simulate.api import count
 
-NUMBER, TITLE = 11, "choose blocks for this M"
+NUMBER = 11
+TITLE = "choose blocks for this M"
 TEXT = '''
 Algorithm 1 reads Q and O once for each of the T_c blocks of keys: the larger
 B_c, the fewer accesses. But what is on chip at once must fit. At line 12 it is

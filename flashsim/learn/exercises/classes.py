@@ -18,7 +18,9 @@ from flashsim.support.exporting import in_csv
 
 COLUMNS = ("file", "exercise", "verdict", "seen", "hint", "seconds")
 SUFFIXES = (".ipynb", ".py")
-SOLVED, NOT_YET, NOT_GRADED = "solved", "not yet", "not graded"
+SOLVED = "solved"
+NOT_YET = "not yet"
+NOT_GRADED = "not graded"
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,17 @@ def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits)
     begun = time.monotonic()
     try:
         with Apart(path, exercise, limits) as work:
-            verdict, seen, hint = SOLVED, exercise.grade(work), ""
+            verdict = SOLVED
+            seen = exercise.grade(work)
+            hint = ""
     except Wrong as wrong:
-        verdict, seen, hint = NOT_YET, wrong.seen, hint_on_return(path) or wrong.hint
+        verdict = NOT_YET
+        seen = wrong.seen
+        hint = hint_on_return(path) or wrong.hint
     except Exception as error:  # the file's answers were such that the judge cannot compare them
-        verdict, seen, hint = NOT_GRADED, f"The judge failed: {type(error).__name__}: {error}", ""
+        verdict = NOT_GRADED
+        seen = f"The judge failed: {type(error).__name__}: {error}"
+        hint = ""
     return Row(
         name,
         exercise.name,

@@ -4,7 +4,8 @@ from flashsim.learn.exercises.judging import expect_count, pair
 from flashsim.learn.exercises.work import Work
 from flashsim.simulate.api import count
 
-NUMBER, TITLE = 12, "count by hand"
+NUMBER = 12
+TITLE = "count by hand"
 TEXT = '''
 Predict what Algorithm 1 reads from HBM and writes to it, in elements. The
 prediction must equal what the simulator counts, for every N, blocks that do
@@ -47,7 +48,9 @@ def grade(work: Work) -> str:
         traffic = count("flash_basic", N=N, d=d, M=10**6, blocks=(B_r, B_c)).hbm
         reads, writes = pair("accesses", accesses(N, d, B_r, B_c), "reads, writes")
         said = f"N = {N}, d = {d}, blocks ({B_r}, {B_c})"
-        T_c, T_r, once = -(-N // B_c), -(-N // B_r), 2 * N * d
+        T_c = -(-N // B_c)
+        T_r = -(-N // B_r)
+        once = 2 * N * d
         of_reads = {
             "N / B_c is rounded down. A short block at the end is a block: round up.": once
             + N // B_c * (once + 2 * N),

@@ -21,7 +21,8 @@ from flashsim.machine.memory import HBM, SRAM, Matrix
 from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks
 
-NUMBER, TITLE = 6, "the loops exchanged, and one division"
+NUMBER = 6
+TITLE = "the loops exchanged, and one division"
 RIGHT = "q_outer"
 TEXT = '''
 Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
@@ -80,7 +81,8 @@ def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]
     def q_outer(
         hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks
     ) -> tuple[Matrix, ...]:
-        B_r, B_c = blocks.B_r, blocks.B_c
+        B_r = blocks.B_r
+        B_c = blocks.B_c
         O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
         attention(hbm, sram, Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r), blocks)
         return (O,)
@@ -99,7 +101,8 @@ def grade(work: Work) -> str:
 
 def _run(attention: Callable[..., object], problem: Problem) -> int:
     (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
-    T_r, T_c = blocks.T_r, blocks.T_c
+    T_r = blocks.T_r
+    T_c = blocks.T_c
     stage, divided = problem.placed(watched := Turns(tiles=("m_i", "l_i", "O_i")))
     divided.append(stage.output("O", (N_q, d), blocks.B_r))
     watched.judge(
@@ -107,7 +110,8 @@ def _run(attention: Callable[..., object], problem: Problem) -> int:
         partial(_judge, problem),
         T_r * T_c,
     )
-    want, last = over(*problem[:3]), np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
+    want = over(*problem[:3])
+    last = np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
     mistakes = {
         "O was never stored: what HBM has not been given reads as NaN.": np.full_like(
             want.O, np.nan
@@ -144,13 +148,16 @@ def _run(attention: Callable[..., object], problem: Problem) -> int:
 
 def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     rows, keys, before, want = problem.at(i, j)
-    S, V = problem.Q[rows] @ problem.K[keys].T, problem.V[keys]
+    S = problem.Q[rows] @ problem.K[keys].T
+    V = problem.V[keys]
     P = np.exp(S - want.m)
     with np.errstate(all="ignore"):
         a = np.exp(before.m - want.m)
         inverse = before.l / a
-    l, O = before.l, before.O * before.l
-    P_sum, PV = P.sum(1, keepdims=True), P @ V
+    l = before.l
+    O = before.O * before.l
+    P_sum = P.sum(1, keepdims=True)
+    PV = P @ V
     sums = want._replace(O=want.O * want.l)
     early = (
         "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide "

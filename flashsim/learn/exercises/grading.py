@@ -107,7 +107,8 @@ def progress(folder: Path, own: Exercise | None = None) -> dict[str, dict[str, A
 
 def keep(folder: Path, of: Exercise, **changes: Any) -> None:
     """Keep what was reached. A folder that cannot be written to keeps nothing."""
-    name, reached = of.name, progress(folder, of)
+    name = of.name
+    reached = progress(folder, of)
     if changes.items() <= reached[name].items():
         return
     reached[name] |= changes

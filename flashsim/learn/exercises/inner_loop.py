@@ -16,7 +16,8 @@ from flashsim.problem.inputs import Array
 from flashsim.problem.shapes import Blocks
 from flashsim.simulate.api import count
 
-NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
+NUMBER = 5
+TITLE = "Algorithm 1, lines 9 to 13"
 RIGHT = "flash_basic"
 LINES = """\
  9  S_ij = Q_i K_j^T
@@ -105,16 +106,15 @@ class Problem(NamedTuple):
     def of(cls, N_q: int, N_k: int, d: int, B_r: int, B_c: int) -> Problem:
         """Draw one of this size."""
         rng = np.random.default_rng(N_k)
-        Q, K, V = (
-            1.5 * rng.normal(size=(N_q, d)),
-            rng.normal(size=(N_k, d)),
-            rng.normal(size=(N_k, d)),
-        )
+        Q = 1.5 * rng.normal(size=(N_q, d))
+        K = rng.normal(size=(N_k, d))
+        V = rng.normal(size=(N_k, d))
         return cls(Q, K, V, Blocks(B_r, B_c, N_q=N_q, N_k=N_k))
 
     def placed(self, watched: Turns) -> tuple[Stage, list[Matrix]]:
         """Return a stage with Q, K and V, and these in blocks."""
-        stage, B = Stage({"Q": self.Q, "K": self.K, "V": self.V}, observers=[watched]), self.blocks
+        stage = Stage({"Q": self.Q, "K": self.K, "V": self.V}, observers=[watched])
+        B = self.blocks
         return stage, [
             stage.divided(name, rows) for name, rows in (("Q", B.B_r), ("K", B.B_c), ("V", B.B_c))
         ]
@@ -123,8 +123,13 @@ class Problem(NamedTuple):
         """Return the rows of block i, the keys of block j, and the rows' states before these
         keys and after them.
         """
-        B_r, B_c, Q, K, V = self.blocks.B_r, self.blocks.B_c, self.Q, self.K, self.V
-        rows, keys = slice(i * B_r, (i + 1) * B_r), slice(j * B_c, min((j + 1) * B_c, len(K)))
+        B_r = self.blocks.B_r
+        B_c = self.blocks.B_c
+        Q = self.Q
+        K = self.K
+        V = self.V
+        rows = slice(i * B_r, (i + 1) * B_r)
+        keys = slice(j * B_c, min((j + 1) * B_c, len(K)))
         before, after = (over(Q[rows], K[:end], V[:end]) for end in (keys.start, keys.stop))
         return rows, keys, before, after
 
@@ -138,12 +143,13 @@ def whole(flash: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
     def flash_basic(
         hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks
     ) -> tuple[Matrix, ...]:
-        N, d_v, B_r, B_c = Q.shape[0], V.shape[1], blocks.B_r, blocks.B_c
+        N = Q.shape[0]
+        d_v = V.shape[1]
+        B_r = blocks.B_r
+        B_c = blocks.B_c
         O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
-        l, m = (
-            hbm.full("l", (N, 1), 0.0, sram.dtype),
-            hbm.full("m", (N, 1), float("-inf"), sram.dtype),
-        )  # line 2
+        l = hbm.full("l", (N, 1), 0.0, sram.dtype)  # line 2
+        m = hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
         divided = (
             X.divide(rows)
             for X, rows in ((Q, B_r), (K, B_c), (V, B_c), (O, B_r), (l, B_r), (m, B_r))
@@ -166,7 +172,8 @@ def grade(work: Work) -> str:
 def run(flash: Callable[..., object], problem: Problem) -> int:
     """Run a student's Algorithm 1 once and judge it; return the number of inner turns."""
     (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
-    T_r, T_c = blocks.T_r, blocks.T_c
+    T_r = blocks.T_r
+    T_c = blocks.T_c
     stage, divided = problem.placed(watched := Turns(matrices=("m", "l", "O")))
     for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
         divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
@@ -175,7 +182,9 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
     )
     counted = count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
     for name, want in counted.hbm.by_array.items():
-        got, reads, writes = stage.moved(name), want.reads, want.writes
+        got = stage.moved(name)
+        reads = want.reads
+        writes = want.writes
         inside = (
             f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside "
             "it."
@@ -199,9 +208,11 @@ def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
     S = Q_i @ K_j.T
     m_tilde = rowmax(S)
     P_tilde = np.exp(S - m_tilde)
-    l_tilde, PV = rowsum(P_tilde), P_tilde @ problem.V[keys]
+    l_tilde = rowsum(P_tilde)
+    PV = P_tilde @ problem.V[keys]
     with np.errstate(all="ignore"):
-        a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
+        a = np.exp(m - want.m)
+        b = np.exp(m_tilde - want.m)
         square = (
             {"K_j is not transposed: line 9 is Q_i K_j^T.": rowmax(Q_i @ K_j)}
             if S.shape == Q_i.shape

@@ -29,7 +29,8 @@ def same(got: Any, want: Any) -> bool:
     """Say whether two arrays are equal up to rounding; NaN equals NaN. What is not an array of
     numbers equals nothing.
     """
-    found, wanted = numbers(got), numbers(want)
+    found = numbers(got)
+    wanted = numbers(want)
     if found is None or wanted is None or found.shape != wanted.shape:
         return False
     return bool(np.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))

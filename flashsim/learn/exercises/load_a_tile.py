@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.exercises.judging import Stage, expect, expect_count
 from flashsim.learn.exercises.work import Work
 
-NUMBER, TITLE = 1, "load a tile"
+NUMBER = 1
+TITLE = "load a tile"
 TEXT = '''
 HBM is large and slow. SRAM is small: it holds M elements, and only what is in
 SRAM can be computed with. A matrix in HBM is a handle; X[i] is its i-th block
@@ -42,9 +43,11 @@ def grade(work: Work) -> str:
     for N, d, rows in ((12, 4, 3), (7, 3, 2)):
         values = np.random.default_rng(N).normal(size=(N, d))
         stage = Stage({"X": values}, M=3 * rows * d)
-        X, Y = stage.divided("X", rows), stage.output("Y", (N, d), rows)
+        X = stage.divided("X", rows)
+        Y = stage.output("Y", (N, d), rows)
         square(stage.hbm, stage.sram, X, Y)
-        got, nan = stage.hbm.peek("Y"), np.full((N, d), np.nan)
+        got = stage.hbm.peek("Y")
+        nan = np.full((N, d), np.nan)
         first = np.where(np.arange(N)[:, None] < rows, values**2, np.nan)
         over = np.where(np.arange(N)[:, None] < rows, np.roll(values, rows, axis=0) ** 2, np.nan)
         mistakes = {
@@ -55,7 +58,8 @@ def grade(work: Work) -> str:
             "This is 2·X. The square is X_i * X_i.": 2 * values,
         }
         expect(f"With {N} rows in blocks of {rows}, Y", got, values**2, mistakes)
-        reads, writes = stage.moved("X")[0], stage.moved("Y")[1]
+        reads = stage.moved("X")[0]
+        writes = stage.moved("Y")[1]
         twice = "Each block is loaded twice. Load it once, and use the tile twice: X_i * X_i."
         expect_count(f"Elements of X read, of {N} × {d}", reads, N * d, {twice: 2 * N * d})
         again = "Each block is stored twice. One sram.store a turn is enough."

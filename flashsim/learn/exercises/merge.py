@@ -7,7 +7,8 @@ from flashsim.learn.exercises.judging import expect, pair
 from flashsim.learn.exercises.work import Work
 from flashsim.problem.inputs import Array
 
-NUMBER, TITLE = 9, "split the keys, and merge"
+NUMBER = 9
+TITLE = "split the keys, and merge"
 TEXT = '''
 In decoding there is one query and a long cache of keys. FlashDecoding splits
 the keys into parts, computes attention over each part at the same time, and
@@ -51,17 +52,20 @@ def grade(work: Work) -> str:
     merge = work.function("merge")
     for size, cut in ((1.0, 3), (1.5, 8), (60.0, 5)):
         rng = np.random.default_rng(cut)
-        Q, K, V = (
-            size * rng.normal(size=(3, 4)),
-            size * rng.normal(size=(10, 4)),
-            rng.normal(size=(10, 2)),
-        )
-        a, b, want = part(Q, K[:cut], V[:cut]), part(Q, K[cut:], V[cut:]), part(Q, K, V)
+        Q = size * rng.normal(size=(3, 4))
+        K = size * rng.normal(size=(10, 4))
+        V = rng.normal(size=(10, 2))
+        a = part(Q, K[:cut], V[:cut])
+        b = part(Q, K[cut:], V[cut:])
+        want = part(Q, K, V)
         (O_a, L_a), (O_b, L_b) = a, b
         O, L = pair("merge", merge(O_a.copy(), L_a.copy(), O_b.copy(), L_b.copy()), "O, L")
         with np.errstate(all="ignore"):
-            w_a, w_b, m = np.exp(L_a), np.exp(L_b), np.maximum(L_a, L_b)
-            e_a, e_b = np.exp(L_a - m), np.exp(L_b - m)
+            w_a = np.exp(L_a)
+            w_b = np.exp(L_b)
+            m = np.maximum(L_a, L_b)
+            e_a = np.exp(L_a - m)
+            e_b = np.exp(L_b - m)
             overflow = "exp(L) overflows. Subtract the larger of L_a and L_b first: exp(L_a - m)."
             mistakes = {
                 "The parts count equally. A part counts by the sum of its exponentials, exp(L).": (
@@ -102,7 +106,9 @@ def grade(work: Work) -> str:
             }
             expect(f"{cut} and {10 - cut} keys, scores near {size * size:g}: L", L, want[1], logs)
     rng = np.random.default_rng(0)
-    Q, K, V = rng.normal(size=(2, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 2))
+    Q = rng.normal(size=(2, 4))
+    K = rng.normal(size=(9, 4))
+    V = rng.normal(size=(9, 2))
     a, b, c = (part(Q, K[s], V[s]) for s in (slice(0, 2), slice(2, 3), slice(3, 9)))
     expect("Three parts, (a, b) first: O", merge(*merge(*a, *b), *c)[0], part(Q, K, V)[0], {})
     expect("Three parts, (b, c) first: O", merge(*a, *merge(*b, *c))[0], part(Q, K, V)[0], {})

@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.exercises.judging import expect, pair
 from flashsim.learn.exercises.work import Work
 
-NUMBER, TITLE = 4, "the online softmax"
+NUMBER = 4
+TITLE = "the online softmax"
 TEXT = '''
 Softmax in one pass, though the maximum is known only at the end. For the
 scores seen so far, keep
@@ -45,7 +46,8 @@ def grade(work: Work) -> str:
             + np.array([0, 3, -2, 5, 1])[:, None, None]
         )
     ]
-    m, l = np.full((3, 1), -np.inf), np.zeros((3, 1))
+    m = np.full((3, 1), -np.inf)
+    l = np.zeros((3, 1))
     for j, s in enumerate(blocks):
         seen = np.concatenate(blocks[: j + 1], axis=1)
         top = seen.max(1, keepdims=True)
@@ -87,7 +89,8 @@ def grade(work: Work) -> str:
                 f"The factor multiplies both terms. {ONLY}": factor * (l + new),
             }
         expect(f"After block {j}, l", l_got, want, mistakes)
-        m, l = np.asarray(m_got), np.asarray(l_got)
+        m = np.asarray(m_got)
+        l = np.asarray(l_got)
     return (
         "after each of 5 blocks, maxima rising and falling, m and l are those of all scores so far"
     )

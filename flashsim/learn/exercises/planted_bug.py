@@ -7,8 +7,10 @@ from flashsim.learn.exercises import inner_loop
 from flashsim.learn.exercises.work import Work, Wrong
 from flashsim.tracing.planting import changed
 
-NUMBER, TITLE = 13, "find the planted bug"
-RIGHT, whole = inner_loop.RIGHT, inner_loop.whole
+NUMBER = 13
+TITLE = "find the planted bug"
+RIGHT = inner_loop.RIGHT
+whole = inner_loop.whole
 BUG = (
     "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
     "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",

@@ -9,7 +9,8 @@ from flashsim.learn.exercises.judging import expect, expect_count, pair
 from flashsim.learn.exercises.work import Work
 from flashsim.problem.inputs import Array
 
-NUMBER, TITLE = 14, "the ring's inner step"
+NUMBER = 14
+TITLE = "the ring's inner step"
 TEXT = '''
 P devices share a sequence: device r has rows r n to (r + 1) n - 1 of Q, K and
 V. Queries stay. In each of P steps, K and V go to the next device, r + 1, in a
@@ -60,15 +61,16 @@ def grade(work: Work) -> str:
 
 def _ring(step: Callable[..., Any], P: int, n: int) -> None:
     rng = np.random.default_rng(P)
-    Q, K, V = (
-        1.5 * rng.normal(size=(P, n, 3)),
-        rng.normal(size=(P, n, 3)),
-        rng.normal(size=(P, n, 2)),
-    )
+    Q = 1.5 * rng.normal(size=(P, n, 3))
+    K = rng.normal(size=(P, n, 3))
+    V = rng.normal(size=(P, n, 2))
     for rank in range(P):
-        O, l, m = np.zeros((n, 2)), np.zeros((n, 1)), np.full((n, 1), -np.inf)
+        O = np.zeros((n, 2))
+        l = np.zeros((n, 1))
+        m = np.full((n, 1), -np.inf)
         for s in range(P):
-            src, at = (rank - s) % P, f"rank {rank} of {P}, step {s}"
+            src = (rank - s) % P
+            at = f"rank {rank} of {P}, step {s}"
             given = [x.copy() for x in (Q[rank], K[src], V[src], O, l, m)]
             right, left, whose, O_new, l_new, m_new = pair(
                 "step", step(rank, P, s, *given), "right, left, src, O, l, m"
@@ -107,7 +109,8 @@ def _judged(
         S = np.where(allowed | (not masked), Q @ K.T, -np.inf)
         m_new = np.maximum(m, S.max(1, keepdims=True))
         with np.errstate(all="ignore"):
-            P_tilde, factor = np.exp(S - m_new), np.exp(m - m_new)
+            P_tilde = np.exp(S - m_new)
+            factor = np.exp(m - m_new)
             own = np.exp(S - S.max(1, keepdims=True))
         now = {
             "m": m_new,
@@ -128,7 +131,9 @@ def _judged(
             }
         )
 
-    right, local, open_ = after(*first), after(0, 0), after(*first, masked=False)
+    right = after(*first)
+    local = after(0, 0)
+    open_ = after(*first, masked=False)
     places = (
         "Rows and keys have positions in the whole sequence: rank n and src n are added to their "
         "numbers."

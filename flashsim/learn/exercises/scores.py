@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.exercises.judging import Stage, expect, expect_count
 from flashsim.learn.exercises.work import Work
 
-NUMBER, TITLE = 2, "a tile of scores"
+NUMBER = 2
+TITLE = "a tile of scores"
 TEXT = '''
 Write the scores S = Q K^T, tile by tile: S[i, j] is the tile of the queries of
 block i and the keys of block j.
@@ -45,8 +46,11 @@ def grade(work: Work) -> str:
     }
     for N_q, N_k, d, B_r, B_c in ((6, 8, 4, 2, 3), (5, 7, 3, 2, 3)):
         rng = np.random.default_rng(N_q)
-        Q, K = rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d))
-        stage, T_r, T_c = Stage({"Q": Q, "K": K}), -(-N_q // B_r), -(-N_k // B_c)
+        Q = rng.normal(size=(N_q, d))
+        K = rng.normal(size=(N_k, d))
+        stage = Stage({"Q": Q, "K": K})
+        T_r = -(-N_q // B_r)
+        T_c = -(-N_k // B_c)
         S = stage.hbm.empty("S", (N_q, N_k), np.float64, "output").divide(B_r, B_c)
         scores(
             stage.hbm,

@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.exercises.judging import expect
 from flashsim.learn.exercises.work import Work
 
-NUMBER, TITLE = 3, "softmax, safely"
+NUMBER = 3
+TITLE = "softmax, safely"
 TEXT = '''
 Softmax of each row of a tile of scores S, a NumPy array (rows, keys):
 

@@ -72,7 +72,8 @@ class Wrong(Exception):
 
     def __init__(self, seen: str, hint: str = "") -> None:
         super().__init__(seen)
-        self.seen, self.hint = seen, hint
+        self.seen = seen
+        self.hint = hint
 
 
 def read(path: Path) -> str:
@@ -96,7 +97,8 @@ def hint_on_return(path: Path) -> str:
         first = re.match(r"(\s*)(\w+)", line)
         if first is None:
             continue
-        indent, word = len(first[1]), first[2]
+        indent = len(first[1])
+        word = first[2]
         open_blocks = [block for block in open_blocks if block[0] < indent]
         if word == "return" and open_blocks and open_blocks[-1][1] == "for":
             return (
@@ -120,10 +122,8 @@ class Work:
         try:
             tree = ast.parse(text, self.file)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            line, why = (
-                getattr(error, "lineno", None),
-                str(getattr(error, "msg", error)) or "it is nested too deeply",
-            )
+            line = getattr(error, "lineno", None)
+            why = str(getattr(error, "msg", error)) or "it is nested too deeply"
             raise Wrong(f"{_at(line)}Python cannot read this: {why}{self._text(line)}") from None
         if holes := _holes(tree):
             left = (

@@ -38,7 +38,8 @@ def index(made: list[Page]) -> str:
 
 
 def _entry(number: int, page: Page) -> str:
-    file, minutes = f"{page.name}.html", page.lesson.minutes
+    file = f"{page.name}.html"
+    minutes = page.lesson.minutes
     return f"""<li>{page.picture}<article id="{page.name}">
 <h2>{number}. <a href="{file}">{html.escape(page.title)}</a></h2>
 <p class="about">{typeset(page.about)} About {minutes} min, <span class="size">{page.size}</span>.</p>

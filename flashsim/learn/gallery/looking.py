@@ -29,7 +29,8 @@ def every(trace: Trace, event: str, after: int = -1, **loops: int) -> list[Step]
 
 def _is(trace: Trace, step: Step, event: str) -> bool:
     word, _, of = event.partition(" ")
-    events, tiles = trace.of(step), trace.about.tiles
+    events = trace.of(step)
+    tiles = trace.about.tiles
     if word in MOVES:
         return any(e.kind == MOVES[word] and e.array == of for e in events)
     made = {e.name for e in events}
@@ -87,7 +88,8 @@ def moved(trace: Trace, *names: str) -> int:
 
 def counted(name: str, trace: Trace, **changed: Any) -> Result:
     """Return the count of an algorithm with a trace's sizes, but for those `changed`."""
-    about, blocks = trace.about, trace.about.blocks
+    about = trace.about
+    blocks = trace.about.blocks
     same = {"N": about.shape.N_q, "d": about.shape.d, "M": about.M, "dtype": about.stored}
     return count(name, **{**same, "blocks": (blocks.B_r, blocks.B_c), **changed})
 

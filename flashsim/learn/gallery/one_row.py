@@ -22,7 +22,9 @@ def one_row(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Block
     """Online softmax."""
     on_chip = sram.on_chip
     O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
-    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
+    Q = Q.divide(blocks.B_r)
+    K = K.divide(blocks.B_c)
+    V = V.divide(blocks.B_c)
     Q_i = sram.load(Q[0])  # line 1
     m_i = sram.full((1, 1), float("-inf"))  # line 1
     l_i = sram.full((1, 1), 0.0)  # line 1

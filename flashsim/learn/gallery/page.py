@@ -120,8 +120,10 @@ def thumbnail(trace: Trace, at: Step) -> str:
     """
     blocks = trace.about.blocks
     last = {step.tile: step.number for step in trace.steps}
-    wide, tall = SIDE / blocks.T_c, SIDE / max(blocks.T_r, blocks.T_c / 4)
-    height, tiles = blocks.T_r * tall, []
+    wide = SIDE / blocks.T_c
+    tall = SIDE / max(blocks.T_r, blocks.T_c / 4)
+    height = blocks.T_r * tall
+    tiles = []
     for i, j in product(range(blocks.T_r), range(blocks.T_c)):
         late = "done" if last.get((i, j), 0) < at.number else "ahead"
         fate = "skipped" if (i, j) not in last else "current" if (i, j) == at.tile else late
@@ -149,12 +151,16 @@ def parts_of(text: str, trace: Trace) -> tuple[str, tuple[Moment, ...], tuple[St
     [asks @ read K] …            a question, followed by [choices] a | b, [right] a, and [because] …
     """
     prose, *marked = MARK.split(text)
-    moments, stops, step, asked = [], [], 0, [""]
+    moments = []
+    stops = []
+    step = 0
+    asked = [""]
     for mark, said in zip(marked[::2], marked[1::2], strict=True):
         event, _, where = mark.partition(" @ ")
         words = " ".join(said.split())
         if event == "asks":
-            step, asked = number_at(trace, where), [words]
+            step = number_at(trace, where)
+            asked = [words]
         elif event in ("choices", "right"):
             asked.append(words)
         elif event == "because":

@@ -88,11 +88,16 @@ class Symbol:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    __add__, __radd__ = _written("({0} + {1})"), _written("({1} + {0})")
-    __sub__, __rsub__ = _written("({0} - {1})"), _written("({1} - {0})")
-    __mul__, __rmul__ = _written("({0} * {1})"), _written("({1} * {0})")
-    __floordiv__, __rfloordiv__ = _written("floorDiv({0}, {1})"), _written("floorDiv({1}, {0})")
-    __mod__, __rmod__ = _written("floorMod({0}, {1})"), _written("floorMod({1}, {0})")
+    __add__ = _written("({0} + {1})")
+    __radd__ = _written("({1} + {0})")
+    __sub__ = _written("({0} - {1})")
+    __rsub__ = _written("({1} - {0})")
+    __mul__ = _written("({0} * {1})")
+    __rmul__ = _written("({1} * {0})")
+    __floordiv__ = _written("floorDiv({0}, {1})")
+    __rfloordiv__ = _written("floorDiv({1}, {0})")
+    __mod__ = _written("floorMod({0}, {1})")
+    __rmod__ = _written("floorMod({1}, {0})")
 
     def __bool__(self) -> bool:
         raise TypeError(f"whether {self.text} is true is not known")
@@ -141,7 +146,9 @@ class _Function:
     def __init__(
         self, script: Script, function: Callable[..., Any], options: Mapping[str, Any]
     ) -> None:
-        self._script, self._function, self._options = script, function, options
+        self._script = script
+        self._function = function
+        self._options = options
         (tree,) = ast.parse(dedent(inspect.getsource(function))).body
         assert isinstance(tree, ast.FunctionDef)
         self._tree = tree
@@ -209,7 +216,8 @@ class _Function:
                     return self._value(then if decided else otherwise)
                 return Symbol(f"({decided.text} ? {self._js(then)} : {self._js(otherwise)})")
             case ast.Compare(left, [sign], [right]) if type(sign) in COMPARED:
-                one, other = self._value(left), self._value(right)
+                one = self._value(left)
+                other = self._value(right)
                 if (
                     isinstance(sign, ast.Eq)
                     and not isinstance(one, Symbol)

@@ -24,7 +24,8 @@ others that are left out.
 """
 
 
-SHARE, STEPS = A100_M / REFERENCE_D**2, 26
+SHARE = A100_M / REFERENCE_D**2
+STEPS = 26
 """M/d² of the paper's Figure 2, an A100's 192 KB of float16 at d = 64; and the steps of the
 slider that ends there.
 """
@@ -138,7 +139,8 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
         called = ", ".join(f"{k}: {v}" for k, v in functions.items())
         own = f"arrays: {{{arrays}}}, live: {{{skipping}}}, masking: {{{masking}}}"
         entries.append(f"{{{about}, {own}, {called}}}")
-    name, clipped = translated.of(common_symbols), translated.of(_clipped)
+    name = translated.of(common_symbols)
+    clipped = translated.of(_clipped)
     listed = ",\n  ".join(entries)
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     reference = {"N_q": REFERENCE_N, "N_k": REFERENCE_N, "d": REFERENCE_D, "M": M}

@@ -99,7 +99,8 @@ def played(game: Game, state: State, steps: list[Any]) -> int:
     total = 0
     for number, step in enumerate(steps):
         try:
-            pair, gone = (step[0], step[1]), [(name[0], int(name[1:])) for name in step[2]]
+            pair = (step[0], step[1])
+            gone = [(name[0], int(name[1:])) for name in step[2]]
             need = needs(frozenset({pair}))
             legal = (
                 pair in state.todo and len({*gone}) == len(gone) and {*gone} <= state.chip - need
@@ -110,7 +111,8 @@ def played(game: Game, state: State, steps: list[Any]) -> int:
             raise ValueError(
                 f"step {number}, {str(step)[:50]}, is not possible there, or does not fit on chip"
             )
-        state, total = after(state, pair, gone), total + price(game, gone)
+        state = after(state, pair, gone)
+        total = total + price(game, gone)
     if state.todo:
         raise ValueError(f"the steps leave {len(state.todo)} products to do")
     return total
@@ -121,7 +123,8 @@ def nothing_below(game: Game, first: State, optimum: int, table: Mapping[str, in
     optimum.
     """
     gap = optimum - compulsory(game, first.todo)
-    reached, seen = [(in_order(first)[0], 0)] if gap > 0 else [], set()
+    reached = [(in_order(first)[0], 0)] if gap > 0 else []
+    seen = set()
     while reached:
         state, evicted = reached.pop()
         said = table.get(text_of(state), gap) if state.todo else gap

@@ -124,10 +124,8 @@ def in_order(state: State) -> tuple[State, list[int], list[int]]:
         by_row = _ranks(
             {i: (_on(state, "QO", i), sorted(by_column[j] for j in across[i])) for i in across}
         )
-    rows, columns = (
-        sorted(across, key=lambda i: (by_row[i], i)),
-        sorted(down, key=lambda j: (by_column[j], j)),
-    )
+    rows = sorted(across, key=lambda i: (by_row[i], i))
+    columns = sorted(down, key=lambda j: (by_column[j], j))
     new = {
         (X, old): n
         for X, olds in (("Q", rows), ("O", rows), ("K", columns), ("V", columns))

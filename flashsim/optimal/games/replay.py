@@ -64,15 +64,15 @@ class Schedule(tuple[Turn, ...]):
 
 def turns(todo: Iterable[Pair], steps: Iterable[tuple[Pair, Sequence[Unit]]]) -> Schedule:
     """Return each move with all that it brings about."""
-    state, found = State(frozenset(), frozenset(todo)), []
+    state = State(frozenset(), frozenset(todo))
+    found = []
     for pair, gone in steps:
-        then, need = after(state, pair, gone), needs(frozenset({pair}))
+        then = after(state, pair, gone)
+        need = needs(frozenset({pair}))
         chip = (state.chip - {*gone}) | need
-        load, made, done = (
-            sorted(need - state.chip),
-            sorted(state.todo - then.todo),
-            sorted(chip - then.chip),
-        )
+        load = sorted(need - state.chip)
+        made = sorted(state.todo - then.todo)
+        done = sorted(chip - then.chip)
         found.append(Turn(tuple(sorted(gone)), tuple(load), tuple(made), tuple(done)))
         state = then
     return Schedule(found)
@@ -94,7 +94,9 @@ def row_game(
     A mask is in the schedule, which has allowed products alone: MASK is not asked.
     """
     on_chip = sram.on_chip
-    N_q, N_k, d_v = Q.shape[0], K.shape[0], V.shape[1]
+    N_q = Q.shape[0]
+    N_k = K.shape[0]
+    d_v = V.shape[1]
     O = hbm.empty("O", (N_q, d_v), V.dtype, "output").divide(1)
     L = hbm.empty("L", (N_q, 1), sram.dtype, "output").divide(1)
     rows = {"Q": Q.divide(1), "K": K.divide(1), "V": V.divide(1)}

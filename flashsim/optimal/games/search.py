@@ -55,7 +55,8 @@ class Search:
         pushed = 0
         while heap and self.least + heap[0][0] < self.upper:
             evicted, _, _, state, move = heappop(heap)
-            self.lower, before = self.least + evicted, state
+            self.lower = self.least + evicted
+            before = state
             if move is not None:
                 state = in_order(after(before, *move))[0]
             if state in self.prices:
@@ -83,7 +84,8 @@ class Search:
 
     def _way(self, came: dict[State, tuple[State, Move] | None], end: State) -> list[Move]:
         """Return the moves that led to a state, in the problem's own numbers."""
-        path, at = [], came[end]
+        path = []
+        at = came[end]
         while at is not None:
             path.append(at[1])
             at = came[at[0]]
@@ -93,7 +95,8 @@ class Search:
             named = tuple((name, (rows if name in "QO" else columns)[n]) for name, n in gone)
             steps.append(((rows[i], columns[j]), named))
             state, across, down = in_order(after(state, (i, j), gone))
-            rows, columns = [rows[n] for n in across], [columns[n] for n in down]
+            rows = [rows[n] for n in across]
+            columns = [columns[n] for n in down]
         return steps
 
 
@@ -109,7 +112,8 @@ def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
             WIDTH, states.items(), key=lambda item: item[1][0]
         ):
             for pair, gone in plain_moves(game, state):
-                total, then = evicted + price(game, gone), after(state, pair, gone)
+                total = evicted + price(game, gone)
+                then = after(state, pair, gone)
                 there = found[len(first.todo) - len(then.todo)]
                 if then not in there or total < there[then][0]:
                     there[then] = total, [*steps, (pair, gone)]

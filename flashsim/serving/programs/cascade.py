@@ -58,11 +58,12 @@ def cascade(
     """Run on Q (R, d), K_p, V_p, node after node, and K, V, suffix after suffix; return O (R,
     d_v), L (R, 1).
     """
-    on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau
-    O, L = (
-        hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     O_new, L_new = (
         (hbm.empty(f"{X.name}_new", X.shape, sram.dtype) for X in (O, L)) if levels else (O, L)
     )

@@ -58,12 +58,14 @@ def decode(
     """Run on Q (R, d), K (n, d), V (n, d_v), sequence after sequence; return O (R, d_v), L (R,
     1).
     """
-    on_chip, B_r, B_c, tau, d_v = sram.on_chip, batch.B_r, batch.B_c, batch.tau, V.shape[1]
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    d_v = V.shape[1]
     plan = schedule_of(batch, schedule, workers, splits)
-    O, L = (
-        hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    O = hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     cut = [one for segments in plan.problems if len(segments) > 1 for one in segments]
     height = {one: min(B_r, batch.group * batch.queries[one.s] - one.i * B_r) for one in cut}
     ends = dict(zip(cut, accumulate(height[one] for one in cut), strict=True))
@@ -83,7 +85,9 @@ def decode(
             len(plan.workers[w]), alike=[*map(kind, plan.workers[w])]
         ):  # line 1
             one = plan.workers[w][number]
-            s, i, n = one.s, one.i, batch.keys[one.s]
+            s = one.s
+            i = one.i
+            n = batch.keys[one.s]
             Q_s, O_s, L_s = (X.rows(*batch.rows(s)).divide(B_r) for X in (Q, O, L))
             K_s, V_s = (X.rows(*batch.cols(s)).divide(B_c) for X in (K, V))
             Q_i = sram.load(Q_s[i])  # line 2
@@ -117,7 +121,8 @@ def decode(
     for q in sram.loop(
         len(merged), alike=[(height[segments[0]], len(segments)) for segments in merged]
     ):  # line 14
-        s, i = merged[q][0].s, merged[q][0].i
+        s = merged[q][0].s
+        i = merged[q][0].i
         O_s, L_s = (X.rows(*batch.rows(s)).divide(B_r) for X in (O, L))
         O_i = sram.full(O_s[i].shape, 0.0)  # line 15
         l_i = sram.full(L_s[i].shape, 0.0)  # line 15
@@ -146,7 +151,8 @@ def check_options(
     """Return the schedule, of how many workers; and the splits of each problem, which only a
     fixed one has.
     """
-    schedule, splits = check_choice("schedule", schedule, SCHEDULES), check_count("splits", splits)
+    schedule = check_choice("schedule", schedule, SCHEDULES)
+    splits = check_count("splits", splits)
     if splits > 1 and schedule != "fixed":
         raise ValueError(
             f"splits is {splits}; expected 1, as schedule {schedule!r} cuts where workers' shares "

@@ -57,11 +57,13 @@ def fp8(
     """Run on Q (R, d), K (n, d), V (n, d_v), k_scale, v_scale (Σ ⌈n_s/G⌉, 1); return O (R, d_v),
     L (R, 1).
     """
-    on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
-    O, L = (
-        hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    G = group
+    O = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     groups = [0, *accumulate(ceil_div(n, G) for n in batch.keys)]
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         n = batch.keys[s]

@@ -34,11 +34,13 @@ from flashsim.serving.record import BatchProgram
 
 def mla(hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix) -> tuple[Matrix, Matrix]:
     """Run on Q (R, w), C (n, w), sequence after sequence; return O (R, u), L (R, 1)."""
-    on_chip, B_r, B_c, tau, u = sram.on_chip, batch.B_r, batch.B_c, batch.tau, batch.d_v
-    O, L = (
-        hbm.empty("O", (Q.shape[0], u), C.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    u = batch.d_v
+    O = hbm.empty("O", (Q.shape[0], u), C.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         n = batch.keys[s]
         Q_s, O_s, L_s = (X.rows(*batch.rows(s)).divide(B_r) for X in (Q, O, L))

@@ -55,18 +55,21 @@ def mla_expanded(
     """Run on Q (R, d), C (n, u + rope), W_UK (d − rope, u), W_UV (d_v, u); return O (R, d_v), L
     (R, 1).
     """
-    on_chip, B_r, B_c, tau, u = sram.on_chip, batch.B_r, batch.B_c, batch.tau, latent
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    u = latent
     K, V = (
         hbm.empty(name, (C.shape[0], w), C.dtype) for name, w in (("K", batch.d), ("V", batch.d_v))
     )
-    O, L = (
-        hbm.empty("O", (Q.shape[0], batch.d_v), C.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    O = hbm.empty("O", (Q.shape[0], batch.d_v), C.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     C = C.divide(B_c)
     for which in sram.loop(2, alike=range(2)):  # line 1
         w, x = ((W_UK, K), (W_UV, V))[which]
-        W, X = sram.load(w[0]), x.divide(B_c)  # line 2
+        W = sram.load(w[0])  # line 2
+        X = x.divide(B_c)  # line 2
         own = W.shape[0]
         for j in sram.loop(len(C)):  # line 3
             C_j = sram.load(C[j])  # line 4
@@ -118,7 +121,9 @@ def check_options(batch: Batch, *, latent: Any, rope: Any) -> Mapping[str, Any]:
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    shapes, u, rope = batch.shapes(), options["latent"], options["rope"]
+    shapes = batch.shapes()
+    u = options["latent"]
+    rope = options["rope"]
     return {
         "Q": shapes["Q"],
         "C": (shapes["K"][0], u + rope),

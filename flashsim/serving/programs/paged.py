@@ -68,12 +68,14 @@ def paged(
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`;
     return O (R, d_v), L (R, 1).
     """
-    on_chip, B_r, B_c, tau = sram.on_chip, batch.B_r, batch.B_c, batch.tau
-    O, L = (
-        hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
-    table, lengths = table.divide(1, 1), lengths.divide(1, 1)
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    table = table.divide(1, 1)
+    lengths = lengths.divide(1, 1)
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         Q_s, O_s, L_s = (X.rows(*batch.rows(s)).divide(B_r) for X in (Q, O, L))
         for i in sram.loop(len(Q_s), alike=batch.rows_alike(s)):  # line 2

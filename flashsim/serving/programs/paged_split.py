@@ -62,20 +62,20 @@ def paged_split(
     """Run on Q (R, d), pools K (pages·p, d), V (pages·p, d_v), words `table` and `lengths`;
     return O (R, d_v), L (R, 1).
     """
-    on_chip, B_r, B_c, tau, R, d_v = (
-        sram.on_chip,
-        batch.B_r,
-        batch.B_c,
-        batch.tau,
-        Q.shape[0],
-        V.shape[1],
-    )
-    O, L = hbm.empty("O", (R, d_v), V.dtype, "output"), hbm.empty("L", (R, 1), sram.dtype)
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    R = Q.shape[0]
+    d_v = V.shape[1]
+    O = hbm.empty("O", (R, d_v), V.dtype, "output")
+    L = hbm.empty("L", (R, 1), sram.dtype)
     O_parts = hbm.empty("O_parts", (R, splits * d_v), sram.dtype).divide(max(R, 1), d_v)
     l_parts, m_parts = (
         hbm.empty(f"{X}_parts", (R, splits), sram.dtype).divide(max(R, 1), 1) for X in "lm"
     )
-    table, lengths = table.divide(1, 1), lengths.divide(1, 1)
+    table = table.divide(1, 1)
+    lengths = lengths.divide(1, 1)
     for k in sram.loop(splits, alike=range(splits)):  # line 1
         for s in sram.loop(len(batch), alike=batch.alike):  # line 1
             rows = batch.rows(s)

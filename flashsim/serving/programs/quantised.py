@@ -61,11 +61,13 @@ def quantised(
     """Run on Q (R, d), K (n, ⌈d·bits/8⌉), V alike, k_… (Σ ⌈n_s/G⌉, d), v_… (n, ⌈d_v/G⌉); return
     O (R, d_v), L (R, 1).
     """
-    on_chip, B_r, B_c, tau, G = sram.on_chip, batch.B_r, batch.B_c, batch.tau, group
-    O, L = (
-        hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    G = group
+    O = hbm.empty("O", (Q.shape[0], batch.d_v), Q.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     groups = [0, *accumulate(ceil_div(n, G) for n in batch.keys)]
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         n = batch.keys[s]
@@ -132,8 +134,11 @@ def check_options(batch: Batch | None, *, bits: Any, group: Any) -> Mapping[str,
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    n, bits, G = sum(batch.keys), options["bits"], options["group"]
-    k, v = (sum(ceil_div(n, G) for n in batch.keys), batch.d), (n, ceil_div(batch.d_v, G))
+    n = sum(batch.keys)
+    bits = options["bits"]
+    G = options["group"]
+    k = (sum(ceil_div(n, G) for n in batch.keys), batch.d)
+    v = (n, ceil_div(batch.d_v, G))
     K, V = ((n, ceil_div(width * bits, 8)) for width in (batch.d, batch.d_v))
     return {
         "Q": batch.shapes()["Q"],

@@ -46,25 +46,24 @@ def varlen(
     """Run on Q (R, d), K (n, d), V (n, d_v), words cu_q and cu_k (b + 1, 1); return O (R, d_v),
     L (R, 1).
     """
-    on_chip, B_r, B_c, tau, g, word = (
-        sram.on_chip,
-        batch.B_r,
-        batch.B_c,
-        batch.tau,
-        batch.group,
-        sram.word,
-    )
-    O, L = (
-        hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output"),
-        hbm.empty("L", (Q.shape[0], 1), sram.dtype),
-    )
-    cu_q, cu_k = cu_q.divide(1, 1), cu_k.divide(1, 1)
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    g = batch.group
+    word = sram.word
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+    L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
+    cu_q = cu_q.divide(1, 1)
+    cu_k = cu_k.divide(1, 1)
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         for i in sram.loop(ceil_div(batch.longest, B_r), alike=batch.launched(s)):  # line 1
-            a, a_next = word(cu_q[s, 0]), word(cu_q[s + 1, 0])  # line 2
+            a = word(cu_q[s, 0])  # line 2
+            a_next = word(cu_q[s + 1, 0])  # line 2
             if i * B_r >= g * (a_next - a):  # line 3
                 continue  # line 3
-            c, c_next = word(cu_k[s, 0]), word(cu_k[s + 1, 0])  # line 4
+            c = word(cu_k[s, 0])  # line 4
+            c_next = word(cu_k[s + 1, 0])  # line 4
             Q_s, O_s, L_s = (X.rows(g * a, g * a_next).divide(B_r) for X in (Q, O, L))
             K_s, V_s = (X.rows(c, c_next).divide(B_c) for X in (K, V))
             Q_i = sram.load(Q_s[i])  # line 5

@@ -67,20 +67,21 @@ def varlen_backward(
     """Run on the forward pass's operands, O, dO (R, d_v) and L (R, 1); return dQ, dK, dV of the
     shapes of Q, K, V.
     """
-    on_chip, B_r, B_c, tau, g, word = (
-        sram.on_chip,
-        batch.B_r,
-        batch.B_c,
-        batch.tau,
-        batch.group,
-        sram.word,
-    )
-    D, most = hbm.empty("D", L.shape, sram.dtype), ceil_div(batch.longest, B_r)
+    on_chip = sram.on_chip
+    B_r = batch.B_r
+    B_c = batch.B_c
+    tau = batch.tau
+    g = batch.group
+    word = sram.word
+    D = hbm.empty("D", L.shape, sram.dtype)
+    most = ceil_div(batch.longest, B_r)
     dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
-    cu_q, cu_k = cu_q.divide(1, 1), cu_k.divide(1, 1)
+    cu_q = cu_q.divide(1, 1)
+    cu_k = cu_k.divide(1, 1)
     for s in sram.loop(len(batch), alike=batch.alike):  # line 1
         for i in sram.loop(most, alike=batch.launched(s)):  # line 1
-            a, a_next = word(cu_q[s, 0]), word(cu_q[s + 1, 0])  # line 2
+            a = word(cu_q[s, 0])  # line 2
+            a_next = word(cu_q[s + 1, 0])  # line 2
             if i * B_r >= g * (a_next - a):  # line 2
                 continue  # line 2
             O_s, dO_s, D_s = (X.rows(g * a, g * a_next).divide(B_r) for X in (O, dO, D))
@@ -94,10 +95,12 @@ def varlen_backward(
         alike = [(j + 1 == len(live), int(rows.sum())) for j, rows in enumerate(live)]
         T_c = ceil_div(max(batch.keys), B_c)
         for j in sram.loop(T_c, alike=[*alike, *[None] * (T_c - len(alike))]):  # line 5
-            c, c_next = word(cu_k[s, 0]), word(cu_k[s + 1, 0])  # line 6
+            c = word(cu_k[s, 0])  # line 6
+            c_next = word(cu_k[s + 1, 0])  # line 6
             if j * B_c >= c_next - c:  # line 6
                 continue  # line 6
-            a, a_next = word(cu_q[s, 0]), word(cu_q[s + 1, 0])  # line 7
+            a = word(cu_q[s, 0])  # line 7
+            a_next = word(cu_q[s + 1, 0])  # line 7
             Q_s, dO_s, L_s, D_s = (X.rows(g * a, g * a_next).divide(B_r) for X in (Q, dO, L, D))
             K_s, V_s, dK_s, dV_s = (X.rows(c, c_next).divide(B_c) for X in (K, V, dK, dV))
             K_j, V_j = sram.load(K_s[j], V_s[j])  # line 8
@@ -120,10 +123,12 @@ def varlen_backward(
     # line 17: end for
     for s in sram.loop(len(batch), alike=batch.alike):  # line 18
         for i in sram.loop(most, alike=batch.launched(s)):  # line 18
-            a, a_next = word(cu_q[s, 0]), word(cu_q[s + 1, 0])  # line 19
+            a = word(cu_q[s, 0])  # line 19
+            a_next = word(cu_q[s + 1, 0])  # line 19
             if i * B_r >= g * (a_next - a):  # line 19
                 continue  # line 19
-            c, c_next = word(cu_k[s, 0]), word(cu_k[s + 1, 0])  # line 20
+            c = word(cu_k[s, 0])  # line 20
+            c_next = word(cu_k[s + 1, 0])  # line 20
             Q_s, dQ_s, dO_s, L_s, D_s = (
                 X.rows(g * a, g * a_next).divide(B_r) for X in (Q, dQ, dO, L, D)
             )

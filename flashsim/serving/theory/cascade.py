@@ -15,7 +15,8 @@ from flashsim.serving.theory.form import Moved, ServingForm, row_blocks, sequenc
 
 
 def moved(p: Batch, levels: Levels) -> dict[str, Moved]:
-    R, D = p.group * sum(p.queries), 1 + len(levels)
+    R = p.group * sum(p.queries)
+    D = 1 + len(levels)
     shared = sum(
         -(-p.group * sum(p.queries[a:b]) // p.B_r) * n for level in levels for a, b, n in level
     )

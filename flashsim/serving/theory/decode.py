@@ -27,19 +27,22 @@ from flashsim.serving.theory.form import (
 def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, Ints]:
     """Return b and P of every problem."""
     every = [*sequences(p)]
-    b, T = np.concatenate([s.b for s in every]), np.concatenate([-(-s.e // p.B_c) for s in every])
+    b = np.concatenate([s.b for s in every])
+    T = np.concatenate([-(-s.e // p.B_c) for s in every])
     if schedule == "fixed":
         return b, np.full(len(b), splits)
     share, rest = divmod(whole(T), workers)
     w = np.arange(1, workers)
-    begins, ends = np.unique(w * share + np.minimum(w, rest)), np.cumsum(T)
+    begins = np.unique(w * share + np.minimum(w, rest))
+    ends = np.cumsum(T)
     inside = np.searchsorted(begins, ends, "left") - np.searchsorted(begins, ends - T, "right")
     return b, 1 + np.maximum(inside, 0)
 
 
 def moved(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved]:
     b, P = segments(p, schedule, workers, splits)
-    k, parts = sum(whole(s.cover(p.B_c)) for s in sequences(p)), whole((b * P)[P > 1])
+    k = sum(whole(s.cover(p.B_c)) for s in sequences(p))
+    parts = whole((b * P)[P > 1])
     found = moves(p, K=k * p.d, V=k * p.d_v) | {"Q": Moved(whole(b * P) * p.d)}
     sizes = {"O_parts": p.d_v * parts, "l_parts": parts, "m_parts": parts}
     return found | {name: Moved(size, size, size, chip=True) for name, size in sizes.items()}

@@ -13,13 +13,15 @@ from flashsim.serving.theory.quantised import tiles
 
 def moved(p: Batch, group: int) -> dict[str, Moved]:
     every = [one for _, found in tiles(p, group) for one in found]
-    keys, scales = sum(c for c, _ in every), sum(r for _, r in every)
+    keys = sum(c for c, _ in every)
+    scales = sum(r for _, r in every)
     return moves(p, K=keys * p.d, V=keys * p.d_v, k_scale=scales, v_scale=scales)
 
 
 def peak(p: Batch, group: int) -> int:
     """A tile of each row block: one with more scales may be larger than the first."""
-    w, tops = p.d + p.d_v, [0]
+    w = p.d + p.d_v
+    tops = [0]
     for b, found in tiles(p, group):
         tops += [b * (w + 2), *((b + c) * w + b * c + 3 * b + 2 * r for c, r in found)]
     return max(tops)

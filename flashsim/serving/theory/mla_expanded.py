@@ -13,7 +13,8 @@ from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, t
 
 
 def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
-    n, keys = sum(p.keys), sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
+    n = sum(p.keys)
+    keys = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
     made = {X: Moved(keys * w, n * w, ("C", w)) for X, w in (("K", p.d), ("V", p.d_v))}
     return (
         moves(p, C=2 * n * (latent + rope), W_UK=(p.d - rope) * latent, W_UV=p.d_v * latent) | made
@@ -22,7 +23,8 @@ def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
 
 def peak(p: Batch, latent: int, rope: int) -> int:
     """Making K, making V, or attention."""
-    c, w = min(p.B_c, sum(p.keys)), latent + rope
+    c = min(p.B_c, sum(p.keys))
+    w = latent + rope
     making = max(latent * (p.d - rope) + c * (w + p.d), latent * p.d_v + c * (w + p.d_v))
     return max(making, *(tile_peak(p, blocks.b, blocks.first(p.B_c)) for blocks in sequences(p)))
 

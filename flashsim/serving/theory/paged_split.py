@@ -16,7 +16,8 @@ from flashsim.serving.theory.form import Moved, ServingForm
 
 
 def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
-    found, R = paged.moved(p, page, tail), p.group * sum(p.queries)
+    found = paged.moved(p, page, tail)
+    R = p.group * sum(p.queries)
     again = {
         name: replace(found[name], reads=splits * found[name].reads) for name in ("Q", "lengths")
     }

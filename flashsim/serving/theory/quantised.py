@@ -30,14 +30,16 @@ def widths(p: Batch, bits: int, group: int) -> dict[str, int]:
 
 def moved(p: Batch, bits: int, group: int) -> dict[str, Moved]:
     every = [one for _, found in tiles(p, group) for one in found]
-    keys, rows = sum(c for c, _ in every), sum(r for _, r in every)
+    keys = sum(c for c, _ in every)
+    rows = sum(r for _, r in every)
     reads = {name: keys * width for name, width in widths(p, bits, group).items()}
     return moves(p, **reads, k_scale=rows * p.d, k_zero=rows * p.d)
 
 
 def peak(p: Batch, bits: int, group: int) -> int:
     """A tile of each row block: one with more rows of scales may be larger than the first."""
-    w, row = p.d + p.d_v, p.d + p.d_v + sum(widths(p, bits, group).values())
+    w = p.d + p.d_v
+    row = p.d + p.d_v + sum(widths(p, bits, group).values())
     tops = [0]
     for b, found in tiles(p, group):
         tops += [b * (w + 2), *(b * (w + 3) + b * c + c * row + 2 * r * p.d for c, r in found)]

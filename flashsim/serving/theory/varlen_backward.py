@@ -17,10 +17,14 @@ from flashsim.serving.theory.form import Moved, ServingForm, sequences, whole
 
 def moved(p: Batch) -> dict[str, Moved]:
     every = [*sequences(p)]
-    R, n, d, d_v = p.group * sum(p.queries), sum(p.keys), p.d, p.d_v
+    R = p.group * sum(p.queries)
+    n = sum(p.keys)
+    d = p.d
+    d_v = p.d_v
     A = sum(whole(s.b * -(-s.e // p.B_c)) for s in every)
     C = sum(whole(s.cover(p.B_c)) for s in every)
-    T, T_c = [len(s.b) for s in every], [-(-s.n // p.B_c) for s in every]
+    T = [len(s.b) for s in every]
+    T_c = [-(-s.n // p.B_c) for s in every]
     return {
         "Q": Moved((R + A) * d),
         "K": Moved((n + C) * d),
@@ -41,7 +45,8 @@ def peak(p: Batch) -> int:
     """The most of the three passes; where blocks meet, the first row block that sees a key block
     is the largest, or the only.
     """
-    w, tops = p.d + p.d_v, [0]
+    w = p.d + p.d_v
+    tops = [0]
     if max(p.queries):
         tops.append(2)
     if max(p.keys):
@@ -49,7 +54,8 @@ def peak(p: Batch) -> int:
     for s in sequences(p):
         tops += [b * (2 * p.d_v + 1) + 2 for b in s.b.tolist()]
         for j in range(0, s.n, p.B_c):
-            c, live = min(p.B_c, s.n - j), s.b[s.e > j]
+            c = min(p.B_c, s.n - j)
+            live = s.b[s.e > j]
             top = live.max(initial=0)
             tops.append(int(2 * c * w + top * (w + 2) + 2 * top * c + 4))
         first = s.first(p.B_c)

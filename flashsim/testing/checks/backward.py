@@ -69,7 +69,8 @@ def masked_gradients(t: Trial) -> Comparisons:
     """Keys that no query attends to, and queries that attend to no key, have gradients of
     exactly 0.
     """
-    dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
+    dead = t.problem.dead[..., None]
+    empty = t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
     zeros = tuple(map(np.zeros_like, t.gradients))
@@ -127,7 +128,8 @@ def dropout_mask(t: Trial) -> Comparisons:
     yield Comparison(
         "the keep mask, asked for again,", t.subject.keep(problem) * 1.0, kept * 1.0, 0.0
     )
-    n, p = kept.size, problem.dropout_p
+    n = kept.size
+    p = problem.dropout_p
     if n < 64:
         return
     budget = 6 * np.sqrt(p * (1 - p) / n)  # six standard deviations

@@ -149,7 +149,8 @@ class Trial:
 
     def alike(self, what: str, problem: Problem, other: Problem) -> Comparison:
         """Return the comparison of the kernel with itself, on two problems that have the same O."""
-        got, want = self.forward(problem).O, self.forward(other).O
+        got = self.forward(problem).O
+        want = self.forward(other).O
         return Comparison(what, got, want, both_budgets(problem, other), self.defined, problem)
 
 

@@ -73,7 +73,8 @@ def identity_values(t: Trial) -> Comparisons:
     first = int(t.rng.integers(max(N_k - width, 0) + 1))
     v = np.broadcast_to(np.eye(N_k, width, -first), problem.v.shape).astype(problem.v.dtype)
     identity = problem.but(v=v)
-    got, want = t.forward(identity), identity.solution
+    got = t.forward(identity)
+    want = identity.solution
     live = ~problem.empty[..., None]
     yield Comparison(
         f"the weights of keys from {first} on", got.O, want.O, want.O_budget, live, identity
@@ -118,7 +119,8 @@ def mergeable_lse(t: Trial) -> Comparisons:
     """Attention to keys [0, c) and to [c, N_k), merged as returned, is the whole; a part may be
     empty or masked.
     """
-    N_k, whole = t.problem.score_shape[-1], _in_any_order(t)
+    N_k = t.problem.score_shape[-1]
+    whole = _in_any_order(t)
     masked = t.spec.masks and (not t.spec.cross or bool(t.rng.integers(2)))
     cut = int(t.rng.choice([0, N_k, *t.rng.integers(N_k + 1, size=2)]))
     if masked:
@@ -231,10 +233,8 @@ def grouped_heads(t: Trial) -> Comparisons:
         repeated = repeated.but(
             scales=(q_scale, *(np.repeat(a, problem.group, axis=1) for a in others))
         )
-    want, twice = (
-        t.forward(repeated),
-        (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget),
-    )
+    want = t.forward(repeated)
+    twice = (2 * problem.solution.O_budget, 2 * problem.solution.lse_budget)
     yield from of_outputs(
         "{}, against KV heads repeated,", t.out, want, twice, (t.defined, ~problem.empty), problem
     )
@@ -263,12 +263,14 @@ def _strided(case: Case, subject: Subject) -> Case | None:
 @check("strides", fit=_strided, both=True)
 def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give the same as contiguous ones."""
-    want, budget = t.subject.forward(t.problem), 2 * t.problem.solution.O_budget
+    want = t.subject.forward(t.problem)
+    budget = 2 * t.problem.solution.O_budget
     yield Comparison(
         f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem
     )
     if t.subject.back and t.gradients_promised:
-        plain, budgets = t.subject.backward(t.problem), t.problem.gradients().budgets
+        plain = t.subject.backward(t.problem)
+        budgets = t.problem.gradients().budgets
         twice = tuple(2 * budget for budget in budgets)
         yield from of_gradients(
             f"{{}} of strided arrays ({t.case.strides})", t.gradients, plain, twice, t.problem
@@ -346,7 +348,8 @@ def batch_invariance(t: Trial) -> Comparisons:
     alone = alone.but(
         scales=None if problem.scales is None else tuple(a[b : b + 1] for a in problem.scales)
     )
-    out, here = t.subject.forward(alone, t.case.strides), (np.arange(B) == b)[:, None, None]
+    out = t.subject.forward(alone, t.case.strides)
+    here = (np.arange(B) == b)[:, None, None]
     lse = None if out.lse is None else np.broadcast_to(out.lse, problem.score_shape[:3])
     want = Output(np.broadcast_to(out.O, t.out.O.shape), lse)
     budgets = (

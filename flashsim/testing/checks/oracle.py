@@ -28,14 +28,16 @@ def _defined_empty_rows(subject: Subject) -> str:
 def oracle(t: Trial) -> Comparisons:
     """O against float64 softmax attention on the same, rounded, inputs."""
     # in this order: where the kernel breaks, nothing more is computed
-    O, want = t.out.O, t.problem.solution
+    O = t.out.O
+    want = t.problem.solution
     yield Comparison("O", O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
 
 
 @check("lse")
 def log_sum_exp(t: Trial) -> Comparisons:
     """The log-sum-exp of each row's scores, in the base declared."""
-    lse, want = t.out.lse, t.problem.solution
+    lse = t.out.lse
+    want = t.problem.solution
     assert lse is not None
     yield Comparison("lse", lse, want.lse, want.lse_budget, ~t.problem.empty, t.problem)
 
@@ -56,7 +58,8 @@ def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
 @check(_defined_empty_rows, fit=_with_empty_rows)
 def empty_rows(t: Trial) -> Comparisons:
     """Rows whose keys are all masked give what the spec says; if that is 0, their lse is −∞."""
-    empty, want = t.problem.empty, t.problem.solution
+    empty = t.problem.empty
+    want = t.problem.solution
     if not empty.any():
         return
     yield Comparison("O of empty rows", t.out.O, want.O, want.O_budget, empty[..., None], t.problem)
@@ -77,7 +80,8 @@ def poisoned(t: Trial) -> Problem | None:
     """Return the problem with NaN or ±∞ in the keys that nobody may attend to, and in their
     values.
     """
-    problem, rng = t.problem, t.rng
+    problem = t.problem
+    rng = t.rng
     dead = problem.dead
     if not dead.any():
         return None
@@ -98,14 +102,16 @@ def masked_kv_poison(t: Trial) -> Comparisons:
     changed = poisoned(t)
     if changed is None:
         return
-    want, at = t.problem.solution, (t.defined, ~t.problem.empty)
+    want = t.problem.solution
+    at = (t.defined, ~t.problem.empty)
     yield from of_outputs("{} with poisoned keys", t.forward(changed), want, want[2:], at, changed)
 
 
 @check("masks", "cross", computes=True)
 def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
-    problem, rng = t.problem, t.rng
+    problem = t.problem
+    rng = t.rng
     B_c = t.spec.block[1]
     _, more = t.spec.lengths(1, B_c if t.spec.max_shapes else int(rng.integers(1, B_c + 2)))
     B, H_q, N_q, _ = problem.score_shape
@@ -119,10 +125,8 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     if bias is not None and bias.shape[-1] != 1:
         extra = 10 * rng.normal(size=(*bias.shape[:-1], more))
         bias = np.concatenate([bias, extra.astype(bias.dtype)], axis=-1)
-    kv, nowhere = (
-        {"k": longer(problem.k), "v": longer(problem.v)},
-        {"causal": False, "window": None, "slopes": None},
-    )
+    kv = {"k": longer(problem.k), "v": longer(problem.v)}
+    nowhere = {"causal": False, "window": None, "slopes": None}
     appended = problem.but(**kv, **nowhere, mask=allowed, bias=bias)
     yield t.alike(f"O with {more} masked keys appended", appended, problem.but(slopes=None))
 
@@ -132,16 +136,19 @@ def causal_no_leak(t: Trial) -> Comparisons:
     """If the keys and values after a query are replaced by large ones, its output stays the
     same.
     """
-    problem, rng = t.problem, t.rng
+    problem = t.problem
+    rng = t.rng
     first = int(rng.integers(1, problem.score_shape[-1]))
-    k, v = problem.k.copy(), problem.v.copy()
+    k = problem.k.copy()
+    v = problem.v.copy()
     k[:, :, first:] = (8 * rng.normal(size=k[:, :, first:].shape)).astype(k.dtype)
     v[:, :, first:] = (100 + rng.normal(size=v[:, :, first:].shape)).astype(v.dtype)
     changed = problem.but(k=k, v=v)
     past = ~problem.allowed[..., first:].any(axis=-1, keepdims=True) & ~problem.empty[..., None]
     if not past.any():
         return
-    got, budget = t.forward(changed), 2 * problem.solution.O_budget
+    got = t.forward(changed)
+    budget = 2 * problem.solution.O_budget
     yield Comparison(
         f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed
     )

@@ -83,10 +83,14 @@ class Exhibit:
         return False if answers and len(off) == len(answers) else None
 
     def _same(self, answer: Arrays) -> bool:
-        kinds, u = self.question.aspect == "lse", roundoff(self.question.problem.q.dtype)
-        apart, astray = 0.0, 0.0
+        kinds = self.question.aspect == "lse"
+        u = roundoff(self.question.problem.q.dtype)
+        apart = 0.0
+        astray = 0.0
         for a, asked in zip(answer, self.asked, strict=True):
-            got, want, budget = asked.got, asked.want, np.asarray(asked.budget)
+            got = asked.got
+            want = asked.want
+            budget = np.asarray(asked.budget)
             judged = asked.at & (budget < np.inf)
             both = np.isfinite(a) & np.isfinite(got)
             alike = (
@@ -139,14 +143,17 @@ def aspects(subject: Subject, finding: Finding, problem: Problem) -> Iterator[Ex
     compares.
     """
     keep = subject.keep(problem) if problem.dropout_p and subject.keep_mask else None
-    live, empty = ~problem.empty, problem.empty
+    live = ~problem.empty
+    empty = problem.empty
     if of_gradients_too(subject, finding) and (subject.spec.empty_rows == "zero" or live.all()):
-        exact, got = problem.gradients(keep), subject.backward(problem, finding.case.strides)
+        exact = problem.gradients(keep)
+        got = subject.backward(problem, finding.case.strides)
         yield Exhibit(
             Question(problem, keep, "gradients", got),
             tuple(of_gradients("{}", got, *exact, problem)),
         )
-    right, out = problem.solution, subject.forward(problem, finding.case.strides)
+    right = problem.solution
+    out = subject.forward(problem, finding.case.strides)
     O, O_budget = (right.O, right.O_budget) if keep is None else problem.dropped(keep)
     promised = [live] if subject.spec.empty_rows == "undefined" else [live, empty]
     if finding.check == "empty_rows":

@@ -37,7 +37,8 @@ def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
     if back:
         asked = [*of_gradients("{}", got, *problem.gradients(), problem)]
     else:
-        right, live = problem.solution, ~problem.empty
+        right = problem.solution
+        live = ~problem.empty
         asked = [Comparison("O", got[0], right.O, right.O_budget, live[..., None])]
         asked += [Comparison("lse", lse, right.lse, right.lse_budget, live) for lse in got[1:]]
     return any((comparison.parts() > 1).any() for comparison in asked)
@@ -113,7 +114,8 @@ def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
 
 def _misread(subject: Subject, finding: Finding) -> set[str]:
     """Ask whether the answer is that to k or v read with each other's strides."""
-    problem, culprits = finding.case.problem(subject.spec), set[str]()
+    problem = finding.case.problem(subject.spec)
+    culprits = set[str]()
     if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
         return culprits
     for back in _passes(subject, finding):
@@ -185,8 +187,10 @@ def _poison_spreads(subject: Subject, finding: Finding) -> set[str]:
         or finding.comparison.problem is None
     ):
         return set()
-    clean, poisoned = finding.case.problem(subject.spec), finding.comparison.problem
-    back, culprits = finding.check == "backward_poison", set()
+    clean = finding.case.problem(subject.spec)
+    poisoned = finding.comparison.problem
+    back = finding.check == "backward_poison"
+    culprits = set()
     for name in ("v", "k"):
         with suppress(Broken, OutsidePool):
             answers = (
@@ -212,7 +216,8 @@ def _right_without_dropout(subject: Subject, finding: Finding) -> set[str]:
     return set() if _wrong(problem, got, back) else {"dropout"}
 
 
-HUGE, MOST_KEYS = 2.0**100, 200
+HUGE = 2.0**100
+MOST_KEYS = 200
 
 
 def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
@@ -223,7 +228,8 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
     as the queries are 0. Xie et al., "FPRev: Revealing floating-point summation order", arXiv
     2411.00442.
     """
-    case, n = finding.case, finding.case.N_k
+    case = finding.case
+    n = finding.case.N_k
     wide = case.dtype in ("float32", "bfloat16", "float64")  # it holds the huge values
     if finding.check != "batch_invariance" or not wide or not 2 < n <= MOST_KEYS:
         return set()
@@ -235,7 +241,8 @@ def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
         absorbed = np.zeros(n)  # by values before and behind a key
         for key in range(1, n):
             v = np.ones_like(problem.v)
-            v[:, :, key - 1], v[:, :, key] = HUGE, -HUGE
+            v[:, :, key - 1] = HUGE
+            v[:, :, key] = -HUGE
             left = n * float(subject.forward(problem.but(v=v)).O[0, 0, 0, 0])
             # they do not quite cancel where parts were divided before
             absorbed[key] = n - left if abs(left) <= n else 2 * n

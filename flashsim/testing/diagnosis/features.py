@@ -169,7 +169,8 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
     """
     cases = [case for case, _ in verdicts]
     failed = np.array([not passed for _, passed in verdicts], bool)
-    n_failed, n_passed = int(failed.sum()), int((~failed).sum())
+    n_failed = int(failed.sum())
+    n_passed = int((~failed).sum())
     if n_failed < 5 or n_passed < 5:
         return []
     features = _features(spec, cases)
@@ -183,13 +184,12 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
     by_shape = _by_shape(cases)
     for features_, has in rows:
         passing = int(has[~failed].sum())
-        of, share = n_failed, has.mean()
+        of = n_failed
+        share = has.mean()
         by_shape_alone = all(has[same].all() or not has[same].any() for same in by_shape)
         if by_shape_alone:  # few shapes are drawn, each of them often
-            of, share = (
-                sum(bool(failed[same].any()) for same in by_shape),
-                np.mean([has[same[0]] for same in by_shape]),
-            )
+            of = sum(bool(failed[same].any()) for same in by_shape)
+            share = np.mean([has[same[0]] for same in by_shape])
         # the logarithm of the chance that it is an accident
         chance = of * math.log(max(share, 1e-9)) + len(features_) * math.log(40)
         if chance < math.log(0.01) and passing <= n_passed / 2:

@@ -42,7 +42,8 @@ def by_model(
         exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape)
     )
     seen = cache(partial(_seen, subject, findings[0]))
-    turned, alibis = _turned(failing), _alike(passing, failing)
+    turned = _turned(failing)
+    alibis = _alike(passing, failing)
     best: dict[str, Suspicion] = {}
     for suspect in suspects(subject.spec):
         matched = _matched(suspect, ordered)

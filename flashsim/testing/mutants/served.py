@@ -15,8 +15,12 @@ import numpy as np
 
 from flashsim.problem.inputs import Array, chip_dtype, largest
 
-B_r, B_c, PART = 8, 16, 64
-OFFSET, THRESHOLD = 8.0, 0.75  # of 8 bits, in powers of two
+B_r = 8
+B_c = 16
+PART = 64
+# of 8 bits, in powers of two
+OFFSET = 8.0
+THRESHOLD = 0.75
 Load = Callable[[int], tuple[Array, Array]]
 
 
@@ -29,7 +33,8 @@ def forward(
     H_kv, N_k, d_v = v.shape[1:]
     tau = 1 / math.sqrt(d) if scale is None else scale
     chip = chip_dtype(q.dtype)
-    O, lse = np.zeros((B, H_q, N_q, d_v), chip), np.zeros((B, H_q, N_q), chip)
+    O = np.zeros((B, H_q, N_q, d_v), chip)
+    lse = np.zeros((B, H_q, N_q), chip)
     for b, h in np.ndindex(B, H_q):
         n = h // (H_q // H_kv)
         load = tiles(k[b, n], v[b, n], 0, chip)
@@ -54,10 +59,12 @@ def varlen(
     """Return O (rows, H_q, d_v), and log-sum-exps (H_q, rows), of packed sequences."""
     (rows, H_q, d), (_, H_kv, d_v), chip = q.shape, v.shape, chip_dtype(q.dtype)
     tau = 1 / math.sqrt(d) if scale is None else scale
-    O, lse = np.zeros((rows, H_q, d_v), chip), np.full((H_q, rows), np.nan, chip)
+    O = np.zeros((rows, H_q, d_v), chip)
+    lse = np.full((H_q, rows), np.nan, chip)
     for s, h in np.ndindex(len(cu_seqlens_q) - 1, H_q):
         n = h // (H_q // H_kv)
-        here, there = slice(*cu_seqlens_q[s : s + 2]), slice(*cu_seqlens_k[s : s + 2])
+        here = slice(*cu_seqlens_q[s : s + 2])
+        there = slice(*cu_seqlens_k[s : s + 2])
         N_k = int(there.stop - there.start)
         load = tiles(k[:, n], v[:, n], int(there.start), chip)
         O[here, h], lse[h, here] = head(q[here, h], load, N_k, d_v, tau, **of_head(options, h))
@@ -80,7 +87,8 @@ def paged(
     """
     (B, N_q, H_q, d), (H_kv, d_v), chip = q.shape, v_cache.shape[2:], chip_dtype(q.dtype)
     tau = 1 / math.sqrt(d) if scale is None else scale
-    O, lse = np.zeros((B, N_q, H_q, d_v), chip), np.zeros((B, H_q, N_q), chip)
+    O = np.zeros((B, N_q, H_q, d_v), chip)
+    lse = np.zeros((B, H_q, N_q), chip)
     for s, h in np.ndindex(B, H_q):
         n, N_k = h // (H_q // H_kv), int(cache_seqlens[s])
 
@@ -98,7 +106,8 @@ def mla(q: Array, latents: Array, width: int, scale: float, **options: Any) -> t
     as keys and values.
     """
     (B, N_q, H_q, _), N_k, chip, tau = q.shape, latents.shape[1], chip_dtype(q.dtype), scale
-    O, lse = np.zeros((B, N_q, H_q, width), chip), np.zeros((B, H_q, N_q), chip)
+    O = np.zeros((B, N_q, H_q, width), chip)
+    lse = np.zeros((B, H_q, N_q), chip)
     for b, h in np.ndindex(B, H_q):
         load = tiles(latents[b], latents[b][:, :width], 0, chip)
         O[b, :, h], lse[b, h] = head(q[b, :, h], load, N_k, width, tau, **of_head(options, h))
@@ -134,7 +143,8 @@ def tiles(K: Array, V: Array, first: int, chip: np.dtype[Any]) -> Load:
 
     def load(j: int) -> tuple[Array, Array]:
         tile = slice(first + j * B_c, first + (j + 1) * B_c)
-        K_j, V_j = K[tile].astype(chip), V[tile].astype(chip)
+        K_j = K[tile].astype(chip)
+        V_j = V[tile].astype(chip)
         short = ((0, B_c - len(K_j)), (0, 0))
         return np.pad(K_j, short), np.pad(V_j, short)
 
@@ -158,8 +168,11 @@ def head(
     v_scale: Any = 1.0,
 ) -> tuple[Array, Array]:
     """Return O (N_q, d_v) and the log-sum-exp (N_q,) of one head of one sequence."""
-    N_q, chip, eight = len(Q), chip_dtype(Q.dtype), Q.dtype.itemsize == 1
-    Q_i, rows = Q.astype(chip) * chip.type(tau), np.arange(N_q)[:, None]
+    N_q = len(Q)
+    chip = chip_dtype(Q.dtype)
+    eight = Q.dtype.itemsize == 1
+    Q_i = Q.astype(chip) * chip.type(tau)
+    rows = np.arange(N_q)[:, None]
     if eight:
         Q_i = (
             Q_i * np.repeat(np.atleast_1d(q_scale), B_r)[:N_q, None]
@@ -167,9 +180,12 @@ def head(
             else Q_i * q_scale
         )
     position = rows + N_k - N_q
-    outputs, logs = [np.zeros((N_q, d_v), chip)], [np.full(N_q, -np.inf, chip)]
+    outputs = [np.zeros((N_q, d_v), chip)]
+    logs = [np.full(N_q, -np.inf, chip)]
     for start in range(0, N_k, PART):
-        m, l, acc = np.full(N_q, -np.inf, chip), np.zeros(N_q, chip), np.zeros((N_q, d_v), chip)
+        m = np.full(N_q, -np.inf, chip)
+        l = np.zeros(N_q, chip)
+        acc = np.zeros((N_q, d_v), chip)
         for j in range(start // B_c, -(-min(start + PART, N_k) // B_c)):
             K_j, V_j = load(j)
             keys = j * B_c + np.arange(B_c)
@@ -250,7 +266,8 @@ def backward(
     }
     O, lse = forward(q, k, v, **how, sink=sink)  # type: ignore[arg-type]
     (B, H_q, N_q, d), (_, H_kv, N_k, _), chip = q.shape, k.shape, chip_dtype(q.dtype)
-    position, keys = np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)
+    position = np.arange(N_q)[:, None] + N_k - N_q
+    keys = np.arange(N_k)
     tau = chip.type(1 / math.sqrt(d) if scale is None else scale)
     ok = np.ones((N_q, N_k), bool)
     if causal:
@@ -258,12 +275,15 @@ def backward(
     if window is not None:
         left, right = window
         ok &= ((left < 0) | (keys >= position - left)) & ((right < 0) | (keys <= position + right))
-    Q, dO = q.astype(chip), do.astype(chip)
+    Q = q.astype(chip)
+    dO = do.astype(chip)
     K, V = (np.repeat(a.astype(chip), H_q // H_kv, axis=1) for a in (k, v))
-    S, slope = tau * Q @ K.swapaxes(-1, -2), chip.type(1)
+    S = tau * Q @ K.swapaxes(-1, -2)
+    slope = chip.type(1)
     if softcap is not None:
         tanh = np.tanh(S / chip.type(softcap))
-        S, slope = chip.type(softcap) * tanh, 1 - tanh**2
+        S = chip.type(softcap) * tanh
+        slope = 1 - tanh**2
     if alibi_slopes is not None:
         S = S - alibi_slopes.astype(chip)[None, :, None, None] * np.abs(position - keys).astype(
             chip

@@ -45,10 +45,12 @@ def forward(
     if dropout_p > 0:
         Z = keep(Z.shape, dropout_p, seed) / dtype.type(1 - dropout_p)
 
-    outputs, logs = [np.zeros((B, H_q, N_q, d_v), dtype)], [np.full((B, H_q, N_q), -np.inf, dtype)]
+    outputs = [np.zeros((B, H_q, N_q, d_v), dtype)]
+    logs = [np.full((B, H_q, N_q), -np.inf, dtype)]
     for start in range(0, N_k, PART):
         keys = np.arange(start, min(start + PART, N_k))
-        K_p, V_p = k[:, :, keys].astype(dtype), v[:, :, keys].astype(dtype)
+        K_p = k[:, :, keys].astype(dtype)
+        V_p = v[:, :, keys].astype(dtype)
         ok_p = ok[..., keys]
         if causal:
             ok_p = ok_p & (keys <= np.arange(N_q)[:, None] + N_k - N_q)
@@ -64,7 +66,8 @@ def one_part(Q: Array, K: Array, V: Array, ok: Array, Z: Array) -> tuple[Array, 
     to none of them.
     """
     B, H_kv, group, N_q, _ = Q.shape
-    ok, Z = ok.reshape(B, H_kv, group, N_q, -1), Z.reshape(B, H_kv, group, N_q, -1)
+    ok = ok.reshape(B, H_kv, group, N_q, -1)
+    Z = Z.reshape(B, H_kv, group, N_q, -1)
     S = np.einsum("bngid,bnjd->bngij", Q, K)
     S = np.where(ok, S, -np.inf)
     V = np.where(np.any(ok, axis=3)[..., None], V[:, :, None], 0)

@@ -15,7 +15,8 @@ import numpy as np
 from flashsim.masks.dropout import keep_mask
 from flashsim.problem.inputs import Array, chip_dtype
 
-B_r, B_c = 8, 4
+B_r = 8
+B_c = 4
 
 
 def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
@@ -58,7 +59,8 @@ def forward(
     for b, h in np.ndindex(B, H_q):
         n = h // group
         for i in range(-(-N_q // B_r)):
-            top, rows = i * B_r, min(B_r, N_q - i * B_r)
+            top = i * B_r
+            rows = min(B_r, N_q - i * B_r)
             Q_i = load(Q, (b * H_q + h) * N_q + top, rows, d, B_r, dtype) * dtype.type(tau)
             m = np.full(B_r, -np.inf, dtype)
             l = np.zeros(B_r, dtype)
@@ -67,7 +69,8 @@ def forward(
             if causal:
                 end = min(N_k, top + rows + shift)  # no row of this tile attends to a later key
             for j in range(-(-end // B_c)):
-                left, cols = j * B_c, min(B_c, N_k - j * B_c)
+                left = j * B_c
+                cols = min(B_c, N_k - j * B_c)
                 K_j = load(K, (b * H_kv + n) * N_k + left, cols, d, B_c, dtype)
                 V_j = load(V, (b * H_kv + n) * N_k + left, cols, d_v, B_c, dtype)
                 S = Q_i @ K_j.T
@@ -112,7 +115,8 @@ def backward(
     tau = scale if scale is not None else 1 / math.sqrt(d)
     shift = N_k - N_q  # as in the forward pass
     dtype = chip_dtype(q.dtype)
-    Q, K = np.ascontiguousarray(q).reshape(-1), np.ascontiguousarray(k).reshape(-1)
+    Q = np.ascontiguousarray(q).reshape(-1)
+    K = np.ascontiguousarray(k).reshape(-1)
     V = np.ascontiguousarray(v).reshape(-1)
     dO = np.ascontiguousarray(do).reshape(-1)
     kept = None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed)
@@ -126,7 +130,8 @@ def backward(
     for b, h in np.ndindex(B, H_q):
         n = h // group
         for j in range(-(-N_k // B_c)):
-            left, cols = j * B_c, min(B_c, N_k - j * B_c)
+            left = j * B_c
+            cols = min(B_c, N_k - j * B_c)
             K_tile = load(K, (b * H_kv + n) * N_k + left, cols, d, B_c, dtype)
             V_tile = load(V, (b * H_kv + n) * N_k + left, cols, d_v, B_c, dtype)
             dK_j = np.zeros((B_c, d), dtype)
@@ -134,7 +139,8 @@ def backward(
             # no earlier tile of rows attends to these keys
             begin = max(0, left - shift) // B_r if causal else 0
             for i in range(begin, -(-N_q // B_r)):
-                top, rows = i * B_r, min(B_r, N_q - i * B_r)
+                top = i * B_r
+                rows = min(B_r, N_q - i * B_r)
                 Q_i = load(Q, (b * H_q + h) * N_q + top, rows, d, B_r, dtype)
                 dO_i = load(dO, (b * H_q + h) * N_q + top, rows, d_v, B_r, dtype)
                 L_i = np.full(B_r, np.inf, dtype)  # P = 0 in the rows that fill up the tile
@@ -142,10 +148,12 @@ def backward(
                 D_i = np.zeros(B_r, dtype)
                 D_i[:rows] = D[b, h, top : top + rows]
                 ok = allowed(i, j, N_k, causal, shift, masks[b, h] if masks is not None else None)
-                K_j, V_j = K_tile, V_tile
+                K_j = K_tile
+                V_j = V_tile
                 if ok is not None:
                     alive = np.any(ok, axis=0)[:, None]
-                    K_j, V_j = np.where(alive, K_tile, 0), np.where(alive, V_tile, 0)
+                    K_j = np.where(alive, K_tile, 0)
+                    V_j = np.where(alive, V_tile, 0)
                 S = Q_i * dtype.type(tau) @ K_j.T
                 if ok is not None:
                     S = np.where(ok, S, -np.inf)
@@ -180,12 +188,14 @@ def allowed(i: int, j: int, N_k: int, causal: bool, shift: int, mask: Array | No
     """Return which keys of tile j the rows of tile i attend to, (B_r, B_c), or None if they
     attend to all.
     """
-    top, left = i * B_r, j * B_c
+    top = i * B_r
+    left = j * B_c
     ragged = left + B_c > N_k
     diagonal = causal and left + B_c - 1 > top + shift
     if not ragged and not diagonal and mask is None:
         return None
-    rows, cols = np.arange(top, top + B_r)[:, None], np.arange(left, left + B_c)[None, :]
+    rows = np.arange(top, top + B_r)[:, None]
+    cols = np.arange(left, left + B_c)[None, :]
     ok = np.ones((B_r, B_c), bool)
     if ragged:
         ok &= cols < N_k

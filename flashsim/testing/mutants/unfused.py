@@ -59,7 +59,8 @@ def backward(
     Q, K, V = widened(q, k, v)
     dO = do.astype(Q.dtype)
     ok = allowed(q, k, causal, mask)
-    K, V = np.where(attended(ok), K, 0), np.where(attended(ok), V, 0)
+    K = np.where(attended(ok), K, 0)
+    V = np.where(attended(ok), V, 0)
     S = np.where(ok, scores(Q, K, scale), -np.inf)
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     P = np.exp(S - np.where(m == -np.inf, 0, m))
@@ -76,7 +77,8 @@ def backward(
     tau = Q.dtype.type(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     dQ = tau * (dS @ K)
     dK = tau * (np.swapaxes(dS, -1, -2) @ Q)
-    dK, dV = summed(dK, k.shape), summed(dV, v.shape)
+    dK = summed(dK, k.shape)
+    dV = summed(dV, v.shape)
     return dQ.astype(q.dtype), dK.astype(q.dtype), dV.astype(q.dtype)
 
 
@@ -86,7 +88,8 @@ def widened(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
     """
     dtype = chip_dtype(q.dtype)
     group = q.shape[1] // k.shape[1]
-    K, V = np.repeat(k.astype(dtype), group, axis=1), np.repeat(v.astype(dtype), group, axis=1)
+    K = np.repeat(k.astype(dtype), group, axis=1)
+    V = np.repeat(v.astype(dtype), group, axis=1)
     return q.astype(dtype), K, V
 
 

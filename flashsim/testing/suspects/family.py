@@ -117,4 +117,5 @@ def _blocks(axis: int, spec: Spec) -> list[int]:
     return list(dict.fromkeys((spec.block[axis], 4, 8, 16, 32, 64, 128, 256)))
 
 
-query_blocks, key_blocks = partial(_blocks, 0), partial(_blocks, 1)
+query_blocks = partial(_blocks, 0)
+key_blocks = partial(_blocks, 1)

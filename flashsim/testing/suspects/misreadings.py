@@ -110,7 +110,8 @@ def _query_rounded(q: Question, r: Reading) -> Changes:
 
 
 def _tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:
-    N_k, more = r.k.shape[2], -r.k.shape[2] % block
+    N_k = r.k.shape[2]
+    more = -r.k.shape[2] % block
     if more == 0 or (says == " if there is no mask" and q.problem.mask is not None):
         return None
     k, v = (

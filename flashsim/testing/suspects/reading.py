@@ -77,7 +77,10 @@ class Question:
     """
 
     def __init__(self, problem: Problem, keep: Array | None, aspect: str, got: Arrays) -> None:
-        self.problem, self.keep, self.aspect, self.got = problem, keep, aspect, got
+        self.problem = problem
+        self.keep = keep
+        self.aspect = aspect
+        self.got = got
         self.spec = problem.spec
         self.chip = self.spec.chip(problem.q.dtype.name)
 
@@ -108,7 +111,8 @@ class Question:
         if self.aspect == "lse":
             return [(answer.lse / math.log(2) if self.spec.lse == "base2" else answer.lse,)]
         # as the spec wants it
-        empty, right = self.problem.empty[..., None], self.problem.solution.O
+        empty = self.problem.empty[..., None]
+        right = self.problem.solution.O
         O = answer.O if literally else np.where(empty & (answer.l == 0), right, answer.O)
         stored = np.asarray(O.astype(self.problem.q.dtype).astype(np.float64))
         if literally or not np.isnan(stored).any():

@@ -67,7 +67,8 @@ def _online(
         raise ValueError("too many steps")
     stored = q.problem.q.dtype
     m = np.full((*S.shape[:3], 1), -np.inf, S.dtype)
-    l, acc = np.zeros_like(m), np.zeros((*S.shape[:3], V.shape[-1]), S.dtype)
+    l = np.zeros_like(m)
+    acc = np.zeros((*S.shape[:3], V.shape[-1]), S.dtype)
     for start in range(0, S.shape[-1], block):
         part = slice(start, start + block)
         top = S[..., part].max(axis=-1, keepdims=True)
@@ -103,7 +104,8 @@ def _divided_twice(q: Question) -> Answer:
 
 
 def _scores_in_16_bits(q: Question, says: str, scaled: bool) -> Answer | None:
-    stored, r = q.problem.q.dtype, q.reading
+    stored = q.problem.q.dtype
+    r = q.reading
     if stored.itemsize != 2:
         return None
     tau = q.chip.type(r.tau)

@@ -3,13 +3,15 @@
 from flashsim.learn.gallery.looking import first, moved, short, value
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Backward", 33
+TITLE = "Backward"
+ORDER = 33
 RUN = {"backward": True, "algorithm": "flash", "N": 6, "d": 2, "blocks": (2, 3), "M": 64}
 
 
 def teach(trace: Trace) -> str:
     about = trace.about
-    T_r, T_c = about.blocks.T_r, about.blocks.T_c
+    T_r = about.blocks.T_r
+    T_c = about.blocks.T_c
     rows = value(trace, first(trace, "line 13"), "P_ij").sum(axis=1)
     D = value(trace, first(trace, "line 19"), "D_i")
     assert about.standard is not None

@@ -6,7 +6,8 @@ from flashsim.learn.gallery.looking import counted, every, largest_rise, moved, 
 from flashsim.masks import patterns
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Block-sparse", 70
+TITLE = "Block-sparse"
+ORDER = 70
 RUN = {
     "algorithm": "block_sparse",
     "N": 16,

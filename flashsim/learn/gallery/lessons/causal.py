@@ -3,15 +3,18 @@
 from flashsim.learn.gallery.looking import counted, moved
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Causal skipping", 31
+TITLE = "Causal skipping"
+ORDER = 31
 RUN = {"algorithm": "q_outer", "N": 12, "d": 4, "blocks": (3, 3), "M": 72, "causal": True}
 
 
 def teach(trace: Trace) -> str:
-    blocks, tiles = trace.about.blocks, trace.about.tiles
+    blocks = trace.about.blocks
+    tiles = trace.about.tiles
     assert tiles is not None
     visited = {s.tile for s in trace.steps if s.tile is not None}
-    all_tiles, partly = blocks.T_r * blocks.T_c, sum(kind == 2 for row in tiles for kind in row)
+    all_tiles = blocks.T_r * blocks.T_c
+    partly = sum(kind == 2 for row in tiles for kind in row)
     plain = counted("q_outer", trace)
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     return f"""

@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.gallery.looking import every, first, moved, pair, short
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Decoding: one query, many keys", 80
+TITLE = "Decoding: one query, many keys"
+ORDER = 80
 RUN = {"algorithm": "split_kv", "N": 1, "N_k": 16, "d": 4, "blocks": (1, 4), "M": 64}
 
 

@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.gallery.looking import first, largest_rise, moved, short
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Algorithm 1: FlashAttention", 30
+TITLE = "Algorithm 1: FlashAttention"
+ORDER = 30
 RUN = {"algorithm": "flash_basic", "N": 12, "d": 4, "blocks": (4, 4), "M": 128}
 
 

@@ -6,7 +6,8 @@ from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
 # after what is optimal among schedules that keep S
-TITLE, ORDER = "Small memories: S through HBM", 48
+TITLE = "Small memories: S through HBM"
+ORDER = 48
 
 
 def record() -> tuple[Trace, ...]:
@@ -17,7 +18,9 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace, fused: Trace) -> str:
-    about, N, d = trace.about, trace.about.shape.N_q, trace.about.shape.d
+    about = trace.about
+    N = trace.about.shape.N_q
+    d = trace.about.shape.d
     (S,) = (a for a in about.arrays if a.name == "S")
     b_r, b_c = value(trace, first(trace, "write O"), "O[0, 0]").shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}

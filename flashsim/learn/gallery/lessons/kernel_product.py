@@ -7,17 +7,22 @@ from flashsim.beyond import kernels
 from flashsim.learn.gallery.looking import first, moved, output, short, value
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "A kernel product", 100
+TITLE = "A kernel product"
+ORDER = 100
 
 
 def record() -> Trace:
-    X, Z = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 0.5
+    X = np.arange(6.0)[:, None]
+    Z = np.arange(6.0)[:, None] + 0.5
     return flashsim.trace(kernels.product, X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16)
 
 
 def teach(trace: Trace) -> str:
     about = trace.about
-    N, n, d, T_r = about.shape.N_q, about.shape.N_k, about.shape.d, about.blocks.T_r
+    N = about.shape.N_q
+    n = about.shape.N_k
+    d = about.shape.d
+    T_r = about.blocks.T_r
     K = value(trace, first(trace, "line 8"), "K_ij")
     naive = kernels.count(
         N=N,

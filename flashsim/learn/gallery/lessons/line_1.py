@@ -4,14 +4,19 @@ from flashsim.learn.gallery.looking import first
 from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Line 1’s blocks, and M", 35
+TITLE = "Line 1’s blocks, and M"
+ORDER = 35
 RUN = {"algorithm": "flash_basic", "N": 8, "d": 4, "M": 64, "sizing": "paper"}
 
 
 def teach(trace: Trace) -> str:
     about = trace.about
-    M, d, B_r, B_c = about.M, about.shape.d, about.blocks.B_r, about.blocks.B_c
-    full, over = first(trace, "line 8"), first(trace, "line 9")
+    M = about.M
+    d = about.shape.d
+    B_r = about.blocks.B_r
+    B_c = about.blocks.B_c
+    full = first(trace, "line 8")
+    over = first(trace, "line 9")
     most = next(s for s in trace.steps if trace.events[s.last].occupancy == about.peak)
     held = {
         array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))

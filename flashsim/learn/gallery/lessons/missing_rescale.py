@@ -5,7 +5,8 @@ import numpy as np
 from flashsim.learn.gallery.looking import first, output, pair, rescaled_rows, short
 from flashsim.tracing import Trace, TraceEvent
 
-TITLE, ORDER = "A missing rescale", 90
+TITLE = "A missing rescale"
+ORDER = 90
 RUN = {"algorithm": "flash_basic", "N": 8, "d": 2, "blocks": (4, 2), "M": 60, "bug": "no_rescale"}
 
 
@@ -55,7 +56,8 @@ def teach(right: Trace, wrong: Trace) -> str:
 
 
 def _same(event: TraceEvent, other: TraceEvent) -> bool:
-    mine, theirs = event.value, other.value
+    mine = event.value
+    theirs = other.value
     if mine is None or theirs is None:
         return mine is theirs
     return np.array_equal(mine, theirs)

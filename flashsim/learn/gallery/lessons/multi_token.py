@@ -9,12 +9,15 @@ from flashsim.learn.gallery.looking import first, moved
 from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Several tokens at once", 81
+TITLE = "Several tokens at once"
+ORDER = 81
 
 
 def record() -> Trace:
     rng = np.random.default_rng(7)
-    Q, K, V = rng.normal(size=(2, 2, 4)), rng.normal(size=(1, 9, 4)), rng.normal(size=(1, 9, 4))
+    Q = rng.normal(size=(2, 2, 4))
+    K = rng.normal(size=(1, 9, 4))
+    V = rng.normal(size=(1, 9, 4))
     return flashsim.trace(
         flashsim.forward, "q_outer", Q, K, V, gqa="grouped", causal=True, M=120, blocks=(4, 3)
     )
@@ -33,7 +36,8 @@ def teach(trace: Trace) -> str:
         blocks=(4, 3),
         dtype="float64",
     ).hbm
-    rows, n = trace.about.shape.N_q, trace.about.shape.N_k
+    rows = trace.about.shape.N_q
+    n = trace.about.shape.N_k
     real = {}
     for tokens in (1, 4):
         for gqa in ("separate", "grouped"):

@@ -7,7 +7,8 @@ from flashsim.learn.gallery.looking import every, first, output, pair, short, va
 from flashsim.learn.gallery.one_row import one_row
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Online softmax", 10
+TITLE = "Online softmax"
+ORDER = 10
 
 
 def record() -> Trace:
@@ -19,7 +20,8 @@ def record() -> Trace:
 
 def teach(trace: Trace) -> str:
     scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 3")[1::2]]
-    rise, still = first(trace, "rescale"), first(trace, "maximum stays")
+    rise = first(trace, "rescale")
+    still = first(trace, "maximum stays")
     total = first(trace, "line 5", rise.number)
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
     before, after = (x.item() for x in pair(total, "l"))

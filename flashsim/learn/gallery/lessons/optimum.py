@@ -6,7 +6,8 @@ from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
 # after the lessons on the algorithms, as it is compared with one
-TITLE, ORDER = "What is optimal", 45
+TITLE = "What is optimal"
+ORDER = 45
 
 
 def record() -> tuple[Trace, ...]:
@@ -17,7 +18,8 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace, tiles: Trace) -> str:
-    N, d = trace.about.shape.N_q, trace.about.shape.d
+    N = trace.about.shape.N_q
+    d = trace.about.shape.d
     loads = {
         name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"
     }

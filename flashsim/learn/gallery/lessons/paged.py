@@ -7,14 +7,16 @@ from flashsim import serving
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Pages: a cache that a table names", 82
+TITLE = "Pages: a cache that a table names"
+ORDER = 82
 
 
 def record() -> Trace:
     rng = np.random.default_rng(3)
     Q = [rng.normal(size=(2, 1, 4)) for _ in range(2)]
     K, V = rng.normal(size=(2, 1, 12, 4))
-    table, lengths = [[4, 1, 2], [5, 0, -1]], [5, 3]
+    table = [[4, 1, 2], [5, 0, -1]]
+    lengths = [5, 3]
     return flashsim.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
 
 
@@ -22,7 +24,8 @@ def teach(trace: Trace) -> str:
     reads = every(trace, "read K")
     pages = [step.cols[0] // 2 for step in reads if step.cols is not None]
     partial = [step for step in reads if step.cols is not None and step.cols[1] - step.cols[0] == 1]
-    words, keys = moved(trace, "table"), moved(trace, "K") // 4
+    words = moved(trace, "table")
+    keys = moved(trace, "K") // 4
     second = next(step for step in reads if dict(step.loops)["s"] == 1)
     real = serving.count(
         "paged", queries=1, keys=[2048], d=128, dtype="float16", page=16, M=10**6

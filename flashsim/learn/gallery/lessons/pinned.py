@@ -5,7 +5,8 @@ from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-TITLE, ORDER = "Spare room: rows that stay", 44
+TITLE = "Spare room: rows that stay"
+ORDER = 44
 
 
 def record() -> tuple[Trace, ...]:
@@ -22,7 +23,10 @@ def loads(trace: Trace, name: str) -> int:
 
 def teach(trace: Trace, plain: Trace) -> str:
     about = trace.about
-    T_r, rows, d, N = loads(plain, "K[0]"), about.blocks.B_r, about.shape.d, about.shape.N_q
+    T_r = loads(plain, "K[0]")
+    rows = about.blocks.B_r
+    d = about.shape.d
+    N = about.shape.N_q
     pinned = [n for n in range(N) if loads(trace, f"K[{n}]") == 1]
     at = next(s for s in every(trace, "line 4") if s.first < s.last)
     again = next(s for s in every(trace, "line 9") if s.tile is not None and s.tile[0] == 1)

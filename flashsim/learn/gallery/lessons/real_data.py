@@ -11,10 +11,12 @@ from flashsim.learn.gallery.looking import every, first, largest_rise, pair, sho
 from flashsim.problem import qkv
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Real data: where the maximum moves most", 40
+TITLE = "Real data: where the maximum moves most"
+ORDER = 40
 SAMPLE = Path(qkv.__file__).parent / "data" / qkv.SAMPLE
 # rows that are traced, and block sizes that figures/qkv_statistics.json is of
-WINDOW, KEY_BLOCKS = 32, (32, 64)
+WINDOW = 32
+KEY_BLOCKS = (32, 64)
 
 
 def rises(block: int) -> NDArray[Any]:
@@ -41,7 +43,9 @@ def steepest() -> tuple[int, int, int]:
 
 def record() -> Trace:
     sample = qkv.load_sample().astype(np.dtype(np.float32))
-    Q, K, V = sample.Q[2, 160:192], sample.K[2], sample.V[2]
+    Q = sample.Q[2, 160:192]
+    K = sample.K[2]
+    V = sample.V[2]
     return flashsim.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
 
 
@@ -58,7 +62,8 @@ def teach(trace: Trace) -> str:
     assert rise.cols is not None
     assert traced == row - start
     at = traced - rise.rows[0]
-    factor, key = float(np.exp(old - new)), int(S[row].argmax())
+    factor = float(np.exp(old - new))
+    key = int(S[row].argmax())
     previous = int((S.argmax(axis=-1)[1:] == np.arange(len(S) - 1)).sum())
     written = first(trace, "write O", rise.number)
     O_old, O_new = pair(written, "O")

@@ -7,7 +7,8 @@ from flashsim.devices.tracing import trace as trace_of
 from flashsim.learn.gallery.looking import every, first, moved
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "A ring of devices", 86
+TITLE = "A ring of devices"
+ORDER = 86
 
 
 def record() -> Trace:
@@ -16,14 +17,17 @@ def record() -> Trace:
 
 
 def teach(trace: Trace) -> str:
-    about, lanes = trace.about, trace.lanes
+    about = trace.about
+    lanes = trace.lanes
     assert lanes is not None
-    P, n = len(lanes.kinds), about.shape.N_q
+    P = len(lanes.kinds)
+    n = about.shape.N_q
     waited = every(trace, "line 15")
     count = devices.count(
         "ring", P=P, N=P * n, d=about.shape.d, layout="contiguous", blocks=(2, 2), M=about.M
     )
-    words, spare = count.devices[1].words, moved(trace, "O_run", "l_run", "m_run")
+    words = count.devices[1].words
+    spare = moved(trace, "O_run", "l_run", "m_run")
     assert count.devices[1].hbm.accesses == moved(trace)
     assert [dict(step.loops) for step in waited] == [{}] * (P - 1)
     second = first(trace, "read K_0")

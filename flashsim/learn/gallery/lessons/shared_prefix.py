@@ -11,7 +11,8 @@ from flashsim import serving
 from flashsim.learn.gallery.looking import every, first, moved, short, value
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "A prefix, shared", 84
+TITLE = "A prefix, shared"
+ORDER = 84
 
 
 def record() -> Trace:
@@ -34,7 +35,8 @@ def teach(trace: Trace) -> str:
     alone = serving.count(
         "cascade", queries=1, keys=[prefix + n for n in lengths], d=4, M=100, blocks=(3, 3)
     )
-    saved, b = {}, 128
+    saved = {}
+    b = 128
     for B_r in (16, 64):
         how: dict[str, Any] = {
             "queries": 1,

@@ -9,7 +9,8 @@ from flashsim.learn.gallery.looking import every, first, moved, pair, short, val
 from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "A sink: weight that goes nowhere", 57
+TITLE = "A sink: weight that goes nowhere"
+ORDER = 57
 
 
 def record() -> Trace:
@@ -21,7 +22,8 @@ def record() -> Trace:
 
 def teach(trace: Trace) -> str:
     s = value(trace, first(trace, "read sink"), "sink[0]").item()
-    words, blocks = moved(trace, "sink"), trace.about.blocks
+    words = moved(trace, "sink")
+    blocks = trace.about.blocks
     shares = np.exp(s - value(trace, first(trace, "write L"), "L[0]")[:, 0])
     old, new = (column[:, 0] for column in pair(first(trace, "line 11"), "m"))
     stays = int((new == old).sum())

@@ -3,7 +3,8 @@
 from flashsim.learn.gallery.looking import counted, moved
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Sliding window", 55
+TITLE = "Sliding window"
+ORDER = 55
 RUN = {"algorithm": "sliding_window", "N": 16, "d": 4, "blocks": (2, 2), "M": 64, "window": 4}
 
 

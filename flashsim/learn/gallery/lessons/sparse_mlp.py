@@ -9,7 +9,8 @@ from flashsim.beyond import mlp
 from flashsim.learn.gallery.looking import first, moved, short, value
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "A sparse MLP in one pass", 110
+TITLE = "A sparse MLP in one pass"
+ORDER = 110
 
 
 def record() -> Trace:

@@ -3,13 +3,16 @@
 from flashsim.learn.gallery.looking import moved
 from flashsim.tracing import Trace
 
-TITLE, ORDER = "Algorithm 0: standard attention", 20
+TITLE = "Algorithm 0: standard attention"
+ORDER = 20
 RUN = {"algorithm": "standard", "N": 12, "d": 4, "M": 64}
 
 
 def teach(trace: Trace) -> str:
-    N_q, N_k = trace.about.shape.N_q, trace.about.shape.N_k
-    sums, both = moved(trace), moved(trace, "S", "P")
+    N_q = trace.about.shape.N_q
+    N_k = trace.about.shape.N_k
+    sums = moved(trace)
+    both = moved(trace, "S", "P")
     K = trace.about.arrays[1]
     groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
     return f"""

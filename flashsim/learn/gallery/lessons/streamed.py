@@ -6,7 +6,8 @@ from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
 # after rows that stay, as what is left is pinned here, too
-TITLE, ORDER = "Streams: K and V by elements", 46
+TITLE = "Streams: K and V by elements"
+ORDER = 46
 
 
 def record() -> tuple[Trace, ...]:
@@ -17,8 +18,11 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace, whole: Trace) -> str:
-    about, d, N = trace.about, trace.about.shape.d, trace.about.shape.N_k
-    rows, fewer = about.blocks.B_r, whole.about.blocks.B_r
+    about = trace.about
+    d = trace.about.shape.d
+    N = trace.about.shape.N_k
+    rows = about.blocks.B_r
+    fewer = whole.about.blocks.B_r
     sweeps, more = (moved(each, "K") // (N * d) for each in (trace, whole))
     second = every(trace, "line 19")[1]
     saved = moved(whole) - moved(trace)
