@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashsim import algorithms as algorithms
     from flashsim import devices as devices
-    from flashsim import masks as masks
+    from flashsim import memory as memory
     from flashsim import plots as plots
     from flashsim import reference as reference
     from flashsim import serving as serving
@@ -44,43 +44,43 @@ if TYPE_CHECKING:
     from flashsim.algorithms.blocks import Fit as Fit
     from flashsim.algorithms.blocks import Fixed as Fixed
     from flashsim.algorithms.blocks import Paper as Paper
+    from flashsim.analysis import tune as tune
+    from flashsim.analysis.optima import optimum as optimum
+    from flashsim.analysis.proving import prove as prove
+    from flashsim.analysis.sweeping import sweep as sweep
+    from flashsim.attention import masks as masks
+    from flashsim.attention.masks import dropout as dropout
+    from flashsim.attention.masks import patterns as patterns
+    from flashsim.attention.masks.bias import Bias as Bias
+    from flashsim.attention.masks.paddings import KeyPadding as KeyPadding
+    from flashsim.attention.masks.paddings import QueryPadding as QueryPadding
+    from flashsim.attention.masks.relative import RelativeBias as RelativeBias
+    from flashsim.attention.masks.rules import Causal as Causal
+    from flashsim.attention.masks.rules import Dense as Dense
+    from flashsim.attention.masks.rules import Mask as Mask
+    from flashsim.attention.masks.rules import SlidingWindow as SlidingWindow
+    from flashsim.attention.masks.scores import ALiBi as ALiBi
+    from flashsim.attention.masks.scores import SoftCap as SoftCap
+    from flashsim.attention.masks.sink import Sink as Sink
+    from flashsim.attention.masks.streaming import Streaming as Streaming
+    from flashsim.attention.masks.tree import Tree as Tree
     from flashsim.attention.problem import Problem as Problem
-    from flashsim.beyond import approximate as approximate
-    from flashsim.beyond import kernels as kernels
-    from flashsim.beyond import mlp as mlp
+    from flashsim.attention.shapes import Blocks as Blocks
+    from flashsim.extensions import approximate as approximate
+    from flashsim.extensions import kernels as kernels
+    from flashsim.extensions import mlp as mlp
     from flashsim.hardware import cache as cache
     from flashsim.hardware import machines as machines
-    from flashsim.machine import memory as memory
-    from flashsim.machine.memory import HBM as HBM
-    from flashsim.machine.memory import SRAM as SRAM
-    from flashsim.machine.memory import MemoryModelError as MemoryModelError
-    from flashsim.machine.memory import NotOnChip as NotOnChip
-    from flashsim.machine.memory import SramOverflow as SramOverflow
-    from flashsim.machine.turns import SlowCountWarning as SlowCountWarning
-    from flashsim.masks import dropout as dropout
-    from flashsim.masks import patterns as patterns
-    from flashsim.masks.bias import Bias as Bias
-    from flashsim.masks.paddings import KeyPadding as KeyPadding
-    from flashsim.masks.paddings import QueryPadding as QueryPadding
-    from flashsim.masks.relative import RelativeBias as RelativeBias
-    from flashsim.masks.rules import Causal as Causal
-    from flashsim.masks.rules import Dense as Dense
-    from flashsim.masks.rules import Mask as Mask
-    from flashsim.masks.rules import SlidingWindow as SlidingWindow
-    from flashsim.masks.scores import ALiBi as ALiBi
-    from flashsim.masks.scores import SoftCap as SoftCap
-    from flashsim.masks.sink import Sink as Sink
-    from flashsim.masks.streaming import Streaming as Streaming
-    from flashsim.masks.tree import Tree as Tree
-    from flashsim.optimal import tune as tune
-    from flashsim.optimal.optima import optimum as optimum
-    from flashsim.optimal.proving import prove as prove
-    from flashsim.problem.shapes import Blocks as Blocks
+    from flashsim.memory.errors import MemoryModelError as MemoryModelError
+    from flashsim.memory.errors import NotOnChip as NotOnChip
+    from flashsim.memory.errors import SramOverflow as SramOverflow
+    from flashsim.memory.hbm import HBM as HBM
+    from flashsim.memory.sram import SRAM as SRAM
+    from flashsim.memory.turns import SlowCountWarning as SlowCountWarning
     from flashsim.simulate.api import backward as backward
     from flashsim.simulate.api import count as count
     from flashsim.simulate.api import forward as forward
     from flashsim.simulate.results import Result as Result
-    from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace as load_trace
     from flashsim.tracing import observers as observers
     from flashsim.tracing import trace as trace

@@ -15,8 +15,9 @@ from typing import Any
 
 import devices_pictures
 
-from flashsim import theory, verify
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
+from flashsim.analysis import verify
 from flashsim.gpu.hopper import Tiles
 from flashsim.gpu.rungs import ladder
 from flashsim.support.entry import run_script
@@ -251,7 +252,11 @@ def claims() -> Iterator[tuple[str, ...]]:
     yield "who says so", "claim", "tried", "found"
     yield "---", "---", "---", "---"
     for claim in verify.run(
-        [check for check in verify.checks() if check.__module__ == "flashsim.verify.serving"]
+        [
+            check
+            for check in verify.checks()
+            if check.__module__ == "flashsim.analysis.verify.serving"
+        ]
     ):
         yield claim.source, " ".join(claim.claim.split()), claim.tried, claim.measured
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.hybrid_streamed import line_3
-from flashsim.optimal.tune import Choice, best_of
+from flashsim.analysis.tune import Choice, best_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 from flashsim.support.sizes import first

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import forward, reference
-from flashsim.problem.inputs import float_dtype
+from flashsim.attention.inputs import float_dtype
 from flashsim.reference import attention
 from flashsim.support.entry import run_script
 from flashsim.support.files import check_target, write_whole

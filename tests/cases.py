@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.machine.memory import MemoryModelError, Observer, SramOverflow
-from flashsim.masks.dropout import keep_mask
-from flashsim.masks.rules import All, Both, Mask
-from flashsim.problem.shapes import Shape
+from flashsim.attention.masks.dropout import keep_mask
+from flashsim.attention.masks.rules import All, Both, Mask
+from flashsim.attention.shapes import Shape
+from flashsim.memory.errors import MemoryModelError, SramOverflow
+from flashsim.memory.sram import Observer
 from flashsim.tracing import Recorder, Trace, traced
 from flashsim.tracing.planting import mutated
 

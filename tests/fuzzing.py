@@ -13,7 +13,7 @@ from hypothesis import settings
 from threadpoolctl import ThreadpoolController
 
 import flashsim
-from flashsim.machine.memory import MemoryModelError
+from flashsim.memory.errors import MemoryModelError
 
 FUZZ = settings.get_profile("fuzz")
 SOURCES = Path(flashsim.__file__).parent

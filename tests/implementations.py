@@ -24,8 +24,8 @@ import numpy as np
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.masks.dropout import keep_mask
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
+from flashsim.attention.masks.dropout import keep_mask
 from flashsim.testing import Report, Spec, check_attention, wrap
 from flashsim.testing.mutants import BASES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 
 
 def attention(

@@ -32,8 +32,9 @@ from flashsim.algorithms import (
 )
 from flashsim.algorithms.notation import gated
 from flashsim.algorithms.record import OPERANDS, PARTS
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.reference import (
     attention,
     attention_with_statistics,

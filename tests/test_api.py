@@ -16,9 +16,11 @@ import pytest
 import flashsim
 from flashsim import KeyPadding, theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
-from flashsim.machine.traffic import Traffic
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
+from flashsim.memory.traffic import Traffic
 
 X = np.ones((6, 4))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim import reference
-from flashsim.beyond import approximate
+from flashsim.extensions import approximate
 from flashsim.reference import of_bound
 
 from .cases import operands, refused

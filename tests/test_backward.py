@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import KeyPadding
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.problem.qkv import load_sample, sample_mask
+from flashsim.attention.qkv import load_sample, sample_mask
 from flashsim.reference import (
     attention,
     backward_rounding,

@@ -12,10 +12,12 @@ import pytest
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.machine.memory import HBM, SRAM, Kinds, MemoryModelError
-from flashsim.masks.band import Band, floor_sum
-from flashsim.masks.rules import All, Mask
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.masks.band import Band, floor_sum
+from flashsim.attention.masks.rules import All, Mask
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM, Kinds
 from flashsim.simulate import interleaving as groups
 from flashsim.simulate.live_tiles import CountedTiles
 

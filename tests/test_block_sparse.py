@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import Causal, KeyPadding, SlidingWindow
-from flashsim.masks import patterns
+from flashsim.attention.masks import patterns
 from flashsim.reference import (
     attention,
     backward_rounding,

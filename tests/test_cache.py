@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.attention.inputs import Array
 from flashsim.hardware.cache import L2, CacheTraffic
-from flashsim.machine.memory import HBM, SRAM, Event
-from flashsim.problem.inputs import Array
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM, Event
 
 HUGE = 10**9
 

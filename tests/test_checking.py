@@ -11,11 +11,11 @@ import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
-from flashsim.masks import patterns
-from flashsim.masks.dropout import keep_mask
-from flashsim.optimal.tune import tune
-from flashsim.problem import arguments as checking
-from flashsim.problem.arguments import check_array, check_count, check_scale, shown
+from flashsim.analysis.tune import tune
+from flashsim.attention import arguments as checking
+from flashsim.attention.arguments import check_array, check_count, check_scale, shown
+from flashsim.attention.masks import patterns
+from flashsim.attention.masks.dropout import keep_mask
 from flashsim.theory.problem import OneHead
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
@@ -322,7 +322,7 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
         {"mask": "causal"},
     ),
     (
-        "mask is <class 'flashsim.masks.rules.Causal'>; expected booleans",
+        "mask is <class 'flashsim.attention.masks.rules.Causal'>; expected booleans",
         MASKED,
         {"mask": flashsim.Causal},
     ),
@@ -664,8 +664,8 @@ def test_bounds_of_numbers_are_met() -> None:
 
 
 def test_checks_know_neither_simulator_nor_theory() -> None:
-    for module in (checking, flashsim.problem.inputs):
+    for module in (checking, flashsim.attention.inputs):
         with open(str(module.__file__)) as file:
             imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
-        own = {f"flashsim.problem.{name}" for name in ("arguments", "dlpack", "shapes")}
+        own = {f"flashsim.attention.{name}" for name in ("arguments", "dlpack", "shapes")}
         assert imported <= own | {"flashsim.support.install", "flashsim.support.sizes"}

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import cli, verify
+from flashsim import cli
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.analysis import verify
+from flashsim.analysis.verify import appendices, theorem_5, theorems_1_2
+from flashsim.attention import qkv
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.cli import COMMANDS, PURPOSES, ROUTE, inputs, main, parse
 from flashsim.learn.playground.page import FIRST
 from flashsim.plots import FIGURES
-from flashsim.problem import qkv
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.support.sizes import human_bytes, parse_size
 from flashsim.support.tables import console, print_table, problem
-from flashsim.verify import appendices, theorem_5, theorems_1_2
 
 from .pages import ROOT, text_of
 
@@ -190,7 +191,7 @@ BFLOAT16 = """
 import sys
 sys.modules["ml_dtypes"] = None  # as if it were not installed
 from pathlib import Path
-from flashsim.problem.qkv import UnreadableInput, load_qkv
+from flashsim.attention.qkv import UnreadableInput, load_qkv
 try:
     load_qkv([Path("mine.safetensors")])
 except UnreadableInput as error:

@@ -268,7 +268,7 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
     arrays = [rng.standard_normal((66, 8), np.float32) for _ in range(4)]
     tallest = widest = 0
 
-    def look(event: flashsim.machine.memory.Event) -> None:
+    def look(event: flashsim.memory.sram.Event) -> None:
         nonlocal tallest, widest
         if event.site not in seen:
             seen.add(event.site)

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import plots, testing, verify
+from flashsim import plots, testing
+from flashsim.analysis import verify
+from flashsim.analysis.verify import comparison
 from flashsim.cli import COMMANDS, main, outputs
-from flashsim.verify import comparison
 
 COUNT = ("count", "--N", "64", "--d", "8")
 STEP = ("step", "--text", "--n", "4", "--d", "2", "--causal")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import flashsim
+from flashsim.analysis.sweeping import points, running
+from flashsim.analysis.sweeping import rows as rows_
 from flashsim.cli import main
 from flashsim.support.entry import Terminated
-from flashsim.sweeping import points, running
-from flashsim.sweeping import rows as rows_
 from tests.own import FORM, TWO_SWEEPS
 
 pytestmark = pytest.mark.usefixtures("in_a_folder_of_its_own")

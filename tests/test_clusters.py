@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim import reference
-from flashsim.beyond import approximate
-from flashsim.beyond.parts.clusters import homes, sorted_rows
-from flashsim.beyond.programs import programs
+from flashsim.extensions import approximate
+from flashsim.extensions.parts.clusters import homes, sorted_rows
+from flashsim.extensions.programs import programs
 from flashsim.reference import of_bound
 from flashsim.simulate.matrices import run_program
 from flashsim.simulate.results import Result

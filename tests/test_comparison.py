@@ -8,11 +8,11 @@ import pytest
 from flashsim import reference
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, sink_gradient
 from flashsim.algorithms.blocks import Fixed
-from flashsim.masks.rules import Causal
-from flashsim.masks.sink import Sink
-from flashsim.problem.qkv import QKV
+from flashsim.analysis.verify import comparison
+from flashsim.attention.masks.rules import Causal
+from flashsim.attention.masks.sink import Sink
+from flashsim.attention.qkv import QKV
 from flashsim.tracing.planting import planted
-from flashsim.verify import comparison
 
 from .cases import swap
 

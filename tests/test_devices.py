@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import devices, plots
+from flashsim.attention.inputs import float_dtype
 from flashsim.cli import devices as command
 from flashsim.devices import Device, LinkError, Network
 from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.theory import FORMS, balance
-from flashsim.problem.inputs import float_dtype
 
 FORWARD = sorted(programs())
 

@@ -38,7 +38,8 @@ FAULTS = """
 import os, sys, time
 import numpy as np
 from flashsim.devices import Device, LinkError, distributed
-from flashsim.machine.memory import HBM, SRAM
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM
 engine, began = distributed.engine(timeout=8), time.monotonic()
 rank = engine.rank
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim.problem.arguments import check_array
-from flashsim.problem.inputs import check_M, float_dtype
+from flashsim.attention.arguments import check_array
+from flashsim.attention.inputs import check_M, float_dtype
 from flashsim.theory import exact
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -19,10 +19,10 @@ from matplotlib.image import imread
 
 import flashsim
 from flashsim.algorithms import FORWARD
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.attention.masks import rules as masks
 from flashsim.cli import main, parsers
-from flashsim.masks import rules as masks
 from flashsim.plots import FIGURES
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL, SERVING
 from flashsim.theory.measured import FIGURE_2

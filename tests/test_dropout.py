@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.algorithms import FORWARD, backward_passes
-from flashsim.masks import dropout
-from flashsim.masks.dropout import keep_mask, philox4x32_10
+from flashsim.attention.masks import dropout
+from flashsim.attention.masks.dropout import keep_mask, philox4x32_10
 
 from .cases import Array, Case
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashsim.attention.shapes import Blocks
 from flashsim.cli import main
 from flashsim.learn.exercises import exercise, exercises
 from flashsim.learn.exercises.apart import Apart, Limits, again
@@ -18,7 +19,6 @@ from flashsim.learn.exercises.grading import Grade, exercise_of, grade
 from flashsim.learn.exercises.judging import Stage
 from flashsim.learn.exercises.messages import packed, unpacked
 from flashsim.learn.exercises.work import Wrong
-from flashsim.problem.shapes import Blocks
 
 from .exercise_solutions import MISTAKES, SOLUTIONS
 
@@ -118,7 +118,7 @@ def test_an_answer_that_nobody_asked_for_is_none(tmp_path: Path) -> None:
 
 def test_a_patched_simulator_over_there_changes_no_count(tmp_path: Path) -> None:
     patch = (
-        '__import__("sys").modules["flashsim.machine.memory"].SRAM.load = lambda self, *b: '
+        '__import__("sys").modules["flashsim.memory.sram"].SRAM.load = lambda self, *b: '
         "[x._values.copy() for x in b]"
         " if len(b) > 1 else b[0]._values.copy()\n"
     )

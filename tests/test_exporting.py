@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flashsim
-import flashsim.machine.traffic
+import flashsim.memory.traffic
 from flashsim.cli import main
 from flashsim.support import exporting, provenance
 
@@ -134,7 +134,7 @@ def test_a_table_by_array() -> None:
     pytest.importorskip("pandas", reason='pandas is not installed: pip install -e ".[pandas]"')
     forward, _ = run()
     for result in (LARGE, forward, forward.hbm):
-        traffic = result if isinstance(result, flashsim.machine.traffic.Traffic) else result.hbm
+        traffic = result if isinstance(result, flashsim.memory.traffic.Traffic) else result.hbm
         table = result.to_pandas()
         assert (table.index.name, list(table.index)) == ("array", list(traffic.by_array))
         for name in ("reads", "writes", "init_writes", "accesses", "bytes", "size"):

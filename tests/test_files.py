@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import flashsim
+from flashsim.analysis.sweeping import keeping
 from flashsim.support import files
 from flashsim.support.files import check_target, write_whole
-from flashsim.sweeping import keeping
 from flashsim.tracing import Trace
 
 ROOT = Path(flashsim.__file__).parents[1]

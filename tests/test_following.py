@@ -12,7 +12,7 @@ import pytest
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.machine.memory import NotOnChip
+from flashsim.memory.errors import NotOnChip
 from flashsim.reference import attention
 from flashsim.simulate import following
 

@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashsim
-import flashsim.problem.shapes
+import flashsim.attention.shapes
 from flashsim import reference, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
+from flashsim.analysis.tune import tune
+from flashsim.attention.masks import dropout, patterns
 from flashsim.hardware import machines
 from flashsim.hardware.cache import L2
-from flashsim.machine.memory import MemoryModelError
-from flashsim.masks import dropout, patterns
-from flashsim.optimal.tune import tune
+from flashsim.memory.errors import MemoryModelError
 from flashsim.plots.blocks import blocks_data
 from flashsim.plots.cache_size import cache_size_data
 from flashsim.plots.pareto import pareto_data
@@ -454,7 +454,7 @@ def test_masks(parts: list[str], data: st.DataObject) -> None:
             return
     run = outcome(flashsim.forward, "flash", X, X, X, mask=combined)
     if accepted(run):
-        whole = combined.whole(flashsim.problem.shapes.Shape(5, 5, 3, 3), ())
+        whole = combined.whole(flashsim.attention.shapes.Shape(5, 5, 3, 3), ())
         bound = reference.error_bound(
             X, X, X, mask=whole, **reference.rounding("flash", run.blocks)
         )

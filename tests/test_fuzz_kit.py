@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashsim import reference
-from flashsim.problem.inputs import FLOATS
+from flashsim.attention.inputs import FLOATS
 from flashsim.testing import (
     CHECKS,
     AttentionCheckFailed,

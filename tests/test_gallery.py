@@ -24,8 +24,8 @@ import pytest
 
 import flashsim
 from flashsim import theory
-from flashsim.beyond import mlp
 from flashsim.cli import main
+from flashsim.extensions import mlp
 from flashsim.learn import gallery
 from flashsim.learn.gallery.page import Page, parts_of
 from flashsim.tracing import Lesson, Moment, Step, Stop, Trace

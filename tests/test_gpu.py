@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 import flashsim
 from flashsim import gpu
+from flashsim.attention.inputs import float_dtype
+from flashsim.attention.masks.dropout import keep_mask
+from flashsim.attention.shapes import Blocks
 from flashsim.gpu import hopper, hopper_backward
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.launching import launch
 from flashsim.learn.examples import same_curve
-from flashsim.masks.dropout import keep_mask
-from flashsim.problem.inputs import float_dtype
-from flashsim.problem.shapes import Blocks
 from flashsim.reference import (
     attention_with_statistics,
     backward_rounding,

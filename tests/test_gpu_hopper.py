@@ -12,11 +12,11 @@ import pytest
 
 import flashsim
 from flashsim import gpu
+from flashsim.attention.masks.dropout import keep_mask
+from flashsim.attention.shapes import Shape
 from flashsim.gpu import hopper, hopper_backward, hopper_decode, hopper_grouped
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import DISTRIBUTIONS, Setting, drawn
-from flashsim.masks.dropout import keep_mask
-from flashsim.problem.shapes import Shape
 from tests.hopper import ON_HOPPER
 from tests.test_gpu import assert_near, given, moved, on_gpu, run, tally
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flashsim import gpu
+from flashsim.attention.masks.dropout import keep_mask
 from flashsim.gpu import hopper, hopper_backward
 from flashsim.gpu.compiling import import_cupy
-from flashsim.masks.dropout import keep_mask
 from tests.hopper import ON_HOPPER
 from tests.test_gpu import assert_near, given, moved, on_gpu, run, tally
 from tests.test_gpu_hopper import counted_backward

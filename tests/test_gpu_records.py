@@ -33,6 +33,9 @@ from gpu_pictures import (
 
 import flashsim
 from flashsim import gpu, theory
+from flashsim.attention.masks import patterns
+from flashsim.attention.masks.patterns import butterfly
+from flashsim.attention.qkv import SAMPLE
 from flashsim.cli import bench, main
 from flashsim.gpu import benchmark, contestants, machine, standard
 from flashsim.gpu.compiling import MissingGPU, import_cupy
@@ -42,11 +45,8 @@ from flashsim.gpu.profiling import METRICS, parse
 from flashsim.gpu.validation import Pass, _row
 from flashsim.learn.examples.same_curve import EARLY
 from flashsim.learn.examples.text import tiny
-from flashsim.masks import patterns
-from flashsim.masks.patterns import butterfly
 from flashsim.plots import figure_of
 from flashsim.plots.same_curve import plot_same_curve
-from flashsim.problem.qkv import SAMPLE
 from flashsim.reference import attention
 
 from .pages import ROOT, has_numbers, paragraphs

@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from flashsim import gpu, serving
+from flashsim.attention.inputs import float_dtype
 from flashsim.gpu import hopper, hopper_paged, hopper_varlen
 from flashsim.gpu.compiling import KERNELS, import_cupy
 from flashsim.gpu.counters import Moved
-from flashsim.problem.inputs import float_dtype
 from flashsim.testing import Spec, check_attention, wrap
 from tests.hopper import ON_HOPPER
 from tests.ragged import attention

@@ -25,10 +25,10 @@ import pytest
 
 import flashsim
 from flashsim import gpu
+from flashsim.attention.masks.dropout import keep_mask
+from flashsim.attention.shapes import Shape
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.kernel import Kernel
-from flashsim.masks.dropout import keep_mask
-from flashsim.problem.shapes import Shape
 from tests import test_gpu as tests
 from tests import test_gpu_fp8 as fp8
 from tests import test_gpu_serving as serving

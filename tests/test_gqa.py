@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, group_sum
+from flashsim.attention.inputs import Inputs
+from flashsim.attention.masks.dropout import TileDropout, keep_mask
+from flashsim.attention.masks.rules import as_mask
+from flashsim.attention.qkv import QKV
+from flashsim.attention.shapes import Shape
 from flashsim.cli import main
-from flashsim.machine.memory import HBM, SRAM
-from flashsim.masks.dropout import TileDropout, keep_mask
-from flashsim.masks.rules import as_mask
-from flashsim.problem.inputs import Inputs
-from flashsim.problem.qkv import QKV
-from flashsim.problem.shapes import Shape
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM
 from flashsim.reference import (
     attention,
     backward_rounding,

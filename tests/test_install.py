@@ -55,7 +55,7 @@ def test_every_public_function_is_called_here() -> None:
     [
         "import flashsim.NAME",
         "from flashsim import NAME",
-        "import flashsim.optimal.tune, flashsim.sweeping",
+        "import flashsim.analysis.tune, flashsim.analysis.sweeping",
     ],
 )
 def test_a_public_name_means_the_same_however_it_was_imported(first: str, tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_the_kit_brings_what_its_tests_are_run_with() -> None:
 
 
 def a_clone(folder: Path) -> Path:
-    (folder / "flashsim" / "machine").mkdir(parents=True)
-    (folder / "flashsim" / "machine" / "memory.py").touch()
+    (folder / "flashsim" / "memory").mkdir(parents=True)
+    (folder / "flashsim" / "memory" / "sram.py").touch()
     (folder / "pyproject.toml").touch()
     (folder / "docs").mkdir()
     return folder

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import reference, theory
-from flashsim.beyond import kernels
-from flashsim.beyond.parts.kernel_functions import PROFILES, Own, along, distances
 from flashsim.cli import main
+from flashsim.extensions import kernels
+from flashsim.extensions.parts.kernel_functions import PROFILES, Own, along, distances
 from flashsim.learn.examples import kernel_product
-from flashsim.machine.memory import Lifespan
-from flashsim.machine.shape_only import ShapeOnly
+from flashsim.memory.shape_only import ShapeOnly
+from flashsim.memory.sram import Lifespan
 
 Array = np.ndarray[Any, Any]
 ORDERS = [*kernels.ORDERS]

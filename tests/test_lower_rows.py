@@ -12,9 +12,9 @@ import row_game
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD
-from flashsim.optimal.tune import best_of
+from flashsim.analysis.tune import best_of
 from flashsim.theory import lower_bound_rows
-from flashsim.theory.certificate import check
+from flashsim.theory.bounds.certificate import check
 from flashsim.theory.form import form_of
 
 Row = tuple[str, int]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.machine.traffic import Traffic
-from flashsim.masks.rules import Both, as_mask
-from flashsim.problem.shapes import Shape
+from flashsim.attention.masks.rules import Both, as_mask
+from flashsim.attention.shapes import Shape
+from flashsim.memory.traffic import Traffic
 from flashsim.reference import (
     attention,
     attention_with_statistics,
@@ -531,14 +531,18 @@ class Mine(flashsim.Mask):
 
 def test_a_mask_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else has to name it."""
-    assert flashsim.masks.KeyPadding is KeyPadding
-    text = "from flashsim.masks.rules import Causal\n\nclass Mine(Causal): pass\n"
+    assert flashsim.attention.masks.KeyPadding is KeyPadding
+    text = "from flashsim.attention.masks.rules import Causal\n\nclass Mine(Causal): pass\n"
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(flashsim.masks, "__path__", [*flashsim.masks.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        flashsim.attention.masks, "__path__", [*flashsim.attention.masks.__path__, str(tmp_path)]
+    )
     try:
-        assert flashsim.masks.Mine.__module__ == "flashsim.masks.mine"
-        assert flashsim.masks.Causal is Causal  # where it is defined, not where it is imported
+        assert flashsim.attention.masks.Mine.__module__ == "flashsim.attention.masks.mine"
+        assert (
+            flashsim.attention.masks.Causal is Causal
+        )  # where it is defined, not where it is imported
     finally:
-        sys.modules.pop("flashsim.masks.mine", None)
+        sys.modules.pop("flashsim.attention.masks.mine", None)
     with pytest.raises(AttributeError, match=r"module 'flashsim\.masks' has no attribute 'Nobody'"):
-        _ = flashsim.masks.Nobody
+        _ = flashsim.attention.masks.Nobody

@@ -15,17 +15,11 @@ import pytest
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.parts import EveryTile
-from flashsim.machine.memory import (
-    HBM,
-    SRAM,
-    Event,
-    MemoryModelError,
-    NotOnChip,
-    Observer,
-    SramOverflow,
-)
-from flashsim.masks.dropout import NoDropout
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.masks.dropout import NoDropout
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM, Event, Observer
 from flashsim.simulate.tile_masks import NoSink
 
 

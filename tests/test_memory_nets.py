@@ -12,9 +12,11 @@ import pytest
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.machine.lifetimes import Lifetimes
-from flashsim.machine.memory import HBM, SRAM, MemoryModelError
-from flashsim.machine.source import PACKAGE
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.hbm import HBM
+from flashsim.memory.lifetimes import Lifetimes
+from flashsim.memory.source import PACKAGE
+from flashsim.memory.sram import SRAM
 from flashsim.reference import attention
 from flashsim.simulate import rehearsal
 
@@ -229,12 +231,12 @@ def test_observers_and_a_debugger_s_prompt_may_peek(tmp_path: Path) -> None:
 
 def test_flashsim_s_own_algorithms_are_honest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked through as a user's are, none loses anything."""
-    rooms = ("algorithms", "beyond")
+    rooms = ("algorithms", "extensions")
     others = tuple(f"{PACKAGE}{room}{os.sep}" for room in os.listdir(PACKAGE) if room not in rooms)
     want = {name: flashsim.forward(name, Q, K, V, blocks=(4, 5), M=500).O for name in FORWARD}
     looks = []
     for module in ("source", "reach", "holders"):
-        monkeypatch.setattr(f"flashsim.machine.{module}.PACKAGE", others)
+        monkeypatch.setattr(f"flashsim.memory.{module}.PACKAGE", others)
     monkeypatch.setattr(Lifetimes, "_pause", lambda self, start: looks.append(start))
     for algorithm in FORWARD.values():
         looks.clear()

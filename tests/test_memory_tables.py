@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.hardware.cache import L2
-from flashsim.machine.memory import HBM, SRAM, Event, Matrix, SramOverflow
+from flashsim.memory.errors import SramOverflow
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM, Event
 
 NONE = 2**32 - 1
 PAGE = 4

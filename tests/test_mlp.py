@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashsim.beyond import mlp
-from flashsim.masks import patterns
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.masks import patterns
+from flashsim.attention.shapes import Sizes
+from flashsim.extensions import mlp
 from flashsim.reference import sparse_mlp, sparse_mlp_bounds
 from flashsim.theory.mlp import fusing_border, square_rows
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import flashsim
-import flashsim.machine.traffic
-import flashsim.optimal.proving
+import flashsim.analysis.proving
+import flashsim.memory.traffic
+from flashsim.analysis.picture import picture
 from flashsim.drawing.style import Panels, column_figure
-from flashsim.optimal.picture import picture
 from flashsim.plots import plot_run
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
@@ -90,7 +90,7 @@ def test_results_are_tables_in_a_notebook() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
     for shown in (run, tally, run.hbm, flashsim.backward("flash", run, run.O, M=1000)):
-        traffic = shown if isinstance(shown, flashsim.machine.traffic.Traffic) else shown.hbm
+        traffic = shown if isinstance(shown, flashsim.memory.traffic.Traffic) else shown.hbm
         found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
         rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in found]
         assert rows[-1] == (
@@ -170,11 +170,11 @@ SIZES: list[dict[str, Any]] = [
 
 
 @cache
-def proved(at: int) -> flashsim.optimal.proving.Proof:
+def proved(at: int) -> flashsim.analysis.proving.Proof:
     return flashsim.prove(**SIZES[at])
 
 
-def drawn(proof: flashsim.optimal.proving.Proof) -> tuple[ElementTree.Element, list[float], str]:
+def drawn(proof: flashsim.analysis.proving.Proof) -> tuple[ElementTree.Element, list[float], str]:
     """Return a proof's picture, the widths of its bars, and its words."""
     html = proof._repr_html_()
     svg = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])

@@ -16,7 +16,7 @@ import pytest
 
 import flashsim
 from flashsim import Causal, KeyPadding, SlidingWindow, SoftCap
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing import CHECKS, Case, wrap
 from flashsim.testing.running import try_check
 from flashsim.testing.subject import Subject

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import flashsim
+from flashsim.analysis.games import checker, game
+from flashsim.analysis.games.checker import check, nothing_below, text_of
+from flashsim.analysis.games.game import Game
+from flashsim.analysis.games.search import Search
+from flashsim.analysis.optima import Optimum
 from flashsim.cli import main
-from flashsim.optimal.games import checker, game
-from flashsim.optimal.games.checker import check, nothing_below, text_of
-from flashsim.optimal.games.game import Game
-from flashsim.optimal.games.search import Search
-from flashsim.optimal.optima import Optimum
 
 from .cases import with_trace
 
@@ -211,7 +211,7 @@ def a_certificate(**changed: Any) -> dict[str, Any]:
 
 def test_the_checker_is_short_and_knows_no_search() -> None:
     for module, most, names in (
-        (checker, 110, {"flashsim.optimal.games.game", "flashsim.theory.certificate"}),
+        (checker, 110, {"flashsim.analysis.games.game", "flashsim.theory.bounds.certificate"}),
         (game, 120, set()),
     ):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")

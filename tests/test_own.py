@@ -23,14 +23,16 @@ from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Fixed, by_queries
 from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import ARGUMENTS, algorithm_of, chosen
-from flashsim.beyond.programs import programs
+from flashsim.analysis.tune import tune
+from flashsim.attention.arguments import check_count
+from flashsim.attention.matrices import Kind
+from flashsim.attention.options import Option
+from flashsim.attention.shapes import Blocks
 from flashsim.cli import main
-from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError
-from flashsim.optimal.tune import tune
-from flashsim.problem.arguments import check_count
-from flashsim.problem.matrices import Kind
-from flashsim.problem.options import Option
-from flashsim.problem.shapes import Blocks
+from flashsim.extensions.programs import programs
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.support import forks
 from flashsim.theory.formulas import Mean, evaluated

@@ -23,13 +23,14 @@ import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.program import MatrixProgram
 from flashsim.algorithms.record import Algorithm
+from flashsim.attention.matrices import Kind
+from flashsim.attention.shapes import Blocks, Sizes
 from flashsim.cli import main
-from flashsim.machine import turns
-from flashsim.machine.alike import count_alike
-from flashsim.machine.memory import HBM, SRAM, Event, Matrix
-from flashsim.machine.turns import FEW, Differs, SlowCountWarning, Turn, Watch
-from flashsim.problem.matrices import Kind
-from flashsim.problem.shapes import Blocks, Sizes
+from flashsim.memory import turns
+from flashsim.memory.alike import count_alike
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM, Event
+from flashsim.memory.turns import FEW, Differs, SlowCountWarning, Turn, Watch
 from flashsim.simulate.matrices import count_program, run_program
 
 from . import own_loops
@@ -667,7 +668,7 @@ def test_blocks_are_found_in_the_time_of_a_few_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial runs a copy of the function's code, in which the same loops are plain ones."""
-    monkeypatch.setattr("flashsim.machine.turns.MOST_TURNS", 2_000)
+    monkeypatch.setattr("flashsim.memory.turns.MOST_TURNS", 2_000)
     tally = flashsim.count(two_sweeps, N=65_536, d=64)
     assert tally.blocks.T_r * tally.blocks.T_c > 2_000
     with pytest.raises(ValueError, match="so turns are counted one by one"):
@@ -677,7 +678,7 @@ def test_blocks_are_found_in_the_time_of_a_few_turns(
 def test_a_slow_trial_names_the_user_s_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashsim.machine.turns.PATIENCE", 0.0)
+    monkeypatch.setattr("flashsim.memory.turns.PATIENCE", 0.0)
     with pytest.warns(SlowCountWarning) as caught:
         flashsim.count(comparing(tmp_path), N=64, d=4, M=400)
     assert {warning.filename for warning in caught} == {str(tmp_path / "comparing.py")}

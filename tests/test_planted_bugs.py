@@ -33,9 +33,9 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, softmax_rows
-from flashsim.machine.memory import MemoryModelError
-from flashsim.masks import band, dropout, paddings
-from flashsim.masks import rules as masks
+from flashsim.attention.masks import band, dropout, paddings
+from flashsim.attention.masks import rules as masks
+from flashsim.memory.errors import MemoryModelError
 from flashsim.reference import (
     attention,
     attention_with_statistics,

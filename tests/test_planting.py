@@ -11,8 +11,8 @@ import pytest
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, softmax_rows
-from flashsim.masks.rules import SlidingWindow
-from flashsim.problem.shapes import Shape
+from flashsim.attention.masks.rules import SlidingWindow
+from flashsim.attention.shapes import Shape
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.planting import changed, mutated, planted
 

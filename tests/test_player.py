@@ -26,17 +26,17 @@ from PIL import Image, ImageSequence
 import flashsim
 from flashsim import Fixed
 from flashsim.algorithms import Algorithm
-from flashsim.beyond import mlp
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.attention.masks import patterns
+from flashsim.attention.masks.patterns import butterfly
 from flashsim.cli import main
+from flashsim.extensions import mlp
 from flashsim.learn.gallery.lessons import online_softmax
-from flashsim.masks import patterns
-from flashsim.masks.patterns import butterfly
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.plots import film as filming
+from flashsim.plots.film import film
 from flashsim.tracing import Step, Trace
-from flashsim.tracing import film as filming
 from flashsim.tracing import page as paging
 from flashsim.tracing.bugs import with_bug
-from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
 
 from .cases import Array, with_trace

@@ -11,10 +11,10 @@ import pytest
 
 import flashsim
 from flashsim import theory
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.cli import main
 from flashsim.learn import playground
 from flashsim.learn.playground.javascript import Script, Symbol, expression, traced
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 
 from .conftest import DESK
 

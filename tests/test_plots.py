@@ -29,11 +29,11 @@ from matplotlib.text import Text
 import flashsim
 from flashsim import plots, theory
 from flashsim.algorithms import FORWARD
-from flashsim.beyond import approximate
+from flashsim.analysis.tune import best_of
 from flashsim.cli import main
 from flashsim.drawing.bars import draw_bar
 from flashsim.drawing.style import canvas, compared, looks
-from flashsim.optimal.tune import best_of
+from flashsim.extensions import approximate
 from flashsim.plots import lower
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks

@@ -7,7 +7,7 @@ import pytest
 
 import flashsim
 from flashsim import Problem
-from flashsim.optimal.tune import tune
+from flashsim.analysis.tune import tune
 
 LENGTHS: dict[str, Any] = {
     "N_q": 9,

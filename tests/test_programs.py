@@ -19,12 +19,15 @@ from hypothesis import strategies as st
 from flashsim import load_trace
 from flashsim.algorithms.program import MatrixProgram
 from flashsim.algorithms.record import Bug
-from flashsim.beyond import approximate, kernels, mlp
-from flashsim.beyond.parts.kernel_functions import Radial
-from flashsim.beyond.programs import programs
-from flashsim.machine.memory import Event, MemoryModelError, NotOnChip, SramOverflow
-from flashsim.problem.matrices import Kind
-from flashsim.problem.shapes import Sizes
+from flashsim.analysis.verify.beyond_attention import unnoticed
+from flashsim.analysis.verify.shared import drawn
+from flashsim.attention.matrices import Kind
+from flashsim.attention.shapes import Sizes
+from flashsim.extensions import approximate, kernels, mlp
+from flashsim.extensions.parts.kernel_functions import Radial
+from flashsim.extensions.programs import programs
+from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow
+from flashsim.memory.sram import Event
 from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import first
@@ -32,8 +35,6 @@ from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.planting import planted
-from flashsim.verify.beyond_attention import unnoticed
-from flashsim.verify.shared import drawn
 
 from .cases import with_trace
 
@@ -215,7 +216,9 @@ def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert [*unnoticed(turned)] == ["turned round"]
     wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
-    monkeypatch.setattr("flashsim.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong})
+    monkeypatch.setattr(
+        "flashsim.analysis.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong}
+    )
     assert [*unnoticed(program)] == ["none"]
 
 

@@ -22,17 +22,18 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.analysis.games import checker as certificate_of_optimum
+from flashsim.analysis.picture import picture
+from flashsim.analysis.proving import prove, recount
+from flashsim.analysis.tune import best_of
+from flashsim.attention.masks.allowed import allowed_pairs
+from flashsim.attention.masks.rules import All, Causal
+from flashsim.attention.shapes import Shape
 from flashsim.cli import main
-from flashsim.machine.memory import SramOverflow
-from flashsim.masks.allowed import allowed_pairs
-from flashsim.masks.rules import All, Causal
-from flashsim.optimal.games import checker as certificate_of_optimum
-from flashsim.optimal.picture import picture
-from flashsim.optimal.proving import prove, recount
-from flashsim.optimal.tune import best_of
-from flashsim.problem.shapes import Shape
-from flashsim.theory import certificate, lower_bound, lower_bound_backward
-from flashsim.theory.certificate import (
+from flashsim.memory.errors import SramOverflow
+from flashsim.theory.bounds import certificate, lower_bound, lower_bound_backward
+from flashsim.theory.bounds.backward import most as most_backward
+from flashsim.theory.bounds.certificate import (
     PHASES,
     SIZES,
     check,
@@ -40,8 +41,7 @@ from flashsim.theory.certificate import (
     most_in_a_phase_backward,
     most_terms,
 )
-from flashsim.theory.lower import LowerBound, _about, _by_terms
-from flashsim.theory.lower_backward import most as most_backward
+from flashsim.theory.bounds.forward import LowerBound, _about, _by_terms
 
 LENGTHS = st.integers(1, 200)
 WIDTHS = st.integers(1, 24)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim.optimal.proving import Proof
-from flashsim.optimal.tune import best_of
+from flashsim.analysis.proving import Proof
+from flashsim.analysis.tune import best_of
 from flashsim.theory import lower_bound_backward
-from flashsim.theory.certificate import check, most_in_a_phase_backward
-from flashsim.theory.lower_backward import _phases, most
+from flashsim.theory.bounds.backward import _phases, most
+from flashsim.theory.bounds.certificate import check, most_in_a_phase_backward
 
 SIDES = st.integers(0, 400)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim.algorithms import FORWARD
-from flashsim.machine.memory import Event
-from flashsim.masks.band import Band
-from flashsim.masks.paddings import KeyPadding
-from flashsim.masks.rules import Causal, Mask, SlidingWindow
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.paddings import KeyPadding
+from flashsim.attention.masks.rules import Causal, Mask, SlidingWindow
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.sram import Event
 
 from .cases import Array, of_bound, swap
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-import flashsim.problem.shapes
+import flashsim.attention.shapes
 from flashsim import Causal, Dense, Tree, theory
-from flashsim.masks.rules import Mask
-from flashsim.optimal.tune import tune
+from flashsim.analysis.tune import tune
+from flashsim.attention.masks.rules import Mask
 from flashsim.theory.problem import Tiles
 
 from .cases import FEW, same
@@ -165,5 +165,5 @@ def test_the_same_part_of_s_in_tiles_of_other_sizes(mask: Mask | None) -> None:
         assert Tiles.of(7, 9, 3, 4).cut(2, 5).area == 63
         return
     asked: dict[str, Any] = {"N_q": 7, "N_k": 9, "d": 1, "M": 10**4, "blocks": (1, 1), "mask": mask}
-    allowed = int(mask.whole(flashsim.problem.shapes.Shape(7, 9, 1, 1), ()).sum())
+    allowed = int(mask.whole(flashsim.attention.shapes.Shape(7, 9, 1, 1), ()).sum())
     assert count(**asked).flops.matmul == 7 * 2 * allowed

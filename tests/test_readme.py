@@ -27,7 +27,7 @@ from flashsim.cli import ROUTE, parse
 from flashsim.cli.step import recorded
 from flashsim.learn.exercises import exercises
 from flashsim.learn.gallery import pages
-from flashsim.tracing.film import STAY
+from flashsim.plots.film import STAY
 
 from .pages import OWN, README, ROOT, blocks, links, pictures, said, table, text_of
 

@@ -11,7 +11,7 @@ import pytest
 import flashsim
 from flashsim import Bias, Causal, RelativeBias, theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.masks import relative
+from flashsim.attention.masks import relative
 from flashsim.reference import attention, bias_gradient
 
 from .cases import Array, forward_of, swap

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD, q_outer_pinned, small_cache_hybrid
-from flashsim.optimal.tune import best_of
-from flashsim.problem.shapes import Blocks
+from flashsim.analysis.tune import best_of
+from flashsim.attention.shapes import Blocks
 from flashsim.tracing.planting import mutated
 
 from .test_small_cache import moved

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import ALiBi, Bias, Causal, Mask, SoftCap, theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.masks.scores import ScoreMod
-from flashsim.problem.shapes import Shape
+from flashsim.attention.masks.scores import ScoreMod
+from flashsim.attention.shapes import Shape
 from flashsim.reference import (
     attention,
     backward_rounding,

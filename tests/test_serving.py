@@ -18,7 +18,8 @@ from flashsim import serving
 from flashsim.algorithms.record import Bug
 from flashsim.cli import main
 from flashsim.cli import serve as command
-from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.sram import Event
 from flashsim.serving import schedules
 from flashsim.serving.api import BatchPlan, finished, launched
 from flashsim.serving.programs import programs

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim.machine.source import at_line, file_of, note_line, site_of
+from flashsim.memory.source import at_line, file_of, note_line, site_of
 from flashsim.simulate.shadow import SPEAKERS, shadow_of
 
 

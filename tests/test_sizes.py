@@ -19,14 +19,14 @@ import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD, PASSES, Algorithm
 from flashsim.algorithms.own import forward_of
-from flashsim.beyond import approximate, kernels
+from flashsim.analysis.sweeping.rows import DEFAULTS
+from flashsim.attention.masks.rules import Mask
 from flashsim.cli import main
 from flashsim.cli.shared import DEFAULT_SIZING
-from flashsim.masks.rules import Mask
+from flashsim.extensions import approximate, kernels
 from flashsim.simulate import matrices, planning
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.support.sizes import most
-from flashsim.sweeping.rows import DEFAULTS
 from flashsim.theory import form as forms
 
 DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-import flashsim.problem.shapes
+import flashsim.attention.shapes
 from flashsim import SlidingWindow, theory
 from flashsim.learn.gallery import pages
 from flashsim.reference import (
@@ -34,7 +34,7 @@ WINDOWS = st.tuples(st.integers(-1, 12), st.integers(-1, 12))
 def test_numbers_are_those_of_a_window_mask(case: Case, window: tuple[int, int]) -> None:
     """Forward and backward, and counted as on shapes alone."""
     (Q, K, V), oracle = case.inputs(), case.oracle
-    shape = flashsim.problem.shapes.Shape(case.N_q, case.N_k, case.d, case.d_v)
+    shape = flashsim.attention.shapes.Shape(case.N_q, case.N_k, case.d, case.d_v)
     allowed = SlidingWindow(*window).whole(shape, ())
     oracle["mask"] = allowed if oracle["mask"] is None else allowed & oracle["mask"]
     asked: dict[str, Any] = {

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD, small_cache
-from flashsim.machine.memory import Event
-from flashsim.problem.shapes import Blocks
+from flashsim.analysis.verify import optimality
+from flashsim.analysis.verify.shared import accesses
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.sram import Event
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.tracing.planting import mutated
-from flashsim.verify import optimality
-from flashsim.verify.shared import accesses
 
 from .cases import DTYPES, of_bound
 

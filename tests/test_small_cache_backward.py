@@ -9,7 +9,7 @@ import pytest
 
 import flashsim
 from flashsim import theory
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 
 from .test_small_cache import moved
 

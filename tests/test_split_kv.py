@@ -15,9 +15,9 @@ from flashsim import KeyPadding, theory
 from flashsim.algorithms import FORWARD, Algorithm, split_kv_merge
 from flashsim.algorithms.parts import EveryTile
 from flashsim.algorithms.split_kv_merge import MERGES
-from flashsim.machine.traffic import Traffic
-from flashsim.masks.rules import All
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.masks.rules import All
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.traffic import Traffic
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.simulate.live_tiles import LiveTiles, TileSplits
 from flashsim.tracing.planting import planted

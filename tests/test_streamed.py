@@ -11,8 +11,8 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, hybrid_streamed, streamed
-from flashsim.optimal.tune import best_of
-from flashsim.problem.shapes import Blocks
+from flashsim.analysis.tune import best_of
+from flashsim.attention.shapes import Blocks
 from flashsim.reference import attention, gradients
 from flashsim.tracing.planting import mutated, planted
 

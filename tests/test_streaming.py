@@ -5,7 +5,7 @@ import pytest
 
 import flashsim
 from flashsim import Streaming
-from flashsim.problem.shapes import Shape
+from flashsim.attention.shapes import Shape
 
 from .cases import swap
 

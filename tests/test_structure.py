@@ -18,7 +18,7 @@ import pytest
 import flashsim
 from flashsim import devices, serving
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
-from flashsim.verify import checks
+from flashsim.analysis.verify import checks
 
 ROOT = Path(flashsim.__file__).parent
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -84,9 +84,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 ROOMS = [
     "version",
     "support",
-    "machine",
-    "problem",
-    "masks",
+    "memory",
     "attention",
     "algorithms",
     "theory",
@@ -94,13 +92,11 @@ ROOMS = [
     "drawing",
     "simulate",
     "tracing",
-    "beyond",
+    "extensions",
     "devices",
     "serving",
-    "optimal",
     "hardware",
-    "sweeping",
-    "verify",
+    "analysis",
     "testing",
     "gpu",
     "learn",
@@ -161,17 +157,17 @@ def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
     by_name = 'import_module("flashsim.theory.form")'
     found = arrows(
         {
-            "flashsim.machine.a": inside,
+            "flashsim.memory.a": inside,
             "flashsim.simulate.a": for_types,
             "flashsim.algorithms.a": by_name,
         }
     )
     assert upward(found) == {
-        ("machine", "plots"),
+        ("memory", "plots"),
         ("simulate", "tracing"),
         ("algorithms", "theory"),
     }
-    assert not upward(arrows({"flashsim.simulate.a": "from flashsim.machine.memory import HBM"}))
+    assert not upward(arrows({"flashsim.simulate.a": "from flashsim.memory.sram import HBM"}))
 
 
 def way(call: Callable[[], object], file: str, function: str) -> tuple[int, int]:
@@ -259,11 +255,11 @@ def test_modules_are_short() -> None:
     long = {
         name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()
     }
-    assert {name for name, lines in long.items() if lines > 400} == {"flashsim.machine.memory"}
+    assert {name for name, lines in long.items() if lines > 400} == {"flashsim.memory.sram"}
 
 
 @pytest.mark.parametrize(
-    ("module", "most"), [("flashsim", 1), ("flashsim.machine", 15), ("flashsim.simulate.api", 64)]
+    ("module", "most"), [("flashsim", 1), ("flashsim.memory", 17), ("flashsim.simulate.api", 66)]
 )
 def test_an_import_loads_few_modules(module: str, most: int) -> None:
     """Algorithms' own files are not counted: another one costs nothing here."""
@@ -283,9 +279,9 @@ FILLED = {  # as something goes on
     "gpu.launching.Repeated",
     "hardware.cache.CacheTraffic",
     "learn.exercises.judging.Turns",
-    "machine.memory._Storage",
-    "machine.network._Message",
-    "machine.network._Posted",
+    "memory.hbm.Storage",
+    "memory.network._Message",
+    "memory.network._Posted",
     "simulate.outcome.Outcome",
     "testing.running.Survey",
     "testing.running.Tally",
@@ -354,10 +350,10 @@ def test_an_assert_that_cannot_fail_is_found(cannot: str, can: str) -> None:
 
 def test_a_cycle_is_found() -> None:
     lazy = (
-        "def f():\n    from flashsim.masks.rules import All\n\nif TYPE_CHECKING:\n    import "
+        "def f():\n    from flashsim.attention.masks.rules import All\n\nif TYPE_CHECKING:\n    import "
         "flashsim.simulate.api\n"
     )
-    assert imported(lazy) == {"flashsim.masks.rules"}
+    assert imported(lazy) == {"flashsim.attention.masks.rules"}
     assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {
         frozenset("bc"),
@@ -381,7 +377,7 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
 
 def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
     spelt = str(ROOT.parent / "tests" / "..")
-    code = f"import sys; sys.path.insert(0, {spelt!r}); import flashsim.machine.source as s; "
+    code = f"import sys; sys.path.insert(0, {spelt!r}); import flashsim.memory.source as s; "
     code += (
         "assert '..' in s.__file__, s.__file__; assert "
         "s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
@@ -412,7 +408,7 @@ ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor
     ),
     ("found = flashsim.sweep(N=8, d=4); found.to_csv(), found.as_text()", ["pandas", "matplotlib"]),
     (
-        "from flashsim.verify import chapter, run; assert run([chapter.tree_masks])[0].holds",
+        "from flashsim.analysis.verify import chapter, run; assert run([chapter.tree_masks])[0].holds",
         ["joblib"],
     ),
     ("import flashsim.testing.wrapping", ["torch", "jax", "cupy"]),

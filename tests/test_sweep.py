@@ -19,10 +19,10 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.analysis.sweeping import Disagreement, Sweep, answers, points, rows, running
+from flashsim.analysis.sweeping.columns import meaning
+from flashsim.attention.masks import patterns
 from flashsim.cli import main
-from flashsim.masks import patterns
-from flashsim.sweeping import Disagreement, Sweep, answers, points, rows, running
-from flashsim.sweeping.columns import meaning
 from tests.own import FORM, TWO_SWEEPS, two_sweeps
 
 SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import flashsim
+from flashsim.analysis.sweeping import Sweep
+from flashsim.attention.masks import patterns
 from flashsim.cli import main
-from flashsim.masks import patterns
 from flashsim.plots import figure_of, plot_sweep, sweep_data
-from flashsim.sweeping import Sweep
-from flashsim.theory import certificate
+from flashsim.theory.bounds import certificate
 from tests.own import TWO_SWEEPS, two_sweeps
 
 OPTIONS: dict[str, Any] = {"N": [40, 96], "d": 8, "M": 300, "sizing": "fit", "bound": True}

@@ -19,9 +19,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 import flashsim
+from flashsim.analysis.sweeping import Sweep
+from flashsim.analysis.sweeping.series import sweep_data
 from flashsim.cli import main
-from flashsim.sweeping import Sweep
-from flashsim.sweeping.series import sweep_data
 
 M = 25_600
 SIZES = (16, 32, 48, 64, 80)
@@ -517,7 +517,7 @@ def test_pictures_that_cannot_be_written_are_said_before_the_work(
     def never(*args: Any, **how: Any) -> None:
         raise AssertionError("counted before the target was checked")
 
-    monkeypatch.setattr("flashsim.sweeping.running.sweep", never)
+    monkeypatch.setattr("flashsim.analysis.sweeping.running.sweep", never)
     assert main([*COMMAND, "--blocks", "16..32:16", *typed]) == 2
     assert message in capsys.readouterr().err
     assert list(here.iterdir()) == []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing import check_attention
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.problem.inputs import Array, float_dtype
+from flashsim.attention.inputs import Array, float_dtype
 from flashsim.testing import mutants
 from flashsim.testing.mutants import ALL, BASES, Implementation, Mutant
 from flashsim.testing.mutants.mutant import source
@@ -123,7 +123,7 @@ class Case:
 
 @pytest.mark.parametrize("name", BASES)
 def test_bases_drop_what_the_other_algorithms_drop(name: str) -> None:
-    from flashsim.masks.dropout import keep_mask
+    from flashsim.attention.masks.dropout import keep_mask
 
     kept = BASES[name].keep((2, 3, 5, 7), 0.4, 11)
     for b, h in np.ndindex(2, 3):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing import Case, Spec, check_attention, mla, mutants, paged, replay, varlen
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis.experiments import _split_otherwise

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing import Case, Report, Spec, check_attention
 from flashsim.testing.conventions import _flash_attn
 from flashsim.testing.problem import Problem

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashsim.attention.inputs import Array, float_dtype
 from flashsim.cli import main
-from flashsim.problem.inputs import Array, float_dtype
 from flashsim.reference import attention, attention_with_statistics, gradients
 from flashsim.testing import CHECKS, Case, Spec, check_attention
 from flashsim.testing.running import try_check

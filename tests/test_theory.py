@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.machine.memory import SramOverflow
-from flashsim.masks import patterns
-from flashsim.masks.band import Band
-from flashsim.masks.paddings import KeyPadding, QueryPadding
-from flashsim.masks.rules import All, Causal, Dense, Mask, SlidingWindow
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.masks import patterns
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.paddings import KeyPadding, QueryPadding
+from flashsim.attention.masks.rules import All, Causal, Dense, Mask, SlidingWindow
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.errors import SramOverflow
 from flashsim.theory.formulas import Mean, evaluated
 from flashsim.theory.live import points
 from flashsim.theory.problem import Tiles, live_tiles

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import Fixed
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.attention.masks import patterns
 from flashsim.cli import main, parse
 from flashsim.cli.step import recorded as step_recorded
-from flashsim.machine.memory import Event
-from flashsim.masks import patterns
+from flashsim.memory.sram import Event
 from flashsim.tracing import Recorder, Trace, page, recording, text
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.listing import label_of, listing_of

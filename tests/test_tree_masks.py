@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.machine.memory import HBM, SRAM, MemoryModelError, SramOverflow, pass_tiles
-from flashsim.masks import tree as tree_mask
-from flashsim.masks.rules import Mask
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.masks import tree as tree_mask
+from flashsim.attention.masks.rules import Mask
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.errors import MemoryModelError, SramOverflow
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM, pass_tiles
 from flashsim.reference import (
     attention,
     backward_rounding,

@@ -15,11 +15,11 @@ import flashsim
 from flashsim import Causal, SlidingWindow, plots, theory
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Direction
+from flashsim.analysis.tune import best_of, sides, tune
 from flashsim.attention.problem import Problem
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.cli import main
-from flashsim.machine.memory import SramOverflow
-from flashsim.optimal.tune import best_of, sides, tune
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.memory.errors import SramOverflow
 from flashsim.theory.counts import Posed
 from flashsim.theory.problem import OneHead
 from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps

@@ -8,7 +8,7 @@ from typing import get_type_hints
 import pytest
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.problem.options import Options
+from flashsim.attention.options import Options
 
 ROOT = Path(__file__).parents[1]
 CALLS = """

@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from flashsim import serving as room
-from flashsim import theory, verify
+from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.beyond import approximate
-from flashsim.machine.traffic import Traffic
-from flashsim.theory import certificate, lower_bound
-from flashsim.tracing.planting import planted
-from flashsim.verify import (
+from flashsim.analysis import verify
+from flashsim.analysis.verify import (
     appendices,
     chapter,
     optimality,
@@ -26,7 +23,11 @@ from flashsim.verify import (
     theorem_5,
     theorems_1_2,
 )
-from flashsim.verify.shared import Check
+from flashsim.analysis.verify.shared import Check
+from flashsim.extensions import approximate
+from flashsim.memory.traffic import Traffic
+from flashsim.theory.bounds import certificate, lower_bound
+from flashsim.tracing.planting import planted
 
 
 @pytest.mark.slow
@@ -64,7 +65,7 @@ def test_the_sources_that_are_checked() -> None:
         *(
             "FlashAttention: Theory and Practice",
             "What is optimal",
-            "Lower bound (flashsim.theory.lower)",
+            "Lower bound (flashsim.theory.bounds.forward)",
         ),
     }
 

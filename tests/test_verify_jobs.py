@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flashsim import verify
+from flashsim.analysis import verify
+from flashsim.analysis.verify import appendices, chapter, theorem_5, theorems_1_2
 from flashsim.cli import main, report
-from flashsim.verify import appendices, chapter, theorem_5, theorems_1_2
 
 CHECKS = [
     theorems_1_2.theorem_2_exponents,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array, float_dtype
+from flashsim.attention.inputs import Array, float_dtype
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

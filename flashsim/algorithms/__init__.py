@@ -15,7 +15,7 @@ from flashsim.algorithms.record import GRADIENTS as GRADIENTS
 from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
 from flashsim.algorithms.rows import Row, Table
-from flashsim.problem.options import Option
+from flashsim.attention.options import Option
 from flashsim.support.modules import records_of
 
 FORWARD: dict[str, Algorithm] = {}

@@ -28,8 +28,9 @@ from flashsim.algorithms.notation import logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
-from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix, Tile
+from flashsim.memory.sram import SRAM
 
 
 def standard(

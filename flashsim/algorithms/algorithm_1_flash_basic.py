@@ -27,8 +27,9 @@ The softmax scale τ is folded into Q when it is placed in HBM, as the paper's A
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 from flashsim.algorithms.record import Algorithm, every_block
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def flash_basic(

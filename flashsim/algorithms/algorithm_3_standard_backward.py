@@ -20,8 +20,9 @@ from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_backward_for
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def standard_backward(

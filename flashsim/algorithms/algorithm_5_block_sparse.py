@@ -47,11 +47,12 @@ from flashsim.algorithms.notation import (
 )
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm, every_block
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.masks.patterns import butterfly, local, strided_by_root
-from flashsim.problem.arguments import check_block_mask
-from flashsim.problem.options import Option
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_block_mask
+from flashsim.attention.masks.patterns import butterfly, local, strided_by_root
+from flashsim.attention.options import Option
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def block_sparse(

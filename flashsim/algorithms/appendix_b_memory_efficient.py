@@ -22,8 +22,9 @@ from flashsim.algorithms.notation import (
 )
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def memory_efficient(

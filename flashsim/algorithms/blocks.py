@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashsim.problem.arguments import check_count, shown
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.arguments import check_count, shown
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.support.sizes import first, most
 

@@ -20,7 +20,8 @@ N_k·d elements. A bias's gradient, of which grouped heads have parts, is summed
 the same way.
 """
 
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def sum_over_group(hbm: HBM, sram: SRAM, *all_parts: Matrix) -> tuple[Matrix, ...]:

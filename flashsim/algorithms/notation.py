@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.machine.memory import Tile
-from flashsim.machine.shape_only import ShapeOnly
+from flashsim.memory.hbm import Tile
+from flashsim.memory.shape_only import ShapeOnly
 
 exp = np.exp
 logaddexp = np.logaddexp

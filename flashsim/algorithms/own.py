@@ -19,9 +19,9 @@ from flashsim.algorithms.record import (
     Program,
     every_block,
 )
-from flashsim.machine.source import note_line
-from flashsim.problem.arguments import is_one_of, shown
-from flashsim.problem.options import Option
+from flashsim.attention.arguments import is_one_of, shown
+from flashsim.attention.options import Option
+from flashsim.memory.source import note_line
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
 PARTS = ("tau", "MASK", "dropout", "live", "sink")
@@ -83,7 +83,7 @@ def chosen(what: Any, direction: str) -> Algorithm:
     algorithm.
 
     A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of
-    `flashsim.machine.memory`, that returns the matrix O in HBM, or (O, L), or (O, l,
+    `flashsim.memory.sram`, that returns the matrix O in HBM, or (O, L), or (O, l,
     m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", "sink", by these
     names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q
     comes scaled. What else it takes there has a default, such as `window=128`: it is an

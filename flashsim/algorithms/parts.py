@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.machine.memory import SRAM, Block, Kinds, Matrix, Tile
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import Block, Matrix, Tile
+from flashsim.memory.sram import SRAM, Kinds
 
 
 class MaskFunction(Protocol):
@@ -124,8 +125,8 @@ class BlockMask(Protocol):
 
 
 class Live(BlockMask, Protocol):
-    """The live tiles (`flashsim.masks.rules` says what that means), by row and by
-    column.
+    """The live tiles (`flashsim.attention.masks.rules` says what that means), by row
+    and by column.
     """
 
     def row(self, i: int) -> Which:

@@ -4,18 +4,18 @@ are its own.
 To add a program, as `kernel_x_outer` is one, with operands, symbols and block sizes of
 its own:
 
-1. `flashsim/beyond/programs/x.py`: the listing, a function with labelled lines, and at
-   the end `PROGRAM = MatrixProgram(…)`. Give `example=` if operands are not just random
-   numbers, and `bugs=`, mistakes that somebody could make, each as a change to its
-   text.
+1. `flashsim/extensions/programs/x.py`: the listing, a function with labelled lines, and
+   at the end `PROGRAM = MatrixProgram(…)`. Give `example=` if operands are not just
+   random numbers, and `bugs=`, mistakes that somebody could make, each as a change to
+   its text.
 2. `flashsim/theory/x.py`: its closed form, a `ProgramForm(…)`; those of a family share
    a file.
 3. Its naive twin and bounds in `flashsim/reference/`, named in that module's `NAIVE`,
    and tests of its numbers in `tests/test_x.py`. `pytest tests/test_programs.py -k x`
    tests counts, labels, traces and bad input, and plants its bugs.
-4. A function that users call, in a module beside `flashsim/beyond/kernels.py`, and that
-   module in the list of `flashsim/__init__.py`; a section in `docs/beyond.md` and in
-   `docs/reference/beyond.rst`; a lesson.
+4. A function that users call, in a module beside `flashsim/extensions/kernels.py`, and
+   that module in the list of `flashsim/__init__.py`; a section in `docs/beyond.md` and
+   in `docs/reference/beyond.rst`; a lesson.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.record import Program
-from flashsim.problem.matrices import Kind
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.matrices import Kind
+from flashsim.attention.shapes import Sizes
 
 QKV: Mapping[str, Kind] = {
     "Q": Kind("N", "d"),

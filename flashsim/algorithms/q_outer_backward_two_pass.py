@@ -53,8 +53,9 @@ from math import isqrt
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import Algorithm
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def line_2(rows: int, d: int) -> tuple[int, int]:

@@ -34,11 +34,11 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flashsim.algorithms.blocks import paper_rows
-from flashsim.machine.memory import HBM, Matrix, Tile
-from flashsim.machine.source import Site
-from flashsim.problem.matrices import Kind
-from flashsim.problem.options import Option
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.matrices import Kind
+from flashsim.attention.options import Option
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix, Tile
+from flashsim.memory.source import Site
 
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
@@ -158,8 +158,8 @@ class Algorithm(Program):
                    file's function, under a mask of its own, say
     options        those that are this algorithm's only; a part of an option's name is
                    that option's value
-    matrices       kinds of matrices, by name, that `flashsim.problem.matrices` does not
-                   know: what it saves for its backward pass
+    matrices       kinds of matrices, by name, that `flashsim.attention.matrices` does
+                   not know: what it saves for its backward pass
     line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`, `by_keys`
                    where blocks of keys are the outer loop, `by_queries` where blocks of
                    queries are

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from functools import partial
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, nonzero, rowsum
-from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
+from flashsim.memory.hbm import HBM, Matrix, Tile
+from flashsim.memory.sram import SRAM
 
 WEIGHTS: dict[tuple[str, ...], Callable[..., Tile]] = {
     ("L",): lambda s, L: exp(at_most_0(s - finite(L))),

@@ -15,8 +15,8 @@ that side. Default: no window.
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.q_outer import q_outer
 from flashsim.algorithms.record import Algorithm
-from flashsim.masks.rules import SlidingWindow
-from flashsim.problem.options import Option
+from flashsim.attention.masks.rules import SlidingWindow
+from flashsim.attention.options import Option
 
 ALGORITHM = Algorithm(
     name="sliding_window",

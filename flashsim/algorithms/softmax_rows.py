@@ -18,7 +18,8 @@ from flashsim.algorithms.notation import (
     rowsum,
 )
 from flashsim.algorithms.parts import Sink
-from flashsim.machine.memory import SRAM, Matrix
+from flashsim.memory.hbm import Matrix
+from flashsim.memory.sram import SRAM
 
 SoftmaxRows = Callable[[SRAM, Matrix, Matrix, Sink], None]
 SoftmaxBackward = Callable[[SRAM, Matrix, Matrix, Matrix], None]

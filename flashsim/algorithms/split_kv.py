@@ -56,11 +56,12 @@ from flashsim.algorithms.notation import (
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink, Splits
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
-from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
-from flashsim.problem.arguments import check_merge, check_splits
-from flashsim.problem.matrices import Kind
-from flashsim.problem.options import Option
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_merge, check_splits
+from flashsim.attention.matrices import Kind
+from flashsim.attention.options import Option
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix, Tile
+from flashsim.memory.sram import SRAM
 
 
 def split_kv(

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero
 from flashsim.algorithms.parts import Sink
-from flashsim.machine.memory import SRAM, Matrix
+from flashsim.memory.hbm import Matrix
+from flashsim.memory.sram import SRAM
 
 Merge = Callable[[SRAM, Matrix, Matrix, Matrix, Matrix, Sink], None]
 

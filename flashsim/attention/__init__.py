@@ -1,1 +1,1 @@
-"""What is asked for, whatever algorithm then does it."""
+"""An attention problem: its arguments, their checks, its masks and its dropout."""

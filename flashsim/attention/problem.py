@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.masks.rules import All, Head, Mask, as_mask
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_gqa,
     check_heads,
     check_p,
@@ -21,8 +20,9 @@ from flashsim.problem.arguments import (
     check_shape,
     shown,
 )
-from flashsim.problem.inputs import check_M, float_dtype
-from flashsim.problem.shapes import Shape
+from flashsim.attention.inputs import check_M, float_dtype
+from flashsim.attention.masks.rules import All, Head, Mask, as_mask
+from flashsim.attention.shapes import Shape
 from flashsim.support.sizes import Size
 
 EVERYTHING = All()

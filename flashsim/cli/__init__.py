@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import NoReturn
 
 from flashsim.algorithms import FORWARD
+from flashsim.attention.inputs import DEFAULT_DTYPE
 from flashsim.cli.outputs import check_outputs, slow_counts_in_one_line
 from flashsim.cli.values import Parser, meant
-from flashsim.problem.inputs import DEFAULT_DTYPE
 from flashsim.support import forks
 from flashsim.support.entry import guarded
 from flashsim.support.files import command_line, name_of

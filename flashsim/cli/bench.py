@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
+from flashsim.attention.arguments import DIRECTIONS
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
 from flashsim.gpu.contestants import DISTRIBUTIONS, NAMES
-from flashsim.problem.arguments import DIRECTIONS
 from flashsim.support.tables import print_table, print_words
 
 SUMMARY = (

@@ -52,7 +52,8 @@ day and commit.
 PICTURE = "picture.png and picture.svg are drawn from picture.json.\n\n"
 CERTIFICATES = """\
 certificates/ has the proofs of the lower bounds, each of one KV head: `flashsim prove --check FILE`
-checks one, and flashsim/theory/certificate.py does so on its own. A row's lower_bound_elements is
+checks one, and flashsim/theory/bounds/certificate.py does so on its own. A row's
+lower_bound_elements is
 its certificate's bound times its KV heads.
 """
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from flashsim.attention.inputs import FLOATS
 from flashsim.cli.loading import load
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add, by_name
 from flashsim.cli.values import dtype, positive, whole
-from flashsim.problem.inputs import FLOATS
 from flashsim.support.entry import one_line, printable
 from flashsim.support.files import command_line, write_whole
 from flashsim.support.forks import Ending, fork, last_words

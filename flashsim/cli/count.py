@@ -50,8 +50,8 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from flashsim.analysis.verify import comparison
     from flashsim.cli import report
-    from flashsim.verify import comparison
 
     arguments = problem_in(options, "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
     counted = comparison.count_lines(algorithm_in(options, DEFAULT_ALGORITHM), arguments)

@@ -21,7 +21,8 @@ from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
 from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
-from flashsim.machine.memory import Event, MemoryModelError
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.sram import Event
 from flashsim.support.files import what_is_there
 from flashsim.support.install import two_copies
 from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint

@@ -255,8 +255,8 @@ def _for_real(options: argparse.Namespace) -> int:
     import numpy as np
 
     from flashsim import devices
+    from flashsim.attention.inputs import float_dtype
     from flashsim.devices import distributed
-    from flashsim.problem.inputs import float_dtype
 
     if options.program is None:
         raise ValueError("expected a program's name under torchrun or mpiexec")

@@ -46,7 +46,7 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Return Q (N_q, d), K (N_k, d), V (N_k, d_v): a head of --qkv, or random. Raises
     ValueError.
     """
-    from flashsim.problem import qkv
+    from flashsim.attention import qkv
     from flashsim.tracing import sample
 
     if options.qkv:
@@ -81,7 +81,7 @@ def arguments(
     that is more. If that run fails, M is not enforced, so that the failure can be watched. Raises
     ValueError for sizes that make no sense.
     """
-    from flashsim.verify.comparison import sized_for_both
+    from flashsim.analysis.verify.comparison import sized_for_both
 
     fixed = Fixed(*options.blocks) if options.blocks else None
     asked: dict[str, Any] = {

@@ -13,7 +13,7 @@ from flashsim.cli.outputs import finish, saved
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 if TYPE_CHECKING:
-    from flashsim.optimal.optima import Optimum
+    from flashsim.analysis.optima import Optimum
     from flashsim.tracing import Trace
 
 SEARCHED = "Checked by machine, except the game's normal form, which is proved by hand."
@@ -21,7 +21,7 @@ SEARCHED = "Checked by machine, except the game's normal form, which is proved b
 
 def run_optimum(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     """Search for the optimum, replay it, and show it. Ctrl-C shows the bounds so far."""
-    from flashsim.optimal.optima import Optimum
+    from flashsim.analysis.optima import Optimum
     from flashsim.tracing import Recorder, traced
 
     found = Optimum(**problem)
@@ -88,7 +88,7 @@ def _show_bounds(found: Optimum) -> None:
 
 
 def _show(options: argparse.Namespace, found: Optimum, trace: Trace, off: float) -> None:
-    from flashsim.optimal.optima import CLASS
+    from flashsim.analysis.optima import CLASS
 
     _show_bounds(found)
     steps = []

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashsim.machine.turns import SlowCountWarning
+from flashsim.memory.turns import SlowCountWarning
 from flashsim.support.entry import one_line
 from flashsim.support.exporting import plain
 from flashsim.support.files import check_target, write_whole

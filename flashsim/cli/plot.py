@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.cli.outputs import FIGURE, figure_stem, finish, progress
 from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add, by_name
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
-from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.support.exporting import in_csv
 from flashsim.support.files import command_line, name_of, write_whole
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from flashsim.attention.arguments import DIRECTIONS
+from flashsim.attention.inputs import float_dtype
 from flashsim.cli.optimum import SEARCHED, run_optimum
 from flashsim.cli.outputs import check_outputs, finish, trace_file
 from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
-from flashsim.problem.arguments import DIRECTIONS
-from flashsim.problem.inputs import float_dtype
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = (
@@ -62,8 +62,8 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim.optimal.proving import prove
-    from flashsim.problem import qkv
+    from flashsim.analysis.proving import prove
+    from flashsim.attention import qkv
 
     if options.check is not None:
         return _check(options)
@@ -149,10 +149,10 @@ def _show(proof: Any, dtype: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from flashsim.optimal.games import checker as of_optimum
-    from flashsim.optimal.optima import CLASS
-    from flashsim.optimal.proving import recount
-    from flashsim.theory import certificate
+    from flashsim.analysis.games import checker as of_optimum
+    from flashsim.analysis.optima import CLASS
+    from flashsim.analysis.proving import recount
+    from flashsim.theory.bounds import certificate
 
     others = (
         "N",

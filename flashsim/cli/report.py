@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
 from flashsim.algorithms.blocks import by_trial
-from flashsim.problem.arguments import check_shape
-from flashsim.problem.qkv import QKV
+from flashsim.attention.arguments import check_shape
+from flashsim.attention.qkv import QKV
 from flashsim.support.sizes import human_bytes
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
-    from flashsim.machine.traffic import Flops, Occupancy
-    from flashsim.verify import Claim
-    from flashsim.verify.comparison import Comparison, Counted
+    from flashsim.analysis.verify import Claim
+    from flashsim.analysis.verify.comparison import Comparison, Counted
+    from flashsim.memory.traffic import Flops, Occupancy
 
 
 SIZED = {

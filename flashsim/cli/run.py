@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from flashsim.attention.inputs import float_dtype
+from flashsim.attention.masks.paddings import KeyPadding
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import (
     DEFAULT_ALGORITHM,
@@ -16,8 +18,6 @@ from flashsim.cli.shared import (
     masks_in,
 )
 from flashsim.cli.values import elements, finite
-from flashsim.masks.paddings import KeyPadding
-from flashsim.problem.inputs import float_dtype
 
 SUMMARY = (
     "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves."
@@ -60,9 +60,9 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from flashsim import plots
+    from flashsim.analysis.verify import comparison
+    from flashsim.attention import qkv
     from flashsim.cli import report
-    from flashsim.problem import qkv
-    from flashsim.verify import comparison
 
     if options.padded and options.qkv:
         raise ValueError(

@@ -8,6 +8,9 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen, forward_of
+from flashsim.attention.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
+from flashsim.attention.masks.rules import Causal
+from flashsim.attention.masks.sink import Sink
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.values import (
@@ -22,9 +25,6 @@ from flashsim.cli.values import (
     size,
     whole,
 )
-from flashsim.masks.rules import Causal
-from flashsim.masks.sink import Sink
-from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = (

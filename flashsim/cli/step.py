@@ -56,7 +56,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim.tracing.film import film
+    from flashsim.plots.film import film
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
 

@@ -14,6 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from flashsim.algorithms import options as declared
+from flashsim.attention.inputs import DEFAULT_DTYPE, FLOATS
 from flashsim.cli import values
 from flashsim.cli.bundle import write_bundle
 from flashsim.cli.loading import algorithm
@@ -30,7 +31,6 @@ from flashsim.cli.shared import (
     own_pairs_in,
 )
 from flashsim.cli.values import whole
-from flashsim.problem.inputs import DEFAULT_DTYPE, FLOATS
 from flashsim.support.exporting import out_of_csv
 from flashsim.support.files import write_whole
 from flashsim.support.jobs import in_any_order
@@ -169,7 +169,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim.sweeping.running import Disagreement, sweep
+    from flashsim.analysis.sweeping.running import Disagreement, sweep
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
@@ -249,7 +249,7 @@ def _pictures(options: argparse.Namespace) -> dict[str, str]:
 def _write(
     found: Any, options: argparse.Namespace, stem: Path | None, pictures: Mapping[str, str]
 ) -> int:
-    from flashsim.sweeping.answers import sentences
+    from flashsim.analysis.sweeping.answers import sentences
 
     saved: list[Path] = []
     if options.csv == "-":
@@ -294,9 +294,9 @@ def _drawn(
     nothing to draw.
     """
     from flashsim import plots
+    from flashsim.analysis.sweeping.drawing import hint
     from flashsim.drawing.style import drawn
     from flashsim.plots.saving import contents
-    from flashsim.sweeping.drawing import hint
 
     if not len(found.ok):
         return {}, ""
@@ -322,7 +322,7 @@ def _drawn(
 def _arguments(
     options: argparse.Namespace, table: Sequence[Mapping[str, Any]] | None
 ) -> dict[str, Any]:
-    from flashsim.sweeping.points import ARGUMENTS
+    from flashsim.analysis.sweeping.points import ARGUMENTS
 
     given: dict[str, Any] = {
         name: getattr(options, name, None) for name in (*ARGUMENTS, *declared())

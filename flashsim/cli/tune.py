@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from flashsim.attention.inputs import float_dtype
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, add_own_options, problem_in
 from flashsim.cli.values import whole
-from flashsim.problem.inputs import float_dtype
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and fit in M."
@@ -43,7 +43,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim.optimal.tune import tune
+    from flashsim.analysis.tune import tune
 
     with progress(options) as told:
         asked = problem_in(options, "dropout_p", "least")

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flashsim.masks.rules import MOST_OFFSET
-from flashsim.masks.sink import MOST_LOGIT
-from flashsim.problem.arguments import near
-from flashsim.problem.inputs import ALIASES, DEFAULT_SRAM_BYTES
+from flashsim.attention.arguments import near
+from flashsim.attention.inputs import ALIASES, DEFAULT_SRAM_BYTES
+from flashsim.attention.masks.rules import MOST_OFFSET
+from flashsim.attention.masks.sink import MOST_LOGIT
 from flashsim.support.sizes import parse_size
 
 MOST = 2**20  # numbers of a range

@@ -40,7 +40,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from flashsim import verify
+    from flashsim.analysis import verify
     from flashsim.cli import report
 
     checks = verify.named(options.claims) if options.claims else verify.checks()

@@ -11,8 +11,8 @@ from __future__ import annotations
 from flashsim.devices.api import DeviceCosts, DevicesResult, backward, count, exact, forward
 from flashsim.devices.layouts import positions
 from flashsim.devices.planning import Plan, plan
-from flashsim.machine.device import Device, Engine, Link, LinkError, Ticket
-from flashsim.machine.network import Network
+from flashsim.memory.device import Device, Engine, Link, LinkError, Ticket
+from flashsim.memory.network import Network
 
 __all__ = [
     "Device",

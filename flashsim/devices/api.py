@@ -11,17 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from flashsim.algorithms.blocks import by_queries, most_rows
-from flashsim.attention.problem import Problem
-from flashsim.devices import theory
-from flashsim.devices.layouts import positions
-from flashsim.devices.programs import programs
-from flashsim.devices.record import DIRECTIONS, DevicesProgram
-from flashsim.devices.share import CountedShare, Share
-from flashsim.machine.device import Link, whole
-from flashsim.machine.memory import HBM, SRAM, Matrix, Observer
-from flashsim.machine.source import is_of_package
-from flashsim.machine.traffic import Occupancy, Traffic
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
     check_count,
@@ -29,7 +19,7 @@ from flashsim.problem.arguments import (
     is_one_of,
     shown,
 )
-from flashsim.problem.inputs import (
+from flashsim.attention.inputs import (
     Array,
     Inputs,
     check_dO,
@@ -38,7 +28,18 @@ from flashsim.problem.inputs import (
     check_range,
     chip_dtype,
 )
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.problem import Problem
+from flashsim.attention.shapes import Sizes
+from flashsim.devices import theory
+from flashsim.devices.layouts import positions
+from flashsim.devices.programs import programs
+from flashsim.devices.record import DIRECTIONS, DevicesProgram
+from flashsim.devices.share import CountedShare, Share
+from flashsim.memory.device import Link, whole
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.source import is_of_package
+from flashsim.memory.sram import SRAM, Observer
+from flashsim.memory.traffic import Occupancy, Traffic
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan

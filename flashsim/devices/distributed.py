@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.arguments import check_flag
+from flashsim.attention.inputs import Array, check_dO, check_M, chip_dtype
 from flashsim.devices.api import (
     DeviceCosts,
     DevicesPlan,
@@ -39,10 +41,9 @@ from flashsim.devices.api import (
 from flashsim.devices.engines import Processes, engine, started_by
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
-from flashsim.machine.device import Device, LinkError
-from flashsim.machine.memory import HBM, SRAM
-from flashsim.problem.arguments import check_flag
-from flashsim.problem.inputs import Array, check_dO, check_M, chip_dtype
+from flashsim.memory.device import Device, LinkError
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM
 from flashsim.simulate.pipeline import place, run_on_device
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.sizes import Size

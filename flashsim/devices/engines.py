@@ -20,10 +20,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from flashsim.machine.device import Engine, LinkError, Ticket, said
-from flashsim.machine.memory import Block
-from flashsim.machine.source import Site
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
+from flashsim.memory.device import Engine, LinkError, Ticket, said
+from flashsim.memory.hbm import Block
+from flashsim.memory.source import Site
 
 ENGINES = ("torch", "nccl", "mpi")
 STARTED_BY = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.problem.arguments import check_choice
+from flashsim.attention.arguments import check_choice
 
 Positions = NDArray[np.int64]
 LAYOUTS = ("contiguous", "striped", "zigzag")

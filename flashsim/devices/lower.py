@@ -1,5 +1,5 @@
 """What devices must receive: a lower bound on words, with its proof, by the phases of
-`flashsim.theory.lower` with P memories.
+`flashsim.theory.bounds.forward` with P memories.
 
 Class of schedules. As there, each word is an entry of Q, K or V, something of a pair (i, k), or a
 part of O_ic; the terms P_ik V_kc are formed in any order, anywhere, as often as a schedule likes,
@@ -35,7 +35,7 @@ pairs − W at least.
 
 Theorem 2. If no device has room for more than S words, then for each Y > S all together receive at
 least (T/G − P)(Y − S) − H_q N_q d_v words, T = H_q · pairs · d_v, and G the most terms of a phase
-of Y, `flashsim.theory.lower`'s G(Y).
+of Y, `flashsim.theory.bounds.forward`'s G(Y).
 
 Proof. Charge a device each word that it receives, and the start of each stretch in which something
 of O_ic is there and takes a useful term. Cut its time into phases of Y − S charges. A phase begins
@@ -59,11 +59,11 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
-from flashsim.masks.rules import Causal
-from flashsim.theory.lower import spread
+from flashsim.theory.bounds.forward import spread
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What devices must receive in a backward pass: a lower bound on words, as in `lower`, for dQ, dK
 and dV.
 
-Class of schedules. `flashsim.theory.lower_backward`'s, on P devices, as in
+Class of schedules. `flashsim.theory.bounds.backward`'s, on P devices, as in
 `flashsim.devices.lower`: a device begins with own rows of Q, K, V, dO, and ends with own rows of
 dQ, dK, dV, q rows of queries and n of keys at most. What is known of a row, L and D, costs nothing.
 Terms are counted in pairs: those of dV over d_v, of dK and dQ over d, so that each pair has three.
@@ -15,7 +15,7 @@ X₀) words.
 Proof.
 1. A device's terms of g heads that share a KV head be x. In rows of its width, let it touch u_Q,
    u_O, u_K, u_V of Q, dO, K, V, and y_Q, y_K, y_V of dQ, dK, dV. Steps 4 to 6 of
-   `flashsim.theory.lower_backward`, in these units, say of terms of pairs of which it received
+   `flashsim.theory.bounds.backward`, in these units, say of terms of pairs of which it received
    nothing: they are at most √(E F), E = y_Q + y_K + y_V, and F ≤ mk(2m + k), m = (u_Q + u_O)/2 and
    k = (u_K + u_V)/2. With s = m + k that is F ≤ κ s³, as m(1 − m)(1 + m) is κ at most. A pair has
    three terms.

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.arguments import check_choice, check_number
+from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices import theory
 from flashsim.devices.api import asked
 from flashsim.devices.lower import WordsBound, lower_words, most_work
 from flashsim.devices.share import Share
-from flashsim.masks.rules import Causal
-from flashsim.problem.arguments import check_choice, check_number
 
 PLANNED = ("ring", "ulysses", "mesh")
 

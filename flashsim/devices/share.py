@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.algorithms.parts import Which
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.rules import allowed_by
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices.layouts import Positions, blocks_of
-from flashsim.machine.memory import Kinds, Matrix, Tile
-from flashsim.machine.shape_only import ShapeOnly
-from flashsim.masks.band import Band
-from flashsim.masks.rules import allowed_by
+from flashsim.memory.hbm import Matrix, Tile
+from flashsim.memory.shape_only import ShapeOnly
+from flashsim.memory.sram import Kinds
 
 Bools = NDArray[np.bool_]
 

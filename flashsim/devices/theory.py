@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.inputs import chip_dtype
+from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING
 from flashsim.devices.share import Share
-from flashsim.machine.traffic import ArrayTraffic, Traffic
-from flashsim.masks.rules import Causal
-from flashsim.problem.inputs import chip_dtype
+from flashsim.memory.traffic import ArrayTraffic, Traffic
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from flashsim.attention.arguments import check_count
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.devices.api import DevicesResult, exact, forward
-from flashsim.problem.arguments import check_count
-from flashsim.problem.shapes import Blocks, Shape
 from flashsim.tracing.about import trace_of
 from flashsim.tracing.data import Lanes
 from flashsim.tracing.recording import Recorder

@@ -12,7 +12,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from flashsim.drawing.numbers import format_in_power, in_units, power_for, say_in
 from flashsim.drawing.style import BLACK, GREY, NAMED, canvas, styled, tint
-from flashsim.machine.traffic import Traffic
+from flashsim.memory.traffic import Traffic
 
 _NAMES = {
     "Q": "sky",

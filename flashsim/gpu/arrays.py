@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.masks.rules import Mask
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.launching import Prepared, Stream
-from flashsim.masks.rules import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 # of a new array: which given array it is like, or None; its shape; its dtype

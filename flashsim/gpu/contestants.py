@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.masks.patterns import butterfly
+from flashsim.attention.masks.rules import SlidingWindow
+from flashsim.attention.qkv import SAMPLE
 from flashsim.gpu import hopper, hopper_fp8
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel
 from flashsim.gpu.machine import torch_if_there, version
 from flashsim.gpu.rungs import ladder
-from flashsim.masks.patterns import butterfly
-from flashsim.masks.rules import SlidingWindow
-from flashsim.problem.qkv import SAMPLE
 
 Call = Callable[[], Any]
 TORCH = {

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.gpu import hopper_backward, hopper_backward_wide, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, hopper_variants
@@ -34,7 +35,6 @@ from flashsim.gpu.launching import (
 from flashsim.gpu.masking import in_tiles
 from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
 from flashsim.gpu.tile_lists import computed, live_tiles, to_gpu
-from flashsim.problem.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div
 
 FILE = "hopper.cu"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, hopper_variants
 from flashsim.gpu.launching import DROPOUT, Launches, Prepared, dropout, ready, section, totals
@@ -21,7 +22,6 @@ from flashsim.gpu.masking import in_tiles, with_causal
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
 from flashsim.gpu.tensor_maps import contiguous, mask_map, tensor_map
 from flashsim.gpu.tile_lists import computed, live_tiles, to_gpu
-from flashsim.problem.shapes import Blocks, Shape
 
 FILE = "hopper_backward.cu"
 HEAD_DIMS = (64, 128)

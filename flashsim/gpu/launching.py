@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashsim.attention.masks.dropout import seed_words, threshold
 from flashsim.gpu.compiling import import_cupy, load
 from flashsim.gpu.kernel import Options, Variant
-from flashsim.masks.dropout import seed_words, threshold
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 HEAD_DIMS = (32, 64, 128)

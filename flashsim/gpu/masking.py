@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from flashsim.attention.arguments import check_block_mask, check_flag, shown
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.rules import Causal, Mask
+from flashsim.attention.shapes import Shape
 from flashsim.gpu.compiling import import_cupy
-from flashsim.masks.band import Band
-from flashsim.masks.rules import Causal, Mask
-from flashsim.problem.arguments import check_block_mask, check_flag, shown
-from flashsim.problem.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from flashsim.attention.arguments import is_one_of, shown
 from flashsim.gpu.compiling import KERNELS as SOURCES
 from flashsim.gpu.kernel import Kernel
-from flashsim.problem.arguments import is_one_of, shown
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.arguments import MOST_SPLITS, check_count, check_flag, check_scale
 from flashsim.gpu import hopper_paged, hopper_varlen
 from flashsim.gpu.arrays import Taken, as_cupy
 from flashsim.gpu.compiling import capability, import_cupy
@@ -17,7 +18,6 @@ from flashsim.gpu.counters import Counters
 from flashsim.gpu.hopper import ELEMENTS, why_not
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import Prepared
-from flashsim.problem.arguments import MOST_SPLITS, check_count, check_flag, check_scale
 from flashsim.serving.checks import check_ends, check_mapped, check_pages, check_words
 
 WORDS = ("int32", "uint32")

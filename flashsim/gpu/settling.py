@@ -10,6 +10,8 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
+from flashsim.attention.arguments import check_blocks, check_flag, check_p, check_scale, check_seed
+from flashsim.attention.masks.rules import Causal, Mask, SlidingWindow
 from flashsim.gpu import rungs
 from flashsim.gpu.arrays import New, Taken, host
 from flashsim.gpu.compiling import capability, import_cupy
@@ -17,8 +19,6 @@ from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous
-from flashsim.masks.rules import Causal, Mask, SlidingWindow
-from flashsim.problem.arguments import check_blocks, check_flag, check_p, check_scale, check_seed
 
 # rows and columns are counted in 32 bits, and tiles may reach beyond the end
 LONGEST = 2**31 - 2**12

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.attention.arguments import check_tiles
+from flashsim.attention.masks.rules import SlidingWindow
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.gpu.compiling import import_cupy
-from flashsim.masks.rules import SlidingWindow
-from flashsim.problem.arguments import check_tiles
-from flashsim.problem.shapes import Blocks, Shape
 
 
 def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:

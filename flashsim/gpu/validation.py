@@ -32,7 +32,7 @@ from typing import Any
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.machine import machine
 from flashsim.gpu.profiling import METRICS, profiled, run_marked
-from flashsim.machine.traffic import Traffic
+from flashsim.memory.traffic import Traffic
 from flashsim.simulate.api import count
 
 GPT2 = (64, 16, 1024, 64)  # GPT-2 medium as in the paper's Figure 2 (left): B, H, N, d

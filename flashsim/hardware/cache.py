@@ -31,9 +31,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from flashsim.machine.memory import SRAM, Event
-from flashsim.machine.traffic import Traffic
-from flashsim.problem.arguments import check_count
+from flashsim.attention.arguments import check_count
+from flashsim.memory.sram import SRAM, Event
+from flashsim.memory.traffic import Traffic
 
 
 @dataclass

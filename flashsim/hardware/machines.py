@@ -20,8 +20,8 @@ from fractions import Fraction
 from typing import Any
 
 from flashsim.algorithms import Algorithm
-from flashsim.problem.arguments import check_number, checked, shown
-from flashsim.problem.inputs import DEFAULT_DTYPE, float_dtype
+from flashsim.attention.arguments import check_number, checked, shown
+from flashsim.attention.inputs import DEFAULT_DTYPE, float_dtype
 from flashsim.simulate.api import count
 
 _KB = 1024

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashsim.attention.arguments import is_one_of, near, shown
+from flashsim.attention.inputs import float_name
 from flashsim.hardware.machines import MACHINES, Machine
-from flashsim.problem.arguments import is_one_of, near, shown
-from flashsim.problem.inputs import float_name
 from flashsim.support.sizes import parse_size
 
 SIZES = ("sram_per_sm", "l2", "hbm")

@@ -18,9 +18,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
 from flashsim.plots.chart import Data, chart, said, setting
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 

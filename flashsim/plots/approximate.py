@@ -8,7 +8,9 @@ from typing import Any
 from matplotlib.ticker import LogLocator
 
 from flashsim import theory
-from flashsim.beyond import approximate
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import REFERENCE_D
+from flashsim.attention.masks import patterns
 from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import (
     BLACK,
@@ -23,11 +25,9 @@ from flashsim.drawing.style import (
     looks,
     ticks,
 )
-from flashsim.machine.traffic import Occupancy
-from flashsim.masks import patterns
+from flashsim.extensions import approximate
+from flashsim.memory.traffic import Occupancy
 from flashsim.plots.chart import Data, Several, chart, said, setting
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import REFERENCE_D
 from flashsim.support.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")

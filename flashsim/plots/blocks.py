@@ -12,6 +12,9 @@ from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
+from flashsim.analysis.tune import cost
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.drawing.labels import Labels, Spot
 from flashsim.drawing.numbers import AtValues, in_units, power_for, say_in
 from flashsim.drawing.style import (
@@ -25,10 +28,7 @@ from flashsim.drawing.style import (
     looks,
     ticks,
 )
-from flashsim.optimal.tune import cost
 from flashsim.plots.chart import Data, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.simulate.api import count, forward
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import human_bytes

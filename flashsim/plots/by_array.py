@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
+from flashsim.attention.arguments import check_heads
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
+from flashsim.attention.masks.patterns import butterfly
 from flashsim.drawing.bars import (
     Counted,
     draw_bar,
@@ -22,11 +25,8 @@ from flashsim.drawing.bars import (
     unit,
 )
 from flashsim.drawing.style import column_figure, compared_both_ways, left_edge, looks, styled
-from flashsim.masks.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Data, Several, chart, said, setting
-from flashsim.problem.arguments import check_heads
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 

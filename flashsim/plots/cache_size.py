@@ -11,12 +11,12 @@ from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.algorithms.own import chosen
+from flashsim.analysis.tune import best_of
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import GREY, compared, hang, looks, ticks
-from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Data, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 
 
 def cache_size_data(

@@ -23,10 +23,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import check_M, float_dtype
 from flashsim.drawing.style import Panels, column_figure, dress, slide, styled
 from flashsim.plots.saving import figure_of
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import check_M, float_dtype
 from flashsim.simulate.planning import check_sizing
 from flashsim.support.sizes import Size
 

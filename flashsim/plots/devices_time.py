@@ -9,10 +9,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from flashsim.attention.arguments import check_count, check_heads
 from flashsim.devices.planning import plan
 from flashsim.drawing.style import BLACK, BLUE, GREEN, ORANGE, ticks
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.problem.arguments import check_count, check_heads
 from flashsim.support.exporting import plain
 
 LINES = {

@@ -9,11 +9,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
-from flashsim.machine.traffic import ArrayTraffic
+from flashsim.memory.traffic import ArrayTraffic
 from flashsim.plots.chart import Data, chart, said_blocks, setting
-from flashsim.problem.inputs import REFERENCE_D
 from flashsim.support.sizes import Size, first
 from flashsim.theory import Exact, exact
 

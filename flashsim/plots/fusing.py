@@ -10,11 +10,11 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, LogLocator
 
 from flashsim import theory
-from flashsim.beyond import mlp
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import DEFAULT_DTYPE
 from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
+from flashsim.extensions import mlp
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import DEFAULT_DTYPE
 from flashsim.theory.program import ExactProgram
 
 _WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"

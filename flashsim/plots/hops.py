@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from flashsim import devices
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import float_dtype
 from flashsim.devices.programs import programs
 from flashsim.drawing.style import BLUE, ORANGE, ticks
 from flashsim.plots.chart import Data, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import float_dtype
 from flashsim.reference import attention
 from flashsim.support.exporting import plain
 from flashsim.tracing.planting import mutated

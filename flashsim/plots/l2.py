@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.own import chosen
+from flashsim.attention.arguments import check_callback
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.drawing.style import GREY, hang, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine
 from flashsim.hardware.reading import machine_of
-from flashsim.machine.memory import Event
+from flashsim.memory.sram import Event
 from flashsim.plots.chart import Data, chart, said, setting
-from flashsim.problem.arguments import check_callback
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.simulate.api import count, forward
 from flashsim.support.sizes import Size
 

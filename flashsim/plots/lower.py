@@ -9,11 +9,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
+from flashsim.analysis.tune import best_of
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, check_M, float_dtype
 from flashsim.drawing.style import GREY, Look, hang, looks, ticks
-from flashsim.optimal.tune import best_of
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, check_M, float_dtype
 from flashsim.theory import lower_bound, lower_bound_backward
 
 FORWARD = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")

@@ -11,12 +11,12 @@ from matplotlib.ticker import LogLocator
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
+from flashsim.analysis.tune import cost, sides
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
-from flashsim.optimal.tune import cost, sides
 from flashsim.plots.chart import Data, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 
 LOOPS = ("flash", "q_outer")
 

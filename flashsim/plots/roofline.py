@@ -13,12 +13,12 @@ from matplotlib.ticker import LogLocator
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.algorithms.record import Direction
+from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
 from flashsim.plots.chart import Data, Several, chart, said, setting
-from flashsim.problem.inputs import REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.simulate.api import backward, count, forward
 
 _THROUGH_L2 = ("standard", "flash")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import LogLocator
 
+from flashsim.attention.arguments import check_count
 from flashsim.drawing.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
 from flashsim.learn.examples import as_json
 from flashsim.learn.examples.same_curve import EARLY, STEPS, WITHIN, compute
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.problem.arguments import check_count
 
 _WHAT = "§4.1: one training curve, whichever attention trains it"
 _BUGS = (BLACK, PURPLE)

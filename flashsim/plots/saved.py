@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
+from flashsim.attention.arguments import check_count
+from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.drawing.style import BLACK, BLUE, GREEN, GREY, ORANGE, hang, ticks
 from flashsim.plots.chart import Data, chart
-from flashsim.problem.arguments import check_count
-from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.simulate.api import count
 from flashsim.theory.measured import A100_M, FACTOR
 

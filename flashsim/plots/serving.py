@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
 
 from flashsim import serving
+from flashsim.analysis.verify.serving import document_stream
+from flashsim.attention.arguments import check_count
+from flashsim.attention.masks.paddings import KeyPadding
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, hang, ticks
-from flashsim.masks.paddings import KeyPadding
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.problem.arguments import check_count
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.api import count
-from flashsim.verify.serving import document_stream
 
 _COLOURS = (BLUE, VERMILLION, GREEN)
 ROOM = 10**7  # no block that is asked for here fails to fit

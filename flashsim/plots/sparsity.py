@@ -12,11 +12,11 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
 from flashsim.algorithms.blocks import Fixed
+from flashsim.attention.inputs import REFERENCE_D
+from flashsim.attention.masks import patterns
 from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
-from flashsim.masks import patterns
 from flashsim.plots.chart import Data, chart, said, setting
-from flashsim.problem.inputs import REFERENCE_D
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 

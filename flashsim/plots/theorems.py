@@ -15,9 +15,9 @@ from matplotlib.ticker import LogLocator
 from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
+from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.plots.chart import Chart, Data, Several, setting
-from flashsim.problem.inputs import REFERENCE_D
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 

@@ -31,7 +31,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from flashsim.drawing.style import BLACK, hang, looks
-from flashsim.machine.memory import Event
+from flashsim.memory.sram import Event
 from flashsim.plots.chart import Data, Several, chart
 from flashsim.simulate.api import count
 from flashsim.simulate.results import Result

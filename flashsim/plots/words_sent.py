@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from flashsim.attention.arguments import check_count, check_heads
 from flashsim.attention.problem import Problem
 from flashsim.devices import theory
 from flashsim.devices.layouts import positions
@@ -15,7 +16,6 @@ from flashsim.devices.share import Share
 from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, ticks
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.problem.arguments import check_count, check_heads
 from flashsim.support.exporting import plain
 
 LOOKS = {"ring": (ORANGE, "o"), "ulysses": (BLUE, "s"), "mesh": (GREEN, "^")}

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.reference.operands import (
     Found,
     not_negative,

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.arguments import check_choice
-from flashsim.problem.inputs import Array
+from flashsim.attention.arguments import check_choice
+from flashsim.attention.inputs import Array
 from flashsim.reference.operands import Found, oracle, roundoffs
 
 KERNELS = ("gaussian", "laplace", "cauchy")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.reference.operands import Found, kept, oracle, pair, roundoffs
 
 OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     broadcasts,
     check_array,
     check_booleans,
@@ -24,7 +24,7 @@ from flashsim.problem.arguments import (
     check_scale,
     shown,
 )
-from flashsim.problem.inputs import (
+from flashsim.attention.inputs import (
     Array,
     check_matrix,
     chip_dtype,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.problem.arguments import check_array, check_number, check_p, check_real, check_scale
-from flashsim.problem.inputs import Array, check_attention, float_dtype, largest
+from flashsim.attention.arguments import check_array, check_number, check_p, check_real, check_scale
+from flashsim.attention.inputs import Array, check_attention, float_dtype, largest
 
 
 class Attention(NamedTuple):

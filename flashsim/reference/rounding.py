@@ -13,14 +13,14 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen, forward_of
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_blocks_of_run,
     check_count,
     check_number,
     check_p,
     check_scale,
 )
-from flashsim.problem.inputs import (
+from flashsim.attention.inputs import (
     Array,
     check_attention,
     chip_dtype,
@@ -30,7 +30,7 @@ from flashsim.problem.inputs import (
     smallest_normal,
     smallest_step,
 )
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.reference.oracle import Three, Z_of, column_of, softmax, summed_to, tau_of
 
 

@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.blocks import clipped, most_rows
-from flashsim.machine.memory import HBM, SRAM, Observer
-from flashsim.machine.source import is_of_package
-from flashsim.machine.traffic import ArrayTraffic, Occupancy, Traffic
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
     check_count,
@@ -26,8 +23,12 @@ from flashsim.problem.arguments import (
     check_scale,
     shown,
 )
-from flashsim.problem.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
-from flashsim.problem.shapes import Shape, Sizes
+from flashsim.attention.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
+from flashsim.attention.shapes import Shape, Sizes
+from flashsim.memory.hbm import HBM
+from flashsim.memory.source import is_of_package
+from flashsim.memory.sram import SRAM, Observer
+from flashsim.memory.traffic import ArrayTraffic, Occupancy, Traffic
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences
 from flashsim.serving.programs import programs

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import Tile
-from flashsim.machine.shape_only import ShapeOnly
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
+from flashsim.memory.hbm import Tile
+from flashsim.memory.shape_only import ShapeOnly
 from flashsim.support.sizes import ceil_div
 
 Operands = Mapping[str, Array | tuple[int, int]]

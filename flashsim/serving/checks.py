@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.problem.arguments import check_array, check_count, shown
-from flashsim.problem.inputs import FLOATS, Array
+from flashsim.attention.arguments import check_array, check_count, shown
+from flashsim.attention.inputs import FLOATS, Array
 from flashsim.support.sizes import ceil_div
 
 NONE = 2**32 - 1

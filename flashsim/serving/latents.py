@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_count, check_number
-from flashsim.problem.inputs import Array
+from flashsim.attention.arguments import check_count, check_number
+from flashsim.attention.inputs import Array
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of, packed, run
 from flashsim.serving.checks import (
     check_fit,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import Observer
-from flashsim.problem.inputs import Array, check_M
+from flashsim.attention.inputs import Array, check_M
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of, gradients, plan_of, run
 from flashsim.serving.checks import check_ends, check_fit, check_packed, check_sequences
 from flashsim.serving.programs import programs

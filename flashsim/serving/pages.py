@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_count
+from flashsim.attention.arguments import check_count
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of, packed, run
 from flashsim.serving.checks import (
     check_fit,

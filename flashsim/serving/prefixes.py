@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import Observer
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of, packed, run
 from flashsim.serving.checks import (
     check_fit,

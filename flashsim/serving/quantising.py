@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_choice, check_count
-from flashsim.problem.inputs import Array, stored_type
+from flashsim.attention.arguments import check_choice, check_count
+from flashsim.attention.inputs import Array, stored_type
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of_lists, run
 from flashsim.serving.checks import check_packed
 from flashsim.serving.programs.fp8 import FORMATS

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import Observer
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of_lists, run
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size

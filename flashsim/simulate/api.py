@@ -12,17 +12,18 @@ from typing import Any, Unpack
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
-from flashsim.attention.problem import Problem
-from flashsim.machine.memory import Observer, SramOverflow
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_callback,
     check_direction,
     check_flag,
     check_observers,
     shown,
 )
-from flashsim.problem.inputs import HEADS_FIRST, check_layout, turning
-from flashsim.problem.options import NoOptions, Options, check_how, check_options
+from flashsim.attention.inputs import HEADS_FIRST, check_layout, turning
+from flashsim.attention.options import NoOptions, Options, check_how, check_options
+from flashsim.attention.problem import Problem
+from flashsim.memory.errors import SramOverflow
+from flashsim.memory.sram import Observer
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.pipeline import OnLaunch, simulate
 from flashsim.simulate.planning import (
@@ -100,7 +101,7 @@ def forward(
     layout   "BHND": as above. "BNHD": Q, K, V and O, and their gradients, are (..., N, H, d), as
              flash-attn's kernels have them; masks and statistics stay as they are
     check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
-    observers  called with every memory event (`flashsim.machine.memory.Event`)
+    observers  called with every memory event (`flashsim.memory.sram.Event`)
     on_head  called after each head with (heads done, heads in all)
     options  the algorithm's own, which its record declares
              (`flashsim.algorithms.FORWARD[name].options`) and its file explains

@@ -15,15 +15,16 @@ from flashsim.algorithms.notation import logaddexp
 from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
 from flashsim.algorithms.record import GRADIENTS, Algorithm
+from flashsim.attention.arguments import check_tiles, shown
+from flashsim.attention.inputs import Array, Inputs, chip_dtype
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.dropout import NoDropout, TileDropout
+from flashsim.attention.masks.rules import All, Bools, Head, Mask
+from flashsim.attention.matrices import KINDS, Kind, kind_of
 from flashsim.attention.problem import EVERYTHING, Problem
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.masks.band import Band
-from flashsim.masks.dropout import NoDropout, TileDropout
-from flashsim.masks.rules import All, Bools, Head, Mask
-from flashsim.problem.arguments import check_tiles, shown
-from flashsim.problem.inputs import Array, Inputs, chip_dtype
-from flashsim.problem.matrices import KINDS, Kind, kind_of
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.simulate.interleaving import interleave
 from flashsim.simulate.live_tiles import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.simulate.outcome import Outcome

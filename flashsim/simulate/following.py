@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.lifetimes import SKIPS_LOOKS
-from flashsim.machine.memory import SRAM, NotOnChip
-from flashsim.machine.source import PACKAGE, at_line, file_of
+from flashsim.memory.errors import NotOnChip
+from flashsim.memory.lifetimes import SKIPS_LOOKS
+from flashsim.memory.source import PACKAGE, at_line, file_of
+from flashsim.memory.sram import SRAM
 
 TURNS = 3
 """How often a statement is followed: in a later turn it may compute with what it assigned in one

@@ -13,13 +13,13 @@ from functools import cached_property
 
 import numpy as np
 
-from flashsim.masks.band import Band
-from flashsim.masks.bias import Bias
-from flashsim.masks.rules import All, Bools, Both, Dense, Head, Index, Mask, allowed_by
-from flashsim.masks.scores import ScoreMod
-from flashsim.masks.tree import Tree
-from flashsim.problem.inputs import Array
-from flashsim.problem.shapes import Shape
+from flashsim.attention.inputs import Array
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.bias import Bias
+from flashsim.attention.masks.rules import All, Bools, Both, Dense, Head, Index, Mask, allowed_by
+from flashsim.attention.masks.scores import ScoreMod
+from flashsim.attention.masks.tree import Tree
+from flashsim.attention.shapes import Shape
 
 
 def interleave(a: Array, group: int) -> Array:

@@ -1,8 +1,8 @@
 """Every algorithm of a user's is compared with what no schedule moves less than: below it, numbers
 came another way.
 
-The bounds are `flashsim.theory.lower` and `lower_backward`, proved for every M. A pass with dropout
-has none here: a schedule that knows what is dropped need not compute it.
+The bounds are `flashsim.theory.bounds` (forward and backward), proved for every M. A pass
+with dropout has none here: a schedule that knows what is dropped need not compute it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import MemoryModelError
-from flashsim.masks.allowed import LONGEST, allowed_pairs
-from flashsim.masks.rules import Head
-from flashsim.problem.arguments import check_tiles
+from flashsim.attention.arguments import check_tiles
+from flashsim.attention.masks.allowed import LONGEST, allowed_pairs
+from flashsim.attention.masks.rules import Head
+from flashsim.memory.errors import MemoryModelError
 from flashsim.simulate.attention import AttentionPlan
-from flashsim.theory.certificate import most_terms
-from flashsim.theory.lower import Phases, lower_bound
-from flashsim.theory.lower_backward import lower_bound_backward
+from flashsim.theory.bounds.backward import lower_bound_backward
+from flashsim.theory.bounds.certificate import most_terms
+from flashsim.theory.bounds.forward import Phases, lower_bound
 
 FAR = 2
 """Up to how many times the quickest bound the best bound is looked for, which takes some 50 ms,

@@ -1,5 +1,5 @@
 """Which tiles a run computes. Runs look at each tile; counting on shapes alone, at kinds of
-tiles (`flashsim.masks.band`).
+tiles (`flashsim.attention.masks.band`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from flashsim.algorithms.parts import Live
-from flashsim.machine.memory import Kinds
-from flashsim.masks.band import Band
-from flashsim.masks.rules import Bools, Head, Mask
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.masks.band import Band
+from flashsim.attention.masks.rules import Bools, Head, Mask
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.sram import Kinds
 from flashsim.support.sizes import ceil_div
 
 

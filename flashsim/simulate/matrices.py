@@ -15,10 +15,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import MatrixProgram
-from flashsim.machine.memory import HBM, SRAM, MemoryModelError, Observer, SramOverflow
-from flashsim.machine.source import PACKAGE, file_of, is_of_package
-from flashsim.machine.traffic import Occupancy
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_array,
     check_block_sizes,
     check_flag,
@@ -27,7 +24,7 @@ from flashsim.problem.arguments import (
     is_one_of,
     shown,
 )
-from flashsim.problem.inputs import (
+from flashsim.attention.inputs import (
     FLOATS,
     Array,
     check_arrays,
@@ -37,7 +34,12 @@ from flashsim.problem.inputs import (
     float_dtype,
     largest,
 )
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.shapes import Sizes
+from flashsim.memory.errors import MemoryModelError, SramOverflow
+from flashsim.memory.hbm import HBM
+from flashsim.memory.source import PACKAGE, file_of, is_of_package
+from flashsim.memory.sram import SRAM, Observer
+from flashsim.memory.traffic import Occupancy
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan

@@ -8,9 +8,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from flashsim.machine.device import Device
-from flashsim.machine.memory import HBM, SRAM
-from flashsim.machine.traffic import Flops, Traffic
+from flashsim.memory.device import Device
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM
+from flashsim.memory.traffic import Flops, Traffic
 
 
 @dataclass(frozen=True)

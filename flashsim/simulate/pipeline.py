@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.alike import count_alike
-from flashsim.machine.device import Device
-from flashsim.machine.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
-from flashsim.machine.network import Network
-from flashsim.machine.shape_only import ShapeOnly
-from flashsim.machine.turns import TooManyTurns, Watch
-from flashsim.problem.inputs import chip_dtype
+from flashsim.attention.inputs import chip_dtype
+from flashsim.memory.alike import count_alike
+from flashsim.memory.device import Device
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.network import Network
+from flashsim.memory.shape_only import ShapeOnly
+from flashsim.memory.sram import SRAM, Observer
+from flashsim.memory.turns import TooManyTurns, Watch
 from flashsim.simulate.following import followed
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.plan import Launch, Plan

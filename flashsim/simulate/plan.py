@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.simulate.outcome import Outcome
 
 Shape = tuple[int, int]

@@ -23,12 +23,8 @@ from flashsim.algorithms.blocks import (
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.algorithms.sink_gradient import least_room
-from flashsim.attention.problem import Problem
-from flashsim.machine.memory import MemoryModelError, SramOverflow
-from flashsim.masks.rules import All, Head, Mask, as_mask
-from flashsim.masks.scores import cap_of
-from flashsim.problem.arguments import check_blocks, check_flag, shown
-from flashsim.problem.inputs import (
+from flashsim.attention.arguments import check_blocks, check_flag, shown
+from flashsim.attention.inputs import (
     Inputs,
     check_backward_range,
     check_dO,
@@ -37,7 +33,11 @@ from flashsim.problem.inputs import (
     check_range,
     turned,
 )
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.masks.rules import All, Head, Mask, as_mask
+from flashsim.attention.masks.scores import cap_of
+from flashsim.attention.problem import Problem
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.errors import MemoryModelError, SramOverflow
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import grouped
 from flashsim.simulate.pipeline import Memory, run_launch

@@ -19,11 +19,12 @@ import numpy as np
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import GRADIENTS, Algorithm
+from flashsim.attention.inputs import Array, check_inputs
+from flashsim.attention.masks.rules import All, Bools, Causal, Head, Mask
 from flashsim.attention.problem import EVERYTHING, Problem
-from flashsim.machine.memory import Event, MemoryModelError, NotOnChip
-from flashsim.masks.rules import All, Bools, Causal, Head, Mask
-from flashsim.problem.inputs import Array, check_inputs
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.errors import MemoryModelError, NotOnChip
+from flashsim.memory.sram import Event
 from flashsim.reference import (
     attention,
     backward_rounding,

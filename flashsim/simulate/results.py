@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashsim.algorithms.blocks import who_chose
-from flashsim.machine.traffic import Flops, Occupancy, Traffic
-from flashsim.problem.inputs import HEADS_FIRST
+from flashsim.attention.inputs import HEADS_FIRST
+from flashsim.memory.traffic import Flops, Occupancy, Traffic
 from flashsim.support.exporting import ByArray
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flashsim.algorithms.record import Algorithm
-from flashsim.machine.source import PACKAGE, code_of_trial
+from flashsim.memory.source import PACKAGE, code_of_trial
 
 F = TypeVar("F", bound=Callable[..., Any])
 SPEAKERS = {
@@ -52,7 +52,7 @@ def shadow_of(function: F) -> F:
     it is not written in Python.
 
     Its state is that of this moment: take a new shadow for each trial. What it raises has the lines
-    of the user's own file in notes and names (`flashsim.machine.source.file_of`).
+    of the user's own file in notes and names (`flashsim.memory.source.file_of`).
     """
     shadow: F = _Shadows(_files_of(function)).of(function, frozenset())
     return shadow

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import log
-from flashsim.machine.memory import SRAM, Event, MemoryModelError
-from flashsim.machine.source import at_line
-from flashsim.machine.traffic import Occupancy
-from flashsim.problem.inputs import HEADS_FIRST, Array, largest, turned
-from flashsim.problem.matrices import KINDS
+from flashsim.attention.inputs import HEADS_FIRST, Array, largest, turned
+from flashsim.attention.matrices import KINDS
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.source import at_line
+from flashsim.memory.sram import SRAM, Event
+from flashsim.memory.traffic import Occupancy
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import by_head
 from flashsim.simulate.outcome import Cost, Outcome

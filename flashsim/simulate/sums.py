@@ -17,11 +17,12 @@ import numpy as np
 from flashsim.algorithms import GRADIENTS
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.algorithms.sink_gradient import sink_gradient
-from flashsim.machine.memory import HBM, SRAM, Observer
-from flashsim.machine.traffic import Traffic
-from flashsim.masks.rules import Head
-from flashsim.problem.inputs import HEADS_FIRST, Array, chip_dtype, turned
-from flashsim.problem.matrices import KINDS
+from flashsim.attention.inputs import HEADS_FIRST, Array, chip_dtype, turned
+from flashsim.attention.masks.rules import Head
+from flashsim.attention.matrices import KINDS
+from flashsim.memory.hbm import HBM
+from flashsim.memory.sram import SRAM, Observer
+from flashsim.memory.traffic import Traffic
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import by_head, summed_over
 from flashsim.simulate.outcome import Cost, Outcome

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero
-from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
-from flashsim.machine.shape_only import ShapeOnly
-from flashsim.masks.bias import Bias
-from flashsim.masks.rules import Dense, Head, Mask, allowed_by
-from flashsim.masks.scores import ScoreMod, SoftCap
-from flashsim.masks.tree import WORD, Tree
-from flashsim.problem.inputs import Array
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.inputs import Array
+from flashsim.attention.masks.bias import Bias
+from flashsim.attention.masks.rules import Dense, Head, Mask, allowed_by
+from flashsim.attention.masks.scores import ScoreMod, SoftCap
+from flashsim.attention.masks.tree import WORD, Tree
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.hbm import HBM, Block, Matrix, Tile
+from flashsim.memory.shape_only import ShapeOnly
+from flashsim.memory.sram import SRAM, pass_tiles
 
 
 class NoMask:

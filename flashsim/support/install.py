@@ -39,7 +39,7 @@ def clone_beside(here: Path) -> Path | None:
     """
     for folder in (here, *here.parents):
         package = folder / "flashsim"
-        if (folder / "pyproject.toml").is_file() and (package / "machine" / "memory.py").is_file():
+        if (folder / "pyproject.toml").is_file() and (package / "memory" / "sram.py").is_file():
             return None if package.resolve() == PACKAGE else folder
     return None
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.arguments import check_choice, check_count, check_flag, shown
-from flashsim.problem.inputs import Array
+from flashsim.attention.arguments import check_choice, check_count, check_flag, shown
+from flashsim.attention.inputs import Array
 
 Kernel = Callable[..., Any]
 UNMAPPED = -1  # 2³² − 1 without a sign

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from flashsim.problem.arguments import check_count, shown
-from flashsim.problem.inputs import Array, float_dtype
+from flashsim.attention.arguments import check_count, shown
+from flashsim.attention.inputs import Array, float_dtype
 from flashsim.support.install import OTHERS
 from flashsim.testing.subject import memory_of
 

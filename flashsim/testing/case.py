@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.arguments import check_choice, check_count, check_flag, check_number, shown
-from flashsim.problem.inputs import Array
+from flashsim.attention.arguments import check_choice, check_count, check_flag, check_number, shown
+from flashsim.attention.inputs import Array
 from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES, MASKS, REGIMES, SINKS, sinks, slopes, stored, values
 from flashsim.testing.spec import DTYPES, FP8, Spec, call_of, dtype_of

@@ -12,7 +12,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_callback,
     check_choice,
     check_count,

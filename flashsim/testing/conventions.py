@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.problem.arguments import shown
+from flashsim.attention.arguments import shown
 from flashsim.testing.adapters import flashinfer, paged, varlen, vllm
 
 

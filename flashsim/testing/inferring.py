@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from flashsim.problem.inputs import FLOATS
+from flashsim.attention.inputs import FLOATS
 from flashsim.testing.mismatches import mismatches
 from flashsim.testing.probe import (
     FEATURES,

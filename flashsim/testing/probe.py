@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from flashsim.problem.inputs import FLOATS, float_dtype
+from flashsim.attention.inputs import FLOATS, float_dtype
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.running import Finding, try_check

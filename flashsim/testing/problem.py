@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim import reference
-from flashsim.problem.inputs import Array, largest, roundoff, smallest_normal, smallest_step
+from flashsim.attention.inputs import Array, largest, roundoff, smallest_normal, smallest_step
 from flashsim.testing.spec import Spec
 
 DESCALES = ("q_descale", "k_descale", "v_descale")

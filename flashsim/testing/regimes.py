@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array, largest
-from flashsim.problem.qkv import load_sample
+from flashsim.attention.inputs import Array, largest
+from flashsim.attention.qkv import load_sample
 
 Rng = np.random.Generator
 Pair = tuple[Array, Array]

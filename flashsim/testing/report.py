@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.support.tables import aligned
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.arguments import LARGEST, check_flag, check_number, is_one_of, shown
-from flashsim.problem.inputs import FLOATS, chip_dtype, float_dtype, stored_type
+from flashsim.attention.arguments import LARGEST, check_flag, check_number, is_one_of, shown
+from flashsim.attention.inputs import FLOATS, chip_dtype, float_dtype, stored_type
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "layout": ("BHND", "BNHD"),

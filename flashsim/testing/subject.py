@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.case import STRIDES, Case, Keep
 from flashsim.testing.problem import Problem
 from flashsim.testing.spec import Spec

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.arguments import check_count, is_one_of, shown
-from flashsim.problem.inputs import Array
+from flashsim.attention.arguments import check_count, is_one_of, shown
+from flashsim.attention.inputs import Array
 from flashsim.testing.bridges import BRIDGES, Bridge
 from flashsim.testing.conventions import CONVENTIONS
 from flashsim.testing.spec import Spec

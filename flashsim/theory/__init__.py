@@ -14,6 +14,11 @@ users make.
 
 from types import ModuleType as _Module
 
+from flashsim.theory.bounds.backward import BackwardBound as BackwardBound
+from flashsim.theory.bounds.backward import lower_bound_backward as lower_bound_backward
+from flashsim.theory.bounds.forward import LowerBound as LowerBound
+from flashsim.theory.bounds.forward import lower_bound as lower_bound
+from flashsim.theory.bounds.rows import lower_bound_rows as lower_bound_rows
 from flashsim.theory.counts import Exact as Exact
 from flashsim.theory.counts import exact as exact
 from flashsim.theory.form import Form as Form
@@ -27,11 +32,6 @@ from flashsim.theory.kernel_products import (
 from flashsim.theory.kernel_products import kernel_product_bound as kernel_product_bound
 from flashsim.theory.kernel_products import kernel_x_outer_constants as kernel_x_outer_constants
 from flashsim.theory.kernel_products import kernel_z_outer_constants as kernel_z_outer_constants
-from flashsim.theory.lower import LowerBound as LowerBound
-from flashsim.theory.lower import lower_bound as lower_bound
-from flashsim.theory.lower_backward import BackwardBound as BackwardBound
-from flashsim.theory.lower_backward import lower_bound_backward as lower_bound_backward
-from flashsim.theory.lower_rows import lower_bound_rows as lower_bound_rows
 from flashsim.theory.problem import BYTES as BYTES
 from flashsim.theory.problem import NoClosedForm as NoClosedForm
 from flashsim.theory.program import ExactProgram as ExactProgram

@@ -14,7 +14,7 @@ writes Z and P^dropped, which line 3 then reads for P. A sink is read twice for 
 of the softmax, and its column of P written.
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, masking_tiles
 from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div

@@ -8,7 +8,7 @@ The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of
 of a mask that lives in HBM is on chip beside S_ij.
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.theorems import theorem_2_flash

@@ -14,7 +14,7 @@ Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dro
 adds one that reads dS, and reads and writes the block of dB that goes with each tile.
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, learning_tiles

@@ -12,7 +12,7 @@ dṼ_j. A block of a mask that lives in HBM is on chip beside S_ij, and one of a
 beside dS_ij.
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

@@ -4,8 +4,8 @@ tiles that are computed.
 
 from dataclasses import replace
 
-from flashsim.problem.arguments import check_block_mask
-from flashsim.problem.options import Option
+from flashsim.attention.arguments import check_block_mask
+from flashsim.attention.options import Option
 from flashsim.theory import algorithm_2_flash
 
 FORM = replace(

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from flashsim.problem.arguments import check_block_mask
-from flashsim.problem.options import Option
+from flashsim.attention.arguments import check_block_mask
+from flashsim.attention.options import Option
 from flashsim.theory import algorithm_4_flash_backward
 
 FORM = replace(

@@ -3,7 +3,7 @@
 peak    equation 2's (B_r + B_c)(d + d_v) + B_r·B_c + B_r: q_i o_i k_j v_j, S_ij, log L_i
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 

@@ -9,7 +9,7 @@ peak    (3) (t + 1)(d + d_v) + 2t   (4) t(2d_v + 1)   (5) 2d + d_v + 2 + B_c(d +
         (6) 2d + d_v + t(d + d_v + 4)
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

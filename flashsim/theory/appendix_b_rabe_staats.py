@@ -6,7 +6,7 @@ combine them:
 peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to combine
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import Kept, OneHead, Tiles

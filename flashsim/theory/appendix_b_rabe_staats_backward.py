@@ -6,7 +6,7 @@ peak    2(B_r + B_c)(d + d_v) + 2B_r·B_c + 7B_r + B_r·d_v: as Algorithm 4, wit
 
 from dataclasses import replace
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import algorithm_4_flash_backward as flash
 from flashsim.theory.problem import OneHead, Tiles
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.shapes import Sizes
 from flashsim.theory.kernel_products import kernel_rows
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm, between, given, returned

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Unpack
 
+from flashsim.attention.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
+from flashsim.attention.masks.rules import All, Head, Mask, as_mask
+from flashsim.attention.masks.scores import cap_of
+from flashsim.attention.options import Options, check_options
 from flashsim.attention.problem import Problem
-from flashsim.machine.traffic import Occupancy, Traffic
-from flashsim.masks.rules import All, Head, Mask, as_mask
-from flashsim.masks.scores import cap_of
-from flashsim.problem.arguments import check_blocks, check_flag, check_tiles, is_one_of, shown
-from flashsim.problem.options import Options, check_options
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.traffic import Occupancy, Traffic
 from flashsim.support.sizes import Size, most
 from flashsim.theory import groups
 from flashsim.theory.form import Form, form_of, forms

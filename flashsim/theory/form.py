@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
-from flashsim.machine.source import note_line
-from flashsim.machine.traffic import Role
-from flashsim.problem.arguments import check_direction, checked, is_one_of, shown
-from flashsim.problem.options import Option
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_direction, checked, is_one_of, shown
+from flashsim.attention.options import Option
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.source import note_line
+from flashsim.memory.traffic import Role
 from flashsim.support.modules import records_of
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
 from flashsim.theory.problem import Arrays, Kept, NoClosedForm, OneHead, Tiles, ceil_div

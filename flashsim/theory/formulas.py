@@ -10,8 +10,8 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from flashsim.problem.arguments import check_blocks_of_run
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_blocks_of_run
+from flashsim.attention.shapes import Blocks
 from flashsim.support.sizes import ceil_div
 
 SYMBOLS = {

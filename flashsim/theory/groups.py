@@ -15,7 +15,7 @@ over them sums those of a query.
 
 from dataclasses import replace
 
-from flashsim.machine.traffic import ArrayTraffic
+from flashsim.memory.traffic import ArrayTraffic
 from flashsim.theory.problem import Arrays, OneHead
 
 

@@ -12,7 +12,7 @@ none fits.
 from dataclasses import replace
 from functools import lru_cache
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import small_cache_hybrid
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 

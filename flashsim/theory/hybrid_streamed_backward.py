@@ -12,7 +12,7 @@ Tiles of dV are b × x, of all b(x + 1) + 1 ≤ M those that read least: U_v = �
 
 from functools import lru_cache
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div

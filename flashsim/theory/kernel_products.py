@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.problem.arguments import check_count
-from flashsim.problem.matrices import Kind
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.arguments import check_count
+from flashsim.attention.matrices import Kind
+from flashsim.attention.shapes import Sizes
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Array, ProgramForm, between, given, returned
 

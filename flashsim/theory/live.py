@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 
 Bools = NDArray[np.bool_]
 

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.problem.arguments import check_mask_blocks
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.arguments import check_mask_blocks
+from flashsim.attention.shapes import Sizes
 from flashsim.support.sizes import ceil_div
 from flashsim.theory.program import Moved, ProgramForm, between, given, returned
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flashsim.machine.traffic import ArrayTraffic, Role
-from flashsim.masks.rules import Head, Mask
-from flashsim.problem.arguments import check_count
-from flashsim.problem.matrices import KINDS, Kind, Type
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.arguments import check_count
+from flashsim.attention.masks.rules import Head, Mask
+from flashsim.attention.matrices import KINDS, Kind, Type
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.traffic import ArrayTraffic, Role
 from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.theory.live import Chosen, Live
 
@@ -189,7 +189,7 @@ class OneHead:
         return max(self.stored, 4)
 
     def size(self, name: str) -> int:
-        """Return the elements of a matrix (`flashsim.problem.matrices`); of an unknown one,
+        """Return the elements of a matrix (`flashsim.attention.matrices`); of an unknown one,
         those of a column.
         """
         return self.kept(name)[0]

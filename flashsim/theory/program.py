@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from flashsim.machine.traffic import ArrayTraffic, Occupancy, Role, Traffic
-from flashsim.problem.arguments import (
+from flashsim.attention.arguments import (
     check_block_sizes,
     check_flag,
     check_lengths,
     is_one_of,
     shown,
 )
-from flashsim.problem.inputs import check_M, float_name
-from flashsim.problem.matrices import Kind, Type
-from flashsim.problem.shapes import Sizes
+from flashsim.attention.inputs import check_M, float_name
+from flashsim.attention.matrices import Kind, Type
+from flashsim.attention.shapes import Sizes
+from flashsim.memory.traffic import ArrayTraffic, Occupancy, Role, Traffic
 from flashsim.support.modules import modules_of
 from flashsim.support.sizes import Size, most
 from flashsim.theory.formulas import evaluated

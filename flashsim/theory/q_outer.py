@@ -4,7 +4,7 @@ peak    (b_r + b_c)w + b_r·b_c + 3b_r: Q_i O_i K_j V_j, S_ij, ℓ_i m_i m_i^new
         B_r·w + 2B_r
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.algorithm_0_standard import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

@@ -4,7 +4,7 @@ peak    2b_c·w + b_r(w + d) + 2b_r·b_c + 2b_r: K_j V_j dK̃_j dṼ_j, Q_i dO_i
         D_i; + 2b_r·b_c with dropout, Z_ij and P_ij^dropped; or lines 5 and 6: B_r(2d_v + 1)
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.algorithm_2_flash import line_1
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

@@ -7,7 +7,7 @@ w = d + d_v.
             B_r(d + 1) + 1
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 

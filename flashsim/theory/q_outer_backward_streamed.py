@@ -10,7 +10,7 @@ Empty tiles are never loaded. w = d + d_v.
 
 from dataclasses import replace
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import q_outer_backward_two_pass as two_pass
 from flashsim.theory.problem import OneHead, Tiles
 

@@ -6,7 +6,7 @@ peak    first pass: 2b_c·w + b_r·w + 2b_r·b_c + 2b_r, + 2b_r·b_c with dropou
 
 from math import isqrt
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 

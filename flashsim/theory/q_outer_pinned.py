@@ -10,7 +10,7 @@ overlaps more words than.
 
 from dataclasses import replace
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import q_outer
 from flashsim.theory.live import Chosen
 from flashsim.theory.problem import OneHead, Tiles, ceil_div

@@ -8,8 +8,8 @@ window it is T_r·N_k.
 
 from dataclasses import replace
 
-from flashsim.masks.rules import SlidingWindow
-from flashsim.problem.options import Option
+from flashsim.attention.masks.rules import SlidingWindow
+from flashsim.attention.options import Option
 from flashsim.theory import q_outer
 
 WINDOW = Option("window", None, SlidingWindow.of)

@@ -13,7 +13,7 @@ S occupies B_r·N_k elements of HBM: one strip, in the type that is computed in.
 
 from math import isqrt
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.theorems import theorem_saha_ye

@@ -13,7 +13,7 @@ P and dS occupy N_q·B_c elements of HBM each: one strip, in the type that is co
 
 from math import isqrt
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.small_cache import line_1

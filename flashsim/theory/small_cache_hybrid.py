@@ -10,7 +10,7 @@ fewest elements of S and V: U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ tim
 from collections.abc import Callable
 from functools import lru_cache
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 

@@ -10,7 +10,7 @@ d + d_v.
 
 from dataclasses import replace
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import q_outer
 from flashsim.theory.problem import OneHead, Tiles
 

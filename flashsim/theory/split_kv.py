@@ -12,9 +12,9 @@ last one is read without its m.
 
 from dataclasses import replace
 
-from flashsim.problem.arguments import check_merge, check_splits
-from flashsim.problem.options import Option
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_merge, check_splits
+from flashsim.attention.options import Option
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import q_outer
 from flashsim.theory.problem import Arrays, OneHead, Tiles
 

@@ -9,7 +9,7 @@ is counted as in `q_outer_pinned`.
             K_j or V_j
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 from flashsim.theory.q_outer_pinned import columns

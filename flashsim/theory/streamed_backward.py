@@ -5,7 +5,7 @@ peak    b_c(2w + 1) + w + d + 2: K_j V_j dK̃_j dṼ_j, P_nj, Q_n dO_n dQ_n, L_n
         dropout, Z_nj and P_nj^dropped
 """
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles

@@ -18,9 +18,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from flashsim.machine.traffic import Traffic
-from flashsim.problem.arguments import check_count, check_number, checked
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_count, check_number, checked
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.traffic import Traffic
 from flashsim.theory.form import Form, form_of
 from flashsim.theory.problem import OneHead
 

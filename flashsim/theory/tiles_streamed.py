@@ -11,7 +11,7 @@ V's columns.
 from dataclasses import replace
 from math import isqrt
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory import small_cache
 from flashsim.theory.problem import OneHead, Tiles
 

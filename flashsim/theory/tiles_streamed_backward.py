@@ -13,7 +13,7 @@ P occupies N_q·B_c elements of HBM, dS N_q·N_k, in the type that is computed i
 
 from math import isqrt
 
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 from flashsim.theory.small_cache import line_1

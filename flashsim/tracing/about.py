@@ -12,11 +12,12 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms.record import Algorithm
-from flashsim.machine.memory import SRAM, MemoryModelError
-from flashsim.masks.rules import All, Causal
-from flashsim.problem.inputs import Array
-from flashsim.problem.matrices import symbols
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.inputs import Array
+from flashsim.attention.masks.rules import All, Causal
+from flashsim.attention.matrices import symbols
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.sram import SRAM
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.matrices import MatrixPlan
 from flashsim.simulate.results import Result

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from flashsim.machine.source import Site
-from flashsim.problem.shapes import Blocks, Shape
+from flashsim.attention.shapes import Blocks, Shape
+from flashsim.memory.source import Site
 
 DATA = ("init", "load", "compute", "store", "post", "wait")
 KINDS = (*DATA, "evict", "enter", "turn", "turn end", "leave")
@@ -30,7 +30,7 @@ it is none of these.
 
 
 class TraceEvent(NamedTuple):
-    """One event of the memory, as `flashsim.machine.memory.Event` has it, and the state after it.
+    """One event of the memory, as `flashsim.memory.sram.Event` has it, and the state after it.
 
     kind, name, elements, loops  as there
     site       (file, line) of the algorithm's line that it happened at

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flashsim.machine.source import Site
+from flashsim.memory.source import Site
 from flashsim.tracing.data import Span
 
 FIRST = re.compile(r"    (Require:|\(?\d+\)? )")

@@ -24,8 +24,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.problem.arguments import check_count
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.arguments import check_count
+from flashsim.attention.shapes import Blocks
 from flashsim.support.files import path_of
 from flashsim.tracing.data import DATA, KINDS, About, Lanes, Resident, TraceEvent
 from flashsim.tracing.traces import Trace

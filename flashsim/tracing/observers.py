@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flashsim.machine.memory import Event
-from flashsim.machine.source import line_of
-from flashsim.problem.inputs import roundoff
+from flashsim.attention.inputs import roundoff
+from flashsim.memory.source import line_of
+from flashsim.memory.sram import Event
 from flashsim.reference import attention_with_statistics, error_bound, score_reach
 from flashsim.reference.rounding import parts_of_bound
 

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from flashsim import theory
-from flashsim.masks.patterns import butterfly
-from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
+from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
+from flashsim.attention.masks.patterns import butterfly
 from flashsim.tracing.data import MAXIMUM, STANDARD
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.listing import label_of
@@ -226,8 +226,8 @@ def lighter(script: str) -> str:
     return re.sub(r"(?m)^\s*(?://|/?\*).*\n|^[ \t]+", "", script)
 
 
-def read(name: str, package: str = "flashsim.tracing") -> str:
-    """Return a file of a package, by default of this one: a part of a page."""
+def read(name: str, package: str = "flashsim.tracing.player") -> str:
+    """Return a file of a package, by default of the player: a part of a page."""
     return (files(package) / name).read_text(encoding="utf-8")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.machine.memory import SRAM, Event
-from flashsim.machine.source import line_of
+from flashsim.memory.source import line_of
+from flashsim.memory.sram import SRAM, Event
 from flashsim.tracing.data import DATA, Resident, TraceEvent
 
 LARGEST_TILE = 4_096

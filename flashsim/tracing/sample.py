@@ -4,7 +4,7 @@ trace.
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 
 
 def operands(n: int, d: int, n_k: int | None = None, seed: int = 0) -> tuple[Array, Array, Array]:

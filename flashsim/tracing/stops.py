@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from flashsim.algorithms import Algorithm
-from flashsim.machine.source import label_or_number_at
+from flashsim.memory.source import label_or_number_at
 from flashsim.tracing.planting import recompiled
 
 Loops = tuple[tuple[str, int], ...]

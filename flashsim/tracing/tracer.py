@@ -11,9 +11,8 @@ import numpy as np
 
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.algorithms.record import Algorithm
-from flashsim.machine.memory import Observer
-from flashsim.problem.arguments import check_array, check_observers
-from flashsim.problem.inputs import (
+from flashsim.attention.arguments import check_array, check_observers
+from flashsim.attention.inputs import (
     HEADS_FIRST,
     check_inputs,
     check_layout,
@@ -21,6 +20,7 @@ from flashsim.problem.inputs import (
     turned,
     turning,
 )
+from flashsim.memory.sram import Observer
 from flashsim.simulate.api import backward, forward
 from flashsim.tracing.about import traced
 from flashsim.tracing.recording import Recorder

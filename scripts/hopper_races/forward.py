@@ -9,12 +9,12 @@ import numpy as np
 
 import flashsim
 from flashsim import gpu
+from flashsim.attention.masks import patterns
 from flashsim.gpu import hopper
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.contestants import Setting, arrays, contestants
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.launching import section
-from flashsim.masks import patterns
 from hopper_races.calls import PEERS, Calls, captured, copying, normal, peers, race, replayed
 
 # sequences, KV, queries

@@ -1,5 +1,5 @@
 (* How many accesses to HBM every run of attention makes: phases_bound, last_phase, compulsory and forward_bound. model.v says
-   what a run is. The numbers of steps are those of the proof in flashsim/theory/lower.py. *)
+   what a run is. The numbers of steps are those of the proof in flashsim/theory/bounds/forward.py. *)
 
 From Coq Require Import Lia.
 Set Warnings "-notation-overridden".

@@ -1,4 +1,4 @@
-(* What a phase can do: steps 1 to 6 of the proof in flashsim/theory/lower.py. *)
+(* What a phase can do: steps 1 to 6 of the proof in flashsim/theory/bounds/forward.py. *)
 
 From Coq Require Import Lia.
 Set Warnings "-notation-overridden".

@@ -1,4 +1,4 @@
-"""Try all schedules of the backward row game (flashsim.theory.lower_rows) at the smallest sizes:
+"""Try all schedules of the backward row game (flashsim.theory.bounds.rows) at the smallest sizes:
 does one beat its bound?
 
     python scripts/research/row_game.py 2 2 5  2 2 6  2 2 7                  # N_q N_k m: the fewest

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.masks.rules import Head, Mask
-from flashsim.problem.shapes import Shape
+from flashsim.attention.masks.rules import Head, Mask
+from flashsim.attention.shapes import Shape
 
 
 class Dilated(Mask):

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.masks.rules import Mask
-from flashsim.masks.streaming import Streaming
+from flashsim.attention.masks.rules import Mask
+from flashsim.attention.masks.streaming import Streaming
 
 
 def mask(rng: np.random.Generator, N_q: int, N_k: int) -> tuple[Mask, NDArray[np.bool_]]:

@@ -31,8 +31,8 @@ r of head h.
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
-from flashsim.machine.device import Device
-from flashsim.machine.memory import Matrix
+from flashsim.memory.device import Device
+from flashsim.memory.hbm import Matrix
 
 
 def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:

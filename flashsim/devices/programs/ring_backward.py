@@ -36,8 +36,8 @@ from typing import Any
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
-from flashsim.machine.device import Device
-from flashsim.machine.memory import Matrix
+from flashsim.memory.device import Device
+from flashsim.memory.hbm import Matrix
 
 
 def ring_backward(

@@ -25,8 +25,8 @@ a device is one message an array. L stays where it is made.
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
-from flashsim.machine.device import Device
-from flashsim.machine.memory import Matrix
+from flashsim.memory.device import Device
+from flashsim.memory.hbm import Matrix
 
 
 def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:

@@ -30,8 +30,8 @@ kept, and travel, in the type that the chip computes in.
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
-from flashsim.machine.device import Device
-from flashsim.machine.memory import Matrix
+from flashsim.memory.device import Device
+from flashsim.memory.hbm import Matrix
 
 
 def ulysses_backward(

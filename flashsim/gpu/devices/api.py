@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flashsim.attention.arguments import check_choice
 from flashsim.attention.problem import Problem
 from flashsim.devices.api import asked
 from flashsim.devices.share import Share
 from flashsim.gpu.devices import ring, ulysses
 from flashsim.gpu.devices.links import Links
-from flashsim.machine.device import LinkError
-from flashsim.problem.arguments import check_choice
+from flashsim.memory.device import LinkError
 
 PROGRAMS = ("ring", "ulysses")
 DTYPES = ("float16", "bfloat16")

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from flashsim.devices.engines import Nccl
-from flashsim.machine.device import LinkError
+from flashsim.memory.device import LinkError
 
 
 class Captured:

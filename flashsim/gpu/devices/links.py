@@ -8,7 +8,7 @@ from typing import Any
 from flashsim.devices.engines import Torch, together
 from flashsim.devices.share import Share
 from flashsim.gpu.compiling import import_cupy
-from flashsim.machine.device import Link
+from flashsim.memory.device import Link
 
 
 class Links:

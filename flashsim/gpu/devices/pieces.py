@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashsim.attention.masks.rules import Causal
 from flashsim.devices.share import Share
-from flashsim.masks.rules import Causal
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from flashsim.attention.masks.rules import Causal
 from flashsim.devices.share import Share
 from flashsim.gpu.devices import tiles
 from flashsim.gpu.devices.links import Links
-from flashsim.masks.rules import Causal
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ __device__ inline void philox(Word (&c)[4], Word row, Word column, Word head, Wo
     }
 }
 
-// Dropout of attention weights. As in flashsim/masks/dropout.py, a call of Philox serves eight elements, with half a word for
+// Dropout of attention weights. As in flashsim/attention/masks/dropout.py, a call of Philox serves eight elements, with half a word for
 // each: queries r, r + 8 and keys c, c + 8, c + 16, c + 24. To compare halves as words, the lower half is shifted up, and `last`
 // is the greatest word that is dropped: p · 2^16, rounded up, times 2^16, minus 1.
 struct Dropout {

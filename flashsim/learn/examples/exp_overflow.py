@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.examples.text import CHAPTER, fixed, paragraph, scientific, table, vector
-from flashsim.problem.inputs import Array
 
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
     (100, "2.69e43, fine", "finite"),

@@ -1,8 +1,8 @@
 """Why a kernel product takes its distances of differences, x − z: by squares they cancel.
 
 In flashsim: flashsim.kernels.product, whose order "x_outer" is
-flashsim/beyond/programs/kernel_x_outer.py: line 8 is k(x, z). The distances are those of
-flashsim/beyond/parts/kernel_functions.py.
+flashsim/extensions/programs/kernel_x_outer.py: line 8 is k(x, z). The distances are those of
+flashsim/extensions/parts/kernel_functions.py.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashsim.beyond.parts.kernel_functions import distances
+from flashsim.extensions.parts.kernel_functions import distances
 from flashsim.learn.examples.text import number, paragraph, scientific, table
 
 OFFSETS = (0.0, 1e2, 1e3, 1e4)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.examples.text import CHAPTER, paragraph, table, tiny, wrapped
-from flashsim.problem.inputs import Array
 from flashsim.reference import error_bound, rounding
 from flashsim.simulate.api import forward
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.examples.text import (
     CHAPTER,
     bracketed,
@@ -27,7 +28,6 @@ from flashsim.learn.examples.text import (
     vector,
     wrapped,
 )
-from flashsim.problem.inputs import Array
 from flashsim.reference import attention
 
 Q = ((1.0, 0.5), (0.8, -0.1), (0.2, 0.9), (-0.3, 0.4), (0.7, 0.6), (0.1, -0.5))

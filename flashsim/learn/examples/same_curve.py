@@ -20,6 +20,7 @@ import numpy as np
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import whole_rows_backward
+from flashsim.attention.inputs import Array
 from flashsim.learn.examples.text import fixed, paragraph, table, tiny
 from flashsim.learn.examples.transformer import (
     CONTEXT,
@@ -32,7 +33,6 @@ from flashsim.learn.examples.transformer import (
     initial,
     loss_and_gradients,
 )
-from flashsim.problem.inputs import Array
 from flashsim.simulate.api import backward, forward
 from flashsim.support.blas import one_blas_thread
 from flashsim.support.jobs import in_any_order

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 
 LAYERS = 2
 WIDTH = 32

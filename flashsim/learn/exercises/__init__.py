@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from flashsim.attention.arguments import shown
 from flashsim.learn.exercises.record import Exercise
-from flashsim.problem.arguments import shown
 from flashsim.support.loading import file_of
 
 

@@ -30,7 +30,8 @@ import numpy as np
 from flashsim.learn.exercises.messages import packed, receive, send, unpacked
 from flashsim.learn.exercises.record import Exercise
 from flashsim.learn.exercises.work import Work, Wrong
-from flashsim.machine.memory import HBM, SRAM, Block, Event, Matrix
+from flashsim.memory.hbm import HBM, Block, Matrix
+from flashsim.memory.sram import SRAM, Event
 
 MODULES = ("numpy", "math", "typing", "__future__")
 """What any exercise may import, beside what its file imports at first."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.exercises.judging import expect, numbers, pair
 from flashsim.learn.exercises.work import Work
-from flashsim.problem.inputs import Array
 
 NUMBER = 10
 TITLE = "a tile of the backward pass"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.exercises.judging import expect, explained, same
 from flashsim.learn.exercises.work import Work
-from flashsim.problem.inputs import Array
 
 NUMBER = 7
 TITLE = "a mask, tile by tile"

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO
 
 from flashsim.learn.exercises.messages import packed, receive, send, unpacked
 from flashsim.learn.exercises.work import Work, Wrong
-from flashsim.machine.memory import HBM, SRAM, Event, Matrix
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM, Event
 
 
 def main() -> None:

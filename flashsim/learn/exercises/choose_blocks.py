@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from flashsim.attention.arguments import shown
 from flashsim.learn.exercises.judging import WHOLE, explained, is_whole, pair
 from flashsim.learn.exercises.work import Work, Wrong
-from flashsim.machine.memory import SramOverflow
-from flashsim.problem.arguments import shown
+from flashsim.memory.errors import SramOverflow
 from flashsim.simulate.api import count
 
 NUMBER = 11

@@ -5,6 +5,8 @@ from functools import partial
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
+from flashsim.attention.shapes import Blocks
 from flashsim.learn.exercises.inner_loop import (
     FACTOR,
     INVERSE,
@@ -17,9 +19,8 @@ from flashsim.learn.exercises.inner_loop import (
 )
 from flashsim.learn.exercises.judging import Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work, Wrong
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.inputs import Array
-from flashsim.problem.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 NUMBER = 6
 TITLE = "the loops exchanged, and one division"

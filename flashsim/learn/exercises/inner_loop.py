@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from flashsim.algorithms.notation import rowmax, rowsum
+from flashsim.attention.inputs import Array
+from flashsim.attention.shapes import Blocks
 from flashsim.learn.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.learn.exercises.work import Work
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.inputs import Array
-from flashsim.problem.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.simulate.api import count
 
 NUMBER = 5

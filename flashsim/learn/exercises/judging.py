@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.exercises.work import Wrong
-from flashsim.machine.memory import HBM, SRAM, Event, Matrix, Observer
-from flashsim.problem.inputs import Array
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM, Event, Observer
 
 ROUNDING = 1e-9  # relative; the exercises compute in float64, on numbers of ordinary size
 

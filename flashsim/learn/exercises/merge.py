@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.exercises.inner_loop import over
 from flashsim.learn.exercises.judging import expect, pair
 from flashsim.learn.exercises.work import Work
-from flashsim.problem.inputs import Array
 
 NUMBER = 9
 TITLE = "split the keys, and merge"

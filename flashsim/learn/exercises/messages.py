@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 LARGEST = 2**26  # bytes of a message
 MOST_BITS = 10_000  # of a whole number

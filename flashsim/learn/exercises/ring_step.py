@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.learn.exercises.judging import expect, expect_count, pair
 from flashsim.learn.exercises.work import Work
-from flashsim.problem.inputs import Array
 
 NUMBER = 14
 TITLE = "the ring's inner step"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.machine.memory import NotOnChip, SramOverflow
-from flashsim.machine.source import at_line, reread
+from flashsim.memory.errors import NotOnChip, SramOverflow
+from flashsim.memory.source import at_line, reread
 
 HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (

@@ -14,8 +14,9 @@ The algorithms of `flashsim.algorithms` do this with blocks of queries and keys.
 """
 
 from flashsim.algorithms.notation import exp, maximum
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.shapes import Blocks
+from flashsim.attention.shapes import Blocks
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 
 
 def one_row(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
+from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.learn.playground.javascript import Script, expression, traced
-from flashsim.problem.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.theory import exact, form_of
 from flashsim.theory.form import Form
 from flashsim.theory.formulas import common_symbols

@@ -38,7 +38,8 @@ from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.record import Bug
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import Levels, check_levels
 from flashsim.serving.record import BatchProgram

@@ -37,8 +37,9 @@ from typing import Any
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.record import Bug
-from flashsim.machine.memory import HBM, SRAM, Matrix
-from flashsim.problem.arguments import check_choice, check_count
+from flashsim.attention.arguments import check_choice, check_count
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.serving.batch import Batch
 from flashsim.serving.record import BatchProgram
 from flashsim.serving.schedules import SCHEDULES, Segment, schedule_of

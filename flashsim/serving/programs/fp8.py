@@ -32,9 +32,10 @@ import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.record import Bug
-from flashsim.machine.memory import HBM, SRAM, Matrix, Tile
-from flashsim.machine.shape_only import ShapeOnly
-from flashsim.problem.arguments import check_count
+from flashsim.attention.arguments import check_count
+from flashsim.memory.hbm import HBM, Matrix, Tile
+from flashsim.memory.shape_only import ShapeOnly
+from flashsim.memory.sram import SRAM
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.record import BatchProgram
 from flashsim.support.sizes import ceil_div

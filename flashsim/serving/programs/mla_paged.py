@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.algorithms.record import Bug
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.programs import mla, paged, paged_split
 from flashsim.serving.record import BatchProgram

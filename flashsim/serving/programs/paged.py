@@ -43,8 +43,9 @@ import numpy as np
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.record import Bug
-from flashsim.machine.memory import HBM, SRAM, Block, Matrix, Tile
-from flashsim.problem.arguments import check_choice, check_count
+from flashsim.attention.arguments import check_choice, check_count
+from flashsim.memory.hbm import HBM, Block, Matrix, Tile
+from flashsim.memory.sram import SRAM
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_word
 from flashsim.serving.record import BatchProgram

@@ -44,7 +44,8 @@ import numpy as np
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.record import Bug
-from flashsim.machine.memory import HBM, SRAM, Matrix
+from flashsim.memory.hbm import HBM, Matrix
+from flashsim.memory.sram import SRAM
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.programs import varlen
 from flashsim.serving.record import BatchProgram

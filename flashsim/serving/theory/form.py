@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.machine.traffic import Role
+from flashsim.memory.traffic import Role
 from flashsim.serving.batch import Batch
 
 Ints = NDArray[np.int64]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing.case import Case
 from flashsim.testing.problem import Problem, Solution

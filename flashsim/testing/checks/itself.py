@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.case import MOST_ELEMENTS, Case
 from flashsim.testing.checks.check import (
     Comparison,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.case import Case
 from flashsim.testing.checks.check import Comparison, Comparisons, Trial, check, of_outputs
 from flashsim.testing.problem import Problem

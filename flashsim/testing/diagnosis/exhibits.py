@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from flashsim.problem.inputs import Array, roundoff
+from flashsim.attention.inputs import Array, roundoff
 from flashsim.testing.checks import CHECKS, Comparison, of_gradients
 from flashsim.testing.problem import Problem
 from flashsim.testing.running import Finding

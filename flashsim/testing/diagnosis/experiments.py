@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.diagnosis.exhibits import (
     POISONED,

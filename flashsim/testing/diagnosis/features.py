@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.case import Case
 from flashsim.testing.diagnosis.exhibits import Suspicion
 from flashsim.testing.diagnosis.experiments import STRIDES

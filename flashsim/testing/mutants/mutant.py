@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing import adapters
 from flashsim.testing.mutants import served, split, tiled, unfused
 from flashsim.testing.spec import Spec

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array, chip_dtype, largest
+from flashsim.attention.inputs import Array, chip_dtype, largest
 
 B_r = 8
 B_c = 16

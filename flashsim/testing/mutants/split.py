@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from flashsim.problem.inputs import Array, chip_dtype
+from flashsim.attention.inputs import Array, chip_dtype
 from flashsim.testing.mutants.unfused import backward, keep
 
 __all__ = ["backward", "forward", "keep"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.masks.dropout import keep_mask
-from flashsim.problem.inputs import Array, chip_dtype
+from flashsim.attention.inputs import Array, chip_dtype
+from flashsim.attention.masks.dropout import keep_mask
 
 B_r = 8
 B_c = 4

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, derives, key_blocks, query_blocks
 from flashsim.testing.suspects.reading import Arrays, Backward

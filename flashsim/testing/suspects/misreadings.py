@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.problem.inputs import Array, float_dtype
+from flashsim.attention.inputs import Array, float_dtype
 from flashsim.testing.problem import Problem
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, Changes, key_blocks, reads

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.problem import Problem
 
 Arrays = tuple[Array, ...]

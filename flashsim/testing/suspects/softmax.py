@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from flashsim.problem.inputs import Array
+from flashsim.attention.inputs import Array
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects.family import FA, computes, key_blocks
 from flashsim.testing.suspects.reading import Answer, Question

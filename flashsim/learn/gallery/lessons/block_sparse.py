@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
+from flashsim.attention.masks import patterns
 from flashsim.learn.gallery.looking import counted, every, largest_rise, moved, short
-from flashsim.masks import patterns
 from flashsim.tracing import Trace
 
 TITLE = "Block-sparse"

@@ -1,6 +1,6 @@
 """If M is about d², writing S to HBM moves less than keeping it on chip."""
 
-import flashsim
+from flashsim import tracing
 from flashsim.learn.gallery.looking import first, moved, value
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
@@ -12,8 +12,8 @@ ORDER = 48
 
 def record() -> tuple[Trace, ...]:
     Q, K, V = operands(6, 4)
-    trace = flashsim.trace("small_cache_hybrid", Q, K, V, M=22, blocks=(2, 1))
-    versus = flashsim.trace("q_outer", Q, K, V, M=22, blocks=(1, 1))
+    trace = tracing.trace("small_cache_hybrid", Q, K, V, M=22, blocks=(2, 1))
+    versus = tracing.trace("q_outer", Q, K, V, M=22, blocks=(1, 1))
     return trace, versus
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-import flashsim
-from flashsim.beyond import kernels
+from flashsim import tracing
+from flashsim.extensions import kernels
 from flashsim.learn.gallery.looking import first, moved, output, short, value
 from flashsim.tracing import Trace
 
@@ -14,7 +14,7 @@ ORDER = 100
 def record() -> Trace:
     X = np.arange(6.0)[:, None]
     Z = np.arange(6.0)[:, None] + 0.5
-    return flashsim.trace(kernels.product, X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16)
+    return tracing.trace(kernels.product, X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16)
 
 
 def teach(trace: Trace) -> str:

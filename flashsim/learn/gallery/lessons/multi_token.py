@@ -4,9 +4,9 @@ block.
 
 import numpy as np
 
-import flashsim
+from flashsim import tracing
 from flashsim.learn.gallery.looking import first, moved
-from flashsim.simulate.api import count
+from flashsim.simulate.api import count, forward
 from flashsim.tracing import Trace
 
 TITLE = "Several tokens at once"
@@ -18,8 +18,8 @@ def record() -> Trace:
     Q = rng.normal(size=(2, 2, 4))
     K = rng.normal(size=(1, 9, 4))
     V = rng.normal(size=(1, 9, 4))
-    return flashsim.trace(
-        flashsim.forward, "q_outer", Q, K, V, gqa="grouped", causal=True, M=120, blocks=(4, 3)
+    return tracing.trace(
+        forward, "q_outer", Q, K, V, gqa="grouped", causal=True, M=120, blocks=(4, 3)
     )
 
 

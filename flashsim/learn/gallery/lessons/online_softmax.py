@@ -2,7 +2,7 @@
 
 import numpy as np
 
-import flashsim
+from flashsim import tracing
 from flashsim.learn.gallery.looking import every, first, output, pair, short, value
 from flashsim.learn.gallery.one_row import one_row
 from flashsim.tracing import Trace
@@ -15,7 +15,7 @@ def record() -> Trace:
     Q, K, V = (
         np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]])
     )
-    return flashsim.trace(one_row, Q, K, V, scale=1.0, blocks=(1, 1), M=12)
+    return tracing.trace(one_row, Q, K, V, scale=1.0, blocks=(1, 1), M=12)
 
 
 def teach(trace: Trace) -> str:

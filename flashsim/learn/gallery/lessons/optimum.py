@@ -1,6 +1,7 @@
 """The fewest accesses of all schedules of four rows, beside the best tiles."""
 
-import flashsim
+from flashsim import tracing
+from flashsim.analysis.optima import optimum
 from flashsim.learn.gallery.looking import counted, every, first, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
@@ -12,8 +13,8 @@ ORDER = 45
 
 def record() -> tuple[Trace, ...]:
     Q, K, V = operands(4, 2)
-    trace = flashsim.trace(flashsim.optimum(N=4, d=2, M=15).replay, Q, K, V)
-    versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
+    trace = tracing.trace(optimum(N=4, d=2, M=15).replay, Q, K, V)
+    versus = tracing.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
     return trace, versus
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-import flashsim
-from flashsim import serving
+from flashsim import serving, tracing
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 
@@ -17,7 +16,7 @@ def record() -> Trace:
     K, V = rng.normal(size=(2, 1, 12, 4))
     table = [[4, 1, 2], [5, 0, -1]]
     lengths = [5, 3]
-    return flashsim.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
+    return tracing.trace(serving.paged, Q, K, V, table, lengths, page=2, M=100, blocks=(2, 2))
 
 
 def teach(trace: Trace) -> str:

@@ -1,6 +1,6 @@
 """K and V pinned on chip where blocks of Q leave room."""
 
-import flashsim
+from flashsim import tracing
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
@@ -11,8 +11,8 @@ ORDER = 44
 
 def record() -> tuple[Trace, ...]:
     Q, K, V = operands(6, 2)
-    trace = flashsim.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
-    versus = flashsim.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))
+    trace = tracing.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
+    versus = tracing.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))
     return trace, versus
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import flashsim
+from flashsim import tracing
+from flashsim.attention import qkv
 from flashsim.learn.gallery.looking import every, first, largest_rise, pair, short
-from flashsim.problem import qkv
 from flashsim.tracing import Trace
 
 TITLE = "Real data: where the maximum moves most"
@@ -46,7 +46,7 @@ def record() -> Trace:
     Q = sample.Q[2, 160:192]
     K = sample.K[2]
     V = sample.V[2]
-    return flashsim.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
+    return tracing.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
 
 
 def teach(trace: Trace) -> str:

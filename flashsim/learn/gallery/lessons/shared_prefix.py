@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import flashsim
-from flashsim import serving
+from flashsim import serving, tracing
 from flashsim.learn.gallery.looking import every, first, moved, short, value
 from flashsim.tracing import Trace
 
@@ -19,7 +18,7 @@ def record() -> Trace:
     rng = np.random.default_rng(5)
     Q = [rng.normal(size=(1, 1, 4)) for _ in range(3)]
     suffixes = [tuple(rng.normal(size=(2, 1, n, 4))) for n in (2, 1, 3)]
-    return flashsim.trace(
+    return tracing.trace(  # type: ignore[name-defined, no-any-return]
         serving.cascade, Q, suffixes, prefix=rng.normal(size=(2, 1, 6, 4)), M=100, blocks=(3, 3)
     )
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
-import flashsim
+from flashsim import tracing
+from flashsim.attention.masks.rules import Causal
+from flashsim.attention.masks.sink import Sink
 from flashsim.learn.gallery.looking import every, first, moved, pair, short, value
 from flashsim.simulate.api import count
 from flashsim.tracing import Trace
@@ -15,9 +17,7 @@ ORDER = 57
 
 def record() -> Trace:
     Q, K, V = np.random.default_rng(3).normal(size=(3, 6, 4))
-    return flashsim.trace(
-        "q_outer", Q, K, V, mask=flashsim.Causal() & flashsim.Sink(1.0), M=64, blocks=(3, 2)
-    )
+    return tracing.trace("q_outer", Q, K, V, mask=Causal() & Sink(1.0), M=64, blocks=(3, 2))
 
 
 def teach(trace: Trace) -> str:
@@ -28,9 +28,7 @@ def teach(trace: Trace) -> str:
     old, new = (column[:, 0] for column in pair(first(trace, "line 11"), "m"))
     stays = int((new == old).sum())
     sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
-    plain, sunk = (
-        count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, flashsim.Sink(s))
-    )
+    plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, Sink(s)))
     return f"""
         Softmax weights sum to 1, so a query must attend to something, even if no key is relevant.
         Trained models then put this weight on the first token, whatever it is. A learnable sink is

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-import flashsim
-from flashsim.beyond import mlp
+from flashsim import tracing
+from flashsim.extensions import mlp
 from flashsim.learn.gallery.looking import first, moved, short, value
 from flashsim.tracing import Trace
 
@@ -17,7 +17,7 @@ def record() -> Trace:
     rng = np.random.default_rng(3)
     X, W1, W2 = (rng.integers(-2, 3, size=size) + 0.0 for size in ((4, 4), (4, 8), (8, 2)))
     mask1 = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
-    return flashsim.trace(mlp.run, X, W1, W2, mask1, blocks=(2, 2, 2, 2), M=32)
+    return tracing.trace(mlp.run, X, W1, W2, mask1, blocks=(2, 2, 2, 2), M=32)
 
 
 def teach(trace: Trace) -> str:

@@ -1,6 +1,7 @@
 """K and V loaded element by element, so that more rows of Q fit."""
 
-import flashsim
+from flashsim import tracing
+from flashsim.analysis import tune
 from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
@@ -12,8 +13,8 @@ ORDER = 46
 
 def record() -> tuple[Trace, ...]:
     Q, K, V = operands(6, 4)
-    trace = flashsim.trace("streamed", Q, K, V, M=34, blocks=(3, 1))
-    versus = flashsim.trace("q_outer", Q, K, V, M=34, blocks=(2, 1))
+    trace = tracing.trace("streamed", Q, K, V, M=34, blocks=(3, 1))
+    versus = tracing.trace("q_outer", Q, K, V, M=34, blocks=(2, 1))
     return trace, versus
 
 
@@ -30,8 +31,7 @@ def teach(trace: Trace, whole: Trace) -> str:
     peaks = [max(event.occupancy for event in each.events) for each in (trace, whole)]
     assert max(peaks) <= about.M
     long = {
-        name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name]
-        for name in ("streamed", "q_outer")
+        name: tune.tune(N=4096, d=64, M=25_600).by_loops[name] for name in ("streamed", "q_outer")
     }
     return f"""
         Each block of Q meets all keys, so K and V are loaded once for each block of Q. So M should

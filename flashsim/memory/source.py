@@ -1,0 +1,211 @@
+"""Names for tiles and loops, read from the source line that made them.
+
+The memory wants to say "S_ij does not fit", yet `S_ij = on_chip(Q_i @ K_j.T)` never tells it the
+name. The name stands in the source, so it is looked up there, and only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType, FrameType
+from typing import Any
+
+Site = tuple[str, int]
+"""(file name, line number) of a call."""
+
+LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
+
+# spelt as in the frames of its functions
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+_TRIALS: dict[str, str] = {}
+"""The file names that trials run under -> the files that they are copies of."""
+
+
+def name_of_trial(file: str) -> str:
+    """Return the file name that a copy of a file's code runs under (`flashsim.simulate.shadow`);
+    tracebacks find its lines.
+    """
+    if file in _TRIALS:
+        return file
+    name = f"<trial of {file}>"
+    if name not in _TRIALS:
+        _TRIALS[name] = file
+    lines = linecache.getlines(file)
+    linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return name
+
+
+def file_of(code: CodeType) -> str:
+    """Return the file that a code is of: of a trial's, the user's own."""
+    return _TRIALS.get(code.co_filename, code.co_filename)
+
+
+def code_of_trial(code: CodeType) -> CodeType:
+    """Return the code that a trial runs in place of a user's: under another file name, and unequal
+    to the user's.
+
+    Codes are equal whatever their files. Without one more constant, a debugger that remembers codes
+    would take one for the other.
+    """
+    constants = tuple(
+        code_of_trial(each) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
+    name = name_of_trial(code.co_filename)
+    return code.replace(co_filename=name, co_consts=(*constants, name))
+
+
+@cache
+def users_code(code: CodeType) -> CodeType:
+    """Return the user's code that a trial's code was made of; any other code itself."""
+    if code.co_filename not in _TRIALS:
+        return code
+    constants = tuple(
+        users_code(each) if isinstance(each, CodeType) else each for each in code.co_consts[:-1]
+    )
+    return code.replace(co_filename=_TRIALS[code.co_filename], co_consts=constants)
+
+
+def site_of(frame: FrameType) -> Site:
+    """Return where `frame` stands."""
+    return file_of(frame.f_code), frame.f_lineno
+
+
+def is_users(frame: FrameType | None) -> bool:
+    """Return whether a frame is of the user's code, not of flashsim's."""
+    return frame is not None and not file_of(frame.f_code).startswith(PACKAGE)
+
+
+@cache
+def _targets(filename: str) -> dict[int, str]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:  # a notebook cell with magics, say
+        return {}
+    names: dict[int, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = (
+                node.targets[0].value
+                if isinstance(node.targets[0], ast.Subscript)
+                else node.targets[0]
+            )
+            several = target.elts if isinstance(target, ast.Tuple) else [target]
+            found = [one.id for one in several if isinstance(one, ast.Name)]
+            # Y_i = …; m_i, l_i = …; or Y_i[k] = …, one of a list of tiles
+            if len(found) == len(several):
+                names |= dict.fromkeys(
+                    range(node.lineno, (node.end_lineno or node.lineno) + 1), ", ".join(found)
+                )
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            names.setdefault(node.lineno, node.target.id)
+    return names
+
+
+def at_line(file: str, line: int) -> str:
+    """Return a note for an error that occurred there."""
+    linecache.checkcache(file)
+    return f"at line {line} of {file}: {linecache.getline(file, line).strip()}"
+
+
+def is_of_package(function: Callable[..., Any]) -> bool:
+    """Return whether a function is flashsim's, not a user's."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(PACKAGE)
+
+
+def note_line(error: BaseException, function: Callable[..., Any]) -> None:
+    """Note at which line of its file a user's function went wrong, or was interrupted: its
+    first, if it could not be called.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or file_of(code).startswith(PACKAGE):
+        return
+    lines = [
+        line
+        for frame, line in walk_tb(error.__traceback__)
+        if file_of(frame.f_code) == file_of(code)
+    ]
+    error.add_note(at_line(file_of(code), [code.co_firstlineno, *lines][-1]))
+
+
+def reread(file: str) -> None:
+    """Forget what is known of a file, which has been edited."""
+    linecache.checkcache(file)
+    _targets.cache_clear()
+    _has_labels.cache_clear()
+
+
+def target_at(site: Site, default: str) -> str:
+    """Return the name assigned (or looped over) at `site`, or `default` where the source has
+    none.
+    """
+    filename, line = site
+    return _targets(filename).get(line, default)
+
+
+def label_at(site: Site) -> str | None:
+    """Return what labels the source line in the paper's terms ("line 9", "equation 4",
+    "combine"), or None.
+    """
+    found = LABEL.search(linecache.getline(*site))
+    return found[1] if found else None
+
+
+def label_or_number_at(site: Site) -> str | None:
+    """Return the line's label, or None; in a file of the user's that has no labels, each line's
+    own number is its label.
+    """
+    file, line = site
+    return label_at(site) or (f"line {line}" if _unlabelled(file) else None)
+
+
+@cache
+def _has_labels(file: str) -> bool:
+    return any(map(LABEL.search, linecache.getlines(file)))
+
+
+def _unlabelled(file: str) -> bool:
+    return not file.startswith(PACKAGE) and not _has_labels(file)
+
+
+def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
+    """Return which line of the algorithm `site` belongs to, and what it is called.
+
+    That is its label; or, for what MASK or dropout did, the label of the algorithm's line that
+    called them. Where there is none, as in a user's own function, the algorithm's line is called
+    "line 12 of mine.py". `frame` is one that `site`'s frame has called, where all that is around it
+    can be seen.
+    """
+    if (label := label_at(site)) is not None:
+        return site, label
+    own = site if _of_an_algorithm(site[0]) else None
+    inside = False
+    while frame is not None:
+        at = site_of(frame)
+        if _of_an_algorithm(at[0]):
+            if (label := label_at(at)) is not None:
+                return at, label
+            own = own or at
+            inside = True
+        elif inside:  # what launched the algorithm
+            break
+        frame = frame.f_back
+    file, line = own or site
+    return (file, line), f"line {line} of {Path(file).name}"
+
+
+def _of_an_algorithm(file: str) -> bool:
+    """Say whether a file holds an algorithm: a user's, or one of the package's with labelled
+    lines.
+    """
+    return not file.startswith(PACKAGE) or _has_labels(file)

@@ -1,0 +1,868 @@
+"""The two-level memory: HBM, which is large, and SRAM, which holds M elements.
+
+Algorithms speak to it in five verbs::
+
+    K_j, V_j = sram.load(K[j], V[j])    # HBM -> SRAM, counted
+    S_ij = sram.on_chip(Q_i @ K_j.T)    # a result now occupies SRAM
+    O_i = sram.full(O[i].shape, 0.0)    # registers set to a constant
+    sram.store(O[i], O_i_new)           # SRAM -> HBM, counted
+    for j in sram.loop(T_c): ...        # evicts at each turn's end what the turn brought on chip
+
+A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number.
+Rows that lie anywhere are one block, `K.at(rows)`, which is gathered by a load and scattered by a
+store.
+
+What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises
+`NotOnChip`. A tile on chip is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one
+fused on-chip operation: its result occupies SRAM, the sub-expressions inside it do not (they are
+the registers of one element-wise pass, or a product accumulated in place).
+
+Everything is counted in elements. The memory knows nothing of attention. To follow a run, pass
+observers: they are told every `Event`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any, Literal, NoReturn, cast, overload
+from weakref import ref
+
+import numpy as np
+from numpy import nan, ndarray
+from numpy.typing import DTypeLike, NDArray
+
+from flashsim.memory.bytecode import collector_of, is_prompt
+from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow, describe_shape
+from flashsim.memory.hbm import HBM, Block, Handle, Tile, is_whole, poison
+from flashsim.memory.lifetimes import Death, Escape, Known, Lifetimes
+from flashsim.memory.shape_only import ONES, ShapeOnly
+from flashsim.memory.source import Site, at_line, file_of, is_users, label_at, site_of, target_at
+from flashsim.memory.traffic import Flops, Occupancy
+from flashsim.memory.turns import (
+    Watch,
+    index_of,
+    mark_position,
+    unseen_by,
+)
+
+EventKind = Literal[
+    "init",
+    "load",
+    "compute",
+    "store",
+    "evict",
+    "enter",
+    "turn",
+    "turn end",
+    "leave",
+    "post",
+    "wait",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened in the memory, as observers are told it.
+
+    kind      "init" (HBM initialised), "load", "compute", "store", "evict", or a loop's "enter",
+              "turn", "turn end", "leave"
+    name      the block ("K[3]"), the tile ("S_ij"), or the loop variable ("j")
+    elements  how many elements the block or tile has; for "enter", how many turns
+    tile      the values (None for loop events); valid only during the call
+    times     how often it happened: more than 1 only in counting-only mode, where equal turns are
+              run once
+    loops     (variable, index) of the loops around, outermost first
+    site      (file, line) in the source
+    sram      the memory itself
+    where     (rows, columns) of the matrix that a loaded or stored block is; None for all else
+    rows      the rows of the matrix that a gathered or scattered block has, which has no `where`;
+              None for all else
+    """
+
+    kind: EventKind
+    name: str
+    elements: int
+    tile: Tile | None
+    times: int
+    loops: tuple[tuple[str, int], ...]
+    site: Site
+    sram: SRAM
+    where: tuple[slice, slice] | None = None
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def label(self) -> str | None:
+        """What labels the source line in the paper's terms: "line 9", "equation 4"."""
+        return label_at(self.site)
+
+
+Observer = Callable[[Event], None]
+Place = tuple[CodeType, int]
+"""(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits
+until somebody asks.
+"""
+
+
+def site_of_place(place: Place) -> Site:
+    """Return the file and line of `place`: what `f_lineno` said at the time."""
+    code, offset = place
+    return file_of(code), _line_at(code, code.co_linetable, offset)
+
+
+@cache
+def _line_at(code: CodeType, linetable: bytes, offset: int) -> int:
+    """Return a line of the code; another file's code of the same text is equal, so its table of
+    lines tells them apart.
+    """
+    line = next(line for start, end, line in code.co_lines() if start <= offset < end)
+    return line or code.co_firstlineno
+
+
+class Kinds(dict[int, int | Fraction]):
+    """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where
+    turns are too many to list.
+
+    A fraction is an average, where one turn of the outer loop stands for several, and these go
+    round this loop unequally often.
+    """
+
+    def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
+        """Return those of the first `turns`, each with how many it stands for."""
+        return [(index, times) for index, times in self.items() if index < turns]
+
+
+class Lifespan:
+    """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not
+    on chip, ends with it.
+    """
+
+    ended = False
+
+
+_Resident = tuple[Tile, int, str | None, Place | None]
+"""A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain,
+as it is made often.
+"""
+
+
+def _name(resident: _Resident) -> str:
+    _, _, block, place = resident
+    return block or target_at(site_of_place(cast(Place, place)), "an unnamed tile")
+
+
+class SRAM:
+    """The small memory: `capacity` elements (M), enforced or only reported.
+
+    `occupancy` is what is resident now, `peak` the most so far. `dtype` is what the chip computes
+    in: loads widen to it, stores round to the matrix's own type.
+
+    `fold` says whether counting-only mode runs turns of a loop once that the program says are
+    equal: True for programs of which it is tested. With a `watch`, turns are run once that are
+    shown to be alike (`flashsim.memory.turns`).
+    """
+
+    def __init__(
+        self,
+        hbm: HBM,
+        capacity: int,
+        *,
+        enforced: bool = True,
+        dtype: DTypeLike = np.float64,
+        observers: Sequence[Observer] = (),
+        fold: bool = False,
+        watch: Watch | None = None,
+    ) -> None:
+        self.hbm, self.capacity, self.enforced, self.dtype = (
+            hbm,
+            capacity,
+            enforced,
+            np.dtype(dtype),
+        )
+        self._fold = fold and not hbm.arithmetic
+        self._watch = hbm._watch = watch
+        self.occupancy = self._peak = 0
+        self._resident: dict[int, _Resident] = {}
+        self._scope: list[int] = []  # what the current loop turn brought on chip
+        self._loops: list[tuple[Site, int]] = []
+        self._observers = tuple(observers)
+        if self._observers:
+            hbm._told = lambda name, elements, site: self._tell("init", name, elements, None, site)
+        self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
+        self._flops_matmul = self._flops_other = 0
+        self.lifespan = Lifespan()  # in counting-only mode, that of what is computed now
+        self._maker = sys._getframe(1).f_code
+        self._loads = False  # whether anything was loaded yet
+        self._calls = False  # whether a user's algorithm is running
+        self._lifetimes: Lifetimes | None = None  # of what a user's code computes
+        self._known: Known | None = None  # what its variables held when the current turn began
+        # whether something may be left over from a tile that was evicted before the first loop
+        self._skipped = False
+        self._escape: Escape | None = None  # from a turn that was left early
+        hbm._chip = ref(self)
+
+    # ----------------------------------------------------------------------------------------------
+    # the five verbs
+
+    @overload
+    def load(self, block: Block, /, *, over: Tile | None = None) -> Tile: ...
+    @overload
+    def load(self, block: Block, second: Block, /, *more: Block) -> tuple[Tile, ...]: ...
+    def load(self, *blocks: Block, over: Tile | None = None) -> Tile | tuple[Tile, ...]:
+        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype`
+        (booleans as such).
+
+        With `over`, one block replaces that resident tile, and takes no further room: its first
+        rows, where the block has fewer.
+        """
+        if not self._loads:
+            self._begin(sys._getframe(1))
+        if over is not None:
+            return self._load_over(blocks, over)
+        tiles = []
+        for block in blocks:
+            if type(block) is not Block:
+                raise TypeError(f"sram.load takes blocks in HBM such as K[j]; got {_kind(block)}")
+            storage = block._storage
+            if block._values is None:
+                tile: Any = ShapeOnly(block.shape, self)
+            else:
+                dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
+                tile = np.array(block._values[block._at], dtype, order="C")
+            size = self._admit(tile, block._name, None)
+            storage.reads += size * self._weight
+            tiles.append(tile)
+            if self._observers:
+                self._tell("load", block._name, size, tile, site_of(sys._getframe(1)), block)
+        if not tiles:
+            raise TypeError("sram.load takes blocks in HBM such as K[j]; got none")
+        return tuple(tiles) if len(tiles) > 1 else tiles[0]
+
+    def _load_over(self, blocks: tuple[Block, ...], over: Tile) -> Tile:
+        if len(blocks) != 1 or type(blocks[0]) is not Block:
+            got = ", ".join(map(_kind, blocks))
+            raise TypeError(f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {got}")
+        (block,) = blocks
+        if id(over) not in self._resident:
+            self._refuse_absent(over, "sram.load(…, over=…)")
+        (rows, columns), room = block.shape, over.shape
+        if columns != room[1] or rows > room[0]:
+            raise ValueError(
+                f"{block.name}, which is {describe_shape(block.shape)}, cannot be loaded over a "
+                f"{describe_shape(room)} "
+                "tile"
+            )
+        self._end_of_tile(sys._getframe(2))
+        tile: Tile = over if rows == room[0] else over[:rows]
+        if block._values is not None:
+            tile[...] = block._values[block._at]
+            if rows < room[0]:
+                poison(over[rows:])
+        self._resident[id(over)] = (over, over.size, block._name, None)
+        block._storage.reads += tile.size * self._weight
+        if self._observers:
+            self._tell("load", block._name, tile.size, tile, site_of(sys._getframe(2)), block)
+        return tile
+
+    def word(self, block: Block) -> int:
+        """Read one element of an index array, such as `table[s, j]` of one divided 1 by 1, and
+        return it as a number.
+
+        It is counted, and held until its turn ends, as what is loaded is; in counting-only mode
+        too.
+        """
+        if type(block) is not Block:
+            raise TypeError(
+                f"sram.word takes a block in HBM such as table[s, j]; got {_kind(block)}"
+            )
+        storage = block._storage
+        if storage.words is None:
+            raise TypeError(
+                f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is not one"
+            )
+        if block._turns:
+            mark_position(block._turns)
+        if block.shape != (1, 1):
+            raise ValueError(
+                f"sram.word reads one element; {block.name} is {describe_shape(block.shape)}: "
+                "divide(1, 1)"
+            )
+        tile = np.array(storage.words[block._where or block._at])
+        word = int(tile[0, 0])
+        self._admit(tile, block._name, None)
+        storage.reads += self._weight
+        if self._observers:
+            self._tell("load", block._name, 1, tile, site_of(sys._getframe(1)), block)
+        return word
+
+    def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
+        """Register a computed result as resident, and return it.
+
+        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer,
+        counted once. Of a tile's part, such as `over=O_i[:, c : c + 1]`, it overwrites that part,
+        and returns it. A result already on chip, say one computed with `out=`, is likewise not
+        counted again.
+        """
+        if type(result) is ndarray:
+            if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
+                raise TypeError(
+                    f"{_kind(result)} of {result.dtype} came on chip, which computes in "
+                    f"{self.dtype}: "
+                    "expected numbers of sram.dtype, such as sram.full(shape, value)"
+                )
+        elif not isinstance(result, ShapeOnly):
+            if result is ONES:  # takes no room
+                neutral: Tile = ONES
+                return neutral
+            if isinstance(result, Handle):
+                result._refuse()
+            raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")
+        frame = sys._getframe(1)
+        place = frame.f_code, frame.f_lasti
+        if over is not None:
+            if (
+                id(over) not in self._resident
+                and id(getattr(over, "base", None)) not in self._resident
+            ):
+                self._refuse_absent(over, "on_chip(…, over=…)")
+            if result.shape != over.shape:
+                raise ValueError(
+                    f"a {describe_shape(result.shape)} result cannot overwrite a "
+                    f"{describe_shape(over.shape)} tile"
+                )
+            if type(result) is ndarray and result is not over:
+                over[...] = result
+            if id(over) in self._resident:  # else a part of what is
+                self._resident[id(over)] = (over, over.size, None, place)
+            result = over
+        elif id(result) not in self._resident:
+            if result.base is not None:  # as a view it would be poisoned with the tile it looks at
+                result = (
+                    result.copy()
+                    if type(result) is ndarray
+                    else cast(Tile, ShapeOnly(result.shape, self))
+                )
+            self._admit(result, None, place)
+        if self._observers:
+            site = site_of_place(place)
+            self._tell("compute", target_at(site, "a result"), result.size, result, site)
+        return result
+
+    def full(self, shape: tuple[int, ...], value: float) -> Tile:
+        """Set registers on chip to a constant, such as an accumulator's zeros. Moves nothing."""
+        if not isinstance(shape, tuple) or not all(map(is_whole, shape)):
+            raise TypeError(f"sram.full takes a shape such as (B_r, 1); got {shape!r}")
+        frame = sys._getframe(1)
+        place = frame.f_code, frame.f_lasti
+        tile: Tile = (
+            np.full(shape, value, self.dtype)
+            if self.hbm.arithmetic
+            else cast(Tile, ShapeOnly(shape, self))
+        )
+        self._admit(tile, None, place)
+        if self._observers:
+            site = site_of_place(place)
+            self._tell("compute", target_at(site, "registers"), tile.size, tile, site)
+        return tile
+
+    def store(self, block: Block, tile: Tile) -> None:
+        """Copy a resident tile to HBM, rounding to the matrix's type, and count the writes."""
+        if type(block) is not Block:
+            raise TypeError(f"sram.store writes to a block in HBM such as O[i]; got {_kind(block)}")
+        if id(tile) not in self._resident:
+            self._refuse_absent(tile, f"sram.store to {block.name}")
+        if self._escape is not None:
+            self._refuse_escape(self._escape)
+        if tile.shape != block.shape:
+            raise ValueError(
+                f"a {describe_shape(tile.shape)} tile cannot be stored to {block.name}, which is "
+                f"{describe_shape(block.shape)}"
+            )
+        if block._rows is not None and len(set(block._rows)) < len(block._rows):
+            raise ValueError(
+                f"sram.store to {block.name}: expected each row once, as one of two would be lost"
+            )
+        block._storage.writes += tile.size * self._weight
+        if block._values is not None:
+            block._values[block._at] = tile
+        if self._observers:
+            self._tell("store", block._name, tile.size, tile, site_of(sys._getframe(1)), block)
+
+    def evict(self, *tiles: Tile) -> None:
+        """Free tiles before their turn ends: for a schedule that is a list of steps, where tiles go
+        in any order.
+
+        Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one
+        brought there.
+        """
+        self._end_of_tile(sys._getframe(1))
+        for tile in tiles:
+            key = id(tile)
+            if key not in self._resident:
+                self._refuse_absent(tile, "sram.evict")
+            if key not in self._scope:
+                name = _name(self._resident[key])
+                raise MemoryModelError(
+                    f"sram.evict: a turn around this one brought {name} on chip, and evicts it"
+                )
+            self._scope.remove(key)
+            self._evict([key], site_of(sys._getframe(1)))
+
+    def loop(
+        self,
+        turns: int | range,
+        *,
+        where: NDArray[np.bool_] | Kinds | None = None,
+        alike: Sequence[Hashable] | Kinds | None = None,
+    ) -> Turns:
+        """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip
+        is evicted at its end.
+
+        `reversed(sram.loop(turns))` counts down.
+
+        In counting-only mode an SRAM with `fold` runs turns that are equal once, and counts them as
+        often as they occur: blocks differ only in the ragged last one, so that is the first turn,
+        standing for all but one, and the last. If turns differ in more than that, `alike[index]`
+        says which are equal. A range takes no such word: its second turn stands for all but the
+        ends. Either argument may be `Kinds`, for counting only. Without `fold`, every turn is run,
+        or, with a watch, those that could not be shown to be alike.
+
+        A turn left early, by `break` or an error, evicts too, but observers are told nothing of
+        that: Python could only print what they raise there.
+        """
+        if not isinstance(turns, range) and not (is_whole(turns) and turns >= 0):
+            raise TypeError(
+                f"sram.loop takes a number of turns, such as blocks.T_c, or a range; got {turns!r}"
+            )
+        if isinstance(turns, range) and (where is not None or alike is not None):
+            raise ValueError(
+                f"sram.loop({turns}, …) has a where or an alike as well; expected them with a "
+                "number of turns"
+            )
+        return Turns(self, sys._getframe(1), turns, where, alike)
+
+    def _run_turns(
+        self, site: Site, turns: int | range, schedule: Iterable[tuple[Any, int | Fraction]]
+    ) -> Iterator[int]:
+        """Yield the turns of a loop, each as often as the schedule says, and evict what each
+        brought on chip.
+        """
+        if self._observers:
+            number = len(turns) if isinstance(turns, range) else turns
+            self._tell("enter", target_at(site, "loop"), number, None, site)
+        around = self._scope
+        depth = len(self._loops)
+        outside = self._weight
+        lifespan = self.lifespan
+        known = self._known
+        counts = not self.hbm.arithmetic
+        caller = sys._getframe(1)
+        of_user = is_users(caller)
+        watched = self._looked_through(caller) if of_user else None
+        lifetimes = cast(Lifetimes, self._lifetimes)
+        inner = watched if of_user else known
+        for index, times in schedule:
+            scope: list[int] = []
+            ended = False
+            try:
+                self._scope = scope
+                self._known = inner
+                if counts:
+                    self.lifespan = Lifespan()
+                self._weight = outside * times if type(times) is int else _whole(outside * times)
+                self._loops.append((site, index))
+                if self._observers:
+                    self._tell("turn", target_at(site, "loop"), 0, None, site)
+                yield index
+                if watched is not None:
+                    if lifetimes.wait > 0 and not watched.fresh:
+                        lifetimes.wait -= 1
+                    else:
+                        self._end_of_turn(watched, sys._getframe(1))
+                self._evict(scope)
+                ended = True
+                if self._observers:
+                    self._tell("turn end", target_at(site, "loop"), 0, None, site)
+            finally:
+                if not ended:
+                    self._abandon(scope, watched, sys._getframe(1))
+                    if self._watch is not None:
+                        self._watch.left(index)
+                if counts:
+                    self.lifespan.ended = True
+                    self.lifespan = lifespan
+                self._scope = around
+                self._weight = outside
+                self._known = known
+                del self._loops[depth:]
+        if watched is not None and not self._loops:
+            self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
+        if self._observers:
+            self._tell("leave", target_at(site, "loop"), number, None, site)
+
+    # ----------------------------------------------------------------------------------------------
+    # what it knows
+
+    @property
+    def peak(self) -> int:
+        """The most elements that were on chip at once so far."""
+        if self._watch is not None:
+            self._watch.mark_all("sram.peak")
+        return self._peak
+
+    @property
+    def resident(self) -> dict[str, int]:
+        """What is on chip now: name -> elements, in order of arrival."""
+        if self._watch is not None:
+            self._watch.mark_all("sram.resident")
+        return self._held()
+
+    def _held(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for resident in self._resident.values():
+            name = _name(resident)
+            held[name] = held.get(name, 0) + resident[1]
+        return held
+
+    def holds(self, tile: Tile) -> bool:
+        """Say whether `tile`, or the array it is a view of, is resident."""
+        return id(tile) in self._resident or (
+            tile.base is not None and id(tile.base) in self._resident
+        )
+
+    @property
+    def use(self) -> Occupancy:
+        """Peak and capacity, as a record."""
+        return Occupancy(self.peak, self.capacity, self.enforced)
+
+    @property
+    def flops(self) -> Flops:
+        """Operations so far. Counted in counting-only mode, where operands report what is done
+        to them.
+        """
+        if self._watch is not None:
+            self._watch.mark_all("sram.flops")
+        return Flops(self._flops_matmul, self._flops_other)
+
+    def call(self, algorithm: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a user's algorithm, to which HBM's `place` and `peek` are closed from its first
+        load until it returns.
+        """
+        self._calls = True
+        try:
+            return algorithm(*arguments)
+        finally:
+            self._calls = False
+
+    @property
+    def runs_algorithm(self) -> bool:
+        """Whether an algorithm that was called, or that loops, has begun to load."""
+        return bool((self._calls and self._loads) or self._loops)
+
+    def is_in_algorithm(self, frame: FrameType) -> bool:
+        """Return whether a frame is an algorithm's of the user's that has loaded something: not
+        an observer's or a debugger's.
+        """
+        if is_prompt(frame):
+            return False
+        current: FrameType | None = frame
+        while is_users(current):
+            current = cast(FrameType, current).f_back
+        if current is not None and current.f_code is SRAM._tell.__code__:
+            return False
+        return self.runs_algorithm
+
+    def death_at(self, site: Site) -> Death | None:
+        """Return what is mentioned in a line and was overwritten when its turn ended, as it was
+        not on chip; None for nothing.
+        """
+        return None if self._lifetimes is None else self._lifetimes.death_at(site)
+
+    def refuse_ended(self, tile: ShapeOnly) -> None:
+        """Raise NotOnChip for what was computed in a turn that has ended, in counting-only mode,
+        unless it is on chip.
+        """
+        whole = tile if tile.base is None else tile.base
+        if id(whole) not in self._resident:
+            raise NotOnChip(
+                f"{_kind(tile)} is not on chip: it was made in a turn that has ended, or before a "
+                "tile was evicted. Expected it "
+                "in SRAM, by on_chip(…, over=tile) of a tile that was there before the loop, or in "
+                "HBM, by sram.store(…)"
+            )
+
+    def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
+        """Add operations, as often as the current turn stands for."""
+        self._flops_matmul += matmul * self._weight
+        self._flops_other += other * self._weight
+
+    def __repr__(self) -> str:
+        rule = "enforced" if self.enforced else "not enforced"
+        lines = [
+            (
+                f"SRAM: {self.occupancy:,} of M = {self.capacity:,} elements in use ({rule}), peak "
+                f"{self.peak:,}"
+            )
+        ]
+        lines += [
+            f"  {_name(r):<12} {describe_shape(r[0].shape):>14} {r[1]:>12,}"
+            for r in self._resident.values()
+        ]
+        return "\n".join(lines)
+
+    # ----------------------------------------------------------------------------------------------
+    # its rules
+
+    def _admit(self, tile: Tile, block: str | None, place: Place | None) -> int:
+        size = tile.size
+        occupancy = self.occupancy + size
+        if occupancy > self._peak:
+            if self.enforced and occupancy > self.capacity:
+                raise SramOverflow(
+                    _name((tile, size, block, place)), tile.shape, self._held(), self.capacity
+                )
+            self._peak = occupancy
+        self.occupancy = occupancy
+        key = id(tile)
+        self._resident[key] = (tile, size, block, place)
+        self._scope.append(key)
+        return size
+
+    def _refuse_absent(self, tile: Tile, what: str) -> NoReturn:
+        if isinstance(tile, Handle):
+            tile._refuse()
+        raise NotOnChip(
+            f"{what}: {_kind(tile)} is not on chip. It was never registered with on_chip(…), "
+            f"or was evicted when its loop turn ended."
+        )
+
+    def _evict(self, scope: list[int], site: Site | None = None) -> None:
+        for key in scope:
+            gone = self._resident.pop(key)
+            tile, size, _, _ = gone
+            try:
+                if self._observers:
+                    self._tell("evict", _name(gone), size, tile, site or self._loops[-1][0])
+            finally:
+                self.occupancy -= size
+                if self.hbm.arithmetic:
+                    if tile.dtype is self.dtype:
+                        tile.fill(nan)
+                    else:
+                        poison(tile)
+
+    def _begin(self, frame: FrameType) -> None:
+        """Before the first load, look at what is there; it may stay."""
+        self._loads = True
+        if self._known is None:
+            self._known = self._looked_through(frame)
+
+    def _looked_through(self, frame: FrameType) -> Known | None:
+        """Return what the variables of a user's code hold now; None where code is flashsim's, or
+        only counts, or is looked at often enough.
+        """
+        if not self.hbm.arithmetic or not is_users(frame):
+            return None
+        lifetimes = self._lifetimes_of_users
+        if self._loops:
+            return lifetimes.known(frame) if lifetimes.is_due(frame) else None
+        if self._skipped and self._known is not None:
+            self._skipped = False
+            self._refuse_escape(lifetimes.end(self._known, frame))
+        return lifetimes.known(frame)
+
+    @property
+    def _lifetimes_of_users(self) -> Lifetimes:
+        if self._lifetimes is None:
+            self._lifetimes = Lifetimes(self, self._maker)
+        return self._lifetimes
+
+    def _end_of_tile(self, frame: FrameType) -> None:
+        """End the life of what was computed in this turn so far: a tile leaves, and so does what
+        was made of it.
+        """
+        if self.hbm.arithmetic:
+            if self._lifetimes is None or self._known is None:
+                return
+            if not self._lifetimes.is_due(frame):
+                self._skipped = True
+            elif is_users(frame):
+                self._refuse_escape(self._lifetimes.end(self._known, frame))
+        else:
+            self.lifespan.ended = True
+            self.lifespan = Lifespan()
+
+    def _end_of_turn(self, known: Known, frame: FrameType) -> None:
+        """End the life of what a turn in the user's code computed. Raises MemoryModelError for
+        what cannot be overwritten.
+        """
+        collector = collector_of(frame) if self._resident else None
+        if collector is not None:
+            error = MemoryModelError(
+                f"turns of sram.loop are taken by {collector}, which would keep what they compute "
+                "without room on chip; expected "
+                "a for statement: for j in sram.loop(…): …"
+            )
+            error.add_note(at_line(*site_of(frame)))
+            raise error
+        self._refuse_escape(self._escape)
+        self._refuse_escape(self._lifetimes_of_users.end(known, frame))
+
+    def _refuse_escape(self, escape: Escape | None) -> None:
+        """Raise MemoryModelError for what outlives its turn, if anything does."""
+        if escape is None:
+            return
+        error = MemoryModelError(
+            f"{escape.text}, made in this turn: that is not on chip, and would outlive the turn. "
+            "Expected it in SRAM, by "
+            "on_chip(…), or in HBM, by sram.store(…)"
+        )
+        if escape.site is not None:
+            error.add_note(at_line(*escape.site))
+        raise error
+
+    def _abandon(self, scope: list[int], known: Known | None, frame: FrameType) -> None:
+        """Evict what is left of a turn that did not end. It may be cut off anywhere, and nobody
+        could catch an error here.
+        """
+        if known is not None and self._lifetimes is not None and is_users(frame):
+            self._escape = self._escape or self._lifetimes.end(known, frame)
+        for key in scope:
+            if key in self._resident:
+                tile = self._resident.pop(key)[0]
+                if self.hbm.arithmetic:
+                    poison(tile)
+        self.occupancy = sum(size for _, size, _, _ in self._resident.values())
+
+    def _tell(
+        self,
+        kind: EventKind,
+        name: str,
+        elements: int,
+        tile: Tile | None,
+        site: Site,
+        block: Block | None = None,
+    ) -> None:
+        loops = tuple((target_at(s, "loop"), index_of(index)) for s, index in self._loops)
+        place = (None, None) if block is None else (block._where, block._rows)
+        event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)
+        for observer in self._observers:
+            observer(event)
+
+
+class Turns(Iterator[int]):
+    """What `sram.loop` returns, to be looped over once: the turns of a loop, or, reversed, from
+    the last to the first.
+    """
+
+    __slots__ = ("_alike", "_site", "_sram", "_started", "_turns", "_unseen", "_where")
+
+    def __init__(
+        self,
+        sram: SRAM,
+        caller: FrameType,
+        turns: int | range,
+        where: NDArray[np.bool_] | Kinds | None,
+        alike: Sequence[Hashable] | Kinds | None,
+    ) -> None:
+        self._sram = sram
+        self._turns = turns
+        self._where = where
+        self._alike = alike
+        self._site = site_of(caller)
+        self._started: Iterator[int] | None = None
+        if sram._watch is not None:
+            self._unseen = unseen_by(caller)
+
+    def __iter__(self) -> Iterator[int]:
+        if self._started is None:
+            self._started = self._sram._run_turns(self._site, self._turns, self._schedule())
+        return self._started
+
+    def __next__(self) -> int:
+        return next(iter(self))
+
+    def __reversed__(self) -> Iterator[int]:
+        return self._sram._run_turns(self._site, self._turns, self._schedule(backwards=True))
+
+    def _schedule(self, backwards: bool = False) -> Iterable[tuple[Any, int | Fraction]]:
+        """Return the turns to be run, each with how many it stands for."""
+        sram = self._sram
+        turns = self._turns
+        where = self._where
+        alike = self._alike
+        ordered = isinstance(turns, range) or (backwards and where is None and alike is None)
+        if isinstance(where, Kinds) or isinstance(alike, Kinds) or (sram._fold and not ordered):
+            schedule = _folded(cast(int, turns), where, alike)
+            return schedule[::-1] if backwards else schedule
+        indices = _indices(turns, cast(Any, where))
+        if backwards:
+            indices = indices[::-1]
+        if sram._watch is not None:
+            return sram._watch.turns(self._site, self._unseen, indices, sram)
+        return _of_range(indices, sram._fold)
+
+
+def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[int]:
+    """Return the indices of all turns of a loop."""
+    if where is not None:
+        indices: list[int] = np.flatnonzero(where).tolist()
+        return indices
+    return turns if isinstance(turns, range) else range(turns)
+
+
+def _of_range(indices: Sequence[int], fold: bool) -> Iterable[tuple[int, int]]:
+    """Return (turn, how many it stands for): each, or, to fold them, the ends, and the second
+    for all between.
+    """
+    if not fold or len(indices) < 3:
+        return ((index, 1) for index in indices)
+    return (indices[0], 1), (indices[1], len(indices) - 2), (indices[-1], 1)
+
+
+def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
+    """Return (rows, cols) of the tiles of an element-wise pass over N_k columns, `held` tiles of
+    which fill SRAM at most.
+    """
+    return max(M // (held * N_k), 1), min(max(M // held, 1), N_k)
+
+
+def _whole(times: int | Fraction) -> int:
+    if times.denominator != 1:
+        raise MemoryModelError(
+            f"a loop's turn stands for {times} turns in all; expected a whole number"
+        )
+    return times.numerator
+
+
+def _folded(
+    turns: int, where: NDArray[np.bool_] | Kinds | None, alike: Sequence[Hashable] | Kinds | None
+) -> Sequence[tuple[int, int | Fraction]]:
+    """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as
+    it may be ragged.
+    """
+    if isinstance(where, Kinds):
+        return where.below(turns)
+    if isinstance(alike, Kinds):
+        return alike.below(turns)
+    if turns == 0:
+        return []
+    last = turns - 1
+    if alike is None:
+        equal = last if where is None else int(np.count_nonzero(where[:last]))
+        first = 0 if where is None or not equal else int(np.argmax(where))
+        return [(first, equal)] * (equal > 0) + [(last, 1)] * bool(where is None or where[last])
+    kinds: dict[Hashable, list[int]] = {}
+    for index in range(turns) if where is None else np.flatnonzero(where).tolist():
+        kinds.setdefault((index == last, alike[index]), [index, 0])[1] += 1
+    return [(index, times) for index, times in kinds.values()]
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, np.ndarray | ShapeOnly):
+        return f"a {describe_shape(thing.shape)} array"
+    return repr(thing) if isinstance(thing, Handle) else f"a {type(thing).__name__}"

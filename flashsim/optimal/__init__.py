@@ -1,1 +1,0 @@
-"""What is best: the tuner, proofs of what no schedule can beat, the optimum of small problems."""

@@ -1,0 +1,1 @@
+"""The page that plays a trace: its scripts, its style and its frame."""
