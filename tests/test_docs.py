@@ -124,7 +124,7 @@ def test_python_sessions_print_what_is_shown(
 
 def test_the_overflow_that_is_shown_is_the_message() -> None:
     text = text_of(ROOT / "docs" / "use.md")
-    (overflow,) = re.findall(r"^flashsim\.machine\.memory\.SramOverflow: (.*)$", text, re.MULTILINE)
+    (overflow,) = re.findall(r"^flashsim\.memory\.errors\.SramOverflow: (.*)$", text, re.MULTILINE)
     with pytest.raises(flashsim.SramOverflow, match=re.escape(overflow)):
         exec(re.findall(r">>> (.*blocks=\(64, 100\)\))", text)[0], {"flashsim": flashsim})
 

@@ -544,5 +544,7 @@ def test_a_mask_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )  # where it is defined, not where it is imported
     finally:
         sys.modules.pop("flashsim.attention.masks.mine", None)
-    with pytest.raises(AttributeError, match=r"module 'flashsim\.masks' has no attribute 'Nobody'"):
+    with pytest.raises(
+        AttributeError, match=r"module 'flashsim\.attention\.masks' has no attribute 'Nobody'"
+    ):
         _ = flashsim.attention.masks.Nobody

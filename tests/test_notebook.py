@@ -27,7 +27,7 @@ LATER = {
     "observers": "tracing.observers",
     "plots": "plots",
     "testing": "testing",
-    "tune": "optimal.tune",
+    "tune": "analysis.tune",
 }
 
 
