@@ -8,8 +8,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, softmax_rows
 
 Bugs = list[tuple[str, str, str, set[str]]]
 
-# ------------------------------------------------------------------------ Algorithms 0 and 1,
-# without mask and dropout
+# ----------------------------------------------------- Algorithms 0 and 1, without mask and dropout
 
 FLASH: Bugs = [
     ("O is not rescaled", "(l_i * exp(m_i - m_i_new) * O_i", "(l_i * O_i", {"exact", "induction"}),
@@ -125,8 +124,7 @@ LONG_ROWS: Bugs = [
     ),
 ]
 
-# ---------------------------------------------------------------------------------------- all
-# others, forward and backward
+# ----------------------------------------------------------------- all others, forward and backward
 
 FLASH_2: Bugs = [
     (

@@ -230,8 +230,7 @@ def test_paper_sizing_reports_a_peak_above_m_and_blocks_enforce_it() -> None:
         flashsim.count("flash_basic", N=1024, d=64, M=25_600, blocks=(64, 100))
 
 
-# ---------------------------------------------------------------------------------------------- the
-# code as it is read
+# --------------------------------------------------------------------------- the code as it is read
 
 
 ALL = [*FORWARD.values(), *BACKWARD.values()]

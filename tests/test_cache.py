@@ -76,8 +76,7 @@ def replay(
     return l2
 
 
-# --------------------------------------------------------------------------------- where nothing,
-# and where all, is held
+# ------------------------------------------------------------ where nothing, and where all, is held
 
 
 PARTS = {"causal": "MASK", "mask": "MASK", "dropout_p": "dropout"}

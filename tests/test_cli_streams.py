@@ -269,8 +269,7 @@ def test_a_real_ctrl_c() -> None:
     assert (running.returncode, out, err) == (130, "", "interrupted\n")
 
 
-# ---------------------------------------------------------------------------------------- before
-# the work, and after
+# ----------------------------------------------------------------------- before the work, and after
 
 
 def test_targets_are_checked_before_the_work(

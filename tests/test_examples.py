@@ -236,8 +236,7 @@ def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.count(": skipped") == 1
 
 
-# ------------------------------------------------------------------------------------------- the
-# two wrong statements
+# ------------------------------------------------------------------------- the two wrong statements
 
 
 def test_tiled_attention_is_not_standard_attention_bit_for_bit() -> None:

@@ -129,8 +129,7 @@ def test_dividing_at_each_turn_is_told_however_it_is_written(
     assert "O_i is divided by l_i within the inner loop" in found.hint
 
 
-# ----------------------------------------------------------------------------------------------- as
-# a student meets them
+# -------------------------------------------------------------------------- as a student meets them
 
 
 def test_an_error_is_said_at_the_student_s_line(tmp_path: Path) -> None:

@@ -472,8 +472,7 @@ def test_links_are_in_the_trace_and_what_they_are_said_to_be(name: str) -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------ what the
-# texts say, worked out anew
+# -------------------------------------------------------------- what the texts say, worked out anew
 
 
 def test_online_softmax_has_the_numbers_of_its_scores() -> None:

@@ -293,8 +293,7 @@ def test_a_program_that_gathers_counts_alike_whatever_the_order(
     assert found[0][1] == min(C, N) * (1 + 2 * D)
 
 
-# ------------------------------------------------------------------------------------------------ a
-# program on a table
+# ----------------------------------------------------------------------------- a program on a table
 
 
 def paged_sum(

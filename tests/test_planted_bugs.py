@@ -120,8 +120,7 @@ def test_bugs_in_algorithms_0_and_1_are_caught(
     assert unnoticed(by, on_regimes(planted(algorithm, (before, after), within=within), M)) == set()
 
 
-# ------------------------------------------------------------------------------------ all others,
-# on masks and dropout
+# ----------------------------------------------------------------- all others, on masks and dropout
 
 OFFSET = "cols - rows[:, None]"
 HEAD = "at_head(self.lengths, head)"

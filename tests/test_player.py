@@ -1001,8 +1001,7 @@ def test_a_damaged_trace_is_said(browser: Any, tmp_path: Path) -> None:
     page.close()
 
 
-# ---------------------------------------------------------------------------------- without eyes,
-# without a mouse, in frames
+# --------------------------------------------------------- without eyes, without a mouse, in frames
 
 
 def test_a_step_is_said_once(open_page: Opener) -> None:

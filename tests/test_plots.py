@@ -431,8 +431,7 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     assert [one["pass"] for one in data["flash"]["passes"]] == ["Algorithm 2", "Algorithm 4"]
 
 
-# ------------------------------------------------------------------------------------- Figure 2,
-# right; Figure 3, right
+# ----------------------------------------------------------------- Figure 2, right; Figure 3, right
 
 
 def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:

@@ -32,7 +32,7 @@ from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import first
 from flashsim.theory import exact_program
-from flashsim.theory.program import program_forms
+from flashsim.theory.matrices import matrix_forms
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.planting import planted
 
@@ -53,11 +53,11 @@ def index_of(program: MatrixProgram, operands: dict[str, Any]) -> dict[str, Any]
 
 
 def test_records_and_forms_are_of_the_same_programs() -> None:
-    assert sorted(program_forms()) == NAMES
+    assert sorted(matrix_forms()) == NAMES
     for name, program in programs().items():
         assert program.name == name == program.run.__name__
         assert pickle.loads(pickle.dumps(program)) is program
-        assert pickle.loads(pickle.dumps(program_forms()[name])) is program_forms()[name]
+        assert pickle.loads(pickle.dumps(matrix_forms()[name])) is matrix_forms()[name]
         assert {*program.follows} <= {*program.kinds}
         assert {*program.plane} <= {*program.symbols}
     found = programs()["linformer"]  # what a record leaves out follows from the rest
@@ -261,7 +261,7 @@ def test_it_can_be_stepped_through(program: MatrixProgram, tmp_path: Any) -> Non
 def test_a_run_shows_itself(program: MatrixProgram) -> None:
     run = small(program)
     assert f"{run.hbm.accesses:,} HBM accesses" in repr(run)
-    assert run.to_dict()["sizes"] == dict(run.problem)
+    assert run.to_dict()["sizes"] == dict(run.problem.lengths)
     assert '"by_array"' in run.to_json()
     with pytest.raises(AttributeError, match="the result has no 'nothing'"):
         run.nothing  # noqa: B018

@@ -187,8 +187,7 @@ def test_loomis_and_whitney(chosen: set[tuple[int, int, int]]) -> None:
     assert len(chosen) ** 2 <= math.prod(shadows)
 
 
-# ---------------------------------------------------------------------------------------- what a
-# run does in its phases
+# -------------------------------------------------------------------- what a run does in its phases
 
 
 def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:

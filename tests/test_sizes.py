@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from inspect import signature
+from inspect import isfunction, signature
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +42,7 @@ def callers() -> Iterator[Callable[..., Any]]:
     for room in (kernels, approximate, flashsim.plots):
         for name in getattr(room, "__all__", dir(room)):
             function = getattr(room, name)
-            if callable(function) and "sizing" in _parameters(function):
+            if isfunction(function) and "sizing" in _parameters(function):
                 yield function
 
 
@@ -132,8 +132,7 @@ def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str 
     assert not gradients.sram.over
 
 
-# ------------------------------------------------------------------------------- the closed form's
-# peak, and trials'
+# -------------------------------------------------------------- the closed form's peak, and trials'
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 64, 1000])
@@ -307,19 +306,18 @@ COUNTED: list[Callable[[int], Any]] = [
 
 
 def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_form = matrices._peak_of
+    by_form = matrices._form_of
     sizes = set()
     for M, count in itertools.product((60, 100, 333, 1000), COUNTED):
         blocks = count(M).blocks
-        monkeypatch.setattr(matrices, "_peak_of", lambda program: None)
+        monkeypatch.setattr(matrices, "_form_of", lambda program: None)
         assert count(M).blocks == blocks
-        monkeypatch.setattr(matrices, "_peak_of", by_form)
+        monkeypatch.setattr(matrices, "_form_of", by_form)
         sizes.add(str(blocks))
     assert len(sizes) > 8
 
 
-# -------------------------------------------------------------------------------------------- it
-# fits, or it is said
+# --------------------------------------------------------------------------- it fits, or it is said
 
 
 def over() -> tuple[Any, Any, Any, Any, int]:

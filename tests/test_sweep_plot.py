@@ -241,8 +241,7 @@ def test_what_is_fixed_is_in_the_title(blocks: Sweep) -> None:
     assert "$B_r$ = 64" in " ".join(columns.get_title().split())
 
 
-# ------------------------------------------------------------------------------------- what must
-# move, and what is proved
+# --------------------------------------------------------------- what must move, and what is proved
 
 
 def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:

@@ -661,8 +661,7 @@ def test_nan_never_passes_and_infinite_budgets_do() -> None:
     assert parts_of_bound(1.5 * one, one, one)[0] == 0.5
 
 
-# ----------------------------------------------------------------------------------------- the
-# oracle and its budgets
+# ----------------------------------------------------------------------- the oracle and its budgets
 
 
 def test_the_oracle_never_reads_what_is_masked() -> None:

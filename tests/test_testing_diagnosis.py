@@ -428,8 +428,7 @@ def test_models_of_bugs_compute_what_they_say() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-# ----------------------------------------------------------------------------------- no suspect
-# that a case contradicts
+# --------------------------------------------------------------- no suspect that a case contradicts
 
 
 def causal_by(shift: Callable[[int, int], int]) -> Subject:
@@ -511,8 +510,7 @@ def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> N
     assert len(said) == 1, said
 
 
-# -------------------------------------------------------------------------------- what public
-# kernels did, and was told wrongly
+# ---------------------------------------------------- what public kernels did, and was told wrongly
 
 
 def plain(q: Array, k: Array, v: Array) -> tuple[Array, Array]:

@@ -478,8 +478,7 @@ def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:
     assert not dv.any()
 
 
-# ------------------------------------------------------------------------------------ a kernel with
-# a backward pass of its own
+# --------------------------------------------------------- a kernel with a backward pass of its own
 
 OWN = """
 import torch

@@ -47,8 +47,7 @@ def works_or_is_refused(folder: Path, content: bytes) -> None:
     assert list(text.lines(trace))
 
 
-# -------------------------------------------------------------------------------------------- one
-# entry that is wrong
+# -------------------------------------------------------------------------- one entry that is wrong
 
 ENTRIES: list[tuple[str, Any, str]] = [
     ("about", [], "about is"),

@@ -20,7 +20,7 @@ from flashsim.attention.problem import Problem
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.cli import main
 from flashsim.memory.errors import SramOverflow
-from flashsim.theory.counts import Posed
+from flashsim.theory.form import FormAtProblem
 from flashsim.theory.problem import OneHead
 from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
@@ -64,7 +64,9 @@ def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) 
         if form.plain and (more["dropout_p"] or more["mask"]):
             continue
         own = {option.name: option.default for option in form.options}
-        posed = Posed.of(form, Problem.of(**vars(shape), M=60, dtype="float16", **more), own)
+        posed = FormAtProblem.of(
+            form, Problem.of(**vars(shape), M=60, dtype="float16", **more), own
+        )
         for blocks in itertools.product((1, 4, 20), (1, 2, 20)):
             want = theory.exact(name, **vars(shape), **how, blocks=blocks, **more)
             assert posed.accesses(*blocks) == want.accesses, (name, blocks, more)
@@ -75,9 +77,9 @@ def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) 
 def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posed, tried = mock.Mock(wraps=OneHead.__post_init__), mock.Mock(wraps=Posed.accesses)
+    posed, tried = mock.Mock(wraps=OneHead.__post_init__), mock.Mock(wraps=FormAtProblem.accesses)
     monkeypatch.setattr(OneHead, "__post_init__", lambda p: posed(p))
-    monkeypatch.setattr(Posed, "accesses", lambda one, *blocks: tried(one, *blocks))
+    monkeypatch.setattr(FormAtProblem, "accesses", lambda one, *blocks: tried(one, *blocks))
     found = tune(N=2048, d=64, M=4096, causal=causal)
     assert tried.call_count > 1_000
     assert posed.call_count < 10 * len(found.by_loops)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from flashsim.attention.arguments import check_count, shown
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.support.sizes import first, most
+
+LineOne = Callable[[int, int], tuple[int, int]]
+"""(rows, d) -> (B_r, B_c): an algorithm's line 1."""
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
@@ -62,31 +65,58 @@ def by_trial(rows: int, d: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class SizingProblem:
-    """What a policy decides on.
+    """What a policy decides on: which blocks a program of any kind runs with.
 
-    `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows`
-    rows; `rows(M, d, d_v)` says how many of them M allows, on paper: the paper's
-    ⌈M/4d⌉; `fits(blocks, M)` says whether a run with these blocks stays within M: by
-    the closed form of its peak, or else by a trial on shapes.
+    program     its name
+    shape       the lengths, which errors show; of attention, N_q, N_k, d, d_v
+    M           SRAM's size in elements
+    longest     the most rows that a block can have
+    blocks      rows -> line 1's block sizes for a stationary block of that many rows
+    fits        (block sizes, M) -> whether a run stays within M: by the closed form of
+                its peak, or else by a trial on shapes
+    paper_rows  how many rows M allows on paper: the paper's ⌈M/4d⌉
     """
 
-    algorithm: str
-    shape: Shape
+    program: str
+    shape: Any
     M: int
-    line_1: Callable[[int, int], tuple[int, int]]
-    rows: Callable[[int, int, int], int]
-    fits: Callable[[Blocks, int], bool]
+    longest: int
+    blocks: Callable[[int], Any]
+    fits: Callable[[Any, int], bool]
+    paper_rows: Callable[[], int] | None = None
 
-    def blocks(self, rows: int) -> Blocks:
-        """Return line 1's blocks for a stationary block of `rows` rows.
+    def most_rows(self) -> int:
+        """Return the most rows of a stationary block with which a run fits M.
 
-        Where d_v ≠ d the paper is silent. Its 4d, the width of K_j, V_j, Q_i, O_i
-        together, is then 2(d + d_v), and the bound d on B_r, which keeps S_ij within
-        M/4, is (d + d_v)/2.
+        Raises ValueError, naming the least M, where one row does not.
         """
-        return clipped(
-            self.shape, *self.line_1(rows, -(-(self.shape.d + self.shape.d_v) // 2))
-        )
+
+        def fits(rows: int, M: int) -> bool:
+            return self.fits(self.blocks(rows), M)
+
+        rows = most(lambda rows: fits(rows, self.M), self.longest)
+        if not rows:
+            least = first(lambda M: fits(1, M))
+            raise ValueError(
+                f"M = {self.M:,} elements is too small for {self.program!r} even with "
+                f"blocks of one row: at {self.shape} it needs at least M = {least:,}"
+            )
+        return rows
+
+
+def line_1_of(shape: Shape, line_1: LineOne) -> Callable[[int], Blocks]:
+    """Return rows -> blocks, of an attention algorithm's (rows, d) -> (B_r, B_c).
+
+    Where d_v ≠ d the paper is silent. Its 4d, the width of K_j, V_j, Q_i, O_i together,
+    is then 2(d + d_v), and the bound d on B_r, which keeps S_ij within M/4, is
+    (d + d_v)/2.
+    """
+    width = ceil_div(shape.d + shape.d_v, 2)
+
+    def blocks(rows: int) -> Blocks:
+        return clipped(shape, *line_1(rows, width))
+
+    return blocks
 
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
@@ -102,26 +132,6 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
     return -(-M // (2 * (d + d_v)))
 
 
-def most_rows(
-    fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str
-) -> int:
-    """Return the most rows, up to `longest`, of a stationary block with which a run
-    fits M: fits(rows, M).
-
-    Raises ValueError, naming the least M, where one row does not; `who` runs, `at`
-    these lengths.
-    """
-    rows = most(lambda rows: fits(rows, M), longest)
-    if not rows:
-        least = first(lambda M: fits(1, M))
-        raise ValueError(
-            f"M = {M:,} elements is too small for {who!r} even with blocks of one row: "
-            f"at {at} it "
-            f"needs at least M = {least:,}"
-        )
-    return rows
-
-
 class Sizing(Protocol):
     """A policy for line 1."""
 
@@ -131,7 +141,7 @@ class Sizing(Protocol):
         reported.
         """
 
-    def __call__(self, problem: SizingProblem) -> Blocks:
+    def __call__(self, problem: SizingProblem) -> Any:
         """Return the blocks to run with."""
 
 
@@ -146,10 +156,9 @@ class Paper:
 
     enforced: bool = False
 
-    def __call__(self, problem: SizingProblem) -> Blocks:
-        return problem.blocks(
-            problem.rows(problem.M, problem.shape.d, problem.shape.d_v)
-        )
+    def __call__(self, problem: SizingProblem) -> Any:
+        assert problem.paper_rows is not None  # whoever offers "paper" has them
+        return problem.blocks(problem.paper_rows())
 
 
 @dataclass(frozen=True)
@@ -160,19 +169,8 @@ class Fit:
 
     enforced: bool = True
 
-    def __call__(self, problem: SizingProblem) -> Blocks:
-        longest = max(problem.shape.N_q, problem.shape.N_k)
-        who = problem.algorithm
-        at = str(problem.shape)
-        return problem.blocks(
-            most_rows(
-                lambda rows, M: problem.fits(problem.blocks(rows), M),
-                problem.M,
-                longest,
-                who,
-                at,
-            )
-        )
+    def __call__(self, problem: SizingProblem) -> Any:
+        return problem.blocks(problem.most_rows())
 
 
 @dataclass(frozen=True)

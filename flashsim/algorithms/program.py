@@ -8,7 +8,7 @@ its own:
    at the end `PROGRAM = MatrixProgram(…)`. Give `example=` if operands are not just
    random numbers, and `bugs=`, mistakes that somebody could make, each as a change to
    its text.
-2. `flashsim/theory/x.py`: its closed form, a `ProgramForm(…)`; those of a family share
+2. `flashsim/theory/x.py`: its closed form, a `MatrixForm(…)`; those of a family share
    a file.
 3. Its naive twin and bounds in `flashsim/reference/`, named in that module's `NAIVE`,
    and tests of its numbers in `tests/test_x.py`. `pytest tests/test_programs.py -k x`

@@ -43,7 +43,7 @@ from flashsim.support.exporting import Exported, table
 from flashsim.support.sizes import Size
 from flashsim.theory.bounds.backward import BackwardBound
 from flashsim.theory.bounds.forward import LowerBound
-from flashsim.theory.counts import Posed
+from flashsim.theory.form import FormAtProblem
 
 MOST_TRIED = 2**22
 OnTried = Callable[[int, int], None]
@@ -151,7 +151,7 @@ class _Search:
     options: Mapping[str, Any]
 
     @cached_property
-    def posed(self) -> Posed | None:
+    def posed(self) -> FormAtProblem | None:
         """The closed forms at this problem, or None where there are none."""
         algorithm, options = self.counted
         direction = options.pop("direction")
@@ -160,10 +160,10 @@ class _Search:
         except theory.NoClosedForm:
             return None
         own = {option.name: options.pop(option.name, option.default) for option in form.options}
-        return Posed.of(form, Problem.of(**vars(self.shape), **options), own)
+        return FormAtProblem.of(form, Problem.of(**vars(self.shape), **options), own)
 
     @cached_property
-    def whole(self) -> Posed | None:
+    def whole(self) -> FormAtProblem | None:
         """The same without a mask."""
         return _Search(self.algorithm, self.shape, {**self.options, "mask": None}).posed
 

@@ -10,11 +10,26 @@ from typing import Any, Literal
 import numpy as np
 
 from flashsim.attention.inputs import chip_dtype
+from flashsim.attention.shapes import Sizes
 
 Type = Literal["inputs", "chip", "bits", "words", "index"]
 """The inputs' type; the type that is computed in; a byte, True or False; 32 bits; 32 bits that
 `sram.word` reads one by one.
 """
+
+
+@dataclass(frozen=True)
+class MatrixProblem:
+    """Matrices of given sizes, and the memory to compute in.
+
+    lengths  by symbol, such as N and d
+    dtype    of the inputs
+    M        SRAM's size in elements
+    """
+
+    lengths: Sizes
+    dtype: np.dtype[Any]
+    M: int
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from flashsim.algorithms.blocks import by_queries, most_rows
+from flashsim.algorithms.blocks import Fit, SizingProblem, by_queries
 from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
@@ -57,6 +57,7 @@ class DevicesPlan(Plan):
     """
 
     program: DevicesProgram
+    problem: Problem
     share: Share
     columns: int
     arrays: Mapping[str, Array] | None = None
@@ -74,8 +75,7 @@ class DevicesPlan(Plan):
         """Return the plan."""
         return cls(
             program=program,
-            M=share.problem.M,
-            dtype=share.problem.dtype,
+            problem=share.problem,
             arithmetic=arrays is not None,
             is_user_defined=not is_of_package(program.run),
             share=share,
@@ -87,11 +87,6 @@ class DevicesPlan(Plan):
     def blocks(self) -> Sizes:
         """B_r and B_c."""
         return Sizes(B_r=self.share.B_r, B_c=self.share.B_c)
-
-    @property
-    def problem(self) -> Problem:
-        """The problem of all devices together."""
-        return self.share.problem
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
@@ -265,10 +260,10 @@ def forward(
     Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M,
     `LinkError` for a program that breaks a rule of the links.
     """
-    given, problem = checked(
+    given, problem = check_operands(
         Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
     )
-    program, share, columns = asked(name, "forward", problem, P, layout, columns, blocks)
+    program, share, columns = share_out(name, "forward", problem, P, layout, columns, blocks)
     plan = DevicesPlan.of(
         program, share, columns, {X: by_rows(getattr(given, X)).copy() for X in "QKV"}
     )
@@ -305,7 +300,7 @@ def backward(
         if M is None
         else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
     )
-    program, share, columns = asked(
+    program, share, columns = share_out(
         name, "backward", problem, run.P, run.share.where, columns, blocks
     )
     inputs = {X: cast("Mapping[str, Array]", run.plan.arrays)[X] for X in "QKV"}
@@ -356,7 +351,7 @@ def count(
         causal=causal,
         mask=mask,
     )
-    program, share, columns = asked(name, direction, problem, P, layout, columns, blocks)
+    program, share, columns = share_out(name, direction, problem, P, layout, columns, blocks)
     plan = DevicesPlan.of(program, share, columns)
     return _result(plan, simulate(plan))
 
@@ -372,10 +367,10 @@ def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
             f"tally is {shown(tally)}; expected what flashsim.devices' functions return"
         )
     form = theory.FORMS[tally.algorithm, tally.plan.program.direction]
-    return [form.exact(tally.share, p, tally.plan.columns) for p in range(tally.P)]
+    return form.devices(tally.share, tally.plan.columns)
 
 
-def checked(
+def check_operands(
     Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any
 ) -> tuple[Inputs, Problem]:
     """Return the arrays and their problem. Raises ValueError."""
@@ -399,11 +394,11 @@ def checked(
     return given, problem
 
 
-def asked(
+def share_out(
     name: Any, direction: Any, problem: Problem, P: Any, layout: Any, columns: Any, blocks: Any
 ) -> tuple[DevicesProgram, Share, int]:
-    """Return the program, the shares of its devices, and the columns of its mesh, else 1. Raises
-    ValueError.
+    """Share a problem out over P devices: return the program, the devices' shares in their blocks,
+    and the columns of a mesh, else 1. Raises ValueError.
     """
     known = programs(check_choice("direction", direction, DIRECTIONS))
     if isinstance(name, DevicesProgram):
@@ -431,12 +426,21 @@ def asked(
     queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
     fixed = check_blocks(blocks)
     if fixed is None:
-        form, longest = theory.FORMS[program.name, program.direction], max(map(len, queries))
+        form = theory.FORMS[program.name, program.direction]
 
-        def fits(rows: int, M: int) -> bool:
-            return form.peak(*by_queries(rows, shape.d), shape.d, shape.d_v) <= M
+        def fits(sizes: tuple[int, int], M: int) -> bool:
+            B_r, B_c = sizes
+            return form.peak(B_r, B_c, shape.d, shape.d_v) <= M
 
-        fixed = by_queries(most_rows(fits, problem.M, longest, program.name, str(shape)), shape.d)
+        sizing_problem = SizingProblem(
+            program=program.name,
+            shape=shape,
+            M=problem.M,
+            longest=max(map(len, queries)),
+            blocks=lambda rows: by_queries(rows, shape.d),
+            fits=fits,
+        )
+        fixed = Fit()(sizing_problem)
     share = Share(problem, where, queries, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
     if not program.columns:
         if columns is not None:

@@ -32,10 +32,10 @@ from flashsim.attention.inputs import Array, check_dO, check_M, chip_dtype
 from flashsim.devices.api import (
     DeviceCosts,
     DevicesPlan,
-    asked,
     by_rows,
-    checked,
+    check_operands,
     own_rows,
+    share_out,
     values_of,
 )
 from flashsim.devices.engines import Processes, engine, started_by
@@ -114,11 +114,11 @@ def forward(
     """
 
     def agreed() -> Any:
-        given, problem = checked(
+        given, problem = check_operands(
             Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
         )
-        asked_for = asked(name, "forward", problem, engine.size, layout, columns, blocks)
-        return *asked_for, {X: by_rows(getattr(given, X)) for X in "QKV"}
+        shared = share_out(name, "forward", problem, engine.size, layout, columns, blocks)
+        return *shared, {X: by_rows(getattr(given, X)) for X in "QKV"}
 
     program, share, C, inputs = _agreed(engine, agreed)
     costs, (O, L) = _run(engine, program, share, C, own_rows(program, share, engine.rank, inputs))
@@ -151,10 +151,10 @@ def backward(
         )
         gradient = by_rows(check_dO(dO, O, check_finite=finite))
         problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
-        asked_for = asked(
+        shared = share_out(
             part.program.name, "backward", problem, engine.size, part.share.where, columns, blocks
         )
-        return *asked_for, {**part.inputs, "dO": gradient}
+        return *shared, {**part.inputs, "dO": gradient}
 
     program, share, C, inputs = _agreed(engine, agreed)
     own = own_rows(program, share, engine.rank, inputs)

@@ -19,7 +19,7 @@ from flashsim.attention.arguments import check_choice, check_number
 from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices import theory
-from flashsim.devices.api import asked
+from flashsim.devices.api import share_out
 from flashsim.devices.lower import WordsBound, lower_words, most_work
 from flashsim.devices.share import Share
 
@@ -99,7 +99,7 @@ def plan(
         "dtype": dtype,
     }
     problem = Problem.of(**given, causal=causal)
-    program, share, columns = asked(name, "forward", problem, P, layout, columns, None)
+    program, share, columns = share_out(name, "forward", problem, P, layout, columns, None)
     shape = problem.shape
     layout = layout or program.layout
     where = share.where
@@ -113,7 +113,7 @@ def plan(
     words = [sent_by(share, p) for p in range(P)]
     largest = max(range(P), key=lambda p: _size(share, p, name, columns))
     open_share = Share(Problem.of(**given), where, where, share.B_r, share.B_c)
-    hbm = theory.FORMS[name, "forward"].exact(open_share, largest, columns).hbm
+    hbm = theory.FORMS[name, "forward"].device(open_share, largest, columns).hbm
     room = sum(array.size for array in hbm.by_array.values()) + problem.M
     work = most_work(program, share, columns)
     bound = lower_words(share, work, S=room)

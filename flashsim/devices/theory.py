@@ -18,6 +18,7 @@ from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING
 from flashsim.devices.share import Share
 from flashsim.memory.traffic import ArrayTraffic, Traffic
+from flashsim.theory.closed_form import ClosedForm
 
 
 @dataclass(frozen=True)
@@ -439,24 +440,34 @@ def backward_peak(B_r: int, B_c: int, d: int, d_v: int) -> int:
     return max(B_r * (2 * d + d_v + 2) + 2 * B_c * (d + d_v) + 2 * B_r * B_c, B_r * (2 * d_v + 1))
 
 
-@dataclass(frozen=True)
-class DeviceForm:
-    """A program's counts on one device, of (share, rank, columns), and its peak, of (B_r, B_c,
-    d, d_v).
+@dataclass(frozen=True, kw_only=True)
+class DevicesForm(ClosedForm):
+    """The closed form of one program over devices.
+
+    device  (share, rank, columns) -> what that device sends and moves
+    peak    (B_r, B_c, d, d_v) -> the most on chip of any device, in elements: where its blocks are
+            whole
     """
 
-    exact: Callable[[Share, int, int], ExactDevice]
+    device: Callable[[Share, int, int], ExactDevice]
     peak: Callable[[int, int, int, int], int]
 
+    def devices(self, share: Share, columns: int) -> list[ExactDevice]:
+        """Return what each device sends and moves."""
+        return [self.device(share, rank, columns) for rank in range(len(share.where))]
 
-FORMS: Mapping[tuple[str, str], DeviceForm] = {
-    ("ring", "forward"): DeviceForm(ring, tile_peak),
-    ("ring", "backward"): DeviceForm(ring_backward, backward_peak),
-    ("ulysses", "forward"): DeviceForm(ulysses, tile_peak),
-    ("ulysses", "backward"): DeviceForm(ulysses_backward, backward_peak),
-    ("mesh", "forward"): DeviceForm(mesh, mesh_peak),
-    ("mesh", "backward"): DeviceForm(mesh_backward, backward_peak),
-    ("tree", "forward"): DeviceForm(tree, mesh_peak),
+
+_FORMS = [
+    DevicesForm(name="ring", device=ring, peak=tile_peak),
+    DevicesForm(name="ring", direction="backward", device=ring_backward, peak=backward_peak),
+    DevicesForm(name="ulysses", device=ulysses, peak=tile_peak),
+    DevicesForm(name="ulysses", direction="backward", device=ulysses_backward, peak=backward_peak),
+    DevicesForm(name="mesh", device=mesh, peak=mesh_peak),
+    DevicesForm(name="mesh", direction="backward", device=mesh_backward, peak=backward_peak),
+    DevicesForm(name="tree", device=tree, peak=mesh_peak),
+]
+FORMS: Mapping[tuple[str, str], DevicesForm] = {
+    (form.name, form.direction): form for form in _FORMS
 }
 
 

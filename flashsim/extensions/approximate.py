@@ -35,7 +35,8 @@ from flashsim.memory.sram import Observer
 from flashsim.simulate.matrices import check_operands, count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
-from flashsim.theory.program import ExactProgram, exact_program
+from flashsim.theory.closed_form import Exact
+from flashsim.theory.matrices import exact_program
 
 METHODS: Mapping[str, str] = {"linformer": "tau", "performer": "c", "performer_materialised": "c"}
 """Methods of k mixtures or features, each with its option, which moves nothing."""
@@ -331,7 +332,7 @@ def exact(
     rounds: int | None = None,
     C: int | None = None,
     **how: Any,
-) -> ExactProgram:
+) -> Exact:
     """Return the same by formula: equal, whatever the arguments."""
     name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
     return exact_program(name, sizes, **how)

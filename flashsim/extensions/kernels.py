@@ -29,7 +29,8 @@ from flashsim.memory.sram import Observer
 from flashsim.simulate.matrices import check_operands, count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
-from flashsim.theory.program import ExactProgram, exact_program
+from flashsim.theory.closed_form import Exact
+from flashsim.theory.matrices import exact_program
 
 ORDERS = ("x_outer", "z_outer", "materialised")
 HOW = ("M", "blocks", "sizing", "enforce", "dtype")
@@ -167,7 +168,7 @@ def exact(
     order: str = "x_outer",
     direction: str = "forward",
     **how: Any,
-) -> ExactProgram:
+) -> Exact:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
     name, sizes = _asked(order, direction, N, n, d, e)

@@ -19,7 +19,8 @@ from flashsim.memory.sram import Observer
 from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
-from flashsim.theory.program import ExactProgram, exact_program
+from flashsim.theory.closed_form import Exact
+from flashsim.theory.matrices import exact_program
 
 TILES = {"rows": "sparse_mlp_unfused", "square": "sparse_mlp_square"}
 HOW = ("M", "blocks", "enforce", "dtype")
@@ -102,7 +103,7 @@ def exact(
     fused: bool = True,
     tiles: str = "rows",
     **how: Any,
-) -> ExactProgram:
+) -> Exact:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
     program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))

@@ -171,11 +171,11 @@ def _cost(
             for array, a in method.hbm.by_array.items()
             if a.role == "input" and array not in "QKV"
         )
-        return method.hbm.accesses, method.matmul, method.hbm.extra + tables
+        return _costs(method, tables)
     if name in approximate.METHODS:
         method = approximate.exact(name, N=N, k=k, **shape)
         _check_fits(name, method.sram)
-        return method.hbm.accesses, method.matmul, method.hbm.extra
+        return _costs(method)
     more: dict[str, Any] = {}
     if name == "sliding_window":
         more["window"] = (k // 2, k - 1 - k // 2)
@@ -190,7 +190,13 @@ def _cost(
         more["block_mask"] = patterns.butterfly(tiles.T_r, tiles.T_c)
     exact = theory.exact(name, N=N, sizing="fit", **shape, **more)
     _check_fits(name, exact.sram)
-    return exact.hbm.accesses, exact.matmul, exact.hbm.extra
+    return _costs(exact)
+
+
+def _costs(exact: theory.Exact, tables: int = 0) -> tuple[int, int, int]:
+    """Return accesses, FLOPs of products, and elements beyond inputs and outputs."""
+    assert exact.matmul is not None  # known of all that are drawn
+    return exact.hbm.accesses, exact.matmul, exact.hbm.extra + tables
 
 
 def _check_fits(name: str, use: Occupancy) -> None:

@@ -354,8 +354,7 @@ def _name_axes(ax: Axes, data: Data) -> None:
     ax.set_title(title)
 
 
-# ------------------------------------------------------------------------------------------ names,
-# beside what they name
+# --------------------------------------------------------------------- names, beside what they name
 
 
 def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -15,7 +15,6 @@ from flashsim.attention.inputs import DEFAULT_DTYPE
 from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
 from flashsim.extensions import mlp
 from flashsim.plots.chart import Data, Several, chart
-from flashsim.theory.program import ExactProgram
 
 _WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
 _WAYS: dict[str, tuple[dict[str, Any], Look]] = {
@@ -148,5 +147,5 @@ def _point(data: Data, what: str, names: Sequence[str], of: str) -> str:
     )
 
 
-def _moved(exact: ExactProgram | theory.Exact) -> int | None:
+def _moved(exact: theory.Exact) -> int | None:
     return exact.hbm.accesses if exact.sram.peak <= exact.sram.capacity else None

@@ -14,7 +14,7 @@ count, exact              what a program moves, on lengths alone, and by formula
 
 from __future__ import annotations
 
-from flashsim.serving.api import ServingExact, count, exact
+from flashsim.serving.api import count, exact
 from flashsim.serving.latents import absorb, mla, mla_expanded, mla_paged
 from flashsim.serving.packing import varlen, varlen_backward
 from flashsim.serving.pages import paged
@@ -23,7 +23,6 @@ from flashsim.serving.quantising import fp8, quantise, quantised, to_fp8
 from flashsim.serving.scheduling import decode
 
 __all__ = [
-    "ServingExact",
     "absorb",
     "cascade",
     "count",

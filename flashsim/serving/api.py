@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.blocks import clipped, most_rows
+from flashsim.algorithms.blocks import Fit, SizingProblem, clipped
 from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
@@ -28,18 +27,20 @@ from flashsim.attention.shapes import Shape, Sizes
 from flashsim.memory.hbm import HBM
 from flashsim.memory.source import is_of_package
 from flashsim.memory.sram import SRAM, Observer
-from flashsim.memory.traffic import ArrayTraffic, Occupancy, Traffic
+from flashsim.memory.traffic import Occupancy, Traffic
 from flashsim.serving.batch import Batch, Operands
 from flashsim.serving.checks import check_by_sequence, check_fit, check_sequences
 from flashsim.serving.programs import programs
 from flashsim.serving.record import BatchProgram
 from flashsim.serving.theory import forms
+from flashsim.serving.theory.form import Stored
 from flashsim.simulate.interleaving import by_head, interleave
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
+from flashsim.theory.closed_form import Exact, NoClosedForm
 from flashsim.tracing.about import trace_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
@@ -52,7 +53,7 @@ class BatchPlan(Plan):
     """
 
     program: BatchProgram
-    batch: Batch
+    problem: Batch
     options: Mapping[str, Any]
     operands: Operands
 
@@ -68,11 +69,9 @@ class BatchPlan(Plan):
         )
         return cls(
             program=program,
-            M=batch.M,
-            dtype=batch.dtype,
+            problem=batch,
             arithmetic=arithmetic,
             is_user_defined=not is_of_package(program.run),
-            batch=batch,
             options=options,
             operands=operands,
         )
@@ -101,9 +100,28 @@ class BatchPlan(Plan):
         return Sizes(B_r=self.batch.B_r, B_c=self.batch.B_c)
 
     @property
-    def problem(self) -> Batch:
-        """The lengths, heads and widths."""
-        return self.batch
+    def batch(self) -> Batch:
+        """The problem: lengths, heads and widths."""
+        return self.problem
+
+    def exact(self) -> Exact:
+        """Return what this run costs, by formula."""
+        form = forms().get((self.program.name, self.program.direction))
+        if form is None or self.is_user_defined:
+            raise NoClosedForm(f"there is no closed form of {self.program.name!r}")
+        operands = {}
+        for name, (rows, columns) in self.shapes.items():
+            itemsize = None
+            if name in self.words:
+                itemsize = 4
+            elif name in self.program.stored:
+                itemsize = stored_type(self.program.stored[name]).itemsize
+            operands[name] = Stored(rows, columns, itemsize)
+        return form.cost(self.problem, self.options, operands, self.is_shared)
+
+    def is_shared(self, name: str) -> bool:
+        """Return whether all KV heads share an array: words, and what the program says."""
+        return name in self.words or name in self.program.shared
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
@@ -153,7 +171,7 @@ class BatchPlan(Plan):
             self.program,
             kinds,
             shape,
-            _exact(replace(self, batch=batch)),
+            replace(self, problem=batch).exact(),
             blocks=clipped(shape, batch.B_r, batch.B_c),
             M=batch.M,
             enforced=True,
@@ -192,12 +210,12 @@ def plan_of(
     batch: Batch,
     blocks: Any,
     options: Mapping[str, Any],
-    given: Callable[[Mapping[str, Any]], Operands],
+    make_operands: Callable[[Mapping[str, Any]], Operands],
 ) -> BatchPlan:
     """Return the plan of a program in blocks (B_r, B_c), or, None, in the largest of its
     proportions that fit M.
 
-    `given` returns the operands, of the checked options.
+    `make_operands` returns the operands, of the checked options.
     """
     taken = [*signature(program.options).parameters.values()][1:]
     expected = (
@@ -212,23 +230,32 @@ def plan_of(
         one.name for one in taken if one.default is one.empty and one.name not in options
     ]:
         raise ValueError(f"{', '.join(missing)} missing; {program.name!r} takes {expected}")
-    found = program.options(batch, **options)
+    checked_options = program.options(batch, **options)
     form = forms()[program.name, program.direction]
-    rows_in_all, most = max(batch.shapes()["Q"][0], 1), found.get("page") or max(1, *batch.keys)
+    most_queries = max(batch.shapes()["Q"][0], 1)
+    most_keys = checked_options.get("page") or max(1, *batch.keys)
 
-    def cut(B_r: int, B_c: int, M: int = batch.M) -> Batch:
-        return replace(batch, B_r=min(B_r, rows_in_all), B_c=min(B_c, most), M=M)
+    def cut(sizes: tuple[int, int], M: int) -> Batch:
+        B_r, B_c = sizes
+        return replace(batch, B_r=min(B_r, most_queries), B_c=min(B_c, most_keys), M=M)
 
-    def fits(rows: int, M: int) -> bool:
-        return form.peak(cut(*program.line_1(rows, batch, **found)), **found) <= M
+    def fits(sizes: tuple[int, int], M: int) -> bool:
+        return form.peak(cut(sizes, M), **checked_options) <= M
 
-    fixed = check_blocks(blocks)
-    if fixed is None:
-        at = f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}"
-        fixed = program.line_1(
-            most_rows(fits, batch.M, max(rows_in_all, most), program.name, at), batch, **found
+    sizes = check_blocks(blocks)
+    if sizes is None:
+        sizing_problem = SizingProblem(
+            program=program.name,
+            shape=f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}",
+            M=batch.M,
+            longest=max(most_queries, most_keys),
+            blocks=lambda rows: program.line_1(rows, batch, **checked_options),
+            fits=fits,
         )
-    return BatchPlan.of(program, cut(*fixed), found, given(found))
+        sizes = Fit()(sizing_problem)
+    return BatchPlan.of(
+        program, cut(sizes, batch.M), checked_options, make_operands(checked_options)
+    )
 
 
 def launched(
@@ -252,10 +279,10 @@ def launched(
 def _total(plan: BatchPlan, traffic: Traffic) -> Traffic:
     """Return the traffic of all KV heads, which share words, and what else the program says."""
     heads = plan.batch.kv_heads
-    shared = (*plan.words, *plan.program.shared)
-    return Traffic(
-        {name: a.shared(heads) if name in shared else a for name, a in traffic.by_array.items()}
-    )
+    by_array = {}
+    for name, array in traffic.by_array.items():
+        by_array[name] = array.shared(heads) if plan.is_shared(name) else array
+    return Traffic(by_array)
 
 
 def run(
@@ -414,43 +441,15 @@ def count(
     return Result(**costs)
 
 
-@dataclass(frozen=True)
-class ServingExact:
-    """Accesses by array, and the peak on chip, by formula."""
+def exact(tally: Result) -> Exact:
+    """Return by formula what was counted, with which it agrees by `==`.
 
-    hbm: Traffic
-    sram: Occupancy
-
-
-def exact(tally: Result) -> ServingExact:
-    """Return by formula what was counted, with which it agrees by `==`. Raises ValueError for
-    what is not a tally.
+    Raises ValueError for what is not a result of this room, NoClosedForm, a ValueError, for a
+    program of the user's own.
     """
     plan = getattr(tally, "plan", None)
     if not isinstance(plan, BatchPlan):
         raise ValueError(
             f"tally is {shown(tally)}; expected what flashsim.serving's functions return"
         )
-    return _exact(plan)
-
-
-def _exact(plan: BatchPlan) -> ServingExact:
-    batch = plan.batch
-    form = forms()[plan.program.name, plan.program.direction]
-    chip = chip_dtype(batch.dtype).itemsize
-    shapes = plan.shapes
-    arrays = {}
-    for name, moved in form.moved(batch, **plan.options).items():
-        size = moved.size if name not in shapes else prod(shapes[name])
-        if isinstance(size, tuple):
-            size = shapes[size[0]][0] * size[1]
-        itemsize = 4 if name in plan.words else chip if moved.chip else batch.dtype.itemsize
-        itemsize = (
-            stored_type(plan.program.stored[name]).itemsize
-            if name in plan.program.stored
-            else itemsize
-        )
-        role = "input" if name in shapes else moved.role
-        arrays[name] = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
-    hbm = _total(plan, Traffic(arrays).times(batch.kv_heads))
-    return ServingExact(hbm, Occupancy(form.peak(batch, **plan.options), batch.M, True))
+    return plan.exact()

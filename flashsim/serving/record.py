@@ -4,7 +4,7 @@ To add one:
 
 1. `flashsim/serving/programs/x.py`: the listing, a function of one KV head with labelled lines, and
    at the end `PROGRAM = BatchProgram(…)`, with `bugs=` that tests plant.
-2. `flashsim/serving/theory/x.py`: `FORM = ServingForm(…)`, what each array moves, and the exact
+2. `flashsim/serving/theory/x.py`: `FORM = BatchForm(…)`, what each array moves, and the exact
    peak.
 3. A function that users call, in a module of `flashsim/serving/`. In `tests/ragged.py`, a function
    that draws a batch for it, and the expected results. `tests/test_serving.py` finds all else:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from flashsim.algorithms.blocks import Sizing
+from flashsim.algorithms.blocks import Sizing, who_chose
 from flashsim.algorithms.notation import logaddexp
 from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
@@ -38,6 +38,9 @@ from flashsim.simulate.tile_masks import (
     PartialTileMask,
     TileMask,
 )
+
+if TYPE_CHECKING:  # theory is loaded when it is used
+    from flashsim.theory.closed_form import Exact
 
 MOST_RUN_ONE_BY_ONE = 2**22
 
@@ -77,6 +80,21 @@ class AttentionPlan(Plan):
     row_mask: Mask
     blocks: Blocks
     skips: bool = True
+
+    def exact(self) -> Exact:
+        """Return what this run costs, by formula.
+
+        Raises NoClosedForm where there is none: of an algorithm of the user's without a `Form`
+        beside it, and of a mask that differs between heads.
+        """
+        from flashsim.theory.closed_form import NoClosedForm
+        from flashsim.theory.form import form_of
+
+        if self.mask.per_head:
+            raise NoClosedForm(f"there is no closed form of {self.mask!r}, of each head its own")
+        form = form_of(self.program, self.program.direction)
+        chooser = who_chose(self.sizing)
+        return form.cost(self.problem, self.blocks, self.options, self.enforced, chooser)
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""

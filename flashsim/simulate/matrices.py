@@ -7,13 +7,13 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashsim.algorithms.blocks import most_rows
+from flashsim.algorithms.blocks import Fit, Paper, Sizing, SizingProblem
 from flashsim.algorithms.program import MatrixProgram
 from flashsim.attention.arguments import (
     check_array,
@@ -34,6 +34,7 @@ from flashsim.attention.inputs import (
     float_dtype,
     largest,
 )
+from flashsim.attention.matrices import MatrixProblem
 from flashsim.attention.shapes import Sizes
 from flashsim.memory.errors import MemoryModelError, SramOverflow
 from flashsim.memory.hbm import HBM
@@ -46,7 +47,11 @@ from flashsim.simulate.plan import Launch, Operand, Plan
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
 
-SIZINGS = ("fit", "paper")
+if TYPE_CHECKING:  # theory is loaded when it is used
+    from flashsim.theory.closed_form import Exact
+    from flashsim.theory.matrices import MatrixForm
+
+SIZINGS: Mapping[str, Sizing] = {"fit": Fit(), "paper": Paper()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +62,22 @@ class MatrixPlan(Plan):
     """
 
     program: MatrixProgram
+    problem: MatrixProblem
     arrays: Mapping[str, Array]
-    sizes: Sizes
     blocks: Sizes
     options: Mapping[str, Any]
+
+    @property
+    def sizes(self) -> Sizes:
+        """The lengths, by symbol."""
+        return self.problem.lengths
+
+    def exact(self) -> Exact:
+        """Return what this run costs, by formula."""
+        form = _form_of(self.program)
+        if form is None:
+            return super().exact()
+        return form.cost(self.problem, self.blocks, self.options, self.enforced)
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield the one launch."""
@@ -85,11 +102,6 @@ class MatrixPlan(Plan):
     def main_results(self) -> Sequence[str]:
         """Return all results."""
         return tuple(self.program.returns)
-
-    @property
-    def problem(self) -> Sizes:
-        """The lengths, by symbol."""
-        return self.sizes
 
     def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
         return [self.blocks, *(self.options[name] for name in self.program.options)]
@@ -235,7 +247,7 @@ def _plan(
             f"options are {', '.join(options) or 'none'}; expected "
             f"{', '.join(program.options) or 'none'}"
         )
-    size = check_M(M, dtype.itemsize)
+    problem = MatrixProblem(lengths=sizes, dtype=dtype, M=check_M(M, dtype.itemsize))
     fixed = check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
@@ -246,13 +258,11 @@ def _plan(
     )
     plan = MatrixPlan(
         program=program,
-        M=size,
+        problem=problem,
         enforced=enforced,
-        dtype=dtype,
         arithmetic=arithmetic,
         is_user_defined=not is_of_package(program.run),
         arrays=arrays,
-        sizes=sizes,
         blocks=Sizes(),
         options=options,
     )
@@ -269,33 +279,36 @@ def _plan(
             f"{program.name!r} has no {lacks}"
         )
     line_1 = program.line_1
-    if sizing == "paper":
-        return replace(plan, blocks=of(line_1(program.rows(size, sizes), sizes)))
+    paper_rows = program.rows
+    form = _form_of(program)
 
-    peak = _peak_of(program)
+    def fits(blocks: Sizes, M: int) -> bool:
+        if form is None:
+            return _fits_by_trial(plan, blocks, M)
+        return form.peak(sizes, blocks, options) <= M
 
-    def fits(rows: int, M: int) -> bool:
-        blocks = of(line_1(rows, sizes))
-        return (
-            _fits_by_trial(plan, blocks, M) if peak is None else peak(sizes, blocks, options) <= M
-        )
-
-    longest = max(sizes[symbol] for symbol in program.blocks.values())
-    return replace(
-        plan, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes))
+    sizing_problem = SizingProblem(
+        program=program.name,
+        shape=sizes,
+        M=problem.M,
+        longest=max(sizes[symbol] for symbol in program.blocks.values()),
+        blocks=lambda rows: of(line_1(rows, sizes)),
+        fits=fits,
+        paper_rows=lambda: paper_rows(problem.M, sizes),
     )
+    return replace(plan, blocks=SIZINGS[sizing](sizing_problem))
 
 
-def _peak_of(program: MatrixProgram) -> Callable[[Sizes, Sizes, Mapping[str, Any]], int] | None:
-    """Return the closed form of a program's peak; None where it is not flashsim's own, or has
-    none.
+def _form_of(program: MatrixProgram) -> MatrixForm | None:
+    """Return the closed form of one of flashsim's own programs; None where it has none, or is the
+    user's.
     """
-    from flashsim.theory.program import program_forms
+    from flashsim.theory.matrices import matrix_forms
 
     code = getattr(inspect.unwrap(program.run), "__code__", None)
-    if code is None or not file_of(code).startswith(PACKAGE) or program.name not in program_forms():
+    if code is None or not file_of(code).startswith(PACKAGE):
         return None
-    return program_forms()[program.name].peak
+    return matrix_forms().get(program.name)
 
 
 def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
@@ -306,7 +319,17 @@ def _fits_by_trial(plan: MatrixPlan, blocks: Sizes, M: int) -> bool:
 
     shadow = replace(plan.program, run=shadow_of(plan.program.run))
     try:
-        simulate(replace(plan, program=shadow, blocks=blocks, M=M, enforced=True, arithmetic=False))
+        at_M = replace(plan.problem, M=M)
+        simulate(
+            replace(
+                plan,
+                program=shadow,
+                problem=at_M,
+                blocks=blocks,
+                enforced=True,
+                arithmetic=False,
+            )
+        )
     except SramOverflow:
         return False
     return True

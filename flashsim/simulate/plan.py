@@ -13,14 +13,14 @@ A plan is data: a program, a problem with its operands, block sizes, and the mem
 A new kind of problem needs a class that says what is to be computed, a kind of `Program` with what
 its functions take, a kind of plan here or in its room, and a door: a function that checks what
 users hand in, makes the plan, calls `simulate`, and returns a `flashsim.simulate.results.Result`.
-Besides the methods of `Plan`, a plan has `blocks` and `problem`, which results show.
+Besides the methods of `Plan`, a plan has `blocks`, which results show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from numpy.typing import NDArray
 from flashsim.memory.hbm import HBM, Matrix
 from flashsim.memory.sram import SRAM
 from flashsim.simulate.outcome import Outcome
+
+if TYPE_CHECKING:  # theory is loaded when it is used
+    from flashsim.theory.closed_form import Exact
 
 Shape = tuple[int, int]
 
@@ -76,18 +79,17 @@ class Plan:
     plan, which adds to this.
 
     program     the record of what runs: `name`, `title`, and the function, `run`
-    M           SRAM's size in elements
+    problem     what is to be computed. Each kind has M, SRAM's size in elements, and dtype, the
+                inputs' type. On chip, numbers of 16 bits are of 32
     enforced    whether to exceed M is an error
-    dtype       the type of the inputs. On chip, numbers of 16 bits are of 32
     arithmetic  whether there are numbers; otherwise the run only counts, on shapes
     is_user_defined  whether the function is the user's own: nothing is known of its loops, and it
                      may break rules
     """
 
     program: Any
-    M: int
+    problem: Any
     enforced: bool = True
-    dtype: np.dtype[Any]
     arithmetic: bool
     is_user_defined: bool = False
 
@@ -96,11 +98,29 @@ class Plan:
     after another.
     """
 
+    @property
+    def M(self) -> int:
+        """SRAM's size in elements."""
+        M: int = self.problem.M
+        return M
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the inputs."""
+        dtype: np.dtype[Any] = self.problem.dtype
+        return dtype
+
     def launches(self, outcome: Outcome) -> Iterable[Launch]:
         """Yield the launches, each on a memory of its own. `outcome` has what the launches
         before left.
         """
         raise NotImplementedError
+
+    def exact(self) -> Exact:
+        """Return what this run costs, by formula. Raises NoClosedForm where there is none."""
+        from flashsim.theory.closed_form import NoClosedForm
+
+        raise NoClosedForm(f"there is no closed form of {self.program.name!r}")
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""

@@ -19,6 +19,7 @@ from flashsim.algorithms.blocks import (
     by_keys,
     by_queries,
     by_trial,
+    line_1_of,
 )
 from flashsim.algorithms.own import is_own
 from flashsim.algorithms.record import OPERANDS, Algorithm
@@ -202,9 +203,7 @@ def plan_of(
     sizes = (sizing.B_r, sizing.B_c) if isinstance(sizing, Fixed) else (1, 1)
     plan = AttentionPlan(
         program=algorithm,
-        M=problem.M,
         enforced=sizing.enforced,
-        dtype=problem.dtype,
         arithmetic=inputs is not None,
         is_user_defined=is_own(algorithm),
         problem=problem,
@@ -243,10 +242,20 @@ def _choose_blocks(plan: AttentionPlan) -> Blocks:
     algorithm = plan.program
     policy = plan.sizing
     fits = partial(_fits_by_trial, plan) if plan.is_user_defined else _fits_by_form(plan)
-    question = SizingProblem(
-        algorithm.name, plan.shape, plan.M, algorithm.line_1, algorithm.rows, fits
+    shape = plan.shape
+    sizing_problem = SizingProblem(
+        program=algorithm.name,
+        shape=shape,
+        M=plan.M,
+        longest=max(shape.N_q, shape.N_k),
+        blocks=line_1_of(shape, algorithm.line_1),
+        fits=fits,
+        paper_rows=lambda: algorithm.rows(plan.M, shape.d, shape.d_v),
     )
-    return _tried(plan, question) if algorithm.line_1 is by_trial else policy(question)
+    if algorithm.line_1 is by_trial:
+        return _blocks_by_trial(plan, sizing_problem)
+    blocks: Blocks = policy(sizing_problem)
+    return blocks
 
 
 def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
@@ -256,12 +265,11 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
 
     @cache
     def posed() -> Any:  # when it is asked: most sizes are chosen without
-        from flashsim.theory.counts import Posed
-        from flashsim.theory.form import form_of
+        from flashsim.theory.form import FormAtProblem, form_of
 
         form = form_of(plan.program.name, plan.program.direction)
         first = (0,) * len(plan.leading)
-        return Posed.of_launch(
+        return FormAtProblem.of_launch(
             form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None
         )
 
@@ -277,7 +285,7 @@ def _fits_by_trial(plan: AttentionPlan, blocks: Blocks, M: int) -> bool:
     form that is known to be right.
     """
     problem = replace(plan.problem, M=M)
-    of_M = replace(plan, problem=problem, M=M, enforced=True, blocks=blocks)
+    of_M = replace(plan, problem=problem, enforced=True, blocks=blocks)
     try:
         _trial(of_M)
     except SramOverflow:
@@ -308,7 +316,7 @@ def _trial(plan: AttentionPlan) -> Memory:
         raise
 
 
-def _tried(plan: AttentionPlan, asked: SizingProblem) -> Blocks:
+def _blocks_by_trial(plan: AttentionPlan, problem: SizingProblem) -> Blocks:
     """Return the blocks of a function whose loops are not known: by its closed form's line 1, if it
     has one; else those of `by_keys` or `by_queries`, with which it moves fewer elements, on shapes
     alone and with every tile.
@@ -316,13 +324,12 @@ def _tried(plan: AttentionPlan, asked: SizingProblem) -> Blocks:
     from flashsim.theory import NoClosedForm, form_of
 
     try:
-        return plan.sizing(
-            replace(asked, line_1=form_of(plan.program, plan.program.direction).line_1)
-        )
+        line_1 = form_of(plan.program, plan.program.direction).line_1
+        blocks: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, line_1)))
+        return blocks
     except NoClosedForm:
-        keys, queries = (
-            plan.sizing(replace(asked, line_1=line_1)) for line_1 in (by_keys, by_queries)
-        )
+        keys: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, by_keys)))
+        queries: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, by_queries)))
     if keys == queries:
         return keys
 

@@ -53,12 +53,13 @@ SINK_GRADIENT = Pass("sink_gradient", "Gradient of a sink's logits", sink_gradie
 
 @dataclass(frozen=True, kw_only=True)
 class PassPlan(Plan):
-    """A pass that follows another's launches, in the same memory: a launch for each of
-    `problems`, which are its operands.
+    """A pass that follows another's launches, in the same memory.
+
+    parts  the operands of each launch
     """
 
     program: Pass
-    problems: Sequence[Sequence[Operand]]
+    parts: Sequence[Sequence[Operand]]
     folds: bool = False
 
     @classmethod
@@ -66,24 +67,23 @@ class PassPlan(Plan):
         cls,
         plan: AttentionPlan,
         program: Pass,
-        problems: Sequence[Sequence[Operand]],
+        parts: Sequence[Sequence[Operand]],
         folds: bool = False,
     ) -> PassPlan:
         """Return the plan of a pass that follows `plan`; on shapes alone where its operands are."""
-        arithmetic = not isinstance(problems[0][0].values, tuple)
+        arithmetic = not isinstance(parts[0][0].values, tuple)
         return cls(
             program=program,
-            M=plan.M,
+            problem=plan.problem,
             enforced=plan.enforced,
-            dtype=plan.dtype,
             arithmetic=arithmetic,
-            problems=problems,
+            parts=parts,
             folds=folds,
         )
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
-        """Yield a launch for each problem."""
-        for operands in self.problems:
+        """Yield the launches."""
+        for operands in self.parts:
             yield Launch(operands=operands, make_arguments=_nothing, folds=self.folds)
 
 

@@ -23,8 +23,7 @@ Regime = Callable[[Rng, Array, Array], Pair]
 MaskMaker = Callable[[Rng, tuple[int, int, int, int], tuple[int, int]], Array]
 BiasMaker = Callable[[Rng, tuple[int, int, int, int]], Array]
 
-# ------------------------------------------------------------------- q (B, H_q, N_q, d) and k (B,
-# H_kv, N_k, d) in float64
+# -------------------------------------------- q (B, H_q, N_q, d) and k (B, H_kv, N_k, d) in float64
 
 
 def _level(q: Array) -> Array:
@@ -114,8 +113,7 @@ def values(rng: Rng, shape: tuple[int, ...], regime: str) -> Array:
     return v * np.where(rng.random(shape) < 0.05, 100, 1) if regime == "outliers" else v
 
 
-# ----------------------------------------------------- masks, broadcastable to (B, H_q, N_q, N_k),
-# True = attend
+# ---------------------------------------- masks, broadcastable to (B, H_q, N_q, N_k), True = attend
 
 
 def _lengths(rng: Rng, B: int, N_k: int) -> Array:
@@ -166,8 +164,7 @@ MASKS: dict[str, MaskMaker] = {
 }
 
 
-# -------------------------------------------------------- biases, broadcastable to (B, H_q, N_q,
-# N_k), added to the scores
+# --------------------------------- biases, broadcastable to (B, H_q, N_q, N_k), added to the scores
 
 
 def _alibi(rng: Rng, shape: tuple[int, int, int, int]) -> Array:
@@ -186,8 +183,7 @@ BIASES: dict[str, BiasMaker] = {
     "large": lambda rng, shape: 60 * rng.normal(size=(1, shape[1], *shape[2:])),
 }
 
-# ------------------------------------------------------------------------------- what else scores
-# are made of, for each head
+# ------------------------------------------------------ what else scores are made of, for each head
 
 SINKS = {
     "none": -math.inf,

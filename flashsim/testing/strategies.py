@@ -115,8 +115,7 @@ def width(spec: Spec, size: str) -> st.SearchStrategy[int]:
     return st.sampled_from((1, 2, 3, 4, 8, 16, 32, 64) if size == "block" else (2, 64))
 
 
-# ------------------------------------------------------------------------------------------- few
-# shapes, for compilers
+# ------------------------------------------------------------------------ few shapes, for compilers
 
 
 @dataclass(frozen=True)

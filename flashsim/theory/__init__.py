@@ -19,7 +19,8 @@ from flashsim.theory.bounds.backward import lower_bound_backward as lower_bound_
 from flashsim.theory.bounds.forward import LowerBound as LowerBound
 from flashsim.theory.bounds.forward import lower_bound as lower_bound
 from flashsim.theory.bounds.rows import lower_bound_rows as lower_bound_rows
-from flashsim.theory.counts import Exact as Exact
+from flashsim.theory.closed_form import Exact as Exact
+from flashsim.theory.closed_form import NoClosedForm as NoClosedForm
 from flashsim.theory.counts import exact as exact
 from flashsim.theory.form import Form as Form
 from flashsim.theory.form import form_of as form_of
@@ -32,11 +33,9 @@ from flashsim.theory.kernel_products import (
 from flashsim.theory.kernel_products import kernel_product_bound as kernel_product_bound
 from flashsim.theory.kernel_products import kernel_x_outer_constants as kernel_x_outer_constants
 from flashsim.theory.kernel_products import kernel_z_outer_constants as kernel_z_outer_constants
+from flashsim.theory.matrices import MatrixForm as MatrixForm
+from flashsim.theory.matrices import exact_program as exact_program
 from flashsim.theory.problem import BYTES as BYTES
-from flashsim.theory.problem import NoClosedForm as NoClosedForm
-from flashsim.theory.program import ExactProgram as ExactProgram
-from flashsim.theory.program import ProgramForm as ProgramForm
-from flashsim.theory.program import exact_program as exact_program
 from flashsim.theory.theorems import block_sparse_constants as block_sparse_constants
 from flashsim.theory.theorems import compulsory as compulsory
 from flashsim.theory.theorems import extra_memory as extra_memory

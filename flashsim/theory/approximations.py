@@ -25,8 +25,8 @@ from typing import Any
 
 from flashsim.attention.shapes import Sizes
 from flashsim.theory.kernel_products import kernel_rows
+from flashsim.theory.matrices import MatrixForm, Moved, between, given, returned
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Moved, ProgramForm, between, given, returned
 
 
 def linformer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -35,7 +35,7 @@ def linformer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     return max(mixing, attending)
 
 
-LINFORMER = ProgramForm(
+LINFORMER = MatrixForm(
     name="linformer",
     blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
     line_1=lambda rows, p: (rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)),
@@ -62,7 +62,7 @@ def performer_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     return max(keys, queries)
 
 
-PERFORMER = ProgramForm(
+PERFORMER = MatrixForm(
     name="performer",
     blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
     line_1=lambda rows, p: (rows, min(rows, p.d), rows, min(rows, p.d)),
@@ -128,7 +128,7 @@ def reformer_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     return 2 * p.h * pairs * (p.d + p.e)
 
 
-REFORMER = ProgramForm(
+REFORMER = MatrixForm(
     name="reformer",
     blocks={"C": "N"},
     arrays={
@@ -153,7 +153,7 @@ def smyrf_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     return 2 * p.h * ((T - 1) * b.C**2 + (p.N - (T - 1) * b.C) ** 2) * (p.d + p.e)
 
 
-SMYRF = ProgramForm(
+SMYRF = MatrixForm(
     name="smyrf",
     blocks={"C": "N"},
     arrays={

@@ -1,5 +1,5 @@
-"""`Form`: what theory knows of an algorithm; and all of them: each algorithm's file in this
-folder ends in its form.
+"""`Form`: the closed form of an attention algorithm. Each algorithm's file in this folder ends in
+its form.
 """
 
 from __future__ import annotations
@@ -7,18 +7,23 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any, ClassVar, TypeVar
 
-from flashsim.attention.arguments import check_direction, checked, is_one_of, shown
+from flashsim.attention.arguments import check_direction, check_tiles, checked, is_one_of, shown
+from flashsim.attention.masks.rules import All, Head, Mask, as_mask
+from flashsim.attention.masks.scores import cap_of
 from flashsim.attention.options import Option
-from flashsim.attention.shapes import Blocks
+from flashsim.attention.problem import Problem
+from flashsim.attention.shapes import Blocks, Shape
 from flashsim.memory.source import note_line
-from flashsim.memory.traffic import Role
-from flashsim.support.modules import records_of
+from flashsim.memory.traffic import Occupancy, Role, Traffic
+from flashsim.theory import groups
+from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, forms_in
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
-from flashsim.theory.problem import Arrays, Kept, NoClosedForm, OneHead, Tiles, ceil_div
+from flashsim.theory.live import Chosen, Live, listed
+from flashsim.theory.problem import Arrays, Kept, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 
 T = TypeVar("T")
 ROLES: Mapping[str, Mapping[str, Role]] = {
@@ -44,10 +49,9 @@ def means(p: OneHead, passes: tuple[Tiles, ...]) -> dict[str, Mean]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """The closed forms of one algorithm's pass.
+class Form(ClosedForm):
+    """The closed form of one algorithm's pass.
 
-    name, direction  the algorithm's; "forward" where nothing is said
     line_1           (rows, d) -> (B_r, B_c), as the algorithm's record says it
     rows             (M, d, d_v) -> rows, for the paper's sizes
     formulas         (reads, writes) of each array as text, in `SYMBOLS`
@@ -76,8 +80,8 @@ class Form:
     sink_of          backward: columns that a sink's gradient is made of, besides O and dO
     """
 
-    name: str
-    direction: str = "forward"
+    package: ClassVar[str] = "flashsim.theory"
+
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     formulas: Mapping[str, tuple[str, str]]
@@ -102,11 +106,6 @@ class Form:
 
     def __post_init__(self) -> None:
         check_direction(self.direction)
-
-    # flashsim's is pickled by its name, as some of its functions are lambdas
-    def __reduce__(self) -> Any:
-        known = forms()[self.direction].get(self.name) is self
-        return (form_of, (self.name, self.direction)) if known else super().__reduce__()
 
     def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         """Return what each array moves, for a set of computed tiles."""
@@ -178,6 +177,28 @@ class Form:
             note_line(error, function)
             raise
 
+    def products_flops(self, area: int, d: int, d_v: int) -> int:
+        """Return the FLOPs of the matrix products where `area` elements of S are computed."""
+        by_d, by_d_v = self.products
+        return 2 * area * (by_d * d + by_d_v * d_v)
+
+    def peak_of(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
+        """Return the most on chip, in elements. Raises ValueError where `peak` returns what is no
+        number of elements.
+        """
+        return self.whole("peak", self.asked(self.peak, p, blocks, tiles), 0)
+
+    def cost(
+        self,
+        problem: Problem,
+        blocks: Blocks,
+        options: Mapping[str, Any],
+        enforced: bool,
+        sizing: str = "",
+    ) -> Exact:
+        """Return what a run costs, with checked options."""
+        return FormAtProblem.of(self, problem, options).cost(blocks, enforced, sizing)
+
     def whole(self, what: str, found: object, least: int) -> int:
         """Return a number that one of its functions returned. Raises ValueError unless it is a
         whole number from `least` up.
@@ -190,12 +211,204 @@ class Form:
         return found
 
 
+def clipped(p: OneHead, B_r: int, B_c: int) -> Blocks:
+    """Return blocks of these sizes, each at most as long as what it divides."""
+    return Blocks(B_r, B_c, N_q=p.N_q, N_k=p.N_k)
+
+
+@dataclass(frozen=True)
+class FormAtProblem:
+    """A form at a problem: what is the same in all blocks, so that a search through many blocks
+    computes it once.
+
+    p     one launch's lengths, and what is stored
+    rule  the mask, without its sink
+    """
+
+    form: Form
+    problem: Problem
+    p: OneHead
+    rule: Mask
+
+    @classmethod
+    def of(cls, form: Form, problem: Problem, own: Mapping[str, Any]) -> FormAtProblem:
+        """Return a form at a problem, with options of its own. Raises ValueError for what it
+        does not compute.
+        """
+        shape = problem.shape
+        stored = problem.dtype.itemsize
+        group = problem.group if problem.gqa == "grouped" else 1
+        rule = as_mask(problem.mask, False, shape, (), own) if own else problem.mask
+        sink = rule.sink
+        rule = rule.without_sink() if rule.sink else rule
+        masked = not isinstance(rule, All)
+        backward = form.direction == "backward"
+        if form.plain and (masked or problem.dropout_p):
+            raise ValueError(
+                f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has"
+            )
+        if rule.bias is not None and rule.bias.is_table and "P" in form.formulas:
+            raise ValueError(
+                f"{form.name!r} adds a bias in a pass of its own; expected Bias(table[buckets])"
+            )
+        learns = backward and rule.bias is not None
+        if learns and not form.gives_dS:
+            raise ValueError(
+                f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does"
+            )
+        capped = backward and cap_of(rule.scores) is not None
+        if capped and not (form.gives_dS and "P" not in form.formulas):
+            raise ValueError(
+                f"{form.name!r} makes no gradient through a soft cap, backward; 'flash' (Algorithm "
+                "4) does"
+            )
+        merged = ", merged as a tree," if "merge" in own else ""
+        if sink is not None and (
+            (form.sink or form.sink_of or None) is None or own.get("merge") == "tree"
+        ):
+            raise ValueError(f"{form.name!r}{merged} takes no sink; 'flash' (Algorithm 2) does")
+        dense = arrays_of(rule, group)
+        dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
+        lengths = (group * shape.N_q, shape.N_k, shape.d, shape.d_v)
+        dropout = bool(problem.dropout_p)
+        of_mask = (dense, dropout, rule.tree is not None)
+        sinks = 0 if sink is None else group
+        return cls(
+            form,
+            problem,
+            OneHead(*lengths, problem.M, stored, masked, *of_mask, own, group, dB, capped, sinks),
+            rule,
+        )
+
+    @classmethod
+    def of_launch(
+        cls,
+        form: Form,
+        problem: Problem,
+        own: Mapping[str, Any],
+        rows: Mask,
+        head: Head,
+        sunk: bool,
+    ) -> FormAtProblem:
+        """Return a form at one launch of a run, which has been checked.
+
+        rows  the mask for the launch's rows, those of a group of heads interleaved, without its
+              sink
+        head  which launch it is, as the mask may have arrays of each head's own
+        sunk  whether there is a sink
+        """
+        group = problem.group if problem.gqa == "grouped" else 1
+        backward = form.direction == "backward"
+        stored = problem.dtype.itemsize
+        dense = arrays_of(rows, 1, head)
+        learns = None
+        if backward and rows.bias is not None:
+            learns = dense[-1]._replace(name="dB", itemsize=max(stored, 4))
+        p = OneHead(
+            N_q=group * problem.shape.N_q,
+            N_k=problem.shape.N_k,
+            d=problem.shape.d,
+            d_v=problem.shape.d_v,
+            M=problem.M,
+            stored=stored,
+            masked=not isinstance(rows, All),
+            dense=dense,
+            dropout=bool(problem.dropout_p),
+            tree=rows.tree is not None,
+            options=own,
+            group=group,
+            learns=learns,
+            capped=backward and cap_of(rows.scores) is not None,
+            sink=group if sunk else 0,
+        )
+        return cls(form, problem, p, rows)
+
+    @cached_property
+    def live(self) -> Live:
+        """The live tiles, of the largest blocks."""
+        p = self.p
+        return live_tiles(
+            self.rule, p.N_q, p.N_k, Blocks(p.N_q, p.N_k, N_q=p.N_q, N_k=p.N_k), p.group
+        )
+
+    def tiles(self, sizes: Blocks) -> Tiles:
+        """Return the tiles that are computed."""
+        p = self.p
+        skipping = "live" if self.form.live else self.p.options.get("block_mask")
+        chosen: Chosen | None = None
+        if isinstance(skipping, str):  # "live"
+            chosen = self.live.cut(sizes.B_r, sizes.B_c)
+        elif skipping is not None:
+            chosen = listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
+        return p.tiles(sizes.B_r, sizes.B_c, chosen)
+
+    def cost(self, sizes: Blocks, enforced: bool, sizing: str = "") -> Exact:
+        """Return what a run in these blocks costs, of all heads."""
+        form = self.form
+        p = self.p
+        group = self.problem.group
+        kv_heads = self.problem.heads // group
+        is_grouped = self.problem.gqa == "grouped"
+        launches = kv_heads if is_grouped else self.problem.heads
+        tiles = self.tiles(sizes)
+        arrays = form.moved(p, sizes, tiles)
+        peak = form.peak_of(p, sizes, tiles)
+        if not isinstance(arrays, dict):
+            raise ValueError(
+                f"the traffic of Form {form.name!r} is {shown(arrays)}; expected a dict of "
+                "p.array(…)"
+            )
+        traffic = Traffic(arrays).times(launches)
+        if group > 1 and not is_grouped:
+            arrays = groups.shared(arrays, group, kv_heads)
+            if form.direction == "backward":
+                arrays = groups.summed(arrays, p, group, kv_heads)
+                peak = max(peak, groups.sum_peak(p))
+            traffic = Traffic(arrays)
+        if p.learns:
+            gradient = {"dB": traffic.by_array["dB"].shared(launches)}
+            bias = self.rule.bias
+            if bias is not None and p.group > 1 and bias.matrix[0] > 1:
+                gradient, most = groups.bias_summed(gradient["dB"], p.group, p.M)
+                peak = max(peak, most)
+            traffic = Traffic({**traffic.by_array, **gradient})
+        if p.sink and form.direction == "backward":
+            one_head = replace(p, N_q=self.problem.shape.N_q)
+            learnt, most = groups.sink_learnt(one_head, form.sink_of, self.problem.heads)
+            peak = max(peak, most)
+            by_array = dict(traffic.by_array)
+            for name, array in learnt.items():
+                if name in by_array:
+                    array = by_array[name].plus(replace(array, size=0))
+                by_array[name] = array
+            traffic = Traffic(by_array)
+        matmul = form.products_flops(tiles.area, p.d, p.d_v)
+        if form.matmul:
+            matmul = form.matmul(p, sizes, tiles)
+        use = Occupancy(peak, p.M, enforced)
+        return Exact(form.name, traffic, use, sizes, launches * matmul, sizing)
+
+    def accesses(self, B_r: int, B_c: int) -> int:
+        """Return the accesses of one head: those of `exact`, sooner, as nothing else is counted."""
+        sizes = clipped(self.p, B_r, B_c)
+        return self.form.accesses(self.p, sizes, self.tiles(sizes))
+
+    def peak(self, B_r: int, B_c: int, M: int | None = None) -> int:
+        """Return the most on chip where all tiles are computed; without a mask, that of `exact`.
+        M: None, the problem's.
+        """
+        p = self.p if M is None or M == self.p.M else replace(self.p, M=M)
+        sizes = clipped(p, B_r, B_c)
+        return self.form.peak_of(p, sizes, p.tiles(sizes.B_r, sizes.B_c))
+
+
 @cache
 def forms() -> dict[str, dict[str, Form]]:
-    """Return every `FORM` of this folder, by direction and then by name."""
+    """Return every `Form` of this folder, by direction and then by name."""
     by_direction: dict[str, dict[str, Form]] = {"forward": {}, "backward": {}}
-    for form in records_of("flashsim.theory", "FORM", Form):
-        by_direction[form.direction][form.name] = form
+    for form in forms_in(Form.package).values():
+        if isinstance(form, Form):
+            by_direction[form.direction][form.name] = form
     return by_direction
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from flashsim.attention.arguments import check_count
 from flashsim.attention.matrices import Kind
 from flashsim.attention.shapes import Sizes
+from flashsim.theory.matrices import Array, MatrixForm, between, given, returned
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Array, ProgramForm, between, given, returned
 
 
 def kernel_rows(M: int, p: Sizes) -> int:
@@ -31,7 +31,7 @@ def z_line_1(rows: int, p: Sizes) -> tuple[int, int]:
 BY_X = {"X": given("N", "d"), "Z": given("n", "d", reads="T_r"), "V": given("n", "e", reads="T_r")}
 BY_Z = {"X": given("N", "d", reads="T_c"), "Z": given("n", "d"), "V": given("n", "e")}
 
-X_OUTER = ProgramForm(
+X_OUTER = MatrixForm(
     name="kernel_x_outer",
     blocks={"B_r": "N", "B_c": "n"},
     line_1=lambda rows, p: (rows, min(rows, ceil_div(p.d + p.e, 2))),

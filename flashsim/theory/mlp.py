@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from flashsim.attention.arguments import check_mask_blocks
 from flashsim.attention.shapes import Sizes
 from flashsim.support.sizes import ceil_div
-from flashsim.theory.program import Moved, ProgramForm, between, given, returned
+from flashsim.theory.matrices import MatrixForm, Moved, between, given, returned
 
 SIDE = 16
 
@@ -144,7 +144,7 @@ def unfused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     )
 
 
-UNFUSED = ProgramForm(
+UNFUSED = MatrixForm(
     name="sparse_mlp_unfused",
     blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),

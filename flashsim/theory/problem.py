@@ -14,14 +14,8 @@ from flashsim.attention.matrices import KINDS, Kind, Type
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.memory.traffic import ArrayTraffic, Role
 from flashsim.support.sizes import ceil_div as ceil_div
+from flashsim.theory.closed_form import NoClosedForm
 from flashsim.theory.live import Chosen, Live
-
-
-class NoClosedForm(ValueError):
-    """Theory has no closed form for an algorithm, a mask or a sizing; it may be that it can be
-    counted.
-    """
-
 
 Arrays = dict[str, ArrayTraffic]
 Kept = tuple[int, Type]

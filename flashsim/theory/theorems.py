@@ -48,13 +48,7 @@ def matmul_flops(
     for an unknown name or direction.
     """
     area = N_q * N_k if area is None else check_count("area", area, 0, N_q * N_k)
-    return products_flops(form_of(name, direction), area, d, d_v)
-
-
-def products_flops(form: Form, area: int, d: int, d_v: int) -> int:
-    """Return the same where `area` elements of S are computed, of numbers that are checked."""
-    by_d, by_d_v = form.products
-    return 2 * area * (by_d * d + by_d_v * d_v)
+    return form_of(name, direction).products_flops(area, d, d_v)
 
 
 @checked

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from flashsim import serving
-from flashsim.algorithms.blocks import most_rows
 from flashsim.analysis.verify.shared import Claim, none_differs
 from flashsim.attention.masks.bias import Bias
 from flashsim.attention.masks.paddings import KeyPadding
@@ -26,6 +25,7 @@ from flashsim.serving.schedules import schedule_of
 from flashsim.serving.theory import mla
 from flashsim.simulate.api import count, forward
 from flashsim.simulate.results import Result
+from flashsim.support.sizes import most
 
 
 def counts(full: bool) -> Claim:
@@ -384,9 +384,7 @@ def mla_intensity(full: bool) -> Claim:
     l2.flush()
     found["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
     by_one = replace(run.problem, B_c=1)
-    most = most_rows(
-        lambda rows, M: mla.peak(replace(by_one, B_r=rows)) <= M, run.problem.M, 128, "mla", ""
-    )
+    most_rows = most(lambda rows: mla.peak(replace(by_one, B_r=rows)) <= run.problem.M, 128)
     one, short, two, cached = found.values()
     said = (
         f"{one:.1f} in one pass, {short:.1f} if n = 4,096; {two:.1f} in two passes, {cached:.1f} "
@@ -404,9 +402,11 @@ def mla_intensity(full: bool) -> Claim:
         ),
         (
             f"FLOPs a byte: {said}; the ridge, {ridge:.1f}, needs {128 * ridge / exact:.1f} rows; "
-            f"{most} rows fit"
+            f"{most_rows} rows fit"
         ),
-        holds and found["two of 4,096 by an L2"] > 0.99 * found["one pass of 4,096"] and most < 128,
+        holds
+        and found["two of 4,096 by an L2"] > 0.99 * found["one pass of 4,096"]
+        and most_rows < 128,
         {"found": found},
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashsim.attention.arguments import check_choice
 from flashsim.attention.problem import Problem
-from flashsim.devices.api import asked
+from flashsim.devices.api import share_out
 from flashsim.devices.share import Share
 from flashsim.gpu.devices import ring, ulysses
 from flashsim.gpu.devices.links import Links
@@ -148,7 +148,7 @@ def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
         causal=causal,
         scale=scale,
     )
-    _, share, _ = asked(name, "forward", problem, links.size, layout, None, None)
+    _, share, _ = share_out(name, "forward", problem, links.size, layout, None, None)
     expected = [share.rows(rank) for rank in range(links.size)]
     if rows != expected:
         raise ValueError(

@@ -8,11 +8,12 @@ B) = min(⌈e/B⌉·B, n) keys are loaded for them, tile by tile.
 from collections.abc import Mapping
 from functools import cache
 
-from flashsim.serving.theory.form import ServingForm
-from flashsim.support.modules import records_of
+from flashsim.serving.theory.form import BatchForm
+from flashsim.theory.closed_form import forms_in
 
 
 @cache
-def forms() -> Mapping[tuple[str, str], ServingForm]:
+def forms() -> Mapping[tuple[str, str], BatchForm]:
     """Return the forms, by name and direction."""
-    return {(form.name, form.direction): form for form in records_of(__name__, "FORM", ServingForm)}
+    known = forms_in(BatchForm.package).items()
+    return {key: form for key, form in known if isinstance(form, BatchForm)}

@@ -11,7 +11,7 @@ D counts the level of suffixes.
 
 from flashsim.serving.batch import Batch
 from flashsim.serving.checks import Levels
-from flashsim.serving.theory.form import Moved, ServingForm, row_blocks, sequences, tile_peak, whole
+from flashsim.serving.theory.form import BatchForm, Moved, row_blocks, sequences, tile_peak, whole
 
 
 def moved(p: Batch, levels: Levels) -> dict[str, Moved]:
@@ -48,4 +48,4 @@ def peak(p: Batch, levels: Levels) -> int:
     return max(0, merging, *tiles)
 
 
-FORM = ServingForm(name="cascade", moved=moved, peak=peak)
+FORM = BatchForm(name="cascade", moved=moved, peak=peak)

@@ -14,9 +14,9 @@ import numpy as np
 
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import (
+    BatchForm,
     Ints,
     Moved,
-    ServingForm,
     moves,
     sequences,
     tile_peak,
@@ -57,4 +57,4 @@ def peak(p: Batch, schedule: str, workers: int, splits: int) -> int:
     return max([merging, *(tile_peak(p, s.b, s.first(p.B_c)) for s in sequences(p))])
 
 
-FORM = ServingForm(name="decode", moved=moved, peak=peak)
+FORM = BatchForm(name="decode", moved=moved, peak=peak)

@@ -1,17 +1,20 @@
-"""`ServingForm`, a program's closed forms; and row blocks, with what they see, from positions
+"""`BatchForm`, a program's closed form; and row blocks, with what they see, from positions
 alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.memory.traffic import Role
+from flashsim.attention.inputs import chip_dtype
+from flashsim.attention.shapes import Sizes
+from flashsim.memory.traffic import ArrayTraffic, Occupancy, Role, Traffic
 from flashsim.serving.batch import Batch
+from flashsim.theory.closed_form import ClosedForm, Exact
 
 Ints = NDArray[np.int64]
 
@@ -29,6 +32,14 @@ class Moved:
     size: int | tuple[str, int] = 0
     chip: bool = False
     role: Role = "extra"
+
+
+class Stored(NamedTuple):
+    """An operand in HBM: its shape, and bytes an element; None: those of its role."""
+
+    rows: int
+    columns: int
+    itemsize: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,15 +110,52 @@ def moves(p: Batch, **reads: int) -> dict[str, Moved]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingForm:
-    """`moved`, what each array of one KV head moves, and `peak`, the most on chip: of the batch,
-    and the program's options.
+class BatchForm(ClosedForm):
+    """The closed form of one program on a ragged batch.
+
+    moved  (batch, options by name) -> what each array of one KV head moves
+    peak   (batch, options by name) -> the most on chip, in elements
     """
 
-    name: str
-    direction: str = "forward"
+    package: ClassVar[str] = "flashsim.serving.theory"
+
     moved: Callable[..., Mapping[str, Moved]]
     peak: Callable[..., int]
+
+    def cost(
+        self,
+        batch: Batch,
+        options: Mapping[str, Any],
+        operands: Mapping[str, Stored],
+        is_shared: Callable[[str], bool],
+    ) -> Exact:
+        """Return what a run costs, of all KV heads.
+
+        operands   what one KV head has in HBM when it begins, by name
+        is_shared  whether all KV heads share that array
+        """
+        chip = chip_dtype(batch.dtype).itemsize
+        arrays = {}
+        for name, moved in self.moved(batch, **options).items():
+            role = moved.role
+            itemsize = chip if moved.chip else batch.dtype.itemsize
+            size = moved.size
+            if isinstance(size, tuple):
+                whose, width = size
+                size = operands[whose].rows * width
+            if name in operands:
+                role = "input"
+                size = operands[name].rows * operands[name].columns
+                itemsize = operands[name].itemsize or itemsize
+            one_head = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
+            all_heads = one_head.times(batch.kv_heads)
+            arrays[name] = all_heads.shared(batch.kv_heads) if is_shared(name) else all_heads
+        return Exact(
+            algorithm=self.name,
+            hbm=Traffic(arrays),
+            sram=Occupancy(self.peak(batch, **options), batch.M, True),
+            blocks=Sizes(B_r=batch.B_r, B_c=batch.B_c),
+        )
 
 
 def whole(x: Any) -> int:

@@ -7,7 +7,7 @@ peak    (b + c)(d + d_v) + b·c + 3b + 2r; without a tile b(d + d_v + 2)
 """
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, moves
+from flashsim.serving.theory.form import BatchForm, Moved, moves
 from flashsim.serving.theory.quantised import tiles
 
 
@@ -27,4 +27,4 @@ def peak(p: Batch, group: int) -> int:
     return max(tops)
 
 
-FORM = ServingForm(name="fp8", moved=moved, peak=peak)
+FORM = BatchForm(name="fp8", moved=moved, peak=peak)

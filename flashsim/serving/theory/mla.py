@@ -9,7 +9,7 @@ In a batch w is d, and u is d_v.
 """
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
+from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences, tile_peak, whole
 
 
 def moved(p: Batch) -> dict[str, Moved]:
@@ -21,4 +21,4 @@ def peak(p: Batch) -> int:
     return max(tile_peak(p, blocks.b, blocks.first(p.B_c), columns=p.d) for blocks in sequences(p))
 
 
-FORM = ServingForm(name="mla", moved=moved, peak=peak)
+FORM = BatchForm(name="mla", moved=moved, peak=peak)

@@ -9,7 +9,7 @@ u is the option `latent`.
 """
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
+from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences, tile_peak, whole
 
 
 def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
@@ -29,4 +29,4 @@ def peak(p: Batch, latent: int, rope: int) -> int:
     return max(making, *(tile_peak(p, blocks.b, blocks.first(p.B_c)) for blocks in sequences(p)))
 
 
-FORM = ServingForm(name="mla_expanded", moved=moved, peak=peak)
+FORM = BatchForm(name="mla_expanded", moved=moved, peak=peak)

@@ -9,7 +9,7 @@ In a batch w is d, and u is d_v.
 
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory import paged, paged_split
-from flashsim.serving.theory.form import Moved, ServingForm
+from flashsim.serving.theory.form import BatchForm, Moved
 
 
 def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
@@ -23,4 +23,4 @@ def peak(p: Batch, page: int, tail: str, splits: int) -> int:
     return max(paged.peak(p, page, tail, columns=p.d), merging)
 
 
-FORM = ServingForm(name="mla_paged", moved=moved, peak=peak)
+FORM = BatchForm(name="mla_paged", moved=moved, peak=peak)

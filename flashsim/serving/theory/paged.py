@@ -13,10 +13,10 @@ import numpy as np
 
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import (
+    BatchForm,
     Ints,
     Moved,
     RowBlocks,
-    ServingForm,
     moves,
     sequences,
     tile_peak,
@@ -52,4 +52,4 @@ def peak(p: Batch, page: int, tail: str, columns: int = 0) -> int:
     return max(tops)
 
 
-FORM = ServingForm(name="paged", moved=moved, peak=peak)
+FORM = BatchForm(name="paged", moved=moved, peak=peak)

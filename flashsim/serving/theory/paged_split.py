@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from flashsim.serving.batch import Batch
 from flashsim.serving.theory import paged
-from flashsim.serving.theory.form import Moved, ServingForm
+from flashsim.serving.theory.form import BatchForm, Moved
 
 
 def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
@@ -30,4 +30,4 @@ def peak(p: Batch, page: int, tail: str, splits: int) -> int:
     return max(paged.peak(p, page, tail), min(p.B_r, p.longest) * (2 * p.d_v + 5))
 
 
-FORM = ServingForm(name="paged_split", moved=moved, peak=peak)
+FORM = BatchForm(name="paged_split", moved=moved, peak=peak)

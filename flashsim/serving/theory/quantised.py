@@ -11,7 +11,7 @@ peak    b(d + d_v + 3) + b·c + c(d + d_v + ⌈d·bits/8⌉ + ⌈d_v·bits/8⌉ 
 from collections.abc import Iterator
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences
+from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences
 
 
 def tiles(p: Batch, group: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
@@ -46,4 +46,4 @@ def peak(p: Batch, bits: int, group: int) -> int:
     return max(tops)
 
 
-FORM = ServingForm(name="quantised", moved=moved, peak=peak)
+FORM = BatchForm(name="quantised", moved=moved, peak=peak)

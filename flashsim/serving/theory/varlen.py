@@ -10,7 +10,7 @@ b is how many sequences there are.
 """
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, moves, sequences, tile_peak, whole
+from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences, tile_peak, whole
 
 
 def moved(p: Batch) -> dict[str, Moved]:
@@ -33,4 +33,4 @@ def peak(p: Batch) -> int:
     )
 
 
-FORM = ServingForm(name="varlen", moved=moved, peak=peak)
+FORM = BatchForm(name="varlen", moved=moved, peak=peak)

@@ -12,7 +12,7 @@ blocks that are there:
 """
 
 from flashsim.serving.batch import Batch
-from flashsim.serving.theory.form import Moved, ServingForm, sequences, whole
+from flashsim.serving.theory.form import BatchForm, Moved, sequences, whole
 
 
 def moved(p: Batch) -> dict[str, Moved]:
@@ -63,4 +63,4 @@ def peak(p: Batch) -> int:
     return max(tops)
 
 
-FORM = ServingForm(name="varlen", direction="backward", moved=moved, peak=peak)
+FORM = BatchForm(name="varlen", direction="backward", moved=moved, peak=peak)

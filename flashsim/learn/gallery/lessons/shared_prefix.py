@@ -18,7 +18,7 @@ def record() -> Trace:
     rng = np.random.default_rng(5)
     Q = [rng.normal(size=(1, 1, 4)) for _ in range(3)]
     suffixes = [tuple(rng.normal(size=(2, 1, n, 4))) for n in (2, 1, 3)]
-    return tracing.trace(  # type: ignore[name-defined, no-any-return]
+    return tracing.trace(
         serving.cascade, Q, suffixes, prefix=rng.normal(size=(2, 1, 6, 4)), M=100, blocks=(3, 3)
     )
 

@@ -1,5 +1,5 @@
-"""`ProgramForm`: what theory knows of a program that is not attention; and `exact_program`, what
-its run costs, by formula.
+"""`MatrixForm`: the closed form of a program on matrices; and `exact_program`, what its run costs,
+by formula.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from flashsim.attention.arguments import (
     check_block_sizes,
@@ -16,14 +16,14 @@ from flashsim.attention.arguments import (
     is_one_of,
     shown,
 )
-from flashsim.attention.inputs import check_M, float_name
-from flashsim.attention.matrices import Kind, Type
+from flashsim.attention.inputs import check_M, float_dtype, float_name
+from flashsim.attention.matrices import Kind, MatrixProblem, Type
 from flashsim.attention.shapes import Sizes
 from flashsim.memory.traffic import ArrayTraffic, Occupancy, Role, Traffic
-from flashsim.support.modules import modules_of
 from flashsim.support.sizes import Size, most
+from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, forms_in
 from flashsim.theory.formulas import evaluated
-from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
+from flashsim.theory.problem import BYTES, ceil_div
 
 
 class Array(NamedTuple):
@@ -64,10 +64,9 @@ class Moved(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramForm:
-    """The closed forms of one program.
+class MatrixForm(ClosedForm):
+    """The closed form of one program on matrices.
 
-    name      the program's
     arrays    each array in HBM, by name. Of block size B_r there are T_r blocks, of C, T
     blocks    its block sizes: name -> the symbol of the length that it divides
     line_1    (rows, lengths) -> block sizes; None: they must be given
@@ -78,7 +77,8 @@ class ProgramForm:
     matmul    FLOPs of the matrix products
     """
 
-    name: str
+    package: ClassVar[str] = "flashsim.theory"
+
     arrays: Mapping[str, Array | tuple[Role, Kind]]
     blocks: Mapping[str, str]
     line_1: Callable[[int, Sizes], tuple[int, ...]] | None = None
@@ -89,46 +89,48 @@ class ProgramForm:
     peak: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
     matmul: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
 
-    def __reduce__(self) -> Any:  # as `Form`
-        return (
-            (_known, (self.name,))
-            if program_forms().get(self.name) is self
-            else super().__reduce__()
+    def cost(
+        self, problem: MatrixProblem, blocks: Sizes, options: Mapping[str, Any], enforced: bool
+    ) -> Exact:
+        """Return what a run costs. Options that move nothing may be left out."""
+        p = problem.lengths
+        stored = problem.dtype.itemsize
+        itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
+        numbers_of_blocks = {
+            size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], blocks[size])
+            for size, symbol in self.blocks.items()
+        }
+        symbols = {**numbers_of_blocks, **p}
+        in_part = self.traffic(p, Sizes(**blocks, **numbers_of_blocks), options)
+        by_array = {}
+        for name, array in self.arrays.items():
+            role, kind, reads, writes, initial = Array(*array)
+            rows, columns = kind.shape(Sizes(**symbols))
+            size = rows * columns
+            init = size if initial else 0
+            all_of_it = Moved(
+                reads=size * evaluated(reads, symbols),
+                writes=size * evaluated(writes, symbols) - init,
+                init=init,
+            )
+            moved = in_part.get(name, all_of_it)
+            by_array[name] = ArrayTraffic(
+                moved.reads, moved.init + moved.writes, moved.init, size, itemsizes[kind.type], role
+            )
+        return Exact(
+            self.name,
+            Traffic(by_array),
+            Occupancy(self.peak(p, blocks, options), problem.M, enforced),
+            blocks,
+            self.matmul(p, blocks, options),
         )
-
-
-@dataclass(frozen=True, repr=False)
-class ExactProgram:
-    """What theory says that a program costs: `hbm`, `sram` and `blocks` must equal a run's and a
-    tally's; `matmul`, its FLOPs.
-    """
-
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
-    blocks: Sizes
-    matmul: int
-
-    def __repr__(self) -> str:
-        return (
-            f"ExactProgram({self.algorithm!r}: {self.hbm.accesses:,} HBM accesses, {self.blocks}, "
-            f"{self.sram})"
-        )
-
-    def _repr_html_(self) -> str:
-        caption = f"{self.algorithm}, by formula: HBM accesses, in elements"
-        return self.hbm.table(caption, [f"{self.blocks}, {self.sram}"])
 
 
 @cache
-def program_forms() -> dict[str, ProgramForm]:
-    """Return every `ProgramForm` of this folder's files, by name."""
-    found = (form for file in modules_of("flashsim.theory") for form in vars(file).values())
-    return {form.name: form for form in found if isinstance(form, ProgramForm)}
-
-
-def _known(name: str) -> ProgramForm:
-    return program_forms()[name]
+def matrix_forms() -> dict[str, MatrixForm]:
+    """Return every `MatrixForm` of this folder's files, by name."""
+    known = forms_in(MatrixForm.package).values()
+    return {form.name: form for form in known if isinstance(form, MatrixForm)}
 
 
 def exact_program(
@@ -141,89 +143,66 @@ def exact_program(
     enforce: bool | None = None,
     dtype: Any = "float32",
     options: Mapping[str, Any] | None = None,
-) -> ExactProgram:
-    """Return the exact counts of a program's run by formula, of its name or its `ProgramForm`.
+) -> Exact:
+    """Return the exact counts of a program's run by formula, of its name or its `MatrixForm`.
 
     Arguments are those of `flashsim.simulate.matrices.count_program`; options that move nothing may
     be left out. Theory does not refuse what does not fit: `sram.peak` then exceeds an enforced
     `sram.capacity`. Raises NoClosedForm, a ValueError, for an unknown name.
     """
-    if not isinstance(name, ProgramForm) and not is_one_of(name, program_forms()):
+    if not isinstance(name, MatrixForm) and not is_one_of(name, matrix_forms()):
         raise NoClosedForm(
-            f"no closed form for {shown(name)}; known: {', '.join(map(repr, program_forms()))}"
+            f"no closed form for {shown(name)}; known: {', '.join(map(repr, matrix_forms()))}"
         )
-    form = name if isinstance(name, ProgramForm) else program_forms()[name]
-    arrays = {array: Array(*known) for array, known in form.arrays.items()}
-    kinds = [array.kind for array in arrays.values() if array.role == "input"]
+    form = name if isinstance(name, MatrixForm) else matrix_forms()[name]
+    kinds = [kind for role, kind, *_ in form.arrays.values() if role == "input"]
     sides = dict.fromkeys(
         side for kind in kinds for side in (kind.rows, kind.columns) if not side.isdigit()
     )
-    p = check_lengths([*sides], sizes)
-    stored = BYTES[float_name(dtype)]
-    asked = options or {}
-    capacity = check_M(M, stored)
+    problem = MatrixProblem(
+        lengths=check_lengths([*sides], sizes),
+        dtype=float_dtype(dtype),
+        M=check_M(M, BYTES[float_name(dtype)]),
+    )
     if not is_one_of(sizing, ("fit", "paper")):
         raise NoClosedForm(
             f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks"
         )
-    b = _blocks(form, p, capacity, check_block_sizes(form.blocks, blocks), sizing, asked)
-    itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
-    counts = {
-        size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size])
-        for size, symbol in form.blocks.items()
-    }
-    in_part = form.traffic(p, Sizes(**b, **counts), asked)
-    by_array = {}
-    for array, (role, kind, reads, writes, initial) in arrays.items():
-        rows, columns = kind.shape(Sizes(**{**counts, **p}))
-        read, written = (
-            rows * columns * evaluated(times, {**counts, **p}) for times in (reads, writes)
-        )
-        init = rows * columns * initial
-        moved = in_part.get(array, Moved(read, written - init, init))
-        by_array[array] = ArrayTraffic(
-            moved.reads,
-            moved.init + moved.writes,
-            moved.init,
-            rows * columns,
-            itemsizes[kind.type],
-            role,
-        )
-    enforced = (
-        (blocks is not None or sizing == "fit")
-        if enforce is None
-        else check_flag("enforce", enforce)
-    )
-    use = Occupancy(form.peak(p, b, asked), capacity, enforced)
-    return ExactProgram(form.name, Traffic(by_array), use, b, form.matmul(p, b, asked))
+    fixed = check_block_sizes(form.blocks, blocks)
+    enforced = fixed is not None or sizing == "fit"
+    if enforce is not None:
+        enforced = check_flag("enforce", enforce)
+    cut = _blocks(form, problem, fixed, sizing, options or {})
+    return form.cost(problem, cut, options or {}, enforced)
 
 
 def _blocks(
-    form: ProgramForm,
-    p: Sizes,
-    M: int,
-    given: Sequence[int] | None,
+    form: MatrixForm,
+    problem: MatrixProblem,
+    fixed: Sequence[int] | None,
     sizing: str,
     options: Mapping[str, Any],
 ) -> Sizes:
-    """Return the block sizes: those given, line 1's, or the largest of its proportions that fit;
+    """Return the block sizes: the fixed ones, line 1's, or the largest of its proportions that fit;
     of one row where none does.
     """
+
+    p = problem.lengths
 
     def of(values: Sequence[int]) -> Sizes:
         return p.clipped(form.blocks, values)
 
-    if given is not None:
-        return of(given)
+    if fixed is not None:
+        return of(fixed)
     if form.line_1 is None or form.rows is None:
         raise NoClosedForm(
             f"{form.name!r} has no line 1; expected blocks ({', '.join(form.blocks)})"
         )
     if sizing == "paper":
-        return of(form.line_1(form.rows(M, p), p))
+        return of(form.line_1(form.rows(problem.M, p), p))
     line_1, longest = form.line_1, max(p[symbol] for symbol in form.blocks.values())
 
     def fits(rows: int) -> bool:
-        return form.peak(p, of(line_1(rows, p)), options) <= M
+        return form.peak(p, of(line_1(rows, p)), options) <= problem.M
 
     return of(line_1(max(most(fits, longest), 1), p))

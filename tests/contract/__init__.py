@@ -1,0 +1,1 @@
+"""What every program must satisfy, whatever its kind."""

@@ -1,0 +1,68 @@
+"""A run says what it costs by formula, `plan.exact()`, whatever kind of program ran: it is what was
+counted.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import serving
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.extensions import kernels
+from flashsim.simulate.results import Result
+from flashsim.theory import NoClosedForm
+
+BATCHES: dict[str, dict[str, Any]] = {
+    "varlen": {},
+    "decode": {"queries": 1, "workers": 3},
+    "paged": {"page": 4},
+    "paged_split": {"queries": 1, "page": 4, "splits": 3},
+    "quantised": {"bits": 8, "group": 4},
+}
+
+
+def check(result: Result) -> None:
+    exact = result.plan.exact()
+    assert exact.hbm == result.hbm
+    assert exact.sram == result.sram
+    assert exact.blocks == result.blocks
+    if exact.matmul is not None and result.operations is not None:
+        assert exact.matmul == result.operations.matmul
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", [*FORWARD])
+def test_attention(name: str, direction: Any, gqa: str) -> None:
+    if direction == "backward" and name not in BACKWARD:
+        pytest.skip(f"{name} has no backward pass")
+    options = {"splits": 2} if name == "split_kv" else {}
+    shape: dict[str, Any] = {"N": 13, "d": 4, "M": 150, "heads": 4, "kv_heads": 2, "gqa": gqa}
+    check(flashsim.count(name, **shape, direction=direction, **options))
+
+
+def test_attention_with_arrays() -> None:
+    Q = np.random.default_rng(0).normal(size=(4, 13, 4))
+    run = flashsim.forward("flash", Q, Q[:2], Q[:2], M=150, causal=True)
+    check(run)
+    check(flashsim.backward("flash", run, Q))
+
+
+@pytest.mark.parametrize("name", [*BATCHES])
+def test_a_ragged_batch(name: str) -> None:
+    arguments = {"queries": [3, 1, 5], **BATCHES[name]}
+    check(serving.count(name, keys=[9, 14, 5], d=4, heads=4, kv_heads=2, M=400, **arguments))
+
+
+def test_matrices() -> None:
+    check(kernels.count(N=30, n=20, d=3, e=2, M=60))
+
+
+def test_no_closed_form_is_said() -> None:
+    Q = np.random.default_rng(0).normal(size=(2, 5, 4))
+    offsets = flashsim.Causal(offset=(0, 1))
+    run = flashsim.forward("flash", Q, Q, Q, M=150, mask=offsets)
+    with pytest.raises(NoClosedForm, match="of each head its own"):
+        run.plan.exact()
