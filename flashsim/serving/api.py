@@ -64,9 +64,10 @@ class BatchPlan(Plan):
         """Return the plan. Words alone, which say where to go on, are not numbers to compute
         with.
         """
-        arithmetic = any(
-            isinstance(values, np.ndarray) and values.ndim == 3 for values in operands.values()
-        )
+        arithmetic = False
+        for values in operands.values():
+            if isinstance(values, np.ndarray) and values.ndim == 3:
+                arithmetic = True
         return cls(
             program=program,
             problem=batch,
@@ -79,11 +80,7 @@ class BatchPlan(Plan):
     @property
     def words(self) -> list[str]:
         """The operands that are words, which all KV heads share."""
-        return [
-            name
-            for name, value in self.operands.items()
-            if not isinstance(value, tuple) and value.dtype == np.uint32
-        ]
+        return [name for name, values in self.operands.items() if _is_words(values)]
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -193,7 +190,7 @@ class BatchPlan(Plan):
 
     def _operand(self, name: str, head: int) -> Operand:
         values = self.operands[name]
-        if name in self.words:
+        if _is_words(values):
             return Operand(name, values, np.dtype(np.uint32), index=True)
         if name in self.program.stored:
             dtype = stored_type(self.program.stored[name])
@@ -203,6 +200,34 @@ class BatchPlan(Plan):
 
     def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
         return [*self.options.values()]
+
+
+def _is_words(values: Array | tuple[int, int]) -> bool:
+    """Return whether an operand is words that say where to go on, and not numbers or a shape."""
+    return not isinstance(values, tuple) and values.dtype == np.uint32
+
+
+def check_options(program: BatchProgram, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that the program does not take, or lacks."""
+    _, *parameters = signature(program.options).parameters.values()
+    described = []
+    names = []
+    missing = []
+    for parameter in parameters:
+        names.append(parameter.name)
+        if parameter.default is not parameter.empty:
+            described.append(f"{parameter.name} (may be left out)")
+            continue
+        described.append(parameter.name)
+        if parameter.name not in options:
+            missing.append(parameter.name)
+    expected = ", ".join(described) or "none"
+    if set(options) - set(names):
+        raise ValueError(
+            f"options of {program.name!r} are {', '.join(options)}; expected {expected}"
+        )
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing; {program.name!r} takes {expected}")
 
 
 def plan_of(
@@ -217,19 +242,7 @@ def plan_of(
 
     `make_operands` returns the operands, of the checked options.
     """
-    taken = [*signature(program.options).parameters.values()][1:]
-    expected = (
-        ", ".join(one.name + " (may be left out)" * (one.default is not one.empty) for one in taken)
-        or "none"
-    )
-    if {*options} - {one.name for one in taken}:
-        raise ValueError(
-            f"options of {program.name!r} are {', '.join(options)}; expected {expected}"
-        )
-    if missing := [
-        one.name for one in taken if one.default is one.empty and one.name not in options
-    ]:
-        raise ValueError(f"{', '.join(missing)} missing; {program.name!r} takes {expected}")
+    check_options(program, options)
     checked_options = program.options(batch, **options)
     form = forms()[program.name, program.direction]
     most_queries = max(batch.shapes()["Q"][0], 1)

@@ -186,15 +186,16 @@ class AttentionPlan(Plan):
 
     def _operands(self, head: Head, number: int) -> list[Operand]:
         operands = []
+        stored = self.problem.dtype
         for name in self.needs:
             kind = self.kind(name)
-            dtype = self.dtype if kind.type == "inputs" else kind.dtype(self.dtype)
+            dtype = stored if kind.type == "inputs" else kind.dtype(stored)
             values: Any = (
                 self.values(name, head, number) if self.arithmetic else kind.shape(self.shape)
             )
             # without τ, Q comes scaled
             if name == "Q" and self.arithmetic and "tau" not in self.program.parts:
-                values = np.multiply(values, self.problem.scale, dtype=chip_dtype(self.dtype))
+                values = np.multiply(values, self.problem.scale, dtype=chip_dtype(stored))
             operands.append(Operand(name, values, dtype))
         return operands
 

@@ -87,10 +87,10 @@ def _run_once(
 ) -> Memory:
     hbm = HBM(arithmetic=plan.arithmetic)
     placed = place(launch, hbm)
-    chip = chip_dtype(plan.dtype)
+    chip = chip_dtype(plan.problem.dtype)
     sram = SRAM(
         hbm,
-        plan.M,
+        plan.problem.M,
         enforced=plan.enforced,
         dtype=chip,
         observers=observers,
@@ -132,7 +132,7 @@ def _run_side_by_side(
     launches = list(plan.launches(outcome))
     network = Network(
         len(launches),
-        plan.M,
+        plan.problem.M,
         dtype=chip_dtype(plan.dtype),
         enforced=plan.enforced,
         arithmetic=plan.arithmetic,
