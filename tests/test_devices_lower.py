@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import devices
 from flashsim.attention.problem import Problem
-from flashsim.devices import certificate, theory
-from flashsim.devices.certificate import check
+from flashsim.devices import theory
+from flashsim.devices.bounds import lower_words, lower_words_backward, most_work
 from flashsim.devices.layouts import LAYOUTS, positions
-from flashsim.devices.lower import lower_words, most_work
-from flashsim.devices.lower_backward import lower_words_backward
 from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
+from flashsim.theory.bounds import words_certificate as certificate
+from flashsim.theory.bounds.words_certificate import check
 
 
 def bound_of(tally: devices.DevicesResult, S: int | None = None) -> Any:

@@ -14,8 +14,8 @@ from flashsim import devices, plots
 from flashsim.attention.problem import Problem
 from flashsim.cli import main
 from flashsim.devices import theory
+from flashsim.devices.bounds import allowed, most_work
 from flashsim.devices.layouts import LAYOUTS, positions
-from flashsim.devices.lower import allowed, most_work
 from flashsim.devices.planning import PLANNED, _size, hidden_from, lock_step, plan, star_trail
 from flashsim.devices.programs import programs
 from flashsim.devices.share import Share

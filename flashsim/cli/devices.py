@@ -222,8 +222,8 @@ def _papers(ring: Any, of: Any, P: int) -> list[tuple[Any, ...]]:
     """Return the rows of StarTrail and TASP, with a bound for any room, because theirs is not
     known.
     """
+    from flashsim.devices.bounds import lower_words
     from flashsim.devices.layouts import positions
-    from flashsim.devices.lower import lower_words
     from flashsim.devices.planning import star_trail
     from flashsim.devices.share import Share
 

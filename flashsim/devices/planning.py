@@ -20,8 +20,9 @@ from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices import theory
 from flashsim.devices.api import share_out
-from flashsim.devices.lower import WordsBound, lower_words, most_work
+from flashsim.devices.bounds import lower_words, most_work
 from flashsim.devices.share import Share
+from flashsim.theory.bounds.words import WordsBound
 
 PLANNED = ("ring", "ulysses", "mesh")
 

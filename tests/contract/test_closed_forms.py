@@ -38,7 +38,7 @@ def check(result: Result) -> None:
 def test_attention(name: str, direction: Any, gqa: str) -> None:
     if direction == "backward" and name not in BACKWARD:
         pytest.skip(f"{name} has no backward pass")
-    options = {"splits": 2} if name == "split_kv" else {}
+    options: dict[str, Any] = {"splits": 2} if name == "split_kv" else {}
     shape: dict[str, Any] = {"N": 13, "d": 4, "M": 150, "heads": 4, "kv_heads": 2, "gqa": gqa}
     check(flashsim.count(name, **shape, direction=direction, **options))
 
@@ -52,7 +52,7 @@ def test_attention_with_arrays() -> None:
 
 @pytest.mark.parametrize("name", [*BATCHES])
 def test_a_ragged_batch(name: str) -> None:
-    arguments = {"queries": [3, 1, 5], **BATCHES[name]}
+    arguments: dict[str, Any] = {"queries": [3, 1, 5], **BATCHES[name]}
     check(serving.count(name, keys=[9, 14, 5], d=4, heads=4, kv_heads=2, M=400, **arguments))
 
 

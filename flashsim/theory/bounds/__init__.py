@@ -3,7 +3,8 @@
 forward      the forward pass of one KV head
 backward     the backward pass
 rows         operands that are read by whole rows
-certificate  a checker of bounds that imports nothing of flashsim
+words        what devices must receive; words_backward, in a backward pass
+certificate  a checker of bounds that imports nothing of flashsim; words_certificate, of devices'
 """
 
 from flashsim.theory.bounds.backward import BackwardBound as BackwardBound

@@ -1,9 +1,9 @@
 """Check a certificate of a lower bound on words over devices, by whole numbers and fractions alone.
 
-    python -m flashsim.devices.certificate FILE
+    python -m flashsim.theory.bounds.words_certificate FILE
 
 This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside
-flashsim/devices/lower.py and lower_backward.py.
+words.py and words_backward.py.
 """
 
 from __future__ import annotations

@@ -57,24 +57,17 @@ from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any
 
-import numpy as np
-
-from flashsim.attention.masks.rules import Causal
-from flashsim.attention.problem import EVERYTHING
-from flashsim.devices.record import DevicesProgram
-from flashsim.devices.share import Share
 from flashsim.theory.bounds.forward import spread
 
 
-@dataclass(frozen=True)
-class WordsBound:
-    """No schedule of the class has its devices receive fewer than `words` words in all.
+@dataclass(frozen=True, kw_only=True)
+class SharedRows:
+    """Attention that is shared out over devices: all that a bound on words is made of.
 
+    P         how many devices
     pairs     that the mask allows, of one head
     W, q, n   the most that a device does, of all heads; its queries, its keys, at most
     at_root   whether device 0 has all queries
-    up, down  λ of theorem 1, as a fraction
-    S, Y      a device's room, and a phase, of theorem 2; both 0: by theorem 1
     """
 
     P: int
@@ -88,7 +81,22 @@ class WordsBound:
     W: int
     q: int
     n: int
-    at_root: bool
+    at_root: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head, g."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsBound(SharedRows):
+    """No schedule of the class has its devices receive fewer than `words` words in all.
+
+    up, down  λ of theorem 1, as a fraction
+    S, Y      a device's room, and a phase, of theorem 2; both 0: by theorem 1
+    """
+
     up: int
     down: int
     S: int
@@ -96,56 +104,36 @@ class WordsBound:
     words: int
 
     def certificate(self) -> dict[str, Any]:
-        """Return what `flashsim.devices.certificate.check` checks."""
+        """Return what `flashsim.theory.bounds.words_certificate.check` checks."""
         return {"kind": "words over devices", **asdict(self)}
 
 
-def lower_words(
-    share: Share, most: int | None = None, *, at_root: bool = False, S: int | None = None
-) -> WordsBound:
-    """Return the bound for a forward pass whose devices each do at most `most` pairs of heads'
-    rows, and have room for S words.
-
-    `most` None: all do equally many. S None: there is room for everything.
+def words_bound(rows: SharedRows, S: int | None = None) -> WordsBound:
+    """Return the bound for a forward pass whose devices have room for S words; None: for
+    everything.
     """
-    shape = share.problem.shape
-    P = len(share.where)
-    g = share.group
-    pairs = allowed(share)
-    total = pairs * share.H_q
-    most = -(-total // P) if most is None else min(most, total)
-    q = 0 if at_root else max(map(len, share.queries))
-    n = share.most_rows
-    rate = _rate(shape.N_q, shape.N_k, min(shape.d, shape.d_v), g, min(g * pairs, most), q, n)
-    of_others = total - most if at_root else total - P * share.H_q * q * n
+    P, g, q, n = rows.P, rows.group, rows.q, rows.n
+    delta = min(rows.d, rows.d_v)
+    total = rows.pairs * rows.heads
+    rate = _rate(rows.N_q, rows.N_k, delta, g, min(g * rows.pairs, rows.W), q, n)
+    of_others = total - rows.W if rows.at_root else total - P * rows.heads * q * n
     words = max(0, ceil(rate * of_others))
-    Y = 0
+    phase = 0
     if S is not None and total:
-        T = total * shape.d_v
-        by_phases = {
-            Y: (_fewer_phases(T, shape.d, Y) - P) * (Y - S) - share.H_q * shape.N_q * shape.d_v
-            for Y in sorted({2 * S, *spread(S + 1, 16 * S)})
-        }
-        Y = max(by_phases, key=by_phases.__getitem__)
-        Y, words = (Y, by_phases[Y]) if by_phases[Y] > words else (0, words)
+        terms = total * rows.d_v
+        outputs = rows.heads * rows.N_q * rows.d_v
+        for Y in sorted({2 * S, *spread(S + 1, 16 * S)}):
+            by_phases = (_fewer_phases(terms, rows.d, Y) - P) * (Y - S) - outputs
+            if by_phases > words:
+                phase = Y
+                words = by_phases
     return WordsBound(
-        P,
-        shape.N_q,
-        shape.N_k,
-        shape.d,
-        shape.d_v,
-        share.H_q,
-        share.H_kv,
-        pairs,
-        most,
-        q,
-        n,
-        at_root,
-        rate.numerator,
-        rate.denominator,
-        S if S and Y else 0,
-        Y,
-        words,
+        **vars(rows),
+        up=rate.numerator,
+        down=rate.denominator,
+        S=S if S and phase else 0,
+        Y=phase,
+        words=words,
     )
 
 
@@ -154,54 +142,6 @@ def _fewer_phases(T: int, d: int, Y: int) -> int:
     (Y/3)^{3/2}.
     """
     return min((16 * d * T - 1) // Y**2, isqrt((27 * T**2 - 1) // Y**3))
-
-
-def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:
-    """Return how many pairs a mask allows, of some positions; None: of all."""
-    shape = share.problem.shape
-    mask = share.problem.mask
-    if mask is EVERYTHING:
-        return (shape.N_q if rows is None else len(rows)) * (
-            shape.N_k if cols is None else len(cols)
-        )
-    rows = np.arange(shape.N_q) if rows is None else rows
-    if cols is None and type(mask) is Causal and mask.offset is None:
-        return int((rows + shape.N_k - shape.N_q + 1).clip(0).sum())
-    cols = np.arange(shape.N_k) if cols is None else cols
-    return sum(
-        int(mask.allows(rows[i : i + 256], cols, shape, ()).sum()) for i in range(0, len(rows), 256)
-    )
-
-
-def most_work(program: DevicesProgram, share: Share, columns: int) -> int:
-    """Return the most pairs of heads' rows that a device does under a program."""
-    P = len(share.where)
-    everyone = range(len(share.where))
-    mask = share.problem.mask
-    if program.name == "ulysses":
-        return max(len(share.heads(p)) for p in everyone) * allowed(share)
-    if program.at_root:
-        return share.H_q * max(allowed(share, share.queries[0], cols) for cols in share.where)
-    if not program.columns:
-        return share.H_q * max(allowed(share, rows) for rows in share.queries)
-    rows = [np.concatenate([*share.queries[p : p + columns]]) for p in range(0, P, columns)]
-    cols = [np.concatenate([*share.where[c::columns]]) for c in range(columns)]
-    if mask is EVERYTHING:
-        return share.H_q * max(map(len, rows)) * max(map(len, cols))
-    if type(mask) is not Causal or mask.offset is not None:
-        return share.H_q * max(allowed(share, r, c) for r in rows for c in cols)
-    # a pass over all positions for each of few
-    few, many = (rows, cols) if len(rows) < len(cols) else (cols, rows)
-    of = np.zeros(len(share), np.int64)
-    most = 0
-    for k, group in enumerate(many):
-        of[group] = k
-    for group in few:
-        inside = np.zeros(len(share), np.int64)
-        inside[group] = 1
-        met = inside[::-1].cumsum()[::-1] if few is rows else inside.cumsum()
-        most = max(most, int(np.bincount(of, weights=met).max()))
-    return share.H_q * most
 
 
 def _rate(N_q: int, N_k: int, delta: int, g: int, c: int, q: int, n: int) -> Fraction:

@@ -2,10 +2,10 @@
 and dV.
 
 Class of schedules. `flashsim.theory.bounds.backward`'s, on P devices, as in
-`flashsim.devices.lower`: a device begins with own rows of Q, K, V, dO, and ends with own rows of
-dQ, dK, dV, q rows of queries and n of keys at most. What is known of a row, L and D, costs nothing.
-Terms are counted in pairs: those of dV over d_v, of dK and dQ over d, so that each pair has three.
-No device does more than 3W.
+`flashsim.theory.bounds.words`: a device begins with own rows of Q, K, V, dO, and ends with own rows
+of dQ, dK, dV, q rows of queries and n of keys at most. What is known of a row, L and D, costs
+nothing. Terms are counted in pairs: those of dV over d_v, of dK and dQ over d, so that each pair
+has three. No device does more than 3W.
 
 Theorem 3. Let κ = 2/(3√3), s₀ = gq + n, E₀ = gq + 2n, X₀ ≥ √(κ E₀ s₀³), δ = min(d, d_v), c = 3
 min(g · pairs, W), and μ at most the least 2(s − s₀) + E − E₀ for s ≥ s₀, E ≥ E₀, κ E s³ = c². Let λ
@@ -35,35 +35,27 @@ device touch other shares of dQ, dK and dV. Open: which of the two is right; a t
 backward passes; a mask's shape.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any
 
-from flashsim.devices.lower import allowed
-from flashsim.devices.share import Share
+from flashsim.theory.bounds.words import SharedRows
 
 SCALE = 2**20  # s is a whole number of 1/SCALE rows
 
 
-@dataclass(frozen=True)
-class BackwardWordsBound:
-    """No schedule of the class has its devices receive fewer than `words` words in all. Names as
-    in `WordsBound`, and X₀, s.
+@dataclass(frozen=True, kw_only=True)
+class BackwardWordsBound(SharedRows):
+    """No schedule of the class has its devices receive fewer than `words` words in all.
+
+    free, s   X₀ and s of theorem 3
+    up, down  its λ, as a fraction
     """
 
-    P: int
-    N_q: int
-    N_k: int
-    d: int
-    d_v: int
-    heads: int
-    kv_heads: int
-    pairs: int
-    W: int
-    q: int
-    n: int
     free: int
     s: int
     up: int
@@ -71,25 +63,22 @@ class BackwardWordsBound:
     words: int
 
     def certificate(self) -> dict[str, Any]:
-        """Return what `flashsim.devices.certificate.check` checks."""
-        return {"kind": "words over devices, backward", **asdict(self)}
+        """Return what `flashsim.theory.bounds.words_certificate.check` checks."""
+        numbers = asdict(self)
+        del numbers["at_root"]
+        return {"kind": "words over devices, backward", **numbers}
 
 
-def lower_words_backward(share: Share, most: int | None = None) -> BackwardWordsBound:
-    """Return the bound for a backward pass whose devices each do at most `most` pairs of heads'
-    rows; None: all equally many.
-    """
-    shape = share.problem.shape
-    P = len(share.where)
-    g = share.group
-    pairs = allowed(share)
-    total = pairs * share.H_q
-    most = -(-total // P) if most is None else min(most, total)
-    q = max(map(len, share.queries))
-    n = share.most_rows
-    s_0, E_0, c = g * q + n, g * q + 2 * n, 3 * min(g * pairs, most)
+def words_bound_backward(rows: SharedRows) -> BackwardWordsBound:
+    """Return the bound for a backward pass."""
+    g = rows.group
+    total = rows.pairs * rows.heads
+    s_0 = g * rows.q + rows.n
+    E_0 = g * rows.q + 2 * rows.n
+    c = 3 * min(g * rows.pairs, rows.W)
     free = isqrt(isqrt(4 * E_0**2 * s_0**6 // 27)) + 1
-    s, rate = 0, Fraction(1, 3)
+    s = 0
+    rate = Fraction(1, 3)
     if c > free:
         early = 256 * 243 * c**4 <= 16 * (3 * E_0) ** 8
 
@@ -99,25 +88,10 @@ def lower_words_backward(share: Share, most: int | None = None) -> BackwardWords
             return 16 * s**8 > 243 * c**4 * SCALE**8
 
         s = bisect_left(range(1, 2 * SCALE * (E_0 if early else isqrt(c) + 1)), True, key=too_large)
-        at = Fraction(s, SCALE)
-        least = 2 * (at - s_0) if early else 8 * at / 3 - 2 * s_0 - E_0
-        rate = min(rate, max(Fraction(0), min(shape.d, shape.d_v) * least / (c - free)))
-    words = max(0, ceil(rate * (3 * total - P * share.H_kv * free)))
+        in_rows = Fraction(s, SCALE)
+        least = 2 * (in_rows - s_0) if early else 8 * in_rows / 3 - 2 * s_0 - E_0
+        rate = min(rate, max(Fraction(0), min(rows.d, rows.d_v) * least / (c - free)))
+    words = max(0, ceil(rate * (3 * total - rows.P * rows.kv_heads * free)))
     return BackwardWordsBound(
-        P,
-        shape.N_q,
-        shape.N_k,
-        shape.d,
-        shape.d_v,
-        share.H_q,
-        share.H_kv,
-        pairs,
-        most,
-        q,
-        n,
-        free,
-        s,
-        rate.numerator,
-        rate.denominator,
-        words,
+        **vars(rows), free=free, s=s, up=rate.numerator, down=rate.denominator, words=words
     )
