@@ -16,7 +16,7 @@ import pytest
 import flashsim
 import flashsim.analysis.proving
 import flashsim.memory.traffic
-from flashsim.analysis.picture import picture
+from flashsim.drawing.proof import picture
 from flashsim.drawing.style import Panels, column_figure
 from flashsim.plots import plot_run
 

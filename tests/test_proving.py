@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.analysis.games import checker as certificate_of_optimum
-from flashsim.analysis.picture import picture
 from flashsim.analysis.proving import prove, recount
 from flashsim.analysis.tune import best_of
 from flashsim.attention.masks.allowed import allowed_pairs
 from flashsim.attention.masks.rules import All, Causal
 from flashsim.attention.shapes import Shape
 from flashsim.cli import main
+from flashsim.drawing.proof import picture
 from flashsim.memory.errors import SramOverflow
 from flashsim.theory.bounds import certificate, lower_bound, lower_bound_backward
 from flashsim.theory.bounds.backward import most as most_backward

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.analysis.picture import picture
 from flashsim.analysis.tune import bound_of, tune
 from flashsim.attention.arguments import check_count, check_direction, shown
 from flashsim.attention.problem import Problem
+from flashsim.drawing.proof import picture
 from flashsim.memory.errors import SramOverflow
 from flashsim.simulate.api import count
 from flashsim.support.exporting import Exported, table

@@ -294,8 +294,8 @@ def _drawn(
     nothing to draw.
     """
     from flashsim import plots
-    from flashsim.analysis.sweeping.drawing import hint
     from flashsim.drawing.style import drawn
+    from flashsim.drawing.sweep import hint
     from flashsim.plots.saving import contents
 
     if not len(found.ok):

@@ -21,10 +21,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from flashsim.analysis.sweeping.drawing import plot_sweep, sweep_data
+from flashsim.analysis.sweeping.series import sweep_data
 from flashsim.attention.arguments import is_one_of, shown
 from flashsim.drawing.bars import plot_run
 from flashsim.drawing.style import column_figure
+from flashsim.drawing.sweep import plot_sweep
 from flashsim.plots.by_array import run_figure
 from flashsim.plots.chart import Chart
 from flashsim.plots.saving import figure_of, save

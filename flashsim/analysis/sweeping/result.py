@@ -207,7 +207,8 @@ class Sweep(Exported, Sequence[Row]):
         the largest is ten times the least, or that double, is logarithmic. Raises ValueError for no
         such column, and for bounds that are not there.
         """
-        from flashsim.analysis.sweeping.drawing import plot_sweep, sweep_data
+        from flashsim.analysis.sweeping.series import sweep_data
+        from flashsim.drawing.sweep import plot_sweep
 
         return plot_sweep(
             sweep_data(self, x=x, y=y, by=by, compulsory=compulsory, bound=bound), ax=ax

@@ -16,11 +16,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import LogLocator
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
-from flashsim.analysis.sweeping.series import ACCESSES, sweep_data
 from flashsim.drawing.numbers import AtValues, as_power, in_units, power_for, say_in
 from flashsim.drawing.style import NAMED, looks, own_figure, ticks
-
-__all__ = ["hint", "plot_sweep", "sweep_data"]
 
 COLOURS = [
     NAMED[name] for name in ("blue", "vermillion", "green", "orange", "purple", "sky", "grey")
@@ -196,7 +193,7 @@ def _doubles(values: Sequence[float]) -> bool:
 
 def _name_axes(ax: Axes, data: Mapping[str, Any], unit: str) -> None:
     ax.set_xlabel("$B_c$ = $B_r$ (rows of a block)" if _is_square(data) else _titled(data["x"]))
-    name = "HBM accesses" if data["y"] == ACCESSES else _typeset(_unit(data["y"])[1])
+    name = "HBM accesses" if data["y"] == "accesses_elements" else _typeset(_unit(data["y"])[1])
     ax.set_ylabel(f"{name} ({unit})" if unit else name)
     fixed = data["fixed"].replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
     lines = wrap(fixed, _letters(ax, "small"), break_long_words=False)
