@@ -61,9 +61,9 @@ def flash_basic(
             P_tilde_ij = on_chip(exp(S_ij - m_tilde_ij), over=S_ij)  # line 10
             l_tilde_ij = on_chip(rowsum(P_tilde_ij))  # line 10
             m_i_new = on_chip(maximum(m_i, m_tilde_ij))  # line 11
-            l_i_new = on_chip(
+            l_i_new = on_chip(  # line 11
                 exp(m_i - m_i_new) * l_i + exp(m_tilde_ij - m_i_new) * l_tilde_ij
-            )  # line 11
+            )
             O_i_new = on_chip(  # line 12
                 (
                     l_i * exp(m_i - m_i_new) * O_i

@@ -85,18 +85,18 @@ def flash(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11
             m_tilde_ij = on_chip(rowmax(S_masked_ij))  # line 12
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 12
                 exp(S_masked_ij - finite(m_tilde_ij)), over=S_masked_ij
-            )  # line 12
+            )
             l_tilde_ij = on_chip(rowsum(P_tilde_ij))  # line 12
             m_i_new = on_chip(maximum(m_i, m_tilde_ij))  # line 13
             l_i_new = on_chip(  # line 13
                 exp(m_i - finite(m_i_new)) * l_i
                 + exp(m_tilde_ij - finite(m_i_new)) * l_tilde_ij
             )
-            P_dropped_ij = on_chip(
+            P_dropped_ij = on_chip(  # line 14
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 14
+            )
             O_i_new = on_chip(  # line 15
                 (
                     l_i * exp(m_i - finite(m_i_new)) * O_i

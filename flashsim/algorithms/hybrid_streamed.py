@@ -141,15 +141,15 @@ def hybrid_streamed(
             for n in sram.loop(N_k):  # line 25
                 S_un = sram.load(S_columns[u, n])  # line 26
                 P_un = on_chip(exp(at_most_0(S_un - finite(L_u))), over=S_un)  # line 27
-                P_dropped_un = on_chip(
+                P_dropped_un = on_chip(  # line 27
                     P_un * dropout_by_key(P_un, u, n), over=P_un
-                )  # line 27
+                )
                 for e in sram.loop(O_uc.shape[1]):  # line 28
                     V_ne = sram.load(V[n, c * b_c + e])  # line 29
                     O_ue = O_uc[:, e : e + 1]  # line 29
-                    O_ue = on_chip(
+                    O_ue = on_chip(  # line 30
                         O_ue + product(P_dropped_un, V_ne), over=O_ue
-                    )  # line 30
+                    )
                 # line 31: end for
             # line 32: end for
             sram.store(O[u, c], O_uc)  # line 33

@@ -129,9 +129,9 @@ def small_cache(
             for n in sram.loop(N_k):  # line 21
                 S_in, V_nc = sram.load(S_columns[0, n], V[n, c])  # line 22
                 P_in = on_chip(exp(S_in - finite(m_i)), over=S_in)  # line 23
-                P_dropped_in = on_chip(
+                P_dropped_in = on_chip(  # line 23
                     P_in * dropout_by_key(P_in, i, n), over=P_in
-                )  # line 23
+                )
                 O_ic = on_chip(O_ic + product(P_dropped_in, V_nc), over=O_ic)  # line 24
             # line 25: end for
             O_ic = on_chip(O_ic / nonzero(l_i), over=O_ic)  # line 26

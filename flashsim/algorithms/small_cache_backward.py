@@ -134,18 +134,18 @@ def small_cache_backward(
                 Q_ik, K_jk = sram.load(Q_columns[i, k], K_columns[j, k])  # line 11
                 S_ij = on_chip(S_ij + Q_ik @ K_jk.T, over=S_ij)  # line 11
             L_i = sram.load(L[i])  # line 12
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 12
                 exp(at_most_0(MASK(tau * S_ij, i, j) - finite(L_i))), over=S_ij
-            )  # line 12
+            )
             sram.store(P_tiles[i, 0], P_ij)  # line 12
         # line 13: end for
         for i in sram.loop(T_r):  # line 14
             dP_dropped_ij = sram.full(P_tiles[i, 0].shape, 0.0)  # line 15
             for k in sram.loop(d_v):  # line 16
                 dO_ik, V_jk = sram.load(dO_columns[i, k], V_columns[j, k])  # line 16
-                dP_dropped_ij = on_chip(
+                dP_dropped_ij = on_chip(  # line 16
                     dP_dropped_ij + dO_ik @ V_jk.T, over=dP_dropped_ij
-                )  # line 16
+                )
             D_i = sram.load(D[i])  # line 17
             for n in sram.loop(keys):  # line 18
                 P_in = sram.load(P_columns[i, n])  # line 18
@@ -164,33 +164,33 @@ def small_cache_backward(
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 21
             for n in sram.loop(N_q):  # line 22
                 P_nj, dO_nc = sram.load(P_rows[n, 0], dO[n, c])  # line 22
-                P_dropped_nj = on_chip(
+                P_dropped_nj = on_chip(  # line 22
                     P_nj * dropout_by_query(P_nj, n, j), over=P_nj
-                )  # line 22
-                dV_jc = on_chip(
+                )
+                dV_jc = on_chip(  # line 22
                     dV_jc + product(P_dropped_nj.T, dO_nc), over=dV_jc
-                )  # line 22
+                )
             sram.store(dV[j, c], dV_jc)  # line 23
         # line 24: end for
         for c in sram.loop(dK.blocks[1]):  # line 25
             dK_jc = sram.full(dK[j, c].shape, 0.0)  # line 26
             for n in sram.loop(N_q):  # line 27
                 dS_nj, Q_nc = sram.load(dS_rows[n, 0], Q[n, c])  # line 27
-                dK_jc = on_chip(
+                dK_jc = on_chip(  # line 27
                     dK_jc + tau * product(dS_nj.T, Q_nc), over=dK_jc
-                )  # line 27
+                )
             sram.store(dK[j, c], dK_jc)  # line 28
         # line 29: end for
         for i in sram.loop(T_r):  # line 30
             for c in sram.loop(dQ.blocks[1]):  # line 30
                 dQ_ic = sram.load(dQ[i, c])  # line 31
                 for n in sram.loop(keys):  # line 32
-                    dS_in, K_nc = sram.load(
+                    dS_in, K_nc = sram.load(  # line 32
                         dS_columns[i, n], K[j * B_c + n, c]
-                    )  # line 32
-                    dQ_ic = on_chip(
+                    )
+                    dQ_ic = on_chip(  # line 32
                         dQ_ic + tau * product(dS_in, K_nc), over=dQ_ic
-                    )  # line 32
+                    )
                 sram.store(dQ[i, c], dQ_ic)  # line 33
         # line 34: end for
     # line 35: end for

@@ -144,9 +144,9 @@ def small_cache_hybrid(
             for n in sram.loop(N_k):  # line 22
                 S_un, V_nc = sram.load(S_columns[u, n], V[n, c])  # line 23
                 P_un = on_chip(exp(at_most_0(S_un - finite(L_u))), over=S_un)  # line 24
-                P_dropped_un = on_chip(
+                P_dropped_un = on_chip(  # line 24
                     P_un * dropout_by_key(P_un, u, n), over=P_un
-                )  # line 24
+                )
                 O_uc = on_chip(O_uc + product(P_dropped_un, V_nc), over=O_uc)  # line 25
             # line 26: end for
             sram.store(O[u, c], O_uc)  # line 27

@@ -104,19 +104,19 @@ def split_kv(
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
                 S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 12
-                P_tilde_ij = on_chip(
+                P_tilde_ij = on_chip(  # line 13
                     exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-                )  # line 13
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 14
-                P_dropped_ij = on_chip(
+                )
+                P_dropped_ij = on_chip(  # line 15
                     P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-                )  # line 15
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 16
                     exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j),
                     over=O_i,
-                )  # line 16
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 17
             # line 18: end for
             sram.store(O_parts[i, s], O_i)  # line 19

@@ -117,14 +117,14 @@ def streamed(
             K_j, V_j = pinned[j]
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 10
-            O_i = on_chip(
+            O_i = on_chip(  # line 11
                 exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i,
                 over=O_i,
-            )  # line 11
+            )
             L_i = on_chip(logaddexp(L_i, logsumexp(S_masked_ij)), over=L_i)  # line 11
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 12
                 exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
-            )  # line 12
+            )
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 12
             O_i = on_chip(O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13
         # line 14: end for
@@ -135,14 +135,14 @@ def streamed(
                 S_ij = on_chip(S_ij + Q_i[:, k : k + 1] @ K_jk.T, over=S_ij)  # line 19
             # line 20: end for
             S_masked_ij = on_chip(MASK(tau * S_ij, i, j), over=S_ij)  # line 21
-            O_i = on_chip(
+            O_i = on_chip(  # line 22
                 exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i,
                 over=O_i,
-            )  # line 22
+            )
             L_i = on_chip(logaddexp(L_i, logsumexp(S_masked_ij)), over=L_i)  # line 22
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 23
                 exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
-            )  # line 23
+            )
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 23
             for c in sram.loop(d_v):  # line 24
                 V_jc = sram.load(V[j, c])  # line 25

@@ -115,22 +115,22 @@ def streamed_backward(
             sram.store(D[n], D_n)  # line 8
             L_n = sram.load(L[n])  # line 9
             S_n1 = on_chip(tau * (Q_n @ K_1.T))  # line 9
-            P_n1 = on_chip(
+            P_n1 = on_chip(  # line 9
                 exp(at_most_0(MASK(S_n1, n, j) - finite(L_n))), over=S_n1
-            )  # line 9
+            )
             Z_n1 = on_chip(dropout(P_n1, n, j))  # line 10
             P_dropped_n1 = on_chip(P_n1 * Z_n1)  # line 10
-            dV_tilde_1 = on_chip(
+            dV_tilde_1 = on_chip(  # line 11
                 dV_tilde_1 + product(P_dropped_n1.T, dO_n), over=dV_tilde_1
-            )  # line 11
-            dS_n1 = on_chip(
+            )
+            dS_n1 = on_chip(  # line 12
                 gated(P_n1, dO_n @ V_1.T * Z_n1 - D_n), over=P_n1
-            )  # line 12
+            )
             MASK.gradient(dS_n1, n, j)  # line 12
             dS_n1 = MASK.uncapped(dS_n1)  # line 12
-            dK_tilde_1 = on_chip(
+            dK_tilde_1 = on_chip(  # line 13
                 dK_tilde_1 + tau * product(dS_n1.T, Q_n), over=dK_tilde_1
-            )  # line 13
+            )
             sram.store(dQ[n], on_chip(tau * product(dS_n1, K_1)))  # line 14
         # line 15: end for
         sram.store(dK[j], dK_tilde_1)  # line 16
@@ -144,22 +144,22 @@ def streamed_backward(
             Q_n, dO_n, D_n = sram.load(Q[n], dO[n], D[n])  # line 21
             L_n = sram.load(L[n])  # line 22
             S_nj = on_chip(tau * (Q_n @ K_j.T))  # line 22
-            P_nj = on_chip(
+            P_nj = on_chip(  # line 22
                 exp(at_most_0(MASK(S_nj, n, j) - finite(L_n))), over=S_nj
-            )  # line 22
+            )
             Z_nj = on_chip(dropout(P_nj, n, j))  # line 23
             P_dropped_nj = on_chip(P_nj * Z_nj)  # line 23
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 24
                 dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j
-            )  # line 24
-            dS_nj = on_chip(
+            )
+            dS_nj = on_chip(  # line 25
                 gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj
-            )  # line 25
+            )
             MASK.gradient(dS_nj, n, j)  # line 25
             dS_nj = MASK.uncapped(dS_nj)  # line 25
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 26
                 dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j
-            )  # line 26
+            )
             dQ_n = sram.load(dQ[n])  # line 27
             dQ_n = on_chip(dQ_n + tau * product(dS_nj, K_j), over=dQ_n)  # line 27
             sram.store(dQ[n], dQ_n)  # line 27

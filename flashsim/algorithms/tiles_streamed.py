@@ -120,15 +120,15 @@ def tiles_streamed(
             for n in sram.loop(N_k):  # line 22
                 S_in = sram.load(S_columns[0, n])  # line 23
                 P_in = on_chip(exp(at_most_0(S_in - finite(L_i))), over=S_in)  # line 24
-                P_dropped_in = on_chip(
+                P_dropped_in = on_chip(  # line 24
                     P_in * dropout_by_key(P_in, i, n), over=P_in
-                )  # line 24
+                )
                 for e in sram.loop(O_ic.shape[1]):  # line 25
                     V_ne = sram.load(V[n, c * B_c + e])  # line 26
                     O_ie = O_ic[:, e : e + 1]  # line 26
-                    O_ie = on_chip(
+                    O_ie = on_chip(  # line 27
                         O_ie + product(P_dropped_in, V_ne), over=O_ie
-                    )  # line 27
+                    )
                 # line 28: end for
             # line 29: end for
             sram.store(O[i, c], O_ic)  # line 30

@@ -92,9 +92,9 @@ def backward_from(
     _product(do, _shared(q, v), dP, "NT")  # line 2
     if options.dropout_p:
         _launch("drop<{T}>", q, (dP, dP, problem(q, k, v, options)), dP)  # line 3
-    _launch(
+    _launch(  # line 3: dS replaces dP
         "softmax_backward_rows<{T}>", q, (saved.P, dP, np.int32(k.shape[2])), dP
-    )  # line 3: dS replaces dP
+    )
     _product(dP, _shared(q, k), dq, "NN", options.scale)  # line 4
     _product(dP, q, parts[0], "TN", options.scale)  # line 5
     if group > 1:

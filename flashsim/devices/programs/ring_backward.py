@@ -89,9 +89,9 @@ def ring_backward(
     for s in range(P):  # line 2
         if s + 1 < P:
             new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
-            ticket = device.post(
+            ticket = device.post(  # line 3
                 sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
-            )  # line 3
+            )
         src = (rank - s) % P  # line 4
         rows = share.rows(src)
         due: Any = share.live(rank, src).any(axis=0) if s else None  # line 5
@@ -111,9 +111,9 @@ def ring_backward(
                         share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D)
                     )
                     for i in sram.loop(len(Q_h), where=share.column(rank, src, j, due)):  # line 7
-                        Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                        Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 8
                             Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i]
-                        )  # line 8
+                        )
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                         S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9
                         P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 9
@@ -132,9 +132,9 @@ def ring_backward(
             cur = new  # line 17
         if P > 1:
             back = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in sums[(s + 1) % 2]]
-            ticket = device.post(
+            ticket = device.post(  # line 18
                 sends=[(X, right) for X in acc], receives=[(X, left) for X in back]
-            )  # line 18
+            )
             device.wait(ticket)  # line 18
             acc = back  # line 18
     # line 19: end for

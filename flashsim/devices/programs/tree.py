@@ -75,12 +75,12 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                 S_ij = on_chip(share.mask(S_ij, 0, i, rank, j), over=S_ij)  # line 6
                 m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                 P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                l_i = on_chip(
+                l_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 8
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                )  # line 8
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 8
             # line 9: end for
             sram.store(O_h[i], O_i)  # line 10
@@ -98,16 +98,16 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                 share.head(X, h, N_q).divide(share.B_r) for X in (*part, *its)
             )
             for i in sram.loop(len(O_h)):  # line 14
-                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(
+                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(  # line 14
                     O_h[i], l_h[i], m_h[i], O_c[i], l_c[i], m_c[i]
-                )  # line 14
+                )
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
-                O_i = on_chip(
+                O_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i
-                )  # line 14
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i
-                )  # line 14
+                )
                 sram.store(O_h[i], O_i)  # line 14
                 sram.store(l_h[i], l_i)  # line 14
                 sram.store(m_h[i], m_i_new)  # line 14

@@ -94,12 +94,12 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
                         m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                         P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                        l_i = on_chip(
+                        l_i = on_chip(  # line 8
                             exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                        )  # line 8
-                        O_i = on_chip(
+                        )
+                        O_i = on_chip(  # line 8
                             exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                        )  # line 8
+                        )
                         m_i = on_chip(m_i_new, over=m_i)  # line 8
                 # line 9: end for
                 O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 10

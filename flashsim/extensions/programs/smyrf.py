@@ -94,12 +94,12 @@ def smyrf(
             L_a = L_parts.rows(a * N, (a + 1) * N)  # line 16
             O_ia, L_ia = sram.load(O_a[i], L_a[i])  # line 16
             m_i_new = on_chip(maximum(m_i, L_ia))  # line 17
-            l_i = on_chip(
+            l_i = on_chip(  # line 18
                 exp(m_i - finite(m_i_new)) * l_i + exp(L_ia - finite(m_i_new)), over=l_i
-            )  # line 18
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * O_i + exp(L_ia - finite(m_i_new)) * O_ia, over=O_i
-            )  # line 19
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 20
         # line 21: end for
         O_i = on_chip(O_i / l_i, over=O_i)  # line 22

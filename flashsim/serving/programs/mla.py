@@ -57,12 +57,12 @@ def mla(hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix) -> tuple[Matri
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 6
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 7
                 P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 7
-                l_i = on_chip(
+                l_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 8
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 9
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, C_j[:, :u]), over=O_i
-                )  # line 9
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 9
             # line 10: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 11

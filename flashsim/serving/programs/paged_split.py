@@ -95,27 +95,27 @@ def paged_split(
                 pages = ceil_div(e_i, page)
                 run = ceil_div(pages, splits)
                 for j in sram.loop(range(min(k * run, pages), min((k + 1) * run, pages))):  # line 6
-                    b = check_word(
+                    b = check_word(  # line 7
                         "table", s, j, sram.word(table[s, j]), K.shape[0] // page
-                    )  # line 7
+                    )
                     r = page if tail == "page" else min(page, n - j * page)  # line 7
                     K_b, V_b = (X.rows(b * page, b * page + r).divide(B_c) for X in (K, V))
                     for c in sram.loop(ceil_div(min(page, e_i - j * page), B_c)):  # line 8
                         K_c, V_c = paged.tile_of(sram, K_b[c], V_b[c])  # line 9
                         S_ic = on_chip(tau * (Q_i @ K_c.T))  # line 10
-                        S_masked_ic = on_chip(
+                        S_masked_ic = on_chip(  # line 10
                             batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic
-                        )  # line 10
+                        )
                         m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ic)))  # line 11
-                        P_tilde_ic = on_chip(
+                        P_tilde_ic = on_chip(  # line 11
                             exp(S_masked_ic - finite(m_i_new)), over=S_masked_ic
-                        )  # line 11
-                        l_i = on_chip(
+                        )
+                        l_i = on_chip(  # line 12
                             exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ic), over=l_i
-                        )  # line 12
-                        O_i = on_chip(
+                        )
+                        O_i = on_chip(  # line 13
                             exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ic, V_c), over=O_i
-                        )  # line 13
+                        )
                         m_i = on_chip(m_i_new, over=m_i)  # line 13
                     # line 14: end for
                 # line 15: end for
@@ -148,12 +148,12 @@ def _merge(
         for k in sram.loop(splits):  # line 19
             O_k, l_k, m_k = sram.load(O_parts[i, k], l_parts[i, k], m_parts[i, k])  # line 19
             m_i_new = on_chip(maximum(m_i, m_k))  # line 19
-            O_i = on_chip(
+            O_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * O_i + exp(m_k - finite(m_i_new)) * O_k, over=O_i
-            )  # line 19
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * l_i + exp(m_k - finite(m_i_new)) * l_k, over=l_i
-            )  # line 19
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 19
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 19
         sram.store(O[i], O_i)  # line 19
