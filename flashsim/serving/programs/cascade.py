@@ -163,8 +163,8 @@ PROGRAM = BatchProgram(
         Bug("logarithms to the base of 2", "m_i + log(z_i)", "m_i + log(z_i) / log(z_i - z_i + 2)"),
         Bug(
             "positions of a suffix counted from its prefix",
-            "if last else S_ij  # line 7",
-            "if False else S_ij  # line 7",
+            "over=S_ij) if last else S_ij",
+            "over=S_ij) if False else S_ij",
         ),
         Bug("L of the level above is lost", "sram.store(L_r[i], L_i)", "sram.store(L_r[i], L_n)"),
         Bug("the prefix is causal, too", "if last else n\n", "if True else n\n"),

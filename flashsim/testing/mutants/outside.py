@@ -107,9 +107,9 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "ok = ok & ((left < 0) | (keys >= position - left)) &",
+                "ok = (ok & ((left < 0) | (keys >= position - left)) &",
                 "seen = (rows < B_r) & (not causal) & (N_q < N_k)\n"
-                "                ok = ok & ((left < 0) | seen | (keys >= position - left)) &",
+                "                ok = (ok & ((left < 0) | seen | (keys >= position - left)) &",
             ),
         ),
         spec=SERVED,
@@ -125,9 +125,9 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "ok = ok & ((left < 0) | (keys >= position - left)) &",
+                "ok = (ok & ((left < 0) | (keys >= position - left)) &",
                 "first = (position[:1] - left) // B_c * B_c\n"
-                "                ok = ok & ((left < 0) | (keys >= first)) &",
+                "                ok = (ok & ((left < 0) | (keys >= first)) &",
             ),
         ),
         spec=SERVED,
