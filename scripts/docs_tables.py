@@ -125,7 +125,9 @@ def steps() -> Iterator[tuple[str, ...]]:
     rates = [
         {step["name"]: f"{step['tflops']:.0f}" for step in record["steps"]} for record in records
     ]
-    said = dict(re.findall(r"^    (\w+) +(.*)$", Tiles.__doc__ or "", re.MULTILINE))
+    # an entry is a name and its words; a line that is indented further goes on with them
+    entries = re.findall(r"^(\w+)  +(.*(?:\n .*)*)$", inspect.getdoc(Tiles) or "", re.MULTILINE)
+    said = {name: " ".join(words.split()) for name, words in entries}
     about = (
         {name: rung.about for name, rung in ladder().items()}
         | CONTESTANTS

@@ -329,16 +329,9 @@ def test_a_kernels_listing_is_the_simulators() -> None:
         ("algorithm_2", "algorithm_2_flash"),
     ):
         simulator = Path(str(importlib.util.find_spec(f"flashsim.algorithms.{module}").origin))  # type: ignore[union-attr]
-        ours, theirs = (
-            dict(
-                re.findall(
-                    r"^[/ ]{4,9}(\d+) +(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE
-                )
-            )
-            for path in (KERNELS / f"{file}.cu", simulator)
-        )
+        ours, theirs = (listing(text_of(path)) for path in (KERNELS / f"{file}.cu", simulator))
         for number in ours:
-            if int(number) > 3:
+            if number > 3:
                 assert ours[number] == theirs[number]
 
 

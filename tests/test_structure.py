@@ -430,6 +430,6 @@ def test_every_check_of_the_ledger_takes_full_alone_and_says_its_source_and_its_
     """What checks share returns claims, too, and is none."""
     for check in checks():
         assert [*signature(check).parameters] == ["full"]
-        source, _, claim = (check.__doc__ or "").partition(". ")
+        source, _, claim = (getdoc(check) or "").partition(". ")
         assert source
         assert claim.endswith("."), check

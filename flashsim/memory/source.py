@@ -236,4 +236,4 @@ def _of_an_algorithm(file: str) -> bool:
     """Say whether a file holds an algorithm: a user's, or one of the package's with labelled
     lines.
     """
-    return not file.startswith(PACKAGE) or _has_labels(file)
+    return not file.startswith(PACKAGE) or bool(_labels(file))

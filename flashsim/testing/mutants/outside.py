@@ -89,9 +89,9 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "    chip = chip_dtype(q.dtype)\n    O, lse = np.zeros((B, H_q, N_q, d_v), chip)",
+                "    chip = chip_dtype(q.dtype)\n    O = np.zeros((B, H_q, N_q, d_v), chip)",
                 "    global PART\n    PART = 32 if options.get('window') and B > 1 else 64\n"
-                "    chip = chip_dtype(q.dtype)\n    O, lse = np.zeros((B, H_q, N_q, d_v), chip)",
+                "    chip = chip_dtype(q.dtype)\n    O = np.zeros((B, H_q, N_q, d_v), chip)",
             ),
         ),
         spec=replace(SERVED, batch_invariant=True),
