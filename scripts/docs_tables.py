@@ -1,8 +1,8 @@
 """Write the tables of README.md and docs/ that come from records: between their own markers, and
 nowhere else.
 
-python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels,
-                                      and from figures/
+# from the records of algorithms, closed forms and kernels, and from figures/
+python scripts/docs_tables.py
 """
 
 import argparse

@@ -89,8 +89,8 @@ needs_nvrtc = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "NVRTC i
 def _nvdisasm() -> str:
     try:
         found = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("nvdisasm")
+    # there is none, or one that does not look for programs yet
     except (ImportError, AttributeError):
-        # there is none, or one that does not look for programs yet
         found = None
     return found or shutil.which("nvdisasm") or ""
 
@@ -161,8 +161,8 @@ def test_kernels_compile_and_keep_what_their_headers_promise(
             # where sums do not do, maxima are taken, and O_i is waited for before
             if variant.file == "hopper_fp8.cu":
                 assert beside >= hopper_fp8.BLOCKS[1] // 2, function
+            # of a masked tile, the last exponentials may come after
             elif variant.file == hopper_forward.FILE:
-                # of a masked tile, the last exponentials may come after
                 assert beside >= alone, function
                 assert alone - _alone(function) <= _alone(function) // 7, function
             else:

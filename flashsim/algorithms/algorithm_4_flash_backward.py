@@ -7,8 +7,8 @@
     2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
     3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
     4  Divide O, dO, ℓ, m into T_r blocks of B_r rows.
-    5  Initialize dQ = (0)_{N×d} in HBM, in T_r blocks, and dK = (0)_{N×d}, dV =
-       (0)_{N×d}, in T_c blocks.
+    5  Initialize dQ = (0)_{N×d} in HBM, in T_r blocks, and dK = (0)_{N×d},
+       dV = (0)_{N×d}, in T_c blocks.
     6  for 1 ≤ j ≤ T_c do
     7    Load K_j, V_j from HBM to on-chip SRAM.
     8    Initialize dK̃_j = (0)_{B_c×d}, dṼ_j = (0)_{B_c×d} on SRAM.
@@ -17,8 +17,8 @@
     11     S_ij = τ Q_i K_jᵀ.
     12     S_ij^masked = MASK(S_ij).
     13     P_ij = diag(ℓ_i)⁻¹ exp(S_ij^masked − m_i).
-    14     Z_ij: the forward pass's dropout mask, each entry 1/(1 − p_drop) with
-           probability 1 − p_drop, else 0.
+    14     Z_ij: the forward pass's dropout mask,
+           each entry 1/(1 − p_drop) with probability 1 − p_drop, else 0.
     15     P_ij^dropped = P_ij ∘ Z_ij.
     16     dṼ_j ← dṼ_j + (P_ij^dropped)ᵀ dO_i.
     17     dP_ij^dropped = dO_i V_jᵀ.

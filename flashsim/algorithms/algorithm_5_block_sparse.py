@@ -14,13 +14,13 @@
     9        Load Q_i, O_i, ℓ_i, m_i from HBM to on-chip SRAM.
     10       S_ij = τ Q_i K_jᵀ.
     11       S_ij^masked = MASK(S_ij).
-    12       m̃_ij = rowmax(S_ij^masked), P̃_ij = exp(S_ij^masked − m̃_ij), ℓ̃_ij =
-             rowsum(P̃_ij).
-    13       m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij −
-             m_i^new} ℓ̃_ij.
+    12       m̃_ij = rowmax(S_ij^masked), P̃_ij = exp(S_ij^masked − m̃_ij),
+             ℓ̃_ij = rowsum(P̃_ij).
+    13       m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i
+             + e^{m̃_ij − m_i^new} ℓ̃_ij.
     14       P̃_ij^dropped = dropout(P̃_ij, p_drop).
-    15       Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij −
-             m_i^new} P̃_ij^dropped V_j) to HBM.
+    15       Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i
+             + e^{m̃_ij − m_i^new} P̃_ij^dropped V_j) to HBM.
     16       Write ℓ_i ← ℓ_i^new, m_i ← m_i^new to HBM.
     17     end if
     18   end for

@@ -5,21 +5,21 @@ dK and dQ by tiles, P and dS in HBM.
              softmax scaling constant τ, masking function MASK, dropout probability
              p_drop, generator state R.
     1  Set the pseudo-random number generator state to R.
-    2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j, dP_nj
-       and two elements; B_r = 1.
-    3  Set the sizes b × x of tiles of dV, dK and dQ: of those that fit M beside R, b(x
-       + 1) + 1, the ones of fewest accesses.
-    4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows; and each
-       as a line says; e is a key, or a column.
-    5  Set p, how many blocks of V make D: 1 if V_1, dP_n1, D_n and two elements fit M
-       beside R, otherwise 0.
+    2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j,
+       dP_nj and two elements; B_r = 1.
+    3  Set the sizes b × x of tiles of dV, dK and dQ: of those that fit M beside R,
+       b(x + 1) + 1, the ones of fewest accesses.
+    4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows;
+       and each as a line says; e is a key, or a column.
+    5  Set p, how many blocks of V make D: 1 if V_1, dP_n1,
+       D_n and two elements fit M beside R, otherwise 0.
     6  for 1 ≤ n ≤ (1 − p)·N_q: load O_n, dO_n; write D_n = rowsum(dO_n ∘ O_n) to HBM.
     7  end for
     8  for 1 ≤ j ≤ T_c do
     9    Load K_j from HBM to on-chip SRAM.
     10   for 1 ≤ n ≤ N_q do
-    11     On chip, S_nj = (0)_{B_c}; for 1 ≤ k ≤ d: load the element Q_nk; S_nj ← S_nj
-           + Q_nk K_jkᵀ.
+    11     On chip, S_nj = (0)_{B_c}; for 1 ≤ k ≤ d: load the element Q_nk;
+           S_nj ← S_nj + Q_nk K_jkᵀ.
     12     Load L_n. P_nj = exp(MASK(τ S_nj) − L_n). Write P_nj to HBM.
     13   end for
     14 end for
@@ -29,8 +29,8 @@ dK and dQ by tiles, P and dS in HBM.
     18     On chip, dP_n1^dropped = (0)_{B_c}, D_n = 0; for 1 ≤ k ≤ d_v: load dO_nk,
            O_nk; dP_n1^dropped ← dP_n1^dropped + dO_nk V_1kᵀ, D_n ← D_n + dO_nk O_nk.
            Write D_n to HBM.
-    19     For each key e of block 1: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne −
-           D_n). Write dS_ne to HBM.
+    19     For each key e of block 1: load P_ne,
+           dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
     20   end for
     21 end for
     22 for p < j ≤ T_c do
@@ -38,8 +38,8 @@ dK and dQ by tiles, P and dS in HBM.
     24   for 1 ≤ n ≤ N_q do
     25     On chip, dP_nj^dropped = (0)_{B_c}; for 1 ≤ k ≤ d_v: load dO_nk;
            dP_nj^dropped ← dP_nj^dropped + dO_nk V_jkᵀ.
-    26     Load D_n. For each key e of block j: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped
-           ∘ Z_ne − D_n). Write dS_ne to HBM.
+    26     Load D_n. For each key e of block j: load P_ne,
+           dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
     27   end for
     28 end for
     29 for each tile dV_jc: set dV_jc = 0.
@@ -48,13 +48,13 @@ dK and dQ by tiles, P and dS in HBM.
     31   Write dV_jc to HBM.
     32 end for
     33 for each tile dK_jc: set dK_jc = 0.
-    34   for 1 ≤ n ≤ N_q: load dS_nj; for each column e of tile c: load Q_ne, dK_je ←
-         dK_je + τ dS_njᵀ Q_ne.
+    34   for 1 ≤ n ≤ N_q: load dS_nj; for each column e of tile c: load Q_ne,
+         dK_je ← dK_je + τ dS_njᵀ Q_ne.
     35   Write dK_jc to HBM.
     36 end for
     37 for each tile dQ_ic: set dQ_ic = 0.
-    38   for 1 ≤ n ≤ N_k: load dS_in; for each column e of tile c: load K_ne, dQ_ie ←
-         dQ_ie + τ dS_in K_ne.
+    38   for 1 ≤ n ≤ N_k: load dS_in; for each column e of tile c: load K_ne,
+         dQ_ie ← dQ_ie + τ dS_in K_ne.
     39   Write dQ_ic to HBM.
     40 end for
     41 Return dQ, dK, dV.

@@ -6,8 +6,8 @@ with atomic additions.
              p_drop, generator state R, and which tiles of S are live.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
-    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c
-       rows.
+    3  Divide Q, O, dO, L into T_r blocks of B_r rows,
+       K and V into T_c blocks of B_c rows.
     4  for 1 ≤ i ≤ T_r do
     5    Load O_i, dO_i from HBM to on-chip SRAM.
     6    Write D_i = rowsum(dO_i ∘ O_i) to HBM.

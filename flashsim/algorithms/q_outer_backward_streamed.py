@@ -7,8 +7,8 @@ summed up stays, single rows stream past.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_c: as large as four blocks of B_c×d, two rows and S_nj fit M
        together; B_r: as large as three blocks of B_r×d, L_i, D_i, two rows and S_in do.
-    3  Divide Q, dO, dQ, L, D into T_r blocks of B_r rows, K, V, dK, dV into T_c blocks
-       of B_c rows; and all into rows, index n.
+    3  Divide Q, dO, dQ, L, D into T_r blocks of B_r rows, K, V, dK,
+       dV into T_c blocks of B_c rows; and all into rows, index n.
     4  for 1 ≤ n ≤ N_q do
     5    Load O_n, dO_n from HBM to on-chip SRAM.
     6    Write D_n = rowsum(dO_n ∘ O_n) to HBM.

@@ -7,8 +7,8 @@ nothing accumulated in HBM.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_r = B_c: as large as four blocks of B_c×d and the tile S_ij fit
        M together.
-    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c
-       rows.
+    3  Divide Q, O, dO, L into T_r blocks of B_r rows,
+       K and V into T_c blocks of B_c rows.
     4  for 1 ≤ i ≤ T_r do
     5    Load O_i, dO_i from HBM to on-chip SRAM.
     6    Write D_i = rowsum(dO_i ∘ O_i) to HBM.

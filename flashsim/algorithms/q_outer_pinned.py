@@ -6,8 +6,8 @@ V for the whole run.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/32d⌉, ⌈d/8⌉).
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
-    4  Load K_1, V_1 … K_p, V_p from HBM to on-chip SRAM: as many as fit beside what
-       lines 5 to 24 need.
+    4  Load K_1, V_1 … K_p, V_p from HBM to on-chip SRAM:
+       as many as fit beside what lines 5 to 24 need.
     5  for 1 ≤ i ≤ T_r do
     6    Load Q_i from HBM to on-chip SRAM.
     7    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.

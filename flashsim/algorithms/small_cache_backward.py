@@ -25,16 +25,16 @@ what it costs there, as the forward pass does; this listing is ours.
     13   end for
     14   for 1 ≤ i ≤ T_r do
     15     On chip, set dP_ij^dropped = (0)_{B_r×B_c}.
-    16     for 1 ≤ k ≤ d: load the columns dO_ik, V_jk; dP_ij^dropped ← dP_ij^dropped +
-           dO_ik V_jkᵀ.
+    16     for 1 ≤ k ≤ d: load the columns dO_ik, V_jk;
+           dP_ij^dropped ← dP_ij^dropped + dO_ik V_jkᵀ.
     17     Load D_i.
-    18     for each key n of block j: load the column P_in; dS_in = P_in ∘
-           (dP_in^dropped ∘ Z_in − D_i); write it to the strip dS.
+    18     for each key n of block j: load the column P_in;
+           dS_in = P_in ∘ (dP_in^dropped ∘ Z_in − D_i); write it to the strip dS.
     19   end for
     20   for each piece c of dV_j do
     21     On chip, set dV_jc = 0.
-    22     for 1 ≤ n ≤ N_q: load the row P_nj and dO_nc; dV_jc ← dV_jc + (P_nj ∘ Z_nj)ᵀ
-           dO_nc.
+    22     for 1 ≤ n ≤ N_q: load the row P_nj and dO_nc;
+           dV_jc ← dV_jc + (P_nj ∘ Z_nj)ᵀ dO_nc.
     23     Write dV_jc to HBM.
     24   end for
     25   for each piece c of dK_j do
@@ -44,8 +44,8 @@ what it costs there, as the forward pass does; this listing is ours.
     29   end for
     30   for 1 ≤ i ≤ T_r and each piece c of dQ_i do
     31     Load dQ_ic.
-    32     for each key n of block j: load the column dS_in and K_nc; dQ_ic ← dQ_ic + τ
-           dS_in K_nc.
+    32     for each key n of block j: load the column dS_in and K_nc;
+           dQ_ic ← dQ_ic + τ dS_in K_nc.
     33     Write dQ_ic to HBM.
     34   end for
     35 end for

@@ -6,8 +6,8 @@ attended to independently.
              of keys, and which of their tiles are live.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/4d⌉, d).
-    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows, these
-       into splits.
+    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows,
+       these into splits.
     4  for each split s, all at once, do
     5    for 1 ≤ i ≤ T_r do
     6      Load Q_i from HBM to on-chip SRAM.

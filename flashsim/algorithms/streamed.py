@@ -7,16 +7,16 @@ statistic a row; spare room holds keys.
     2  Set block sizes B_r = ⌊(M − 1)/(d + d_v + 2)⌋, B_c = 1.
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows,
        and each block into its columns.
-    4  Set p: how many blocks of K and V fit beside Q_i, O_i, L_i, S_ij, a column of K_j
-       and the mask's block.
+    4  Set p: how many blocks of K and V fit beside Q_i, O_i, L_i, S_ij,
+       a column of K_j and the mask's block.
     5  Load K_1 … K_p, V_1 … V_p from HBM to on-chip SRAM, to stay.
     6  for 1 ≤ i ≤ T_r do
     7    Load Q_i from HBM to on-chip SRAM.
     8    Initialize O_i = (0)_{B_r×d_v}, L_i = (−∞)_{B_r} on SRAM.
     9    for 1 ≤ j ≤ p do
     10     S_ij^masked = MASK(τ Q_i K_jᵀ).
-    11     O_i ← diag(e^{L_i − L_i^new}) O_i, L_i ← L_i^new, where L_i^new = log(e^{L_i}
-           + rowsum(exp(S_ij^masked))).
+    11     O_i ← diag(e^{L_i − L_i^new}) O_i, L_i ← L_i^new,
+           where L_i^new = log(e^{L_i} + rowsum(exp(S_ij^masked))).
     12     P_ij = exp(S_ij^masked − L_i), P_ij^dropped = dropout(P_ij, p_drop).
     13     O_i ← O_i + P_ij^dropped V_j.
     14   end for

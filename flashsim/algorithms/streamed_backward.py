@@ -5,17 +5,17 @@ first block makes D and begins dQ.
              softmax scaling constant τ, masking function MASK, dropout probability
              p_drop, generator state R.
     1  Set the pseudo-random number generator state to R.
-    2  Set block size B_c: as large as four blocks of B_c×d, three rows, S_nj, L_n and
-       D_n fit M together; B_r = 1.
-    3  Divide Q, dO, dQ, L, D into rows, index n; K, V, dK, dV into T_c blocks of B_c
-       rows; O into elements.
+    2  Set block size B_c: as large as four blocks of B_c×d, three rows, S_nj,
+       L_n and D_n fit M together; B_r = 1.
+    3  Divide Q, dO, dQ, L, D into rows, index n; K, V, dK,
+       dV into T_c blocks of B_c rows; O into elements.
     4  for j = 1 do
-    5    Load K_1, V_1 from HBM to on-chip SRAM. Initialize dK̃_1 = (0)_{B_c×d}, dṼ_1 =
-         (0)_{B_c×d_v} on SRAM.
+    5    Load K_1, V_1 from HBM to on-chip SRAM. Initialize dK̃_1 = (0)_{B_c×d},
+         dṼ_1 = (0)_{B_c×d_v} on SRAM.
     6    for 1 ≤ n ≤ N_q do
     7      Load Q_n, dO_n from HBM to on-chip SRAM.
-    8      On chip, D_n = 0; for 1 ≤ k ≤ d_v: load O_nk, D_n ← D_n + dO_nk O_nk. Write
-           D_n to HBM.
+    8      On chip, D_n = 0; for 1 ≤ k ≤ d_v: load O_nk, D_n ← D_n + dO_nk O_nk.
+           Write D_n to HBM.
     9      Load L_n. S_n1 = τ Q_n K_1ᵀ, masked; P_n1 = exp(S_n1^masked − L_n).
     10     Z_n1: the forward pass's dropout mask. P_n1^dropped = P_n1 ∘ Z_n1.
     11     dṼ_1 ← dṼ_1 + (P_n1^dropped)ᵀ dO_n.
@@ -26,8 +26,8 @@ first block makes D and begins dQ.
     16   Write dK_1 ← dK̃_1, dV_1 ← dṼ_1 to HBM.
     17 end for
     18 for 2 ≤ j ≤ T_c do
-    19   Load K_j, V_j from HBM to on-chip SRAM. Initialize dK̃_j = (0)_{B_c×d}, dṼ_j =
-         (0)_{B_c×d_v} on SRAM.
+    19   Load K_j, V_j from HBM to on-chip SRAM. Initialize dK̃_j = (0)_{B_c×d},
+         dṼ_j = (0)_{B_c×d_v} on SRAM.
     20   for 1 ≤ n ≤ N_q do
     21     Load Q_n, dO_n, D_n from HBM to on-chip SRAM.
     22     Load L_n. S_nj = τ Q_n K_jᵀ, masked; P_nj = exp(S_nj^masked − L_n).

@@ -5,10 +5,10 @@ factors by columns, the other by elements.
              function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = B_c = ⌊√M⌋ − 1.
-    3  Divide Q into T_r blocks of B_r rows, and each into its d columns; K and V into
-       their elements.
-    4  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows, S, a
-       strip, into tiles and columns.
+    3  Divide Q into T_r blocks of B_r rows, and each into its d columns;
+       K and V into their elements.
+    4  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows, S,
+       a strip, into tiles and columns.
     5  for 1 ≤ i ≤ T_r do
     6    On chip, set L_i = (−∞)_{B_r}.
     7    for 1 ≤ j ≤ T_c, a block of B_c keys, do

@@ -22,29 +22,29 @@ by columns, the other by elements.
     13   end for
     14   for 1 ≤ i ≤ T_r do
     15     On chip, set dP_ij^dropped = (0)_{B_r×B_c}.
-    16     for 1 ≤ k ≤ d_v: load the column dO_ik; for each n: load V_nk; dP_in^dropped
-           ← dP_in^dropped + dO_ik V_nk.
+    16     for 1 ≤ k ≤ d_v: load the column dO_ik; for each n: load V_nk;
+           dP_in^dropped ← dP_in^dropped + dO_ik V_nk.
     17     Load D_i.
-    18     for each element (r, n) of the tile: load P_rn; dS_rn = P_rn ∘ (dP_rn^dropped
-           ∘ Z_rn − D_r); write it to dS.
+    18     for each element (r, n) of the tile: load P_rn;
+           dS_rn = P_rn ∘ (dP_rn^dropped ∘ Z_rn − D_r); write it to dS.
     19   end for
     20   for each piece c of dV_j do
     21     On chip, set dV_jc = 0.
-    22     for 1 ≤ r ≤ N_q: load the piece dO_rc; for each key n: load P_rn; dV_nc ←
-           dV_nc + P_rn Z_rn dO_rc.
+    22     for 1 ≤ r ≤ N_q: load the piece dO_rc; for each key n: load P_rn;
+           dV_nc ← dV_nc + P_rn Z_rn dO_rc.
     23     Write dV_jc to HBM.
     24   end for
     25   for each piece c of dK_j do
     26     On chip, set dK_jc = 0.
-    27     for 1 ≤ r ≤ N_q: load the piece Q_rc; for each key n: load dS_rn; dK_nc ←
-           dK_nc + τ dS_rn Q_rc.
+    27     for 1 ≤ r ≤ N_q: load the piece Q_rc; for each key n: load dS_rn;
+           dK_nc ← dK_nc + τ dS_rn Q_rc.
     28     Write dK_jc to HBM.
     29   end for
     30 end for
     31 for 1 ≤ i ≤ T_r and each piece c of dQ_i do
     32   On chip, set dQ_ic = 0.
-    33   for 1 ≤ n ≤ N_k: load the column dS_in; for each column e of piece c: load
-         K_ne; dQ_ie ← dQ_ie + τ dS_in K_ne.
+    33   for 1 ≤ n ≤ N_k: load the column dS_in; for each column e of piece c:
+         load K_ne; dQ_ie ← dQ_ie + τ dS_in K_ne.
     34   Write dQ_ic to HBM.
     35 end for
     36 Return dQ, dK, dV.

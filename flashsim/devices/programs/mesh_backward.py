@@ -18,8 +18,8 @@ the gradients come back.
     12   end for
     13   Write dK̃_j, dṼ_j to the part of y.
     14 end for
-    15 Post the part of dQ of each x ≠ rank to x, the parts of dK, dV of each y ≠ rank to y; receive
-       own parts; wait.
+    15 Post the part of dQ of each x ≠ rank to x, the parts of dK, dV of each y ≠ rank to y;
+       receive own parts; wait.
     16 for each head, each own block: dQ_i, dK_j, dV_j are the sums of their parts; write.
 
 Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are

@@ -16,8 +16,8 @@
     11       ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
              m_i ← m_i^new.
     12     end for
-    13     In its last such step O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i; else write
-           O_i, ℓ_i, m_i.
+    13     In its last such step O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i;
+           else write O_i, ℓ_i, m_i.
     14   end for
     15   if s + 1 < P: wait; cur ← that buffer.
     16 end for

@@ -8,10 +8,10 @@ stay.
     2  for 0 ≤ s < P do
     3    if s + 1 < P: post cur to rank + 1, and receive from rank − 1 into the buffer that is free.
     4    src ← (rank − s) mod P: whose K, V are in cur, and whose dK, dV are in acc.
-    5    for each KV head, each key block j of src with a live tile in this step (in the first step:
-         each) do
-    6      Load K_j, V_j. In the first step dK̃_j = 0, dṼ_j = 0 on SRAM; else load dK̃_j, dṼ_j from
-           acc.
+    5    for each KV head, each key block j of src with a live tile in this step
+         (in the first step: each) do
+    6      Load K_j, V_j. In the first step dK̃_j = 0, dṼ_j = 0 on SRAM; else load dK̃_j,
+           dṼ_j from acc.
     7      for each query head that shares them, each live row block i do
     8        Load Q_i, dO_i, dQ_i, L_i, D_i.
     9        S_ij = MASK(τ Q_i K_jᵀ), P_ij = exp(S_ij − L_i).
@@ -23,8 +23,8 @@ stay.
     15     Write dK̃_j, dṼ_j to acc.
     16   end for
     17   if s + 1 < P: wait for K, V.
-    18   Post acc to rank + 1, receive acc from rank − 1, wait: P times, so that the last brings own
-         dK, dV home.
+    18   Post acc to rank + 1, receive acc from rank − 1, wait: P times,
+         so that the last brings own dK, dV home.
     19 end for
 
 Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. dK̃, dṼ and dQ

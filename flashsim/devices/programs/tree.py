@@ -11,15 +11,15 @@ and are merged.
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
-           ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
+           m_i ← m_i^new.
     9    end for
     10   Write O_i, ℓ_i, m_i to own part.
     11 end for
     12 for each child, the nearest first do
     13   Receive its part; wait.
-    14   for each query head, each row block i: load (O, ℓ, m)_i of both parts, merge them, write
-         O_i, ℓ_i, m_i to own part.
+    14   for each query head, each row block i: load (O, ℓ, m)_i of both parts, merge them,
+         write O_i, ℓ_i, m_i to own part.
     15 end for
     16 Post own part to the parent, if there is one; wait. On device 0, for each query head, each
        row block i, load O_i, ℓ_i, m_i of its part, O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i,

@@ -10,8 +10,8 @@
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
-           ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
+           m_i ← m_i^new.
     9    end for
     10   O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i.
     11 end for

@@ -10,8 +10,8 @@ hashing.
     4    for 1 ≤ i ≤ T do
     5      Read cluster i's words q_i of round a's order_Q and k_i of its order_K from HBM to
            on-chip SRAM.
-    6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i, from HBM to on-chip
-           SRAM.
+    6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i,
+           from HBM to on-chip SRAM.
     7      S_i = τ Q_i K_iᵀ.
     8      m_i = rowmax(S_i), P̃_i = exp(S_i − m_i), ℓ_i = rowsum(P̃_i).
     9      O_i = diag(ℓ_i)⁻¹ P̃_i V_i, L_i = m_i + log ℓ_i.

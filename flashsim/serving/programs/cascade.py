@@ -8,8 +8,8 @@ suffix alone, and merged.
     2    for each of its nodes, all at once, 1 ≤ i ≤ T_r of the rows of its sequences do
     3      Load Q_i from HBM to on-chip SRAM.
     4      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
-    5      for each tile j of the node's keys that a row sees: all of a prefix, of a suffix those up
-           to its position, do
+    5      for each tile j of the node's keys that a row sees: all of a prefix,
+           of a suffix those up to its position, do
     6        Load K_j, V_j from HBM to on-chip SRAM.
     7        S_ij^masked = MASK(τ Q_i K_jᵀ): a prefix lies before every query.
     8        m_i^new = max(m_i, rowmax(S_ij^masked)), P̃_ij = exp(S_ij^masked − m_i^new).

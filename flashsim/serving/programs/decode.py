@@ -3,8 +3,8 @@
 
     Require: Q, K, V of all sequences in HBM, on-chip SRAM of size M, and a schedule: each worker's
              segments, in order.
-    1  for each worker w, all at once, for each of its segments, tiles f … f' − 1 of row block i of
-       sequence s, do
+    1  for each worker w, all at once, for each of its segments,
+       tiles f … f' − 1 of row block i of sequence s, do
     2    Load Q_i from HBM to on-chip SRAM.
     3    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     4    for f ≤ j < f' do
@@ -14,14 +14,14 @@
     8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).
     9      O_i ← diag(e^{m_i − m_i^new}) O_i + P̃_ij V_j, m_i ← m_i^new.
     10   end for
-    11   If the row block has one segment: write diag(ℓ_i)⁻¹ O_i and m_i + log ℓ_i as O_i, L_i to
-         HBM.
+    11   If the row block has one segment: write diag(ℓ_i)⁻¹ O_i and m_i + log ℓ_i as O_i,
+         L_i to HBM.
     12   Else write (O_i, ℓ_i, m_i) as its next part to HBM.
     13 end for
     14 for each row block with parts, all at once, do
     15   Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
-    16   for each of its parts, in order, load it and merge it: m_i^new = max(m_i, m), O_i and ℓ_i
-         as in lines 8 and 9.
+    16   for each of its parts, in order, load it and merge it: m_i^new = max(m_i, m),
+         O_i and ℓ_i as in lines 8 and 9.
     17   Write diag(ℓ_i)⁻¹ O_i and m_i + log ℓ_i as O_i, L_i to HBM.
     18 end for
     19 Return O, L.

@@ -6,8 +6,8 @@ are their value.
     2    Load Q_i from HBM to on-chip SRAM.
     3    Initialize O_i = (0)_{B_r×u}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     4    for each tile j of the keys that a row sees do
-    5      Load C_j from HBM to on-chip SRAM, once: it is K_j, and V_j is a view, its first u
-           columns.
+    5      Load C_j from HBM to on-chip SRAM, once: it is K_j, and V_j is a view,
+           its first u columns.
     6      S_ij^masked = MASK(τ Q_i C_jᵀ), with τ of the model before anything was absorbed.
     7      m_i^new = max(m_i, rowmax(S_ij^masked)), P̃_ij = exp(S_ij^masked − m_i^new).
     8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).

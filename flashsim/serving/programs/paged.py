@@ -9,8 +9,8 @@ are its own.
     4      Load Q_i from HBM to on-chip SRAM.
     5      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     6      for 1 ≤ j ≤ ⌈e_i/p⌉, the pages with a key that row block i sees, do
-    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled, n
-             − (j − 1)p at most.
+    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled,
+             n − (j − 1)p at most.
     8        for each tile c of page b's first r rows with a key that is seen do
     9          Load K_c, V_c from HBM to on-chip SRAM.
     10         S_ic = τ Q_i K_cᵀ.

@@ -9,12 +9,12 @@ and merged.
     4      Load Q_i from HBM to on-chip SRAM.
     5      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     6      for each page j of the k-th run of ⌈⌈e_i/p⌉/t⌉ pages do
-    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled, n
-             − (j − 1)p at most.
+    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled,
+             n − (j − 1)p at most.
     8        for each tile c of page b's first r rows with a key that is seen do
     9          Load K_c, V_c from HBM to on-chip SRAM.
-    10         S_ic^masked = MASK(τ Q_i K_cᵀ): −∞ for keys beyond n, and for those after a row's
-               position.
+    10         S_ic^masked = MASK(τ Q_i K_cᵀ): −∞ for keys beyond n,
+               and for those after a row's position.
     11         m_i^new = max(m_i, rowmax(S_ic^masked)), P̃_ic = exp(S_ic^masked − m_i^new).
     12         ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ic).
     13         O_i ← diag(e^{m_i − m_i^new}) O_i + P̃_ic V_c, m_i ← m_i^new.
@@ -23,8 +23,8 @@ and merged.
     16     Write (O_i, ℓ_i, m_i) as part k to HBM.
     17   end for
     18 end for
-    19 Merge the parts of each row block in order, divide by ℓ, and write O_i, L_i = m_i + log ℓ_i
-       to HBM.
+    19 Merge the parts of each row block in order, divide by ℓ, and write O_i,
+       L_i = m_i + log ℓ_i to HBM.
     20 Return O, L.
 
 The listing is ours: paged attention (paged.py), cut and merged as FlashDecoding
