@@ -163,9 +163,10 @@ def constants() -> Iterator[tuple[str, ...]]:
     for name in theory.__all__:
         if name.endswith("_constants") and not name.startswith("kernel_product"):
             function = getattr(theory, name)
-            found = re.match(
-                r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.\n",
-                inspect.getdoc(function) or "",
+            first_paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
+            found = re.fullmatch(
+                r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.",
+                " ".join(first_paragraph.split()),
             )
             if found is None:
                 raise ValueError(

@@ -5,12 +5,12 @@ A bug is a change to the text of an algorithm, which makes a record of its own
 checks, the same that the other tests make, must notice; others are not made. For Algorithms 0 and 1
 without mask and dropout:
 
-    exact       O within its rounding bound             induction   the proof's invariant after
-                every outer step
-    counts      accesses and peak, against theory       count only  the same, counted on shapes
-                alone
-    refused     the memory refuses the program          escape      a result that was never
-                registered
+    exact       O within its rounding bound
+    induction   the proof's invariant after every outer step
+    counts      accesses and peak, against theory
+    count only  the same, counted on shapes alone
+    refused     the memory refuses the program
+    escape      a result that was never registered
 
 For the others, on masks and dropout, forward and backward:
 

@@ -40,10 +40,9 @@ def memory_efficient_backward(
     """
     on_chip = sram.on_chip
     dropout.restore()
-    # of queries, too
     N_q = Q.shape[0]
     N_k = K.shape[0]
-    terms = int(blocks.B_c)
+    terms = int(blocks.B_c)  # of queries, too
     D = hbm.empty("D", (N_q, 1), sram.dtype)
     dQ, dK, dV = (
         hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V)

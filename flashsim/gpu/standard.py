@@ -26,9 +26,8 @@ from flashsim.support.install import OTHERS
 
 FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-# CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
-COMPUTE_32F = 68
-GEMM_DEFAULT = -1
+COMPUTE_32F = 68  # CUBLAS_COMPUTE_32F
+GEMM_DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 HEAD_DIMS = tuple(range(8, 257, 8))
 MASKS = ("Causal", "Dense", "CausalDense")
 PASSES = ("softmax_rows", "drop", "softmax_backward_rows")

@@ -20,8 +20,8 @@ rows of these go home.
     14 end for
     15 Post rows of dQ of own heads, and the parts of dK, dV, to each x ≠ rank;
        receive own rows of x's heads; wait.
-    16 for each KV head, each own key block j: dK_j,
-       dV_j are the sums of the parts of devices whose query heads share it.
+    16 for each KV head, each own key block j: dK_j, dV_j are the sums of the parts of devices whose
+       query heads share it.
 
 Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are
 kept, and travel, in the type that the chip computes in.

@@ -122,8 +122,8 @@ def lower_bound_backward(
         return found
     T = pairs * (shape.d + w)
     delta = min(shape.d, shape.d_v)
-    # then G ≥ T: one phase
     low = M + 1
+    # then G ≥ T: one phase
     high = max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)
     best = max(
         (_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}),
