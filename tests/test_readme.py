@@ -27,8 +27,8 @@ from flashsim.cli import ROUTE, parse
 from flashsim.cli.step import recorded
 from flashsim.learn.exercises import exercises
 from flashsim.learn.gallery import pages
-from flashsim.tracing.planting import pattern_of
 from flashsim.plots.film import STAY
+from flashsim.tracing.planting import pattern_of
 
 from .pages import OWN, README, ROOT, blocks, links, listing, pictures, said, table, text_of
 

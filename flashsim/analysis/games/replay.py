@@ -1,8 +1,8 @@
 """A schedule of the row game (`flashsim.analysis.games.game`), run on the memory with real numbers.
 
     Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, and a schedule:
-    turns that say which rows to
-             evict, which to load, which products to make, and which rows are then done.
+             turns that say which rows to evict, which to load, which products to make, and which
+             rows are then done.
     1  for rows without a product do: write O_i = 0, L_i = −∞ to HBM. end for
     2  for each turn of the schedule do
     3    for each row to evict do
