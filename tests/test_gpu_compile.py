@@ -48,6 +48,7 @@ from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
 from tests.conftest import turn
+from tests.pages import listing, text_of
 
 LADDER = list(gpu.ladder())
 VARIANTS = [

@@ -1,10 +1,10 @@
 """The lower bounds of both passes: never above what is counted, their certificates checked apart
-import ast
 from them, and near optimal.
 
 The steps of the backward proof, tried one by one, are in test_proving_backward.py.
 """
 
+import ast
 import json
 import math
 import re

@@ -15,8 +15,8 @@ of these:
         (b_r + b_g)d + b_r·b_g: Q_i W_g, A_ig = log φ(Q)
         (b_f + b_c)e + b_f·b_c + 3b_f, (b_r + b_g)e + b_r·b_g + 3b_r + b_g: their softmax, as above
     reformer
-        c(d + h + e + 3) + c(d + e + 1) + c²: c rows alone, r_i Q_i H_i O_i ℓ_i m_i, K_i V_i m_i^new,
-            S_ii
+        c(d + h + e + 3) + c(d + e + 1) + c²: c rows alone, r_i Q_i H_i O_i ℓ_i m_i,
+            K_i V_i m_i^new, S_ii
         c(d + h + e + 3) + C(d + e + h + 1) + c·C + c: and the C before, r_j K_j V_j H_j, S_ij,
             m_i^new
     smyrf

@@ -1,4 +1,5 @@
-"""What no backward pass moves less than: the bound of `lower`, by the same method, for dQ, dK and dV.
+"""What no backward pass moves less than: the bound of `lower`, by the same method, for dQ, dK and
+dV.
 
 Class of schedules. Backward, with P = softmax(S) and statistics of rows (L, D and the like) that
 cost nothing here,
