@@ -216,19 +216,20 @@ def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
     """
     if (label := label_at(site)) is not None:
         return site, label
-    own = site if _of_an_algorithm(site[0]) else None
+    places = [site] if _of_an_algorithm(site[0]) else []
     inside = False
     while frame is not None:
         at = site_of(frame)
         if _of_an_algorithm(at[0]):
             if (label := label_at(at)) is not None:
                 return at, label
-            own = own or at
+            places.append(at)
             inside = True
         elif inside:  # what launched the algorithm
             break
         frame = frame.f_back
-    file, line = own or site
+    users_places = [place for place in places if not place[0].startswith(PACKAGE)]
+    file, line = [*users_places, *places, site][0]
     return (file, line), f"line {line} of {Path(file).name}"
 
 
