@@ -261,7 +261,7 @@ def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "two_sweeps and Algorithm 1" in Path("flashsim-step.html").read_text(encoding="utf-8")
     text = said(capsys, "step", "--algorithm", "mine.py:two_sweeps", *SMALL, "--text")
-    assert "step 0 · line 16 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
+    assert "step 0 · line 15 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
 
 
 def test_debug_stops_at_a_line_of_the_file(
