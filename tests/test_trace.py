@@ -299,9 +299,9 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
         for i in sram.loop(blocks.T_r):
             S_ij = sram.on_chip(sram.load(Q[i]) @ sram.load(K[0]).T)
             masked = sram.on_chip(MASK(S_ij, i, 0))
-            P = np.exp(masked)
-            O_i = P @ sram.load(V[0]) / P.sum(axis=1, keepdims=True)
-            sram.store(O[i], sram.on_chip(O_i))
+            P = sram.on_chip(np.exp(masked), over=masked)
+            O_i = sram.on_chip(P @ sram.load(V[0]) / P.sum(axis=1, keepdims=True))
+            sram.store(O[i], O_i)
         return O
 
     first = mine.__code__.co_firstlineno
