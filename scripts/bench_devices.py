@@ -44,9 +44,8 @@ HEADS = 16
 WIDTH = 128
 SAMPLE = (0, 15)
 LENGTHS = (2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 32_768, 65_536)
-# of a contestant's turn at least; bytes that go over while counters are watched
-TURN_MS = 15.0
-COUNTED = 2**33
+TURN_MS = 15.0  # of a contestant's turn at least
+COUNTED = 2**33  # bytes that go over while counters are watched
 # NVML's field values, in KiB a link
 DATA_TX = 138
 DATA_RX = 139

@@ -4,8 +4,8 @@ them.
 Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with
 dropout; 8 bits; d = 256; keys in pages, and packed batches.
 
-python scripts/bench_hopper_cases.py                    # on a machine with a GPU:
-                                                        figures/gpu_hopper_cases.json
+# on a machine with a GPU: figures/gpu_hopper_cases.json
+python scripts/bench_hopper_cases.py
 python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backward.json
 
 All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A forward call is replayed

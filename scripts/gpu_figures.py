@@ -1,8 +1,8 @@
 """Draw what `flashsim bench` measured: rates, runtime and memory (Figure 3), GPT-2's attention
 (Figure 1, right), the ladder.
 
-python scripts/gpu_figures.py                                        # all, from the records that a
-                                                                     GPU made; needs none
+# all, from the records that a GPU made; needs none
+python scripts/gpu_figures.py
 python scripts/gpu_figures.py --record figures/gpu_ladder.json       # what is drawn of one
 """
 

@@ -1,11 +1,10 @@
 """Check that correct attentions pass the test kit: those of this package, plain NumPy ones, and
 PyTorch's, JAX's and Triton's.
 
-    python scripts/kit_conformance.py --json figures/kit_conformance.json    # a table on stdout,
-                                                                             everything in a file
-    python scripts/kit_conformance.py --only flash torch_sdpa --examples 200    # with --json: the
-                                                                                file's others are
-                                                                                kept
+    # a table on stdout, everything in a file
+    python scripts/kit_conformance.py --json figures/kit_conformance.json
+    # with --json: the file's others are kept
+    python scripts/kit_conformance.py --only flash torch_sdpa --examples 200
 
 A kit that finds bugs must also find none where there are none. Each attention of
 tests/implementations.py is checked with `flashsim.testing.check_attention` against what it

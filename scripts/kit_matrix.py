@@ -2,12 +2,12 @@
 and .md, the table.
 
     python scripts/kit_matrix.py --jobs 2        # two hours or more
-    python scripts/kit_matrix.py --new           # the mutants that the record lacks, beside those
-                                                 that it has
-    python scripts/kit_matrix.py --fill          # and the checks that were not tried on those that
-                                                 it has
-    python scripts/kit_matrix.py --draw          # the picture and the table again, from the record
-                                                 that is there
+    # the mutants that the record lacks, beside those that it has
+    python scripts/kit_matrix.py --new
+    # and the checks that were not tried on those that it has
+    python scripts/kit_matrix.py --fill
+    # the picture and the table again, from the record that is there
+    python scripts/kit_matrix.py --draw
 
 Each row is kept as it is found, in kit_matrix.rows.json: what was stopped goes on from there with
 the same command. Where a check has changed, delete its numbers in the record, and --fill them.

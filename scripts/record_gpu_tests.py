@@ -1,8 +1,8 @@
 """Run the GPU's tests on a machine that has one and keep what came of them: figures/gpu_tests.json.
 
 python scripts/record_gpu_tests.py --commit "$(git rev-parse HEAD)"
-python scripts/record_gpu_tests.py --soak --commit "$(git rev-parse HEAD)"    # the long way round:
-                                                                              figures/gpu_soak.json
+# the long way round: figures/gpu_soak.json
+python scripts/record_gpu_tests.py --soak --commit "$(git rev-parse HEAD)"
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Run small launches of each kernel on Hopper under compute-sanitizer and keep what it found:
 figures/gpu_sanitizer.json.
 
-python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"      # on a machine with a GPU and
-                                                                     compute-sanitizer
+# on a machine with a GPU and compute-sanitizer
+python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"
 
 memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM.
 racecheck follows accesses to shared memory, and who arrives at an mbarrier, but does not see that a

@@ -1,10 +1,10 @@
 """Lay the model beside the machine: bytes that the counters of a GPU read, beside what flashsim
 predicts, pass by pass.
 
-python scripts/validate_hardware.py                     # on a machine with a GPU and ncu:
-                                                        figures/validate_hardware.json
-python scripts/validate_hardware.py --draw              # draws figures/validate_hardware.png and
-                                                        .svg from that record
+# on a machine with a GPU and ncu: figures/validate_hardware.json
+python scripts/validate_hardware.py
+# draws figures/validate_hardware.png and .svg from that record
+python scripts/validate_hardware.py --draw
 """
 
 import argparse

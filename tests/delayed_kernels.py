@@ -1,8 +1,8 @@
 """What tests/test_gpu_delays.py starts: the bits of what a group of kernels returns, each case
 several times, as JSON.
 
-python tests/delayed_kernels.py backward-128 '{"options": ["-DDELAYED=1"], "bugs": {"file.cu":
-[["text", "a wrong one"]]}}'
+    python tests/delayed_kernels.py backward-128 \\
+        '{"options": ["-DDELAYED=1"], "bugs": {"file.cu": [["text", "a wrong one"]]}}'
 """
 
 import hashlib

@@ -1,10 +1,8 @@
 """What tests/test_gpu_devices.py starts: the last process ends, and the others must say so in time,
 whatever they wait for.
 
-RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tests/dying_gpus.py nccl graph      #
-                                                                                                                    and
-                                                                                                                    rank
-                                                                                                                    1
+# and rank 1
+RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python tests/dying_gpus.py nccl graph
 """
 
 import os

@@ -2,9 +2,8 @@
 whole; rank 0 prints JSON.
 
 torchrun --standalone --nproc-per-node 2 tests/over_gpus.py nccl       # a GPU a process
-torchrun --standalone --nproc-per-node 3 tests/over_gpus.py torch      # gloo, and PyTorch's
-                                                                       arithmetic in the kernels'
-                                                                       place
+# gloo, and PyTorch's arithmetic in the kernels' place
+torchrun --standalone --nproc-per-node 3 tests/over_gpus.py torch
 """
 
 import json

@@ -50,6 +50,14 @@ def table(page: str, name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in inside.splitlines()[2:]]
 
 
+def listing(text: str) -> dict[int, str]:
+    """Return the lines of a listing in a file, by number. A line that is too long for the file goes
+    on in the next, further indented.
+    """
+    lines = re.findall(r"^[/ ]{4,9}(\d+) +(.*(?:\n {7,}(?!\d).+)*)$", text, re.MULTILINE)
+    return {int(number): " ".join(line.split()) for number, line in lines}
+
+
 def paragraphs(text: str) -> list[str]:
     """Return a page's paragraphs, without blocks of code; an item of a list is one, and a row of
     a table.

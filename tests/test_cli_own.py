@@ -261,7 +261,7 @@ def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "two_sweeps and Algorithm 1" in Path("flashsim-step.html").read_text(encoding="utf-8")
     text = said(capsys, "step", "--algorithm", "mine.py:two_sweeps", *SMALL, "--text")
-    assert "step 0 · line 13 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
+    assert "step 0 · line 15 of mine.py · i = 1\n    Q_i = sram.load(Q[i])" in text
 
 
 def test_debug_stops_at_a_line_of_the_file(
@@ -295,7 +295,7 @@ def test_debug_with_another_hook(
 ) -> None:
     seen = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: seen.append(sys._getframe(1).f_locals["i"]))
-    assert "ran to its end" in said(capsys, "debug", "mine.py:two_sweeps", "--line", "24", *SMALL)
+    assert "ran to its end" in said(capsys, "debug", "mine.py:two_sweeps", "--line", "27", *SMALL)
     assert seen == [*range(6)]
 
 
@@ -318,17 +318,17 @@ REFUSED = {
     "run --algorithm mine.py:two_sweeps --causal": "'mine.py:two_sweeps' (two_sweeps) has no mask",
     "run --algorithm mine.py:two_sweeps --blocks 99 99 --M 99": "does not fit in SRAM",
     "run --algorithm mine.py:two_sweeps --backward": "'mine.py:two_sweeps' has no backward pass",
-    "run --algorithm typo.py:two_sweeps": "NameError: name 'rowmx' is not defined (at line 17 of ",
+    "run --algorithm typo.py:two_sweeps": "NameError: name 'rowmx' is not defined (at line 20 of ",
     "run --algorithm unloaded.py:two_sweeps": "is in HBM. To compute with it, bring a block on chip",
     "count --N 4 --d 2 mine.py:nothing": "mine.py has no 'nothing'",
     "count --N 4 --d 2 mine.py:two_sweeps --algorithm flash": "an algorithm is given twice: leave out NAME or --algorithm",
-    "count --N 4 --d 2 typo.py:two_sweeps": "at line 17 of ",
+    "count --N 4 --d 2 typo.py:two_sweeps": "at line 20 of ",
     "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "has no backward pass: its file lacks one",
     "step --algorithm mine.py:two_sweeps --bug no_rescale": "has no place in 'mine.py:two_sweeps', forward",
     "step --vs mine:two_sweps": "mine has no 'two_sweps'",
     "debug --line 9": "an algorithm is missing: expected NAME, one of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
-    "debug mine.py:two_sweeps --line 24 --at j=1": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
+    "debug mine.py:two_sweeps --line 27 --at j=1": "line 27 of two_sweeps is in no loop over j: the loops around it are over i",
     "plot theorem5 --algorithm mine.py:two_sweeps": "has no backward pass: its file lacks one",
     "plot sparsity --algorithm mine.py:two_sweeps": "--algorithm is for ",
 }

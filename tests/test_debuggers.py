@@ -284,11 +284,11 @@ def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
     )
     algorithm = Path(done.stdout.strip()).parent / "algorithms" / "algorithm_1_flash_basic.py"
     with debugged(
-        tmp_path, "walk.py", {algorithm: [{"line": 46, "condition": "j == 1"}]}
+        tmp_path, "walk.py", {algorithm: [{"line": 61, "condition": "j == 1"}]}
     ) as client:
         met = next(stops(client, "S_ij.round(2).tolist()", "sram.capacity"))
     assert met == [
-        "algorithm_1_flash_basic.py:46",
+        "algorithm_1_flash_basic.py:61",
         "[[-0.06, -0.15, -0.11], [0.34, 0.08, -0.38]]",
         "40",
     ]

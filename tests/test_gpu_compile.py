@@ -48,6 +48,7 @@ from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
 from tests.conftest import turn
+from tests.pages import listing, text_of
 
 LADDER = list(gpu.ladder())
 VARIANTS = [
@@ -89,8 +90,8 @@ needs_nvrtc = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "NVRTC i
 def _nvdisasm() -> str:
     try:
         found = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("nvdisasm")
+    # there is none, or one that does not look for programs yet
     except (ImportError, AttributeError):
-        # there is none, or one that does not look for programs yet
         found = None
     return found or shutil.which("nvdisasm") or ""
 
@@ -161,8 +162,8 @@ def test_kernels_compile_and_keep_what_their_headers_promise(
             # where sums do not do, maxima are taken, and O_i is waited for before
             if variant.file == "hopper_fp8.cu":
                 assert beside >= hopper_fp8.BLOCKS[1] // 2, function
+            # of a masked tile, the last exponentials may come after
             elif variant.file == hopper_forward.FILE:
-                # of a masked tile, the last exponentials may come after
                 assert beside >= alone, function
                 assert alone - _alone(function) <= _alone(function) // 7, function
             else:
@@ -329,16 +330,9 @@ def test_a_kernels_listing_is_the_simulators() -> None:
         ("algorithm_2", "algorithm_2_flash"),
     ):
         simulator = Path(str(importlib.util.find_spec(f"flashsim.algorithms.{module}").origin))  # type: ignore[union-attr]
-        ours, theirs = (
-            dict(
-                re.findall(
-                    r"^[/ ]{4,9}(\d+) +(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE
-                )
-            )
-            for path in (KERNELS / f"{file}.cu", simulator)
-        )
+        ours, theirs = (listing(text_of(path)) for path in (KERNELS / f"{file}.cu", simulator))
         for number in ours:
-            if int(number) > 3:
+            if number > 3:
                 assert ours[number] == theirs[number]
 
 

@@ -19,12 +19,10 @@ pytestmark = ON_HOPPER
 KERNEL = gpu.kernel("hopper_fp8")
 OFFSET = 2  # the kernel's
 LAGS = 9 - OFFSET  # powers of two by which m lags so far that it is raised
-# of a warp; of a half of a tile
-ROWS = 16
-KEYS = 64
-# rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
-HALF = 2.0**-4
-LEAST = 2.0**-10
+ROWS = 16  # of a warp
+KEYS = 64  # of a half of a tile
+HALF = 2.0**-4  # rounding to e4m3: of a normal number, relative
+LEAST = 2.0**-10  # of a subnormal one, absolute
 # of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and
 # O's
 PRODUCTS = 2.0**-7

@@ -49,9 +49,8 @@ from flashsim.gpu.kernel import Options
 from flashsim.gpu.masking import InTiles
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-# the stream is PyTorch's
 DEVICE = 7
-STREAM = 5
+STREAM = 5  # the stream is PyTorch's
 LAUNCHING = (
     hopper,
     hopper_backward,

@@ -1,11 +1,9 @@
 """The long way round, on a GPU: random shapes by the hundred, and ten thousand launches.
 
-OPENBLAS_NUM_THREADS=1 pytest -m slow tests/test_gpu_soak.py -k "not launches"    # in as many
-                                                                                  processes as there
-                                                                                  are cores
-pytest -m slow tests/test_gpu_soak.py -k launches -n 0                            # alone, as it
-                                                                                  looks at the GPU's
-                                                                                  memory
+# in as many processes as there are cores
+OPENBLAS_NUM_THREADS=1 pytest -m slow tests/test_gpu_soak.py -k "not launches"
+# alone, as it looks at the GPU's memory
+pytest -m slow tests/test_gpu_soak.py -k launches -n 0
 
 SOAK_SECONDS=40 ends the launches after so many seconds.
 """

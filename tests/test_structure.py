@@ -1,13 +1,16 @@
 """The house: what imports what, and what is said in one place only."""
 
 import ast
+import io
 import subprocess
 import sys
 import threading
+import tokenize
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from inspect import signature
+from inspect import getdoc, signature
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -251,11 +254,63 @@ def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
     assert done.stdout in (SCRIPTS.parent / "docs/code.md").read_text(encoding="utf-8")
 
 
-def test_modules_are_short() -> None:
-    long = {
-        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.INDENT,
+    tokenize.NEWLINE,
+    tokenize.NL,
+}
+
+
+def tokens_by_line(source: str) -> list[int]:
+    """Return how many tokens begin on each line that has code. Docstrings and comments are none."""
+    tree = ast.parse(source)
+    texts = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    assert {name for name, lines in long.items() if lines > 400} == {"flashsim.memory.sram"}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = Counter(token.start[0] for token in tokens if token.type not in LAYOUT)
+    return [number for line, number in lines.items() if line not in texts]
+
+
+@pytest.mark.parametrize(
+    ("room", "mean", "full"),
+    [
+        ("flashsim", 9.1, 5.4),
+        ("tests", 10.7, 7.9),
+        ("scripts", 9.7, 6.0),
+        ("docs", 7.9, 3.2),
+    ],
+)
+def test_lines_are_not_filled(
+    room: str, mean: float, full: float, record_property: Callable[[str, object], None]
+) -> None:
+    """Tokens a line are a thermometer: today's values are the ceilings, so that it gets no worse.
+    `pytest --junit-xml` reports them.
+
+    mean  tokens per line of code
+    full  percentage of lines with more than 25 tokens
+    """
+    files = (SCRIPTS.parent / room).rglob("*.py")
+    lines = [number for path in files for number in tokens_by_line(path.read_text("utf-8"))]
+    found_mean = sum(lines) / len(lines)
+    found_full = 100 * sum(number > 25 for number in lines) / len(lines)
+    record_property("tokens per line", found_mean)
+    record_property("% of lines above 25 tokens", found_full)
+    print(f"{room}: {found_mean:.2f} tokens per line, {found_full:.2f}% of lines above 25")
+    assert found_mean <= mean
+    assert found_full <= full
+
+
+def test_the_formatter_skips_nothing() -> None:
+    skip = "# fmt: " + "skip"
+    for room in ("flashsim", "tests", "scripts", "docs"):
+        for path in (SCRIPTS.parent / room).rglob("*.py"):
+            assert skip not in path.read_text(encoding="utf-8"), path
 
 
 @pytest.mark.parametrize(
@@ -430,6 +485,6 @@ def test_every_check_of_the_ledger_takes_full_alone_and_says_its_source_and_its_
     """What checks share returns claims, too, and is none."""
     for check in checks():
         assert [*signature(check).parameters] == ["full"]
-        source, _, claim = (check.__doc__ or "").partition(". ")
+        source, _, claim = (getdoc(check) or "").partition(". ")
         assert source
         assert claim.endswith("."), check

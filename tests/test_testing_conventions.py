@@ -141,8 +141,8 @@ BUGS = {
         "onnx",
         "oracle",
         "causal",
-        "p, shape = 0,",
-        "p, shape = K.shape[2] - Q.shape[2],",
+        "p = 0",
+        "p = K.shape[2] - Q.shape[2]",
     ),
     "a key too few in the window": (
         "onnx",

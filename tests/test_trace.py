@@ -299,12 +299,9 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
         for i in sram.loop(blocks.T_r):
             S_ij = sram.on_chip(sram.load(Q[i]) @ sram.load(K[0]).T)
             masked = sram.on_chip(MASK(S_ij, i, 0))
-            sram.store(
-                O[i],
-                sram.on_chip(
-                    np.exp(masked) @ sram.load(V[0]) / np.exp(masked).sum(axis=1, keepdims=True)
-                ),
-            )
+            P = sram.on_chip(np.exp(masked), over=masked)
+            O_i = sram.on_chip(P @ sram.load(V[0]) / P.sum(axis=1, keepdims=True))
+            sram.store(O[i], O_i)
         return O
 
     first = mine.__code__.co_firstlineno
@@ -317,7 +314,7 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
     }
     assert at["Q[0]"] == at["S_ij"] == f"line {first + 4} of test_trace.py"
     assert at["mask[0, 0]"] == at["masked"] == f"line {first + 5} of test_trace.py"
-    assert at["O[1]"] == f"line {first + 6} of test_trace.py"
+    assert at["O[1]"] == f"line {first + 8} of test_trace.py"
     printed = "\n".join(text.lines(trace))
     assert (
         f"line {first + 5} of test_trace.py · i = 1\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n"
@@ -327,7 +324,7 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
     flashsim.count(mine, N=6, d=2, blocks=(3, 6), M=200, observers=[ledger])
     assert {(m.label, m.array) for m in ledger.movements} == {
         (f"line {first + line} of test_trace.py", array)
-        for line, array in ((4, "Q"), (4, "K"), (6, "V"), (6, "O"))
+        for line, array in ((4, "Q"), (4, "K"), (7, "V"), (8, "O"))
     }
 
 

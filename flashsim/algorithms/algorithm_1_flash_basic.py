@@ -11,10 +11,10 @@
     8      Load Q_i, O_i, ℓ_i, m_i from HBM to on-chip SRAM.
     9      S_ij = Q_i K_jᵀ.
     10     m̃_ij = rowmax(S_ij), P̃_ij = exp(S_ij − m̃_ij), ℓ̃_ij = rowsum(P̃_ij).
-    11     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij −
-           m_i^new} ℓ̃_ij.
-    12     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij −
-           m_i^new} P̃_ij V_j) to HBM.
+    11     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i
+           + e^{m̃_ij − m_i^new} ℓ̃_ij.
+    12     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i
+           + e^{m̃_ij − m_i^new} P̃_ij V_j) to HBM.
     13     Write ℓ_i ← ℓ_i^new, m_i ← m_i^new to HBM.
     14   end for
     15 end for
@@ -61,9 +61,9 @@ def flash_basic(
             P_tilde_ij = on_chip(exp(S_ij - m_tilde_ij), over=S_ij)  # line 10
             l_tilde_ij = on_chip(rowsum(P_tilde_ij))  # line 10
             m_i_new = on_chip(maximum(m_i, m_tilde_ij))  # line 11
-            l_i_new = on_chip(
+            l_i_new = on_chip(  # line 11
                 exp(m_i - m_i_new) * l_i + exp(m_tilde_ij - m_i_new) * l_tilde_ij
-            )  # line 11
+            )
             O_i_new = on_chip(  # line 12
                 (
                     l_i * exp(m_i - m_i_new) * O_i

@@ -13,13 +13,13 @@
     9      Load Q_i, O_i, ℓ_i, m_i from HBM to on-chip SRAM.
     10     S_ij = τ Q_i K_jᵀ.
     11     S_ij^masked = MASK(S_ij).
-    12     m̃_ij = rowmax(S_ij^masked), P̃_ij = exp(S_ij^masked − m̃_ij), ℓ̃_ij =
-           rowsum(P̃_ij).
-    13     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i + e^{m̃_ij −
-           m_i^new} ℓ̃_ij.
+    12     m̃_ij = rowmax(S_ij^masked), P̃_ij = exp(S_ij^masked − m̃_ij),
+           ℓ̃_ij = rowsum(P̃_ij).
+    13     m_i^new = max(m_i, m̃_ij), ℓ_i^new = e^{m_i − m_i^new} ℓ_i
+           + e^{m̃_ij − m_i^new} ℓ̃_ij.
     14     P̃_ij^dropped = dropout(P̃_ij, p_drop).
-    15     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i + e^{m̃_ij −
-           m_i^new} P̃_ij^dropped V_j) to HBM.
+    15     Write O_i ← diag(ℓ_i^new)⁻¹ (diag(ℓ_i) e^{m_i − m_i^new} O_i
+           + e^{m̃_ij − m_i^new} P̃_ij^dropped V_j) to HBM.
     16     Write ℓ_i ← ℓ_i^new, m_i ← m_i^new to HBM.
     17   end for
     18 end for
@@ -85,18 +85,18 @@ def flash(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11
             m_tilde_ij = on_chip(rowmax(S_masked_ij))  # line 12
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 12
                 exp(S_masked_ij - finite(m_tilde_ij)), over=S_masked_ij
-            )  # line 12
+            )
             l_tilde_ij = on_chip(rowsum(P_tilde_ij))  # line 12
             m_i_new = on_chip(maximum(m_i, m_tilde_ij))  # line 13
             l_i_new = on_chip(  # line 13
                 exp(m_i - finite(m_i_new)) * l_i
                 + exp(m_tilde_ij - finite(m_i_new)) * l_tilde_ij
             )
-            P_dropped_ij = on_chip(
+            P_dropped_ij = on_chip(  # line 14
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 14
+            )
             O_i_new = on_chip(  # line 15
                 (
                     l_i * exp(m_i - finite(m_i_new)) * O_i

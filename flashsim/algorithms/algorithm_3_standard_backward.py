@@ -3,8 +3,8 @@
     Require: Q, K, V, dO in HBM, P in HBM.
     1  Load P, dO by blocks from HBM, compute dV = Pᵀ dO, write dV to HBM.
     2  Load dO, V by blocks from HBM, compute dP = dO Vᵀ, write dP to HBM.
-    3  Read P, dP from HBM, compute dS with dS_ij = P_ij (dP_ij − Σ_l P_il dP_il), write
-       dS to HBM.
+    3  Read P, dP from HBM, compute dS with dS_ij = P_ij (dP_ij − Σ_l P_il dP_il),
+       write dS to HBM.
     4  Load dS and K by blocks from HBM, compute dQ = dS K, write dQ to HBM.
     5  Load dS and Q by blocks from HBM, compute dK = dSᵀ Q, write dK to HBM.
     6  Return dQ, dK, dV.

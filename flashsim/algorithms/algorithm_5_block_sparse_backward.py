@@ -7,8 +7,8 @@
     2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
     3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
     4  Divide O, dO, ℓ, m into T_r blocks of B_r rows.
-    5  Initialize dQ = (0)_{N×d} in HBM, in T_r blocks, and dK = (0)_{N×d}, dV =
-       (0)_{N×d}, in T_c blocks.
+    5  Initialize dQ = (0)_{N×d} in HBM, in T_r blocks, and dK = (0)_{N×d},
+       dV = (0)_{N×d}, in T_c blocks.
     6  for 1 ≤ j ≤ T_c do
     7    Load K_j, V_j from HBM to on-chip SRAM.
     8    Initialize dK̃_j = (0)_{B_c×d}, dṼ_j = (0)_{B_c×d} on SRAM.
@@ -17,8 +17,8 @@
     11     S_ij = τ Q_i K_jᵀ.
     12     S_ij^masked = MASK(S_ij).
     13     P_ij = diag(ℓ_i)⁻¹ exp(S_ij^masked − m_i).
-    14     Z_ij: the forward pass's dropout mask, each entry 1/(1 − p_drop) with
-           probability 1 − p_drop, else 0.
+    14     Z_ij: the forward pass's dropout mask,
+           each entry 1/(1 − p_drop) with probability 1 − p_drop, else 0.
     15     P_ij^dropped = P_ij ∘ Z_ij.
     16     dṼ_j ← dṼ_j + (P_ij^dropped)ᵀ dO_i.
     17     dP_ij^dropped = dO_i V_jᵀ.
@@ -90,23 +90,23 @@ def block_sparse_backward(
         K_j, V_j = sram.load(K[j], V[j])  # line 7
         dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 8
         dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 8
-        for i in sram.loop(
+        for i in sram.loop(  # line 9, if M_ij ≠ 0
             blocks.T_r, where=block_mask.column(j)
-        ):  # line 9, if M_ij ≠ 0
-            Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(
+        ):
+            Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(  # line 10
                 Q[i], O[i], dO[i], dQ[i], l[i], m[i]
-            )  # line 10
+            )
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 12
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 13
                 exp(at_most_0(S_masked_ij - finite(m_i))) / nonzero(l_i),
                 over=S_masked_ij,
-            )  # line 13
+            )
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 15
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 16
                 dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j
-            )  # line 16
+            )
             dP_dropped_ij = on_chip(dO_i @ V_j.T)  # line 17
             dP_ij = on_chip(dP_dropped_ij * Z_ij, over=dP_dropped_ij)  # line 18
             D_i = on_chip(rowsum(dO_i * O_i))  # line 19
@@ -115,9 +115,9 @@ def block_sparse_backward(
             dS_ij = MASK.uncapped(dS_ij)  # line 20
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 22
                 dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
-            )  # line 22
+            )
         # line 23: end for
         sram.store(dK[j], dK_tilde_j)  # line 24
         sram.store(dV[j], dV_tilde_j)  # line 24

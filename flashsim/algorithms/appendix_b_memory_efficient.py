@@ -56,8 +56,9 @@ def memory_efficient(
             k_j = sram.load(K[j])  # equation 1
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 1
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # equation 1
-            # equation 1
-            log_L_i = on_chip(logaddexp(log_L_i, logsumexp(S_masked_ij)), over=log_L_i)
+            log_L_i = on_chip(  # equation 1
+                logaddexp(log_L_i, logsumexp(S_masked_ij)), over=log_L_i
+            )
         sram.store(L[i], log_L_i)  # equation 1
 
     for i in sram.loop(blocks.T_r):  # equation 2
@@ -67,8 +68,7 @@ def memory_efficient(
             k_j, v_j = sram.load(K[j], V[j])  # equation 2
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 2
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # equation 2
-            # equation 2
-            P_ij = on_chip(
+            P_ij = on_chip(  # equation 2
                 exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij
             )
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # equation 2

@@ -40,10 +40,9 @@ def memory_efficient_backward(
     """
     on_chip = sram.on_chip
     dropout.restore()
-    # of queries, too
     N_q = Q.shape[0]
     N_k = K.shape[0]
-    terms = int(blocks.B_c)
+    terms = int(blocks.B_c)  # of queries, too
     D = hbm.empty("D", (N_q, 1), sram.dtype)
     dQ, dK, dV = (
         hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V)
@@ -66,14 +65,15 @@ def memory_efficient_backward(
             q_i, do_i, log_L_i = sram.load(Q[i], dO[i], L[i])  # equation 3
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 3
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 3
-            # equation 3
-            P_ij = on_chip(
+            P_ij = on_chip(  # equation 3
                 exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij
             )
-            # equation 3
-            P_dropped_ij = on_chip(P_ij * dropout_by_key(P_ij, i, j), over=P_ij)
-            # equation 3
-            dv_j = on_chip(dv_j + product(P_dropped_ij.T, do_i), over=dv_j)
+            P_dropped_ij = on_chip(  # equation 3
+                P_ij * dropout_by_key(P_ij, i, j), over=P_ij
+            )
+            dv_j = on_chip(  # equation 3
+                dv_j + product(P_dropped_ij.T, do_i), over=dv_j
+            )
         sram.store(dv[j], dv_j)  # equation 3
 
     for i in sram.loop(len(D)):  # equation 4
@@ -88,13 +88,11 @@ def memory_efficient_backward(
             k_j, v_j = sram.load(K[j], V[j])  # equation 5
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 5
             S_masked_ij = on_chip(MASK_by_query(S_ij, i, j), over=S_ij)  # equation 5
-            # equation 5
-            P_ij = on_chip(
+            P_ij = on_chip(  # equation 5
                 exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij
             )
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 5
-            # equation 5
-            dP_ij = on_chip(
+            dP_ij = on_chip(  # equation 5
                 dP_dropped_ij * dropout_by_query(P_ij, i, j), over=dP_dropped_ij
             )
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 5
@@ -110,13 +108,11 @@ def memory_efficient_backward(
             q_i, do_i, log_L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # equation 6
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 6
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 6
-            # equation 6
-            P_ij = on_chip(
+            P_ij = on_chip(  # equation 6
                 exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij
             )
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 6
-            # equation 6
-            dP_ij = on_chip(
+            dP_ij = on_chip(  # equation 6
                 dP_dropped_ij * dropout_by_key(P_ij, i, j), over=dP_dropped_ij
             )
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 6

@@ -64,11 +64,11 @@ def rabe_staats(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # summarise
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # summarise
             m_ij = on_chip(rowmax(S_masked_ij))  # summarise
-            # summarise
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_ij)), over=S_masked_ij)
+            P_tilde_ij = on_chip(  # summarise
+                exp(S_masked_ij - finite(m_ij)), over=S_masked_ij
+            )
             l_ij = on_chip(rowsum(P_tilde_ij))  # summarise
-            # summarise
-            P_dropped_ij = on_chip(
+            P_dropped_ij = on_chip(  # summarise
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
             )
             O_ij = on_chip(product(P_dropped_ij, V_j) / nonzero(l_ij))  # summarise
@@ -81,16 +81,16 @@ def rabe_staats(
         l_i = sram.full(l[i].shape, 0.0)  # combine
         m_i = sram.full(m[i].shape, float("-inf"))  # combine
         for j in sram.loop(T_c):  # combine
-            # combine
-            O_ij, l_ij, m_ij = sram.load(O_parts[i, j], l_parts[i, j], m_parts[i, j])
+            O_ij, l_ij, m_ij = sram.load(  # combine
+                O_parts[i, j], l_parts[i, j], m_parts[i, j]
+            )
             m_i_new = on_chip(maximum(m_i, m_ij))  # combine
             O_i = on_chip(  # combine
                 exp(m_i - finite(m_i_new)) * O_i
                 + exp(m_ij - finite(m_i_new)) * l_ij * O_ij,
                 over=O_i,
             )
-            # combine
-            l_i = on_chip(
+            l_i = on_chip(  # combine
                 exp(m_i - finite(m_i_new)) * l_i + exp(m_ij - finite(m_i_new)) * l_ij,
                 over=l_i,
             )

@@ -65,39 +65,42 @@ def rabe_staats_backward(
         dK_j = sram.full(K[j].shape, 0.0)  # differentiate
         dV_j = sram.full(V[j].shape, 0.0)  # differentiate
         for i in sram.loop(blocks.T_r):  # recompute
-            # recompute
-            Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(
+            Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(  # recompute
                 Q[i], O[i], dO[i], dQ[i], l[i], m[i]
             )
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # recompute
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # recompute
             m_ij = on_chip(rowmax(S_masked_ij))  # recompute
-            # recompute
-            P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_ij)), over=S_masked_ij)
+            P_tilde_ij = on_chip(  # recompute
+                exp(S_masked_ij - finite(m_ij)), over=S_masked_ij
+            )
             l_ij = on_chip(rowsum(P_tilde_ij))  # recompute
             P_ij = on_chip(P_tilde_ij / nonzero(l_ij), over=P_tilde_ij)  # recompute
             Z_ij = on_chip(dropout(P_ij, i, j))  # recompute
             P_dropped_ij = on_chip(P_ij * Z_ij)  # recompute
             O_ij = on_chip(product(P_dropped_ij, V_j))  # recompute
-            # differentiate
-            w_ij = on_chip(exp(at_most_0(m_ij - finite(m_i))) * l_ij / nonzero(l_i))
-            # differentiate
-            dV_j = on_chip(dV_j + product(P_dropped_ij.T, w_ij * dO_i), over=dV_j)
+            w_ij = on_chip(  # differentiate
+                exp(at_most_0(m_ij - finite(m_i))) * l_ij / nonzero(l_i)
+            )
+            dV_j = on_chip(  # differentiate
+                dV_j + product(P_dropped_ij.T, w_ij * dO_i), over=dV_j
+            )
             dP_dropped_ij = on_chip(dO_i @ V_j.T)  # differentiate
             dP_ij = on_chip(dP_dropped_ij * Z_ij, over=dP_dropped_ij)  # differentiate
             own_ij = on_chip(rowsum(dO_i * O_ij))  # differentiate
             whole_i = on_chip(rowsum(dO_i * O_i))  # differentiate
-            # differentiate
-            dS_ij = on_chip(
+            dS_ij = on_chip(  # differentiate
                 w_ij * gated(P_ij, (dP_ij - own_ij) + (own_ij - whole_i)), over=dP_ij
             )
             MASK.gradient(dS_ij, i, j)  # differentiate
             dS_ij = MASK.uncapped(dS_ij)  # differentiate
-            # differentiate
-            dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)
+            dQ_i_new = on_chip(  # differentiate
+                dQ_i + tau * product(dS_ij, K_j), over=dQ_i
+            )
             sram.store(dQ[i], dQ_i_new)  # differentiate
-            # differentiate
-            dK_j = on_chip(dK_j + tau * product(dS_ij.T, Q_i), over=dK_j)
+            dK_j = on_chip(  # differentiate
+                dK_j + tau * product(dS_ij.T, Q_i), over=dK_j
+            )
         sram.store(dK[j], dK_j)  # differentiate
         sram.store(dV[j], dV_j)  # differentiate
     return dQ, dK, dV

@@ -7,8 +7,8 @@ streamed by elements, and L alone kept of a row.
     2  Set block sizes B_r = ⌊(M − 1)/(d + 2)⌋, B_c = 1.
     3  Set the sizes b_r × b_c of a tile of O: of those that fit, b_r(b_c + 2) + 1 ≤ M,
        the ones of fewest accesses.
-    4  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, and each
-       into its columns; S into T_r × T_c tiles.
+    4  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows,
+       and each into its columns; S into T_r × T_c tiles.
     5  for 1 ≤ i ≤ T_r do
     6    Load Q_i from HBM to on-chip SRAM.
     7    On chip, set L_i = (−∞)_{B_r}.
@@ -24,8 +24,8 @@ streamed by elements, and L alone kept of a row.
     17   end for
     18   Write L_i to HBM.
     19 end for
-    20 Divide O into tiles of b_r × b_c, L into blocks of b_r rows, S into columns of
-       b_r rows, V into its elements.
+    20 Divide O into tiles of b_r × b_c, L into blocks of b_r rows,
+       S into columns of b_r rows, V into its elements.
     21 for each block of rows u of O do
     22   Load L_u from HBM to on-chip SRAM.
     23   for each block of columns c of O do
@@ -141,15 +141,15 @@ def hybrid_streamed(
             for n in sram.loop(N_k):  # line 25
                 S_un = sram.load(S_columns[u, n])  # line 26
                 P_un = on_chip(exp(at_most_0(S_un - finite(L_u))), over=S_un)  # line 27
-                P_dropped_un = on_chip(
+                P_dropped_un = on_chip(  # line 27
                     P_un * dropout_by_key(P_un, u, n), over=P_un
-                )  # line 27
+                )
                 for e in sram.loop(O_uc.shape[1]):  # line 28
                     V_ne = sram.load(V[n, c * b_c + e])  # line 29
                     O_ue = O_uc[:, e : e + 1]  # line 29
-                    O_ue = on_chip(
+                    O_ue = on_chip(  # line 30
                         O_ue + product(P_dropped_un, V_ne), over=O_ue
-                    )  # line 30
+                    )
                 # line 31: end for
             # line 32: end for
             sram.store(O[u, c], O_uc)  # line 33

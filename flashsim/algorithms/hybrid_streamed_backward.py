@@ -5,21 +5,21 @@ dK and dQ by tiles, P and dS in HBM.
              softmax scaling constant τ, masking function MASK, dropout probability
              p_drop, generator state R.
     1  Set the pseudo-random number generator state to R.
-    2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j, dP_nj
-       and two elements; B_r = 1.
-    3  Set the sizes b × x of tiles of dV, dK and dQ: of those that fit M beside R, b(x
-       + 1) + 1, the ones of fewest accesses.
-    4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows; and each
-       as a line says; e is a key, or a column.
-    5  Set p, how many blocks of V make D: 1 if V_1, dP_n1, D_n and two elements fit M
-       beside R, otherwise 0.
+    2  Set block size B_c: as large as K_j, S_nj and an element fit M, and V_j,
+       dP_nj and two elements; B_r = 1.
+    3  Set the sizes b × x of tiles of dV, dK and dQ: of those that fit M beside R,
+       b(x + 1) + 1, the ones of fewest accesses.
+    4  Divide O, dO, L, D into rows, index n; K, V into T_c blocks of B_c rows;
+       and each as a line says; e is a key, or a column.
+    5  Set p, how many blocks of V make D: 1 if V_1, dP_n1,
+       D_n and two elements fit M beside R, otherwise 0.
     6  for 1 ≤ n ≤ (1 − p)·N_q: load O_n, dO_n; write D_n = rowsum(dO_n ∘ O_n) to HBM.
     7  end for
     8  for 1 ≤ j ≤ T_c do
     9    Load K_j from HBM to on-chip SRAM.
     10   for 1 ≤ n ≤ N_q do
-    11     On chip, S_nj = (0)_{B_c}; for 1 ≤ k ≤ d: load the element Q_nk; S_nj ← S_nj
-           + Q_nk K_jkᵀ.
+    11     On chip, S_nj = (0)_{B_c}; for 1 ≤ k ≤ d: load the element Q_nk;
+           S_nj ← S_nj + Q_nk K_jkᵀ.
     12     Load L_n. P_nj = exp(MASK(τ S_nj) − L_n). Write P_nj to HBM.
     13   end for
     14 end for
@@ -29,8 +29,8 @@ dK and dQ by tiles, P and dS in HBM.
     18     On chip, dP_n1^dropped = (0)_{B_c}, D_n = 0; for 1 ≤ k ≤ d_v: load dO_nk,
            O_nk; dP_n1^dropped ← dP_n1^dropped + dO_nk V_1kᵀ, D_n ← D_n + dO_nk O_nk.
            Write D_n to HBM.
-    19     For each key e of block 1: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne −
-           D_n). Write dS_ne to HBM.
+    19     For each key e of block 1: load P_ne,
+           dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
     20   end for
     21 end for
     22 for p < j ≤ T_c do
@@ -38,8 +38,8 @@ dK and dQ by tiles, P and dS in HBM.
     24   for 1 ≤ n ≤ N_q do
     25     On chip, dP_nj^dropped = (0)_{B_c}; for 1 ≤ k ≤ d_v: load dO_nk;
            dP_nj^dropped ← dP_nj^dropped + dO_nk V_jkᵀ.
-    26     Load D_n. For each key e of block j: load P_ne, dS_ne = P_ne ∘ (dP_ne^dropped
-           ∘ Z_ne − D_n). Write dS_ne to HBM.
+    26     Load D_n. For each key e of block j: load P_ne,
+           dS_ne = P_ne ∘ (dP_ne^dropped ∘ Z_ne − D_n). Write dS_ne to HBM.
     27   end for
     28 end for
     29 for each tile dV_jc: set dV_jc = 0.
@@ -48,13 +48,13 @@ dK and dQ by tiles, P and dS in HBM.
     31   Write dV_jc to HBM.
     32 end for
     33 for each tile dK_jc: set dK_jc = 0.
-    34   for 1 ≤ n ≤ N_q: load dS_nj; for each column e of tile c: load Q_ne, dK_je ←
-         dK_je + τ dS_njᵀ Q_ne.
+    34   for 1 ≤ n ≤ N_q: load dS_nj; for each column e of tile c: load Q_ne,
+         dK_je ← dK_je + τ dS_njᵀ Q_ne.
     35   Write dK_jc to HBM.
     36 end for
     37 for each tile dQ_ic: set dQ_ic = 0.
-    38   for 1 ≤ n ≤ N_k: load dS_in; for each column e of tile c: load K_ne, dQ_ie ←
-         dQ_ie + τ dS_in K_ne.
+    38   for 1 ≤ n ≤ N_k: load dS_in; for each column e of tile c: load K_ne,
+         dQ_ie ← dQ_ie + τ dS_in K_ne.
     39   Write dQ_ic to HBM.
     40 end for
     41 Return dQ, dK, dV.
@@ -136,19 +136,19 @@ def hybrid_streamed_backward(
         line_3(sram.capacity - sum(sram.resident.values()), N, w)
         for N, w in ((N_k, d_v), (N_k, d), (N_q, d))
     )
-    Q_elements, K_elements, O_elements, dO_elements = (
+    Q_elements, K_elements, O_elements, dO_elements = (  # line 4
         X.divide(1, 1) for X in (Q, K, O, dO)
-    )  # line 4
+    )
     D = hbm.empty("D", L.shape, sram.dtype)  # line 4
     P, dS = (hbm.empty(name, (N_q, N_k), sram.dtype) for name in ("P", "dS"))  # line 4
     P_pieces = P.divide(1, B_c)  # line 4
     P_elements = P.divide(1, 1)  # line 4
     dS_elements = dS.divide(1, 1)  # line 4
-    O, dO, L, D, K, V = (
+    O, dO, L, D, K, V = (  # line 4
         *(X.divide(1) for X in (O, dO, L, D)),
         K.divide(B_c),
         V.divide(B_c),
-    )  # line 4
+    )
     (by_piece,) = cuts(blocks, N_q, N_k)
     MASK = MASK.divided(by_piece)
     dropout_by_element = dropout.divided(Blocks(1, 1, N_q=N_q, N_k=N_k))
@@ -166,9 +166,9 @@ def hybrid_streamed_backward(
                 Q_nk = sram.load(Q_elements[n, k])  # line 11
                 S_nj = on_chip(S_nj + Q_nk @ K_j[:, k : k + 1].T, over=S_nj)  # line 11
             L_n = sram.load(L[n])  # line 12
-            P_nj = on_chip(
+            P_nj = on_chip(  # line 12
                 exp(at_most_0(MASK(tau * S_nj, n, j) - finite(L_n))), over=S_nj
-            )  # line 12
+            )
             sram.store(P_pieces[n, j], P_nj)  # line 12
         # line 13: end for
     # line 14: end for
@@ -179,9 +179,9 @@ def hybrid_streamed_backward(
             D_n = sram.full(D[n].shape, 0.0)  # line 18
             for k in sram.loop(d_v):  # line 18
                 dO_nk, O_nk = sram.load(dO_elements[n, k], O_elements[n, k])  # line 18
-                dP_dropped_n1 = on_chip(
+                dP_dropped_n1 = on_chip(  # line 18
                     dP_dropped_n1 + dO_nk @ V_1[:, k : k + 1].T, over=dP_dropped_n1
-                )  # line 18
+                )
                 D_n = on_chip(D_n + dO_nk * O_nk, over=D_n)  # line 18
             sram.store(D[n], D_n)  # line 18
             for e in sram.loop(V_1.shape[0]):  # line 19
@@ -203,9 +203,9 @@ def hybrid_streamed_backward(
             dP_dropped_nj = sram.full(P_pieces[n, j].shape, 0.0)  # line 25
             for k in sram.loop(d_v):  # line 25
                 dO_nk = sram.load(dO_elements[n, k])  # line 25
-                dP_dropped_nj = on_chip(
+                dP_dropped_nj = on_chip(  # line 25
                     dP_dropped_nj + dO_nk @ V_j[:, k : k + 1].T, over=dP_dropped_nj
-                )  # line 25
+                )
             D_n = sram.load(D[n])  # line 26
             for e in sram.loop(V_j.shape[0]):  # line 26
                 P_ne = sram.load(P_elements[n, j * B_c + e])  # line 26
@@ -229,15 +229,15 @@ def hybrid_streamed_backward(
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 29
             for n in sram.loop(N_q):  # line 30
                 P_nj = sram.load(P_rows[n, j])  # line 30
-                P_dropped_nj = on_chip(
+                P_dropped_nj = on_chip(  # line 30
                     P_nj * dropout_by_row(P_nj, n, j), over=P_nj
-                )  # line 30
+                )
                 for e in sram.loop(dV_jc.shape[1]):  # line 30
                     dO_ne = sram.load(dO_elements[n, c * x_V + e])  # line 30
                     dV_je = dV_jc[:, e : e + 1]  # line 30
-                    dV_je = on_chip(
+                    dV_je = on_chip(  # line 30
                         dV_je + product(P_dropped_nj.T, dO_ne), over=dV_je
-                    )  # line 30
+                    )
             sram.store(dV[j, c], dV_jc)  # line 31
     # line 32: end for
     dK = hbm.empty("dK", (N_k, d), K.dtype, "output").divide(b_K, x_K)  # line 33
@@ -250,9 +250,9 @@ def hybrid_streamed_backward(
                 for e in sram.loop(dK_jc.shape[1]):  # line 34
                     Q_ne = sram.load(Q_elements[n, c * x_K + e])  # line 34
                     dK_je = dK_jc[:, e : e + 1]  # line 34
-                    dK_je = on_chip(
+                    dK_je = on_chip(  # line 34
                         dK_je + tau * product(dS_nj.T, Q_ne), over=dK_je
-                    )  # line 34
+                    )
             sram.store(dK[j, c], dK_jc)  # line 35
     # line 36: end for
     dQ = hbm.empty("dQ", (N_q, d), Q.dtype, "output").divide(b_Q, x_Q)  # line 37
@@ -265,9 +265,9 @@ def hybrid_streamed_backward(
                 for e in sram.loop(dQ_ic.shape[1]):  # line 38
                     K_ne = sram.load(K_elements[n, c * x_Q + e])  # line 38
                     dQ_ie = dQ_ic[:, e : e + 1]  # line 38
-                    dQ_ie = on_chip(
+                    dQ_ie = on_chip(  # line 38
                         dQ_ie + tau * product(dS_in, K_ne), over=dQ_ie
-                    )  # line 38
+                    )
             sram.store(dQ[i, c], dQ_ic)  # line 39
     # line 40: end for
     return dQ, dK, dV  # line 41

@@ -91,18 +91,18 @@ def q_outer(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 10
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 11
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 12
                 exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-            )  # line 12
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 13
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-            )  # line 13
-            P_dropped_ij = on_chip(
+            )
+            P_dropped_ij = on_chip(  # line 14
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 14
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 15
                 exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
-            )  # line 15
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 16
         # line 17: end for
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 18

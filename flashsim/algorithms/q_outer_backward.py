@@ -6,8 +6,8 @@ with atomic additions.
              p_drop, generator state R, and which tiles of S are live.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
-    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c
-       rows.
+    3  Divide Q, O, dO, L into T_r blocks of B_r rows,
+       K and V into T_c blocks of B_c rows.
     4  for 1 ≤ i ≤ T_r do
     5    Load O_i, dO_i from HBM to on-chip SRAM.
     6    Write D_i = rowsum(dO_i ∘ O_i) to HBM.
@@ -96,14 +96,14 @@ def q_outer_backward(
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 13
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 14
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 15
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 16
                 exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
-            )  # line 16
+            )
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 17
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 17
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 18
                 dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j
-            )  # line 18
+            )
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 19
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 20
             MASK.gradient(dS_ij, i, j)  # line 20
@@ -111,9 +111,9 @@ def q_outer_backward(
             dQ_i = sram.load(dQ[i])  # line 21
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 22
                 dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
-            )  # line 22
+            )
         # line 23: end for
         sram.store(dK[j], dK_tilde_j)  # line 24
         sram.store(dV[j], dV_tilde_j)  # line 24

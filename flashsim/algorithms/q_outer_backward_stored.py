@@ -113,23 +113,23 @@ def q_outer_backward_stored(
         for n in sram.loop(N_q):  # line 11
             Q_n, dO_n, L_n, D_n = sram.load(Q[n], dO[n], L[n], D[n])  # line 12
             S_nj = on_chip(tau * (Q_n @ K_j.T))  # line 13
-            P_nj = on_chip(
+            P_nj = on_chip(  # line 13
                 exp(at_most_0(MASK(S_nj, n, j) - finite(L_n))), over=S_nj
-            )  # line 13
+            )
             Z_nj = on_chip(dropout(P_nj, n, j))  # line 14
             P_dropped_nj = on_chip(P_nj * Z_nj)  # line 14
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 15
                 dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j
-            )  # line 15
-            dS_nj = on_chip(
+            )
+            dS_nj = on_chip(  # line 16
                 gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj
-            )  # line 16
+            )
             MASK.gradient(dS_nj, n, j)  # line 16
             dS_nj = MASK.uncapped(dS_nj)  # line 16
             sram.store(dS_rows[n, j], dS_nj)  # line 16
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 17
                 dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j
-            )  # line 17
+            )
         # line 18: end for
         sram.store(dK[j], dK_tilde_j)  # line 19
         sram.store(dV[j], dV_tilde_j)  # line 19
@@ -141,9 +141,9 @@ def q_outer_backward_stored(
             for k in sram.loop(d):  # line 25
                 K_nk = sram.load(K_elements[n, k])  # line 25
                 dQ_tilde_ik = dQ_tilde_i[:, k : k + 1]  # line 25
-                dQ_tilde_ik = on_chip(
+                dQ_tilde_ik = on_chip(  # line 25
                     dQ_tilde_ik + tau * product(dS_in, K_nk), over=dQ_tilde_ik
-                )  # line 25
+                )
         # line 26: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 27
     # line 28: end for

@@ -7,8 +7,8 @@ summed up stays, single rows stream past.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_c: as large as four blocks of B_c×d, two rows and S_nj fit M
        together; B_r: as large as three blocks of B_r×d, L_i, D_i, two rows and S_in do.
-    3  Divide Q, dO, dQ, L, D into T_r blocks of B_r rows, K, V, dK, dV into T_c blocks
-       of B_c rows; and all into rows, index n.
+    3  Divide Q, dO, dQ, L, D into T_r blocks of B_r rows, K, V, dK,
+       dV into T_c blocks of B_c rows; and all into rows, index n.
     4  for 1 ≤ n ≤ N_q do
     5    Load O_n, dO_n from HBM to on-chip SRAM.
     6    Write D_n = rowsum(dO_n ∘ O_n) to HBM.
@@ -106,16 +106,16 @@ def q_outer_backward_streamed(
     dQ = hbm.empty("dQ", Q.shape, Q.dtype, "output").divide(B_r)  # line 3
     dK = hbm.empty("dK", K.shape, K.dtype, "output").divide(B_c)  # line 3
     dV = hbm.empty("dV", V.shape, V.dtype, "output").divide(B_c)  # line 3
-    Q_rows, O_rows, dO_rows, L_rows, D_rows = (
+    Q_rows, O_rows, dO_rows, L_rows, D_rows = (  # line 3
         X.divide(1) for X in (Q, O, dO, L, D)
-    )  # line 3
+    )
     K_rows = K.divide(1)  # line 3
     V_rows = V.divide(1)  # line 3
-    Q, dO, L, D, K, V = (
+    Q, dO, L, D, K, V = (  # line 3
         *(X.divide(B_r) for X in (Q, dO, L, D)),
         K.divide(B_c),
         V.divide(B_c),
-    )  # line 3
+    )
     for n in sram.loop(N_q):  # line 4
         O_n, dO_n = sram.load(O_rows[n], dO_rows[n])  # line 5
         D_n = on_chip(rowsum(dO_n * O_n))  # line 6
@@ -126,26 +126,26 @@ def q_outer_backward_streamed(
         dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 10
         dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 10
         for n in sram.loop(N_q, where=live_by_row.column(j)):  # line 11
-            Q_n, dO_n, L_n, D_n = sram.load(
+            Q_n, dO_n, L_n, D_n = sram.load(  # line 12
                 Q_rows[n], dO_rows[n], L_rows[n], D_rows[n]
-            )  # line 12
+            )
             S_nj = on_chip(tau * (Q_n @ K_j.T))  # line 13
-            P_nj = on_chip(
+            P_nj = on_chip(  # line 13
                 exp(at_most_0(MASK_by_row(S_nj, n, j) - finite(L_n))), over=S_nj
-            )  # line 13
+            )
             Z_nj = on_chip(dropout_by_row(P_nj, n, j))  # line 14
             P_dropped_nj = on_chip(P_nj * Z_nj)  # line 14
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 15
                 dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j
-            )  # line 15
-            dS_nj = on_chip(
+            )
+            dS_nj = on_chip(  # line 16
                 gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj
-            )  # line 16
+            )
             MASK_by_row.gradient(dS_nj, n, j)  # line 16
             dS_nj = MASK_by_row.uncapped(dS_nj)  # line 16
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 17
                 dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j
-            )  # line 17
+            )
         # line 18: end for
         sram.store(dK[j], dK_tilde_j)  # line 19
         sram.store(dV[j], dV_tilde_j)  # line 19
@@ -156,16 +156,16 @@ def q_outer_backward_streamed(
         for n in sram.loop(N_k, where=live_by_key.row(i)):  # line 24
             K_n, V_n = sram.load(K_rows[n], V_rows[n])  # line 25
             S_in = on_chip(tau * (Q_i @ K_n.T))  # line 26
-            P_in = on_chip(
+            P_in = on_chip(  # line 26
                 exp(at_most_0(MASK_by_key(S_in, i, n) - finite(L_i))), over=S_in
-            )  # line 26
-            dS_in = on_chip(
+            )
+            dS_in = on_chip(  # line 27
                 gated(P_in, dO_i @ V_n.T * dropout_by_key(P_in, i, n) - D_i), over=P_in
-            )  # line 27
+            )
             dS_in = MASK_by_key.uncapped(dS_in)  # line 27
-            dQ_tilde_i = on_chip(
+            dQ_tilde_i = on_chip(  # line 28
                 dQ_tilde_i + tau * product(dS_in, K_n), over=dQ_tilde_i
-            )  # line 28
+            )
         # line 29: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 30
     # line 31: end for

@@ -7,8 +7,8 @@ nothing accumulated in HBM.
     1  Set the pseudo-random number generator state to R.
     2  Set block sizes B_r = B_c: as large as four blocks of B_c×d and the tile S_ij fit
        M together.
-    3  Divide Q, O, dO, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c
-       rows.
+    3  Divide Q, O, dO, L into T_r blocks of B_r rows,
+       K and V into T_c blocks of B_c rows.
     4  for 1 ≤ i ≤ T_r do
     5    Load O_i, dO_i from HBM to on-chip SRAM.
     6    Write D_i = rowsum(dO_i ∘ O_i) to HBM.
@@ -108,21 +108,21 @@ def q_outer_backward_two_pass(
         for i in sram.loop(blocks.T_r, where=live.column(j)):  # line 11
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 12
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 13
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 13
                 exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij
-            )  # line 13
+            )
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 14
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 15
                 dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j
-            )  # line 15
+            )
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 16
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 17
             MASK.gradient(dS_ij, i, j)  # line 17
             dS_ij = MASK.uncapped(dS_ij)  # line 17
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 18
                 dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
-            )  # line 18
+            )
         # line 19: end for
         sram.store(dK[j], dK_tilde_j)  # line 20
         sram.store(dV[j], dV_tilde_j)  # line 20
@@ -133,15 +133,15 @@ def q_outer_backward_two_pass(
         for j in sram.loop(blocks.T_c, where=live.row(i)):  # line 25
             K_j, V_j = sram.load(K[j], V[j])  # line 26
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 27
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 27
                 exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij
-            )  # line 27
+            )
             dP_ij = on_chip(dO_i @ V_j.T * dropout(P_ij, i, j))  # line 28
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 29
             dS_ij = MASK.uncapped(dS_ij)  # line 29
-            dQ_tilde_i = on_chip(
+            dQ_tilde_i = on_chip(  # line 30
                 dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i
-            )  # line 30
+            )
         # line 31: end for
         sram.store(dQ[i], dQ_tilde_i)  # line 32
     # line 33: end for

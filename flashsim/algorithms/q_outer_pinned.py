@@ -6,8 +6,8 @@ V for the whole run.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/32d⌉, ⌈d/8⌉).
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
-    4  Load K_1, V_1 … K_p, V_p from HBM to on-chip SRAM: as many as fit beside what
-       lines 5 to 24 need.
+    4  Load K_1, V_1 … K_p, V_p from HBM to on-chip SRAM:
+       as many as fit beside what lines 5 to 24 need.
     5  for 1 ≤ i ≤ T_r do
     6    Load Q_i from HBM to on-chip SRAM.
     7    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
@@ -107,18 +107,18 @@ def q_outer_pinned(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 9
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 10
                 exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-            )  # line 10
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 11
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-            )  # line 11
-            P_dropped_ij = on_chip(
+            )
+            P_dropped_ij = on_chip(  # line 12
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 12
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 13
                 exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
-            )  # line 13
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 13
         # line 14: end for
         for j in sram.loop(range(p, blocks.T_c)):  # line 15
@@ -126,18 +126,18 @@ def q_outer_pinned(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 17
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 17
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 18
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 18
                 exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-            )  # line 18
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-            )  # line 19
-            P_dropped_ij = on_chip(
+            )
+            P_dropped_ij = on_chip(  # line 20
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 20
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 21
                 exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
-            )  # line 21
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 21
         # line 22: end for
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 23

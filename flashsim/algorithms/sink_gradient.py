@@ -56,9 +56,9 @@ def sink_gradient(
     for i in sram.loop(len(O)):  # line 2
         O_i, dO_i, *of_i = sram.load(O[i], dO[i], *(X[i] for X in columns))  # line 3
         P_sink_i = partial(weight, s_1, *of_i)  # line 4
-        ds = on_chip(
+        ds = on_chip(  # line 5
             ds - rowsum((P_sink_i() * rowsum(dO_i * O_i)).T), over=ds
-        )  # line 5
+        )
     # line 6: end for
     sram.store(dsink[0], ds)  # line 7
     return dsink  # line 8

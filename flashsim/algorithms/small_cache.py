@@ -10,8 +10,8 @@ matrix products; this listing of them is ours.
              function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = B_c = ⌊√(M + 4)⌋ − 2.
-    3  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, and each
-       into its d columns.
+    3  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows,
+       and each into its d columns.
     4  Divide V into N_k rows, and each into T_v = ⌈d_v/B_c⌉ pieces of B_c columns.
     5  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows.
     6  for 1 ≤ i ≤ T_r do
@@ -24,8 +24,8 @@ matrix products; this listing of them is ours.
     13     end for
     14     S_ij^masked = MASK(τ S_ij).
     15     m_i^new = max(m_i, rowmax(S_ij^masked)).
-    16     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(exp(S_ij^masked − m_i^new)), m_i ←
-           m_i^new.
+    16     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(exp(S_ij^masked − m_i^new)),
+           m_i ← m_i^new.
     17     Write S_ij^masked to the strip S_i in HBM.
     18   end for
     19   for 1 ≤ c ≤ T_v do
@@ -129,9 +129,9 @@ def small_cache(
             for n in sram.loop(N_k):  # line 21
                 S_in, V_nc = sram.load(S_columns[0, n], V[n, c])  # line 22
                 P_in = on_chip(exp(S_in - finite(m_i)), over=S_in)  # line 23
-                P_dropped_in = on_chip(
+                P_dropped_in = on_chip(  # line 23
                     P_in * dropout_by_key(P_in, i, n), over=P_in
-                )  # line 23
+                )
                 O_ic = on_chip(O_ic + product(P_dropped_in, V_nc), over=O_ic)  # line 24
             # line 25: end for
             O_ic = on_chip(O_ic / nonzero(l_i), over=O_ic)  # line 26

@@ -25,16 +25,16 @@ what it costs there, as the forward pass does; this listing is ours.
     13   end for
     14   for 1 ≤ i ≤ T_r do
     15     On chip, set dP_ij^dropped = (0)_{B_r×B_c}.
-    16     for 1 ≤ k ≤ d: load the columns dO_ik, V_jk; dP_ij^dropped ← dP_ij^dropped +
-           dO_ik V_jkᵀ.
+    16     for 1 ≤ k ≤ d: load the columns dO_ik, V_jk;
+           dP_ij^dropped ← dP_ij^dropped + dO_ik V_jkᵀ.
     17     Load D_i.
-    18     for each key n of block j: load the column P_in; dS_in = P_in ∘
-           (dP_in^dropped ∘ Z_in − D_i); write it to the strip dS.
+    18     for each key n of block j: load the column P_in;
+           dS_in = P_in ∘ (dP_in^dropped ∘ Z_in − D_i); write it to the strip dS.
     19   end for
     20   for each piece c of dV_j do
     21     On chip, set dV_jc = 0.
-    22     for 1 ≤ n ≤ N_q: load the row P_nj and dO_nc; dV_jc ← dV_jc + (P_nj ∘ Z_nj)ᵀ
-           dO_nc.
+    22     for 1 ≤ n ≤ N_q: load the row P_nj and dO_nc;
+           dV_jc ← dV_jc + (P_nj ∘ Z_nj)ᵀ dO_nc.
     23     Write dV_jc to HBM.
     24   end for
     25   for each piece c of dK_j do
@@ -44,8 +44,8 @@ what it costs there, as the forward pass does; this listing is ours.
     29   end for
     30   for 1 ≤ i ≤ T_r and each piece c of dQ_i do
     31     Load dQ_ic.
-    32     for each key n of block j: load the column dS_in and K_nc; dQ_ic ← dQ_ic + τ
-           dS_in K_nc.
+    32     for each key n of block j: load the column dS_in and K_nc;
+           dQ_ic ← dQ_ic + τ dS_in K_nc.
     33     Write dQ_ic to HBM.
     34   end for
     35 end for
@@ -134,18 +134,18 @@ def small_cache_backward(
                 Q_ik, K_jk = sram.load(Q_columns[i, k], K_columns[j, k])  # line 11
                 S_ij = on_chip(S_ij + Q_ik @ K_jk.T, over=S_ij)  # line 11
             L_i = sram.load(L[i])  # line 12
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 12
                 exp(at_most_0(MASK(tau * S_ij, i, j) - finite(L_i))), over=S_ij
-            )  # line 12
+            )
             sram.store(P_tiles[i, 0], P_ij)  # line 12
         # line 13: end for
         for i in sram.loop(T_r):  # line 14
             dP_dropped_ij = sram.full(P_tiles[i, 0].shape, 0.0)  # line 15
             for k in sram.loop(d_v):  # line 16
                 dO_ik, V_jk = sram.load(dO_columns[i, k], V_columns[j, k])  # line 16
-                dP_dropped_ij = on_chip(
+                dP_dropped_ij = on_chip(  # line 16
                     dP_dropped_ij + dO_ik @ V_jk.T, over=dP_dropped_ij
-                )  # line 16
+                )
             D_i = sram.load(D[i])  # line 17
             for n in sram.loop(keys):  # line 18
                 P_in = sram.load(P_columns[i, n])  # line 18
@@ -164,33 +164,33 @@ def small_cache_backward(
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 21
             for n in sram.loop(N_q):  # line 22
                 P_nj, dO_nc = sram.load(P_rows[n, 0], dO[n, c])  # line 22
-                P_dropped_nj = on_chip(
+                P_dropped_nj = on_chip(  # line 22
                     P_nj * dropout_by_query(P_nj, n, j), over=P_nj
-                )  # line 22
-                dV_jc = on_chip(
+                )
+                dV_jc = on_chip(  # line 22
                     dV_jc + product(P_dropped_nj.T, dO_nc), over=dV_jc
-                )  # line 22
+                )
             sram.store(dV[j, c], dV_jc)  # line 23
         # line 24: end for
         for c in sram.loop(dK.blocks[1]):  # line 25
             dK_jc = sram.full(dK[j, c].shape, 0.0)  # line 26
             for n in sram.loop(N_q):  # line 27
                 dS_nj, Q_nc = sram.load(dS_rows[n, 0], Q[n, c])  # line 27
-                dK_jc = on_chip(
+                dK_jc = on_chip(  # line 27
                     dK_jc + tau * product(dS_nj.T, Q_nc), over=dK_jc
-                )  # line 27
+                )
             sram.store(dK[j, c], dK_jc)  # line 28
         # line 29: end for
         for i in sram.loop(T_r):  # line 30
             for c in sram.loop(dQ.blocks[1]):  # line 30
                 dQ_ic = sram.load(dQ[i, c])  # line 31
                 for n in sram.loop(keys):  # line 32
-                    dS_in, K_nc = sram.load(
+                    dS_in, K_nc = sram.load(  # line 32
                         dS_columns[i, n], K[j * B_c + n, c]
-                    )  # line 32
-                    dQ_ic = on_chip(
+                    )
+                    dQ_ic = on_chip(  # line 32
                         dQ_ic + tau * product(dS_in, K_nc), over=dQ_ic
-                    )  # line 32
+                    )
                 sram.store(dQ[i, c], dQ_ic)  # line 33
         # line 34: end for
     # line 35: end for

@@ -5,10 +5,10 @@ of it, as in `small_cache`.
              function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌊(M − d)/(d + 4)⌋, B_c = 1.
-    3  Set the sizes b_r × b_c of a tile of O: of those that fit, b_r(b_c + 2) + b_c ≤
-       M, the ones of fewest accesses.
-    4  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows, S into T_r ×
-       T_c tiles of B_r × B_c.
+    3  Set the sizes b_r × b_c of a tile of O: of those that fit,
+       b_r(b_c + 2) + b_c ≤ M, the ones of fewest accesses.
+    4  Divide Q into T_r blocks of B_r rows, K into T_c blocks of B_c rows,
+       S into T_r × T_c tiles of B_r × B_c.
     5  for 1 ≤ i ≤ T_r do
     6    Load Q_i from HBM to on-chip SRAM.
     7    On chip, set ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r}.
@@ -16,14 +16,14 @@ of it, as in `small_cache`.
     9      Load K_j from HBM to on-chip SRAM.
     10     S_ij^masked = MASK(τ Q_i K_jᵀ).
     11     m_i^new = max(m_i, rowmax(S_ij^masked)).
-    12     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(exp(S_ij^masked − m_i^new)), m_i ←
-           m_i^new.
+    12     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(exp(S_ij^masked − m_i^new)),
+           m_i ← m_i^new.
     13     Write S_ij^masked to HBM.
     14   end for
     15   Write L_i = m_i + log ℓ_i to HBM.
     16 end for
-    17 Divide O into tiles of b_r × b_c, L into blocks of b_r rows, S into columns of
-       b_r rows, V into pieces of 1 × b_c.
+    17 Divide O into tiles of b_r × b_c, L into blocks of b_r rows,
+       S into columns of b_r rows, V into pieces of 1 × b_c.
     18 for each block of rows u of O do
     19   Load L_u from HBM to on-chip SRAM.
     20   for each block of columns c of O do
@@ -144,9 +144,9 @@ def small_cache_hybrid(
             for n in sram.loop(N_k):  # line 22
                 S_un, V_nc = sram.load(S_columns[u, n], V[n, c])  # line 23
                 P_un = on_chip(exp(at_most_0(S_un - finite(L_u))), over=S_un)  # line 24
-                P_dropped_un = on_chip(
+                P_dropped_un = on_chip(  # line 24
                     P_un * dropout_by_key(P_un, u, n), over=P_un
-                )  # line 24
+                )
                 O_uc = on_chip(O_uc + product(P_dropped_un, V_nc), over=O_uc)  # line 25
             # line 26: end for
             sram.store(O[u, c], O_uc)  # line 27

@@ -95,18 +95,18 @@ def snake(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 9
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 10
                 exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-            )  # line 10
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 11
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-            )  # line 11
-            P_dropped_ij = on_chip(
+            )
+            P_dropped_ij = on_chip(  # line 12
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 12
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 13
                 exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
-            )  # line 13
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 13
         # line 14: end for
         for j in sram.loop(ways[i % 2][1:]):  # line 15
@@ -115,18 +115,18 @@ def snake(
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 17
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 17
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 18
-            P_tilde_ij = on_chip(
+            P_tilde_ij = on_chip(  # line 18
                 exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-            )  # line 18
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-            )  # line 19
-            P_dropped_ij = on_chip(
+            )
+            P_dropped_ij = on_chip(  # line 20
                 P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-            )  # line 20
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 21
                 exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i
-            )  # line 21
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 21
         # line 22: end for
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 23

@@ -65,9 +65,9 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
             S_ij = sram.load(S[i, j])  # line 2
             m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 2
             P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 2
-            l_i = on_chip(
+            l_i = on_chip(  # line 2
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-            )  # line 2
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 2
         for j in sram.loop(pieces):  # line 2
             S_ij = sram.load(S[i, j])  # line 2

@@ -6,8 +6,8 @@ attended to independently.
              of keys, and which of their tiles are live.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/4d⌉, d).
-    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows, these
-       into splits.
+    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows,
+       these into splits.
     4  for each split s, all at once, do
     5    for 1 ≤ i ≤ T_r do
     6      Load Q_i from HBM to on-chip SRAM.
@@ -104,19 +104,19 @@ def split_kv(
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
                 S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 12
-                P_tilde_ij = on_chip(
+                P_tilde_ij = on_chip(  # line 13
                     exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-                )  # line 13
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 14
-                P_dropped_ij = on_chip(
+                )
+                P_dropped_ij = on_chip(  # line 15
                     P_tilde_ij * dropout(P_tilde_ij, i, j), over=P_tilde_ij
-                )  # line 15
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 16
                     exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j),
                     over=O_i,
-                )  # line 16
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 17
             # line 18: end for
             sram.store(O_parts[i, s], O_i)  # line 19

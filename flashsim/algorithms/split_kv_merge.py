@@ -30,18 +30,18 @@ def merge_in_sequence(
         l_i = sram.full(l_parts[i, 0].shape, sink.l)  # line 22
         m_i = sram.full(m_parts[i, 0].shape, sink.m(m_parts[i, 0]))  # line 22
         for s in sram.loop(t):  # line 22
-            O_s, l_s, m_s = sram.load(
+            O_s, l_s, m_s = sram.load(  # line 22
                 O_parts[i, s], l_parts[i, s], m_parts[i, s]
-            )  # line 22
+            )
             m_i_new = on_chip(maximum(m_i, m_s))  # line 22
-            O_i = on_chip(
+            O_i = on_chip(  # line 22
                 exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s,
                 over=O_i,
-            )  # line 22
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 22
                 exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s,
                 over=l_i,
-            )  # line 22
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 22
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 22
         sram.store(O[i], O_i)  # line 22
@@ -61,21 +61,21 @@ def merge_as_tree(
             for pair in sram.loop(-(-(t - apart) // (2 * apart))):  # line 22
                 a = 2 * apart * pair
                 b = 2 * apart * pair + apart
-                O_a, l_a, m_a = sram.load(
+                O_a, l_a, m_a = sram.load(  # line 22
                     O_parts[i, a], l_parts[i, a], m_parts[i, a]
-                )  # line 22
-                O_b, l_b, m_b = sram.load(
+                )
+                O_b, l_b, m_b = sram.load(  # line 22
                     O_parts[i, b], l_parts[i, b], m_parts[i, b]
-                )  # line 22
+                )
                 m_ab = on_chip(maximum(m_a, m_b))  # line 22
-                O_ab = on_chip(
+                O_ab = on_chip(  # line 22
                     exp(m_a - finite(m_ab)) * O_a + exp(m_b - finite(m_ab)) * O_b,
                     over=O_a,
-                )  # line 22
-                l_ab = on_chip(
+                )
+                l_ab = on_chip(  # line 22
                     exp(m_a - finite(m_ab)) * l_a + exp(m_b - finite(m_ab)) * l_b,
                     over=l_a,
-                )  # line 22
+                )
                 sram.store(O_parts[i, a], O_ab)  # line 22
                 sram.store(l_parts[i, a], l_ab)  # line 22
                 sram.store(m_parts[i, a], m_ab)  # line 22

@@ -7,16 +7,16 @@ statistic a row; spare room holds keys.
     2  Set block sizes B_r = ⌊(M − 1)/(d + d_v + 2)⌋, B_c = 1.
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows,
        and each block into its columns.
-    4  Set p: how many blocks of K and V fit beside Q_i, O_i, L_i, S_ij, a column of K_j
-       and the mask's block.
+    4  Set p: how many blocks of K and V fit beside Q_i, O_i, L_i, S_ij,
+       a column of K_j and the mask's block.
     5  Load K_1 … K_p, V_1 … V_p from HBM to on-chip SRAM, to stay.
     6  for 1 ≤ i ≤ T_r do
     7    Load Q_i from HBM to on-chip SRAM.
     8    Initialize O_i = (0)_{B_r×d_v}, L_i = (−∞)_{B_r} on SRAM.
     9    for 1 ≤ j ≤ p do
     10     S_ij^masked = MASK(τ Q_i K_jᵀ).
-    11     O_i ← diag(e^{L_i − L_i^new}) O_i, L_i ← L_i^new, where L_i^new = log(e^{L_i}
-           + rowsum(exp(S_ij^masked))).
+    11     O_i ← diag(e^{L_i − L_i^new}) O_i, L_i ← L_i^new,
+           where L_i^new = log(e^{L_i} + rowsum(exp(S_ij^masked))).
     12     P_ij = exp(S_ij^masked − L_i), P_ij^dropped = dropout(P_ij, p_drop).
     13     O_i ← O_i + P_ij^dropped V_j.
     14   end for
@@ -117,14 +117,14 @@ def streamed(
             K_j, V_j = pinned[j]
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 10
-            O_i = on_chip(
+            O_i = on_chip(  # line 11
                 exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i,
                 over=O_i,
-            )  # line 11
+            )
             L_i = on_chip(logaddexp(L_i, logsumexp(S_masked_ij)), over=L_i)  # line 11
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 12
                 exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
-            )  # line 12
+            )
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 12
             O_i = on_chip(O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13
         # line 14: end for
@@ -135,14 +135,14 @@ def streamed(
                 S_ij = on_chip(S_ij + Q_i[:, k : k + 1] @ K_jk.T, over=S_ij)  # line 19
             # line 20: end for
             S_masked_ij = on_chip(MASK(tau * S_ij, i, j), over=S_ij)  # line 21
-            O_i = on_chip(
+            O_i = on_chip(  # line 22
                 exp(L_i - finite(logaddexp(L_i, logsumexp(S_masked_ij)))) * O_i,
                 over=O_i,
-            )  # line 22
+            )
             L_i = on_chip(logaddexp(L_i, logsumexp(S_masked_ij)), over=L_i)  # line 22
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 23
                 exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
-            )  # line 23
+            )
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # line 23
             for c in sram.loop(d_v):  # line 24
                 V_jc = sram.load(V[j, c])  # line 25

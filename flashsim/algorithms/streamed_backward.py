@@ -5,17 +5,17 @@ first block makes D and begins dQ.
              softmax scaling constant τ, masking function MASK, dropout probability
              p_drop, generator state R.
     1  Set the pseudo-random number generator state to R.
-    2  Set block size B_c: as large as four blocks of B_c×d, three rows, S_nj, L_n and
-       D_n fit M together; B_r = 1.
-    3  Divide Q, dO, dQ, L, D into rows, index n; K, V, dK, dV into T_c blocks of B_c
-       rows; O into elements.
+    2  Set block size B_c: as large as four blocks of B_c×d, three rows, S_nj,
+       L_n and D_n fit M together; B_r = 1.
+    3  Divide Q, dO, dQ, L, D into rows, index n; K, V, dK,
+       dV into T_c blocks of B_c rows; O into elements.
     4  for j = 1 do
-    5    Load K_1, V_1 from HBM to on-chip SRAM. Initialize dK̃_1 = (0)_{B_c×d}, dṼ_1 =
-         (0)_{B_c×d_v} on SRAM.
+    5    Load K_1, V_1 from HBM to on-chip SRAM. Initialize dK̃_1 = (0)_{B_c×d},
+         dṼ_1 = (0)_{B_c×d_v} on SRAM.
     6    for 1 ≤ n ≤ N_q do
     7      Load Q_n, dO_n from HBM to on-chip SRAM.
-    8      On chip, D_n = 0; for 1 ≤ k ≤ d_v: load O_nk, D_n ← D_n + dO_nk O_nk. Write
-           D_n to HBM.
+    8      On chip, D_n = 0; for 1 ≤ k ≤ d_v: load O_nk, D_n ← D_n + dO_nk O_nk.
+           Write D_n to HBM.
     9      Load L_n. S_n1 = τ Q_n K_1ᵀ, masked; P_n1 = exp(S_n1^masked − L_n).
     10     Z_n1: the forward pass's dropout mask. P_n1^dropped = P_n1 ∘ Z_n1.
     11     dṼ_1 ← dṼ_1 + (P_n1^dropped)ᵀ dO_n.
@@ -26,8 +26,8 @@ first block makes D and begins dQ.
     16   Write dK_1 ← dK̃_1, dV_1 ← dṼ_1 to HBM.
     17 end for
     18 for 2 ≤ j ≤ T_c do
-    19   Load K_j, V_j from HBM to on-chip SRAM. Initialize dK̃_j = (0)_{B_c×d}, dṼ_j =
-         (0)_{B_c×d_v} on SRAM.
+    19   Load K_j, V_j from HBM to on-chip SRAM. Initialize dK̃_j = (0)_{B_c×d},
+         dṼ_j = (0)_{B_c×d_v} on SRAM.
     20   for 1 ≤ n ≤ N_q do
     21     Load Q_n, dO_n, D_n from HBM to on-chip SRAM.
     22     Load L_n. S_nj = τ Q_n K_jᵀ, masked; P_nj = exp(S_nj^masked − L_n).
@@ -115,22 +115,22 @@ def streamed_backward(
             sram.store(D[n], D_n)  # line 8
             L_n = sram.load(L[n])  # line 9
             S_n1 = on_chip(tau * (Q_n @ K_1.T))  # line 9
-            P_n1 = on_chip(
+            P_n1 = on_chip(  # line 9
                 exp(at_most_0(MASK(S_n1, n, j) - finite(L_n))), over=S_n1
-            )  # line 9
+            )
             Z_n1 = on_chip(dropout(P_n1, n, j))  # line 10
             P_dropped_n1 = on_chip(P_n1 * Z_n1)  # line 10
-            dV_tilde_1 = on_chip(
+            dV_tilde_1 = on_chip(  # line 11
                 dV_tilde_1 + product(P_dropped_n1.T, dO_n), over=dV_tilde_1
-            )  # line 11
-            dS_n1 = on_chip(
+            )
+            dS_n1 = on_chip(  # line 12
                 gated(P_n1, dO_n @ V_1.T * Z_n1 - D_n), over=P_n1
-            )  # line 12
+            )
             MASK.gradient(dS_n1, n, j)  # line 12
             dS_n1 = MASK.uncapped(dS_n1)  # line 12
-            dK_tilde_1 = on_chip(
+            dK_tilde_1 = on_chip(  # line 13
                 dK_tilde_1 + tau * product(dS_n1.T, Q_n), over=dK_tilde_1
-            )  # line 13
+            )
             sram.store(dQ[n], on_chip(tau * product(dS_n1, K_1)))  # line 14
         # line 15: end for
         sram.store(dK[j], dK_tilde_1)  # line 16
@@ -144,22 +144,22 @@ def streamed_backward(
             Q_n, dO_n, D_n = sram.load(Q[n], dO[n], D[n])  # line 21
             L_n = sram.load(L[n])  # line 22
             S_nj = on_chip(tau * (Q_n @ K_j.T))  # line 22
-            P_nj = on_chip(
+            P_nj = on_chip(  # line 22
                 exp(at_most_0(MASK(S_nj, n, j) - finite(L_n))), over=S_nj
-            )  # line 22
+            )
             Z_nj = on_chip(dropout(P_nj, n, j))  # line 23
             P_dropped_nj = on_chip(P_nj * Z_nj)  # line 23
-            dV_tilde_j = on_chip(
+            dV_tilde_j = on_chip(  # line 24
                 dV_tilde_j + product(P_dropped_nj.T, dO_n), over=dV_tilde_j
-            )  # line 24
-            dS_nj = on_chip(
+            )
+            dS_nj = on_chip(  # line 25
                 gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj
-            )  # line 25
+            )
             MASK.gradient(dS_nj, n, j)  # line 25
             dS_nj = MASK.uncapped(dS_nj)  # line 25
-            dK_tilde_j = on_chip(
+            dK_tilde_j = on_chip(  # line 26
                 dK_tilde_j + tau * product(dS_nj.T, Q_n), over=dK_tilde_j
-            )  # line 26
+            )
             dQ_n = sram.load(dQ[n])  # line 27
             dQ_n = on_chip(dQ_n + tau * product(dS_nj, K_j), over=dQ_n)  # line 27
             sram.store(dQ[n], dQ_n)  # line 27

@@ -5,10 +5,10 @@ factors by columns, the other by elements.
              function MASK, dropout probability p_drop.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = B_c = ⌊√M⌋ − 1.
-    3  Divide Q into T_r blocks of B_r rows, and each into its d columns; K and V into
-       their elements.
-    4  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows, S, a
-       strip, into tiles and columns.
+    3  Divide Q into T_r blocks of B_r rows, and each into its d columns;
+       K and V into their elements.
+    4  Divide O into T_r × T_v tiles of B_r × B_c, L into T_r blocks of B_r rows, S,
+       a strip, into tiles and columns.
     5  for 1 ≤ i ≤ T_r do
     6    On chip, set L_i = (−∞)_{B_r}.
     7    for 1 ≤ j ≤ T_c, a block of B_c keys, do
@@ -120,15 +120,15 @@ def tiles_streamed(
             for n in sram.loop(N_k):  # line 22
                 S_in = sram.load(S_columns[0, n])  # line 23
                 P_in = on_chip(exp(at_most_0(S_in - finite(L_i))), over=S_in)  # line 24
-                P_dropped_in = on_chip(
+                P_dropped_in = on_chip(  # line 24
                     P_in * dropout_by_key(P_in, i, n), over=P_in
-                )  # line 24
+                )
                 for e in sram.loop(O_ic.shape[1]):  # line 25
                     V_ne = sram.load(V[n, c * B_c + e])  # line 26
                     O_ie = O_ic[:, e : e + 1]  # line 26
-                    O_ie = on_chip(
+                    O_ie = on_chip(  # line 27
                         O_ie + product(P_dropped_in, V_ne), over=O_ie
-                    )  # line 27
+                    )
                 # line 28: end for
             # line 29: end for
             sram.store(O[i, c], O_ic)  # line 30

@@ -22,29 +22,29 @@ by columns, the other by elements.
     13   end for
     14   for 1 ≤ i ≤ T_r do
     15     On chip, set dP_ij^dropped = (0)_{B_r×B_c}.
-    16     for 1 ≤ k ≤ d_v: load the column dO_ik; for each n: load V_nk; dP_in^dropped
-           ← dP_in^dropped + dO_ik V_nk.
+    16     for 1 ≤ k ≤ d_v: load the column dO_ik; for each n: load V_nk;
+           dP_in^dropped ← dP_in^dropped + dO_ik V_nk.
     17     Load D_i.
-    18     for each element (r, n) of the tile: load P_rn; dS_rn = P_rn ∘ (dP_rn^dropped
-           ∘ Z_rn − D_r); write it to dS.
+    18     for each element (r, n) of the tile: load P_rn;
+           dS_rn = P_rn ∘ (dP_rn^dropped ∘ Z_rn − D_r); write it to dS.
     19   end for
     20   for each piece c of dV_j do
     21     On chip, set dV_jc = 0.
-    22     for 1 ≤ r ≤ N_q: load the piece dO_rc; for each key n: load P_rn; dV_nc ←
-           dV_nc + P_rn Z_rn dO_rc.
+    22     for 1 ≤ r ≤ N_q: load the piece dO_rc; for each key n: load P_rn;
+           dV_nc ← dV_nc + P_rn Z_rn dO_rc.
     23     Write dV_jc to HBM.
     24   end for
     25   for each piece c of dK_j do
     26     On chip, set dK_jc = 0.
-    27     for 1 ≤ r ≤ N_q: load the piece Q_rc; for each key n: load dS_rn; dK_nc ←
-           dK_nc + τ dS_rn Q_rc.
+    27     for 1 ≤ r ≤ N_q: load the piece Q_rc; for each key n: load dS_rn;
+           dK_nc ← dK_nc + τ dS_rn Q_rc.
     28     Write dK_jc to HBM.
     29   end for
     30 end for
     31 for 1 ≤ i ≤ T_r and each piece c of dQ_i do
     32   On chip, set dQ_ic = 0.
-    33   for 1 ≤ n ≤ N_k: load the column dS_in; for each column e of piece c: load
-         K_ne; dQ_ie ← dQ_ie + τ dS_in K_ne.
+    33   for 1 ≤ n ≤ N_k: load the column dS_in; for each column e of piece c:
+         load K_ne; dQ_ie ← dQ_ie + τ dS_in K_ne.
     34   Write dQ_ic to HBM.
     35 end for
     36 Return dQ, dK, dV.
@@ -139,9 +139,9 @@ def tiles_streamed_backward(
                     S_in = S_ij[:, n : n + 1]  # line 11
                     S_in = on_chip(S_in + Q_ik @ K_nk, over=S_in)  # line 11
             L_i = sram.load(L[i])  # line 12
-            P_ij = on_chip(
+            P_ij = on_chip(  # line 12
                 exp(at_most_0(MASK(tau * S_ij, i, j) - finite(L_i))), over=S_ij
-            )  # line 12
+            )
             sram.store(P_tiles[i, 0], P_ij)  # line 12
         # line 13: end for
         for i in sram.loop(T_r):  # line 14
@@ -151,9 +151,9 @@ def tiles_streamed_backward(
                 for n in sram.loop(keys):  # line 16
                     V_nk = sram.load(V[j * B_c + n, k])  # line 16
                     dP_dropped_in = dP_dropped_ij[:, n : n + 1]  # line 16
-                    dP_dropped_in = on_chip(
+                    dP_dropped_in = on_chip(  # line 16
                         dP_dropped_in + dO_ik @ V_nk, over=dP_dropped_in
-                    )  # line 16
+                    )
             D_i = sram.load(D[i])  # line 17
             for r in sram.loop(D_i.shape[0]):  # line 18
                 at = i * B_r + r
@@ -180,12 +180,12 @@ def tiles_streamed_backward(
                 for n in sram.loop(keys):  # line 22
                     P_rn = sram.load(P_elements[r, n])  # line 22
                     dV_nc = dV_jc[n : n + 1]  # line 22
-                    P_dropped_rn = on_chip(
+                    P_dropped_rn = on_chip(  # line 22
                         P_rn * dropout_by_element(P_rn, r, j * B_c + n), over=P_rn
-                    )  # line 22
-                    dV_nc = on_chip(
+                    )
+                    dV_nc = on_chip(  # line 22
                         dV_nc + product(P_dropped_rn, dO_rc), over=dV_nc
-                    )  # line 22
+                    )
             sram.store(dV[j, c], dV_jc)  # line 23
         # line 24: end for
         for c in sram.loop(dK.blocks[1]):  # line 25
@@ -195,9 +195,9 @@ def tiles_streamed_backward(
                 for n in sram.loop(keys):  # line 27
                     dS_rn = sram.load(dS_elements[r, j * B_c + n])  # line 27
                     dK_nc = dK_jc[n : n + 1]  # line 27
-                    dK_nc = on_chip(
+                    dK_nc = on_chip(  # line 27
                         dK_nc + tau * product(dS_rn, Q_rc), over=dK_nc
-                    )  # line 27
+                    )
             sram.store(dK[j, c], dK_jc)  # line 28
         # line 29: end for
     # line 30: end for
@@ -209,9 +209,9 @@ def tiles_streamed_backward(
                 for e in sram.loop(dQ_ic.shape[1]):  # line 33
                     K_ne = sram.load(K[n, c * B_c + e])  # line 33
                     dQ_ie = dQ_ic[:, e : e + 1]  # line 33
-                    dQ_ie = on_chip(
+                    dQ_ie = on_chip(  # line 33
                         dQ_ie + tau * product(dS_in, K_ne), over=dQ_ie
-                    )  # line 33
+                    )
             sram.store(dQ[i, c], dQ_ic)  # line 34
     # line 35: end for
     return dQ, dK, dV  # line 36

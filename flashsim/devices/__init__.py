@@ -1,7 +1,7 @@
 """Attention over several devices: each an HBM, an SRAM, and links, on which blocks travel.
 
-forward, backward   run it on simulated devices         count, exact   what it moves, on lengths
-                    alone, and by formula
+forward, backward   run it on simulated devices
+count, exact        what it moves, on lengths alone, and by formula
 plan                what it costs by formula alone, in time too, for thousands of devices
 Device, LinkError   the two verbs, post and wait
 """

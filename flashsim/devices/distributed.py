@@ -1,16 +1,12 @@
 """The same programs on real processes, one a device: over torch.distributed (gloo, or NCCL between
 GPUs) or MPI.
 
-    engine = flashsim.devices.distributed.engine()      # in each process that torchrun or mpiexec
-                                                        has started
-    part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)     #
-                                                                                                 part.O:
-                                                                                                 own
-                                                                                                 rows
-    gradients = flashsim.devices.distributed.backward(part, dO, engine=engine)                  #
-                                                                                                gradients.dQ:
-                                                                                                own
-                                                                                                rows
+    # in each process that torchrun or mpiexec has started
+    engine = flashsim.devices.distributed.engine()
+    # part.O: own rows
+    part = flashsim.devices.distributed.forward("ring", Q, K, V, engine=engine, causal=True)
+    # gradients.dQ: own rows
+    gradients = flashsim.devices.distributed.backward(part, dO, engine=engine)
     engine.close()
 
 Each process holds its rows in an HBM of its own and runs the file that the simulation runs.

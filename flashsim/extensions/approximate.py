@@ -1,14 +1,14 @@
 """What the paper's Figure 3 compares attention with: approximations, linear in N, each on the same
 memory.
 
-    run = flashsim.approximate.linformer(Q, K, V, E, F)             # run.O, run.L, run.hbm,
-                                                                    run.sram
+    # run.O, run.L, run.hbm, run.sram
+    run = flashsim.approximate.linformer(Q, K, V, E, F)
     W = flashsim.approximate.features(256, 64, seed=0)              # and .performer(Q, K, V, W)
-    buckets = flashsim.approximate.lsh_buckets(Q, 4, 2)             # and .reformer(Q, K, V,
-                                                                    buckets)
+    # and .reformer(Q, K, V, buckets)
+    buckets = flashsim.approximate.lsh_buckets(Q, 4, 2)
     hashes = flashsim.approximate.lsh_hashes(Q, K, 4)               # and .smyrf(Q, K, V, *hashes)
-    flashsim.approximate.count("linformer", N=4096, d=64, k=256)    # cost, by shapes alone;
-                                                                    .exact(…) by formula
+    # cost, by shapes alone; .exact(…) by formula
+    flashsim.approximate.count("linformer", N=4096, d=64, k=256)
 
 How well they approximate is not modelled: each computes its own formula.
 """

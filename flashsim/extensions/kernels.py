@@ -1,11 +1,11 @@
 """Kernel products: Y_i = Σ_j k(x_i, z_j) v_j, with the matrix K = k(X, Z) in HBM or never formed
 (the paper's Appendix D.2).
 
-    run = flashsim.kernels.product(X, Z, V, kernel="gaussian", sigma=0.5)       # run.Y, run.hbm,
-                                                                                run.sram
+    # run.Y, run.hbm, run.sram
+    run = flashsim.kernels.product(X, Z, V, kernel="gaussian", sigma=0.5)
     back = flashsim.kernels.gradient(run, dY)                                   # back.dX
-    flashsim.kernels.count(N=10**6, d=3, M=25_600)                              # cost, by shapes
-                                                                                alone
+    # cost, by shapes alone
+    flashsim.kernels.count(N=10**6, d=3, M=25_600)
     flashsim.kernels.exact(N=10**6, d=3, M=25_600)                              # cost, by formula
 
 k is "gaussian", e^{−s²/2}, "laplace", e^{−s}, or "cauchy", 1/(1 + s²), of s = ‖x − z‖/σ, or any

@@ -1,8 +1,8 @@
 """A block-sparse MLP, Y = relu(X W1) W2, whose hidden layer stays on chip, or goes through HBM.
 
 run = flashsim.mlp.run(X, W1, W2)                        # run.Y, run.hbm, run.sram
-flashsim.mlp.count(N=2048, d=1024, f=4096)               # cost, by shapes alone; .exact(…) by
-                                                         formula
+# cost, by shapes alone; .exact(…) by formula
+flashsim.mlp.count(N=2048, d=1024, f=4096)
 flashsim.mlp.run(X, W1, W2, flashsim.patterns.butterfly, fused=False)
 """
 

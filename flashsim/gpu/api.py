@@ -75,14 +75,12 @@ def forward(
                `flashsim.SlidingWindow`: "hopper" skips its dead tiles, and other kernels that take
                masks get it as an array. With `causal`, a key must be allowed by both
     block_mask (T_r, T_c) booleans, True = computed, or a function of (T_r, T_c) that returns them,
-    as in `flashsim.patterns`.
-               "hopper" computes only these tiles, of (B_r, B_c) = (128, 128), or (128, 64) if d =
-               256
+               as in `flashsim.patterns`. "hopper" computes only these tiles, of (B_r, B_c) =
+               (128, 128), or (128, 64) if d = 256
     dropout_p, seed  the mask is `flashsim.dropout.keep_mask`, bit for bit
     blocks     (B_r, B_c), for kernels that can be compiled for any; None: the kernel's own
     return_lse also return log Σ exp(scaled scores), (B, H_q, N_q), float32. A query whose keys are
-    all masked has −∞ there,
-               and output 0
+               all masked has −∞ there, and output 0
     count      also return what was moved, by array, as {"Q": Moved(reads, writes), …}. This runs a
                slower build of the kernel that counts each access to HBM, and waits for it
 

@@ -42,13 +42,11 @@ ARRAYS = ("Q", "K", "V", "O", "L", "mask")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128, 256)  # of the kernel; the rung takes tensor_core's too
 WIDEST = 256  # this d has a backward pass of its own
-# rows of Q_i that a warpgroup has; rows of O_i that a warp stores at a time
-ROWS = 64
-O_ROWS = 16
+ROWS = 64  # rows of Q_i that a warpgroup has
+O_ROWS = 16  # rows of O_i that a warp stores at a time
 O_COLUMNS = 128  # the most columns of O_i that are stored at a time
-# of a section in causal calls, whatever the L2 holds; the most for each team
-LEAST_HEADS = 8
-MOST_HEADS = 64
+LEAST_HEADS = 8  # of a section in causal calls, whatever the L2 holds
+MOST_HEADS = 64  # the most for each team
 MOST = 2**31 - 2**16  # row blocks, which are counted in 32 bits
 
 

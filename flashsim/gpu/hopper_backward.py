@@ -196,10 +196,9 @@ def _launches(
     problem["dropout"] = dropout(dropout_p, seed)
     names = functions(dtype.name, d, kind, dropout_p > 0, deterministic)
     kernels = ready(device, FILE, names, names[1], shared, counting)
-    # dQ's; L and D; whose turn it is
-    sums = 4 * row_blocks * B_r * d
-    rows = 8 * row_blocks * B_r
-    turns = 8 * row_blocks
+    sums = 4 * row_blocks * B_r * d  # dQ's
+    rows = 8 * row_blocks * B_r  # L and D
+    turns = 8 * row_blocks  # whose turn it is
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
     names_of = ("q", "k", "v", "do", "dk", "dv")
     given = (*strides, *[contiguous(k, dtype.itemsize)] * 2)

@@ -25,9 +25,8 @@ FILE = "hopper_backward_wide.cu"
 ROWS = 64
 KEYS = 64
 ROW_BLOCK = 128
-# columns of a half; threads of the two passes
-HALF = 64
-SUMS = 384
+HALF = 64  # columns of a half
+SUMS = 384  # threads of the two passes
 TILE = 2 * KEYS * 256  # bytes
 # of each pass: tiles, L and D, barriers
 SHARED = 6 * TILE + 3 * 2 * ROWS * KEYS + 2 * 8 * ROWS + 48, 7 * TILE + 64

@@ -29,13 +29,11 @@ ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128)  # of the kernel
 ROWS = 64  # B_r
 KEYS = 64  # B_c
-# of the kernel; blocks on a multiprocessor
-THREADS = 160
-PLACES = 2
+THREADS = 160  # of the kernel
+PLACES = 2  # blocks on a multiprocessor
 FILLED = 0.95  # a GPU this full counts as full
-# tiles of a head up to which heads are never split; not split if each multiprocessor has one
-SHORT = 8
-MEDIUM = 64
+SHORT = 8  # tiles of a head up to which heads are never split
+MEDIUM = 64  # not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
 # with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
 FEW_ROWS = 16

@@ -20,9 +20,8 @@ from flashsim.gpu.tensor_core import ELEMENTS
 from flashsim.gpu.tensor_maps import rows_map, tensor_map
 
 FILE = "hopper_grouped.cu"
-# B_r, B_c
-ROWS = 128
-KEYS = 128
+ROWS = 128  # B_r
+KEYS = 128  # B_c
 THREADS = 384  # of a block, of which a multiprocessor has one
 MOST_SPLITS = 128
 MOST_QUERIES = 256  # of a head

@@ -12,9 +12,8 @@ from flashsim.gpu import tensor_core
 from flashsim.gpu.launching import STRIDES, ready
 
 MERGING = "hopper_decode.cu"  # the file with `merge`
-# of a block that merges; parts that a warp loads at a time
-WARPS = 8
-PARTS = 4
+WARPS = 8  # of a block that merges
+PARTS = 4  # parts that a warp loads at a time
 MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bits
 
 PROBLEM = np.dtype(

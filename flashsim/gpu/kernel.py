@@ -107,7 +107,7 @@ class Kernel:
     fastest_in   the directions in which `flashsim.gpu.plan` may choose it
     model        the simulator's algorithm that has the same counts and bounds on rounding
     tensor_cores whether it multiplies on tensor cores itself, which rounds P̃ and dS to the inputs'
-    type
+                 type
     longest      the largest N in benchmarks that do not ask for it by name; None: any
     dtypes       those that it takes of "float16", "bfloat16", "float32" and "float8_e4m3fn"
     output       the dtype of its results, or None: the inputs'
@@ -117,7 +117,7 @@ class Kernel:
     forward_only those of `takes` that the backward pass does not take
     not_backward further ones that the backward pass does not take, by d
     not_together pairs that it does not take together; with `_backward`, pairs that only the
-    backward pass does not
+                 backward pass does not
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
     keys_contiguous  V's keys may have stride 1, instead of its columns, if N_k is a multiple of

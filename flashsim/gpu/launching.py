@@ -362,9 +362,8 @@ def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
     return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
-# allocated at a time; of each stream
-WORDS = 65_536
-WORDS_EACH = 64
+WORDS = 65_536  # allocated at a time
+WORDS_EACH = 64  # of each stream
 _counters: dict[tuple[int, ...], int] = {}
 _one_at_a_time = threading.Lock()
 

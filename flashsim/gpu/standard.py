@@ -26,9 +26,8 @@ from flashsim.support.install import OTHERS
 
 FILE = "standard.cu"
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-# CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
-COMPUTE_32F = 68
-GEMM_DEFAULT = -1
+COMPUTE_32F = 68  # CUBLAS_COMPUTE_32F
+GEMM_DEFAULT = -1  # CUBLAS_GEMM_DEFAULT
 HEAD_DIMS = tuple(range(8, 257, 8))
 MASKS = ("Causal", "Dense", "CausalDense")
 PASSES = ("softmax_rows", "drop", "softmax_backward_rows")
@@ -92,9 +91,9 @@ def backward_from(
     _product(do, _shared(q, v), dP, "NT")  # line 2
     if options.dropout_p:
         _launch("drop<{T}>", q, (dP, dP, problem(q, k, v, options)), dP)  # line 3
-    _launch(
+    _launch(  # line 3: dS replaces dP
         "softmax_backward_rows<{T}>", q, (saved.P, dP, np.int32(k.shape[2])), dP
-    )  # line 3: dS replaces dP
+    )
     _product(dP, _shared(q, k), dq, "NN", options.scale)  # line 4
     _product(dP, q, parts[0], "TN", options.scale)  # line 5
     if group > 1:

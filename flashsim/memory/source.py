@@ -142,7 +142,7 @@ def reread(file: str) -> None:
     """Forget what is known of a file, which has been edited."""
     linecache.checkcache(file)
     _targets.cache_clear()
-    _has_labels.cache_clear()
+    _labels.cache_clear()
 
 
 def target_at(site: Site, default: str) -> str:
@@ -156,9 +156,12 @@ def target_at(site: Site, default: str) -> str:
 def label_at(site: Site) -> str | None:
     """Return what labels the source line in the paper's terms ("line 9", "equation 4",
     "combine"), or None.
+
+    A label on any line of a statement is every line's that has none itself: calls are recorded at
+    their own lines, and a formatter may move a comment to the statement's last.
     """
-    found = LABEL.search(linecache.getline(*site))
-    return found[1] if found else None
+    file, line = site
+    return _labels(file).get(line)
 
 
 def label_or_number_at(site: Site) -> str | None:
@@ -170,12 +173,37 @@ def label_or_number_at(site: Site) -> str | None:
 
 
 @cache
-def _has_labels(file: str) -> bool:
-    return any(map(LABEL.search, linecache.getlines(file)))
+def _labels(file: str) -> dict[int, str]:
+    """Return the label of each line of a file that has one, or is of a statement that has one."""
+    lines = linecache.getlines(file)
+    labels = {
+        number: match[1] for number, line in enumerate(lines, 1) if (match := LABEL.search(line))
+    }
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:  # a notebook cell with magics, say
+        return labels
+    of_statements: dict[int, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            numbers = _lines_of_statement(node)
+            label = next((labels[number] for number in numbers if number in labels), None)
+            if label is not None:
+                of_statements |= dict.fromkeys(numbers, label)
+    return of_statements | labels
+
+
+def _lines_of_statement(node: ast.stmt) -> range:
+    """Return the numbers of its lines; of a loop or a condition, those before its body."""
+    last = node.end_lineno or node.lineno
+    if hasattr(node, "body") or isinstance(node, ast.Match):
+        header = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        last = max([node.lineno, *(part.end_lineno or 0 for part in header)])
+    return range(node.lineno, last + 1)
 
 
 def _unlabelled(file: str) -> bool:
-    return not file.startswith(PACKAGE) and not _has_labels(file)
+    return not file.startswith(PACKAGE) and not _labels(file)
 
 
 def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
@@ -188,19 +216,20 @@ def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
     """
     if (label := label_at(site)) is not None:
         return site, label
-    own = site if _of_an_algorithm(site[0]) else None
+    places = [site] if _of_an_algorithm(site[0]) else []
     inside = False
     while frame is not None:
         at = site_of(frame)
         if _of_an_algorithm(at[0]):
             if (label := label_at(at)) is not None:
                 return at, label
-            own = own or at
+            places.append(at)
             inside = True
         elif inside:  # what launched the algorithm
             break
         frame = frame.f_back
-    file, line = own or site
+    users_places = [place for place in places if not place[0].startswith(PACKAGE)]
+    file, line = [*users_places, *places, site][0]
     return (file, line), f"line {line} of {Path(file).name}"
 
 
@@ -208,4 +237,4 @@ def _of_an_algorithm(file: str) -> bool:
     """Say whether a file holds an algorithm: a user's, or one of the package's with labelled
     lines.
     """
-    return not file.startswith(PACKAGE) or _has_labels(file)
+    return not file.startswith(PACKAGE) or bool(_labels(file))

@@ -53,9 +53,8 @@ _STEP = 64
 _LAST = 2048
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
 _MOST_TILES = 2**25  # of the butterfly, which lists them
-# rows, if they fit; and an N at which clusters take the most room
-_CLUSTER = 64
-_LONG = 2**20
+_CLUSTER = 64  # rows, if they fit
+_LONG = 2**20  # an N at which clusters take the most room
 _MEASURES = {
     "accesses": "HBM accesses (elements)",
     "flops": "FLOPs of matrix products",

@@ -4,8 +4,8 @@ element by element.
 Linformer is attention to E K and F V. Performer is two attentions with its features w_f between:
 those attend to the keys, the queries to them,
 
-    O = softmax(c Q Wᵀ + A) softmax(c W Kᵀ − ‖c k‖²/2) V,  c = √τ,  A_f = log Σ_j e^{c w_f · k_j −
-                                                           ‖c k_j‖²/2},
+    O = softmax(c Q Wᵀ + A) softmax(c W Kᵀ − ‖c k‖²/2) V,
+    c = √τ,  A_f = log Σ_j e^{c w_f · k_j − ‖c k_j‖²/2},
 
 which is φ(Q) (φ(K)ᵀ V) divided by φ(Q) (φ(K)ᵀ 1), with φ(x)_f = e^{c w_f · x − ‖c x‖²/2}: what
 belongs to a query cancels.

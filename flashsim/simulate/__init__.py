@@ -11,8 +11,7 @@ stacking.py   results of heads become arrays
 matrices.py   a program on matrices of given sizes as a plan
 api.py        `forward`, `backward`, `count`
 
-shadow.py, following.py, rehearsal.py, least.py   what is done to trust a function of the user's
-                                                  own: it is tried by a copy
-              that nobody notices, followed line by line, run on small numbers, compared with a
-              lower bound
+shadow.py, following.py, rehearsal.py, least.py
+              what is done to trust a function of the user's own: it is tried by a copy that nobody
+              notices, followed line by line, run on small numbers, compared with a lower bound
 """

@@ -257,9 +257,8 @@ def _problems(plan: AttentionPlan) -> Iterator[tuple[Shape, Blocks]]:
     d = plan.shape.d
     d_v = plan.shape.d_v
     if not likeness.is_narrow:
-        # 2, 4 or 6
         d = 4
-        d_v = 4 - 2 * likeness.widths
+        d_v = 4 - 2 * likeness.widths  # 2, 4 or 6
     small = _small(likeness.rows, likeness.columns, likeness.lengths, likeness.sizes)
     if small is not None:
         N_q, N_k, B_r, B_c = small

@@ -71,9 +71,9 @@ class Report:
     failures   failures that were not expected
     expected   checks expected to fail, and why
     mismatches what in the spec does not fit the kernel's first calls: cases are drawn without it,
-    or no case is drawn
+               or no case is drawn
     undeclared keywords of the kit that the function has and the spec does not declare, each with
-    the values that fit
+               the values that fit
     defaulted  its other parameters, which the kit never gives
     """
 

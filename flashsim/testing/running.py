@@ -199,9 +199,8 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
     return [*always, *(others[i] for i in sorted(picked))]
 
 
-# to lower a value; with other numbers
-ATTEMPTS = 600
-SEEDS = 8
+ATTEMPTS = 600  # to lower a value
+SEEDS = 8  # with other numbers
 
 
 def shrink(

@@ -198,11 +198,10 @@ def wrap(
                     H_q ≠ H_kv
     "flex_attention"
                     as torch.nn.attention.flex_attention.flex_attention: (B, H, N, d). Causal masks
-                    (i ≥ j), other masks and
-                    windows are a block mask; soft caps, slopes and biases are a score_mod. With
-                    functools.partial(
-                    flex_attention, return_aux=AuxRequest(lse=True)), or return_lse=True, there is a
-                    natural log-sum-exp
+                    (i ≥ j), other masks and windows are a block mask; soft caps, slopes and biases
+                    are a score_mod. With functools.partial(flex_attention,
+                    return_aux=AuxRequest(lse=True)), or return_lse=True, there is a natural
+                    log-sum-exp
     "flash_attn"    as flash_attn_func of flash_attn ≥ 2.1: (B, N, H, d), causal aligned at the
                     bottom right, no masks. functools.partial(flash_attn_func,
                     return_attn_probs=True) returns (O, lse, S_dmask), of which O and lse are passed
@@ -214,8 +213,7 @@ def wrap(
                     total); else the same
     "flash_attn_with_kvcache"
                     as the function of that name, without new keys: a cache (pages, 256, H, d),
-                    block_table, cache_seqlens;
-                    its lse with return_softmax_lse=True
+                    block_table, cache_seqlens; its lse with return_softmax_lse=True
     "vllm"          as vLLM's flash_attn_varlen_func: packed queries, the halves of a cache (2,
                     pages, 16, H, d), block_table, seqused_k
     "flashinfer"    as FlashInfer's BatchPrefillWithPagedKVCacheWrapper, planned and run: fn is one,

@@ -4,8 +4,9 @@ same.
 K, V are read once; each computed tile reads its rows of Q, O, dO, dQ, ℓ, m and writes its rows of
 dQ.
 
-    peak    2(b_r + b_c)(d + d_v) + 2b_r·b_c + 3b_r   K_j V_j dK̃_j dṼ_j Q_i O_i dO_i dQ_i, P_ij
-            dP_ij, ℓ_i m_i D_i + 2b_r·b_c + 2 with dropout: Z_ij and P_ij^dropped, and R, all along
+    peak    2(b_r + b_c)(d + d_v) + 2b_r·b_c + 3b_r
+                K_j V_j dK̃_j dṼ_j Q_i O_i dO_i dQ_i, P_ij dP_ij, ℓ_i m_i D_i
+            + 2b_r·b_c + 2 with dropout: Z_ij and P_ij^dropped, and R, all along
 
 The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of K_j, V_j, dK̃_j and
 dṼ_j. A block of a mask that lives in HBM is on chip beside S_ij, and one of a bias's gradient

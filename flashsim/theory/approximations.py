@@ -4,19 +4,23 @@ Reformer and SMYRF.
 These two have h rounds and T = ⌈N/C⌉ clusters of C rows, r in the last. The peaks, each the largest
 of these:
 
-    linformer               (b_e + b_c)·max(d, e) + b_e·b_c: K^low_a K_j, or V^low_a V_j, and a tile
-                            of E or F (b_r + b_k)(d + e) + b_r·b_k + 3b_r: Q_i O_i K^low_b V^low_b,
-                            S_ib, ℓ_i m_i m_i^new
-    performer               (b_f + b_c)(d + e) + b_f·b_c + 3b_f: W_f S_f K_j V_j, G_fj, ℓ_f m_f
-                            m_f^new (b_r + b_g)(d + e) + b_r·b_g + 3b_r + b_g: Q_i O_i W_g S_g,
-                            G_ig, ℓ_i m_i m_i^new, z_g
-    performer_materialised  (b_f + b_c)d + b_f·b_c: W_f K_j, G_fj = log φ(K); (b_r + b_g)d +
-                            b_r·b_g: Q_i W_g, A_ig = log φ(Q) (b_f + b_c)e + b_f·b_c + 3b_f, (b_r +
-                            b_g)e + b_r·b_g + 3b_r + b_g: their softmax, as above
-    reformer                c(d + h + e + 3) + c(d + e + 1) + c²: c rows alone, r_i Q_i H_i O_i ℓ_i
-                            m_i, K_i V_i m_i^new, S_ii c(d + h + e + 3) + C(d + e + h + 1) + c·C +
-                            c: and the C before, r_j K_j V_j H_j, S_ij, m_i^new
-    smyrf                   C(2d + 2e + 4) + C²: q_i k_i, Q_i K_i V_i, S_i, m_i ℓ_i, O_i
+    linformer
+        (b_e + b_c)·max(d, e) + b_e·b_c: K^low_a K_j, or V^low_a V_j, and a tile of E or F
+        (b_r + b_k)(d + e) + b_r·b_k + 3b_r: Q_i O_i K^low_b V^low_b, S_ib, ℓ_i m_i m_i^new
+    performer
+        (b_f + b_c)(d + e) + b_f·b_c + 3b_f: W_f S_f K_j V_j, G_fj, ℓ_f m_f m_f^new
+        (b_r + b_g)(d + e) + b_r·b_g + 3b_r + b_g: Q_i O_i W_g S_g, G_ig, ℓ_i m_i m_i^new, z_g
+    performer_materialised
+        (b_f + b_c)d + b_f·b_c: W_f K_j, G_fj = log φ(K);
+        (b_r + b_g)d + b_r·b_g: Q_i W_g, A_ig = log φ(Q)
+        (b_f + b_c)e + b_f·b_c + 3b_f, (b_r + b_g)e + b_r·b_g + 3b_r + b_g: their softmax, as above
+    reformer
+        c(d + h + e + 3) + c(d + e + 1) + c²: c rows alone, r_i Q_i H_i O_i ℓ_i m_i,
+            K_i V_i m_i^new, S_ii
+        c(d + h + e + 3) + C(d + e + h + 1) + c·C + c: and the C before, r_j K_j V_j H_j, S_ij,
+            m_i^new
+    smyrf
+        C(2d + 2e + 4) + C²: q_i k_i, Q_i K_i V_i, S_i, m_i ℓ_i, O_i
 """
 
 from collections.abc import Mapping

@@ -307,10 +307,9 @@ def small_cache_constants(d: int, least: int = 5) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d/√M) ≤ c₂ for "small_cache" with its own blocks, for `least` ≤ M ≤
     d² and N ≥ √M.
 
-    `least` is at least 5, below which not even tiles of one element fit. Write Y = N²d/√M, T =
-    ⌈N/b⌉, T_v = ⌈d/b⌉, where b,
-    the side of a tile, is the largest with b² + 4b ≤ M. So b < √M ≤ N: nothing is clipped. Accesses
-    are
+    `least` is at least 5, below which not even tiles of one element fit. Write Y = N²d/√M,
+    T = ⌈N/b⌉, T_v = ⌈d/b⌉, where b, the side of a tile, is the largest with b² + 4b ≤ M.
+    So b < √M ≤ N: nothing is clipped. Accesses are
       Q, K, V: 3T·Nd   S: T_v·N² read, N² written   O, L: Nd + N.
 
     Below: T > N/√M and T_v > d/√M, so 3T·Nd + T_v·N² > 4Y.
@@ -318,8 +317,8 @@ def small_cache_constants(d: int, least: int = 5) -> tuple[float, float]:
     6/b + 4/b². Then
       3T·Nd < 3N²d/b + 3Nd ≤ 3ρY + 3Nd,  T_v·N² < N²d/b + N² ≤ ρY + N²:  in all 4ρY + 4Nd + 2N² + N.
     Nd ≤ Y, as √M ≤ N; N² ≤ Y, as √M ≤ d; N ≤ Y/d: in all (4ρ + 6 + 1/d)Y. ρ falls as b grows, so
-    the ρ of `least` serves
-    for every M from there on: √11 from M = 5, 1.16 from M = 396 (b = 18), and 1 in the limit.
+    the ρ of `least` serves for every M from there on: √11 from M = 5, 1.16 from M = 396 (b = 18),
+    and 1 in the limit.
     """
     b = (
         math.isqrt(check_count("least, the room of tiles of one element at least,", least, 5) + 4)

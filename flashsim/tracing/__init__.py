@@ -3,8 +3,8 @@ person steps through it.
 
 trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))
 trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass
-trace.save("run.html")                                      # the player; or .json.gz, which
-                                                            load_trace reads
+# the player; or .json.gz, which load_trace reads
+trace.save("run.html")
 flashsim.load_trace("run.json.gz")
 """
 

@@ -1,8 +1,8 @@
 """Observers of the memory: they follow a run from outside, so that the algorithms need no probes.
 
 steps = InductionInvariant()
-flashsim.forward("flash_basic", Q, K, V, observers=[steps])     # raises InvariantBroken where the
-                                                                proof would fail
+# raises InvariantBroken where the proof would fail
+flashsim.forward("flash_basic", Q, K, V, observers=[steps])
 """
 
 from __future__ import annotations

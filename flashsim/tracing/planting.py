@@ -13,6 +13,7 @@ import __future__
 import ast
 import inspect
 import linecache
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -100,16 +101,31 @@ def execute(code: str | ast.Module, file: str, scope: dict[str, Any]) -> dict[st
 
 
 def changed(text: str, changes: Iterable[Change], where: str) -> str:
-    """Return the text with each change made, in turn. Raises ValueError for what does not occur
-    exactly once.
+    """Return the text with each change made, in turn. How lines are wrapped makes no difference.
+    Raises ValueError for what does not occur exactly once.
     """
     for before, after in changes:
-        if text.count(before) != 1:
-            raise ValueError(
-                f"{before!r} occurs {text.count(before)} times in {where}; expected once"
-            )
-        text = text.replace(before, after)
+        places = list(pattern_of(before).finditer(text))
+        if len(places) != 1:
+            raise ValueError(f"{before!r} occurs {len(places)} times in {where}; expected once")
+        start, end = places[0].span()
+        text = text[:start] + after + text[end:]
     return text
+
+
+def pattern_of(code: str) -> re.Pattern[str]:
+    """Return a pattern of the code, whatever white space and comments are between its tokens, and
+    with or without the comma that a formatter puts before a closing bracket.
+
+    White space before the first token and after the last is as it stands.
+    """
+    tokens = [
+        (r"(?:,\s*)?" if token in ")]}" else "") + re.escape(token)
+        for token in re.findall(r"\w+|\S", code)
+    ]
+    before = code[: len(code) - len(code.lstrip())]
+    after = code[len(code.rstrip()) :]
+    return re.compile(before + r"(?:\s|#.*\n)*".join(tokens) + after)
 
 
 def _calling(

@@ -2,8 +2,8 @@
 
     recorder = Recorder()
     run = flashsim.forward("flash", Q, K, V, observers=[recorder])
-    trace = traced(recorder, run)                                  # what flashsim.trace("flash", Q,
-                                                                   K, V) does
+    # what flashsim.trace("flash", Q, K, V) does
+    trace = traced(recorder, run)
 
 A trace is of one head. Its events are what the memory told, in order.
 """

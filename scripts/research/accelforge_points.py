@@ -2,10 +2,8 @@
 einsums of tests/referee/.
 
     python3.12 -m venv /tmp/accelforge && /tmp/accelforge/bin/pip install accelforge==1.0.467
-    /tmp/accelforge/bin/python scripts/research/accelforge_points.py forward 256 16        #
-                                                                                           minutes,
-                                                                                           on two
-                                                                                           cores
+    # minutes, on two cores
+    /tmp/accelforge/bin/python scripts/research/accelforge_points.py forward 256 16
     /tmp/accelforge/bin/python scripts/research/accelforge_points.py forward 1024 64
     /tmp/accelforge/bin/python scripts/research/accelforge_points.py backward 256 16
 

@@ -1,11 +1,8 @@
 """Ask AccelForge for the fewest accesses, unfused, of what serves: grouped heads, and latents,
 absorbed or not.
 
-    /tmp/accelforge/bin/python scripts/research/accelforge_serving.py gqa G=2 R=4 N=64 D=16      # a
-                                                                                                 minute,
-                                                                                                 on
-                                                                                                 two
-                                                                                                 cores
+    # a minute, on two cores
+    /tmp/accelforge/bin/python scripts/research/accelforge_serving.py gqa G=2 R=4 N=64 D=16
 
 It prints a line of tests/referee/serving.json: the sizes of tests/referee/gqa.yaml, mla.yaml or
 mla_expanded.yaml, and reads and writes of each tensor. The einsums of the latter are those of

@@ -1,8 +1,9 @@
 """Time the kernels of this checkout beside those of an older one, by turns on one GPU: is any
 slower than it was?
 
-git archive --prefix=before/ COMMIT flashsim | tar x -C /tmp python
-scripts/research/bench_against.py /tmp/before --before COMMIT --commit "$(git rev-parse HEAD)"
+    git archive --prefix=before/ COMMIT flashsim | tar x -C /tmp
+    python scripts/research/bench_against.py /tmp/before --before COMMIT \\
+        --commit "$(git rev-parse HEAD)"
 
 Three processes take turns of 30 ms, in another order each round: this checkout ("now"), the older
 one ("before"), and this one once more ("again"). Ratios are of turns of one round. before ÷ now,

@@ -1,11 +1,10 @@
 """Benchmark the simulator on one CPU thread, in ratios within one run: absolute times do not
 travel, ratios mostly do.
 
-    python scripts/research/bench_cpu.py --json figures/bench_cpu.json    # a table on stdout, every
-                                                                          raw number in a file
-    python scripts/research/bench_cpu.py --quick                          # small sizes, to try it;
-                                                                          the targets are not for
-                                                                          these
+    # a table on stdout, every raw number in a file
+    python scripts/research/bench_cpu.py --json figures/bench_cpu.json
+    # small sizes, to try it; the targets are not for these
+    python scripts/research/bench_cpu.py --quick
 
 * `flashsim.forward`, counting, against textbook attention in NumPy: time and peak memory. The
   textbook forms N × N matrices. By default malloc gives them back to the operating system, and

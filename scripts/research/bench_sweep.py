@@ -1,8 +1,8 @@
 """Measure a sweep against a loop of `flashsim.count` over the same points, in one process: the
 ratio of their CPU times.
 
-python scripts/research/bench_sweep.py                       # 10,000 points of each sweep, 500 of
-                                                             each loop
+# 10,000 points of each sweep, 500 of each loop
+python scripts/research/bench_sweep.py
 python scripts/research/bench_sweep.py --points 2000 --json sweep.json
 """
 

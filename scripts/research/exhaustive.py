@@ -1,8 +1,8 @@
 """Play attention scalar by scalar on tiny sizes, all schedules, and hold the fewest accesses
 against the lower bounds.
 
-    python scripts/research/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q
-    N_k d M …]
+    python scripts/research/exhaustive.py [--backward] [--d-v D_V] [--most STATES]
+        N_q N_k d M [N_q N_k d M …]
 
 The game, in scalar_game.py, knows nothing of the bounds' proofs. The search is A*, and what is sure
 to come is estimated by smaller games. Leave out a row, or a key, or a column. What a schedule does
@@ -169,7 +169,7 @@ def fewest(
 
 def main() -> None:
     """Play the games that are asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("sizes", nargs="+", type=int, metavar="N_q N_k d M")
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--d-v", type=int, help="columns of V and O; default: d")

@@ -1,8 +1,8 @@
 """Change flashsim in one place at a time and see which tests notice: figures/mutation.json.
 
     pip install -e ".[test,mutation]"
-    python scripts/research/mutation.py --jobs 2   # 500 mutants of the last commit, an hour or two;
-                                                   started again, it goes on
+    # 500 mutants of the last commit, an hour or two; started again, it goes on
+    python scripts/research/mutation.py --jobs 2
 
 The test that noticed a mutant (mutants.py) when the last record was made is tried first. For the
 others the tests run once, unchanged, and coverage.py notes which of them executes which line; a

@@ -1,10 +1,10 @@
 """Try all schedules of the backward row game (flashsim.theory.bounds.rows) at the smallest sizes:
 does one beat its bound?
 
-    python scripts/research/row_game.py 2 2 5  2 2 6  2 2 7                  # N_q N_k m: the fewest
-                                               rows moved, in seconds
-    python scripts/research/row_game.py --below  3 3 5  3 4 5  4 3 5         # is any below the
-                                                 bound? a minute
+    # N_q N_k m: the fewest rows moved, in seconds
+    python scripts/research/row_game.py 2 2 5  2 2 6  2 2 7
+    # is any below the bound? a minute
+    python scripts/research/row_game.py --below  3 3 5  3 4 5  4 3 5
 
 A schedule of the game need not bring a row on chip before a product wants it, nor leave a product
 undone whose rows are there, nor send a row away while there is room. A row that is sent away with

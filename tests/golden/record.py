@@ -1,7 +1,7 @@
 """Record what flashsim computes, counts and says: before a rebuilding, and after it.
 
-    python -m tests.golden.record                 # compare today's records with those in this
-                                                  folder
+    # compare today's records with those in this folder
+    python -m tests.golden.record
     python -m tests.golden.record --write         # write today's records into this folder
     python -m tests.golden.record --only serving  # one section
 

@@ -1,8 +1,8 @@
 """A schedule of the row game (`flashsim.analysis.games.game`), run on the memory with real numbers.
 
     Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, and a schedule:
-    turns that say which rows to
-             evict, which to load, which products to make, and which rows are then done.
+             turns that say which rows to evict, which to load, which products to make, and which
+             rows are then done.
     1  for rows without a product do: write O_i = 0, L_i = −∞ to HBM. end for
     2  for each turn of the schedule do
     3    for each row to evict do
@@ -109,9 +109,9 @@ def row_game(
     for number, turn in enumerate(schedule):
         for i, j in turn.products:
             products[number, i, j] = True
-    for i in sram.loop(
+    for i in sram.loop(  # line 1
         N_q, where=np.array([not products[:, i].any() for i in range(N_q)])
-    ):  # line 1
+    ):
         O_i = sram.full((1, d_v), 0.0)  # line 1
         L_i = sram.full((1, 1), float("-inf"))  # line 1
         sram.store(O[i], O_i)  # line 1
@@ -142,17 +142,17 @@ def row_game(
             for j in sram.loop(N_k, where=products[number, i]):  # line 10
                 (K_j,), (V_j,) = chip["K", j], chip["V", j]
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
-                l_i = on_chip(
+                l_i = on_chip(  # line 12
                     exp(m_i - maximum(m_i, S_ij)) * l_i + exp(S_ij - maximum(m_i, S_ij)), over=l_i
-                )  # line 12
+                )
                 O_i = on_chip(  # line 13
                     exp(m_i - maximum(m_i, S_ij)) * O_i + exp(S_ij - maximum(m_i, S_ij)) * V_j,
                     over=O_i,
                 )
                 m_i = on_chip(maximum(m_i, S_ij), over=m_i)  # line 14
-        for i in sram.loop(
+        for i in sram.loop(  # line 15
             N_q, where=np.array([("O", i) in turn.done for i in range(N_q)])
-        ):  # line 15
+        ):
             O_i, l_i, m_i = chip["O", i]
             O_i = on_chip(O_i / l_i, over=O_i)  # line 16
             L_i = on_chip(m_i + log(l_i), over=l_i)  # line 16

@@ -230,7 +230,7 @@ class TileDropout:
         for i in sram.loop(down):  # line 3
             for j in sram.loop(across):  # line 3
                 dP_dropped_ij, Z_ij = sram.load(dP[i, j], Z[i, j])  # line 3
-                dP_ij = sram.on_chip(
+                dP_ij = sram.on_chip(  # line 3
                     dP_dropped_ij * Z_ij / (1 - self._p), over=dP_dropped_ij
-                )  # line 3
+                )
                 sram.store(dP[i, j], dP_ij)  # line 3

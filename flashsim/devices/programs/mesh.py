@@ -11,8 +11,8 @@ come back.
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
-           ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
+           m_i ← m_i^new.
     9    end for
     10   Write O_i, ℓ_i, m_i to the part of x.
     11 end for
@@ -93,12 +93,12 @@ def mesh(
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
                         m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                         P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                        l_i = on_chip(
+                        l_i = on_chip(  # line 8
                             exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                        )  # line 8
-                        O_i = on_chip(
+                        )
+                        O_i = on_chip(  # line 8
                             exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                        )  # line 8
+                        )
                         m_i = on_chip(m_i_new, over=m_i)  # line 8
                 # line 9: end for
                 sram.store(O_x[i], O_i)  # line 10
@@ -124,12 +124,12 @@ def mesh(
             for s in sram.loop(C, alike=range(C)):  # line 14
                 O_s, l_s, m_s = sram.load(*(X[i] for X in parts[s]))  # line 14
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
-                O_i = on_chip(
+                O_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i
-                )  # line 14
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i
-                )  # line 14
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 14
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 15
             L_i = on_chip(m_i + log(l_i), over=l_i)  # line 15

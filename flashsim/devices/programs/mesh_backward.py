@@ -18,8 +18,8 @@ the gradients come back.
     12   end for
     13   Write dK̃_j, dṼ_j to the part of y.
     14 end for
-    15 Post the part of dQ of each x ≠ rank to x, the parts of dK, dV of each y ≠ rank to y; receive
-       own parts; wait.
+    15 Post the part of dQ of each x ≠ rank to x, the parts of dK, dV of each y ≠ rank to y;
+       receive own parts; wait.
     16 for each head, each own block: dQ_i, dK_j, dV_j are the sums of their parts; write.
 
 Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. Gradients are
@@ -79,15 +79,15 @@ def mesh_backward(
         for X, group, heads in operands
     ]
     sends = [(X, x) for X, group, _ in operands for x in group if x != rank]
-    device.wait(
+    device.wait(  # line 2
         device.post(
             sends=sends, receives=[(X, x) for X_of in of for x, X in X_of.items() if x != rank]
         )
-    )  # line 2
+    )
     Q_of, dO_of, L_of, D_of, K_of, V_of = of
-    dQ_of = {
+    dQ_of = {  # line 2
         x: hbm.full(f"dQ_of_{x}", (H_q * share.rows(x), d), 0.0, sram.dtype) for x in in_row
-    }  # line 2
+    }
     dK_of, dV_of = (
         {y: hbm.empty(f"{X}_of_{y}", (H_kv * share.rows(y), w), sram.dtype) for y in in_column}
         for X, w in (("dK", d), ("dV", d_v))
@@ -109,9 +109,9 @@ def mesh_backward(
                             for X_of in (Q_of, dO_of, dQ_of, L_of, D_of)
                         )
                         for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
-                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 6
                                 Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i]
-                            )  # line 6
+                            )
                             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
                             S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 7
                             P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 7
@@ -132,9 +132,9 @@ def mesh_backward(
         for x in X_of
     }
     sends = [(part, x) for _, X_of, *_ in parts for x, part in X_of.items() if x != rank]
-    device.wait(
+    device.wait(  # line 15
         device.post(sends=sends, receives=[(part, x) for (_, x), part in got.items() if x != rank])
-    )  # line 15
+    )
     sums = []
     for X, X_of, heads, size, w in parts:  # line 16
         sums.append(hbm.empty(X, (heads * n, w), sram.dtype, "output"))

@@ -16,8 +16,8 @@
     11       ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
              m_i ← m_i^new.
     12     end for
-    13     In its last such step O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i; else write
-           O_i, ℓ_i, m_i.
+    13     In its last such step O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i;
+           else write O_i, ℓ_i, m_i.
     14   end for
     15   if s + 1 < P: wait; cur ← that buffer.
     16 end for
@@ -68,9 +68,9 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             new = [matrix.rows(0, rows) for matrix in buffers[s % 2]]
             right = (rank + 1) % P
             left = (rank - 1) % P
-            ticket = device.post(
+            ticket = device.post(  # line 3
                 sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
-            )  # line 3
+            )
         src = (rank - s) % P  # line 4
         kinds = share.kinds(rank, s)  # line 4
         for h in sram.loop(H_q):  # line 5
@@ -93,12 +93,12 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                     S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9
                     m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 10
                     P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 10
-                    l_i = on_chip(
+                    l_i = on_chip(  # line 11
                         exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                    )  # line 11
-                    O_i = on_chip(
+                    )
+                    O_i = on_chip(  # line 11
                         exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                    )  # line 11
+                    )
                     m_i = on_chip(m_i_new, over=m_i)  # line 11
                 # line 12: end for
                 if s == share.steps(rank)[i][-1]:

@@ -8,10 +8,10 @@ stay.
     2  for 0 ≤ s < P do
     3    if s + 1 < P: post cur to rank + 1, and receive from rank − 1 into the buffer that is free.
     4    src ← (rank − s) mod P: whose K, V are in cur, and whose dK, dV are in acc.
-    5    for each KV head, each key block j of src with a live tile in this step (in the first step:
-         each) do
-    6      Load K_j, V_j. In the first step dK̃_j = 0, dṼ_j = 0 on SRAM; else load dK̃_j, dṼ_j from
-           acc.
+    5    for each KV head, each key block j of src with a live tile in this step
+         (in the first step: each) do
+    6      Load K_j, V_j. In the first step dK̃_j = 0, dṼ_j = 0 on SRAM; else load dK̃_j,
+           dṼ_j from acc.
     7      for each query head that shares them, each live row block i do
     8        Load Q_i, dO_i, dQ_i, L_i, D_i.
     9        S_ij = MASK(τ Q_i K_jᵀ), P_ij = exp(S_ij − L_i).
@@ -23,8 +23,8 @@ stay.
     15     Write dK̃_j, dṼ_j to acc.
     16   end for
     17   if s + 1 < P: wait for K, V.
-    18   Post acc to rank + 1, receive acc from rank − 1, wait: P times, so that the last brings own
-         dK, dV home.
+    18   Post acc to rank + 1, receive acc from rank − 1, wait: P times,
+         so that the last brings own dK, dV home.
     19 end for
 
 Source: as for the forward pass, and Algorithm 4 of "FlashAttention" for the tile. dK̃, dṼ and dQ
@@ -89,9 +89,9 @@ def ring_backward(
     for s in range(P):  # line 2
         if s + 1 < P:
             new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
-            ticket = device.post(
+            ticket = device.post(  # line 3
                 sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
-            )  # line 3
+            )
         src = (rank - s) % P  # line 4
         rows = share.rows(src)
         due: Any = share.live(rank, src).any(axis=0) if s else None  # line 5
@@ -111,9 +111,9 @@ def ring_backward(
                         share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D)
                     )
                     for i in sram.loop(len(Q_h), where=share.column(rank, src, j, due)):  # line 7
-                        Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                        Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 8
                             Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i]
-                        )  # line 8
+                        )
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                         S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9
                         P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 9
@@ -132,9 +132,9 @@ def ring_backward(
             cur = new  # line 17
         if P > 1:
             back = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in sums[(s + 1) % 2]]
-            ticket = device.post(
+            ticket = device.post(  # line 18
                 sends=[(X, right) for X in acc], receives=[(X, left) for X in back]
-            )  # line 18
+            )
             device.wait(ticket)  # line 18
             acc = back  # line 18
     # line 19: end for

@@ -11,15 +11,15 @@ and are merged.
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
-           ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
+           m_i ← m_i^new.
     9    end for
     10   Write O_i, ℓ_i, m_i to own part.
     11 end for
     12 for each child, the nearest first do
     13   Receive its part; wait.
-    14   for each query head, each row block i: load (O, ℓ, m)_i of both parts, merge them, write
-         O_i, ℓ_i, m_i to own part.
+    14   for each query head, each row block i: load (O, ℓ, m)_i of both parts, merge them,
+         write O_i, ℓ_i, m_i to own part.
     15 end for
     16 Post own part to the parent, if there is one; wait. On device 0, for each query head, each
        row block i, load O_i, ℓ_i, m_i of its part, O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i,
@@ -75,12 +75,12 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                 S_ij = on_chip(share.mask(S_ij, 0, i, rank, j), over=S_ij)  # line 6
                 m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                 P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                l_i = on_chip(
+                l_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 8
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                )  # line 8
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 8
             # line 9: end for
             sram.store(O_h[i], O_i)  # line 10
@@ -98,16 +98,16 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                 share.head(X, h, N_q).divide(share.B_r) for X in (*part, *its)
             )
             for i in sram.loop(len(O_h)):  # line 14
-                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(
+                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(  # line 14
                     O_h[i], l_h[i], m_h[i], O_c[i], l_c[i], m_c[i]
-                )  # line 14
+                )
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
-                O_i = on_chip(
+                O_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i
-                )  # line 14
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * l_i + exp(m_s - finite(m_i_new)) * l_s, over=l_i
-                )  # line 14
+                )
                 sram.store(O_h[i], O_i)  # line 14
                 sram.store(l_h[i], l_i)  # line 14
                 sram.store(m_h[i], m_i_new)  # line 14

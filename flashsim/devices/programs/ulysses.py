@@ -10,8 +10,8 @@
     5      Load K_j, V_j.
     6      S_ij = MASK(τ Q_i K_jᵀ), by positions.
     7      m_i^new = max(m_i, rowmax(S_ij)), P̃_ij = exp(S_ij − m_i^new).
-    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j, m_i
-           ← m_i^new.
+    8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij), O_i ← e^{m_i − m_i^new} O_i + P̃_ij V_j,
+           m_i ← m_i^new.
     9    end for
     10   O_i ← O_i / ℓ_i, L_i = m_i + log ℓ_i, write O_i, L_i.
     11 end for
@@ -94,12 +94,12 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
                         m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 7
                         P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 7
-                        l_i = on_chip(
+                        l_i = on_chip(  # line 8
                             exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                        )  # line 8
-                        O_i = on_chip(
+                        )
+                        O_i = on_chip(  # line 8
                             exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                        )  # line 8
+                        )
                         m_i = on_chip(m_i_new, over=m_i)  # line 8
                 # line 9: end for
                 O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 10

@@ -18,8 +18,8 @@ rows of these go home.
     12   end for
     13   Write dK̃_j, dṼ_j to the part of y.
     14 end for
-    15 Post rows of dQ of own heads, and the parts of dK, dV, to each x ≠ rank; receive own rows of
-       x's heads; wait.
+    15 Post rows of dQ of own heads, and the parts of dK, dV, to each x ≠ rank;
+       receive own rows of x's heads; wait.
     16 for each KV head, each own key block j: dK_j, dV_j are the sums of the parts of devices whose
        query heads share it.
 
@@ -74,16 +74,16 @@ def ulysses_backward(
         for X, heads in operands
     ]
     sends = [(share.of_heads(X, heads(x), n), x) for x in others for X, heads in operands]
-    device.wait(
+    device.wait(  # line 2
         device.post(sends=sends, receives=[(X_of[x], x) for x in others for X_of in of])
-    )  # line 2
+    )
     for X_of, (X, heads) in zip(of, operands, strict=True):
         X_of[rank] = share.of_heads(X, heads(rank), n)
     Q_of, dO_of, D_of, K_of, V_of = of
     dQ = hbm.full("dQ", (H_q * n, d), 0.0, sram.dtype, "output")  # line 2
-    dQ_of = {
+    dQ_of = {  # line 2
         x: hbm.full(f"dQ_{x}", (len(mine) * share.rows(x), d), 0.0, sram.dtype) for x in others
-    }  # line 2
+    }
     dQ_of[rank] = share.of_heads(dQ, mine, n)
     dK_of, dV_of = (
         {y: hbm.empty(f"{X}_of_{y}", (len(kv) * share.rows(y), w), sram.dtype) for y in range(P)}
@@ -110,9 +110,9 @@ def ulysses_backward(
                         )
                         L_x = L.rows(h * N + tops[x], h * N + tops[x] + share.rows(x)).divide(B_r)
                         for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
-                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(
+                            Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 6
                                 Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i]
-                            )  # line 6
+                            )
                             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
                             S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 7
                             P_ij = on_chip(exp(at_most_0(S_ij - finite(L_i))), over=S_ij)  # line 7

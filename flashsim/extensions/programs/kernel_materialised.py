@@ -2,8 +2,8 @@
 
     Require: X (N×d), Z (n×d), V (n×e) in HBM, on-chip SRAM of size M, kernel function k.
     1  Set block sizes B_r = ⌈M/2w⌉, B_c = min(B_r, ⌈w/2⌉), where w = d + e.
-    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows, K into T_r × T_c
-       tiles.
+    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows,
+       K into T_r × T_c tiles.
     3  for 1 ≤ i ≤ T_r do
     4    Load X_i from HBM to on-chip SRAM.
     5    for 1 ≤ j ≤ T_c do

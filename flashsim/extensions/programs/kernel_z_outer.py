@@ -3,8 +3,8 @@ HBM.
 
     Require: X (N×d), Z (n×d), V (n×e) in HBM, on-chip SRAM of size M, kernel function k.
     1  Set block sizes B_c = ⌈M/2w⌉, B_r = min(B_c, ⌈w/2⌉), where w = d + e.
-    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows. Initialize Y =
-       (0)_{N×e} in HBM.
+    2  Divide X, Y into T_r blocks of B_r rows, Z, V into T_c blocks of B_c rows.
+       Initialize Y = (0)_{N×e} in HBM.
     3  for 1 ≤ j ≤ T_c do
     4    Load Z_j, V_j from HBM to on-chip SRAM.
     5    for 1 ≤ i ≤ T_r do

@@ -122,12 +122,12 @@ def linformer(
             S_ib = on_chip(tau * (Q_i @ K_low_b.T))  # line 24
             m_i_new = on_chip(maximum(m_i, rowmax(S_ib)))  # line 25
             P_tilde_ib = on_chip(exp(S_ib - finite(m_i_new)), over=S_ib)  # line 26
-            l_i = on_chip(
+            l_i = on_chip(  # line 27
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ib), over=l_i
-            )  # line 27
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 28
                 exp(m_i - finite(m_i_new)) * O_i + P_tilde_ib @ V_low_b, over=O_i
-            )  # line 28
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 29
         # line 30: end for
         O_i = on_chip(O_i / l_i, over=O_i)  # line 31

@@ -90,9 +90,9 @@ def performer(
             G_fj = on_chip(c * (W_f @ K_j.T) - 0.5 * rowsum((c * K_j) * (c * K_j)).T)  # line 8
             m_f_new = on_chip(maximum(m_f, rowmax(G_fj)))  # line 9
             P_tilde_fj = on_chip(exp(G_fj - finite(m_f_new)), over=G_fj)  # line 10
-            l_f = on_chip(
+            l_f = on_chip(  # line 11
                 exp(m_f - finite(m_f_new)) * l_f + rowsum(P_tilde_fj), over=l_f
-            )  # line 11
+            )
             S_f = on_chip(exp(m_f - finite(m_f_new)) * S_f + P_tilde_fj @ V_j, over=S_f)  # line 12
             m_f = on_chip(m_f_new, over=m_f)  # line 13
         # line 14: end for
@@ -114,9 +114,9 @@ def performer(
             G_ig = on_chip(c * (Q_i @ W_g.T) + z_g.T)  # line 23
             m_i_new = on_chip(maximum(m_i, rowmax(G_ig)))  # line 24
             P_tilde_ig = on_chip(exp(G_ig - finite(m_i_new)), over=G_ig)  # line 25
-            l_i = on_chip(
+            l_i = on_chip(  # line 26
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ig), over=l_i
-            )  # line 26
+            )
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ig @ S_g, over=O_i)  # line 27
             m_i = on_chip(m_i_new, over=m_i)  # line 28
         # line 29: end for

@@ -112,9 +112,9 @@ def performer_materialised(
             G_fj, V_j = sram.load(G[f, j], V[j])  # line 22
             m_f_new = on_chip(maximum(m_f, rowmax(G_fj)))  # line 23
             P_tilde_fj = on_chip(exp(G_fj - finite(m_f_new)), over=G_fj)  # line 24
-            l_f = on_chip(
+            l_f = on_chip(  # line 25
                 exp(m_f - finite(m_f_new)) * l_f + rowsum(P_tilde_fj), over=l_f
-            )  # line 25
+            )
             S_f = on_chip(exp(m_f - finite(m_f_new)) * S_f + P_tilde_fj @ V_j, over=S_f)  # line 26
             m_f = on_chip(m_f_new, over=m_f)  # line 27
         # line 28: end for
@@ -134,9 +134,9 @@ def performer_materialised(
             A_ig = on_chip(A_ig + z_g.T, over=A_ig)  # line 36
             m_i_new = on_chip(maximum(m_i, rowmax(A_ig)))  # line 37
             P_tilde_ig = on_chip(exp(A_ig - finite(m_i_new)), over=A_ig)  # line 38
-            l_i = on_chip(
+            l_i = on_chip(  # line 39
                 exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ig), over=l_i
-            )  # line 39
+            )
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ig @ S_g, over=O_i)  # line 40
             m_i = on_chip(m_i_new, over=m_i)  # line 41
         # line 42: end for

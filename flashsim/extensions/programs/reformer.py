@@ -88,21 +88,21 @@ def reformer(
             l_i = sram.full((len(r_i), 1), 0.0)  # line 7
             m_i = sram.full((len(r_i), 1), float("-inf"))  # line 7
             for back in sram.loop(2 if i > 0 else 1):  # line 8
-                r_j = (
+                r_j = (  # line 9
                     [sram.word(order[a, n]) for n in places(i - 1, C, N)] if back else r_i
-                )  # line 9
+                )
                 K_j, V_j = sram.load(K.at(r_j), V.at(r_j))  # line 10
                 H_j = sram.load(home.at(r_j)) if back else H_i  # line 10
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
                 S_ij = on_chip(shared_out(S_ij, H_i, H_j, a), over=S_ij)  # line 12
                 m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 13
                 P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 14
-                l_i = on_chip(
+                l_i = on_chip(  # line 15
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 15
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 16
                     exp(m_i - finite(m_i_new)) * O_i + P_tilde_ij @ V_j, over=O_i
-                )  # line 16
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 17
             # line 18: end for
             O_i = on_chip(O_i / l_i, over=O_i)  # line 19
@@ -120,12 +120,12 @@ def reformer(
             L_a = L_parts.rows(a * N, (a + 1) * N)  # line 26
             O_ia, L_ia = sram.load(O_a[i], L_a[i])  # line 26
             m_i_new = on_chip(maximum(m_i, L_ia))  # line 27
-            l_i = on_chip(
+            l_i = on_chip(  # line 28
                 exp(m_i - finite(m_i_new)) * l_i + exp(L_ia - finite(m_i_new)), over=l_i
-            )  # line 28
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 29
                 exp(m_i - finite(m_i_new)) * O_i + exp(L_ia - finite(m_i_new)) * O_ia, over=O_i
-            )  # line 29
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 30
         # line 31: end for
         O_i = on_chip(O_i / l_i, over=O_i)  # line 32

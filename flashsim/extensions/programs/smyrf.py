@@ -10,8 +10,8 @@ hashing.
     4    for 1 ≤ i ≤ T do
     5      Read cluster i's words q_i of round a's order_Q and k_i of its order_K from HBM to
            on-chip SRAM.
-    6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i, from HBM to on-chip
-           SRAM.
+    6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i,
+           from HBM to on-chip SRAM.
     7      S_i = τ Q_i K_iᵀ.
     8      m_i = rowmax(S_i), P̃_i = exp(S_i − m_i), ℓ_i = rowsum(P̃_i).
     9      O_i = diag(ℓ_i)⁻¹ P̃_i V_i, L_i = m_i + log ℓ_i.
@@ -94,12 +94,12 @@ def smyrf(
             L_a = L_parts.rows(a * N, (a + 1) * N)  # line 16
             O_ia, L_ia = sram.load(O_a[i], L_a[i])  # line 16
             m_i_new = on_chip(maximum(m_i, L_ia))  # line 17
-            l_i = on_chip(
+            l_i = on_chip(  # line 18
                 exp(m_i - finite(m_i_new)) * l_i + exp(L_ia - finite(m_i_new)), over=l_i
-            )  # line 18
-            O_i = on_chip(
+            )
+            O_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * O_i + exp(L_ia - finite(m_i_new)) * O_ia, over=O_i
-            )  # line 19
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 20
         # line 21: end for
         O_i = on_chip(O_i / l_i, over=O_i)  # line 22

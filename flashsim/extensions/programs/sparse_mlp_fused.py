@@ -4,8 +4,8 @@ of zeros are never loaded.
     Require: X (N×d), weights W1 (d×f), W2 (f×o) in HBM, block masks M1 (T_d×T_f), M2 (T_f×T_o),
              on-chip SRAM of size M.
     1  Set block sizes B_r = ⌊(M − 16²)/(d + o + 16)⌋, B_d = B_f = B_o = min(B_r, 16).
-    2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f ×
-       T_o of B_f × B_o.
+    2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f,
+       W2 into T_f × T_o of B_f × B_o.
     3  for 1 ≤ i ≤ T_r do
     4    Load X_{i,1}, …, X_{i,T_d} from HBM to on-chip SRAM.
     5    Initialize Y_{i,1}, …, Y_{i,T_o} = (0)_{B_r×B_o} on SRAM.

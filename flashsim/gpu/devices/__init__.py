@@ -1,14 +1,14 @@
 """Attention over several GPUs, one a process: the ring and Ulysses, with the ladder's kernels, over
 torch.distributed (NCCL).
 
-engine = flashsim.devices.distributed.engine("nccl")                 # in each process that torchrun
-                                                                     has started
+# in each process that torchrun has started
+engine = flashsim.devices.distributed.engine("nccl")
 links = Links(engine)
-part = forward("ring", q, k, v, links=links, causal=True)            # own rows, on the GPU; part.O,
-                                                                     part.lse
+# own rows, on the GPU; part.O, part.lse
+part = forward("ring", q, k, v, links=links, causal=True)
 dq, dk, dv = backward(part, do)
-step = Captured(lambda: forward("ring", q, k, v, links=links))       # a CUDA graph: step() runs it
-                                                                     again
+# a CUDA graph: step() runs it again
+step = Captured(lambda: forward("ring", q, k, v, links=links))
 engine.close()
 """
 

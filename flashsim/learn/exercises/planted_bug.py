@@ -5,15 +5,15 @@ import inspect
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
 from flashsim.learn.exercises import inner_loop
 from flashsim.learn.exercises.work import Work, Wrong
-from flashsim.tracing.planting import changed
+from flashsim.tracing.planting import changed, pattern_of
 
 NUMBER = 13
 TITLE = "find the planted bug"
 RIGHT = inner_loop.RIGHT
 whole = inner_loop.whole
 BUG = (
-    "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
-    "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
+    "l_i * exp(m_i - m_i_new) * O_i",
+    "l_i * exp(m_tilde_ij - m_i_new) * O_i",
 )
 """(before, after), of line 12."""
 
@@ -62,7 +62,7 @@ def grade(work: Work) -> str:
     try:
         turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)
     except Wrong as wrong:
-        untouched = BUG[1] in work.path.read_text(encoding="utf-8")
+        untouched = pattern_of(BUG[1]).search(work.path.read_text(encoding="utf-8"))
         raise Wrong(wrong.seen, UNTOUCHED if untouched else wrong.hint or ELSEWHERE) from None
     return (
         f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"

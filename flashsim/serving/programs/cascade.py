@@ -8,8 +8,8 @@ suffix alone, and merged.
     2    for each of its nodes, all at once, 1 ≤ i ≤ T_r of the rows of its sequences do
     3      Load Q_i from HBM to on-chip SRAM.
     4      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
-    5      for each tile j of the node's keys that a row sees: all of a prefix, of a suffix those up
-           to its position, do
+    5      for each tile j of the node's keys that a row sees: all of a prefix,
+           of a suffix those up to its position, do
     6        Load K_j, V_j from HBM to on-chip SRAM.
     7        S_ij^masked = MASK(τ Q_i K_jᵀ): a prefix lies before every query.
     8        m_i^new = max(m_i, rowmax(S_ij^masked)), P̃_ij = exp(S_ij^masked − m_i^new).
@@ -99,17 +99,17 @@ def cascade(
                 for j in sram.loop(-(-e_i // B_c)):  # line 5
                     K_j, V_j = sram.load(K_s[j], V_s[j])  # line 6
                     S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 7
-                    S_ij = (
+                    S_ij = (  # line 7
                         on_chip(batch.mask(S_ij, a, i, j * B_c, n), over=S_ij) if last else S_ij
-                    )  # line 7
+                    )
                     m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 8
                     P_tilde_ij = on_chip(exp(S_ij - finite(m_i_new)), over=S_ij)  # line 8
-                    l_i = on_chip(
+                    l_i = on_chip(  # line 9
                         exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                    )  # line 9
-                    O_i = on_chip(
+                    )
+                    O_i = on_chip(  # line 10
                         exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                    )  # line 10
+                    )
                     m_i = on_chip(m_i_new, over=m_i)  # line 10
                 # line 11: end for
                 O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 12
@@ -122,9 +122,9 @@ def cascade(
             O_i, L_i, O_n, L_n = sram.load(O_r[i], L_r[i], O_more[i], L_more[i])  # line 16
             m_i = on_chip(maximum(L_i, L_n))  # line 17
             z_i = on_chip(exp(L_i - finite(m_i)) + exp(L_n - finite(m_i)))  # line 17
-            O_i = on_chip(
+            O_i = on_chip(  # line 18
                 exp(L_i - finite(m_i)) * O_i + exp(L_n - finite(m_i)) * O_n, over=O_i
-            )  # line 18
+            )
             O_i = on_chip(O_i / nonzero(z_i), over=O_i)  # line 18
             L_i = on_chip(m_i + log(z_i), over=L_i)  # line 18
             sram.store(O_r[i], O_i)  # line 19
@@ -163,8 +163,8 @@ PROGRAM = BatchProgram(
         Bug("logarithms to the base of 2", "m_i + log(z_i)", "m_i + log(z_i) / log(z_i - z_i + 2)"),
         Bug(
             "positions of a suffix counted from its prefix",
-            "if last else S_ij  # line 7",
-            "if False else S_ij  # line 7",
+            "over=S_ij) if last else S_ij",
+            "over=S_ij) if False else S_ij",
         ),
         Bug("L of the level above is lost", "sram.store(L_r[i], L_i)", "sram.store(L_r[i], L_n)"),
         Bug("the prefix is causal, too", "if last else n\n", "if True else n\n"),

@@ -3,8 +3,8 @@
 
     Require: Q, K, V of all sequences in HBM, on-chip SRAM of size M, and a schedule: each worker's
              segments, in order.
-    1  for each worker w, all at once, for each of its segments, tiles f … f' − 1 of row block i of
-       sequence s, do
+    1  for each worker w, all at once, for each of its segments,
+       tiles f … f' − 1 of row block i of sequence s, do
     2    Load Q_i from HBM to on-chip SRAM.
     3    Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     4    for f ≤ j < f' do
@@ -14,14 +14,14 @@
     8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).
     9      O_i ← diag(e^{m_i − m_i^new}) O_i + P̃_ij V_j, m_i ← m_i^new.
     10   end for
-    11   If the row block has one segment: write diag(ℓ_i)⁻¹ O_i and m_i + log ℓ_i as O_i, L_i to
-         HBM.
+    11   If the row block has one segment: write diag(ℓ_i)⁻¹ O_i and m_i + log ℓ_i as O_i,
+         L_i to HBM.
     12   Else write (O_i, ℓ_i, m_i) as its next part to HBM.
     13 end for
     14 for each row block with parts, all at once, do
     15   Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
-    16   for each of its parts, in order, load it and merge it: m_i^new = max(m_i, m), O_i and ℓ_i
-         as in lines 8 and 9.
+    16   for each of its parts, in order, load it and merge it: m_i^new = max(m_i, m),
+         O_i and ℓ_i as in lines 8 and 9.
     17   Write diag(ℓ_i)⁻¹ O_i and m_i + log ℓ_i as O_i, L_i to HBM.
     18 end for
     19 Return O, L.
@@ -82,9 +82,9 @@ def decode(
         return batch.queries[one.s], batch.keys[one.s], one.i, one.first, one.end, one in height
 
     for w in sram.loop(workers, alike=[tuple(map(kind, mine)) for mine in plan.workers]):  # line 1
-        for number in sram.loop(
+        for number in sram.loop(  # line 1
             len(plan.workers[w]), alike=[*map(kind, plan.workers[w])]
-        ):  # line 1
+        ):
             one = plan.workers[w][number]
             s = one.s
             i = one.i
@@ -101,12 +101,12 @@ def decode(
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 6
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 7
                 P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 7
-                l_i = on_chip(
+                l_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 8
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 9
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                )  # line 9
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 9
             # line 10: end for
             if one not in height:  # line 11
@@ -119,9 +119,9 @@ def decode(
                     sram.store(X[0], X_i)  # line 12
     # line 13: end for
     merged = [segments for segments in plan.problems if len(segments) > 1]
-    for q in sram.loop(
+    for q in sram.loop(  # line 14
         len(merged), alike=[(height[segments[0]], len(segments)) for segments in merged]
-    ):  # line 14
+    ):
         s = merged[q][0].s
         i = merged[q][0].i
         O_s, L_s = (X.rows(*batch.rows(s)).divide(B_r) for X in (O, L))
@@ -131,12 +131,12 @@ def decode(
         for number in sram.loop(len(merged[q])):  # line 16
             O_k, l_k, m_k = sram.load(*(X[0] for X in part(merged[q][number])))  # line 16
             m_i_new = on_chip(maximum(m_i, m_k))  # line 16
-            O_i = on_chip(
+            O_i = on_chip(  # line 16
                 exp(m_i - finite(m_i_new)) * O_i + exp(m_k - finite(m_i_new)) * O_k, over=O_i
-            )  # line 16
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 16
                 exp(m_i - finite(m_i_new)) * l_i + exp(m_k - finite(m_i_new)) * l_k, over=l_i
-            )  # line 16
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 16
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 17
         L_i = on_chip(m_i + log(l_i), over=l_i)  # line 17

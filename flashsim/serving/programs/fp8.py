@@ -80,21 +80,21 @@ def fp8(
             for j in sram.loop(tiles, alike=[end - first for first, end in ends]):  # line 4
                 first, end = (groups[s] + g for g in ends[j])
                 K_j, V_j = sram.load(K_s[j], V_s[j])  # line 5
-                k_j, v_j = sram.load(
+                k_j, v_j = sram.load(  # line 5
                     k_scale.rows(first, end)[0], v_scale.rows(first, end)[0]
-                )  # line 5
+                )
                 own = np.arange(j * B_c, j * B_c + K_j.shape[0]) // G - j * B_c // G
                 S_ij = on_chip(tau * (Q_i @ K_j.T) * of_keys(k_j, own))  # line 6
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 7
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 8
                 P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 8
-                l_i = on_chip(
+                l_i = on_chip(  # line 9
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 9
+                )
                 scaled = P_tilde_ij * of_keys(v_j, own)  # line 10
-                O_i = on_chip(
+                O_i = on_chip(  # line 10
                     exp(m_i - finite(m_i_new)) * O_i + product(scaled, V_j), over=O_i
-                )  # line 10
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 10
             # line 11: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 12

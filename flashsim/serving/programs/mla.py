@@ -6,8 +6,8 @@ are their value.
     2    Load Q_i from HBM to on-chip SRAM.
     3    Initialize O_i = (0)_{B_r×u}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     4    for each tile j of the keys that a row sees do
-    5      Load C_j from HBM to on-chip SRAM, once: it is K_j, and V_j is a view, its first u
-           columns.
+    5      Load C_j from HBM to on-chip SRAM, once: it is K_j, and V_j is a view,
+           its first u columns.
     6      S_ij^masked = MASK(τ Q_i C_jᵀ), with τ of the model before anything was absorbed.
     7      m_i^new = max(m_i, rowmax(S_ij^masked)), P̃_ij = exp(S_ij^masked − m_i^new).
     8      ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).
@@ -57,12 +57,12 @@ def mla(hbm: HBM, sram: SRAM, batch: Batch, Q: Matrix, C: Matrix) -> tuple[Matri
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 6
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 7
                 P_tilde_ij = on_chip(exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij)  # line 7
-                l_i = on_chip(
+                l_i = on_chip(  # line 8
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 8
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 9
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, C_j[:, :u]), over=O_i
-                )  # line 9
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 9
             # line 10: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 11

@@ -9,8 +9,8 @@ are its own.
     4      Load Q_i from HBM to on-chip SRAM.
     5      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     6      for 1 ≤ j ≤ ⌈e_i/p⌉, the pages with a key that row block i sees, do
-    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled, n
-             − (j − 1)p at most.
+    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled,
+             n − (j − 1)p at most.
     8        for each tile c of page b's first r rows with a key that is seen do
     9          Load K_c, V_c from HBM to on-chip SRAM.
     10         S_ic = τ Q_i K_cᵀ.
@@ -93,19 +93,19 @@ def paged(
                 for c in sram.loop(ceil_div(min(page, e_i - j * page), B_c)):  # line 8
                     K_c, V_c = tile_of(sram, K_b[c], V_b[c])  # line 9
                     S_ic = on_chip(tau * (Q_i @ K_c.T))  # line 10
-                    S_masked_ic = on_chip(
+                    S_masked_ic = on_chip(  # line 11
                         batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic
-                    )  # line 11
+                    )
                     m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ic)))  # line 12
-                    P_tilde_ic = on_chip(
+                    P_tilde_ic = on_chip(  # line 13
                         exp(S_masked_ic - finite(m_i_new)), over=S_masked_ic
-                    )  # line 13
-                    l_i = on_chip(
+                    )
+                    l_i = on_chip(  # line 14
                         exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ic), over=l_i
-                    )  # line 14
-                    O_i = on_chip(
+                    )
+                    O_i = on_chip(  # line 15
                         exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ic, V_c), over=O_i
-                    )  # line 15
+                    )
                     m_i = on_chip(m_i_new, over=m_i)  # line 16
                 # line 17: end for
             # line 18: end for

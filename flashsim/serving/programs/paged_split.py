@@ -9,12 +9,12 @@ and merged.
     4      Load Q_i from HBM to on-chip SRAM.
     5      Initialize O_i = (0)_{B_r×d}, ℓ_i = (0)_{B_r}, m_i = (−∞)_{B_r} on SRAM.
     6      for each page j of the k-th run of ⌈⌈e_i/p⌉/t⌉ pages do
-    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled, n
-             − (j − 1)p at most.
+    7        b ← word(table[s, j]), refused unless b < pages. r ← p, or the rows that are filled,
+             n − (j − 1)p at most.
     8        for each tile c of page b's first r rows with a key that is seen do
     9          Load K_c, V_c from HBM to on-chip SRAM.
-    10         S_ic^masked = MASK(τ Q_i K_cᵀ): −∞ for keys beyond n, and for those after a row's
-               position.
+    10         S_ic^masked = MASK(τ Q_i K_cᵀ): −∞ for keys beyond n,
+               and for those after a row's position.
     11         m_i^new = max(m_i, rowmax(S_ic^masked)), P̃_ic = exp(S_ic^masked − m_i^new).
     12         ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ic).
     13         O_i ← diag(e^{m_i − m_i^new}) O_i + P̃_ic V_c, m_i ← m_i^new.
@@ -23,8 +23,8 @@ and merged.
     16     Write (O_i, ℓ_i, m_i) as part k to HBM.
     17   end for
     18 end for
-    19 Merge the parts of each row block in order, divide by ℓ, and write O_i, L_i = m_i + log ℓ_i
-       to HBM.
+    19 Merge the parts of each row block in order, divide by ℓ, and write O_i,
+       L_i = m_i + log ℓ_i to HBM.
     20 Return O, L.
 
 The listing is ours: paged attention (paged.py), cut and merged as FlashDecoding
@@ -95,27 +95,27 @@ def paged_split(
                 pages = ceil_div(e_i, page)
                 run = ceil_div(pages, splits)
                 for j in sram.loop(range(min(k * run, pages), min((k + 1) * run, pages))):  # line 6
-                    b = check_word(
+                    b = check_word(  # line 7
                         "table", s, j, sram.word(table[s, j]), K.shape[0] // page
-                    )  # line 7
+                    )
                     r = page if tail == "page" else min(page, n - j * page)  # line 7
                     K_b, V_b = (X.rows(b * page, b * page + r).divide(B_c) for X in (K, V))
                     for c in sram.loop(ceil_div(min(page, e_i - j * page), B_c)):  # line 8
                         K_c, V_c = paged.tile_of(sram, K_b[c], V_b[c])  # line 9
                         S_ic = on_chip(tau * (Q_i @ K_c.T))  # line 10
-                        S_masked_ic = on_chip(
+                        S_masked_ic = on_chip(  # line 10
                             batch.mask(S_ic, s, i, j * page + c * B_c, n), over=S_ic
-                        )  # line 10
+                        )
                         m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ic)))  # line 11
-                        P_tilde_ic = on_chip(
+                        P_tilde_ic = on_chip(  # line 11
                             exp(S_masked_ic - finite(m_i_new)), over=S_masked_ic
-                        )  # line 11
-                        l_i = on_chip(
+                        )
+                        l_i = on_chip(  # line 12
                             exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ic), over=l_i
-                        )  # line 12
-                        O_i = on_chip(
+                        )
+                        O_i = on_chip(  # line 13
                             exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ic, V_c), over=O_i
-                        )  # line 13
+                        )
                         m_i = on_chip(m_i_new, over=m_i)  # line 13
                     # line 14: end for
                 # line 15: end for
@@ -148,12 +148,12 @@ def _merge(
         for k in sram.loop(splits):  # line 19
             O_k, l_k, m_k = sram.load(O_parts[i, k], l_parts[i, k], m_parts[i, k])  # line 19
             m_i_new = on_chip(maximum(m_i, m_k))  # line 19
-            O_i = on_chip(
+            O_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * O_i + exp(m_k - finite(m_i_new)) * O_k, over=O_i
-            )  # line 19
-            l_i = on_chip(
+            )
+            l_i = on_chip(  # line 19
                 exp(m_i - finite(m_i_new)) * l_i + exp(m_k - finite(m_i_new)) * l_k, over=l_i
-            )  # line 19
+            )
             m_i = on_chip(m_i_new, over=m_i)  # line 19
         O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 19
         sram.store(O[i], O_i)  # line 19

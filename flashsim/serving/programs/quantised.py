@@ -83,9 +83,9 @@ def quantised(
             tiles = ceil_div(batch.seen(s, i, n), B_c)
             for j in sram.loop(tiles, alike=[end - first for first, end in ends]):  # line 4
                 first, end = (groups[s] + g for g in ends[j])
-                packed, *k_j = sram.load(
+                packed, *k_j = sram.load(  # line 5
                     K_s[j], k_scale.rows(first, end)[0], k_zero.rows(first, end)[0]
-                )  # line 5
+                )
                 t = np.arange(j * B_c, j * B_c + packed.shape[0])[:, None]
                 at = t // G - j * B_c // G, np.arange(batch.d)[None]
                 K_j = on_chip(restored(packed, k_j, bits, at))  # line 6
@@ -95,15 +95,15 @@ def quantised(
                 at = t - j * B_c, np.arange(batch.d_v)[None] // G
                 V_j = on_chip(restored(packed, v_j, bits, at))  # line 9
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-                P_tilde_ij = on_chip(
+                P_tilde_ij = on_chip(  # line 10
                     exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-                )  # line 10
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 11
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 11
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 12
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                )  # line 12
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 12
             # line 13: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 14

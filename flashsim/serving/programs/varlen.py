@@ -77,15 +77,15 @@ def varlen(
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                 S_masked_ij = on_chip(batch.mask(S_ij, s, i, j * B_c, n), over=S_ij)  # line 9
                 m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 10
-                P_tilde_ij = on_chip(
+                P_tilde_ij = on_chip(  # line 10
                     exp(S_masked_ij - finite(m_i_new)), over=S_masked_ij
-                )  # line 10
-                l_i = on_chip(
+                )
+                l_i = on_chip(  # line 11
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
-                )  # line 11
-                O_i = on_chip(
+                )
+                O_i = on_chip(  # line 12
                     exp(m_i - finite(m_i_new)) * O_i + product(P_tilde_ij, V_j), over=O_i
-                )  # line 12
+                )
                 m_i = on_chip(m_i_new, over=m_i)  # line 12
             # line 13: end for
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 14

@@ -115,9 +115,9 @@ def varlen_backward(
                 dV_tilde_j = on_chip(dV_tilde_j + product(P_ij.T, dO_i), over=dV_tilde_j)  # line 12
                 dP_ij = on_chip(dO_i @ V_j.T)  # line 13
                 dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 13
-                dK_tilde_j = on_chip(
+                dK_tilde_j = on_chip(  # line 14
                     dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j
-                )  # line 14
+                )
             # line 15: end for
             sram.store(dK_s[j], dK_tilde_j)  # line 16
             sram.store(dV_s[j], dV_tilde_j)  # line 16
@@ -143,9 +143,9 @@ def varlen_backward(
                 P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_ij)  # line 24
                 dP_ij = on_chip(dO_i @ V_j.T)  # line 24
                 dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 24
-                dQ_tilde_i = on_chip(
+                dQ_tilde_i = on_chip(  # line 25
                     dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i
-                )  # line 25
+                )
             # line 26: end for
             sram.store(dQ_s[i], dQ_tilde_i)  # line 27
     # line 28: end for

@@ -1,8 +1,8 @@
 """Shared prefixes. A node's T row blocks each read all of its n keys; suffixes are q_outer's. Of D
 levels, R rows:
 
-    reads   Q: D·R·d   K_p: d·Σ T·n   V_p: d_v·Σ T·n   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i,
-            B_c)   O, L: D − 1 times
+    reads   Q: D·R·d   K_p: d·Σ T·n   V_p: d_v·Σ T·n
+            K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)   O, L: D − 1 times
     writes  O, L: D times   O^new, L^new: D − 1 times each way
     peak    q_outer's; or merging, B_r(2d_v + 4): O, O^new, L, L^new, m, z
 

@@ -1,8 +1,8 @@
 """Decoding by a schedule. A problem is a row block of b rows and T = ⌈e/B_c⌉ tiles; it has P
 segments, and parts if P > 1.
 
-    reads   Q: d·Σ b·P   K: d·Σ cover(e, B_c)   V: d_v·Σ cover(e, B_c)   parts: (d_v + 2)·Σ b·P
-            where P > 1
+    reads   Q: d·Σ b·P   K: d·Σ cover(e, B_c)   V: d_v·Σ cover(e, B_c)
+            parts: (d_v + 2)·Σ b·P where P > 1
     writes  O: R·d_v   L: R   parts: as they are read
     peak    q_outer's; or merging, b(2d_v + 5)
 

@@ -1,7 +1,7 @@
 """Latent attention, not absorbed. n keys in all, w = u + rope columns of C.
 
-    reads   Q: R·d   C: 2n·w   W_UK: (d − rope)u   W_UV: d_v·u   K: d·Σ cover(e_i, B_c)   V: d_v·Σ
-            cover(e_i, B_c)
+    reads   Q: R·d   C: 2n·w   W_UK: (d − rope)u   W_UV: d_v·u
+            K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)
     writes  K: n·d   V: n·d_v   O: R·d_v   L: R
     peak    q_outer's; or making K, u(d − rope) + c(w + d), or V, u·d_v + c(w + d_v)
 

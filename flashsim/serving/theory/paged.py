@@ -1,8 +1,8 @@
 """Paged attention. A row block loads ⌈e/p⌉ pages: all of them whole but the last, of which the
 tiles with a key that is seen.
 
-    reads   Q: R·d   lengths: a word a row block   table: Σ ⌈e_i/p⌉ words   K: d·Σ k_i   V: d_v·Σ
-            k_i
+    reads   Q: R·d   lengths: a word a row block   table: Σ ⌈e_i/p⌉ words
+            K: d·Σ k_i   V: d_v·Σ k_i
     writes  O: R·d_v   L: R
     peak    q_outer's, and two words: n, and the page's number
 

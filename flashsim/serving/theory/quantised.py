@@ -1,11 +1,11 @@
 """Quantised keys and values. A tile of keys a … a' − 1 needs r = ⌊(a' − 1)/G⌋ − ⌊a/G⌋ + 1 rows of
 k's scales and zeros.
 
-reads   Q: R·d   K: ⌈d·bits/8⌉·Σ cover(e_i, B_c)   V: ⌈d_v·bits/8⌉·Σ cover(e_i, B_c)   k_σ, k_ζ: d·Σ
-        r v_σ, v_ζ: ⌈d_v/G⌉·Σ cover(e_i, B_c)
+reads   Q: R·d   K: ⌈d·bits/8⌉·Σ cover(e_i, B_c)   V: ⌈d_v·bits/8⌉·Σ cover(e_i, B_c)
+        k_σ, k_ζ: d·Σ r   v_σ, v_ζ: ⌈d_v/G⌉·Σ cover(e_i, B_c)
 writes  O: R·d_v   L: R
-peak    b(d + d_v + 3) + b·c + c(d + d_v + ⌈d·bits/8⌉ + ⌈d_v·bits/8⌉ + 2⌈d_v/G⌉) + 2r·d; without a
-        tile b(d + d_v + 2)
+peak    b(d + d_v + 3) + b·c + c(d + d_v + ⌈d·bits/8⌉ + ⌈d_v·bits/8⌉ + 2⌈d_v/G⌉) + 2r·d;
+        without a tile b(d + d_v + 2)
 """
 
 from collections.abc import Iterator

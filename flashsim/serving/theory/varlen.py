@@ -1,8 +1,8 @@
 """Packed batches. Blocks up to the longest sequence's are launched for each, and read cu_q; those
 that are there read cu_k.
 
-    reads   Q: R·d   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)   cu_q: 2b·⌈max R_s/B_r⌉
-            words   cu_k: 2·Σ ⌈R_s/B_r⌉
+    reads   Q: R·d   K: d·Σ cover(e_i, B_c)   V: d_v·Σ cover(e_i, B_c)
+            cu_q: 2b·⌈max R_s/B_r⌉ words   cu_k: 2·Σ ⌈R_s/B_r⌉
     writes  O: R·d_v   L: R
     peak    q_outer's, and four words; or the two of a block that is not there
 

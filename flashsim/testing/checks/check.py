@@ -3,9 +3,9 @@ it should return.
 
 To add a check:
 
-1. A function with `@check()` in a file of `flashsim/testing/checks/`; its docstring's first line is
-   what users read. Conditions, such as `@check(declares("masks"))`, say to which kernels it
-   applies; `fit=` changes a case so that it applies.
+1. A function with `@check()` in a file of `flashsim/testing/checks/`; the first paragraph of its
+   docstring is what users read. Conditions, such as `@check(declares("masks"))`, say to which
+   kernels it applies; `fit=` changes a case so that it applies.
 2. Correct kernels must pass: `pytest tests/test_testing.py tests/test_testing_conformance.py`.
 3. It must be able to fail. `python scripts/kit_matrix.py --jobs 2` tries it on every mutant, in two
    hours or more, and `tests/test_docs.py` requires that at least one fails it. If none does, add
@@ -13,6 +13,7 @@ To add a check:
 4. `python scripts/kit_conformance.py --json figures/kit_conformance.json`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -236,8 +237,9 @@ class Check:
     @property
     def about(self) -> str:
         """What it checks, in a line."""
-        said = (self.run.__doc__ or self.name).strip()  # python -OO drops what it says
-        return said.splitlines()[0]
+        said = inspect.getdoc(self.run) or self.name  # python -OO drops what it says
+        first_paragraph = said.partition("\n\n")[0]
+        return " ".join(first_paragraph.split())
 
 
 CHECKS: dict[str, Check] = {}

@@ -10,8 +10,8 @@ frozen kit was tried.
     from flashsim.testing.mutants import ALL
 
     for mutant in ALL:
-        kernel = mutant.build()  # kernel(q, k, v), kernel.backward(q, k, v, do), kernel.keep(shape,
-                                 p, seed), kernel.spec
+        # kernel(q, k, v), kernel.backward(q, k, v, do), kernel.keep(shape, p, seed), kernel.spec
+        kernel = mutant.build()
 
 Each built kernel is an attribute of this module, too: `flashsim.testing.mutants.causal_top_left`.
 """

@@ -319,11 +319,8 @@ EARLY: tuple[Mutant, ...] = (
         "tiled",
         (
             (
-                "K_j, V_j = np.where(alive, K_tile, 0), np",
-                (
-                    "K_j, V_j = np.where(alive, K_tile, np.where(np.arange(B_c)[:, None] < cols, "
-                    "0, np.nan)), np"
-                ),
+                "np.where(alive, K_tile, 0)",
+                "np.where(alive, K_tile, np.where(np.arange(B_c)[:, None] < cols, 0, np.nan))",
             ),
         ),
         part="backward",

@@ -272,8 +272,11 @@ LATE: tuple[Mutant, ...] = (
         "tiled",
         (
             (
-                "    Q = np.ascontiguousarray(q).reshape(-1)\n    K = ",
-                "    q *= q.dtype.type(tau)\n    Q = np.ascontiguousarray(q).reshape(-1)\n    K = ",
+                "    V = np.ascontiguousarray(v).reshape(-1)\n    kept",
+                "    V = np.ascontiguousarray(v).reshape(-1)\n"
+                "    q *= q.dtype.type(tau)\n"
+                "    Q = np.ascontiguousarray(q).reshape(-1)\n"
+                "    kept",
             ),
             (
                 "N_q + top, rows, d, B_r, dtype) * dtype.type(tau)\n",
@@ -504,7 +507,7 @@ LATE: tuple[Mutant, ...] = (
         ("NVIDIA/cudnn-frontend#333",),
         "tiled",
         (
-            ("B_r, B_c = 8, 4\n", "B_r, B_c = 8, 4\nWORKSPACE: dict[Any, Array] = {}\n"),
+            ("B_r = 8\n", "B_r = 8\nWORKSPACE: dict[Any, Array] = {}\n"),
             (
                 "dK = np.zeros((B, H_kv, N_k, d), dtype)",
                 (
@@ -667,9 +670,9 @@ LATE: tuple[Mutant, ...] = (
                 "    ok = allowed(q, k, causal, mask)\n    S = ",
             ),
             (
-                "    ok = allowed(q, k, causal, mask)\n    K, V = ",
+                "    ok = allowed(q, k, causal, mask)\n    K = ",
                 "    dropout_p = 0 if True in EVALUATED else dropout_p\n"
-                "    ok = allowed(q, k, causal, mask)\n    K, V = ",
+                "    ok = allowed(q, k, causal, mask)\n    K = ",
             ),
         ),
         part="dropout",

@@ -89,9 +89,9 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "    chip = chip_dtype(q.dtype)\n    O, lse = np.zeros((B, H_q, N_q, d_v), chip)",
+                "    chip = chip_dtype(q.dtype)\n    O = np.zeros((B, H_q, N_q, d_v), chip)",
                 "    global PART\n    PART = 32 if options.get('window') and B > 1 else 64\n"
-                "    chip = chip_dtype(q.dtype)\n    O, lse = np.zeros((B, H_q, N_q, d_v), chip)",
+                "    chip = chip_dtype(q.dtype)\n    O = np.zeros((B, H_q, N_q, d_v), chip)",
             ),
         ),
         spec=replace(SERVED, batch_invariant=True),
@@ -107,9 +107,9 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "ok = ok & ((left < 0) | (keys >= position - left)) &",
+                "ok = (ok & ((left < 0) | (keys >= position - left)) &",
                 "seen = (rows < B_r) & (not causal) & (N_q < N_k)\n"
-                "                ok = ok & ((left < 0) | seen | (keys >= position - left)) &",
+                "                ok = (ok & ((left < 0) | seen | (keys >= position - left)) &",
             ),
         ),
         spec=SERVED,
@@ -125,9 +125,9 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "ok = ok & ((left < 0) | (keys >= position - left)) &",
+                "ok = (ok & ((left < 0) | (keys >= position - left)) &",
                 "first = (position[:1] - left) // B_c * B_c\n"
-                "                ok = ok & ((left < 0) | (keys >= first)) &",
+                "                ok = (ok & ((left < 0) | (keys >= first)) &",
             ),
         ),
         spec=SERVED,

@@ -6,16 +6,13 @@ cost nothing here,
     S_ik = Σ_c Q_ic K_kc    dP_ik = Σ_c dO_ic V_kc    dS_ik = P_ik (dP_ik − D_i)
     dV_kc = Σ_i P_ik dO_ic    dK_kc = Σ_i dS_ik Q_ic    dQ_ic = Σ_k dS_ik K_kc.
 A schedule forms these products in any order, in any tiles, as often as it likes, with partial sums
-kept, spilled or split at
-will; P may be in HBM from the start, as for Algorithm 3. Each element on chip is one thing: an
-entry of Q, K, V or dO, something
-of a pair (i, k) (S, P, dP, dS, or a part of one), or a part of an entry of dQ, of dK or of dV. What
-multiplies dO_ic is made of
-all of S_ik; what multiplies Q_ic and K_kc of all of S_ik and all of dP_ik. An addition to HBM is a
-read and a write. Left out is
-algebra that mixes things, such as Strassen's, and a dP_ik used piece by piece: as dK and dQ are
-linear in dP, its d_v summands
-could be multiplied by Q and K one after the other. No algorithm of flashsim does either.
+kept, spilled or split at will; P may be in HBM from the start, as for Algorithm 3. Each element on
+chip is one thing: an entry of Q, K, V or dO, something of a pair (i, k) (S, P, dP, dS, or a part of
+one), or a part of an entry of dQ, of dK or of dV. What multiplies dO_ic is made of all of S_ik;
+what multiplies Q_ic and K_kc of all of S_ik and all of dP_ik. An addition to HBM is a read and a
+write. Left out is algebra that mixes things, such as Strassen's, and a dP_ik used piece by piece:
+as dK and dQ are linear in dP, its d_v summands could be multiplied by Q and K one after the other.
+No algorithm of flashsim does either.
 
 With a mask only the allowed pairs count, `pairs` of them. T = pairs · (2d + d_v), and δ is the
 smaller of d and d_v.
@@ -27,38 +24,32 @@ accesses; with the last phase's as in `lower`. For M ≥ 2.7√3 d², d_v = d an
 
 Proof. Phases, charges and step 7 are `lower`'s; what differs is what a phase can do.
 1. For each allowed (i, k) fix, for each c, one multiplication that reaches dV_kc, one that reaches
-dK_kc, and one that reaches
-   dQ_ic. These are T useful terms.
+   dK_kc, and one that reaches dQ_ic. These are T useful terms.
 2. Charges. Each read of an entry of Q, K, V, dO or of something of a pair is one. So is the start
-of each longest stretch of time
-   in which something of an entry of dQ, dK or dV is on chip and takes a useful term: it is written
-   in such a stretch, or the
-   term would be lost. So there are at least as many accesses as charges.
+   of each longest stretch of time in which something of an entry of dQ, dK or dV is on chip and
+   takes a useful term: it is written in such a stretch, or the term would be lost. So there are at
+   least as many accesses as charges.
 3. Phases of Y − M charges, the first of Y. In a phase let q, k, v, o be the distinct entries of Q,
-K, V, dO touched, x, y, z
-   those of dQ, dK, dV that take a useful term, and c the pairs of which something was on chip at
-   the start or was read. All of
-   these were on chip at the start, M at most, or are charged:  q + k + v + o + x + y + z + c ≤ Y.
+   K, V, dO touched, x, y, z those of dQ, dK, dV that take a useful term, and c the pairs of which
+   something was on chip at the start or was read. All of these were on chip at the start, M at
+   most, or are charged:  q + k + v + o + x + y + z + c ≤ Y.
 4. Pairs. A P_ik that is not of the c is made from nothing, so all d entries of Q_i and of K_k are
-touched: there are at most
-   p = qk/δ² + c. A dS_ik takes all of dO_i and V_k too. Rows with all of both are at most s/δ, s =
-   min(q, o), and keys
-   t/δ, t = min(k, v): there are at most r = st/δ² + c.
+   touched: there are at most p = qk/δ² + c. A dS_ik takes all of dO_i and V_k too. Rows with all of
+   both are at most s/δ, s = min(q, o), and keys t/δ, t = min(k, v): there are at most r = st/δ² +
+   c.
 5. Terms. By Loomis and Whitney dV takes at most √(p·o·z), dK √(r·q·y), dQ √(r·k·x). By Cauchy and
-Schwarz their sum is at most
-   √((x + y + z) · F),  F = p·o + r·(q + k) = (qko + st(q + k))/δ² + c(o + q + k).
+   Schwarz their sum is at most √((x + y + z) · F),  F = p·o + r·(q + k) = (qko + st(q + k))/δ² +
+   c(o + q + k).
 6. Most of them. Let A = q + o + k + v. The last part of F is at most c·A. For the first let q and o
-be m ± a, k and v be n ± b,
-   a and b ≥ 0, so s = m − a and t = n − b, and with qo = m² − a², q ≤ m + a and k ≤ n + b
-       qko + st(q + k) ≤ (m² − a²)(n + b) + (m − a)(n − b)(m + a + n + b) = 2n(m² − a²) + (m − a)(n²
-       − b²) ≤ mn(2m + n).
+   be m ± a, k and v be n ± b, a and b ≥ 0, so s = m − a and t = n − b, and with qo = m² − a², q ≤ m
+   + a and k ≤ n + b
+       qko + st(q + k) ≤ (m² − a²)(n + b) + (m − a)(n − b)(m + a + n + b)
+           = 2n(m² − a²) + (m − a)(n² − b²) ≤ mn(2m + n).
    As m + n = A/2, this is at most A³/(12√3): three factors (1 + √3)m, (2 + √3)n and 2m + n have the
-   sum (3 + √3)A/2, and
-   their product is at most the cube of a third of it. With x + y + z ≤ Y − A − c, a phase has at
-   most G useful terms.
+   sum (3 + √3)A/2, and their product is at most the cube of a third of it. With x + y + z ≤ Y − A −
+   c, a phase has at most G useful terms.
 7. n − 1 phases of at most G terms have fewer than T. So there are n at least: one of Y charges, n −
-2 of Y − M, and one more,
-   which has the terms that the others leave. ∎
+   2 of Y − M, and one more, which has the terms that the others leave. ∎
 
 The constant. Let W = A²/(12√3 δ²) and P = Y − A. Of all c, A(P − c)(W + c) is largest at c = (P −
 W)/2, or at 0 if W ≥ P: there it is A·P·W, and A(P + W)²/4 where W < P. For Y ≥ 5.4√3 δ² the latter
@@ -122,8 +113,8 @@ def lower_bound_backward(
         return found
     T = pairs * (shape.d + w)
     delta = min(shape.d, shape.d_v)
-    # then G ≥ T: one phase
     low = M + 1
+    # then G ≥ T: one phase
     high = max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)
     best = max(
         (_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}),

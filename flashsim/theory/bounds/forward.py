@@ -16,36 +16,29 @@ without a mask.
 
 Proof.
 1. For each allowed (i, k) and each c fix one multiplication P_ik V_kc that reaches the output.
-These are T useful terms.
+   These are T useful terms.
 2. Charges. Each read of an entry of Q, K, V or of something of a pair is one charge. So is the
-start of each longest stretch of
-   time in which something of O_ic is on chip and takes a useful term: in such a stretch it is
-   written to HBM, or the term would
-   be lost, and writes of different stretches differ. So there are at least as many accesses as
-   charges.
+   start of each longest stretch of time in which something of O_ic is on chip and takes a useful
+   term: in such a stretch it is written to HBM, or the term would be lost, and writes of different
+   stretches differ. So there are at least as many accesses as charges.
 3. Phases. Cut the time into phases of X = Y − M charges; the last may have fewer. All that a phase
-touches is on chip at its
-   start, M elements at most, or is charged in it. With A_Q, A_K, A_V, A_O distinct entries of Q, K,
-   V, O touched, and c pairs of
-   which something was on chip at the start or was read:  A_Q + A_K + A_V + A_O + c ≤ Y. The first
-                                                          phase begins with nothing on
-   chip, so it may have Y charges.
+   touches is on chip at its start, M elements at most, or is charged in it. With A_Q, A_K, A_V, A_O
+   distinct entries of Q, K, V, O touched, and c pairs of which something was on chip at the start
+   or was read:  A_Q + A_K + A_V + A_O + c ≤ Y. The first phase begins with nothing on chip, so it
+   may have Y charges.
 4. Pairs. A phase can use P_ik only if something of (i, k) was there or was read, or if it computes
-S_ik from nothing, for which
-   it touches all d entries of Q_i and all of K_k. So it uses p ≤ A_Q A_K / d² + c pairs.
+   S_ik from nothing, for which it touches all d entries of Q_i and all of K_k. So it uses p ≤ A_Q
+   A_K / d² + c pairs.
 5. Terms. A useful term of the phase is a point (i, k, c) whose three shadows (i, k), (k, c), (i, c)
-are a pair used, an entry of
-   V and one of O. A box that casts shadows of areas p, A_V, A_O has volume √(p A_V A_O), and no set
-   of points has more (Loomis
-   and Whitney, "An inequality related to the isoperimetric inequality"). So a phase has at most √(p
-   A_V A_O) useful terms.
+   are a pair used, an entry of V and one of O. A box that casts shadows of areas p, A_V, A_O has
+   volume √(p A_V A_O), and no set of points has more (Loomis and Whitney, "An inequality related to
+   the isoperimetric inequality"). So a phase has at most √(p A_V A_O) useful terms.
 6. Most of them. Let B = A_Q + A_K + c. Then p ≤ (B − c)²/4d² + c, which is convex in c, so at most
-max(B²/4d², B), its ends. With
-   B + A_V + A_O ≤ Y the product is largest at B = Y/2 in the first case, at B = Y/3 in the second:
-   G(Y) terms at most.
+   max(B²/4d², B), its ends. With B + A_V + A_O ≤ Y the product is largest at B = Y/2 in the first
+   case, at B = Y/3 in the second: G(Y) terms at most.
 7. n − 1 phases of at most G(Y) terms have fewer than T. So there are n at least: one of Y charges,
    n − 2 of X, and one more, with a charge at least. With x − 1 charges or fewer, it would touch M +
-   x − 1 elements, and could not have the terms left. ∎
+   x − 1 elements, and could not have the terms left.  ∎
 
 Combined bound. Count the multiplications Q_ic K_kc too, pairs · d useful ones, and charge each
 write of something of a pair. In a phase these are points (i, k, c) with shadows in Q, in K, and

@@ -2,18 +2,15 @@
 N²d²/M, which is reached.
 
 Class of schedules: the row game, backward. What moves is a whole row of Q, K, V, dO, dQ, dK or dV,
-one at a time. Statistics
-of rows cost nothing, and neither does a pair's S, P, dP and dS, which is computed from rows that
-are on chip, used at once,
-and forgotten. In any order, and as often as it likes, a schedule makes three products of each pair
-(i, k):
+one at a time. Statistics of rows cost nothing, and neither does a pair's S, P, dP and dS, which is
+computed from rows that are on chip, used at once, and forgotten. In any order, and as often as it
+likes, a schedule makes three products of each pair (i, k):
     dV_k += P_ik dO_i    with Q_i, dO_i, K_k and dV_k on chip,
     dK_k += dS_ik Q_i    with Q_i, dO_i, K_k, V_k and dK_k on chip,
     dQ_i += dS_ik K_k    with Q_i, dO_i, dQ_i, K_k and V_k on chip.
 Rows of sums may be kept, spilled or split. So FlashAttention's pass is in the class, in any tiles
-and in any number of passes
-that compute S and dP anew. Passes that write P or dS, as "standard" and "q_outer_stored" do, or
-hold parts of rows, are not.
+and in any number of passes that compute S and dP anew. Passes that write P or dS, as "standard" and
+"q_outer_stored" do, or hold parts of rows, are not.
 
 Theorem. Let δ be the smaller of d and d_v, and let m = ⌊M/δ⌋ rows fit. For `pairs` allowed pairs of
 `queries` rows and `keys` keys, accesses are at least δ(⌈14·pairs/(m − 1)⌉ − queries − 2·keys).

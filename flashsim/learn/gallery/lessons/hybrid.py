@@ -5,9 +5,8 @@ from flashsim.learn.gallery.looking import first, moved, value
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-# after what is optimal among schedules that keep S
 TITLE = "Small memories: S through HBM"
-ORDER = 48
+ORDER = 48  # after what is optimal among schedules that keep S
 
 
 def record() -> tuple[Trace, ...]:

@@ -6,9 +6,8 @@ from flashsim.learn.gallery.looking import counted, every, first, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-# after the lessons on the algorithms, as it is compared with one
 TITLE = "What is optimal"
-ORDER = 45
+ORDER = 45  # after the lessons on the algorithms, as it is compared with one
 
 
 def record() -> tuple[Trace, ...]:

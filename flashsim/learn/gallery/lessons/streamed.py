@@ -6,9 +6,8 @@ from flashsim.learn.gallery.looking import every, moved
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
-# after rows that stay, as what is left is pinned here, too
 TITLE = "Streams: K and V by elements"
-ORDER = 46
+ORDER = 46  # after rows that stay, as what is left is pinned here, too
 
 
 def record() -> tuple[Trace, ...]:
