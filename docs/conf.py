@@ -6,7 +6,7 @@ repository.
 
 To add a page:
 
-1. `docs/x.md`, whose title is a question. `pytest tests/test_docs.py -k x` runs its Python
+1. `docs/x.md`, whose title is a question. `pytest tests/house/test_docs.py -k x` runs its Python
    sessions, and compares what commands in `console` blocks (`$ flashsim …`) print. It checks that
    the options of other commands exist, and that links lead somewhere.
 2. Its question in README's table, and its place in `SECTIONS`, without which the build fails. A

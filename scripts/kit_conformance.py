@@ -7,7 +7,7 @@ PyTorch's, JAX's and Triton's.
     python scripts/kit_conformance.py --only flash torch_sdpa --examples 200
 
 A kit that finds bugs must also find none where there are none. Each attention of
-tests/implementations.py is checked with `flashsim.testing.check_attention` against what it
+tests/helpers/implementations.py is checked with `flashsim.testing.check_attention` against what it
 declares, in a process of its own with every library on one thread. Interpreters are slow, and are
 given a tenth of the examples. Those whose package is missing are left out, and named.
 
@@ -50,7 +50,7 @@ sys.path.insert(0, str(ROOT))
 from flashsim.cli.values import seed, whole  # noqa: E402
 from flashsim.support.entry import run_script  # noqa: E402
 from flashsim.support.files import check_target, read_record, write_whole  # noqa: E402
-from tests.implementations import IMPLEMENTATIONS  # noqa: E402
+from tests.helpers.implementations import IMPLEMENTATIONS  # noqa: E402
 
 Record = dict[str, Any]
 

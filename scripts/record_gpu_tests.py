@@ -23,9 +23,9 @@ from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 USUAL = tuple(
-    f"tests/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving", "_delays")
+    f"tests/gpu/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving", "_delays")
 )
-SOAK = ("-m", "slow", "tests/test_gpu_soak.py", "-k")
+SOAK = ("-m", "slow", "tests/gpu/test_gpu_soak.py", "-k")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--processes", type=int, default=8, help="how many run tests at once. Default: 8"
     )
     parser.add_argument(
-        "--soak", action="store_true", help="tests/test_gpu_soak.py in place of the usual tests"
+        "--soak", action="store_true", help="tests/gpu/test_gpu_soak.py in place of the usual tests"
     )
     parser.add_argument(
         "-o", "--output", type=Path, help="Default: figures/gpu_tests.json, or gpu_soak.json"

@@ -1,7 +1,7 @@
 """Shared by all tests: Hypothesis settings, a BLAS thread a process, how long the fuzzers run, a
 browser.
 
-`pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
+`pytest tests/simulate/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
 `@settings(settings.get_profile("fuzz"))`. `pytest -m slow --part 2/16` runs a sixteenth of the slow
 tests, as .ci/run does; and of the tests of each group that take `turns`, likewise, but at least one
 of each group. A test in a browser that has parameters is such a group.

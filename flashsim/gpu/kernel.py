@@ -6,9 +6,9 @@ To add a rung:
 1. `flashsim/gpu/kernels/x.cu`, and `flashsim/gpu/x.py`, which launches it and ends in `KERNEL =
    Kernel(…)`. It may share the headers `scalar.cuh`, `mma.cuh` and `hopper.cuh`.
 2. Install the extras `test` and `gpu`, also without a GPU. Then `pytest -k x
-   tests/test_gpu_compile.py` compiles it for every architecture; without CuPy or NVRTC it skips.
-   With `nvidia-cuda-nvdisasm` it also looks in the SASS for exponentials that the compiler moved.
-   On a GPU, run `pytest tests/test_gpu.py`, whose tests range over the ladder.
+   tests/gpu/test_gpu_compile.py` compiles it for every architecture; without CuPy or NVRTC it
+   skips. With `nvidia-cuda-nvdisasm` it also looks in the SASS for exponentials that the compiler
+   moved. On a GPU, run `pytest tests/gpu/test_gpu.py`, whose tests range over the ladder.
 3. On a GPU: `flashsim bench --json figures/gpu_bench.json`, then `python scripts/gpu_figures.py`,
    `python scripts/docs_tables.py`, and for Hopper's kernels `python scripts/header_tables.py`.
 4. Has a change made a kernel slower? On a GPU, `python scripts/research/bench_against.py` times it

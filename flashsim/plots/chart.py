@@ -9,7 +9,7 @@ To add a figure:
 2. `flashsim plot x -o figures/x` with these arguments, and look at the picture. Commit its JSON,
    from which the site draws it again. Commit the PNG only if README or a page shows it; else add
    its name to `.gitignore`.
-3. `tests/test_plots.py`: its numbers against counts, and what the picture shows.
+3. `tests/plots/test_plots.py`: its numbers against counts, and what the picture shows.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ To add one:
    at the end `PROGRAM = BatchProgram(…)`, with `bugs=` that tests plant.
 2. `flashsim/serving/theory/x.py`: `FORM = BatchForm(…)`, what each array moves, and the exact
    peak.
-3. A function that users call, in a module of `flashsim/serving/`. In `tests/ragged.py`, a function
-   that draws a batch for it, and the expected results. `tests/test_serving.py` finds all else:
-   numbers, counts, the peak, labels, bugs.
+3. A function that users call, in a module of `flashsim/serving/`. In `tests/helpers/ragged.py`, a
+   function that draws a batch for it, and the expected results. `tests/serving/test_serving.py`
+   finds all else: numbers, counts, the peak, labels, bugs.
 """
 
 from __future__ import annotations

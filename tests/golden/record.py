@@ -38,7 +38,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import COMMANDS
 from flashsim.learn.gallery.lessons import pages
 from flashsim.plots import FIGURES
-from tests import ragged
+from tests.helpers import ragged
 
 FOLDER = Path(__file__).parent
 DIGEST = re.compile(r"#[0-9a-f]{16}")

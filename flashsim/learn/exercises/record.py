@@ -6,7 +6,7 @@ To add an exercise:
    (at most a screen of 80 columns), hints, `grade`, which raises `Wrong`, and typical mistakes,
    each with the numbers that it leads to.
 2. A solution in `scripts/exercise_solutions.py`, and at least two mistakes with their hints in
-   `tests/exercise_solutions.py`.
+   `tests/helpers/exercise_solutions.py`.
 3. Its line in `docs/exercises.md`.
 """
 

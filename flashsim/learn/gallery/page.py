@@ -9,10 +9,10 @@ To add a lesson:
 2. The text has at least 80 words, at least three moments, each at another step, and at least one
    question, which has at least two choices and is not at the first step. A run has at most 2,000
    steps.
-3. `holds` in `tests/test_gallery.py` tests the events of its moments, which are words. Add a new
-   kind of event there and in `looking.py`, with which lessons find their steps.
-4. `flashsim lessons x --open`, to look at the page, and `pytest tests/test_gallery.py`. Of the
-   other pages only `index.html` changes, because only the index knows the order.
+3. `holds` in `tests/learn/test_gallery.py` tests the events of its moments, which are words. Add a
+   new kind of event there and in `looking.py`, with which lessons find their steps.
+4. `flashsim lessons x --open`, to look at the page, and `pytest tests/learn/test_gallery.py`. Of
+   the other pages only `index.html` changes, because only the index knows the order.
 """
 
 import ast

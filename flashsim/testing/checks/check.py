@@ -6,10 +6,11 @@ To add a check:
 1. A function with `@check()` in a file of `flashsim/testing/checks/`; the first paragraph of its
    docstring is what users read. Conditions, such as `@check(declares("masks"))`, say to which
    kernels it applies; `fit=` changes a case so that it applies.
-2. Correct kernels must pass: `pytest tests/test_testing.py tests/test_testing_conformance.py`.
+2. Correct kernels must pass: `pytest tests/testing/test_testing.py
+   tests/testing/test_testing_conformance.py`.
 3. It must be able to fail. `python scripts/kit_matrix.py --jobs 2` tries it on every mutant, in two
-   hours or more, and `tests/test_docs.py` requires that at least one fails it. If none does, add
-   one in `flashsim/testing/mutants/`, with the public thread of a bug like it.
+   hours or more, and `tests/house/test_docs.py` requires that at least one fails it. If none does,
+   add one in `flashsim/testing/mutants/`, with the public thread of a bug like it.
 4. `python scripts/kit_conformance.py --json figures/kit_conformance.json`.
 """
 

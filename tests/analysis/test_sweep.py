@@ -1,0 +1,712 @@
+"""Sweeps: rows that equal counts, points that make no sense, tables in and out, what is
+cross-checked, questions answered.
+"""
+
+import csv
+import importlib
+import io
+import itertools
+import json
+import math
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.analysis.sweeping import Disagreement, Sweep, answers, points, rows, running
+from flashsim.analysis.sweeping.columns import meaning
+from flashsim.attention.masks import patterns
+from flashsim.cli import main
+from tests.helpers.own import FORM, TWO_SWEEPS, two_sweeps
+
+SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
+
+
+def keys(sweep: Sweep, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in sweep]
+
+
+# --------------------------------------------------------------------------------------------------
+# the points
+
+
+def test_rows_are_what_is_counted() -> None:
+    """Each by `flashsim.count` itself, in every column; a row has no counts where a count is an
+    error, and else has.
+    """
+    options: dict[str, Any] = {
+        "blocks": [None, (5, 3)],
+        "causal": [False, True],
+        "direction": ["forward", "backward"],
+    }
+    found = flashsim.sweep(["flash", "q_outer", "standard"], **SMALL, **options, check=0)
+    every = itertools.product(["flash", "q_outer", "standard"], *options.values(), *SMALL.values())
+    assert len(found) == len(list(every)) == 3 * 2 * 2 * 2 * 8
+    for row in found:
+        given = {name: row[name] for name in ("N", "d", "M", "causal", "direction")}
+        blocks = None if row["blocks"] is None else (5, 3)
+        try:
+            tally = flashsim.count(row["algorithm"], **given, blocks=blocks)
+        except (ValueError, flashsim.SramOverflow):
+            assert (row["accesses_elements"], row["status"] == "ok") == (None, False)
+            assert row["reason"]
+            continue
+        hbm = tally.hbm
+        B = tally.blocks
+        assert row["status"] == "ok"
+        assert [
+            row[f"{name}_elements"]
+            for name in ("reads", "writes", "init_writes", "accesses", "extra", "peak")
+        ] == [hbm.reads, hbm.writes, hbm.init_writes, hbm.accesses, hbm.extra, tally.sram.peak]
+        assert (row["traffic_bytes"], row["matmul_flops"]) == (hbm.bytes, tally.flops.matmul)
+        assert (row["B_r"], row["B_c"], row["T_r"], row["T_c"]) == (B.B_r, B.B_c, B.T_r, B.T_c)
+        assert {
+            name: (row[f"{name}_reads_elements"], row[f"{name}_writes_elements"])
+            for name in hbm.by_array
+        } == {name: (a.reads, a.writes) for name, a in hbm.by_array.items()}
+    assert {status for (status,) in keys(found, "status")} == {"ok", "does not fit"}
+
+
+def test_formulas_stand_beside_the_counts() -> None:
+    ways = ["forward", "backward"]
+    forward, backward = flashsim.sweep(
+        "flash", N=64, d=8, M=200, heads=4, kv_heads=2, direction=ways
+    )
+    assert forward["compulsory_elements"] == 4 * (64 * 8 + 64 * 8) + 2 * (64 * 8 + 64 * 8)
+    assert backward["compulsory_elements"] == 4 * 3 * 64 * 8 + 2 * 4 * 64 * 8
+    assert (
+        forward["over_compulsory"] == forward["accesses_elements"] / forward["compulsory_elements"]
+    )
+    assert forward["theta_elements"] == 4 * theory.theorem_2_flash(64, 8, 200)
+    assert forward["intensity_flops_per_byte"] == forward["matmul_flops"] / forward["traffic_bytes"]
+    (standard,) = flashsim.sweep("standard", N=64, d=8, M=200)
+    assert standard["theta_elements"] == 64 * 8 + 64 * 64
+    (wide,) = flashsim.sweep("flash", N=64, d=8, d_v=4, M=200)
+    assert wide["theta_elements"] is None
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: str) -> None:
+    records = FORWARD if direction == "forward" else BACKWARD
+    quadratic = [
+        "flash",
+        "q_outer",
+        *(["flash_basic"] if direction == "forward" else ["q_outer_two_pass", "q_outer_streamed"]),
+    ]
+    found = flashsim.sweep([*records], N=64, d=8, M=200, direction=direction)
+    said = {row["algorithm"]: row["theta_elements"] for row in found}
+    wanted = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
+    wanted |= {
+        "standard": theory.theorem_2_standard(64, 8),
+        "small_cache": theory.theorem_saha_ye(64, 8, 200),
+    }
+    assert {name: said[name] for name in wanted} == wanted
+    for name, theta in said.items():
+        assert (theta is None) == (
+            theory.form_of(records[name].forward_pass, "forward").theta is None
+        ), name
+    assert all(said.get(name) is None for name in ("snake", "block_sparse", "sliding_window"))
+
+
+def test_one_value_or_many() -> None:
+    arrays = flashsim.sweep(
+        "flash", N=np.array([8, 16]), d=np.int64(4), blocks=np.array([[4, 4], [8, 8]])
+    )
+    lists = flashsim.sweep(["flash"], N=range(8, 17, 8), d=[4], blocks=((4, 4), (8, 8)))
+    assert list(arrays) == list(lists)
+    assert keys(lists, "blocks", "N") == [("4 × 4", 8), ("4 × 4", 16), ("8 × 8", 8), ("8 × 8", 16)]
+    for one in ((4, 2), [4, 2], [(4, 2)], np.array([4, 2])):
+        assert keys(flashsim.sweep(N=8, d=4, blocks=one), "B_r", "B_c") == [(4, 2)]
+    assert keys(flashsim.sweep(N=iter([8]), d={4}, causal=(True, False)), "causal") == [
+        (True,),
+        (False,),
+    ]
+    windows = flashsim.sweep("sliding_window", N=64, d=4, M=200, window=[4, (4, 4)])
+    assert keys(windows, "window", "status") == [(4, "ok"), ("(4, 4)", "ok")]
+    assert keys(flashsim.sweep("sliding_window", N=64, d=4, M=200, window=(4, 4)), "window") == [
+        ("(4, 4)",)
+    ]
+    mask = np.ones((8, 8), bool)
+    assert keys(flashsim.sweep(N=8, d=4, mask=mask), "mask") == [("array of shape (8, 8)",)]
+    assert len(flashsim.sweep(N=8, d=4, mask=[flashsim.Causal(), mask, None])) == 3
+
+
+def test_what_exceeds_M_is_counted_where_that_is_asked_for() -> None:
+    refused, counted = flashsim.sweep(
+        "flash", N=64, d=8, M=100, blocks=(16, 16), enforce=[True, False]
+    )
+    assert (refused["status"], counted["status"], counted["checked"]) == (
+        "does not fit",
+        "ok",
+        True,
+    )
+    want = flashsim.count("flash", N=64, d=8, M=100, blocks=(16, 16), enforce=False)
+    assert counted["accesses_elements"] == want.hbm.accesses
+    assert counted["peak_over_M"] > 1
+
+
+def test_an_option_is_varied_for_those_that_have_it() -> None:
+    found = flashsim.sweep(["flash", "split_kv"], N=[8, 16], d=4, splits=[1, 2])
+    assert keys(found, "algorithm", "splits", "N") == [
+        ("flash", None, 8),
+        ("flash", None, 16),
+        ("split_kv", 1, 8),
+        ("split_kv", 1, 16),
+        ("split_kv", 2, 8),
+        ("split_kv", 2, 16),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "reason"),
+    [
+        ("flash", {"N": 0}, "N is 0; expected at least 1"),
+        ("flash", {"N": 2.5}, "N is 2.5; expected a whole number"),
+        ("flash", {"d": "many"}, "d is 'many'; expected a whole number"),
+        (
+            "flash",
+            {"d": 128, "M": 100, "sizing": "paper"},
+            "M = 100 elements is too small: the paper takes M ≥ d",
+        ),
+        (
+            "flash",
+            {"d": 128, "M": 100},
+            "blocks of 1 × 1, the smallest, take 519 elements of SRAM, 419 more than M = 100",
+        ),
+        (
+            "flash",
+            {"M": 60, "sizing": "fit", "d": 64},
+            "blocks of 1 × 1, the smallest, take 263 elements of SRAM",
+        ),
+        (
+            "flash",
+            {"blocks": (64, 100), "M": 25_600, "d": 64, "N": 1024},
+            "2,176 more than M = 25,600",
+        ),
+        ("flash", {"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
+        ("flash", {"direction": "sideways"}, "direction is 'sideways'"),
+        ("flash_basic", {"direction": "backward"}, "'flash_basic' has no backward pass here"),
+        ("flash_basic", {"causal": True}, "'flash_basic' has neither mask nor dropout"),
+        ("block_sparse", {"block_mask": np.ones((3, 3), bool)}, "block_mask has shape (3, 3)"),
+    ],
+)
+def test_a_point_that_makes_no_sense_is_a_row_with_the_reason(
+    what: str, options: dict[str, Any], reason: str
+) -> None:
+    arguments = {"N": 16, "d": 4, **options}
+    found = flashsim.sweep([what, "memory_efficient"], **arguments)
+    row = found[0]
+    assert reason in row["reason"]
+    assert row["status"] in ("refused", "does not fit")
+    assert row["accesses_elements"] is None
+    with pytest.raises((ValueError, flashsim.SramOverflow)):
+        flashsim.count(what, **arguments)
+    assert found.refused[0]["algorithm"] == what
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"algorithms": "flsh"}, ValueError, "unknown algorithm 'flsh'"),
+        ({"algorithms": []}, ValueError, r"algorithms is \[\]; expected at least one value"),
+        ({"N": []}, ValueError, r"N is \[\]; expected at least one value"),
+        ({"N": None}, ValueError, "a length is missing"),
+        ({"d": None}, ValueError, "d is missing"),
+        ({"widnow": 3}, TypeError, "sweep takes no argument 'widnow'; did you mean 'window'"),
+        ({"splits": [1, 2]}, ValueError, "'flash' takes no option splits; 'split_kv' does"),
+        (
+            {"N": range(1025), "d": range(1025)},
+            ValueError,
+            "this is 1,050,625 points; expected at most 1,048,576",
+        ),
+        ({"check": -1}, ValueError, "check is -1"),
+        ({"jobs": 0}, ValueError, "jobs is 0"),
+        ({"on_points": 3}, ValueError, "on_points is 3"),
+        ({"points": [{"N": 3}]}, ValueError, "N is given twice"),
+        ({"points": [{"n": 3}]}, TypeError, "takes no argument 'n'; did you mean 'N'"),
+        ({"points": []}, ValueError, "points has no rows"),
+        ({"points": "shapes.csv"}, ValueError, "points is 'shapes.csv'; expected a table"),
+        ({"points": [3]}, ValueError, "points has the row 3"),
+        ({"points": {"heads": [1], "d_v": [1, 2]}}, ValueError, "several lengths: heads 1, d_v 2"),
+        ({"N": range(10**9)}, ValueError, "N has more than 1,048,576 values; expected fewer"),
+        ({"N": itertools.count(1)}, ValueError, "N has more than 1,048,576 values; expected fewer"),
+        (
+            {"N": None, "points": ({"N": 1} for _ in itertools.count())},
+            ValueError,
+            "points has more than 1,048,576 values",
+        ),
+    ],
+)
+def test_what_is_wrong_everywhere_is_said_at_once(
+    arguments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        flashsim.sweep(**{"algorithms": "flash", "N": 8, "d": 4, **arguments})
+
+
+# --------------------------------------------------------------------------------------------------
+# tables in
+
+
+def test_a_table_s_rows_meet_every_combination_of_the_rest() -> None:
+    table = [{"label": "small", "N": 8, "d": 4}, {"label": "large", "N": 16, "d": 8, "M": 100.0}]
+    found = flashsim.sweep(["flash", "standard"], points=table, causal=[False, True])
+    assert keys(found, "label", "N", "d", "M", "algorithm", "causal")[::3] == [
+        ("small", 8, 4, 25_600, "flash", False),
+        ("small", 8, 4, 25_600, "standard", True),
+        ("large", 16, 8, 100, "standard", False),
+    ]
+    by_columns = {"label": ["small", "large"], "N": [8, 16], "d": [4, 8], "M": [math.nan, 100.0]}
+    assert list(
+        flashsim.sweep(["flash", "standard"], points=by_columns, causal=[False, True])
+    ) == list(found)
+
+
+def test_a_sweep_is_a_table(tmp_path: Path) -> None:
+    """In Python and as CSV: the same rows come of it."""
+    given: dict[str, Any] = {
+        "blocks": [None, (8, 4)],
+        "splits": [1, 3],
+        "block_mask": ["live", patterns.butterfly],
+    }
+    given |= {"N": [9, 24], "d": 4, "M": [60, 700], "direction": ["forward", "backward"]}
+    found = flashsim.sweep(["flash", "split_kv", "block_sparse"], **given, check=0)
+    assert list(flashsim.sweep(points=found, check=0)) == list(found)
+    csv = tmp_path / "sweep.csv"
+    again = tmp_path / "again.csv"
+    found.to_csv(csv)
+    assert main(["sweep", "--points", str(csv), "--check", "0", "--csv", str(again)]) == 0
+    assert again.read_bytes() == csv.read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------
+# cross-checked
+
+
+def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
+    """N_q and N_k, where they are N, and d_v, where it is d, are not arguments of their own."""
+    found = flashsim.sweep(
+        ["flash", "q_outer"], N=[64, 256, 1024], d=[16, 32], heads=[2, 4], M=2000
+    )
+    back = flashsim.sweep(points=found)
+    assert back.axes == found.axes
+    assert answers.sentences(back) == answers.sentences(found) != []
+    apart = flashsim.sweep(points=flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9]))
+    assert {"N_q", "N_k", "d_v"} <= set(apart.axes)
+
+
+def test_a_row_without_a_width_says_so_and_dtypes_are_called_by_one_name() -> None:
+    (_, row) = flashsim.sweep(points=[{"N": 8, "d": 4}, {"N": 8}])
+    assert row["reason"] == "d is missing: give the head dimension"
+    assert keys(flashsim.sweep(N=8, d=4, dtype=["fp16", np.float16, "half", "int8"]), "dtype") == [
+        ("float16",),
+        ("float16",),
+        ("float16",),
+        ("int8",),
+    ]
+
+
+def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[points.Point] = []
+
+    def by_count(point: points.Point) -> rows.Outcome:
+        counted.append(point)
+        return rows.by_count(point)
+
+    monkeypatch.setattr(running, "by_count", by_count)
+    arguments: dict[str, Any] = {
+        "N": range(8, 108),
+        "d": 4,
+        "direction": ["forward", "backward"],
+        "check": 8,
+    }
+    first, again = (flashsim.sweep(["flash", "q_outer"], **arguments, seed=seed) for seed in (1, 1))
+    other = flashsim.sweep(["flash", "q_outer"], **arguments, seed=2)
+    assert list(first) == list(again) != list(other)
+    assert [row for row in first if row["checked"]] != [row for row in other if row["checked"]]
+    ways = [(row["algorithm"], row["direction"]) for row in first if row["checked"]]
+    each = itertools.product(["flash", "q_outer"], ["forward", "backward"])
+    assert sorted(ways) == sorted(2 * [*each])
+    assert (first.checked, len(counted)) == (8, 24)
+    assert [
+        flashsim.sweep(["flash", "q_outer"], N=[8, 9], d=4, check=n).checked for n in (0, 1, 3, 9)
+    ] == [0, 1, 3, 4]
+    few, many = flashsim.sweep(
+        "block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly
+    )
+    # a pattern's 2²⁸ tiles would take hours
+    assert (few["checked"], many["checked"], many["status"]) == (True, False, "ok")
+
+
+def test_a_closed_form_that_is_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its traffic, a peak that is too large or too small, or its FLOPs."""
+    right = theory.form_of("flash", "forward")
+    for form in (
+        replace(right, traffic=lambda p, blocks, tiles: p.array("Q", "input", reads=7)),
+        replace(right, peak=lambda p, blocks, tiles: p.M + 1),
+        replace(right, peak=lambda p, blocks, tiles: 1),
+        replace(right, products=(1, 2)),
+    ):
+        monkeypatch.setattr(points, "form_of", lambda what, direction, form=form: form)
+        with pytest.raises(
+            Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"
+        ):
+            flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
+        assert len(flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)) == 1
+
+
+def test_points_can_be_handed_to_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one's own algorithm, too, whose form has a lambda."""
+    (tmp_path / "swept_elsewhere.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("swept_elsewhere").two_sweeps
+    for direction, passes in (("forward", [*FORWARD, mine]), ("backward", [*BACKWARD])):
+        for point in points.points_of(
+            passes, None, {"direction": direction, "N": 8, "d": 4}, flashsim.sweep
+        ):
+            handed = pickle.loads(pickle.dumps(point))
+            assert (handed.arguments, handed.way.name) == (point.arguments, point.way.name)
+            assert handed.way.form is point.way.form is not None
+
+
+def test_what_has_no_closed_form_is_counted_and_a_mask_of_ones_own_is_called_by_its_class(
+    tmp_path: Path,
+) -> None:
+    class Even(flashsim.Mask):
+        def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
+            return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
+
+    shown = repr(flashsim.sweep("flash", N=8, d=4, mask=[Even(), Even() & flashsim.Causal()]))
+    assert "Even()" in shown
+    assert "0x" not in shown
+    mine = two_sweeps(tmp_path / "mine.py")
+    own = flashsim.sweep(mine, N=24, d=4, M=200)[0]
+    masked = flashsim.sweep("block_sparse", N=24, d=4, M=200, mask=Even(), block_mask="live")[0]
+    assert [(row["source"], row["checked"]) for row in (own, masked)] == [("count", False)] * 2
+    assert own["accesses_elements"] == flashsim.count(mine, N=24, d=4, M=200).hbm.accesses
+    assert keys(flashsim.sweep(mine, N=24, d=4, M=200, blocks=(24, 24)), "status") == [
+        ("does not fit",)
+    ]
+
+
+def test_what_computes_nothing_is_refused_with_its_reason() -> None:
+    def nothing(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        return hbm.empty("O", (Q.shape[0], V.shape[1]), Q.dtype, "output")
+
+    found = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
+    assert keys(found, "status")[2:] == [("refused",), ("refused",)]
+    assert all("rows of it were never stored" in row["reason"] for row in [*found][2:])
+    assert [row["intensity_flops_per_byte"] for row in found][2:] == [None, None]
+    assert "null" in found.to_json()
+    found.plot()
+
+
+def test_processes_and_progress() -> None:
+    from joblib import parallel_config
+
+    told: list[tuple[int, int]] = []
+    arguments: dict[str, Any] = {"N": range(8, 608), "d": [4, 8], "M": 200, "check": 0}
+    alone = flashsim.sweep(**arguments, on_points=lambda done, of: told.append((done, of)))
+    assert told == [(500, 1200), (1000, 1200), (1200, 1200)]
+    with parallel_config(backend="threading", n_jobs=2):
+        for jobs in (None, 3):
+            assert list(flashsim.sweep(**arguments, jobs=jobs)) == list(alone)
+
+
+# --------------------------------------------------------------------------------------------------
+# tables out
+
+
+def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"N": [9, 2**40], "blocks": [None, (999, 999)], "causal": [False, True]}
+    found = flashsim.sweep(["flash", "standard"], **given, d=4, M=200)
+    assert found.to_csv(tmp_path / "rows.csv") is None
+    lines = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert (tmp_path / "rows.csv").read_bytes().decode() == found.to_csv()
+    loaded = json.loads(found.to_json())
+    assert found.to_json(tmp_path / "rows.json") is None
+    assert loaded == json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert loaded["rows"] == list(found)
+    assert (loaded["flashsim"], loaded["points"], loaded["ok"]) == (
+        flashsim.__version__,
+        16,
+        len(found.ok),
+    )
+    assert loaded["ok"] + loaded["does_not_fit"] + loaded["refused"] == 16
+    assert loaded["cross_checked"] == found.checked == 16
+    assert list(loaded["columns"]) == list(found.columns) == list(lines[0])
+    for line, row in zip(lines, found, strict=True):
+        assert line == {
+            name: ""
+            if value is None
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+            for name, value in row.items()
+        }
+    assert max(row["matmul_flops"] or 0 for row in found) > 2**63
+    assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in found.columns)
+
+
+def test_no_text_of_a_csv_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ["=1+1", "+1", "-1", "@SUM(A1)", "'=1", "\t=1"]
+    flashsim.sweep(points=[{"N": 8, "d": 4, "label": label} for label in labels]).to_csv(
+        tmp_path / "found.csv"
+    )
+    _, *lines = csv.reader(io.StringIO((tmp_path / "found.csv").read_bytes().decode(), newline=""))
+    assert [cell for cell, *_ in lines] == [f"'{label}" for label in labels]
+    assert main(["sweep", "--points", str(tmp_path / "found.csv"), "--json", "-"]) == 0
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["rows"]] == labels
+
+
+def test_what_a_terminal_would_obey_is_spelled() -> None:
+    def rude(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        raise ValueError("\x1b[2J")
+
+    found = flashsim.sweep(
+        ["flash"], d=4, points=[{"N": N, "label": f"\x1b[31m{N}"} for N in (8, 9)]
+    )
+    assert "\x1b" not in found.as_text()
+    refused = flashsim.sweep(rude, N=8, d=4)[0]
+    assert refused["reason"].startswith("\\x1b[2J (at line")
+
+
+def test_pandas_holds_integers_exactly() -> None:
+    pytest.importorskip("pandas", reason='pandas is not installed: pip install -e ".[pandas]"')
+    small, large = (
+        flashsim.sweep(N=[8, N], d=4, blocks=[(4, 4), (999, 999)], M=200) for N in (16, 2**40)
+    )
+    table = small.to_pandas()
+    dtypes = [str(table[name].dtype) for name in ("N", "accesses_elements", "causal")]
+    assert dtypes == ["int64", "Int64", "bool"]
+    assert table.accesses_elements.dropna().tolist() == small.ok.column("accesses")
+    assert table.attrs["cross_checked"] == 4
+    assert table.attrs["columns"]["peak_elements"] == "the most in SRAM at once"
+    assert large.to_pandas().matmul_flops.dropna().tolist() == large.ok.column("matmul_flops")
+    assert list(flashsim.sweep(points=table)) == list(small)
+    assert list(table.columns) == list(small.columns)
+
+
+def test_rows_by_index_and_columns_by_short_names() -> None:
+    found = flashsim.sweep(N=[8, 16, 24], d=4)
+    assert (found[-1]["N"], [row["N"] for row in found[1:]], len(found[:2])) == (24, [16, 24], 2)
+    some = flashsim.sweep(N=[8, 16], d=4, blocks=[None, (999, 999)], M=100)
+    assert some.ok.columns == some.refused.columns == some[:1].columns == some.columns
+    assert len(some.ok.plot().get_lines()) == len(some.plot().get_lines()) == 1
+    assert found.column("accesses") == found.column("accesses_elements")
+    assert found.axes == {"N": [8, 16, 24]}
+    with pytest.raises(IndexError):
+        found[3]
+    with pytest.raises(
+        ValueError, match="there is no column 'acesses', perhaps you mean 'accesses_elements'"
+    ):
+        found.column("acesses")
+
+
+def test_a_sweep_shows_what_varies() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
+    said = repr(found)
+    assert (
+        "400 points over algorithm (2), N (100), M (2): 400 with counts, 32 cross-checked by "
+        "counting"
+    ) in said
+    assert "10 of 200 shown" in said
+    assert max(map(len, said.splitlines()[1:])) <= 80
+    wide = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000, sizing="paper")
+    assert wide.as_text() == wide.as_text(width=80) != wide.as_text(width=81)
+    html = found._repr_html_()
+    assert html.count("<tr>") == 11
+    assert "<caption>" in html
+    assert "1 point makes no sense: N is 0; expected at least 1" in repr(
+        flashsim.sweep(N=[8, 0], d=4)
+    )
+    assert "1 of 200 shown" in found.as_text(most=1)
+    for most in (0, 2.5):
+        with pytest.raises(ValueError, match=f"most is {most}"):
+            found.as_text(most)  # type: ignore[arg-type]
+    # whatever it is
+    refused = flashsim.sweep(N=8, d=[4, [5]], direction=["forward", ["backward"]], heads=[[2]])
+    assert len(refused.refused) == len(refused) == 4
+    assert "heads is [2]" in repr(refused)
+    assert refused.axes["d"] == [4, "[5]"]
+
+
+# --------------------------------------------------------------------------------------------------
+# questions
+
+
+def test_where_one_moves_fewer_than_another() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=range(1, 60), d=[16, 64])
+    for run in found.where_fewer("flash"):
+        assert (run["algorithm"], run["than"], run["along"], run["of"]) == (
+            "flash",
+            "standard",
+            "N",
+            59,
+        )
+    for d in (16, 64):
+        runs = [run for run in found.where_fewer("flash", "standard", along="N") if run["d"] == d]
+        fewer = [
+            N
+            for N in range(1, 60)
+            if flashsim.count("flash", N=N, d=d).hbm.accesses
+            < flashsim.count("standard", N=N, d=d).hbm.accesses
+        ]
+        assert fewer
+        assert len(fewer) < 59
+        assert [N for run in runs for N in range(run["from"], run["to"] + 1)] == fewer
+    with pytest.raises(
+        ValueError, match="there are no counts of 'q_outer'; there are of 'flash', 'standard'"
+    ):
+        found.where_fewer("q_outer")
+    with pytest.raises(ValueError, match="no argument of numbers varies"):
+        flashsim.sweep(["flash", "standard"], N=8, d=4).where_fewer("flash")
+
+
+def test_only_what_can_be_compared_is_compared() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=[32, 64], d=4, M=100, blocks=[None, (2, 2)])
+    for along in ("blocks", "d", "accesses", "algorithm"):
+        with pytest.raises(
+            ValueError, match=r"along is .*; expected an argument of numbers that varies: N"
+        ):
+            found.where_fewer("flash", along=along)
+    with pytest.raises(ValueError, match="y is 'status', which is 'ok' in a row; expected numbers"):
+        found.where_fewer("flash", y="status")
+    with pytest.raises(ValueError, match="than is 'flash', the algorithm itself"):
+        found.where_fewer("flash", than="flash")
+    no_theta = flashsim.sweep(["flash", "standard"], N_q=[8, 9], N_k=4, d=4)
+    assert no_theta[0]["theta_elements"] is None
+    assert no_theta.where_fewer("flash", y="theta") == []
+
+
+def test_points_that_look_alike_are_not_taken_for_one() -> None:
+    masks = [np.tril(np.ones((4, 4), bool)), np.eye(4, dtype=bool)]
+    common: dict[str, Any] = {"N": 8, "d": [4, 5], "M": 100, "blocks": (2, 2)}
+    found = flashsim.sweep(["block_sparse", "flash"], block_mask=masks, **common)
+    with pytest.raises(
+        ValueError,
+        match="several points of 'block_sparse' at d = 4 have other counts, and look alike",
+    ):
+        found.where_fewer("flash")
+    assert answers.sentences(found) == []
+    alike = flashsim.sweep(["flash", "q_outer"], N=4, d=[4, 5], M=100, mask=masks)
+    # not beside each other, where one would hide another
+    assert len(alike.as_text().splitlines()) >= 3 + len(alike)
+    table = [
+        {"label": name, "block_mask": mask}
+        for name, mask in zip(("lower", "diagonal"), masks, strict=True)
+    ]
+    labelled = flashsim.sweep("block_sparse", points=table, **common)
+    assert labelled.where_fewer("block_sparse") == []
+
+
+def test_a_table_holds_the_algorithms_beside_each_other() -> None:
+    found = flashsim.sweep(["flash", "q_outer", "flash_basic"], N=range(8, 208, 8), d=4, M=100)
+    head, _, *lines, omitted, unit = found.as_text(most=5, width=200).splitlines()
+    assert head.split() == ["N", "flash", "q_outer", "flash_basic", "fewest"]
+    assert [int(line.split()[0]) for line in lines] == [8, 56, 104, 152, 200]
+    for line in lines:
+        N, *counts = (int(cell.replace(",", "")) for cell in line.split()[:4])
+        assert counts == [
+            flashsim.count(name, N=N, d=4, M=100).hbm.accesses for name in head.split()[1:4]
+        ]
+        assert line.split()[4] == "q_outer"
+        assert counts[1] == min(counts)
+    assert omitted == "5 of 25 shown"
+    assert unit.startswith("forward, d = 4, M = 100, heads = 1, float32, sizing = ")
+
+
+def test_ratios_are_to_the_first_of_their_own_line() -> None:
+    found = flashsim.sweep("flash", N=[16, 64], d=[4, 8], M=100)
+    head, _, *lines, _ = found.as_text(width=90).splitlines()
+    assert head.split("  ")[2:] == ["accesses", "÷ first", "÷ compulsory", "peak ÷ M", "B_r × B_c"]
+    for row, line in zip(found, lines, strict=True):
+        first = flashsim.count("flash", N=16, d=row["d"], M=100).hbm.accesses
+        ratios = (
+            row["accesses_elements"] / first,
+            row["over_compulsory"],
+            row["peak_elements"] / 100,
+        )
+        assert line.split()[3:6] == [f"{ratio:.2f}" for ratio in ratios]
+
+
+def test_answers_say_no_more_than_was_found() -> None:
+    assert (
+        answers._halved("M", {1: 8, 2: 4, 3: 4})
+        == "half of what M = 1 moves, or less: from M = 2 on"
+    )
+    assert (
+        answers._halved("M", {1: 8, 2: 3, 3: 5, 4: 4})
+        == "half of what M = 1 moves, or less: from M = 4 on"
+    )
+    assert answers._halved("M", {1: 8, 2: 3, 3: 5}) == ""
+    equal = flashsim.sweep(["flash", "block_sparse"], N=[8, 64], d=[4, 8], M=100)
+    assert equal.where_fewer("flash") == []
+    assert answers.sentences(equal) == [
+        "flash and block_sparse move equally many at all 4 points that both have"
+    ]
+    found = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=[100, 300, 1000, 5000])
+    said = answers.sentences(found)
+    assert len(said) == 3
+    assert answers.sentences(found, most=1) == [said[0], "and 2 more such lines"]
+    every_other = answers._compared(
+        "a", "b", "N", {n: -(n % 2) for n in range(10)}, dict.fromkeys(range(10), 0)
+    )
+    assert every_other == (
+        "a moves fewer than b at N = 1, at N = 3, at N = 5, at N = 7, and in 1 more range (tried: "
+        "N = 0 to 9, 10 values)"
+    )
+
+
+def test_a_picture_has_a_line_for_each_combination() -> None:
+    found = flashsim.sweep(
+        ["flash", "standard"], N=[64, 8, 512], d=[4, 8], causal=[False, True], M=100
+    )
+    ax = found.plot()
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == (
+        "N",
+        "HBM accesses (elements)",
+        "log",
+    )
+    drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in ax.get_lines()}
+    assert len(drawn) == 8
+    rows = [
+        row for row in found if (row["algorithm"], row["d"], row["causal"]) == ("flash", 8, True)
+    ]
+    assert drawn["FlashAttention, d = 8, causal"] == sorted(
+        [row["N"], row["accesses_elements"]] for row in rows
+    )
+    own = found.plot(x="d", y="peak_over_M", by="algorithm", ax=ax)
+    assert own is ax
+    with pytest.raises(ValueError, match="status is 'ok' in a row; expected numbers to draw"):
+        found.plot(y="status")
+    with pytest.raises(ValueError, match="no row has both"):
+        flashsim.sweep(N=[0, -1], d=4).plot()
+    for lengths in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by
+        ax = flashsim.sweep("flash", N=lengths, d=64).plot()
+        assert ax.get_yscale() == "log"
+        low, high = ax.get_ylim()
+        assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
+
+
+@pytest.mark.parametrize("lines", [2, 9, 14, 20])
+def test_a_picture_s_key_is_within_it_and_beside_the_axes(lines: int) -> None:
+    ax = flashsim.sweep(
+        "flash", N=list(range(600, 630)), d=64, M=[10_000 + 1_000 * n for n in range(lines)]
+    ).plot()
+    figure = ax.figure
+    legend = ax.get_legend()
+    assert legend is not None
+    figure.draw_without_rendering()  # type: ignore[union-attr]
+    box = legend.get_window_extent()
+    assert box.x0 >= ax.get_window_extent().x1
+    assert box.x1 <= ax.figure.bbox.x1
+    assert box.y0 >= 0

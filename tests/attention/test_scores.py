@@ -1,0 +1,328 @@
+"""Score modifications, a soft cap and ALiBi: what they mean, that they move nothing, their
+gradients; and who refuses them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import ALiBi, Bias, Causal, Mask, SoftCap, theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.attention.masks.scores import ScoreMod
+from flashsim.attention.shapes import Shape
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    bias_gradient,
+    bias_gradient_bound,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    of_bound,
+    rounding,
+)
+from flashsim.simulate.tile_masks import TileMask
+from flashsim.theory.form import forms
+from tests.helpers.cases import FEW, Array, Case, cases, forward_of, room_for, swap
+
+TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts]
+LEARN = [name for name, a in BACKWARD.items() if a.gives_dS and "MASK" in a.parts]
+SOME = cases(
+    20,
+    masks=("none", "causal", "packed entry", "dense"),
+    dropouts=(0.0, 0.3),
+    regimes=("gaussian", "outliers", "rising"),
+)
+CAPS = st.sampled_from((0.5, 3.0, 50.0))
+SLOPES = st.sampled_from((None, 0.25, -3.0))
+rng = np.random.default_rng(0)
+
+
+def linear(N_q: int, N_k: int, slope: float) -> Array:
+    return np.array([[-slope * abs(i + N_k - N_q - j) for j in range(N_k)] for i in range(N_q)])
+
+
+def asked(
+    case: Case, cap: float, slope: float | None, name: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a run is asked, and what the oracle is told."""
+    rule: Mask = SoftCap(cap)
+    told = {"softcap": cap, **case.oracle}
+    if slope is not None:
+        rule = ALiBi(slope) & rule
+        told = told | {"bias": linear(case.N_q, case.N_k, slope)}
+    mask, _ = case.masked()
+    blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
+    options = {
+        "mask": rule if mask is None else rule & mask,
+        "dropout_p": case.dropout_p,
+        "blocks": blocks,
+    }
+    return options | {"M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)}, told
+
+
+@pytest.mark.parametrize("name", TAKE)
+@given(case=SOME, cap=CAPS, slope=SLOPES)
+@FEW
+def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
+    name: str, case: Case, cap: float, slope: float | None
+) -> None:
+    case = case.for_algorithm(name)
+    (Q, K, V), (options, told) = case.inputs(), asked(case, cap, slope, name)
+    run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
+    assert (
+        of_bound(
+            run.O,
+            attention(Q, K, V, **told),
+            error_bound(Q, K, V, **rounding(name, run.blocks), **told),
+        )
+        <= 1
+    )
+    exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
+    assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
+    assert not {"bias", "slopes"} & run.hbm.by_array.keys()
+
+
+@pytest.mark.parametrize("name", LEARN)
+@given(case=SOME, cap=CAPS, slope=SLOPES, biased=st.booleans())
+@FEW
+def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
+    name: str, case: Case, cap: float, slope: float | None, biased: bool
+) -> None:
+    (Q, K, V), dO, (options, told) = (
+        case.inputs(),
+        case.dO(),
+        asked(case, cap, None if biased else slope, name),
+    )
+    if biased:
+        told["bias"] = (
+            np.random.default_rng(case.seed).normal(size=(case.N_q, case.N_k)).astype(np.float32)
+        )
+        options["mask"] = Bias(told["bias"]) & options["mask"]
+    if name == "block_sparse":
+        options["block_mask"] = "live"
+    run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
+    got = flashsim.backward(name, run, dO)
+    rounded = backward_rounding(name, run.blocks, got.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **told)
+    for gradient, want, most in zip(
+        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True
+    ):
+        assert of_bound(gradient, want, most) <= 1
+    if biased:
+        most = bias_gradient_bound(Q, K, V, dO, **rounded, **told)
+        assert of_bound(got.dB, bias_gradient(Q, K, V, dO, **told), most) <= 1
+    exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    assert got.hbm == tally.hbm == exact.hbm
+    assert got.sram == tally.sram == exact.sram
+
+
+@pytest.mark.parametrize("cap", [0.5, 20.0])
+@pytest.mark.parametrize("name", LEARN)
+def test_gradients_are_differences(name: str, cap: float) -> None:
+    """Of a run itself, in tiles that are ragged, causal, and ALiBi's; without the oracle."""
+    Q, K, V, dO = (2 * rng.normal(size=shape) for shape in ((5, 3), (7, 3), (7, 2), (5, 2)))
+    options: dict[str, Any] = {"mask": SoftCap(cap) & ALiBi(0.5), "causal": True, "M": 300}
+    options["blocks"] = (1 if name == "memory_efficient" else 2, 3)
+
+    def loss(*given: Array) -> float:
+        return float((flashsim.forward(forward_of(name), *given, **options).O * dO).sum())
+
+    got = flashsim.backward(name, flashsim.forward(forward_of(name), Q, K, V, **options), dO)
+    for number, gradient in enumerate((got.dQ, got.dK, got.dV)):
+        for at in ((0, 0), (3, 1), (4, 0)):
+            sides = []
+            for step in (1e-5, -1e-5):
+                moved = [Q.copy(), K.copy(), V.copy()]
+                moved[number][at] += step
+                sides.append(loss(*moved))
+            assert gradient[at] == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+@pytest.mark.parametrize(
+    "slopes",
+    [0.5, [0.5, 0.25, 1.0, 2.0], [[[1.0]], [[2.0]], [[0.1]]]],
+    ids=["one", "heads", "batch"],
+)
+def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
+    """Query heads that share a KV head: in rows of their own, and interleaved."""
+    slopes = np.array(slopes).reshape(np.shape(slopes)[: 2 if np.ndim(slopes) == 3 else 1])
+    Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
+    K, V = rng.normal(size=(2, 3, 2, 7, 3))
+    told: dict[str, Any] = {
+        "bias": slopes[..., None, None] * linear(6, 7, 1.0),
+        "softcap": 1.5,
+        "mask": np.tri(6, 7, 1) > 0,
+    }
+    run = flashsim.forward(
+        "q_outer",
+        Q,
+        K,
+        V,
+        mask=ALiBi(slopes) & SoftCap(1.5),
+        causal=True,
+        gqa=gqa,
+        blocks=(5, 4),
+        M=300,
+    )
+    whole = Q, K.repeat(2, 1), V.repeat(2, 1)
+    assert np.allclose(run.O, attention(*whole, **told), rtol=0, atol=1e-12)
+    got = flashsim.backward("q_outer", run, dO)
+    dQ, dK, dV = gradients(*whole, dO, **told)
+    assert np.allclose(got.dQ, dQ, rtol=0, atol=1e-12)
+    for ours, each in ((got.dK, dK), (got.dV, dV)):
+        assert np.allclose(ours, each.reshape(3, 2, 2, 7, 3).sum(2), rtol=0, atol=1e-12)
+    if not slopes.ndim:
+        asked: dict[str, Any] = {
+            "N_q": 6,
+            "N_k": 7,
+            "d": 3,
+            "heads": 12,
+            "kv_heads": 6,
+            "dtype": "float64",
+            "gqa": gqa,
+        }
+        asked |= {"mask": ALiBi(slopes) & SoftCap(1.5), "causal": True, "blocks": (5, 4), "M": 300}
+        assert (run.hbm, run.sram) == ((exact := theory.exact("q_outer", **asked)).hbm, exact.sram)
+        exact = theory.exact("q_outer", direction="backward", **asked)
+        tally = flashsim.count("q_outer", direction="backward", **asked)
+        assert got.hbm == tally.hbm == exact.hbm
+        assert got.sram == tally.sram == exact.sram
+
+
+def test_a_cap_costs_a_tile_on_chip_backward_and_no_access() -> None:
+    asked: dict[str, Any] = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
+    for direction, more in (("forward", 0), ("backward", 6 * 5)):
+        plain, capped = (
+            flashsim.count("q_outer", **asked, direction=direction, mask=mask)
+            for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
+        )
+        assert (
+            plain.hbm == capped.hbm == flashsim.count("q_outer", **asked, direction=direction).hbm
+        )
+        assert capped.sram.peak - plain.sram.peak == more
+
+
+def test_a_large_cap_is_none_and_infinite_keys_stay_masked() -> None:
+    X = rng.normal(size=(9, 4))
+    plain = flashsim.forward("flash", X, X, X, causal=True, M=300)
+    capped = flashsim.forward("flash", X, X, X, causal=True, M=300, mask=SoftCap(1e20))
+    assert np.allclose(capped.O, plain.O, rtol=0, atol=1e-15)
+    K = np.where(np.arange(9)[:, None] > 6, np.nan, X)
+    run = flashsim.forward(
+        "flash", X, K, X, mask=SoftCap(2) & flashsim.KeyPadding(7), M=300, check_finite=False
+    )
+    got = flashsim.backward("flash", run, X, check_finite=False)
+    want = gradients(X, X[:7], X[:7], X, softcap=2.0)
+    assert np.allclose(got.dQ, want.dQ, rtol=0, atol=1e-12)
+    assert np.allclose(got.dK[:7], want.dK, rtol=0, atol=1e-12)
+
+
+def test_who_refuses_a_cap() -> None:
+    X = rng.normal(size=(6, 4))
+    for name in FORWARD.keys() - {*TAKE}:
+        with pytest.raises(ValueError, match="has no mask"):
+            flashsim.forward(name, X, X, X, mask=SoftCap(1))
+    said = r"makes no gradient through a soft cap; run one of these, forward and backward: 'flash', 'block_sparse'"
+    for name in ("standard", "small_cache"):
+        run = flashsim.forward(name, X, X, X, mask=SoftCap(1), M=400)
+        with pytest.raises(ValueError, match=said):
+            flashsim.backward(name, run, X)
+        with pytest.raises(ValueError, match="makes no gradient through a soft cap"):
+            flashsim.count(name, N=6, d=4, M=400, direction="backward", mask=SoftCap(1))
+    for name in {*forms()["backward"]} - {*LEARN}:
+        with pytest.raises(ValueError, match="makes no gradient through a soft cap"):
+            theory.exact(name, N=6, d=4, M=400, direction="backward", mask=SoftCap(1))
+    run = flashsim.forward("standard", X, X, X, mask=ALiBi(1), M=400)
+    assert np.allclose(
+        flashsim.backward("standard", run, X).dQ, gradients(X, X, X, X, bias=linear(6, 6, 1)).dQ
+    )
+    with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
+        flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=SoftCap(1))
+
+
+def test_what_is_no_score_modification_is_refused_by_name() -> None:
+    X = rng.normal(size=(6, 4))
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        (
+            "SoftCap's cap is 0; expected a number from 1e-30 to 1e[+]30, or no SoftCap for none",
+            lambda: SoftCap(0),
+        ),
+        ("SoftCap's cap is inf; expected", lambda: SoftCap(float("inf"))),
+        ("SoftCap's cap is '1'; expected", lambda: SoftCap("1")),  # type: ignore[arg-type]
+        ("ALiBi's slopes has dtype bool; expected real", lambda: ALiBi([True])),
+        (
+            "ALiBi's slopes are .*; expected numbers up to 1e[+]30",
+            lambda: ALiBi([1.0, float("nan")]),
+        ),
+        (
+            "expected one SoftCap at most",
+            lambda: flashsim.forward("flash", X, X, X, mask=SoftCap(1) & SoftCap(2)),
+        ),
+        (
+            r"ALiBi's slopes array has shape \(2,\); expected",
+            lambda: flashsim.forward("flash", X, X, X, mask=ALiBi([1, 2])),
+        ),
+        (
+            "softcap is -1; expected a number above 0, or None",
+            lambda: attention(X, X, X, softcap=-1),
+        ),
+    ]
+    for said, call in refused:
+        with pytest.raises(ValueError, match=said):
+            call()
+    with pytest.raises(ValueError, match="the bias are too large"):
+        flashsim.forward("standard", *[X.astype(np.float16)] * 3, mask=ALiBi(2e4))
+    assert (
+        repr(ALiBi([1, 2]) & SoftCap(30) & Causal()) == "ALiBi([1.0, 2.0]) & SoftCap(30) & Causal()"
+    )
+    assert ALiBi([1, 2]) == ALiBi([1.0, 2.0]) != ALiBi(1)
+    assert hash(ALiBi([1, 2])) == hash(ALiBi([1.0, 2.0]))
+
+
+CASE = Case("gaussian", 8, 11, 3, 3, "float64", 0, 4, 4, mask="causal")
+PLANTED: list[tuple[Any, str, str]] = [
+    (SoftCap.modified, "np.tanh(S / self.cap)", "S / self.cap"),
+    (SoftCap.slope, "1 - tanh * tanh", "1 + 0 * tanh"),
+    (ALiBi.added, "(-self._slopes", "(self._slopes"),
+    (ALiBi.added, "shape.N_k - shape.N_q // self.group", "0"),
+    (
+        TileMask.__call__,
+        "return np.where(allowed, S_ij, forbidden)",
+        "return SoftCap(3.0).modified(np.where(allowed, S_ij, forbidden), *[None] * 4)",
+    ),
+    (TileMask.uncapped, "gated(dS_ij, self._slope)", "dS_ij"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "after"), PLANTED, ids=[after[:30] for _, _, after in PLANTED]
+)
+def test_a_modification_that_is_wrong_is_noticed(
+    function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(function.__globals__, "SoftCap", SoftCap)
+    swap(function, before, after, monkeypatch)
+    (Q, K, V), dO, (options, told) = CASE.inputs(), CASE.dO(), asked(CASE, 3.0, 0.25, "q_outer")
+    run = flashsim.forward("q_outer", Q, K, V, **options)
+    got = flashsim.backward("q_outer", run, dO)
+    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding("q_outer", run.blocks), **told)
+    assert of_bound(got.dQ, gradients(Q, K, V, dO, **told).dQ, bounds.dQ) > 1
+
+
+def test_the_order_is_that_of_stages_however_they_are_combined() -> None:
+    a = ALiBi(0.25)
+    b = SoftCap(3.0)
+    assert (a & b).scores == (b & a).scores == (b, a)
+    assert all(isinstance(mod, ScoreMod) for mod in (a & Causal() & b).scores)
+
+
+def test_a_cap_adds_nothing_to_a_score() -> None:
+    assert SoftCap(30.0).largest(Shape(4, 4, 2, 2)) == 0

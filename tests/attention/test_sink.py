@@ -1,0 +1,381 @@
+"""A learnable sink: what it means, what it moves, its gradient, what L includes; and who refuses
+it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import ALiBi, Causal, KeyPadding, Sink, SoftCap, theory
+from flashsim.algorithms import BACKWARD, FORWARD, sink_gradient
+from flashsim.reference import (
+    attention,
+    attention_with_statistics,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    of_bound,
+    rounding,
+    sink_gradient_bound,
+)
+from flashsim.reference import sink_gradient as oracle_sink_gradient
+from flashsim.simulate import tile_masks
+from flashsim.theory.form import forms
+from tests.helpers.cases import FEW, Array, Case, cases, forward_of, room_for, swap
+
+TAKE = [name for name, a in FORWARD.items() if "sink" in a.parts]
+LEARN = [name for name, a in BACKWARD.items() if forward_of(name) in TAKE]
+SOME = cases(
+    20,
+    masks=("none", "causal", "packed entry", "dense"),
+    dropouts=(0.0, 0.3),
+    regimes=("gaussian", "rising"),
+)
+LOGITS = (-np.inf, -800.0, -3.0, 0.0, 50.0, 800.0)
+rng = np.random.default_rng(0)
+
+
+def asked(case: Case, s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a run is asked, and what the oracle is told."""
+    mask, _ = case.masked()
+    options = {"mask": Sink(s) if mask is None else mask & Sink(s), "dropout_p": case.dropout_p}
+    options |= {
+        "blocks": (case.B_r, case.B_c),
+        "M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
+    }
+    return options, {**case.oracle, "sink": s}
+
+
+def test_who_takes_a_sink() -> None:
+    assert TAKE == ["standard", "flash", "block_sparse", "q_outer", "sliding_window", "split_kv"]
+    assert {form.name for form in forms()["forward"].values() if form.sink is not None} == {*TAKE}
+    assert {form.name for form in forms()["backward"].values() if form.sink_of} == {*LEARN}
+    X = rng.normal(size=(6, 4))
+    for name in FORWARD.keys() - {*TAKE}:
+        said = (
+            "has no mask"
+            if name == "flash_basic"
+            else "takes no sink; expected one of these: 'standard', 'flash'"
+        )
+        with pytest.raises(ValueError, match=said):
+            flashsim.forward(name, X, X, X, mask=Sink(1))
+        with pytest.raises(ValueError, match=r"has neither mask|takes no sink"):
+            theory.exact(name, N=6, d=4, mask=Sink(1))
+    with pytest.raises(
+        ValueError, match="merge is 'tree', whose last part is not merged with a sink"
+    ):
+        flashsim.forward("split_kv", X, X, X, mask=Sink(1), merge="tree")
+    with pytest.raises(ValueError, match="merged as a tree, takes no sink"):
+        theory.exact("split_kv", N=6, d=4, mask=Sink(1), merge="tree")
+    with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
+        flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=Sink(1))
+    with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
+        flashsim.tune.tune(N=6, d=4, mask=Sink(1))
+
+
+@pytest.mark.parametrize("name", TAKE)
+@given(case=SOME, s=st.sampled_from(LOGITS))
+@FEW
+def test_a_sink_is_a_key_of_value_0_within_rounding_and_counted_as_theory_says(
+    name: str, case: Case, s: float
+) -> None:
+    (Q, K, V), (options, told) = case.inputs(), asked(case, s)
+    run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
+    assert (
+        of_bound(
+            run.O,
+            attention(Q, K, V, **told),
+            error_bound(Q, K, V, **rounding(name, run.blocks), **told),
+        )
+        <= 1
+    )
+    exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
+    assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
+
+
+@pytest.mark.parametrize("name", LEARN)
+@given(case=SOME, s=st.sampled_from(LOGITS))
+@FEW
+def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
+    name: str, case: Case, s: float
+) -> None:
+    (Q, K, V), dO, (options, told) = case.inputs(), case.dO(), asked(case, s)
+    run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
+    got = flashsim.backward(name, run, dO)
+    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **told)
+    for gradient, want, most in zip(
+        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True
+    ):
+        assert of_bound(gradient, want, most) <= 1
+    most = sink_gradient_bound(
+        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **told
+    )
+    assert of_bound(got.dsink, oracle_sink_gradient(Q, K, V, dO, **told), most) <= 1
+    exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    assert got.hbm == tally.hbm == exact.hbm
+    assert got.sram == tally.sram == exact.sram
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_the_difference_from_a_high_sink_is_rounded_and_within_the_bound(name: str) -> None:
+    """80 is a multiple of 2⁻¹⁷, its unit in the last place in float32; a score of nearly half of
+    one is lost beside it.
+    """
+    Q, K, V = (np.array([[x]], np.float32) for x in (1.0, 0.49 * 2.0**-17, 1.0))
+    run = flashsim.forward(name, Q, K, V, mask=Sink(80.0), M=100)
+    bound = error_bound(Q, K, V, sink=80.0, **rounding(name, run.blocks))
+    part = of_bound(run.O, np.exp(K.astype(float) - 80), bound)
+    assert 0.05 < part <= 1, part
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+@pytest.mark.parametrize("name", LEARN)
+def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str) -> None:
+    """Of a run itself, in ragged tiles, causal, with a cap; query heads that share a KV head
+    have logits of their own.
+    """
+    Q, dO, K, V = (rng.normal(size=shape) for shape in ((4, 5, 3), (4, 5, 2), (2, 7, 3), (2, 7, 2)))
+    s = np.array([0.5, -1.0, 2.0, 0.0])
+    h = 1e-5
+    scores = SoftCap(3.0) if name != "standard" else ALiBi(0.1)
+
+    def run(Q: Array = Q, K: Array = K, V: Array = V, s: Array = s) -> flashsim.Result:
+        mask = Sink(s) & scores & Causal(offset=-1)  # whose first query has no key
+        return flashsim.forward(forward_of(name), Q, K, V, mask=mask, gqa=gqa, blocks=(3, 2), M=300)
+
+    got = flashsim.backward(name, run(), dO)
+    assert got.dsink is not None
+    assert got.dsink.shape == (4,)
+    for what, gradient in (("Q", got.dQ), ("K", got.dK), ("V", got.dV), ("s", got.dsink)):
+        X = {"Q": Q, "K": K, "V": V, "s": s}[what]
+        for at in np.ndindex(4) if what == "s" else ((0, 0, 0), (1, 4, 1)):
+            step = np.zeros_like(X)
+            step[at] = h
+            sides = [float((run(**{what: X + side}).O * dO).sum()) for side in (step, -step)]
+            assert gradient[at] == pytest.approx(
+                (sides[0] - sides[1]) / (2 * h), rel=1e-5, abs=1e-8
+            )
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_L_includes_the_sink(name: str) -> None:
+    """A row without a key has O = 0 and L = s; merged with a state (0, s), what was made without
+    a sink is this.
+    """
+    Q, K, V = (rng.normal(size=(2, 6, 3)) for _ in "QKV")
+    for s in (0.5, -800.0, 800.0):
+        how: dict[str, Any] = {"M": 200, "blocks": (4, 3)}
+        run = flashsim.forward(name, Q, K, V, mask=Sink(s) & Causal(offset=-2), **how)
+        plain = flashsim.forward(name, Q, K, V, mask=Causal(offset=-2), **how)
+        want = attention_with_statistics(Q, K, V, mask=np.tri(6, 6, -2) > 0, sink=s)
+        assert run.lse is not None
+        assert plain.lse is not None
+        assert np.allclose(run.lse, want.m + np.log(want.l), rtol=0, atol=1e-12)
+        assert np.array_equal(run.lse[:, :2], np.full((2, 2), s))
+        assert not run.O[:, :2].any()
+        assert np.allclose(run.lse, np.logaddexp(plain.lse, s), rtol=0, atol=1e-12)
+        assert np.allclose(
+            run.O, plain.O * np.exp(plain.lse - run.lse)[..., None], rtol=0, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_a_sink_of_minus_infinity_is_none_bit_for_bit(name: str) -> None:
+    X = rng.normal(size=(7, 3))
+    for mask in (Causal(), Causal(offset=-3)):
+        plain, run = (
+            flashsim.forward(name, X, X, X, mask=m, M=100, blocks=(3, 2))
+            for m in (mask, mask & Sink(-np.inf))
+        )
+        assert np.array_equal(run.O, plain.O)
+        assert run.lse is not None
+        assert plain.lse is not None
+        assert np.array_equal(run.lse, plain.lse)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 5])
+def test_a_sink_joins_once_however_many_splits_there_are(splits: int) -> None:
+    X = rng.normal(size=(8, 3))
+    run = flashsim.forward("split_kv", X, X, X, mask=Sink(1.0), splits=splits, M=100, blocks=(3, 2))
+    assert np.allclose(run.O, attention(X, X, X, sink=1.0), rtol=0, atol=1e-12)
+
+
+def test_what_a_sink_moves() -> None:
+    """A word for each row block where statistics begin on chip, one where they begin in HBM; 3
+    heads of a group have 3.
+    """
+    at: dict[str, Any] = {"N": 10, "d": 4, "blocks": (4, 3), "M": 400}
+    for name, words in (("q_outer", 3), ("split_kv", 3), ("flash", 1), ("standard", 2)):
+        plain, sunk = (flashsim.count(name, **at, mask=mask) for mask in (None, Sink(1)))
+        more = {
+            n: (a.reads, a.writes)
+            for n, a in sunk.hbm.by_array.items()
+            if plain.hbm.by_array.get(n) != a
+        }
+        assert more == {"sink": (words, 0), **({"P_sink": (0, 10)} if name == "standard" else {})}
+        assert plain.flops.matmul == sunk.flops.matmul
+    grouped = flashsim.count("q_outer", **at, heads=6, kv_heads=2, gqa="grouped", mask=Sink(1))
+    assert grouped.hbm.by_array["sink"].reads == 2 * 3 * 8  # T_r = ⌈30 / 4⌉
+    plain, sunk = (
+        flashsim.count("q_outer", **at, direction="backward", mask=mask) for mask in (None, Sink(1))
+    )
+    both = plain.hbm.by_array.keys() & sunk.hbm.by_array.keys()
+    added = {n: sunk.hbm.by_array[n].accesses - plain.hbm.by_array[n].accesses for n in both}
+    assert {n: m for n, m in added.items() if m} == {"O": 40, "dO": 40, "L": 10}
+    assert (sunk.hbm.by_array["sink"].reads, sunk.hbm.by_array["dsink"].writes) == (1, 1)
+    problem = flashsim.Problem.of(N=10, d=4, M=400, mask=Sink(1))
+    assert flashsim.count("q_outer", problem, blocks=(4, 3)).hbm.by_array["sink"].reads == 3
+    assert problem.in_hbm
+
+
+def test_what_is_no_sink_is_refused_by_name() -> None:
+    X = rng.normal(size=(6, 4))
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        (
+            "Sink's logits are nan; expected −∞, or numbers up to 1e[+]30",
+            lambda: Sink(float("nan")),
+        ),
+        ("Sink's logits are inf; expected", lambda: Sink(np.inf)),
+        ("Sink's logits has dtype", lambda: Sink("1")),
+        (
+            r"Sink's logits array has shape \(2,\); expected",
+            lambda: flashsim.forward("flash", X, X, X, mask=Sink([1, 2])),
+        ),
+        (
+            "expected one Sink at most",
+            lambda: flashsim.forward("flash", X, X, X, mask=Sink(1) & Sink(2)),
+        ),
+        (
+            "which may differ between heads",
+            lambda: flashsim.count(
+                "flash",
+                flashsim.Problem.checked(
+                    flashsim.Problem.of(N=4, d=2).shape,
+                    (2,),
+                    1,
+                    np.dtype("float32"),
+                    M=100,
+                    scale=None,
+                    causal=False,
+                    mask=Sink([1, 2]),
+                    dropout_p=0.0,
+                    seed=0,
+                    gqa="separate",
+                ),
+            ),
+        ),
+    ]
+    for said, call in refused:
+        with pytest.raises(ValueError, match=said):
+            call()
+    both = Sink([1, 2]) & Causal() & KeyPadding(3)
+    assert repr(both) == "Sink([1.0, 2.0]) & Causal() & KeyPadding(3)"
+    assert repr(both.without_sink()) == "Causal() & KeyPadding(3)"
+    assert Sink([1, 2]) == Sink([1.0, 2.0]) != Sink(1)
+    assert hash(Sink([1, 2])) == hash(Sink([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("off", ["its sum", "the logit"])
+def test_a_gradient_that_is_off_by_a_thousandth_exceeds_its_bound(
+    off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = rng.normal(size=(7, 3)).astype(np.float32)
+    run = flashsim.forward("q_outer", X, X, X, mask=Sink(1.0), blocks=(5, 4), M=200)
+
+    def part() -> float:
+        got = flashsim.backward("q_outer", run, X)
+        most = sink_gradient_bound(
+            X, X, X, X, sink=1.0, **backward_rounding("q_outer", run.blocks, got.blocks)
+        )
+        return of_bound(got.dsink, oracle_sink_gradient(X, X, X, X, sink=1.0), most)
+
+    assert part() < 0.1
+    if off == "its sum":
+        swap(sink_gradient.sink_gradient, "ds - rowsum", "ds - 1.001 * rowsum", monkeypatch)
+    else:
+        made = sink_gradient.WEIGHTS["L",]
+        monkeypatch.setitem(sink_gradient.WEIGHTS, ("L",), lambda s, L: made(0.999 * s, L))
+    assert part() > 1
+
+
+PLANTED: list[tuple[str, Any, str, str]] = [
+    (
+        "its weight is not in ℓ",
+        tile_masks.HeadSink.m,
+        "return column",
+        "self.l = 0.0; return column",
+    ),
+    ("heads of a group have the first one's", tile_masks.HeadSink._column, "% self._group", "* 0"),
+    (
+        "rows are counted from their block",
+        tile_masks.HeadSink._column,
+        "np.arange(first, end)",
+        "np.arange(end - first)",
+    ),
+    ("the gradient's sign", sink_gradient.sink_gradient, "ds - rowsum", "ds + rowsum"),
+    ("the gradient of every row alike", sink_gradient.sink_gradient, "P_sink_i() * ", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "function", "before", "after"), PLANTED, ids=[bug[0] for bug in PLANTED]
+)
+def test_a_sink_that_is_wrong_is_noticed(
+    what: str, function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Q, dO, K = (rng.normal(size=shape) for shape in ((2, 7, 3), (2, 7, 3), (1, 6, 3)))
+    s = np.array([1.0, -0.5])
+
+    def wrong() -> float:
+        run = flashsim.forward(
+            "q_outer", Q, K, K, mask=Sink(s), gqa="grouped", blocks=(5, 4), M=200
+        )
+        got = flashsim.backward("q_outer", run, dO)
+        want = attention(Q, K, K, sink=s), oracle_sink_gradient(Q, K, K, dO, sink=s)
+        return max(
+            float(np.abs(a - b).max()) for a, b in zip((run.O, got.dsink), want, strict=True)
+        )
+
+    assert wrong() < 1e-12
+    swap(function, before, after, monkeypatch)
+    assert wrong() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "statistics"), [("flash", 2), ("q_outer", 1), ("standard", 1)])
+def test_an_m_too_small_for_the_gradient_of_a_sink_is_refused_before_the_run(
+    name: str, statistics: int
+) -> None:
+    least = 2 + 2 * 7 + statistics
+    how: dict[str, Any] = {
+        "N": 3,
+        "d": 1,
+        "d_v": 7,
+        "mask": Sink(0.5),
+        "direction": "backward",
+        "blocks": (1, 1),
+    }
+    with pytest.raises(
+        ValueError,
+        match=f"too small for the gradient of a sink: with d_v = 7 it needs at least M = {least}",
+    ):
+        flashsim.count(name, M=least - 1, **how)
+    assert flashsim.count(name, M=least - 1, enforce=False, **how).sram.peak >= least
+
+
+def test_the_pass_for_the_gradient_is_counted_for_each_head() -> None:
+    X = np.random.default_rng(0).normal(size=(4, 6, 2))
+    how: dict[str, Any] = {"M": 100, "blocks": (3, 3)}
+    back = flashsim.backward(
+        "flash", flashsim.forward("flash", X, X, X, mask=Sink(0.5), **how), X, **how
+    )
+    counted = flashsim.count(
+        "flash", N=6, d=2, heads=4, mask=Sink(0.5), dtype="float64", direction="backward", **how
+    )
+    assert counted.hbm == back.hbm

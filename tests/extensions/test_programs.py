@@ -1,0 +1,413 @@
+"""Every program that is not attention: its counts are theory's, its lines are labelled, and it
+runs through the same rooms.
+"""
+
+import ast
+import inspect
+import pickle
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from flashsim import load_trace
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.record import Bug
+from flashsim.analysis.verify.beyond_attention import unnoticed
+from flashsim.analysis.verify.shared import drawn
+from flashsim.attention.matrices import Kind
+from flashsim.attention.shapes import Sizes
+from flashsim.extensions import approximate, kernels, mlp
+from flashsim.extensions.parts.kernel_functions import Radial
+from flashsim.extensions.programs import programs
+from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow
+from flashsim.memory.sram import Event
+from flashsim.simulate.matrices import count_program, run_program
+from flashsim.simulate.results import Result
+from flashsim.support.sizes import first
+from flashsim.theory import exact_program
+from flashsim.theory.matrices import matrix_forms
+from flashsim.tracing.observers import Ledger
+from flashsim.tracing.planting import planted
+from tests.helpers.cases import with_trace
+
+NAMES = sorted(programs())
+every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES], ids=NAMES)
+
+
+def lengths(program: MatrixProgram, pick: Any) -> Sizes:
+    """A length for each symbol."""
+    return Sizes(**{symbol: pick(symbol) for symbol in program.symbols})
+
+
+def index_of(program: MatrixProgram, operands: dict[str, Any]) -> dict[str, Any]:
+    """The operands that say where to go on."""
+    return {name: operands[name] for name, kind in program.operands.items() if kind.type == "index"}
+
+
+def test_records_and_forms_are_of_the_same_programs() -> None:
+    assert sorted(matrix_forms()) == NAMES
+    for name, program in programs().items():
+        assert program.name == name == program.run.__name__
+        assert pickle.loads(pickle.dumps(program)) is program
+        assert pickle.loads(pickle.dumps(matrix_forms()[name])) is matrix_forms()[name]
+        assert {*program.follows} <= {*program.kinds}
+        assert {*program.plane} <= {*program.symbols}
+    found = programs()["linformer"]  # what a record leaves out follows from the rest
+    assert (found.name, found.options, found.by, found.plane) == (
+        "linformer",
+        ("tau",),
+        ("B_r", "B_k"),
+        ("N", "k"),
+    )
+    assert found.follows == ("O", "L")
+    assert programs()["reformer"].plane == ("N", "N")
+    assert programs()["sparse_mlp_fused"].plane == ("N", "f")
+
+
+@every
+@given(data=st.data())
+def test_counts_are_theorys_array_by_array(program: MatrixProgram, data: st.DataObject) -> None:
+    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 16), label=symbol))
+    blocks = tuple(data.draw(st.integers(1, 16), label=name) for name in program.blocks)
+    operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
+    dtype = np.dtype(data.draw(st.sampled_from(["float16", "float32", "float64"])))
+    operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
+    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
+    run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
+    tally = count_program(
+        program,
+        sizes,
+        M=10**6,
+        blocks=blocks,
+        dtype=dtype,
+        options=options,
+        index=index_of(program, operands),
+    )
+    assert run.hbm == tally.hbm == want.hbm
+    assert all(
+        a.itemsize == program.kinds[name].dtype(dtype).itemsize
+        for name, a in run.hbm.by_array.items()
+    )
+    assert run.sram == tally.sram == want.sram
+    assert run.blocks == tally.blocks == want.blocks
+    assert tally.flops.matmul == want.matmul
+    with pytest.raises(SramOverflow):
+        run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
+
+
+@pytest.mark.parametrize("instead", ["None", "X", "(Y, Y)", 'HBM().empty("Y", (5, 5), float)'])
+def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
+    program = planted(
+        programs()["kernel_x_outer"], ("return Y  # line 13", f"return {instead}  # line 13")
+    )
+    with pytest.raises(MemoryModelError, match=r"'kernel_x_outer' .* returned .*; expected "):
+        small(program)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "enforce", "enforced"),
+    [
+        ((2, 2), None, True),
+        ((2, 2), True, True),
+        ((2, 2), False, False),
+        (None, None, False),
+        (None, True, True),
+    ],
+)
+def test_blocks_that_are_given_are_enforced_whatever_sizing_says(
+    blocks: Any, enforce: Any, enforced: bool
+) -> None:
+    how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
+    how["options"] = {"k": Radial("gaussian")}
+    sizes = {"N": 5, "n": 5, "d": 2, "e": 2}
+    assert count_program(programs()["kernel_x_outer"], sizes, **how).sram.enforced == enforced
+    assert exact_program("kernel_x_outer", sizes, **how).sram.enforced == enforced
+
+
+A = np.random.default_rng(0).normal(size=(5, 5))
+KERNEL = kernels.product(A, A, A, M=99)
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
+    "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
+    "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
+    (call, blocks), events = CALLS[name], list[Event]()
+    run, trace = with_trace(call, M=7, enforce=False, observers=[events.append], **blocks)
+    assert (run.sram.capacity, run.sram.enforced) == (7, False)
+    assert {*run.blocks.values()} == {2}
+    assert len(trace.events) == len(events) > 0
+    with pytest.raises(SramOverflow):
+        call(M=7, **blocks)
+    if call.func is not mlp.run:
+        assert not call(M=7, sizing="paper").sram.enforced
+    if name == "its gradient":
+        assert call().sram.capacity == 99  # the M of what it is of
+
+
+@every
+@given(data=st.data())
+def test_the_blocks_that_are_chosen_are_theorys(
+    program: MatrixProgram, data: st.DataObject
+) -> None:
+    if program.line_1 is None:
+        pytest.skip("its blocks must be given")
+    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 40), label=symbol))
+    options = drawn(program, sizes, (1,) * len(program.blocks))[1]
+    sizing = data.draw(st.sampled_from(["fit", "paper"]))
+    M = data.draw(st.integers(1, 3_000), label="M")
+    want = exact_program(program.name, sizes, M=M, sizing=sizing, options=options)
+    if sizing == "fit" and want.sram.peak > M:
+        with pytest.raises(
+            ValueError,
+            match=f"M = {M:,} elements is too small .* needs at least M = {want.sram.peak:,}$",
+        ):
+            count_program(program, sizes, M=M, options=options)
+        return
+    assume(sizing == "fit" or max(sizes.values()) <= M)
+    tally = count_program(program, sizes, M=M, sizing=sizing, options=options)
+    assert (tally.blocks, tally.hbm, tally.sram) == (want.blocks, want.hbm, want.sram)
+    assert sizing == "paper" or tally.sram.peak <= M
+
+
+@every
+def test_each_line_is_labelled_as_in_the_listing(program: MatrixProgram) -> None:
+    source = inspect.getsource(program.run)
+    listing = sys.modules[program.run.__module__].__doc__ or ""
+    numbers = {int(n) for n in re.findall(r"^    (\d+) ", listing, re.MULTILINE)}
+    labels = {int(n) for n in re.findall(r"# line (\d+)", source)}
+    assert labels == numbers == set(range(1, max(numbers) + 1))
+    lines = source.splitlines()
+    (function,) = ast.parse(source).body
+    assert ast.get_docstring(function)  # type: ignore[arg-type]
+    statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    for statement in statements[2:]:  # after the function and its docstring
+        if ast.unparse(statement) != "on_chip = sram.on_chip":
+            assert "# line" in lines[statement.lineno - 1]
+
+
+def small(program: MatrixProgram, **more: Any) -> Result:
+    """A run of a few tiles."""
+    sizes = lengths(program, lambda symbol: 5)
+    blocks = (2,) * len(program.blocks)
+    operands, options = drawn(program, sizes, blocks)
+    return run_program(program, operands, M=10**4, blocks=blocks, options=options, **more)
+
+
+@every
+def test_its_bugs_are_noticed_and_nothing_without_one(program: MatrixProgram) -> None:
+    assert program.bugs, "none to plant"
+    assert [*unnoticed(program)] == []
+
+
+def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = programs()["kernel_x_outer"]
+    turned = replace(
+        program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs)
+    )
+    assert [*unnoticed(turned)] == ["turned round"]
+    wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
+    monkeypatch.setattr(
+        "flashsim.analysis.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong}
+    )
+    assert [*unnoticed(program)] == ["none"]
+
+
+@every
+def test_it_can_be_stepped_through(program: MatrixProgram, tmp_path: Any) -> None:
+    ledger = Ledger()
+    _, trace = with_trace(small, program, observers=[ledger])
+    about = trace.about
+    assert (about.algorithm, about.title, about.words) == (
+        program.name,
+        program.title,
+        program.words,
+    )
+    assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
+    assert about.exact_peak == about.peak
+    assert {
+        event.label for event in trace.events if event.kind in ("load", "compute", "store")
+    } <= {f"line {line.split()[0]}" for line in about.listing}
+    assert dict(about.cuts).keys() == program.blocks.keys()
+    names = {event.name for event in trace.events} | {
+        name for event in trace.events for name, _ in event.resident
+    }
+    assert not names & {"a result", "an unnamed tile", "registers", "loop"}
+    moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
+    assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
+    # rows from anywhere are not tiles
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)
+    assert any(step.tile is not None for step in trace.steps) != gathers
+    # words of an order
+    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}
+    assert sum(each.elements for each in ledger.movements) == sum(
+        a.reads + a.writes for a in about.arrays
+    )
+    again = load_trace(trace.save(tmp_path / "t.json.gz"))
+    assert again.about == about
+    assert len(trace.html()) > 10_000
+
+
+@every
+def test_a_run_shows_itself(program: MatrixProgram) -> None:
+    run = small(program)
+    assert f"{run.hbm.accesses:,} HBM accesses" in repr(run)
+    assert run.to_dict()["sizes"] == dict(run.problem.lengths)
+    assert '"by_array"' in run.to_json()
+    with pytest.raises(AttributeError, match="the result has no 'nothing'"):
+        run.nothing  # noqa: B018
+    assert pickle.loads(pickle.dumps(run)).hbm == run.hbm
+
+
+@every
+@pytest.mark.parametrize("how", ["missing", "shape", "axes", "empty", "NaN", "dtype", "text"])
+def test_operands_that_do_not_fit_are_refused(program: MatrixProgram, how: str) -> None:
+    sizes = lengths(program, lambda symbol: 5)
+    blocks = (2,) * len(program.blocks)
+    operands, options = drawn(program, sizes, blocks)
+    floats = [name for name, kind in program.operands.items() if kind.type == "inputs"]
+    last = floats[-1]
+    array = operands[last]
+    operands[last] = {
+        "missing": None,
+        "shape": np.ones((len(array) + 1, array.shape[1] + 1)),
+        "axes": np.ones((2, 2, 2)),
+        "empty": array[:0],
+        "NaN": np.full_like(array, np.nan),
+        "dtype": array.astype(np.complex128),
+        "text": "X",
+    }[how]
+    if how == "missing":
+        del operands[last]
+    with pytest.raises(
+        ValueError, match="operands are" if how == "missing" else rf"^{last} (has|is|holds) "
+    ):
+        run_program(program, operands, blocks=blocks, options=options)
+    if how == "dtype" and len(floats) > 1:
+        operands[last] = array.astype(np.float32)
+        with pytest.raises(
+            ValueError, match=f"{floats[0]} has dtype float64 and {last} has dtype float32"
+        ):
+            run_program(program, operands, blocks=blocks, options=options)
+
+
+@every
+def test_sizes_that_are_none_are_refused(program: MatrixProgram) -> None:
+    sizes = lengths(program, lambda symbol: 5)
+    blocks = (2,) * len(program.blocks)
+    options = drawn(program, sizes, blocks)[1]
+    index = index_of(program, drawn(program, sizes, blocks)[0])
+    first = program.symbols[0]
+    for wrong, match in (
+        ({"sizes": {**sizes, first: 0}}, f"{first} is 0; expected at least 1"),
+        ({"sizes": {}}, "sizes are none; expected"),
+        ({"blocks": 3}, r"blocks is 3; expected \("),
+        ({"blocks": (2,) * (len(blocks) + 1)}, r"blocks is \(.*\); expected \("),
+        ({"blocks": (0,) * len(blocks)}, "blocks, .*, is 0; expected at least 1"),
+        ({"options": {"nosuch": 1}}, "options are nosuch; expected"),
+        ({"index": {"nosuch": 1}}, "index holds nosuch; expected"),
+        ({"M": 0}, "M is 0"),
+        ({"dtype": "int8"}, "dtype int8 is not supported"),
+        ({"blocks": None, "sizing": "none"}, "unknown sizing 'none'"),
+    ):
+        arguments: dict[str, Any] = {"blocks": blocks, "options": options, "index": index, **wrong}
+        lengths_: Any = arguments.pop("sizes", sizes)
+        with pytest.raises(ValueError, match=match):
+            count_program(program, lengths_, **arguments)
+        del arguments["index"]
+        if not wrong.keys() & {"options", "index"}:
+            with pytest.raises(
+                ValueError, match=match.replace("unknown sizing", "no closed form for sizing")
+            ):
+                exact_program(program.name, lengths_, **arguments)
+    with pytest.raises(ValueError, match="no closed form for 'nosuch'"):
+        exact_program("nosuch", sizes)
+
+
+def test_sizes_do_not_change() -> None:
+    sizes = Sizes(N=3, d=4)
+    unsound: Any = sizes
+    with pytest.raises(AttributeError, match=r"N is 3; sizes do not change"):
+        unsound.N = 5
+    with pytest.raises(TypeError, match="item assignment"):
+        unsound["N"] = 5
+    with pytest.raises(AttributeError, match="there is no size 'M'; there are N, d"):
+        _ = sizes.M
+    assert sizes == {"N": 3, "d": 4} == pickle.loads(pickle.dumps(sizes)) == {**sizes}
+    assert (sizes.N, sizes["d"], sizes.get("e", 1), repr(sizes)) == (3, 4, 1, "N = 3, d = 4")
+
+
+def test_the_first_size_is_found_by_halving() -> None:
+    """Up by doubling, then between the last two powers of two: n = 1000 takes 11 questions and
+    9.
+    """
+    for least in (1, 2, 3, 64, 1000):
+        asked: list[int] = []
+
+        def enough(n: int, least: int = least, asked: list[int] = asked) -> bool:
+            asked.append(n)
+            return n >= least
+
+        assert first(enough) == least
+        assert len(asked) <= max(1, 2 * (least - 1).bit_length())
+
+
+def test_in_a_notebook_a_run_is_a_table() -> None:
+    program = programs()["kernel_x_outer"]
+    assert small(program)._repr_html_().startswith("<table")
+
+
+@pytest.mark.parametrize("asked", ["count", "exact"])
+@pytest.mark.parametrize(
+    ("module", "sizes", "wrong"),
+    [
+        (kernels, {"N": 4, "d": 2}, ("size", "options", "index")),
+        (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options")),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_an_argument_that_there_is_not_is_named(
+    module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str
+) -> None:
+    for name in wrong:
+        with pytest.raises(TypeError, match=rf"^{asked} takes no argument '{name}'"):
+            getattr(module, asked)(**sizes, **{name: (2,)})
+
+
+def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
+    def keeps(hbm: Any, sram: Any, X: Any, blocks: Any) -> Any:
+        s = hbm.empty("s", (X.shape[0], 1), X.dtype, "output")
+        X_i = X.divide(blocks.B)
+        s_i = s.divide(blocks.B)
+        kept = []
+        for i in sram.loop(len(X_i)):
+            x = sram.load(X_i[i])
+            kept.append(x * 1)
+        for i in sram.loop(len(X_i)):
+            sram.store(s_i[i], sram.on_chip(kept[i].sum(axis=1, keepdims=True)))
+        return s
+
+    kinds: dict[str, Any] = {
+        "operands": {"X": Kind("N", "d")},
+        "returns": {"s": Kind("N", "1")},
+        "blocks": {"B": "N"},
+    }
+    program = MatrixProgram(title="Row sums", run=keeps, **kinds)
+    X = np.random.default_rng(0).normal(size=(40, 4))
+    with pytest.raises(MemoryModelError, match=r"'keeps' \(Row sums\) returned s with NaN in it"):
+        run_program(program, {"X": X}, M=100, blocks=(5,))
+    with pytest.raises(NotOnChip, match="a turn that has ended"):
+        count_program(program, {"N": 40, "d": 4}, M=100, blocks=(5,))

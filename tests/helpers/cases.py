@@ -1,0 +1,448 @@
+"""Attention problems for property tests: regime + small shape + seed, so that failures shrink to
+something readable.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.attention.masks.dropout import keep_mask
+from flashsim.attention.masks.rules import All, Both, Mask
+from flashsim.attention.shapes import Shape
+from flashsim.memory.errors import MemoryModelError, SramOverflow
+from flashsim.memory.sram import Observer
+from flashsim.tracing import Recorder, Trace, traced
+from flashsim.tracing.planting import mutated
+from tests import masks
+
+Array = NDArray[Any]
+# for what is asked of each of many algorithms
+FEW = settings(max_examples=settings().max_examples // 2)
+DTYPES = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def _gaussian(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return q, k
+
+
+def _rising(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return np.abs(q), np.linspace(0, 30, len(k))[:, None] + np.zeros_like(k)
+
+
+def _falling(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return np.abs(q), np.linspace(30, 0, len(k))[:, None] + np.zeros_like(k)
+
+
+def _equal(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return q, np.ones_like(k)
+
+
+def _massive(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return np.sign(q) / q.shape[1], np.sign(k) * 5e4
+
+
+def _very_negative(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return np.ones_like(q) / q.shape[1], k - 1e4
+
+
+def _mostly_masked_like(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    """All keys but a few look masked, as by a large negative bias."""
+    live = rng.random((len(k), 1)) < 0.2
+    return np.ones_like(q) / q.shape[1], np.where(live, k, -3e4)
+
+
+def _outliers(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return q, k + 30 * (rng.random(k.shape) < 0.05) * rng.normal(size=k.shape)
+
+
+def _ties(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    return np.round(q), np.round(k)
+
+
+REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Array]]] = {
+    "gaussian": _gaussian,
+    "rising": _rising,
+    "falling": _falling,
+    "all equal": _equal,
+    "±5·10⁴": _massive,
+    "all very negative": _very_negative,
+    "masked-like": _mostly_masked_like,
+    "outliers": _outliers,
+    "ties": _ties,
+}
+
+
+Masked = tuple[Any, Array | None]  # what `forward` is given as its mask, and what that must mean
+
+
+def _causal(n: int, k: int) -> Array:
+    return np.array([[j <= i + k - n for j in range(k)] for i in range(n)])
+
+
+def _window(n: int, k: int, left: int, right: int) -> Array:
+    return np.array(
+        [[i + k - n - left <= j <= i + k - n + right for j in range(k)] for i in range(n)]
+    )
+
+
+def _first(n: int, k: int, keys: int) -> Array:
+    return np.array([[j < keys for j in range(k)] for _ in range(n)])
+
+
+def _dense(rng: np.random.Generator, n: int, k: int, share: float = 0.6) -> Array:
+    return np.asarray(rng.random((n, k)) < share)
+
+
+def _padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    keys = int(rng.integers(0, k + 1))
+    return KeyPadding(keys), _first(n, k, keys)
+
+
+def _window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right = (int(side) for side in rng.integers(0, 6, size=2))
+    return SlidingWindow(left, right), _window(n, k, left, right)
+
+
+def _dense_mask(share: float) -> Callable[[np.random.Generator, int, int], Masked]:
+    def make(rng: np.random.Generator, n: int, k: int) -> Masked:
+        allowed = _dense(rng, n, k, share)
+        return allowed, allowed
+
+    return make
+
+
+def _broadcast_mask(
+    rows: bool, cols: bool, flat: bool = False
+) -> Callable[[np.random.Generator, int, int], Masked]:
+    def make(rng: np.random.Generator, n: int, k: int) -> Masked:
+        array = _dense(rng, n if rows else 1, k if cols else 1)
+        return (array[0] if flat else array), np.broadcast_to(array, (n, k))
+
+    return make
+
+
+def _first_keys_masked(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """Most rows lose their first keys, perhaps whole tiles of them, perhaps all."""
+    starts = rng.integers(0, k + 1, size=n)
+    allowed = np.arange(k)[None, :] >= starts[:, None]
+    return Dense(allowed), allowed
+
+
+def _causal_and_padding(rng: np.random.Generator, n: int, k: int) -> Masked:
+    keys = int(rng.integers(0, k + 1))
+    return Causal() & KeyPadding(keys), _causal(n, k) & _first(n, k, keys)
+
+
+def _offset_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """Causal, query 0 at a position of its own: top-left and beyond either end included."""
+    offset = (0, k - n, int(rng.integers(-n - 2, k + 3)))[rng.integers(3)]
+    return Causal(offset=offset), np.array([[j <= i + offset for j in range(k)] for i in range(n)])
+
+
+def _offset_window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right, offset = (int(side) for side in rng.integers((0, 0, -n - 2), (6, 6, k + 3)))
+    return SlidingWindow(left, right, offset=offset), _window(
+        n, k, left - offset + k - n, right + offset - k + n
+    )
+
+
+def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    rows = int(rng.integers(0, n + 1))
+    return QueryPadding(rows), _first(k, n, rows).T
+
+
+def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """One entry of a padded batch: queries and keys of lengths of their own, causal from the end
+    of both.
+    """
+    rows = int(rng.integers(0, n + 1))
+    keys = int(rng.integers(0, k + 1))
+    left = int(rng.integers(-1, 7))
+    mask = (
+        QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
+    )
+    within = _window(n, k, n + k if left == -1 else left, n + k)
+    causal = np.array([[j <= i + keys - rows for j in range(k)] for i in range(n)])
+    return mask, _first(k, n, rows).T & within & causal & _first(n, k, keys)
+
+
+def _all_together(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right, keys = (int(side) for side in rng.integers((2, 0, k // 2), (9, 6, k + 1)))
+    a = _dense(rng, n, k, 0.9)
+    b = _dense(rng, 1, k, 0.9)
+    allowed: Array = a & _window(n, k, left, right) & _first(n, k, keys) & b
+    return Dense(a) & SlidingWindow(left, right) & (KeyPadding(keys) & Dense(b)), allowed
+
+
+MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
+    "none": lambda rng, n, k: (None, None),
+    "causal": lambda rng, n, k: (Causal(), _causal(n, k)),
+    "padding": _padding_mask,
+    "window": _window_mask,
+    "window, left open": lambda rng, n, k: (SlidingWindow(-1, 2), _window(n, k, n + k, 2)),
+    "dense": _dense_mask(0.6),
+    "dense, few": _dense_mask(0.1),
+    "dense (1, N_k)": _broadcast_mask(False, True),
+    "dense (N_k,)": _broadcast_mask(False, True, flat=True),
+    "dense (N_q, 1)": _broadcast_mask(True, False),
+    "dense (1, 1)": _broadcast_mask(False, False),
+    "first keys": _first_keys_masked,
+    "causal & padding": _causal_and_padding,
+    "all together": _all_together,
+    "causal, offset": _offset_mask,
+    "window, offset": _offset_window_mask,
+    "query padding": _query_padding_mask,
+    "packed entry": _packed_entry,
+    **{  # and those in files of their own
+        file.name: import_module(f"{masks.__name__}.{file.name}").mask
+        for file in pkgutil.iter_modules(masks.__path__)
+    },
+}
+DROPOUTS = (0.0, 0.3, 0.9)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, and how to tile it. What is masked is said twice: to `forward`, and here in
+    plain words.
+    """
+
+    regime: str
+    N_q: int
+    N_k: int
+    d: int
+    d_v: int
+    dtype: str
+    seed: int
+    B_r: int
+    B_c: int
+    mask: str = "none"
+    dropout_p: float = 0.0
+
+    def inputs(self) -> tuple[Array, Array, Array]:
+        rng = np.random.default_rng(self.seed)
+        q, k, v = (
+            rng.normal(size=s)
+            for s in ((self.N_q, self.d), (self.N_k, self.d), (self.N_k, self.d_v))
+        )
+        q, k = REGIMES[self.regime](rng, q, k)
+        return (
+            q.astype(DTYPES[self.dtype]),
+            k.astype(DTYPES[self.dtype]),
+            v.astype(DTYPES[self.dtype]),
+        )
+
+    def dO(self) -> Array:
+        """Random; small where keys are so large that dQ would overflow float16, which is
+        refused.
+        """
+        rng = np.random.default_rng((self.seed, 1))
+        Q, K, _ = self.inputs()
+        large = max(np.abs(Q.astype(float)).max(), np.abs(K.astype(float)).max()) > 100
+        size = 2.0**-10 if self.dtype == "float16" and large else 1.0
+        return (size * rng.normal(size=(self.N_q, self.d_v))).astype(DTYPES[self.dtype])
+
+    def masked(self) -> Masked:
+        return MASKS[self.mask](np.random.default_rng((self.seed, 2)), self.N_q, self.N_k)
+
+    def for_algorithm(self, name: str) -> Case:
+        """Without a mask, and without dropout, where the algorithm of that name has none."""
+        parts = FORWARD[name].parts
+        mask = self.mask if "MASK" in parts else "none"
+        return replace(self, mask=mask, dropout_p=self.dropout_p if "dropout" in parts else 0.0)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """As `count` takes it."""
+        return {"N_q": self.N_q, "N_k": self.N_k, "d": self.d, "d_v": self.d_v}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `forward` takes mask and dropout."""
+        return {"mask": self.masked()[0], "dropout_p": self.dropout_p, "seed": self.seed}
+
+    @property
+    def oracle(self) -> dict[str, Any]:
+        """As the reference and its bounds take them."""
+        kept = keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k) if self.dropout_p else None
+        return {"mask": self.masked()[1], "keep": kept, "dropout_p": self.dropout_p}
+
+
+def cases(
+    max_n: int = 20,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    masks: tuple[str, ...] = ("none",),
+    dropouts: tuple[float, ...] = (0.0,),
+    regimes: tuple[str, ...] = tuple(REGIMES),
+) -> st.SearchStrategy[Case]:
+    lengths = st.integers(1, max_n)
+    blocks = st.integers(1, max_n + 10)  # B > N included
+    return st.builds(
+        Case,
+        regime=st.sampled_from(regimes),
+        N_q=lengths,
+        N_k=lengths,
+        d=st.integers(1, 9),
+        d_v=st.integers(1, 9),
+        dtype=st.sampled_from(dtypes),
+        seed=st.integers(0, 2**16),
+        B_r=blocks,
+        B_c=blocks,
+        mask=st.sampled_from(masks),
+        dropout_p=st.sampled_from(dropouts),
+    )
+
+
+def full_cases(max_n: int = 20, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
+    """Every mask and dropout; features off come first, so that failures shrink to them."""
+    return cases(max_n, dtypes, tuple(MASKS), DROPOUTS)
+
+
+def forward_of(name: str) -> str:
+    """The forward pass that a pass of that name belongs to."""
+    return BACKWARD[name].forward_pass if name in BACKWARD else name
+
+
+def room_for(B_r: int, B_c: int, d: int, d_v: int, N_k: int) -> int:
+    """Enough SRAM for any algorithm here with these blocks, forward and backward."""
+    return 3 * (B_r + B_c) * (d + d_v) + 5 * B_r * B_c + 8 * B_r + N_k + 8
+
+
+def of_bound(got: Array, want: Array, bound: Array) -> float:
+    """Return the largest error as a part of its bound: at most 1 if all is well, ∞ where NaN is.
+
+    No bound, ∞, is for what overflows the type it is kept in.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.abs(np.asarray(got).astype(np.float64) - want)
+        part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
+    part = np.where(np.isnan(part), np.inf, part)
+    return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
+
+
+def same(
+    got: flashsim.Result | flashsim.Result | flashsim.Result, want: flashsim.Result | theory.Exact
+) -> None:
+    """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
+    assert got.hbm.by_array == want.hbm.by_array
+    assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+
+
+def refused(*calls: tuple[str, Callable[[], object]]) -> None:
+    """Ask of each call for an error with these words."""
+    for match, call in calls:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+def _dense_parts(mask: Mask | None) -> Mask:
+    """What is left of a mask of which every tile is live, as far as positions tell."""
+    if isinstance(mask, Both):
+        return _dense_parts(mask.a) & _dense_parts(mask.b)
+    return mask if isinstance(mask, Dense | Tree) else All()
+
+
+def count_equals_theory(algorithm: Algorithm, drawn: dict[str, Any]) -> None:
+    """Ask the same of both."""
+    want = theory.exact(algorithm.name, **drawn)
+    try:
+        tally = flashsim.count(algorithm.name, **drawn)
+    except SramOverflow:
+        assert want.sram.enforced
+        assert want.sram.peak > want.sram.capacity
+        return
+    except ValueError:  # "fit": not even blocks of one row
+        assert drawn["sizing"] == "fit"
+        every_tile = {**drawn, "block_mask": None}
+        if {"live", "splits"} & {*algorithm.parts}:
+            every_tile |= {"mask": _dense_parts(drawn["mask"]), "causal": False}
+        own = [option for option in FORWARD[algorithm.forward_pass].options if option.name in drawn]
+        every_tile |= {
+            option.name: None
+            for option in own
+            if isinstance(option.check(drawn[option.name]), Mask)
+        }
+        whole = theory.exact(algorithm.name, **every_tile)
+        assert whole.sram.peak > whole.sram.capacity
+        assert whole.blocks.B_r == whole.blocks.B_c == 1
+        return
+    same(tally, want)
+    assert tally.flops.matmul == want.matmul
+    assert not want.sram.enforced or want.sram.peak <= want.sram.capacity
+
+
+def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:
+    """Give a function, wherever it is known already, the code of its mutant."""
+    patch.setattr(function, "__code__", mutated(function, (before, after)).__code__)
+
+
+def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
+    """Return those of the checks `by` that do not object, having run no more than it takes."""
+    left = set(by)
+    while left and (check := next(objections, None)) is not None:
+        left.discard(check)
+    return left
+
+
+def on_each(
+    cases: Iterable[Case],
+    objections: Callable[..., Iterator[str]],
+    algorithm: Algorithm,
+    *more: Any,
+) -> Iterator[str]:
+    """Run on each case, and yield the checks that object: "refused", too, where that is an
+    error.
+    """
+    with np.errstate(all="ignore"):
+        for case in cases:
+            try:
+                yield from objections(algorithm, case, *more)
+            except (MemoryModelError, LookupError, ValueError):
+                yield "refused"
+
+
+def exact_of(name: str, **asked: Any) -> theory.Exact | None:
+    """By formula; None where tiles are skipped that a mask without a band leaves empty."""
+    try:
+        return theory.exact(name, **asked)
+    except theory.NoClosedForm:
+        if asked["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
+            raise
+        return None
+
+
+def operands(
+    N: int, d: int, e: int, seed: int = 0, dtype: str = "float64"
+) -> tuple[Array, Array, Array]:
+    """Q, K, V of a program that takes them."""
+    rng = np.random.default_rng(seed)
+    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
+    return Q, K, V
+
+
+def with_trace(
+    call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
+) -> tuple[Any, Trace]:
+    """What a call returns that takes observers, and its trace."""
+    recorder = Recorder()
+    run = call(*given, observers=[*observers, recorder], **options)
+    return run, traced(recorder, run)

@@ -1,0 +1,1 @@
+"""The house as a whole: docs, structure, types."""

@@ -1,0 +1,505 @@
+"""The house: what imports what, and what is said in one place only."""
+
+import ast
+import io
+import subprocess
+import sys
+import threading
+import tokenize
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from inspect import getdoc, signature
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import devices, serving
+from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
+from flashsim.analysis.verify import checks
+
+ROOT = Path(flashsim.__file__).parent
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+MODULES = {
+    ".".join(("flashsim", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+STATEMENTS = ast.stmt, ast.excepthandler, ast.match_case
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every statement, but those under `if TYPE_CHECKING`, which never run."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, STATEMENTS) and not (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
+            yield node
+            yield from statements(node)
+
+
+parsed = cache(ast.parse)
+
+
+def imported(source: str, nodes: Callable[[ast.AST], Iterator[ast.AST]] = statements) -> set[str]:
+    """The modules of flashsim that a source imports, in functions too. A name of a package is
+    its submodule, if it has one.
+    """
+    found = set()
+    for node in nodes(parsed(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
+    return found & MODULES.keys()
+
+
+def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Sets of modules that reach each other."""
+    reached = {name: set(to) for name, to in graph.items()}
+    for middle in graph:
+        for name, to in reached.items():
+            if middle in to:
+                reached[name] = to | reached[middle]
+    return {frozenset(b for b in graph if b in reached[a] and a in reached[b]) for a in graph} - {
+        frozenset()
+    }
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert (
+        cycles({name: imported(path.read_text(encoding="utf-8")) for name, path in MODULES.items()})
+        == set()
+    )
+
+
+ROOMS = [
+    "version",
+    "support",
+    "memory",
+    "attention",
+    "algorithms",
+    "theory",
+    "reference",
+    "drawing",
+    "simulate",
+    "tracing",
+    "extensions",
+    "devices",
+    "serving",
+    "hardware",
+    "analysis",
+    "testing",
+    "gpu",
+    "learn",
+    "plots",
+    "cli",
+]
+SIBLINGS = {
+    ("algorithms", "theory"),
+    ("theory", "algorithms"),
+    ("theory", "reference"),
+    ("reference", "theory"),
+}
+
+
+def named(source: str) -> set[str]:
+    """The modules that a source imports in any way: in functions, under `if TYPE_CHECKING`, or
+    by name, as a string.
+    """
+    strings = {
+        node.value
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return imported(source, ast.walk) | (strings & MODULES.keys())
+
+
+def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:
+    """The pairs of rooms, (a, b), where a imports what is in b."""
+    found = {
+        (name, to)
+        for name, source in sources.items()
+        for to in named(source)
+        if to.count(".") and name.count(".")
+    }
+    return {(a.split(".")[1], b.split(".")[1]) for a, b in found}
+
+
+def upward(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    return {
+        (a, b)
+        for a, b in pairs
+        if a != b and (ROOMS.index(b) > ROOMS.index(a) or (a, b) in SIBLINGS)
+    }
+
+
+def test_imports_run_downwards() -> None:
+    sources = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in MODULES.items()
+        if name != "flashsim.__main__"
+    }
+    assert not upward(arrows(sources))
+
+
+def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
+    inside = "def f():\n    from flashsim.plots import plot_run\n"
+    for_types = "if TYPE_CHECKING:\n    from flashsim.tracing import Trace\n"
+    by_name = 'import_module("flashsim.theory.form")'
+    found = arrows(
+        {
+            "flashsim.memory.a": inside,
+            "flashsim.simulate.a": for_types,
+            "flashsim.algorithms.a": by_name,
+        }
+    )
+    assert upward(found) == {
+        ("memory", "plots"),
+        ("simulate", "tracing"),
+        ("algorithms", "theory"),
+    }
+    assert not upward(arrows({"flashsim.simulate.a": "from flashsim.memory.sram import HBM"}))
+
+
+def way(call: Callable[[], object], file: str, function: str) -> tuple[int, int]:
+    """How many calls of flashsim's functions, in how many files, a call makes before it calls
+    the function in that file.
+    """
+    call()  # what is cached is looked up once
+    calls: list[str] = []
+    arrived = False
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal arrived
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(str(ROOT)) or arrived:
+            return
+        arrived = Path(code.co_filename).stem == file and code.co_name == function
+        if not arrived:
+            calls.append(code.co_filename)
+
+    before = sys.getprofile()
+    threading.setprofile(note)  # devices run in threads
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+    assert arrived
+    return len(calls), len({*calls})
+
+
+X = np.random.default_rng(0).normal(size=(12, 4))
+RUN = flashsim.forward("flash", X, X, X, M=104)
+
+
+def forward(**how: Any) -> None:
+    flashsim.forward("flash", X, X, X, M=104, **how)
+
+
+def backward() -> None:
+    flashsim.backward("flash", RUN, X, blocks=(2, 2))
+
+
+def directly() -> None:
+    hbm = flashsim.HBM()
+    Q, K, V = (hbm.place(name, X) for name in "QKV")
+    flash_basic(hbm, flashsim.SRAM(hbm, 104), Q, K, V, flashsim.Blocks(4, 3, N_q=12, N_k=12))
+
+
+# to line 1 of what, in how many calls and files at most
+WAYS: list[tuple[Callable[[], object], str, str, int, int]] = [
+    (directly, "algorithm_1_flash_basic", "flash_basic", 20, 3),
+    (partial(forward, blocks=(4, 3)), "algorithm_2_flash", "flash", 71, 13),
+    # and the search for the largest blocks that fit, by the closed form
+    (forward, "algorithm_2_flash", "flash", 257, 19),
+    (backward, "algorithm_4_flash_backward", "flash_backward", 116, 17),
+    (
+        partial(serving.count, "paged", queries=[3, 4], keys=[20, 30], d=4, page=4, M=500),
+        "paged",
+        "paged",
+        109,
+        15,
+    ),
+    (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", 140, 18),
+]
+
+
+@pytest.mark.parametrize(("call", "file", "function", "calls", "files"), WAYS)
+def test_the_way_to_line_1_is_short(
+    call: Callable[[], object], file: str, function: str, calls: int, files: int
+) -> None:
+    made, seen = way(call, file, function)
+    assert made <= calls
+    assert seen <= files
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "draw_house.py"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout in (SCRIPTS.parent / "docs/code.md").read_text(encoding="utf-8")
+
+
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.INDENT,
+    tokenize.NEWLINE,
+    tokenize.NL,
+}
+
+
+def tokens_by_line(source: str) -> list[int]:
+    """Return how many tokens begin on each line that has code. Docstrings and comments are none."""
+    tree = ast.parse(source)
+    texts = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = Counter(token.start[0] for token in tokens if token.type not in LAYOUT)
+    return [number for line, number in lines.items() if line not in texts]
+
+
+@pytest.mark.parametrize(
+    ("room", "mean", "full"),
+    [
+        ("flashsim", 9.1, 5.4),
+        ("tests", 10.7, 7.9),
+        ("scripts", 9.7, 6.0),
+        ("docs", 7.9, 3.2),
+    ],
+)
+def test_lines_are_not_filled(
+    room: str, mean: float, full: float, record_property: Callable[[str, object], None]
+) -> None:
+    """Tokens a line are a thermometer: today's values are the ceilings, so that it gets no worse.
+    `pytest --junit-xml` reports them.
+
+    mean  tokens per line of code
+    full  percentage of lines with more than 25 tokens
+    """
+    files = (SCRIPTS.parent / room).rglob("*.py")
+    lines = [number for path in files for number in tokens_by_line(path.read_text("utf-8"))]
+    found_mean = sum(lines) / len(lines)
+    found_full = 100 * sum(number > 25 for number in lines) / len(lines)
+    record_property("tokens per line", found_mean)
+    record_property("% of lines above 25 tokens", found_full)
+    print(f"{room}: {found_mean:.2f} tokens per line, {found_full:.2f}% of lines above 25")
+    assert found_mean <= mean
+    assert found_full <= full
+
+
+def test_the_formatter_skips_nothing() -> None:
+    skip = "# fmt: " + "skip"
+    for room in ("flashsim", "tests", "scripts", "docs"):
+        for path in (SCRIPTS.parent / room).rglob("*.py"):
+            assert skip not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize(
+    ("module", "most"), [("flashsim", 1), ("flashsim.memory", 17), ("flashsim.simulate.api", 66)]
+)
+def test_an_import_loads_few_modules(module: str, most: int) -> None:
+    """Algorithms' own files are not counted: another one costs nothing here."""
+    code = (
+        f"import sys, {module}\n"
+        "records = {name for name, found in sys.modules.items() if 'ALGORITHM' in vars(found)}\n"
+        "print(sum(name.split('.')[0] == 'flashsim' for name in sys.modules.keys() - records), "
+        "*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    number, *loaded = done.stdout.split()
+    assert int(number) <= most
+    assert not {"matplotlib", "flashsim.tracing", "flashsim.plots", "flashsim.gpu"} & {*loaded}
+
+
+FILLED = {  # as something goes on
+    "gpu.launching.Repeated",
+    "hardware.cache.CacheTraffic",
+    "learn.exercises.judging.Turns",
+    "memory.hbm.Storage",
+    "memory.network._Message",
+    "memory.network._Posted",
+    "simulate.outcome.Outcome",
+    "testing.running.Survey",
+    "testing.running.Tally",
+    "tracing.observers.InductionInvariant",
+    "tracing.observers.Ledger",
+}
+
+
+def test_records_do_not_change() -> None:
+    """Dataclasses are frozen, but those that are filled."""
+    found = set()
+    for module, path in MODULES.items():
+        tree = parsed(path.read_text(encoding="utf-8"))
+        for record in (node for node in statements(tree) if isinstance(node, ast.ClassDef)):
+            said = " ".join(map(ast.unparse, record.decorator_list))
+            if "dataclass" in said and "frozen=True" not in said:
+                found.add(f"{module}.{record.name}".removeprefix("flashsim."))
+    assert found == FILLED
+
+
+def always_true(asked: ast.expr) -> bool:
+    """Whether an expression is true whatever the code under test does: `… or True`, a tuple,
+    `"words"`, `x == x`.
+    """
+    if isinstance(asked, ast.BoolOp):
+        return (any if isinstance(asked.op, ast.Or) else all)(map(always_true, asked.values))
+    if (
+        isinstance(asked, ast.Compare)
+        and len(asked.ops) == 1
+        and isinstance(asked.ops[0], ast.Eq | ast.Is)
+    ):
+        called = any(isinstance(node, ast.Call) for node in ast.walk(asked))  # twice, it may differ
+        return not called and ast.dump(asked.left) == ast.dump(asked.comparators[0])
+    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (
+        isinstance(asked, ast.Tuple) and bool(asked.elts)
+    )
+
+
+def test_every_assert_can_fail() -> None:
+    folder = Path(__file__).parents[1]
+    sources = [*folder.rglob("*.py"), *MODULES.values(), *SCRIPTS.rglob("*.py")]
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in sources
+        for node in statements(parsed(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert) and always_true(node.test)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("cannot", "can"),
+    [
+        ("f(x) == 1 or True", "f(x) == 1 or y"),
+        ("f(x) == 1 or 'why'", "f(x) == 1 or None"),
+        ("(f(x), 'why')", "()"),
+        ("x.y is x.y", "x.y is x.z"),
+        ("x == x", "f(x) == f(x)"),
+        ("True and 1", "True and x"),
+    ],
+)
+def test_an_assert_that_cannot_fail_is_found(cannot: str, can: str) -> None:
+    assert always_true(ast.parse(cannot, mode="eval").body)
+    assert not always_true(ast.parse(can, mode="eval").body)
+
+
+def test_a_cycle_is_found() -> None:
+    lazy = (
+        "def f():\n    from flashsim.attention.masks.rules import All\n\nif TYPE_CHECKING:\n    import "
+        "flashsim.simulate.api\n"
+    )
+    assert imported(lazy) == {"flashsim.attention.masks.rules"}
+    assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {
+        frozenset("bc"),
+        frozenset("d"),
+    }
+
+
+def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_path: Path) -> None:
+    wheel = tmp_path / "flashsim.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in MODULES.values():
+            archive.write(path, path.relative_to(ROOT.parent))
+    code = f"import sys; sys.path.insert(0, {str(wheel)!r}); import flashsim"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own "
+        "sources: "
+        "expected it installed, or unpacked"
+    )
+
+
+def test_its_own_files_are_told_from_others_however_its_folder_is_spelt() -> None:
+    spelt = str(ROOT.parent / "tests" / "..")
+    code = f"import sys; sys.path.insert(0, {spelt!r}); import flashsim.memory.source as s; "
+    code += (
+        "assert '..' in s.__file__, s.__file__; assert "
+        "s.site_of.__code__.co_filename.startswith(s.PACKAGE), s.PACKAGE"
+    )
+    for spelt in (code, code.replace("/..", "/.././").replace("'..'", "'/./'")):
+        subprocess.run([sys.executable, "-c", spelt], check=True)
+
+
+HEAVY = [
+    "matplotlib",
+    "rich",
+    "ml_dtypes",
+    "safetensors",
+    "threadpoolctl",
+    "cupy",
+    "torch",
+    "hypothesis",
+    "secrets",
+]
+LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
+ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor what it did before
+    ("", [*HEAVY, *(f"flashsim.{name}" for name in LATER)]),
+    # of a megabyte
+    ("x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])", ["numpy.ma"]),
+    (
+        "flashsim.prove(N=256, d=16, M=2000)._repr_html_().index('<svg')",
+        ["matplotlib", "IPython", "flashsim.plots"],
+    ),
+    ("found = flashsim.sweep(N=8, d=4); found.to_csv(), found.as_text()", ["pandas", "matplotlib"]),
+    (
+        "from flashsim.analysis.verify import chapter, run; assert run([chapter.tree_masks])[0].holds",
+        ["joblib"],
+    ),
+    ("import flashsim.testing.wrapping", ["torch", "jax", "cupy"]),
+    ("import flashsim.learn.gallery", ["flashsim.cli"]),
+    ("import flashsim.gpu, flashsim.cli", ["cupy"]),
+    ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
+]
+
+
+def test_what_is_needed_later_is_imported_later() -> None:
+    code = "import sys, numpy as np, flashsim\n"
+    for done, absent in ONE_AFTER_ANOTHER:
+        code += f"{done}\nprint(*[name for name in {absent} if name in sys.modules])\n"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "\n" * len(ONE_AFTER_ANOTHER)
+
+
+def test_every_check_of_the_ledger_takes_full_alone_and_says_its_source_and_its_claim() -> None:
+    """What checks share returns claims, too, and is none."""
+    for check in checks():
+        assert [*signature(check).parameters] == ["full"]
+        source, _, claim = (getdoc(check) or "").partition(". ")
+        assert source
+        assert claim.endswith("."), check
+
+
+def test_no_test_imports_a_test_and_rooms_have_their_tests() -> None:
+    folder = Path(__file__).parents[1]
+    importing = []
+    for path in folder.rglob("test_*.py"):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(parsed(source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+                if any(name.split(".")[-1].startswith("test_") for name in names):
+                    importing.append(f"{path.name}:{node.lineno}")
+    assert importing == []
+    rooms = {path.name for path in folder.iterdir() if any(path.glob("test_*.py"))}
+    assert rooms - {"contract", "golden", "house"} <= {*ROOMS}

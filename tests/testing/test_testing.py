@@ -1,0 +1,806 @@
+"""The property-test kit, on kernels that are right, on kernels that are wrong, and on nonsense."""
+
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim import reference
+from flashsim.algorithms.algorithm_2_flash import flash
+from flashsim.reference.rounding import parts_of_bound
+from flashsim.testing import (
+    CHECKS,
+    AttentionCheckFailed,
+    Case,
+    Report,
+    Spec,
+    check_attention,
+    mutants,
+    replay,
+)
+from flashsim.testing import parametrize_with_checks as parametrize
+from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, SINCE, Implementation, Mutant
+from flashsim.testing.regimes import MASKS, REGIMES, values
+from flashsim.testing.report import code
+from flashsim.testing.running import Finding, applicable, shrink, survey, try_check
+from flashsim.testing.strategies import around, pool
+from flashsim.testing.subject import EMPTY, Subject, lay_out
+from tests.helpers.pages import ROOT
+
+TILED = BASES["tiled"]
+UNFUSED = BASES["unfused"]
+
+
+def full(implementation: Implementation, **options: Any) -> Report:
+    return check_attention(
+        implementation,
+        implementation.spec,
+        backward=implementation.backward,
+        dropout=implementation.keep,
+        **options,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# it notices real bugs
+
+
+def test_there_are_enough_mutants_and_half_are_written_after_the_strategies() -> None:
+    assert len(ALL) >= 40
+    assert len(LATE) * 2 >= len(ALL) - 10
+    assert len({mutant.name for mutant in ALL}) == len(EARLY) + len(LATE) + len(SINCE)
+    assert (
+        {mutant.part for mutant in LATE}
+        == {mutant.part for mutant in EARLY}
+        == {"forward", "backward", "dropout"}
+    )
+    assert all(mutant.threads for mutant in EARLY + LATE)
+
+
+def seeds() -> dict[str, int]:
+    """By mutant: of the record's seeds, that with which a check failed first."""
+    record = json.loads((ROOT / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))
+    return {row["name"]: row["first"].index(min(row["first"])) for row in record["data"]["mutants"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
+    kernel = mutant.build()
+    seed = seeds().get(mutant.name, 0)
+    found = survey(
+        Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, seed, until_failure=True
+    )
+    failed = [name for name, tally in found.tallies.items() if tally.failed]
+    assert failed, mutant.bug
+    # a bug of the backward pass or of dropout shows in checks of those
+    if mutant.part != "forward":
+        of_both = {"strides", "inputs_unmodified"}
+        assert all(
+            CHECKS[name].needs(Subject(kernel, kernel.spec)) or name in of_both for name in failed
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BASES)
+def test_what_mutants_are_made_of_passes(name: str) -> None:
+    report = full(BASES[name], max_examples=25, seed=1)
+    assert report.ok
+    assert report.worst < 1
+    assert set(report.tallies) == set(CHECKS)
+    assert all(tally.tried for tally in report.tallies.values())
+
+
+# --------------------------------------------------------------------------------------------------
+# what a failure says
+
+
+def test_a_failure_says_what_where_and_how_to_see_it_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(AttentionCheckFailed) as caught:
+        full(mutants.causal_top_left, max_examples=80, checks=["oracle"])
+    said = str(caught.value)
+    assert "causal_top_left fails 'oracle'" in said
+    assert "Case(N_k=2, causal=True, block=(8, 4))" in said
+    assert re.search(r"O \[0, 0, 0, 0\] is \S+; expected \S+ ± \S+\n.*× its budget", said)
+    assert "top left" in said
+    assert "Dao-AILab/flash-attention#282" in said
+    assert "from flashsim.testing.mutants import causal_top_left" in said
+    assert caught.value.report.failures[0].finding.case == Case(N_k=2, causal=True, block=(8, 4))
+    code = said[said.index("    from flashsim.testing import Case") : said.index("\n\ncheck ")]
+    code = "\n".join(line.removeprefix("    ") for line in code.splitlines())
+    first, second = code.split("import numpy as np")
+    with pytest.raises(AttentionCheckFailed, match="fails 'oracle'"):
+        exec(first, {})
+    capsys.readouterr()
+    exec("from flashsim.testing.mutants import causal_top_left\nimport numpy as np" + second, {})
+    printed = capsys.readouterr().out
+    got = re.search(r"is (\S+); expected", said)
+    assert got is not None
+    assert got[1][:6] in printed
+
+
+def test_up_to_64_numbers_are_shown_with_a_failure() -> None:
+    subject = Subject(lambda q, k, v: reference.attention(q, k, v) + 1, Spec())
+    for case, shown in ((Case(N_q=4, N_k=2, d=8), True), (Case(N_q=5, N_k=4, d=5), False)):
+        finding = try_check(CHECKS["oracle"], subject, case)
+        assert finding is not None
+        assert ("q = np.array(" in code(subject, finding)) == shown
+
+
+def test_what_raises_is_a_finding_and_not_a_crash() -> None:
+    def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        if q.shape[2] > 3:
+            raise RuntimeError("unsupported length")
+        return reference.attention(q, k, v).astype(q.dtype)
+
+    failure = check_attention(
+        kernel, Spec(), max_examples=50, checks=["oracle"], on_fail="return"
+    ).failures[0]
+    assert "raised RuntimeError: unsupported length" in failure.message
+    assert failure.finding.case == Case(N_q=4)
+
+
+def test_a_failure_that_does_not_come_again_is_said_to_be_one() -> None:
+    calls = itertools.count()
+
+    def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        return (reference.attention(q, k, v) + (next(calls) == 20)).astype(q.dtype)
+
+    def forgetful(q: Any, k: Any, v: Any) -> Any:
+        return reference.attention(q, k, v).astype(q.dtype) + 0.5 * (next(calls) % 7 == 0)
+
+    (failure,) = check_attention(
+        kernel, Spec(), max_examples=30, checks=["oracle"], on_fail="return"
+    ).failures
+    assert (
+        "tried once more it passed, so the kernel may not be deterministic; 1 of 30 cases"
+        in failure.message
+    )
+    found = check_attention(
+        forgetful, Spec(), max_examples=60, checks=["oracle", "determinism"], on_fail="return"
+    )
+    # though it cannot be shrunk
+    assert "determinism" in {failure.check for failure in found.failures}
+
+
+def test_a_case_is_made_smaller_with_other_numbers_where_its_own_pass() -> None:
+    def attempt(check: Any, subject: Subject, case: Case) -> Finding:
+        return Finding("oracle", case, 2.0 if case.N_q == 9 or case.seed == 3 else 0.5)
+
+    found = shrink(CHECKS["oracle"], Subject(TILED, TILED.spec), Case(N_q=9, seed=2), attempt)
+    assert found is not None
+    assert found.case == Case(N_q=1, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda O: (O, O), "expected O alone"),
+        (lambda O: O[..., :0], "it returned an O of shape"),
+        (lambda O: O.astype(int), "it returned an O of dtype int64; expected floating point"),
+        (lambda O: None, "it returned None; expected O"),
+        (lambda O: sys.exit(0), "it raised SystemExit"),
+        (lambda O: np.full_like(O, np.nan), "is nan; expected"),
+    ],
+)
+def test_what_is_no_answer_is_said_to_be_none(returned: Callable[[Any], Any], said: str) -> None:
+    def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        return returned(reference.attention(q, k, v).astype(q.dtype))
+
+    report = check_attention(kernel, Spec(), max_examples=5, checks=["oracle"], on_fail="return")
+    assert said in re.sub(r"\s+", " ", str(report))
+    assert not report.ok
+
+
+@pytest.mark.parametrize("what", ["q", "v", "mask", "beyond k"])
+def test_what_a_kernel_writes_to_is_named(what: str) -> None:
+    spec = Spec(masks=True)
+
+    def kernel(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        O = plain(spec, q, k, v, mask=mask)
+        if what == "mask" and mask is not None:
+            mask[...] = True
+        elif what == "beyond k":
+            k.base.ravel()[0] = 1.0
+        elif what in ("q", "v"):
+            {"q": q, "v": v}[what][..., 0] = 1.0
+        return O
+
+    report = check_attention(kernel, spec, max_examples=20, on_fail="return")
+    assert [failure.check for failure in report.failures] == ["inputs_unmodified"]
+    named = {
+        "q": "memory of q",
+        "v": "memory of v",
+        "mask": "mask afterwards",
+        "beyond k": "memory of k",
+    }[what]
+    assert named in report.failures[0].message
+
+
+# ------------------------------------------------------------------------------------------------
+# only what is declared
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(),
+        Spec(causal="top_left", cross=False),
+        Spec(masks=True, layout="BNHD", empty_rows="mean"),
+        Spec(masks=True, lse="base2", empty_rows="nan"),
+        Spec(gqa=True, head_dims=(16, 32), strides="last_contiguous"),
+        Spec(scale=True, d_v=True, dtypes=("float64",), empty_rows="undefined", masks=True),
+        Spec(
+            causal="bottom_right",
+            masks=True,
+            lse="natural",
+            gqa=True,
+            scale=True,
+            d_v=True,
+            max_shapes=12,
+        ),
+        Spec(
+            causal="bottom_right", masks=True, lse="natural", multiples=(4, 8), dtypes=("float64",)
+        ),
+        Spec(causal="top_left", cross=False, multiples=(4, 6)),
+        Spec(masks=True, lse="natural", multiples=(8, 8), max_shapes=6),
+    ],
+    ids=repr,
+)
+def test_a_kernel_is_asked_only_for_what_it_declares(spec: Spec) -> None:
+    calls: list[Any] = []
+
+    def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        calls.append((q, k, v, options))
+        return plain(spec, q, k, v, **options)
+
+    report = check_attention(kernel, spec, max_examples=20)
+    assert report.ok
+    declared = {"causal": "causal", "scale": "scale", "mask": "masks"}
+    heads = 2 if spec.layout == "BNHD" else 1
+    rows = 3 - heads
+    assert len(calls) > 50
+    for q, k, v, options in calls:
+        assert set(options) <= {name for name in declared if getattr(spec, declared[name])}
+        assert options.get("causal", True) is True
+        assert q.dtype.name in spec.dtypes
+        assert spec.gqa or q.shape[heads] == k.shape[heads]
+        assert spec.cross or q.shape[rows] == k.shape[rows]
+        assert spec.d_v or q.shape[3] == v.shape[3]
+        assert spec.head_dims is None or q.shape[3] in spec.head_dims
+        assert spec.strides == "any" or q.strides[3] == q.itemsize
+        assert k.shape[rows] > 0
+        assert (q.shape[rows] % spec.multiples[0], k.shape[rows] % spec.multiples[1]) == (0, 0)
+    assert (
+        spec.max_shapes is None
+        or len({(q.shape, k.shape, v.shape) for q, k, v, _ in calls}) <= spec.max_shapes
+    )
+
+
+def plain(
+    spec: Spec,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Any = None,
+) -> Any:
+    """Textbook attention with all that a spec may say."""
+    if spec.layout == "BNHD":
+        q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
+    k, v = (np.repeat(a, q.shape[1] // k.shape[1], axis=1) for a in (k, v))
+    N_q = q.shape[2]
+    N_k = k.shape[2]
+    allowed = np.ones((*q.shape[:3], N_k), bool)
+    if causal:
+        allowed &= np.tri(N_q, N_k, N_k - N_q if spec.causal == "bottom_right" else 0, dtype=bool)
+    if mask is not None:
+        allowed &= mask
+    O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed)
+    empty = np.logical_not(allowed.any(axis=-1))
+    if spec.empty_rows == "mean":
+        O = np.where(empty[..., None], v.astype(float).mean(axis=-2, keepdims=True), O)
+    elif spec.empty_rows != "zero":
+        O[empty] = np.nan
+    O = (O.swapaxes(1, 2) if spec.layout == "BNHD" else O).astype(q.dtype)
+    with np.errstate(divide="ignore"):
+        lse = m + np.log(l)
+    return O if spec.lse is None else (O, lse / np.log(2) if spec.lse == "base2" else lse)
+
+
+@pytest.mark.slow
+def test_wrong_declarations_are_noticed() -> None:
+    made = Spec(masks=True, causal="bottom_right", lse="natural")
+    for declared, check in [
+        (replace(made, empty_rows="mean"), "empty_rows"),
+        (replace(made, empty_rows="nan"), "empty_rows"),
+        (replace(made, lse="base2"), "log_sum_exp"),
+        (replace(made, causal="top_left"), "oracle"),
+    ]:
+        asked: dict[str, Any] = {"checks": [check], "max_examples": 100, "on_fail": "return"}
+        report = check_attention(
+            lambda q, k, v, **kw: plain(made, q, k, v, **kw), declared, **asked
+        )
+        assert not report.ok, declared
+
+
+@pytest.mark.slow
+def test_a_strict_budget_tells_16_bit_sums_from_float32_ones() -> None:
+    def sloppy(q: Any, k: Any, v: Any) -> Any:
+        P = np.exp(
+            (q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)) / np.sqrt(q.shape[-1])
+        )
+        P = (P / P.sum(axis=-1, keepdims=True)).astype(np.float16)
+        # a running sum in float16
+        return np.add.accumulate(P[..., None] * v[:, :, None], axis=-2)[..., -1, :]
+
+    with pytest.raises(AttentionCheckFailed):
+        check_attention(sloppy, Spec(dtypes=("float16",)), checks=["oracle"], max_examples=150)
+    gentle = Spec(dtypes=("float16",), accumulate="float16", head_dims=(4,), strides="contiguous")
+
+    def moderate(q: Any, k: Any, v: Any) -> Any:
+        s = (
+            q.astype(np.float32)
+            @ k.astype(np.float32).swapaxes(-1, -2)
+            / np.float32(np.sqrt(q.shape[-1]))
+        )
+        P = np.exp(s - s.max(axis=-1, keepdims=True))
+        return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(np.float16)
+
+    assert check_attention(moderate, gentle, max_examples=60).ok
+
+
+# --------------------------------------------------------------------------------------------------
+# the API
+
+
+@pytest.mark.slow
+def test_expected_failures_are_expected_and_only_they() -> None:
+    leaky = next(mutant for mutant in ALL if mutant.name == "nan_in_masked_values").build()
+    reasons = {"masked_kv_poison": "0·NaN", "backward_poison": "0·NaN"}
+    checks = [*reasons]
+    report = full(leaky, max_examples=12, checks=checks, expected_failures=reasons)
+    assert report.ok
+    assert "fails, as expected: 0·NaN" in str(report)
+    with pytest.raises(AttentionCheckFailed, match="masked_kv_poison"):
+        full(leaky, max_examples=12, checks=checks)
+    with pytest.raises(AttentionCheckFailed, match="fails 'backward_poison'"):
+        full(leaky, max_examples=12, checks=checks, expected_failures={"masked_kv_poison": "0·NaN"})
+    with pytest.raises(AttentionCheckFailed, match="was expected to fail, and passes: oracle"):
+        full(TILED, max_examples=20, checks=["oracle"], expected_failures={"oracle": "why not"})
+
+
+def test_a_report_a_spec_and_a_case_can_be_read_and_kept() -> None:
+    report = full(UNFUSED, max_examples=15)
+    said = str(report)
+    assert all(name in said for name in CHECKS)
+    assert "FAILS" not in said
+    kept = report.as_json()
+    assert report.name == report.kernel == kept["kernel"]
+    assert said.startswith(f"{report.name}, 15 cases")
+    assert kept["ok"] is True
+    assert kept["examples"] == 15
+    assert kept["checks"]["oracle"]["cases"] > 0
+    only = check_attention(
+        lambda q, k, v: plain(Spec(), q, k, v), Spec(), checks=["oracle"], max_examples=10
+    )
+    assert list(only.tallies) == ["oracle"]
+    first, again, other = (
+        survey(Subject(UNFUSED, UNFUSED.spec), 15, n, ["oracle"]).verdicts for n in (3, 3, 4)
+    )
+    assert first == again != other  # by the seed
+    spec = Spec(dtypes=("float16",), causal="top_left", C=1.0)
+    case = Case(N_q=3, mask="holes", seed=7)
+    assert (eval(repr(spec)), eval(repr(case))) == (spec, case)
+
+
+@pytest.mark.parametrize(
+    ("of", "arguments", "said"),
+    [
+        (check_attention, {"spec": {"causal": True}}, "expected a flashsim.testing.Spec"),
+        (check_attention, {"fn": None}, "expected a function"),
+        (check_attention, {"backward": 3}, "backward is 3; expected a function"),
+        (check_attention, {"max_examples": 0}, "max_examples is 0; expected at least 1"),
+        (check_attention, {"fail_fast": "no"}, "fail_fast is 'no'; expected True or False"),
+        (check_attention, {"on_fail": "ignore"}, "expected 'raise' or 'return'"),
+        (
+            check_attention,
+            {"checks": ["orakel"]},
+            "there is no check 'orakel'; expected one of oracle, ",
+        ),
+        (
+            check_attention,
+            {"checks": ["gradients", "dropout"]},
+            "'gradients' is asked for, but does not apply: no backward",
+        ),
+        (check_attention, {"expected_failures": {"gradients": "?"}}, "does not apply: no backward"),
+        (
+            check_attention,
+            {"expected_failures": {"strides": "?"}, "checks": ["oracle"]},
+            "not among the checks",
+        ),
+        (
+            parametrize,
+            {"expected_failures": {"stride": "no"}},
+            "there is no check 'stride'; expected one of",
+        ),
+        (Spec, {"causal": True}, "causal is True"),
+        (Spec, {"layout": "HBND"}, "expected one of 'BHND', 'BNHD'"),
+        (Spec, {"dtypes": ("float8",)}, "float8"),
+        (Spec, {"dtypes": ()}, "dtypes is empty"),
+        (Spec, {"block": 16}, "expected 2 positive whole numbers"),
+        (Spec, {"block": (16, 0)}, "expected 2 positive whole numbers"),
+        (Spec, {"multiples": 16}, "multiples is 16; expected 2 positive whole numbers"),
+        (Spec, {"head_dims": ()}, "head_dims is ()"),
+        (Spec, {"max_shapes": 0}, "max_shapes is 0"),
+        (Spec, {"max_shapes": 10**5000}, "; expected a positive whole number of at most"),
+        (Spec, {"masks": 1}, "expected True or False"),
+        (Spec, {"C": 0}, "expected a positive number"),
+        (Spec, {"strides": False}, "expected one of 'any'"),
+        (
+            Case,
+            {"N_q": 2**31, "N_k": 2**31},
+            "N_q, N_k, d, d_v make an array of up to 4611686018427387904 elements",
+        ),
+        (Case, {"N_k": 2_147_483_648}, "expected at most 268,435,456"),
+    ],
+)
+def test_bad_arguments_are_refused(of: Any, arguments: dict[str, Any], said: str) -> None:
+    if of in (check_attention, parametrize):
+        arguments = {"spec": UNFUSED.spec, **arguments}
+        of = partial(of, arguments.pop("fn", UNFUSED))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        of(**arguments)
+
+
+def whole_tiles(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    """A kernel without ragged tiles, of 4 rows and 8 keys."""
+    if q.shape[2] % 4 or k.shape[2] % 8:
+        raise ValueError("lengths must be multiples of the tile")
+    O, lse = plain(Spec(lse="natural"), q, k, v, mask=mask)
+    return O, lse
+
+
+def test_lengths_may_be_declared_to_be_multiples() -> None:
+    spec = Spec(lse="natural", masks=True, multiples=(4, 8))
+    report = check_attention(whole_tiles, spec, max_examples=40)
+    assert report.ok
+    tried = {name: tally["cases"] for name, tally in report.as_json()["checks"].items()}
+    assert (
+        min(
+            tried[name]
+            for name in ("oracle", "split_and_merge", "appended_masked_keys", "empty_rows")
+        )
+        > 0
+    )
+
+    def wrong(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        O, lse = whole_tiles(q, k, v, mask)
+        return O * q.dtype.type(1.5), lse
+
+    found = check_attention(wrong, spec, max_examples=60, on_fail="return", checks=["oracle"])
+    assert [(failure.finding.case.N_q, failure.finding.case.N_k) for failure in found.failures] == [
+        (4, 8)
+    ]
+
+
+def test_a_kernel_of_whole_tiles_is_told_what_to_declare_and_the_simulator_s_algorithm_where_it_goes() -> (
+    None
+):
+    with pytest.raises(
+        AssertionError, match="It takes only lengths that are multiples of 16"
+    ) as told:
+        check_attention(whole_tiles, Spec(lse="natural"), max_examples=5)
+    assert "Spec(multiples=(16, 16))" in str(told.value)
+    with pytest.raises(AssertionError) as told:
+        check_attention(flash, Spec(), max_examples=5)
+    said = " ".join(str(told.value).split())
+    assert "It is written on flashsim's memory: flashsim run --algorithm FILE.py:NAME" in said
+
+
+def test_replay_runs_one_check_on_one_case() -> None:
+    broken = next(mutant for mutant in ALL if mutant.name == "scale_twice").build()
+    case = Case(N_k=3, d=4)
+    replay(UNFUSED, UNFUSED.spec, "oracle", case)
+    with pytest.raises(AttentionCheckFailed, match="scale_twice fails 'oracle'"):
+        replay(broken, broken.spec, "oracle", case)
+    with pytest.raises(ValueError, match="does not apply: no backward"):
+        replay(UNFUSED, UNFUSED.spec, "gradients", case)
+
+
+@parametrize(TILED, TILED.spec, max_examples=3, backward=TILED.backward, dropout=TILED.keep)
+def test_pytest_gets_a_test_for_each_check(check: Any) -> None:
+    check()
+
+
+LEAKY = next(mutant for mutant in EARLY if mutant.name == "nan_in_masked_values").build()
+
+
+@parametrize(LEAKY, LEAKY.spec, max_examples=5, expected_failures={"masked_kv_poison": "0·NaN"})
+def test_pytest_marks_what_is_expected_to_fail(check: Any) -> None:
+    check()
+
+
+def test_parametrize_names_its_tests_and_tries_as_many_cases_as_one_call_does() -> None:
+    marks = parametrize(UNFUSED, UNFUSED.spec, expected_failures={"strides": "no"}).mark
+    ids = [parameter.id for parameter in marks.args[1]]
+    assert ids == [check.name for check in applicable(Subject(UNFUSED, UNFUSED.spec))[0]]
+    assert "gradients" not in ids
+    (marked,) = (parameter for parameter in marks.args[1] if parameter.marks)
+    assert marked.id == "strides"
+    assert marked.marks[0].kwargs["strict"] is True
+    defaults = [
+        signature(each).parameters["max_examples"].default
+        for each in (check_attention, parametrize)
+    ]
+    assert defaults == [300, 300]  # within which the kit's claims are measured
+
+
+# --------------------------------------------------------------------------------------------------
+# what is drawn
+
+
+def test_strategies_reach_everything_they_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Case] = []
+    monkeypatch.setattr(
+        "flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case)
+    )
+    survey(Subject(UNFUSED, UNFUSED.spec), 400, 0, ["oracle"])
+    B_r, B_c = UNFUSED.spec.block
+    assert {case.regime for case in seen} == set(REGIMES)
+    assert {case.mask for case in seen} == {None, *MASKS}
+    assert {case.strides for case in seen} == {*EMPTY, "mixed"}
+    assert {case.dtype for case in seen} == set(UNFUSED.spec.dtypes)
+    assert {case.group for case in seen} == {1, 2, 3, 4}
+    for what in (
+        lambda c: c.N_q == c.N_k == 1,
+        lambda c: c.N_q < c.N_k and c.causal,
+        lambda c: c.N_q > c.N_k > 0 and c.causal,
+        lambda c: c.N_k > 4000,
+        lambda c: c.N_q > 1000,
+        lambda c: c.N_k == 0,
+        lambda c: c.N_k % B_c == 1 and c.N_k > B_c,
+        lambda c: c.N_k % B_c == B_c - 1 and c.N_k > B_c,
+        lambda c: c.N_k % B_c == 0 and c.N_k > B_c,
+        lambda c: c.N_q % B_r and c.N_q > B_r,
+        lambda c: c.d_v not in (None, c.d),
+        lambda c: c.scale is not None,
+        lambda c: c.B > 1 and c.H_kv > 1 and c.group > 1,
+    ):
+        assert any(what(case) for case in seen)
+
+
+def test_masks_do_what_their_names_say() -> None:
+    case = Case(B=2, group=2, N_q=9, N_k=11, block=(4, 3))
+    problems = {
+        name: [replace(case, mask=name, seed=seed).problem(UNFUSED.spec) for seed in range(20)]
+        for name in MASKS
+    }
+    for p in itertools.chain(*problems.values()):
+        assert np.broadcast_shapes(p.options["mask"].shape, p.score_shape) == p.score_shape
+    assert any(p.empty.any() for p in problems["few"])
+    assert any(p.empty.any() and not p.empty.all() for p in problems["rows"])
+    assert all(p.dead[..., :3].all() for p in problems["first_block"])
+    right = problems["padding_right"][0].allowed
+    assert (np.diff(right[0, 0, 0].astype(int)) <= 0).all()
+    assert any(p.dead[0, 0, 0] and not p.dead[0, 0, -1] for p in problems["padding_left"])
+    assert any(p.dead.any() and not p.dead.all() for p in problems["holes"])
+
+
+@pytest.mark.parametrize("strides", EMPTY)
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_arrays_lie_as_asked_with_nan_around_them(strides: str, layout: str) -> None:
+    a = np.random.default_rng(0).normal(size=(2, 3, 4, 5))
+    laid = lay_out(a, strides, layout)
+    assert np.array_equal(laid if layout == "BHND" else laid.swapaxes(1, 2), a)
+    assert laid.flags.c_contiguous == (strides == "contiguous")
+    base = laid
+    while base.base is not None:
+        base = base.base
+    assert np.isnan(base.ravel()[[0, -1]]).all()
+    assert np.isnan(base).sum() == base.size - a.size
+
+
+def test_a_case_that_has_groups_keeps_them() -> None:
+    fit = CHECKS["grouped_heads"].fit
+    subject = Subject(TILED, TILED.spec)
+
+    assert {fit(Case(seed=seed), subject).group for seed in range(4)} == {2, 3}  # type: ignore[union-attr]
+    for case in (Case(group=2, seed=1), Case(group=3, seed=2)):
+        assert fit(case, subject) == case  # or nothing would shrink
+
+
+def test_lengths_lie_around_the_block() -> None:
+    assert {63, 64, 65, 96, 127, 128, 129, 193} <= set(around(64))
+    assert around(1) == [1, 2, 3, 4, 5, 6]
+    assert around(512) == [511, 512, 513, 768]
+
+
+@pytest.mark.slow
+def test_a_pool_of_shapes_keeps_its_bound_and_still_tells() -> None:
+    for bound in (1, 2, 8, 30):
+        spec = Spec(causal="bottom_right", gqa=True, lse="natural", max_shapes=bound)
+        found = pool(spec)
+        assert len(found.shapes) >= 1
+        assert len(found.allowed) <= bound
+    broken = replace(TILED.spec, max_shapes=8)
+    for name in ("causal_top_left", "kv_head_modulo", "ragged_keys_unmasked", "scale_twice"):
+        kernel = next(mutant for mutant in ALL if mutant.name == name).build()
+        tallies = survey(Subject(kernel, broken), 60, 0, until_failure=True).tallies
+        assert any(tally.failed for tally in tallies.values()), name
+
+
+def test_real_data_is_among_the_regimes_with_the_scores_of_real_heads() -> None:
+    problem = Case(H_kv=12, N_q=200, N_k=200, d=32, regime="real").problem(UNFUSED.spec)
+    S = problem.tau * problem.q.astype(float) @ problem.k.astype(float).swapaxes(-1, -2)
+    assert S.max() > 20
+    found = values(np.random.default_rng(0), (1, 1, 4000, 8), "outliers")  # a twentieth
+    assert 0.03 < (np.abs(found) > 20).mean() < 0.06
+
+
+def test_nan_never_passes_and_infinite_budgets_do() -> None:
+    one = np.ones(1)
+    zero = np.zeros(1)
+    assert parts_of_bound(np.full(1, np.nan), one, one)[0] == np.inf
+    assert parts_of_bound(one, np.full(1, np.nan), one)[0] == np.inf
+    assert parts_of_bound(np.full(1, np.nan), np.full(1, np.nan), one)[0] == 0
+    assert parts_of_bound(one, zero, np.full(1, np.inf))[0] == 0
+    assert parts_of_bound(one, one, zero)[0] == 0
+    assert parts_of_bound(1.5 * one, one, one)[0] == 0.5
+
+
+# ----------------------------------------------------------------------- the oracle and its budgets
+
+
+def test_the_oracle_never_reads_what_is_masked() -> None:
+    for seed in range(10):
+        problem = Case(B=2, group=2, N_q=5, N_k=9, d=3, mask="holes", seed=seed).problem(
+            UNFUSED.spec
+        )
+        poisoned = problem.but(
+            k=np.where(problem.dead[..., None], np.float32(np.nan), problem.k),
+            v=np.where(problem.dead[..., None], np.float32(np.inf), problem.v),
+        )
+        for ours, theirs in zip(problem.solution, poisoned.solution, strict=True):
+            assert np.array_equal(ours, theirs)
+        ours_too = problem.gradients()
+        theirs_too = poisoned.gradients()
+        for ours, theirs in zip(
+            ours_too.exact + ours_too.budgets, theirs_too.exact + theirs_too.budgets, strict=True
+        ):
+            assert np.array_equal(ours, theirs)
+
+
+def test_budgets_are_the_data_s_and_not_a_constant() -> None:
+    small, large = (
+        Case(N_q=4, N_k=6, d=8, regime=r).problem(Spec()).solution.O_budget
+        for r in ("integers", "massive")
+    )
+    assert large.mean() > 1000 * small.mean()
+    half = (
+        Case(N_q=4, N_k=6, d=8, dtype="float16", regime="integers")
+        .problem(Spec())
+        .solution.O_budget
+    )
+    assert half.mean() > 50 * small.mean()
+    double = Case(N_q=4, N_k=6, d=8, regime="integers").problem(Spec(C=4)).solution.O_budget
+    assert np.allclose(double, 2 * small)
+
+
+@pytest.mark.parametrize(("lse", "unit"), [("natural", 1.0), ("base2", np.log(2))])
+def test_budgets_of_equal_weights(lse: str, unit: float) -> None:
+    """Scores of 0 are not off: what is left is a sum of 300, and what is stored. Values are 1,
+    so that O is 1.
+    """
+    spec = Spec(lse=lse)
+    even = Case(N_q=1, N_k=300, d=8).problem(spec)
+    found = even.but(q=0 * even.q, v=0 * even.v + 1).solution
+    u = 2.0**-24
+    np.testing.assert_allclose(found.O_budget, spec.C * (300 + 8 + 2 + 1) * u, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.lse_budget * unit, spec.C * (300 + 8 + 4 * (1 + np.log(300))) * u, rtol=1e-6
+    )
+
+
+def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
+    def unfused(q: Any, k: Any, v: Any) -> Any:
+        S = (
+            q.astype(np.float32)
+            / np.float32(np.sqrt(q.shape[-1]))
+            @ k.astype(np.float32).swapaxes(-1, -2)
+        ).astype(q.dtype)
+        P = np.exp(S.astype(np.float32) - S.max(axis=-1, keepdims=True).astype(np.float32))
+        return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(q.dtype)
+
+    spec = Spec(dtypes=("float16",), stores="scores")
+    with np.errstate(all="ignore"):
+        assert check_attention(unfused, spec, checks=["oracle"], max_examples=100).ok
+    huge = Case(d=64, N_k=9, dtype="float16", regime="massive").problem(spec)
+    huge = huge.but(q=huge.q * np.float16(8))
+    assert huge.overflowing.all()
+    assert np.isinf(huge.solution.O_budget).all()
+    assert np.isfinite(huge.but(spec=Spec(dtypes=("float16",))).solution.O_budget).all()
+    assert not Case(d=64, N_k=9, dtype="float16").problem(spec).overflowing.any()
+
+
+def stored_scores(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Any, Any, Any]:
+    """Unfused attention that keeps S and P in the inputs' dtype: O, its log-sum-exp, and P."""
+    f = np.float64
+    S = (
+        ((q.astype(f) @ k.astype(f).swapaxes(-1, -2)) * (scale or q.shape[-1] ** -0.5))
+        .astype(q.dtype)
+        .astype(f)
+    )
+    m = S.max(axis=-1, keepdims=True)
+    l = np.exp(S - m).sum(axis=-1, keepdims=True)
+    P = (np.exp(S - m) / l).astype(q.dtype).astype(f)
+    return (P @ v.astype(f)).astype(q.dtype), (m + np.log(l))[..., 0].astype(np.float32), P
+
+
+def test_rounding_of_stored_scores_that_decides_the_softmax_is_within_budget() -> None:
+    """Scores in the thousands, stored in bfloat16, are off by several: a weight by e to twice
+    that. Or they overflow.
+    """
+
+    def forward(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+        return stored_scores(q, k, v, **asked)[:2]
+
+    def backward(q: Any, k: Any, v: Any, do: Any, scale: float | None = None) -> Any:
+        f = np.float64
+        tau = scale or q.shape[-1] ** -0.5
+        P = stored_scores(q, k, v, scale)[2]
+        dV = P.swapaxes(-1, -2) @ do.astype(f)
+        dP = (do.astype(f) @ v.astype(f).swapaxes(-1, -2)).astype(q.dtype).astype(f)
+        dS = (P * (dP - (P * dP).sum(axis=-1, keepdims=True))).astype(q.dtype).astype(f)
+        return tuple(
+            x.astype(q.dtype)
+            for x in (tau * dS @ k.astype(f), tau * dS.swapaxes(-1, -2) @ q.astype(f), dV)
+        )
+
+    def spec(dtype: str) -> Spec:
+        return Spec(dtypes=(dtype,), block=(64, 64), lse="natural", scale=True, stores="scores")
+
+    with np.errstate(all="ignore"):
+        far = Case(
+            H_kv=2,
+            N_q=3,
+            N_k=5,
+            d=64,
+            dtype="bfloat16",
+            scale=2.5,
+            regime="negative",
+            block=(64, 64),
+            seed=161,
+        )
+        replay(forward, spec("bfloat16"), "gradients", far, backward=backward)
+        over = Case(N_k=3, d=64, dtype="float16", regime="negative", block=(64, 64))
+        replay(forward, spec("float16"), "split_and_merge", over)
+
+
+@pytest.mark.slow
+def test_300_examples_on_a_numpy_kernel_are_tried_with_every_check() -> None:
+    report = full(UNFUSED, max_examples=300)
+    assert report.examples == 300
+    assert min(tally.tried for tally in report.tallies.values()) >= 20
+
+
+def test_a_mean_of_values_in_empty_rows_is_within_rounding() -> None:
+    spec = Spec(masks=True, empty_rows="mean")
+    problem = Case(N_q=40, N_k=3, d=3, mask="few").problem(spec)
+    O, _, budget, _ = problem.solution
+    rows = problem.empty
+    assert rows.any()
+    mean = problem.v.astype(float).mean(axis=-2)[:, :, None]
+    np.testing.assert_allclose(O[rows], np.broadcast_to(mean, O.shape)[rows])
+    assert budget[rows].max() < 1e-4 * np.abs(problem.v).max()
