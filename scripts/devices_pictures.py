@@ -17,8 +17,8 @@ from flashsim.drawing.style import (
     ORANGE,
     PURPLE,
     Panels,
+    apply_style,
     column_figure,
-    dress,
     styled,
     ticks,
 )
@@ -100,7 +100,7 @@ def plot_devices(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None)
         ax = Panels(column_figure(4.6), 2, 2, sharex=True, sharey=True)
     P = record["machine"]["gpus"]
     for panel, (direction, causal) in zip(ax, CASES, strict=True):
-        dress(panel, x=2)
+        apply_style(panel, x=2)
         results = results_of(record, direction, causal)
         lengths = [r["N"] for r in results]
         for name, (label, colour, marker, dashes) in LOOKS.items():

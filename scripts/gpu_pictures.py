@@ -21,9 +21,9 @@ from flashsim.drawing.style import (
     VERMILLION,
     Look,
     Panels,
+    apply_style,
     canvas,
     column_figure,
-    dress,
     styled,
     ticks,
     tint,
@@ -61,7 +61,7 @@ def plot_validation(
     """
     axes: Sequence[Axes] = Panels(column_figure(5.6), 2, 1) if ax is None else ax
     for panel in axes:
-        dress(panel)
+        apply_style(panel)
     _predicted(axes[0], record)
     _theorem_2(axes[1], record)
     return axes
@@ -188,7 +188,7 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
             sharey="row",
         )
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
-        dress(panel, x=2, y=10)
+        apply_style(panel, x=2, y=10)
         for name, rates in _by_length(
             record, lambda _, t: t["tflops"], d, direction, causal
         ).items():
@@ -460,7 +460,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     rates, moved = ax
     places = range(len(steps))
     for panel in ax:
-        dress(panel)
+        apply_style(panel)
     whose = [_whose(step) for step in steps]
     rates.barh(places, [s["tflops"] for s in steps], color=[_BARS[who] for who in whose])
     for place, step in zip(places, steps, strict=True):

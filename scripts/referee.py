@@ -23,7 +23,7 @@ from flashsim.algorithms.hybrid_streamed import line_3
 from flashsim.analysis.tune import Choice, best_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
-from flashsim.support.sizes import first
+from flashsim.support.sizes import smallest_true
 
 ROOT = Path(__file__).resolve().parents[1]
 POINTS = ROOT / "tests" / "referee" / "points.json"
@@ -86,7 +86,7 @@ def more(N: int, d: int, M: int, accesses: int, direction: str) -> dict[str, Any
         choice = best(N, d, M + room, direction, STREAMED)
         return choice is not None and choice.accesses <= NEAR * accesses
 
-    room = first(near)
+    room = smallest_true(near)
     choice = best(N, d, M + room, direction, STREAMED)
     assert choice is not None
     return {

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.notation import logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
 from flashsim.algorithms.record import Algorithm
@@ -97,7 +97,7 @@ ALGORITHM = Algorithm(
     short="standard",
     look=("vermillion", "s", "--"),
     run=standard,
-    line_1=by_queries,
+    line_1=q_outer_blocks,
     loops="standard",
     returns=("O",),
     saves=("P", "P_dropped", "Z", "P_sink"),

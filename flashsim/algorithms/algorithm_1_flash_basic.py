@@ -24,7 +24,7 @@ The softmax scale τ is folded into Q when it is placed in HBM, as the paper's A
 1 has none.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.attention.shapes import Blocks
@@ -85,7 +85,7 @@ ALGORITHM = Algorithm(
     title="Algorithm 1, FlashAttention",
     short="Algorithm 1",
     run=flash_basic,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     returns=("O", "l", "m"),
     follows=("m", "l", "O"),
     rounds=every_block,

@@ -31,7 +31,7 @@ number and count is Algorithm 1's. With a sink of logit s, a word, line 3 is ℓ
 m = (s)_N.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import (
     exp,
     finite,
@@ -119,7 +119,7 @@ ALGORITHM = Algorithm(
     short="FlashAttention",
     look=("blue", "o", "-"),
     run=flash,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     loops="K, V outermost",
     skips_as="block_sparse",
     returns=("O", "l", "m"),

@@ -15,7 +15,7 @@ which adds dS to its gradient. Products are blocked for SRAM as in Algorithm 0, 
 operands are read again, T_r or T_c times.
 """
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient
 from flashsim.algorithms.record import Algorithm
@@ -107,7 +107,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 3, standard attention, backward",
     run=standard_backward,
-    line_1=by_queries,
+    line_1=q_outer_blocks,
     loops="standard",
     gives_dS=True,
 )

@@ -38,7 +38,7 @@ gradients 0. Line 13 computes S anew, and rounding can lift its exponent above 0
 `at_most_0` (notation.py) keeps it at most 0. The paper does not.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import (
     at_most_0,
     exp,
@@ -129,7 +129,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 4, FlashAttention, backward",
     run=flash_backward,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     loops="K, V outermost, Algorithm 4",
     skips_as="block_sparse",
     rounds=every_block,

@@ -35,7 +35,7 @@ The option `block_mask` is a boolean array (T_r, T_c), True = computed; or a fun
 tiles that are empty, as far as positions tell. Default: all tiles.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import (
     exp,
     finite,
@@ -128,7 +128,7 @@ ALGORITHM = Algorithm(
     title="Algorithm 5, block-sparse FlashAttention",
     short="block-sparse",
     run=block_sparse,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     returns=("O", "l", "m"),
     saves=("R",),
     follows=("m", "l", "O"),

@@ -36,7 +36,7 @@ The paper gives no listing for it: this is Algorithm 4's with the skip on line 9
 that the forward pass skipped have P_ij = 0 and add nothing.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import (
     at_most_0,
     exp,
@@ -130,7 +130,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 5, block-sparse FlashAttention, backward",
     run=block_sparse_backward,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     rounds=every_block,
     gives_dS=True,
 )

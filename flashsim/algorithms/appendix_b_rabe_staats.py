@@ -7,7 +7,7 @@ keeps one, so extra memory grows with the number of blocks.
 Steps are labelled `# summarise` and `# combine`, as the paper gives no listing.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import (
     exp,
     finite,
@@ -109,7 +109,7 @@ ALGORITHM = Algorithm(
     short="Rabe & Staats",
     look=("purple", "D", "-"),
     run=rabe_staats,
-    line_1=by_keys,  # FlashAttention's, so that the two can be compared
+    line_1=kv_outer_blocks,  # FlashAttention's, so that the two can be compared
     returns=("O", "l", "m"),
     saves=("R",),
     follows=("m", "l", "O"),

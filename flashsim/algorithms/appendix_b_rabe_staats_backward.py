@@ -7,7 +7,7 @@ combination. FlashAttention simplifies that away (Appendix B.2) and recomputes P
 Steps are labelled `# recompute` and `# differentiate`, as the paper gives no listing.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import (
     at_most_0,
     exp,
@@ -111,7 +111,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Appendix B.5, Rabe and Staats, backward",
     run=rabe_staats_backward,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     follows=GRADIENTS,
     rounds=every_block,
     recombines=True,

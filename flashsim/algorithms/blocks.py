@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from flashsim.attention.arguments import check_count, shown
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div as ceil_div
-from flashsim.support.sizes import first, most
+from flashsim.support.sizes import largest_that_fits, smallest_true
 
 LineOne = Callable[[int, int], tuple[int, int]]
 """(rows, d) -> (B_r, B_c): an algorithm's line 1."""
@@ -27,14 +27,14 @@ def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
     return Blocks(B_r, B_c, N_q=shape.N_q, N_k=shape.N_k)
 
 
-def by_keys(rows: int, d: int) -> tuple[int, int]:
+def kv_outer_blocks(rows: int, d: int) -> tuple[int, int]:
     """Return Algorithm 1's (B_r, B_c) where a block of K may have `rows` rows: the
     paper says ⌈M/4d⌉.
     """
     return min(rows, d), rows
 
 
-def by_queries(rows: int, d: int) -> tuple[int, int]:
+def q_outer_blocks(rows: int, d: int) -> tuple[int, int]:
     """Return the same, rows and columns exchanged: (B_r, B_c) where a block of Q may
     have `rows` rows.
     """
@@ -56,11 +56,11 @@ def by_one_query(rows: int, d: int) -> tuple[int, int]:
     return 1, rows
 
 
-def by_trial(rows: int, d: int) -> tuple[int, int]:
-    """Return Algorithm 1's. A plan tries `by_keys` and `by_queries` for a function
-    whose loops are not known: it has this one.
+def unknown_loops(rows: int, d: int) -> tuple[int, int]:
+    """Return Algorithm 1's. A plan tries `kv_outer_blocks` and `q_outer_blocks` for a
+    function whose loops are not known: it has this one.
     """
-    return by_keys(rows, d)
+    return kv_outer_blocks(rows, d)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class SizingProblem:
         def fits(rows: int, M: int) -> bool:
             return self.fits(self.blocks(rows), M)
 
-        rows = most(lambda rows: fits(rows, self.M), self.longest)
+        rows = largest_that_fits(lambda rows: fits(rows, self.M), self.longest)
         if not rows:
-            least = first(lambda M: fits(1, M))
+            least = smallest_true(lambda M: fits(1, M))
             raise ValueError(
                 f"M = {self.M:,} elements is too small for {self.program!r} even with "
                 f"blocks of one row: at {self.shape} it needs at least M = {least:,}"
@@ -190,7 +190,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Told:
+class SizingOverride:
     """Another policy's blocks, checked, and whether exceeding M is an error as the
     caller says.
     """
@@ -218,7 +218,7 @@ def who_chose(sizing: Sizing) -> str:
     """Say who chose the blocks: "fit", "paper", "given", or what a policy of the user's
     is called.
     """
-    if isinstance(sizing, Told):
+    if isinstance(sizing, SizingOverride):
         return who_chose(sizing.policy)
     known = {Fit: "fit", Paper: "paper", Fixed: "given"}
     return (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
-from flashsim.algorithms.blocks import by_trial
+from flashsim.algorithms.blocks import unknown_loops
 from flashsim.algorithms.record import (
     OPERANDS,
     SERVICES,
@@ -78,7 +78,7 @@ RETURNS = (("O",), ("O", "L"), ("O", "l", "m"))
 """What a function may return, by the names of the matrices."""
 
 
-def chosen(what: Any, direction: str) -> Algorithm:
+def resolve(what: Any, direction: str) -> Algorithm:
     """Return the algorithm of that name; or that record, or that function, as an
     algorithm.
 
@@ -88,7 +88,7 @@ def chosen(what: Any, direction: str) -> Algorithm:
     names, as the algorithms here do (`flashsim.algorithms.parts`); without "tau", Q
     comes scaled. What else it takes there has a default, such as `window=128`: it is an
     option, `forward(f, …, window=64)`. Its blocks have the proportions of its closed
-    form's line 1; without one, of `by_keys` or `by_queries`
+    form's line 1; without one, of `kv_outer_blocks` or `q_outer_blocks`
     (`flashsim.algorithms.blocks`), as it moves less.
 
     Backward, a function stands for the backward pass that goes with it, a record
@@ -101,7 +101,11 @@ def chosen(what: Any, direction: str) -> Algorithm:
     if isinstance(what, str) and what in passes:
         return passes[what]
     if isinstance(what, Algorithm):
-        if direction == "backward" and what.direction == "forward" and is_own(what):
+        if (
+            direction == "backward"
+            and what.direction == "forward"
+            and is_user_defined(what)
+        ):
             return backward_of(what)
         if what.direction != direction:
             raise ValueError(
@@ -139,7 +143,7 @@ def chosen(what: Any, direction: str) -> Algorithm:
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}{yours}")
 
 
-def is_own(algorithm: Algorithm) -> bool:
+def is_user_defined(algorithm: Algorithm) -> bool:
     """Return whether an algorithm is the user's, not flashsim's."""
     return PASSES[algorithm.direction].get(algorithm.name) is not algorithm
 
@@ -151,7 +155,7 @@ def backward_of(forward: Algorithm) -> Algorithm:
     Raises ValueError where there is none.
     """
     if forward.name in FORWARD:
-        return chosen(forward.name, "backward")
+        return resolve(forward.name, "backward")
     for found in _beside(forward):
         if found.direction == "backward" and found.forward_pass == forward.name:
             return found
@@ -205,7 +209,7 @@ def _beside(algorithm: Algorithm) -> list[Algorithm]:
 
 def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     """Return a function's record. Raises ValueError where its parameters are not those
-    of `chosen`.
+    of `resolve`.
     """
     name = getattr(function, "__name__", type(function).__name__)
     file = _file_of(function)
@@ -233,7 +237,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
             tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY),
         ),
         options=tuple(_option(name, each) for each in own),
-        line_1=by_trial,
+        line_1=unknown_loops,
         rounds=every_block,
     )
 

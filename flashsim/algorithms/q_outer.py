@@ -34,7 +34,7 @@ Causally, the tiles above the diagonal are not loaded, and only those on it are 
 With a sink of logit s, a word, line 6 is ℓ_i = (1), m_i = (s).
 """
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.notation import (
     exp,
     finite,
@@ -119,7 +119,7 @@ ALGORITHM = Algorithm(
     short="loops exchanged",
     look=("orange", "v", "-"),
     run=q_outer,
-    line_1=by_queries,
+    line_1=q_outer_blocks,
     loops="Q outermost",
     returns=("O", "L"),
     saves=("R",),

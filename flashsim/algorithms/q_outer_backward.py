@@ -42,7 +42,7 @@ additions. D_i is computed once a row, where Algorithm 4 computes it T_c times a
 O to do so.
 """
 
-from flashsim.algorithms.blocks import by_keys
+from flashsim.algorithms.blocks import kv_outer_blocks
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
@@ -126,7 +126,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="FlashAttention, loops exchanged, backward, dQ accumulated",
     run=q_outer_backward,
-    line_1=by_keys,
+    line_1=kv_outer_blocks,
     loops="K, V outermost, L and D",
     rounds=every_block,
     rounds_logs=lambda T_c: 2,

@@ -5,10 +5,10 @@ To add an algorithm, as `small_cache` is one, whose files are the whole change:
 
 1. `flashsim/algorithms/x.py`: a docstring with the listing, a function whose lines are
    labelled, and at the end `ALGORITHM = Algorithm(…)`. Name the algorithm as its
-   function. Its line 1 is `by_queries` of `blocks.py` if the outer loop goes over
-   blocks of queries, and `by_keys` if it goes over blocks of keys. If the loops are
-   those of another algorithm under a mask, write only a record: `sliding_window` runs
-   `q_outer`.
+   function. Its line 1 is `q_outer_blocks` of `blocks.py` if the outer loop goes over
+   blocks of queries, and `kv_outer_blocks` if it goes over blocks of keys. If the loops
+   are those of another algorithm under a mask, write only a record: `sliding_window`
+   runs `q_outer`.
 2. If it has an option of its own, add an `Option` to the record. A value that is a mask
    joins the run's mask; give `examples` for the tests.
 3. `flashsim/theory/x.py`: `FORM = Form(…)`, with what each array moves as `formulas`,
@@ -160,9 +160,9 @@ class Algorithm(Program):
                    that option's value
     matrices       kinds of matrices, by name, that `flashsim.attention.matrices` does
                    not know: what it saves for its backward pass
-    line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`, `by_keys`
-                   where blocks of keys are the outer loop, `by_queries` where blocks of
-                   queries are
+    line_1         (rows, d) -> (B_r, B_c): of `flashsim.algorithms.blocks`,
+                   `kv_outer_blocks` where blocks of keys are the outer loop,
+                   `q_outer_blocks` where blocks of queries are
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too
                    small
     cuts           the blocks of S in each of its passes over S, where these are not

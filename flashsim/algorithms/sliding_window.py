@@ -12,7 +12,7 @@ The option `window` is (left, right), or `left` alone, with right = 0; −1: no 
 that side. Default: no window.
 """
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.q_outer import q_outer
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.masks.rules import SlidingWindow
@@ -23,7 +23,7 @@ ALGORITHM = Algorithm(
     title="Sliding window",
     module=__name__,
     run=q_outer,
-    line_1=by_queries,
+    line_1=q_outer_blocks,
     returns=("O", "L"),
     saves=("R",),
     options=(

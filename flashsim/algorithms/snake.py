@@ -35,7 +35,7 @@ the smallest games, where it is often optimal. Every tile is computed: empty til
 not skipped.
 """
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.notation import (
     exp,
     finite,
@@ -142,7 +142,7 @@ ALGORITHM = Algorithm(
     title="Loops exchanged, there and back",
     short="snake",
     run=snake,
-    line_1=by_queries,
+    line_1=q_outer_blocks,
     loops="there and back",
     returns=("O", "L"),
 )

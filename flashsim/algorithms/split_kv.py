@@ -42,7 +42,7 @@ default one for each block; `merge`, "sequence" (the default) or "tree".
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.notation import (
     exp,
     finite,
@@ -141,7 +141,7 @@ ALGORITHM = Algorithm(
     title="FlashDecoding",
     short="FlashDecoding",
     run=split_kv,
-    line_1=by_queries,
+    line_1=q_outer_blocks,
     returns=("O",),
     follows=("m", "l", "O"),
     matrices={

@@ -63,7 +63,7 @@ class Optimum:
         causal: bool = False,
         mask: Any = None,
     ) -> None:
-        asked = Problem.asked(
+        asked = Problem.from_arguments(
             problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask
         )
         self.problem = asked = asked.one_head()

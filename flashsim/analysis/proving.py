@@ -191,7 +191,7 @@ def prove(
     N_k), True = attend, or a mask object. Raises ValueError for arguments that make no sense.
     """
     direction = check_direction(direction)
-    asked = Problem.asked(
+    asked = Problem.from_arguments(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask
     )
     return Proof(

@@ -29,7 +29,7 @@ from typing import Any, Unpack
 from flashsim import theory
 from flashsim.algorithms import FORWARD, PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed, clipped
-from flashsim.algorithms.own import chosen, forward_of, is_own
+from flashsim.algorithms.own import forward_of, is_user_defined, resolve
 from flashsim.attention.arguments import check_callback, check_count, check_direction, shown
 from flashsim.attention.masks.allowed import allowed_pairs
 from flashsim.attention.masks.rules import All, Causal, Mask
@@ -319,7 +319,7 @@ def tune(
             f"problem is {shown(problem)}; expected a flashsim.Problem. Algorithms are named so: "
             "algorithms=[…]"
         )
-    asked = Problem.asked(
+    asked = Problem.from_arguments(
         problem,
         N=N,
         d=d,
@@ -395,8 +395,8 @@ def _unnoticed(what: str | Algorithm, direction: str) -> Algorithm:
     """Return an algorithm to count with; of a user's, the shadow, as blocks are tried in which
     no debugger should stop.
     """
-    algorithm = chosen(what, direction)
-    return trial_of(algorithm) if is_own(algorithm) else algorithm
+    algorithm = resolve(what, direction)
+    return trial_of(algorithm) if is_user_defined(algorithm) else algorithm
 
 
 def bound_of(
@@ -429,7 +429,7 @@ def best_of(
     d; None if nothing fits.
     """
     options = {"M": M, "dtype": "float32", "direction": direction, "mask": None, "dropout_p": 0.0}
-    return _Search(chosen(name, direction), Shape(N, N, d, d), options).best(1)
+    return _Search(resolve(name, direction), Shape(N, N, d, d), options).best(1)
 
 
 def sides(N: int, least: int = 1) -> Iterator[int]:
@@ -481,7 +481,7 @@ def _tried(
     tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
     tried |= {
         algorithm.name: algorithm
-        for algorithm in (chosen(given, direction) for given in algorithms)
+        for algorithm in (resolve(given, direction) for given in algorithms)
     }
     return list(tried.values())
 

@@ -147,7 +147,7 @@ kernels take it.
 """
 
 
-def turned(name: str, array: Array, layout: str) -> Array:
+def to_layout(name: str, array: Array, layout: str) -> Array:
     """Return an array of that layout as (..., H, N, d), or back. ValueError for one of two axes,
     which has no heads.
     """
@@ -256,10 +256,12 @@ def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
     return Inputs(arrays["Q"], arrays["K"], arrays["V"], shape, of_Q[:-2], group, arrays["Q"].dtype)
 
 
-def turning(layout: str, function: Callable[[Any, Any, Any], T], Q: Any, K: Any, V: Any) -> T:
+def with_heads_first(
+    layout: str, function: Callable[[Any, Any, Any], T], Q: Any, K: Any, V: Any
+) -> T:
     """Call the function with these arrays of that layout, heads first."""
     arrays = [
-        turned(name, array, layout)
+        to_layout(name, array, layout)
         for name, array in check_arrays({"Q": Q, "K": K, "V": V}).items()
     ]
     with said_heads_first(layout):
@@ -301,7 +303,7 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST
     """Return the output gradient as an array of O's shape, heads first, and dtype, or
     ValueError.
     """
-    gradient = turned("dO", check_arrays({"dO": dO, "O": O})["dO"], layout)
+    gradient = to_layout("dO", check_arrays({"dO": dO, "O": O})["dO"], layout)
     check_shape_of_dO(gradient, O.shape, layout)
     if gradient.dtype != O.dtype:
         raise ValueError(f"dO has dtype {gradient.dtype}; expected that of O, {O.dtype}")

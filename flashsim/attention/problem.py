@@ -84,7 +84,7 @@ class Problem:
         shape = check_shape(N, d, N_q, N_k, d_v)
         stored = float_dtype(dtype)
         heads, kv_heads = check_heads(heads, kv_heads)
-        return cls.checked(
+        return cls.of_shape(
             shape,
             (heads,) if heads > 1 else (),
             heads // kv_heads,
@@ -100,7 +100,7 @@ class Problem:
         )
 
     @classmethod
-    def asked(cls, problem: Problem | None, **given: Any) -> Problem:
+    def from_arguments(cls, problem: Problem | None, **given: Any) -> Problem:
         """Return the problem, or, where there is none, that of the other arguments, which are
         `of`'s.
 
@@ -129,7 +129,7 @@ class Problem:
         return problem
 
     @classmethod
-    def checked(
+    def of_shape(
         cls,
         shape: Shape,
         leading: Head,

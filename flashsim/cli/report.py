@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
-from flashsim.algorithms.blocks import by_trial
+from flashsim.algorithms.blocks import unknown_loops
 from flashsim.attention.arguments import check_shape
 from flashsim.attention.qkv import QKV
 from flashsim.support.sizes import human_bytes
@@ -171,7 +171,9 @@ def print_count(counted: Counted) -> None:
     M = tally.sram.capacity
     print(counted.algorithm.title)
     sizing = "given" if arguments["blocks"] is not None else arguments["sizing"]
-    tried = counted.algorithm.line_1 is by_trial and counted.agrees is None and sizing != "given"
+    tried = (
+        counted.algorithm.line_1 is unknown_loops and counted.agrees is None and sizing != "given"
+    )
     sized = (TRIED if tried else SIZED)[sizing]
     print(
         f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of "

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
-from flashsim.algorithms.own import chosen, forward_of
+from flashsim.algorithms.own import forward_of, resolve
 from flashsim.attention.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 from flashsim.attention.masks.rules import Causal
 from flashsim.attention.masks.sink import Sink
@@ -310,4 +310,4 @@ def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:
     what = named or options.algorithm or default
     if not what:
         raise ValueError(f"an algorithm is missing: expected NAME, one of {NAMES}")
-    return chosen(what, options.direction)
+    return resolve(what, options.direction)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import check_outputs, opened, saved, trace_file
@@ -125,7 +125,7 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
 
     given = operands(options)
     direction = options.direction
-    beside = [chosen(options.vs, direction)] if options.vs else []
+    beside = [resolve(options.vs, direction)] if options.vs else []
     named = options.named or options.algorithm
     if isinstance(named, Path):
         from flashsim.learn.exercises.grading import played

@@ -249,7 +249,7 @@ def _pictures(options: argparse.Namespace) -> dict[str, str]:
 def _write(
     found: Any, options: argparse.Namespace, stem: Path | None, pictures: Mapping[str, str]
 ) -> int:
-    from flashsim.analysis.sweeping.answers import sentences
+    from flashsim.analysis.sweeping.crossovers import sentences
 
     saved: list[Path] = []
     if options.csv == "-":

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from flashsim.algorithms.blocks import Fit, SizingProblem, by_queries
+from flashsim.algorithms.blocks import Fit, SizingProblem, q_outer_blocks
 from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
@@ -376,7 +376,7 @@ def check_operands(
     """Return the arrays and their problem. Raises ValueError."""
     check_finite = check_flag("check_finite", check_finite)
     given = check_inputs(Q, K, V)
-    problem = Problem.checked(
+    problem = Problem.of_shape(
         given.shape,
         given.leading,
         given.group,
@@ -437,7 +437,7 @@ def share_out(
             shape=shape,
             M=problem.M,
             longest=max(map(len, queries)),
-            blocks=lambda rows: by_queries(rows, shape.d),
+            blocks=lambda rows: q_outer_blocks(rows, shape.d),
             fits=fits,
         )
         fixed = Fit()(sizing_problem)

@@ -195,7 +195,7 @@ def column_figure(height: float, columns: float = 1) -> Figure:
     return Picture(figsize=(columns * COLUMN, height), layout="constrained")
 
 
-def hang(ax: Axes, x: float) -> float:
+def title_x(ax: Axes, x: float) -> float:
     """Return where a title begins: at x, left of the axes, where those fill a printed column;
     elsewhere above the axes.
     """
@@ -226,7 +226,7 @@ def slide(panels: int = 1, width: float = 0.0) -> Panels:
     return Panels(figure, 1, panels)
 
 
-def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
+def apply_style(ax: Axes, *, x: int = 0, y: int = 0) -> None:
     """Give axes made elsewhere the common look: the style alone reaches only what is made under it.
 
     x, y  the base of a scale that is to be logarithmic
@@ -248,7 +248,7 @@ def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
     high.
     """
     ax = column_figure(height).subplots() if ax is None else ax
-    dress(ax, x=x, y=y)
+    apply_style(ax, x=x, y=y)
     return ax
 
 

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
-from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
+from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
 from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
@@ -84,7 +84,12 @@ def plot_appendix_b5(data: Data, ax: Axes) -> None:
     for measure, title in _MEASURES.items():
         counts = data["measures"][measure]
         ax.text(
-            hang(ax, -0.4), y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold"
+            title_x(ax, -0.4),
+            y,
+            title,
+            transform=ax.get_yaxis_transform(),
+            va="center",
+            weight="bold",
         )
         y += 1
         ax.plot([1, 1], [y - 0.4, y + 2.4], color=GREY, linestyle=(0, (1, 1.5)), linewidth=1)
@@ -123,4 +128,6 @@ def plot_appendix_b5(data: Data, ax: Axes) -> None:
         " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both)
         + " the accesses"
     )
-    ax.set_title(f"Rabe & Staats: {said_more},\nmore memory and one product more", x=hang(ax, -0.4))
+    ax.set_title(
+        f"Rabe & Staats: {said_more},\nmore memory and one product more", x=title_x(ax, -0.4)
+    )

@@ -21,9 +21,9 @@ from flashsim.drawing.style import (
     SKY,
     WINE,
     Look,
-    hang,
     looks,
     ticks,
+    title_x,
 )
 from flashsim.extensions import approximate
 from flashsim.memory.traffic import Occupancy
@@ -240,7 +240,7 @@ def plot_approximate(data: Data, axes: Several) -> None:
     at_most = "up to " if data["k"] is None else ""
     clusters = f"clusters of {at_most}{data['C']} in {data['rounds']} rounds"
     axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'M')}\nk = {k}\n{clusters}")
-    axes[0].set_title(_point(data), x=hang(axes[0], -0.19))
+    axes[0].set_title(_point(data), x=title_x(axes[0], -0.19))
 
 
 def _point(data: Data) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.blocks import Fixed
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.analysis.tune import cost
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
@@ -23,10 +23,10 @@ from flashsim.drawing.style import (
     BY_DIRECTION,
     GREY,
     ORANGE,
-    hang,
     left_edge,
     looks,
     ticks,
+    title_x,
 )
 from flashsim.plots.chart import Data, chart
 from flashsim.simulate.api import count, forward
@@ -133,7 +133,7 @@ def blocks_data(
         }
 
     def other(what: Any) -> tuple[str, dict[str, Any]]:
-        algorithm = chosen(what, "forward")
+        algorithm = resolve(what, "forward")
         costs = (cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in chosen_sizes)
         return algorithm.name, _curve(chosen_sizes, costs)
 
@@ -365,7 +365,7 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     floor = data["floor"]
     limit = data["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
-    ax.set_title(ax.get_title(loc="left"), x=hang(ax, left_edge(ax)))
+    ax.set_title(ax.get_title(loc="left"), x=title_x(ax, left_edge(ax)))
     end = right if limit is None or limit >= N else limit
     form = ": 4Nd" if floor == 4 * N * data["d"] else ""
     labels.put(

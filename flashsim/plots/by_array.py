@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flashsim.algorithms import FORWARD
-from flashsim.algorithms.own import backward_of, chosen
+from flashsim.algorithms.own import backward_of, resolve
 from flashsim.attention.arguments import check_heads
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.attention.masks.patterns import butterfly
@@ -62,7 +62,7 @@ def arrays_data(
     peaks: dict[str, int] = {}
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
     for what in (*compared_both_ways(), "block_sparse", *algorithms):
-        forward = chosen(what, "forward")
+        forward = resolve(what, "forward")
         passes = [forward]
         with suppress(ValueError):
             passes.append(backward_of(forward))

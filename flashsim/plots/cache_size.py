@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim import theory
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.analysis.tune import best_of
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N
 from flashsim.drawing.numbers import as_power
-from flashsim.drawing.style import GREY, compared, hang, looks, ticks
+from flashsim.drawing.style import GREY, compared, looks, ticks, title_x
 from flashsim.plots.chart import Data, chart
 
 
@@ -33,7 +33,7 @@ def cache_size_data(
     d = check_count("d", d)
     rooms = [2**e for e in range(3, (4 * N * d).bit_length())]
     series = {}
-    for algorithm in (chosen(what, "forward") for what in (*compared(), *algorithms)):
+    for algorithm in (resolve(what, "forward") for what in (*compared(), *algorithms)):
         choices = (best_of(algorithm, N=N, d=d, M=M) for M in rooms)
         series[algorithm.name] = [choice.accesses if choice else None for choice in choices]
     bound = [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms]
@@ -94,7 +94,7 @@ def plot_cache_size(data: Data, ax: Axes) -> None:
         framealpha=0.9,
         edgecolor="none",
     )
-    ax.set_title(_point(data), x=hang(ax, -0.165))
+    ax.set_title(_point(data), x=title_x(ax, -0.165))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), as_power)
     ax.set_xlabel(

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import check_M, float_dtype
-from flashsim.drawing.style import Panels, column_figure, dress, slide, styled
+from flashsim.drawing.style import Panels, apply_style, column_figure, slide, styled
 from flashsim.plots.saving import figure_of
 from flashsim.simulate.planning import check_sizing
 from flashsim.support.sizes import Size
@@ -106,7 +106,7 @@ class Chart:
                 f"{self.panels})"
             )
         for panel in panels:
-            dress(panel, x=self.x, y=self.y)
+            apply_style(panel, x=self.x, y=self.y)
         axes = panels if self.panels > 1 else panels[0]
         self.on(data, axes)
         if wide and len(panels) == 1:

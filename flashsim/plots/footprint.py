@@ -11,10 +11,10 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.numbers import as_power
-from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
+from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
 from flashsim.memory.traffic import ArrayTraffic
 from flashsim.plots.chart import Data, chart, said_blocks, setting
-from flashsim.support.sizes import Size, first
+from flashsim.support.sizes import Size, smallest_true
 from flashsim.theory import Exact, exact
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
@@ -95,7 +95,7 @@ def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Exact]:
 
 
 def _last(need: Callable[[int], int]) -> int:
-    return first(lambda N: need(N) > LIMIT) - 1
+    return smallest_true(lambda N: need(N) > LIMIT) - 1
 
 
 @chart(
@@ -176,4 +176,4 @@ def _label(ax: Axes, data: Data) -> None:
     sizes = f"d = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}"
     ax.set_xlabel(f"sequence length N\n{sizes}\n{said_blocks(data)}")
     ax.set_ylabel("extra HBM, forward + backward")
-    ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))
+    ax.set_title("FlashAttention's extra memory is linear in N", x=title_x(ax, -0.2))

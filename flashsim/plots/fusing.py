@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, LogLocator
 from flashsim import theory
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import DEFAULT_DTYPE
-from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
+from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, looks, ticks, title_x
 from flashsim.extensions import mlp
 from flashsim.plots.chart import Data, Several, chart
 
@@ -102,9 +102,11 @@ def plot_fusing(data: Data, axes: Several) -> None:
         shape = f"N = {N:,}, d = {d:,}, f = {data['f']:,}, {data['dtype']}"
         panel.set_xlabel(f"SRAM size M / d²\n{shape}\nthe largest blocks that fit, one head")
     axes[0].set_title(
-        _point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2)
+        _point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=title_x(axes[0], -0.2)
     )
-    axes[1].set_title(_point(data, "attention", _FUSED, "Attention: fusing"), x=hang(axes[1], -0.2))
+    axes[1].set_title(
+        _point(data, "attention", _FUSED, "Attention: fusing"), x=title_x(axes[1], -0.2)
+    )
 
 
 def pays_from(

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.attention.arguments import check_callback
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
-from flashsim.drawing.style import GREY, hang, looks, ticks
+from flashsim.drawing.style import GREY, looks, ticks, title_x
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine
 from flashsim.hardware.reading import machine_of
@@ -54,7 +54,7 @@ def l2_data(
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # only the order of accesses matters
     curves = {}
     peak = 0
-    all_of = [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]
+    all_of = [resolve(what, "forward") for what in ("standard", "flash", *algorithms)]
     followed: list[_Progress] = []
     if on_done is not None:
         counted = (count(algorithm, N=N, d=d, **how) for algorithm in all_of)
@@ -141,5 +141,6 @@ def plot_l2(data: Data, ax: Axes) -> None:
     ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
     ax.set_title(
-        "An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16)
+        "An L2 that holds Q and O leaves FlashAttention\nonly what it must move",
+        x=title_x(ax, -0.16),
     )

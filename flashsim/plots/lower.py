@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator
 from flashsim.analysis.tune import best_of
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, check_M, float_dtype
-from flashsim.drawing.style import GREY, Look, hang, looks, ticks
+from flashsim.drawing.style import GREY, Look, looks, ticks, title_x
 from flashsim.plots.chart import Data, Several, chart
 from flashsim.theory import lower_bound, lower_bound_backward
 
@@ -90,7 +90,7 @@ def plot_lower(data: Data, axes: Several) -> None:
         f"N\nd = {d}, M = {data['M']:,}, {data['dtype']}\nthe best blocks that fit, one head"
     )
     title = "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain"
-    above.set_title(title, x=hang(above, -0.13))
+    above.set_title(title, x=title_x(above, -0.13))
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
     below.text(
         1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top"
@@ -100,7 +100,7 @@ def plot_lower(data: Data, axes: Several) -> None:
         f"M / d²\nN = {data['N']:,}, d = {d}, {data['dtype']}\nthe best blocks that fit, one head"
     )
     title = "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged"
-    below.set_title(title, x=hang(below, -0.13))
+    below.set_title(title, x=title_x(below, -0.13))
 
 
 @chart("lower_backward", lower_backward_data, "accesses ÷ lower bound, backward", 3.3, x=2, y=10)
@@ -124,7 +124,7 @@ def plot_lower_backward(data: Data, ax: Axes) -> None:
         "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can "
         "beat"
     )
-    ax.set_title(title, x=hang(ax, -0.13))
+    ax.set_title(title, x=title_x(ax, -0.13))
 
 
 def _draw_ratios(

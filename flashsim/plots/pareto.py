@@ -10,12 +10,12 @@ from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.analysis.tune import cost, sides
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N, check_M, float_dtype
 from flashsim.drawing.numbers import as_power
-from flashsim.drawing.style import BLACK, GREY, hang, looks, ticks
+from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
 from flashsim.plots.chart import Data, chart
 
 LOOPS = ("flash", "q_outer")
@@ -48,7 +48,7 @@ def pareto_data(
         | {N}
     )
     drawn = {}
-    for algorithm in (chosen(what, "forward") for what in (*LOOPS, *algorithms)):
+    for algorithm in (resolve(what, "forward") for what in (*LOOPS, *algorithms)):
         frontier = _frontier(
             at(algorithm, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N)
         )
@@ -144,7 +144,7 @@ def plot_pareto(data: Data, ax: Axes) -> None:
             f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at "
             "best"
         )
-        ax.set_title(title, x=hang(ax, -0.165))
+        ax.set_title(title, x=title_x(ax, -0.165))
     for axis in (ax.xaxis, ax.yaxis):
         ticks(axis, LogLocator(10), as_power)
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)

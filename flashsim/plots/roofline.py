@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms import PASSES, Algorithm
-from flashsim.algorithms.own import backward_of, chosen
+from flashsim.algorithms.own import backward_of, resolve
 from flashsim.algorithms.record import Direction
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N, float_dtype
-from flashsim.drawing.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
+from flashsim.drawing.style import BLACK, GREY, compared_both_ways, looks, ticks, title_x
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
@@ -54,7 +54,7 @@ def roofline_data(
     counts = {name: value for name, value in shape.items() if name != "M"}
     others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
     for what in algorithms:
-        algorithm = chosen(what, "forward")
+        algorithm = resolve(what, "forward")
         others["forward"][algorithm.name] = algorithm
         with suppress(ValueError):
             others["backward"][algorithm.name] = backward_of(algorithm)
@@ -161,7 +161,7 @@ def plot_roofline(data: Data, axes: Several) -> None:
     axes[0].set_title(
         f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s, {data['dtype']}{plain}.\n"
         f"{_point(data['directions']['forward'])}",
-        x=hang(axes[0], -0.14),
+        x=title_x(axes[0], -0.14),
     )
 
 

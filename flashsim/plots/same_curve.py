@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator
 
 from flashsim.attention.arguments import check_count
-from flashsim.drawing.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
+from flashsim.drawing.style import BLACK, GREY, PURPLE, looks, on_slide, ticks, title_x
 from flashsim.learn.examples import as_json
 from flashsim.learn.examples.same_curve import EARLY, STEPS, WITHIN, compute
 from flashsim.plots.chart import Data, Several, chart
@@ -71,7 +71,7 @@ def plot_same_curve(data: Data, axes: Several) -> None:
             )
             below.plot(_steps(curve), so_far, _DASHES[dtype], color=colour, gid=f"{gid} apart")
     above.set_ylabel("loss (nats a character)")
-    above.set_title("One training curve,\nwhichever attention trains it", x=hang(above, -0.17))
+    above.set_title("One training curve,\nwhichever attention trains it", x=title_x(above, -0.17))
     above.legend(loc="upper right")
     below.set_yscale("log")
     below.set_ylim(_LEAST / 2, 3)
@@ -79,7 +79,7 @@ def plot_same_curve(data: Data, axes: Several) -> None:
     below.set_ylabel("largest distance so far\nto standard attention's")
     title = "float64 tells a bug from rounding in two steps"
     below.set_title(
-        title.replace(" from", "\nfrom") if on_slide(below) else title, x=hang(below, -0.17)
+        title.replace(" from", "\nfrom") if on_slide(below) else title, x=title_x(below, -0.17)
     )
     for dtype, limit in WITHIN.items():
         until = data["steps"] if dtype == "float64" else EARLY

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator
 
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
-from flashsim.drawing.style import BLACK, BLUE, GREEN, GREY, ORANGE, hang, ticks
+from flashsim.drawing.style import BLACK, BLUE, GREEN, GREY, ORANGE, ticks, title_x
 from flashsim.plots.chart import Data, chart
 from flashsim.simulate.api import count
 from flashsim.theory.measured import A100_M, FACTOR
@@ -105,7 +105,7 @@ def plot_saved(data: Data, ax: Axes) -> None:
     ax.legend(loc="lower right")
     ax.set_xlabel(f"M/d²\nN = {N:,}, one head, the largest blocks that fit M")
     ax.set_ylabel("standard's accesses ÷ FlashAttention's")
-    ax.set_title("What is saved follows M/d²", x=hang(ax, -0.15))
+    ax.set_title("What is saved follows M/d²", x=title_x(ax, -0.15))
 
 
 def _say(ax: Axes, data: Data) -> None:

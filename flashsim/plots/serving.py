@@ -13,7 +13,7 @@ from flashsim import serving
 from flashsim.analysis.verify.serving import document_stream
 from flashsim.attention.arguments import check_count
 from flashsim.attention.masks.paddings import KeyPadding
-from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, hang, ticks
+from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, ticks, title_x
 from flashsim.plots.chart import Data, Several, chart
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.api import count
@@ -151,7 +151,7 @@ def plot_serving(data: Data, axes: Several) -> None:
     for panel, title in zip(
         axes, ("Pages: small ones waste least", prefixes, "Padding", balance), strict=True
     ):
-        panel.set_title(title, x=hang(panel, -0.2))
+        panel.set_title(title, x=title_x(panel, -0.2))
         panel.legend(loc=(0, 0.22) if panel is prefix else "best", frameon=False)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_minor_locator(NullLocator())

@@ -15,7 +15,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.attention.inputs import REFERENCE_D
 from flashsim.attention.masks import patterns
 from flashsim.drawing.numbers import in_units, power_for, say_in
-from flashsim.drawing.style import BY_DIRECTION, GREY, hang, ticks
+from flashsim.drawing.style import BY_DIRECTION, GREY, ticks, title_x
 from flashsim.plots.chart import Data, chart, said, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
@@ -182,4 +182,6 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
         f"{said(data, 'N', 'd', 'M')}"
     )
     ax.set_ylabel(f"HBM accesses ({in_units(power)})")
-    ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))
+    ax.set_title(
+        "Accesses fall in proportion to s,\ndown to a floor of order Nd", x=title_x(ax, -0.2)
+    )

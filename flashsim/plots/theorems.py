@@ -14,9 +14,9 @@ from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.algorithms import Algorithm
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.attention.inputs import REFERENCE_D
-from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
+from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, looks, on_slide, ticks, title_x
 from flashsim.plots.chart import Chart, Data, Several, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
@@ -63,7 +63,7 @@ def theorem_data(
     theorem = _THEOREMS[number]
     checked = setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
-    others = [chosen(what, theorem.direction) for what in algorithms]
+    others = [resolve(what, theorem.direction) for what in algorithms]
     panels = {
         variable: _panel(variable, values, fixed, theorem, others)
         for variable, values in _ranges(**fixed).items()
@@ -229,13 +229,13 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.legend(
         handles=handles,
         loc="lower left",
-        bbox_to_anchor=(hang(ax, -0.2), 1),
+        bbox_to_anchor=(title_x(ax, -0.2), 1),
         handlelength=2.6,
         title=heading,
         alignment="left",
     )
     title = _TITLES[variable].replace("; ", ";\n") if on_slide(ax) else _TITLES[variable]
-    ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
+    ax.set_title(title, x=title_x(ax, -0.2), pad=50 if heading else 38)
 
 
 _PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}

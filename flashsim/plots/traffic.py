@@ -30,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from flashsim.drawing.style import BLACK, hang, looks
+from flashsim.drawing.style import BLACK, looks, title_x
 from flashsim.memory.sram import Event
 from flashsim.plots.chart import Data, Several, chart
 from flashsim.simulate.api import count
@@ -214,7 +214,7 @@ class _Rows:
         self._ax.xaxis.set_major_locator(MaxNLocator(5))
         self._ax.xaxis.set_major_formatter(lambda x, _: f"{x / unit:,g}")
         self._ax.set_xlabel(xlabel)
-        self._ax.set_title(title, x=hang(self._ax, -0.3), pad=pad)
+        self._ax.set_title(title, x=title_x(self._ax, -0.3), pad=pad)
 
 
 def _draw_bytes(ax: Axes, data: Data) -> None:
@@ -297,7 +297,7 @@ def _draw_passes(ax: Axes, data: Data) -> None:
     ax.legend(
         handles=keys,
         loc="lower left",
-        bbox_to_anchor=(hang(ax, -0.3), 1.01),
+        bbox_to_anchor=(title_x(ax, -0.3), 1.01),
         ncols=2,
         borderaxespad=0,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
-from flashsim.algorithms.own import chosen, forward_of
+from flashsim.algorithms.own import forward_of, resolve
 from flashsim.attention.arguments import (
     check_blocks_of_run,
     check_count,
@@ -58,7 +58,7 @@ def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Roun
 
     Raises ValueError for an unknown name.
     """
-    algorithm = chosen(name, "forward")
+    algorithm = resolve(name, "forward")
     T_c = check_blocks_of_run(blocks).T_c
     return Rounding(
         steps=algorithm.rescales(T_c),
@@ -76,7 +76,7 @@ def backward_rounding(
 
     Raises ValueError for an unknown name.
     """
-    algorithm = chosen(name, "backward")
+    algorithm = resolve(name, "backward")
     before = rounding(forward_of(algorithm), blocks)
     before["logs_rounded"] = algorithm.rounds_logs(blocks.T_c)
     own = blocks if backward_blocks is None else check_blocks_of_run(backward_blocks)

@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashsim.algorithms.blocks import by_queries
+from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.record import Program
 from flashsim.serving.batch import Batch, Operands
 
 
 def one_line_1(rows: int, batch: Batch, **options: Any) -> tuple[int, int]:
     """Return (B_r, B_c) of a block of Q of `rows` rows, in the proportions of `q_outer`."""
-    return by_queries(rows, -(-(batch.d + batch.d_v) // 2))
+    return q_outer_blocks(rows, -(-(batch.d + batch.d_v) // 2))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Sizing
-from flashsim.algorithms.own import chosen, forward_of
+from flashsim.algorithms.own import forward_of, resolve
 from flashsim.attention.arguments import (
     check_callback,
     check_direction,
@@ -19,7 +19,7 @@ from flashsim.attention.arguments import (
     check_observers,
     shown,
 )
-from flashsim.attention.inputs import HEADS_FIRST, check_layout, turning
+from flashsim.attention.inputs import HEADS_FIRST, check_layout, with_heads_first
 from flashsim.attention.options import NoOptions, Options, check_how, check_options
 from flashsim.attention.problem import Problem
 from flashsim.memory.errors import SramOverflow
@@ -109,7 +109,7 @@ def forward(
     Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow`
     where an enforced M is exceeded.
     """
-    algorithm = chosen(name, "forward")
+    algorithm = resolve(name, "forward")
     policy = check_sizing(sizing, blocks, enforce)
     observers = check_observers(observers)
     on_head = check_callback("on_head", on_head)
@@ -131,7 +131,7 @@ def forward(
     plan = (
         planned(Q, K, V)
         if check_layout(layout) == HEADS_FIRST
-        else turning(layout, planned, Q, K, V)
+        else with_heads_first(layout, planned, Q, K, V)
     )
     outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
     run = finished(plan, outcome, layout)
@@ -181,7 +181,7 @@ def backward(
     enforced M is exceeded.
     """
     check_how(backward, unknown, ())
-    algorithm = chosen(name, "backward")
+    algorithm = resolve(name, "backward")
     observers = check_observers(observers)
     on_head = check_callback("on_head", on_head)
     run = check_run(algorithm, run)
@@ -233,10 +233,10 @@ def count(
     default M (100 KB); `direction` is "forward" or "backward". Other arguments and errors as in
     `forward`.
     """
-    algorithm = chosen(name, check_direction(direction))
+    algorithm = resolve(name, check_direction(direction))
     observers = check_observers(observers)
     before = algorithm if direction == "forward" else forward_of(algorithm)
-    problem = Problem.asked(
+    problem = Problem.from_arguments(
         problem,
         N=N,
         d=d,

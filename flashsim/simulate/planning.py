@@ -14,14 +14,14 @@ from flashsim.algorithms.blocks import (
     Fixed,
     Paper,
     Sizing,
+    SizingOverride,
     SizingProblem,
-    Told,
-    by_keys,
-    by_queries,
-    by_trial,
+    kv_outer_blocks,
     line_1_of,
+    q_outer_blocks,
+    unknown_loops,
 )
-from flashsim.algorithms.own import is_own
+from flashsim.algorithms.own import is_user_defined
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.algorithms.sink_gradient import least_room
 from flashsim.attention.arguments import check_blocks, check_flag, shown
@@ -32,7 +32,7 @@ from flashsim.attention.inputs import (
     check_inputs,
     check_M,
     check_range,
-    turned,
+    to_layout,
 )
 from flashsim.attention.masks.rules import All, Head, Mask, as_mask
 from flashsim.attention.masks.scores import cap_of
@@ -57,11 +57,11 @@ def forward_plan(
     V: Any,
     **asked: Any,
 ) -> AttentionPlan:
-    """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.checked`
+    """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.of_shape`
     takes.
     """
     inputs = check_inputs(Q, K, V)
-    problem = Problem.checked(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **asked)
+    problem = Problem.of_shape(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **asked)
     mask = _mask_of(algorithm, problem, options, inputs.leading)
     if check_finite:
         stored = problem.dtype if algorithm.stores_scores else None
@@ -91,7 +91,7 @@ def backward_plan(
     mask = before.mask
     inputs = before.inputs
     _check_scores(algorithm, mask)
-    O = turned("O", run.O, run.layout)
+    O = to_layout("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
     if check_finite:
@@ -205,7 +205,7 @@ def plan_of(
         program=algorithm,
         enforced=sizing.enforced,
         arithmetic=inputs is not None,
-        is_user_defined=is_own(algorithm),
+        is_user_defined=is_user_defined(algorithm),
         problem=problem,
         options=options,
         sizing=sizing,
@@ -252,7 +252,7 @@ def _choose_blocks(plan: AttentionPlan) -> Blocks:
         fits=fits,
         paper_rows=lambda: algorithm.rows(plan.M, shape.d, shape.d_v),
     )
-    if algorithm.line_1 is by_trial:
+    if algorithm.line_1 is unknown_loops:
         return _blocks_by_trial(plan, sizing_problem)
     blocks: Blocks = policy(sizing_problem)
     return blocks
@@ -318,8 +318,8 @@ def _trial(plan: AttentionPlan) -> Memory:
 
 def _blocks_by_trial(plan: AttentionPlan, problem: SizingProblem) -> Blocks:
     """Return the blocks of a function whose loops are not known: by its closed form's line 1, if it
-    has one; else those of `by_keys` or `by_queries`, with which it moves fewer elements, on shapes
-    alone and with every tile.
+    has one; else those of `kv_outer_blocks` or `q_outer_blocks`, with which it moves fewer
+    elements, on shapes alone and with every tile.
     """
     from flashsim.theory import NoClosedForm, form_of
 
@@ -328,8 +328,10 @@ def _blocks_by_trial(plan: AttentionPlan, problem: SizingProblem) -> Blocks:
         blocks: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, line_1)))
         return blocks
     except NoClosedForm:
-        keys: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, by_keys)))
-        queries: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, by_queries)))
+        keys: Blocks = plan.sizing(replace(problem, blocks=line_1_of(plan.shape, kv_outer_blocks)))
+        queries: Blocks = plan.sizing(
+            replace(problem, blocks=line_1_of(plan.shape, q_outer_blocks))
+        )
     if keys == queries:
         return keys
 
@@ -422,7 +424,7 @@ def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
     sizes = check_blocks(blocks)
     if sizes is not None:
         policy = Fixed(*sizes)
-    return policy if enforce is None else Told(policy, check_flag("enforce", enforce))
+    return policy if enforce is None else SizingOverride(policy, check_flag("enforce", enforce))
 
 
 def _told(policy: Any) -> Sizing:
@@ -432,4 +434,4 @@ def _told(policy: Any) -> Sizing:
             f"unknown sizing {shown(policy)}; known: {', '.join(map(repr, SIZINGS))}, or a policy "
             "object"
         )
-    return Told(policy, check_flag("sizing.enforced", getattr(policy, "enforced", None)))
+    return SizingOverride(policy, check_flag("sizing.enforced", getattr(policy, "enforced", None)))

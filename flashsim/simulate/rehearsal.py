@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.blocks import Fixed
-from flashsim.algorithms.own import is_own
+from flashsim.algorithms.own import is_user_defined
 from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.attention.inputs import Array, check_inputs
 from flashsim.attention.masks.rules import All, Bools, Causal, Head, Mask
@@ -82,7 +82,7 @@ def rehearse(algorithm: Algorithm, plan: AttentionPlan) -> str:
     Raises MemoryModelError for what `forward` refuses, and where O is not naive attention. What it
     has passed once is not run again, as long as its code and what its closure holds are the same.
     """
-    if not is_own(algorithm) and not is_own(plan.program):
+    if not is_user_defined(algorithm) and not is_user_defined(plan.program):
         return ATTENTION
     key = _key(algorithm, plan)
     if key not in _verdicts:

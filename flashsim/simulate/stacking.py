@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.notation import log
-from flashsim.attention.inputs import HEADS_FIRST, Array, largest, turned
+from flashsim.attention.inputs import HEADS_FIRST, Array, largest, to_layout
 from flashsim.attention.matrices import KINDS
 from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.source import at_line
@@ -41,7 +41,7 @@ def finished(plan: AttentionPlan, outcome: Outcome, layout: str = HEADS_FIRST) -
                 raise returned_nan(plan, "L" if name == "lse" else name)
     saved = {name: each for name, each in matrices.items() if name not in {*arrays, "L"}}
     arrays = {"O": None, "l": None, "m": None, "lse": None} | arrays
-    arrays["O"] = turned("O", arrays["O"], layout)
+    arrays["O"] = to_layout("O", arrays["O"], layout)
     return Result(**cost_of(plan, outcome.total), arrays=arrays, layout=layout, saved=saved)
 
 

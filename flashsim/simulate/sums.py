@@ -17,7 +17,7 @@ import numpy as np
 from flashsim.algorithms import GRADIENTS
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.algorithms.sink_gradient import sink_gradient
-from flashsim.attention.inputs import HEADS_FIRST, Array, chip_dtype, turned
+from flashsim.attention.inputs import HEADS_FIRST, Array, chip_dtype, to_layout
 from flashsim.attention.masks.rules import Head
 from flashsim.attention.matrices import KINDS
 from flashsim.memory.hbm import HBM
@@ -122,7 +122,7 @@ def gather_gradients(
     if plan.mask.sink is not None:
         dsink, summing = sink_gradients(plan, observers)
         cost = cost.with_sums(summing)
-    by_name = {name: turned(name, gradients[name], layout) for name in GRADIENTS}
+    by_name = {name: to_layout(name, gradients[name], layout) for name in GRADIENTS}
     return Result(
         **cost_of(plan, cost), arrays={**by_name, "dB": dB, "dsink": dsink}, layout=layout
     )

@@ -27,7 +27,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def first(true_from: Callable[[int], bool]) -> int:
+def smallest_true(true_from: Callable[[int], bool]) -> int:
     """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
     high = 1
     while not true_from(high):
@@ -39,7 +39,7 @@ def first(true_from: Callable[[int], bool]) -> int:
     return high
 
 
-def most(fits: Callable[[int], bool], longest: int) -> int:
+def largest_that_fits(fits: Callable[[int], bool], longest: int) -> int:
     """Return the most n, from 1 to `longest`, that fits, where less fits as well; 0 if not even 1
     does.
 
@@ -52,7 +52,11 @@ def most(fits: Callable[[int], bool], longest: int) -> int:
         fitting, too_many = fitting // 2, fitting
     if not fitting:
         return 0
-    return fitting + first(lambda more: fitting + more >= too_many or not fits(fitting + more)) - 1
+    return (
+        fitting
+        + smallest_true(lambda more: fitting + more >= too_many or not fits(fitting + more))
+        - 1
+    )
 
 
 def parse_size(text: str, itemsize: int) -> int:

@@ -8,7 +8,7 @@ from flashsim.attention.arguments import check_blocks, check_flag, is_one_of, sh
 from flashsim.attention.options import Options, check_options
 from flashsim.attention.problem import Problem
 from flashsim.attention.shapes import Blocks
-from flashsim.support.sizes import Size, most
+from flashsim.support.sizes import Size, largest_that_fits
 from flashsim.theory.closed_form import Exact, NoClosedForm
 from flashsim.theory.form import Form, FormAtProblem, clipped, form_of, forms
 from flashsim.theory.problem import OneHead, ceil_div
@@ -51,7 +51,7 @@ def exact(
     """
     form = form_of(name, direction)
     fixed = check_blocks(blocks)
-    posed_problem = Problem.asked(
+    posed_problem = Problem.from_arguments(
         problem,
         N=N,
         d=d,
@@ -81,7 +81,7 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
     width = ceil_div(p.d + p.d_v, 2)
 
     def of(rows: int) -> Blocks:
-        found = form.asked(form.line_1, rows, width)
+        found = form.call(form.line_1, rows, width)
         if not isinstance(found, tuple) or len(found) != 2:
             raise ValueError(
                 f"line_1 of Form {form.name!r} returned {shown(found)}; expected (B_r, B_c)"
@@ -100,6 +100,6 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
     if blocks is not None:
         return clipped(p, *blocks)
     if sizing == "paper":
-        return of(form.whole("number of rows", form.asked(form.rows, p.M, p.d, p.d_v), 1))
+        return of(form.whole("number of rows", form.call(form.rows, p.M, p.d, p.d_v), 1))
     longest = max(p.N_q, p.N_k)
-    return of(max(most(fits, longest), 1))
+    return of(max(largest_that_fits(fits, longest), 1))

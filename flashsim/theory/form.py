@@ -111,10 +111,10 @@ class Form(ClosedForm):
         """Return what each array moves, for a set of computed tiles."""
         sunk = self._sunk(p, blocks)
         if self.traffic is not None:
-            moved = self.asked(self.traffic, p, blocks, tiles)
+            moved = self.call(self.traffic, p, blocks, tiles)
             return moved | sunk if sunk else moved
         passes, values = self._values(p, blocks, tiles)
-        kept = self.asked(self.kept, p, blocks) if self.kept else {}
+        kept = self.call(self.kept, p, blocks) if self.kept else {}
         given: Arrays = {}
         made: Arrays = {}
         for name, (reads, writes) in self.formulas.items():
@@ -160,14 +160,14 @@ class Form(ClosedForm):
         self, p: OneHead, blocks: Blocks, tiles: Tiles
     ) -> tuple[tuple[Tiles, ...], dict[str, Any]]:
         """Return the tiles of each pass, and what the symbols of the formulas stand for."""
-        passes = self.asked(self.passes, p, blocks, tiles)
+        passes = self.call(self.passes, p, blocks, tiles)
         values: dict[str, Any] = common_symbols(
             p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, self.direction
         )
-        values |= self.asked(self.symbols, p, blocks) if self.symbols else {}
+        values |= self.call(self.symbols, p, blocks) if self.symbols else {}
         return passes, values | (means(p, passes) if tiles.chosen else {})
 
-    def asked(self, function: Callable[..., T], *arguments: object) -> T:
+    def call(self, function: Callable[..., T], *arguments: object) -> T:
         """Return what one of its functions says; an error in a user's own notes the line of
         their file.
         """
@@ -186,7 +186,7 @@ class Form(ClosedForm):
         """Return the most on chip, in elements. Raises ValueError where `peak` returns what is no
         number of elements.
         """
-        return self.whole("peak", self.asked(self.peak, p, blocks, tiles), 0)
+        return self.whole("peak", self.call(self.peak, p, blocks, tiles), 0)
 
     def cost(
         self,
@@ -491,5 +491,5 @@ def symbols(
         raise ValueError(f"blocks is {blocks}; expected blocks of N_q = {N_q:,}, N_k = {N_k:,}")
     p = OneHead(N_q, N_k, d, d_v, M, stored=4, masked=False, dense=(), dropout=False)
     for form in forms()["forward"].values() if name is None else [form_of(name, direction)]:
-        values |= form.asked(form.symbols, p, blocks) if form.symbols else {}
+        values |= form.call(form.symbols, p, blocks) if form.symbols else {}
     return values

@@ -20,7 +20,7 @@ from flashsim.attention.inputs import check_M, float_dtype, float_name
 from flashsim.attention.matrices import Kind, MatrixProblem, Type
 from flashsim.attention.shapes import Sizes
 from flashsim.memory.traffic import ArrayTraffic, Occupancy, Role, Traffic
-from flashsim.support.sizes import Size, most
+from flashsim.support.sizes import Size, largest_that_fits
 from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, forms_in
 from flashsim.theory.formulas import evaluated
 from flashsim.theory.problem import BYTES, ceil_div
@@ -205,4 +205,4 @@ def _blocks(
     def fits(rows: int) -> bool:
         return form.peak(p, of(line_1(rows, p)), options) <= problem.M
 
-    return of(line_1(max(most(fits, longest), 1), p))
+    return of(line_1(max(largest_that_fits(fits, longest), 1), p))

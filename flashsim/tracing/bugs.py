@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashsim.algorithms import Algorithm
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.tracing.planting import Change, planted
 
 BUGS: dict[str, tuple[str, *tuple[Change, ...]]] = {
@@ -57,7 +57,7 @@ def with_bug(
     known = BUGS if direction == "forward" else BACKWARD_BUGS
     if bug not in known:
         raise ValueError(f"unknown bug {bug!r} of a {direction} pass; known: {', '.join(known)}")
-    algorithm, (what, *changes) = chosen(name, direction), known[bug]
+    algorithm, (what, *changes) = resolve(name, direction), known[bug]
     for change in changes:
         try:
             return planted(algorithm, change, what=what, name=bug)

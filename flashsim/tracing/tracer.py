@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.own import chosen, forward_of
+from flashsim.algorithms.own import forward_of, resolve
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.arguments import check_array, check_observers
 from flashsim.attention.inputs import (
@@ -17,8 +17,8 @@ from flashsim.attention.inputs import (
     check_inputs,
     check_layout,
     check_shape_of_dO,
-    turned,
-    turning,
+    to_layout,
+    with_heads_first,
 )
 from flashsim.memory.sram import Observer
 from flashsim.simulate.api import backward, forward
@@ -58,12 +58,14 @@ def trace(
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     Q, K, V = given
     inputs = (
-        check_inputs(Q, K, V) if layout == HEADS_FIRST else turning(layout, check_inputs, Q, K, V)
+        check_inputs(Q, K, V)
+        if layout == HEADS_FIRST
+        else with_heads_first(layout, check_inputs, Q, K, V)
     )
     Q = inputs.Q
     K = inputs.K
     V = inputs.V
-    dO = None if dO is None else turned("dO", check_array("dO", dO), layout)
+    dO = None if dO is None else to_layout("dO", check_array("dO", dO), layout)
     if dO is not None:
         check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
     if head is not None:
@@ -76,7 +78,7 @@ def trace(
         raise ValueError(f"Q has leading axes {inputs.leading}; a trace is of one head: give head=")
     if dO is None:
         return _recorded(partial(forward, what, Q, K, V, **options), observers)
-    algorithm = chosen(what, "backward")
+    algorithm = resolve(what, "backward")
     return _recorded(
         partial(backward, algorithm, forward(forward_of(algorithm), Q, K, V, **options), dO),
         observers,

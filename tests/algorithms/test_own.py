@@ -20,9 +20,9 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.algorithms.blocks import Fixed, by_queries
+from flashsim.algorithms.blocks import Fixed, q_outer_blocks
 from flashsim.algorithms.notation import rowsum
-from flashsim.algorithms.own import ARGUMENTS, algorithm_of, chosen
+from flashsim.algorithms.own import ARGUMENTS, algorithm_of, resolve
 from flashsim.analysis.tune import tune
 from flashsim.attention.arguments import check_count
 from flashsim.attention.matrices import Kind
@@ -187,7 +187,7 @@ def test_a_record_goes_where_its_name_does() -> None:
     dO = rng.normal(size=run.O.shape)
     theirs = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=100), dO)
     assert np.array_equal(flashsim.backward(back, run, dO).dQ, theirs.dQ)
-    assert chosen(mine, "forward") is mine
+    assert resolve(mine, "forward") is mine
     with pytest.raises(
         ValueError, match="'my backward' is a backward pass; expected a forward pass"
     ):
@@ -878,4 +878,4 @@ def test_a_program_that_is_not_attention_is_told_from_an_algorithm() -> None:
     ):
         flashsim.count(programs()["kernel_x_outer"], N=8, d=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="'name'"):
-        Algorithm(title="of no name", run=lambda *_: None, line_1=by_queries)  # type: ignore[arg-type, call-arg]
+        Algorithm(title="of no name", run=lambda *_: None, line_1=q_outer_blocks)  # type: ignore[arg-type, call-arg]

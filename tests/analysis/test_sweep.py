@@ -19,7 +19,7 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.analysis.sweeping import Disagreement, Sweep, answers, points, rows, running
+from flashsim.analysis.sweeping import Disagreement, Sweep, crossovers, points, rows, running
 from flashsim.analysis.sweeping.columns import meaning
 from flashsim.attention.masks import patterns
 from flashsim.cli import main
@@ -296,7 +296,7 @@ def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
     )
     back = flashsim.sweep(points=found)
     assert back.axes == found.axes
-    assert answers.sentences(back) == answers.sentences(found) != []
+    assert crossovers.sentences(back) == crossovers.sentences(found) != []
     apart = flashsim.sweep(points=flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9]))
     assert {"N_q", "N_k", "d_v"} <= set(apart.axes)
 
@@ -596,7 +596,7 @@ def test_points_that_look_alike_are_not_taken_for_one() -> None:
         match="several points of 'block_sparse' at d = 4 have other counts, and look alike",
     ):
         found.where_fewer("flash")
-    assert answers.sentences(found) == []
+    assert crossovers.sentences(found) == []
     alike = flashsim.sweep(["flash", "q_outer"], N=4, d=[4, 5], M=100, mask=masks)
     # not beside each other, where one would hide another
     assert len(alike.as_text().splitlines()) >= 3 + len(alike)
@@ -640,24 +640,24 @@ def test_ratios_are_to_the_first_of_their_own_line() -> None:
 
 def test_answers_say_no_more_than_was_found() -> None:
     assert (
-        answers._halved("M", {1: 8, 2: 4, 3: 4})
+        crossovers._halved("M", {1: 8, 2: 4, 3: 4})
         == "half of what M = 1 moves, or less: from M = 2 on"
     )
     assert (
-        answers._halved("M", {1: 8, 2: 3, 3: 5, 4: 4})
+        crossovers._halved("M", {1: 8, 2: 3, 3: 5, 4: 4})
         == "half of what M = 1 moves, or less: from M = 4 on"
     )
-    assert answers._halved("M", {1: 8, 2: 3, 3: 5}) == ""
+    assert crossovers._halved("M", {1: 8, 2: 3, 3: 5}) == ""
     equal = flashsim.sweep(["flash", "block_sparse"], N=[8, 64], d=[4, 8], M=100)
     assert equal.where_fewer("flash") == []
-    assert answers.sentences(equal) == [
+    assert crossovers.sentences(equal) == [
         "flash and block_sparse move equally many at all 4 points that both have"
     ]
     found = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=[100, 300, 1000, 5000])
-    said = answers.sentences(found)
+    said = crossovers.sentences(found)
     assert len(said) == 3
-    assert answers.sentences(found, most=1) == [said[0], "and 2 more such lines"]
-    every_other = answers._compared(
+    assert crossovers.sentences(found, most=1) == [said[0], "and 2 more such lines"]
+    every_other = crossovers._compared(
         "a", "b", "N", {n: -(n % 2) for n in range(10)}, dict.fromkeys(range(10), 0)
     )
     assert every_other == (

@@ -10,7 +10,7 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import resolve
 from flashsim.analysis.tune import tune
 from flashsim.attention import arguments as checking
 from flashsim.attention.arguments import check_array, check_count, check_scale, shown
@@ -526,7 +526,7 @@ def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
 
 def test_a_record_and_its_form_have_the_same_options() -> None:
     for form in (form for each in theory.form.forms().values() for form in each.values()):
-        record = FORWARD[chosen(form.name, form.direction).forward_pass]
+        record = FORWARD[resolve(form.name, form.direction).forward_pass]
         assert [(o.name, o.default, o.check) for o in form.options] == [
             (o.name, o.default, o.check) for o in record.options
         ]

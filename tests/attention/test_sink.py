@@ -256,7 +256,7 @@ def test_what_is_no_sink_is_refused_by_name() -> None:
             "which may differ between heads",
             lambda: flashsim.count(
                 "flash",
-                flashsim.Problem.checked(
+                flashsim.Problem.of_shape(
                     flashsim.Problem.of(N=4, d=2).shape,
                     (2,),
                     1,

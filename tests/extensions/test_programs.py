@@ -31,7 +31,7 @@ from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow
 from flashsim.memory.sram import Event
 from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
-from flashsim.support.sizes import first
+from flashsim.support.sizes import smallest_true
 from flashsim.theory import exact_program
 from flashsim.theory.matrices import matrix_forms
 from flashsim.tracing.observers import Ledger
@@ -361,7 +361,7 @@ def test_the_first_size_is_found_by_halving() -> None:
             asked.append(n)
             return n >= least
 
-        assert first(enough) == least
+        assert smallest_true(enough) == least
         assert len(asked) <= max(1, 2 * (least - 1).bit_length())
 
 

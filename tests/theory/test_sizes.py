@@ -26,7 +26,7 @@ from flashsim.cli.shared import DEFAULT_SIZING
 from flashsim.extensions import approximate, kernels
 from flashsim.simulate import matrices, planning
 from flashsim.simulate.attention import AttentionPlan
-from flashsim.support.sizes import most
+from flashsim.support.sizes import largest_that_fits
 from flashsim.theory import form as forms
 
 DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
@@ -144,7 +144,7 @@ def test_the_most_that_fits_is_found_from_above(longest: int) -> None:
             tried.append(rows)
             return rows <= limit
 
-        assert most(fits, longest) == min(limit, longest)
+        assert largest_that_fits(fits, longest) == min(limit, longest)
         # none that are much smaller, which take long
         assert not tried or min(tried) >= min(limit, longest) // 2
 

@@ -5,8 +5,9 @@ rows       a point -> what it costs, by closed form or by counting, or the reaso
            sense, as one row
 running    `sweep`: all points, over processes perhaps, and some of them cross-checked
 result     `Sweep`: the rows, as CSV, JSON, a DataFrame, a picture
-answers    where one algorithm moves less than another
-showing    the rows on a page
+checkpoint the rows that are done, in a file, so that a sweep goes on where it ended
+crossovers where one algorithm moves less than another
+formatting the rows on a page
 """
 
 from flashsim.analysis.sweeping.result import Sweep

@@ -15,7 +15,7 @@ import numpy as np
 
 from flashsim.algorithms import FORWARD, Algorithm
 from flashsim.algorithms import options as declared
-from flashsim.algorithms.own import chosen, forward_of
+from flashsim.algorithms.own import forward_of, resolve
 from flashsim.analysis.sweeping.columns import is_found
 from flashsim.attention.arguments import DIRECTIONS, check_direction, shown
 from flashsim.attention.options import check_options
@@ -68,7 +68,7 @@ class Way:
             else str(getattr(what, "name", getattr(what, "__name__", shown(what))))
         )
         try:
-            algorithm = chosen(what, check_direction(direction))
+            algorithm = resolve(what, check_direction(direction))
         except ValueError as error:
             return cls(name, refused=str(error))
         try:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
-from flashsim.analysis.sweeping.answers import where_fewer
 from flashsim.analysis.sweeping.columns import CERTIFICATE, FOLLOWS, meaning
+from flashsim.analysis.sweeping.crossovers import where_fewer
+from flashsim.analysis.sweeping.formatting import as_html, as_text, said_fixed
 from flashsim.analysis.sweeping.rows import Row
-from flashsim.analysis.sweeping.showing import as_html, as_text, said_fixed
 from flashsim.attention.arguments import check_count, near, shown
 from flashsim.support.exporting import Exported, given, in_csv, to_pandas
 from flashsim.version import __version__

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Any
 
-from flashsim.analysis.sweeping import keeping
-from flashsim.analysis.sweeping.keeping import Over, Work
+from flashsim.analysis.sweeping import checkpoint
+from flashsim.analysis.sweeping.checkpoint import Over, Work
 from flashsim.analysis.sweeping.points import ARGUMENTS, LABEL, Point, points_of
 from flashsim.analysis.sweeping.result import Sweep
 from flashsim.analysis.sweeping.rows import Outcome, Row, by_count, by_form, columns_of, rows_of
@@ -102,9 +102,9 @@ def sweep(
     bound = check_flag("bound", bound)
     on_points = check_callback("on_points", on_points)
     all_points = points_of(algorithms, points, asked, sweep)
-    at_once = AT_ONCE if resume is None else keeping.AT_ONCE
+    at_once = AT_ONCE if resume is None else checkpoint.AT_ONCE
     pieces = [all_points[first : first + at_once] for first in range(0, len(all_points), at_once)]
-    kept = None if resume is None else keeping.Kept(resume, pieces, bound)
+    kept = None if resume is None else checkpoint.Kept(resume, pieces, bound)
     work: Work = partial(rows_of, bound=True) if bound else rows_of
     found: dict[int, list[Row]] = {}
     done = 0

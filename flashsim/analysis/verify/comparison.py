@@ -13,7 +13,7 @@ import numpy as np
 from flashsim import reference, theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fixed
-from flashsim.algorithms.own import backward_of, chosen, is_own
+from flashsim.algorithms.own import backward_of, is_user_defined, resolve
 from flashsim.attention.inputs import Array
 from flashsim.attention.masks.dropout import keep_mask
 from flashsim.attention.qkv import QKV
@@ -68,9 +68,12 @@ def run_all(
     """
     forwards = {}
     backwards = {}
-    passes = [chosen(what, "forward") for what in algorithms]
+    passes = [resolve(what, "forward") for what in algorithms]
     of_users = {
-        option.name for algorithm in passes if is_own(algorithm) for option in algorithm.options
+        option.name
+        for algorithm in passes
+        if is_user_defined(algorithm)
+        for option in algorithm.options
     }
     for algorithm in passes:
         name = algorithm.name
@@ -283,7 +286,7 @@ class Counted:
 
 def count_lines(what: Any, arguments: Mapping[str, Any]) -> Counted:
     """Count a run and keep which line moved what. Arguments as for `flashsim.count`."""
-    algorithm = chosen(what, arguments["direction"])
+    algorithm = resolve(what, arguments["direction"])
     ledger = Ledger()
     tally = count(algorithm, **arguments, observers=[ledger])
     agrees = None

@@ -25,7 +25,7 @@ from flashsim.serving.schedules import schedule_of
 from flashsim.serving.theory import mla
 from flashsim.simulate.api import count, forward
 from flashsim.simulate.results import Result
-from flashsim.support.sizes import most
+from flashsim.support.sizes import largest_that_fits
 
 
 def counts(full: bool) -> Claim:
@@ -384,7 +384,9 @@ def mla_intensity(full: bool) -> Claim:
     l2.flush()
     found["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
     by_one = replace(run.problem, B_c=1)
-    most_rows = most(lambda rows: mla.peak(replace(by_one, B_r=rows)) <= run.problem.M, 128)
+    most_rows = largest_that_fits(
+        lambda rows: mla.peak(replace(by_one, B_r=rows)) <= run.problem.M, 128
+    )
     one, short, two, cached = found.values()
     said = (
         f"{one:.1f} in one pass, {short:.1f} if n = 4,096; {two:.1f} in two passes, {cached:.1f} "

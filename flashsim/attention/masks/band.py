@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div
-from flashsim.support.sizes import first as least
+from flashsim.support.sizes import smallest_true as least
 
 Kind = tuple[bool, bool, bool]
 """(in the last row, in the last column, partial)."""
