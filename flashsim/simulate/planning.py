@@ -16,6 +16,7 @@ from flashsim.algorithms.blocks import (
     Sizing,
     SizingOverride,
     SizingProblem,
+    clipped,
     kv_outer_blocks,
     line_1_of,
     q_outer_blocks,
@@ -34,6 +35,7 @@ from flashsim.attention.inputs import (
     check_range,
     to_layout,
 )
+from flashsim.attention.masks.agreement import check_agreement
 from flashsim.attention.masks.rules import All, Head, Mask, as_mask
 from flashsim.attention.masks.scores import cap_of
 from flashsim.attention.problem import Problem
@@ -220,7 +222,12 @@ def plan_of(
     )
     if mask.sink is not None and algorithm.direction == "backward":
         _check_sink_pass(plan)
-    return plan if isinstance(sizing, Fixed) else replace(plan, blocks=_choose_blocks(plan))
+    if not isinstance(sizing, Fixed):
+        plan = replace(plan, blocks=_choose_blocks(plan))
+    if not isinstance(mask, All):
+        blocks = clipped(problem.shape, plan.blocks.B_r, plan.blocks.B_c)
+        check_agreement(mask, blocks, problem.shape, (0,) * len(problem.leading))
+    return plan
 
 
 def _check_sink_pass(plan: AttentionPlan) -> None:

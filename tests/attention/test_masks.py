@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.attention.masks.rules import Both, as_mask
+from flashsim.attention.masks.rules import Both, Mask, as_mask
 from flashsim.attention.shapes import Shape
 from flashsim.memory.traffic import Traffic
 from flashsim.reference import (
@@ -547,3 +547,47 @@ def test_a_mask_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         AttributeError, match=r"module 'flashsim\.attention\.masks' has no attribute 'Nobody'"
     ):
         _ = flashsim.attention.masks.Nobody
+
+
+class EvenKeys(Mask):
+    """Every second key, which says wrongly of tiles that they are empty, or full."""
+
+    def __init__(self, wrong: str) -> None:
+        self.wrong = wrong
+
+    def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
+        return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
+
+    def live(
+        self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
+    ) -> Any:
+        everywhere = np.broadcast_to(True, np.broadcast_shapes(np.shape(rows), np.shape(cols)))
+        return everywhere & (cols >= 16) if self.wrong == "live" else everywhere
+
+    def full(
+        self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
+    ) -> Any:
+        nowhere = np.broadcast_to(False, np.broadcast_shapes(np.shape(rows), np.shape(cols)))
+        return nowhere | (cols >= 48) if self.wrong == "full" else nowhere
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("also", [None, flashsim.Causal()])
+@pytest.mark.parametrize("wrong", ["live", "full"])
+def test_a_mask_that_contradicts_itself_is_refused(wrong: str, also: Any, heads: int) -> None:
+    """O was wrong, and nothing said so: a tile that is called empty is skipped."""
+    Q = np.random.default_rng(0).normal(size=(heads, 64, 4))
+    mask: Any = EvenKeys(wrong) if also is None else EvenKeys(wrong) & also
+    for gqa in ("separate", "grouped"):
+        with pytest.raises(ValueError, match=rf"{wrong}\(\) calls the tile .* agree with allows"):
+            flashsim.forward("q_outer", Q, Q[:1], Q[:1], M=600, mask=mask, gqa=gqa)
+    with pytest.raises(ValueError, match="agree with allows"):
+        flashsim.count("q_outer", N=64, d=4, M=600, mask=mask)
+    right: Any = EvenKeys("") if also is None else EvenKeys("") & also
+    run = flashsim.forward("q_outer", Q, Q[:1], Q[:1], M=600, mask=right)
+    keys = np.arange(64)
+    pairs = np.broadcast_to(keys % 2 == 0, (64, 64))
+    if also is not None:
+        pairs = pairs & (keys <= keys[:, None])
+    want = flashsim.reference.attention(Q, Q[:1], Q[:1], mask=pairs)
+    assert np.abs(run.O - want).max() < 1e-12

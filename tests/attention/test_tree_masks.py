@@ -437,6 +437,12 @@ def test_counts_equal_theory(direction: str, name: str, draft: Draft, data: st.D
     count_equals_theory((FORWARD if direction == "forward" else BACKWARD)[name], drawn)
 
 
+def keeps_blocks(drawn: dict[str, Any]) -> bool:
+    """Whether a backward pass has its forward pass's blocks: a mask of tiles is on them."""
+    of_tiles = drawn.get("block_mask")
+    return of_tiles is not None and not isinstance(of_tiles, str)
+
+
 @pytest.mark.parametrize("name", MASKED)
 @FEW
 @given(draft=drafts(), data=st.data())
@@ -451,14 +457,14 @@ def test_runs_equal_counts_and_theory(name: str, draft: Draft, data: st.DataObje
         assert (run.hbm, run.sram, run.blocks) == (tally.hbm, tally.sram, tally.blocks)
         for back in backward_passes(name):
             asked_back = {**drawn, "direction": "backward"}
-            if name == "block_sparse" and drawn.get("sizing") == "fit":
+            if keeps_blocks(drawn) and drawn.get("sizing") == "fit":
                 asked_back |= {"blocks": (run.blocks.B_r, run.blocks.B_c)}
             same(flashsim.backward(back, run, dO), theory.exact(back, **asked_back))
     except SramOverflow:
         passes = [("forward", name), *(("backward", back) for back in backward_passes(name))]
         kept = {**drawn, "direction": "backward"}
         # its backward pass keeps the forward pass's blocks, also of "fit"
-        if name == "block_sparse":
+        if keeps_blocks(drawn):
             sizes = theory.exact(name, **drawn).blocks
             kept["blocks"] = sizes.B_r, sizes.B_c
         uses = [
