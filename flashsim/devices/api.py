@@ -45,6 +45,7 @@ from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
+from flashsim.theory.closed_form import Exact, NoClosedForm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,13 @@ class DevicesPlan(Plan):
     def blocks(self) -> Sizes:
         """B_r and B_c."""
         return Sizes(B_r=self.share.B_r, B_c=self.share.B_c)
+
+    def exact(self) -> Exact:
+        """Say where the closed form is: it is of each device."""
+        raise NoClosedForm(
+            "the closed form of a program over devices is of each device; expected "
+            "flashsim.devices.exact(result)"
+        )
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
@@ -318,7 +326,7 @@ def backward(
 
 
 def count(
-    name: str,
+    name: str | DevicesProgram,
     *,
     P: int,
     N: int,
@@ -356,17 +364,32 @@ def count(
     return _result(plan, simulate(plan))
 
 
+def form_of(program: DevicesProgram) -> theory.DevicesForm:
+    """Return the closed form of one of flashsim's programs.
+
+    Raises NoClosedForm, a ValueError, for the user's own: blocks cannot be chosen by its peak.
+    """
+    form = theory.FORMS.get((program.name, program.direction))
+    if form is None or not is_of_package(program.run):
+        raise NoClosedForm(
+            f"there is no closed form of {program.name!r}, {program.direction}, by which blocks "
+            "could be chosen; expected blocks=(B_r, B_c)"
+        )
+    return form
+
+
 def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
     """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by
     `==`.
 
-    Raises ValueError for what is not a result of this room.
+    Raises ValueError for what is not a result of this room, NoClosedForm for a program of the
+    user's own.
     """
     if not isinstance(tally, DevicesResult):
         raise ValueError(
             f"tally is {shown(tally)}; expected what flashsim.devices' functions return"
         )
-    form = theory.FORMS[tally.algorithm, tally.plan.program.direction]
+    form = form_of(tally.plan.program)
     return form.devices(tally.share, tally.plan.columns)
 
 
@@ -426,7 +449,7 @@ def share_out(
     queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
     fixed = check_blocks(blocks)
     if fixed is None:
-        form = theory.FORMS[program.name, program.direction]
+        form = form_of(program)
 
         def fits(sizes: tuple[int, int], M: int) -> bool:
             B_r, B_c = sizes

@@ -33,7 +33,7 @@ from flashsim.serving.checks import check_by_sequence, check_fit, check_sequence
 from flashsim.serving.programs import programs
 from flashsim.serving.record import BatchProgram
 from flashsim.serving.theory import forms
-from flashsim.serving.theory.form import Stored
+from flashsim.serving.theory.form import BatchForm, Stored
 from flashsim.simulate.interleaving import by_head, interleave
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
@@ -103,9 +103,7 @@ class BatchPlan(Plan):
 
     def exact(self) -> Exact:
         """Return what this run costs, by formula."""
-        form = forms().get((self.program.name, self.program.direction))
-        if form is None or self.is_user_defined:
-            raise NoClosedForm(f"there is no closed form of {self.program.name!r}")
+        form = form_of(self.program)
         operands = {}
         for name, (rows, columns) in self.shapes.items():
             itemsize = None
@@ -207,6 +205,20 @@ def _is_words(values: Array | tuple[int, int]) -> bool:
     return not isinstance(values, tuple) and values.dtype == np.uint32
 
 
+def form_of(program: BatchProgram) -> BatchForm:
+    """Return the closed form of one of flashsim's programs.
+
+    Raises NoClosedForm, a ValueError, for the user's own: blocks cannot be chosen by its peak.
+    """
+    form = forms().get((program.name, program.direction))
+    if form is None or not is_of_package(program.run):
+        raise NoClosedForm(
+            f"there is no closed form of {program.name!r}, {program.direction}, by which blocks "
+            "could be chosen; expected blocks=(B_r, B_c)"
+        )
+    return form
+
+
 def check_options(program: BatchProgram, options: Mapping[str, Any]) -> None:
     """Raise ValueError for an option that the program does not take, or lacks."""
     _, *parameters = signature(program.options).parameters.values()
@@ -244,7 +256,6 @@ def plan_of(
     """
     check_options(program, options)
     checked_options = program.options(batch, **options)
-    form = forms()[program.name, program.direction]
     most_queries = max(batch.shapes()["Q"][0], 1)
     most_keys = checked_options.get("page") or max(1, *batch.keys)
 
@@ -252,11 +263,13 @@ def plan_of(
         B_r, B_c = sizes
         return replace(batch, B_r=min(B_r, most_queries), B_c=min(B_c, most_keys), M=M)
 
-    def fits(sizes: tuple[int, int], M: int) -> bool:
-        return form.peak(cut(sizes, M), **checked_options) <= M
-
     sizes = check_blocks(blocks)
     if sizes is None:
+        form = form_of(program)
+
+        def fits(sizes: tuple[int, int], M: int) -> bool:
+            return form.peak(cut(sizes, M), **checked_options) <= M
+
         sizing_problem = SizingProblem(
             program=program.name,
             shape=f"{len(batch)} sequences with d = {batch.d}, d_v = {batch.d_v}",
@@ -400,7 +413,7 @@ def batch_of(
 
 
 def count(
-    name: str,
+    name: str | BatchProgram,
     *,
     queries: Any,
     keys: Any,
@@ -418,6 +431,7 @@ def count(
 ) -> Result:
     """Count what a program of this room would move, by running it on lengths alone.
 
+    name           of a program; or a `BatchProgram`, the record of your own, which needs blocks
     queries, keys  N_s and n_s, a length for each sequence; one number of queries is every
                    sequence's
     options        the program's own, such as page=16 for "paged"
@@ -425,7 +439,7 @@ def count(
     Other arguments as in the functions that run them. Raises ValueError.
     """
     known = programs(check_choice("direction", direction, ("forward", "backward")))
-    program = known[check_choice("name", name, known)]
+    program = name if isinstance(name, BatchProgram) else known[check_choice("name", name, known)]
     n = check_by_sequence("keys", keys)
     N = check_by_sequence("queries", [queries] * len(n) if isinstance(queries, int) else queries)
     if len(N) != len(n):

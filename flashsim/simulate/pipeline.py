@@ -163,7 +163,10 @@ def run_on_device(
     returned.
     """
     arguments = launch.make_arguments(device.hbm, device.sram)
-    result = plan.program.run(device, *launch.first, *placed, *arguments)
+    function = plan.program.run
+    if plan.is_user_defined:
+        function = followed(function, device.sram)
+    result = function(device, *launch.first, *placed, *arguments)
     return check_returned(plan, launch, device.hbm, result)
 
 

@@ -22,6 +22,7 @@ from flashsim.devices.layouts import LAYOUTS, positions
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.theory import FORMS, balance
+from flashsim.memory.errors import NotOnChip
 
 FORWARD = sorted(programs())
 
@@ -546,8 +547,32 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
 
     program = DevicesProgram(name="every_other_row", title="Every other row", run=every_other_row)
 
-    counted: Any = devices.count(program, P=2, N=14, d=3, M=100, blocks=(1, 1))  # type: ignore[arg-type]
+    counted = devices.count(program, P=2, N=14, d=3, M=100, blocks=(1, 1))
     assert [device.hbm.by_array["Q"].reads for device in counted.devices] == [3 * 3, 3 * 3]
+
+
+def test_a_program_of_the_users_own_says_what_it_lacks() -> None:
+    def scores(device: Any, share: Any, Q: Any, K: Any, V: Any) -> Any:
+        O = device.hbm.empty("O", Q.shape, Q.dtype, "output")
+        L = device.hbm.empty("L", (Q.shape[0], 1), Q.dtype, "output")
+        (Q_i,) = (device.sram.load(Q.divide(Q.shape[0])[0]),)
+        twice = 2.0 * Q_i
+        device.sram.store(O.divide(Q.shape[0])[0], device.sram.on_chip(twice + Q_i))
+        return O, L
+
+    program = DevicesProgram(name="scores", title="Scores", run=scores)
+    Q = np.random.default_rng(0).normal(size=(8, 3))
+    with pytest.raises(ValueError, match=r"no closed form of 'scores'.*; expected blocks=\(B_r"):
+        devices.forward(program, Q, Q, Q, P=2, M=100)
+    with pytest.raises(
+        NotOnChip, match=r"twice \(4×3\) was not put on chip, and line \d+ computes"
+    ):
+        devices.forward(program, Q, Q, Q, P=2, M=100, blocks=(1, 1))
+    counted = devices.count(program, P=2, N=8, d=3, M=100, blocks=(1, 1))
+    with pytest.raises(ValueError, match="no closed form of 'scores'"):
+        devices.exact(counted)
+    with pytest.raises(ValueError, match="is of each device"):
+        devices.count("ring", P=2, N=8, d=3, M=100).plan.exact()
 
 
 def test_what_is_no_result_on_devices_is_refused() -> None:

@@ -21,7 +21,7 @@ from flashsim.cli import serve as command
 from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.sram import Event
 from flashsim.serving import schedules
-from flashsim.serving.api import BatchPlan, finished, launched
+from flashsim.serving.api import BatchPlan, finished
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.outcome import Outcome
@@ -852,9 +852,11 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
                 sram.load(Q[i])
         return O, L
 
-    plan = serving.count("varlen", queries=[9, 8], keys=[9, 8], d=4, M=200, blocks=(2, 2)).plan
-    own = BatchPlan.of(
-        replace(plan.program, run=every_third_row), plan.batch, plan.options, plan.operands
-    )
-    costs, _ = launched(own)
-    assert costs["hbm"].by_array["Q"].reads == 6 * 4  # rows 0, 3, … 15
+    program = replace(programs()["varlen"], name="mine", run=every_third_row)
+    lengths: dict[str, Any] = {"queries": [9, 8], "keys": [9, 8], "d": 4, "M": 200}
+    counted = serving.count(program, **lengths, blocks=(2, 2))
+    assert counted.hbm.by_array["Q"].reads == 6 * 4  # rows 0, 3, … 15
+    with pytest.raises(ValueError, match=r"no closed form of 'mine'.*; expected blocks=\(B_r"):
+        serving.count(program, **lengths)
+    with pytest.raises(ValueError, match="no closed form of 'mine'"):
+        serving.exact(counted)
