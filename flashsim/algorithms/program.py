@@ -11,7 +11,7 @@ its own:
 2. `flashsim/theory/x.py`: its closed form, a `MatrixForm(…)`; those of a family share
    a file.
 3. Its naive twin and bounds in `flashsim/reference/`, named in that module's `NAIVE`,
-   and tests of its numbers in `tests/test_x.py`. `pytest
+   and tests of its numbers in `tests/extensions/test_x.py`. `pytest
    tests/extensions/test_programs.py -k x` tests counts, labels, traces and bad input,
    and plants its bugs.
 4. A function that users call, in a module beside `flashsim/extensions/kernels.py`, and

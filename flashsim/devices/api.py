@@ -45,7 +45,7 @@ from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
-from flashsim.theory.closed_form import Exact, NoClosedForm
+from flashsim.theory.closed_form import Exact, NoClosedForm, form_beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +389,8 @@ def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
         raise ValueError(
             f"tally is {shown(tally)}; expected what flashsim.devices' functions return"
         )
-    form = form_of(tally.plan.program)
+    program = tally.plan.program
+    form = form_beside(program, program.direction, theory.DevicesForm) or form_of(program)
     return form.devices(tally.share, tally.plan.columns)
 
 

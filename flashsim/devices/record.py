@@ -1,4 +1,15 @@
-"""What a program over devices is: a record at the end of its file, as an algorithm's is."""
+"""What a program over devices is: a record at the end of its file, as an algorithm's is.
+
+To add one:
+
+1. `flashsim/devices/programs/x.py`: the listing, a function of a `Device` and a `Share`, which runs
+   on every device, and at the end `PROGRAM = DevicesProgram(…)`.
+2. In `flashsim/devices/theory.py`, its `DevicesForm`: what each device sends and moves.
+3. Its name in the choices of `flashsim/cli/devices.py`. `tests/devices/test_devices.py` finds all
+   else: numbers, counts, words sent.
+
+A program of the user's own is passed as its record, with `blocks=`.
+"""
 
 from dataclasses import dataclass
 

@@ -40,7 +40,7 @@ from flashsim.simulate.pipeline import simulate
 from flashsim.simulate.plan import Launch, Operand, Plan
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import Size
-from flashsim.theory.closed_form import Exact, NoClosedForm
+from flashsim.theory.closed_form import Exact, NoClosedForm, form_beside
 from flashsim.tracing.about import trace_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
@@ -103,7 +103,8 @@ class BatchPlan(Plan):
 
     def exact(self) -> Exact:
         """Return what this run costs, by formula."""
-        form = form_of(self.program)
+        form = form_beside(self.program, self.program.direction, BatchForm)
+        form = form or form_of(self.program)
         operands = {}
         for name, (rows, columns) in self.shapes.items():
             itemsize = None

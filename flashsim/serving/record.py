@@ -9,6 +9,9 @@ To add one:
 3. A function that users call, in a module of `flashsim/serving/`. In `tests/helpers/ragged.py`, a
    function that draws a batch for it, and the expected results. `tests/serving/test_serving.py`
    finds all else: numbers, counts, the peak, labels, bugs.
+4. Its name in the choices of `flashsim/cli/serve.py`.
+
+A program of the user's own is counted by its record, with `blocks=`: `flashsim.serving.count`.
 """
 
 from __future__ import annotations

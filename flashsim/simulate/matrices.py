@@ -74,7 +74,12 @@ class MatrixPlan(Plan):
 
     def exact(self) -> Exact:
         """Return what this run costs, by formula."""
+        from flashsim.theory.closed_form import form_beside
+        from flashsim.theory.matrices import MatrixForm
+
         form = _form_of(self.program)
+        if form is None:
+            form = form_beside(self.program, self.program.direction, MatrixForm)
         if form is None:
             return super().exact()
         return form.cost(self.problem, self.blocks, self.options, self.enforced)

@@ -5,8 +5,7 @@ Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, 
 S, T_r = ⌈N_q/B_r⌉, T_c = ⌈N_k/B_c⌉. An algorithm's forms are derived in the file that has the name
 of the algorithm's file, and which ends in its `Form`; those of heads that share keys and values, in
 `groups`. `exact` adds masks, dropout and block sizes. The theorems' Θ expressions and their
-constants are derived in `theorems`; what no schedule can beat is proved in `lower`,
-`lower_backward` and `lower_rows`.
+constants are derived in `theorems`; what no schedule can beat is proved in `bounds`.
 
 Theory imports nothing of flashsim but records, the checks of arguments and the mask objects that
 users make.

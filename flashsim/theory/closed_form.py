@@ -13,14 +13,18 @@ Whatever its kind, `cost` returns an `Exact`, with which a run and a count agree
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from flashsim.attention.shapes import Blocks
 from flashsim.memory.traffic import Occupancy, Traffic
 from flashsim.support.modules import modules_of
+
+FormKind = TypeVar("FormKind", bound="ClosedForm")
 
 
 class NoClosedForm(ValueError):
@@ -121,3 +125,18 @@ def forms_in(package: str) -> Mapping[tuple[str, str], ClosedForm]:
 
 def _form_in(package: str, name: str, direction: str) -> ClosedForm:
     return forms_in(package)[name, direction]
+
+
+def form_beside(program: Any, direction: str, kind: type[FormKind]) -> FormKind | None:
+    """Return the closed form that stands in the file of a program of the user's own, or None.
+
+    It has the program's name, or its function's, and the direction. `program` is a record or a
+    function.
+    """
+    function = inspect.unwrap(getattr(program, "run", program))
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = (getattr(program, "name", ""), getattr(function, "__name__", ""))
+    for value in vars(module).values() if module else ():
+        if isinstance(value, kind) and value.name in names and value.direction == direction:
+            return value
+    return None

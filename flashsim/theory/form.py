@@ -4,8 +4,6 @@ its form.
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -20,7 +18,7 @@ from flashsim.attention.shapes import Blocks, Shape
 from flashsim.memory.source import note_line
 from flashsim.memory.traffic import Occupancy, Role, Traffic
 from flashsim.theory import groups
-from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, forms_in
+from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, form_beside, forms_in
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
 from flashsim.theory.live import Chosen, Live, listed
 from flashsim.theory.problem import Arrays, Kept, OneHead, Tiles, arrays_of, ceil_div, live_tiles
@@ -423,7 +421,7 @@ def form_of(what: Any, direction: str) -> Form:
     if isinstance(what, Form):
         return what
     known = forms()[check_direction(direction)]
-    beside = None if isinstance(what, str) else _beside(what, direction)
+    beside = None if isinstance(what, str) else form_beside(what, direction, Form)
     name = getattr(what, "name", what)
     lacks = {option.name for option in getattr(what, "options", ())} - {
         option.name for option in getattr(beside, "options", ())
@@ -447,18 +445,6 @@ def has_form(program: Any) -> bool:
     except NoClosedForm:
         return False
     return True
-
-
-def _beside(algorithm: Any, direction: str) -> Form | None:
-    function = inspect.unwrap(getattr(algorithm, "run", algorithm))
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    names = (getattr(algorithm, "name", ""), getattr(function, "__name__", ""))
-    forms_there = (
-        [value for value in vars(module).values() if isinstance(value, Form)] if module else []
-    )
-    return next(
-        (form for form in forms_there if form.name in names and form.direction == direction), None
-    )
 
 
 def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, str]]:

@@ -2,6 +2,7 @@
 counted.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import pytest
 import flashsim
 from flashsim import serving
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.program import MatrixProgram
+from flashsim.attention.matrices import Kind
 from flashsim.extensions import kernels
+from flashsim.simulate.matrices import run_program
 from flashsim.simulate.results import Result
 from flashsim.theory import NoClosedForm
+from flashsim.theory.matrices import MatrixForm, given, returned
 
 BATCHES: dict[str, dict[str, Any]] = {
     "varlen": {},
@@ -65,4 +70,38 @@ def test_no_closed_form_is_said() -> None:
     offsets = flashsim.Causal(offset=(0, 1))
     run = flashsim.forward("flash", Q, Q, Q, M=150, mask=offsets)
     with pytest.raises(NoClosedForm, match="of each head its own"):
+        run.plan.exact()
+
+
+def twice(hbm: Any, sram: Any, A: Any, blocks: Any) -> Any:
+    B = hbm.empty("B", A.shape, A.dtype, "output")
+    A, B = A.divide(blocks.B_r), B.divide(blocks.B_r)
+    for i in sram.loop(len(A)):
+        A_i = sram.load(A[i])
+        sram.store(B[i], sram.on_chip(2 * A_i, over=A_i))
+    return B
+
+
+TWICE = MatrixProgram(
+    name="twice",
+    title="Twice",
+    run=twice,
+    operands={"A": Kind("N", "d")},
+    returns={"B": Kind("N", "d")},
+    blocks={"B_r": "N"},
+)
+FORM = MatrixForm(
+    name="twice",
+    blocks={"B_r": "N"},
+    arrays={"A": given("N", "d"), "B": returned("N", "d")},
+    peak=lambda p, b, options: b.B_r * p.d,
+    matmul=lambda p, b, options: 0,
+)
+
+
+def test_a_closed_form_of_the_users_own_stands_beside_its_program() -> None:
+    check(run_program(TWICE, {"A": np.ones((7, 3))}, M=30, blocks=(2,)))
+    other = replace(TWICE, name="thrice", run=lambda *arguments: twice(*arguments))
+    run = run_program(other, {"A": np.ones((7, 3))}, M=30, blocks=(2,))
+    with pytest.raises(NoClosedForm, match="no closed form of 'thrice'"):
         run.plan.exact()

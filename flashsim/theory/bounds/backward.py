@@ -1,4 +1,4 @@
-"""What no backward pass moves less than: the bound of `lower`, by the same method, for dQ, dK and
+"""What no backward pass moves less than: the bound of `forward`, by the same method, for dQ, dK and
 dV.
 
 Class of schedules. Backward, with P = softmax(S) and statistics of rows (L, D and the like) that
@@ -19,10 +19,10 @@ smaller of d and d_v.
 
 Theorem. Let G² ≥ (Y − A − c)(A³/(12√3 δ²) + A c) for all A, c ≥ 0 with A + c ≤ Y, let Y > M, and
 let n be a whole number ≥ 2 with (n − 1) · G < T. Then a schedule makes more than Y + (n − 2)(Y − M)
-accesses; with the last phase's as in `lower`. For M ≥ 2.7√3 d², d_v = d and Y = 2M this is M ·
+accesses; with the last phase's as in `forward`. For M ≥ 2.7√3 d², d_v = d and Y = 2M this is M ·
 ⌈8·3^¼ · pairs · d² / M²⌉, so at least 10.52 N_q N_k d² / M without a mask.
 
-Proof. Phases, charges and step 7 are `lower`'s; what differs is what a phase can do.
+Proof. Phases, charges and step 7 are `forward`'s; what differs is what a phase can do.
 1. For each allowed (i, k) fix, for each c, one multiplication that reaches dV_kc, one that reaches
    dK_kc, and one that reaches dQ_ic. These are T useful terms.
 2. Charges. Each read of an entry of Q, K, V, dO or of something of a pair is one. So is the start
@@ -61,7 +61,7 @@ How tight. For M far above d², dQ alone costs 6 N²d²/M (by the same proof, an
 d·r terms), dK and dV cost 8, and two passes with tiles of their own, "q_outer_streamed", reach
 both, 14 in all. But the dQ, dK and dV of one phase may share what was on chip when it began, and
 that leaves 8·3^¼ = 10.53 of the 14. Of schedules that move whole rows and keep nothing of a pair
-none shares it: `lower_rows` proves 14 for these.
+none shares it: `rows` proves 14 for these.
 
 H, a whole number, is at least G²: found in floating point, then proved
 (`flashsim.theory.bounds.certificate`). The theorem is proved by hand; its arithmetic is checked by

@@ -3,7 +3,7 @@
     python -m flashsim.theory.bounds.certificate FILE
 
 This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside
-flashsim/theory/bounds/forward.py, lower_backward.py and lower_rows.py.
+flashsim/theory/bounds/forward.py, backward.py and rows.py.
 """
 
 from __future__ import annotations

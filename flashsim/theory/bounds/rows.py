@@ -56,7 +56,7 @@ Proof. Let all rows have δ elements: so at most m are on chip.
 
 How tight. "q_outer_streamed" moves 14 N²d²/M and lower terms, so the constant is that of the class.
 It needs the pairs to be forgotten: "q_outer_stored" keeps dS, and moves less than this bound for M
-below 2.5 d². Phases, as in `lower_backward`, cannot give it, nor more than 12: one may find dQ of
+below 2.5 d². Phases, as in `backward`, cannot give it, nor more than 12: one may find dQ of
 M/3d queries, dK and dV of M/4d keys on chip, and read all else that these M²/12d² pairs need.
 Without step 5 this proof gives 13. `tests/theory/test_lower_rows.py` tries each step on random
 schedules, and `scripts/research/row_game.py` all schedules of the smallest games.

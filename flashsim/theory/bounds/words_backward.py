@@ -1,4 +1,4 @@
-"""What devices must receive in a backward pass: a lower bound on words, as in `lower`, for dQ, dK
+"""What devices must receive in a backward pass: a lower bound on words, as in `words`, for dQ, dK
 and dV.
 
 Class of schedules. `flashsim.theory.bounds.backward`'s, on P devices, as in
