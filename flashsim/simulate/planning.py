@@ -380,7 +380,7 @@ def _check_taken(algorithm: Algorithm, mask: Mask, options: Mapping[str, Any]) -
         )
     if mask.sink is None:
         return
-    for_sink(algorithm)
+    for_sink(algorithm)  # raises ValueError where it takes none
     if options.get("merge") == "tree":
         raise ValueError(
             "merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with "
