@@ -13,9 +13,7 @@ is the large block, as it decides how often K and V are read again.
 
 A mask and dropout are passes of their own over S and P, as in frameworks without a
 fused kernel: between lines 1 and 2, and between lines 2 and 3. P^dropped and the
-dropout mask Z are then kept in HBM for the backward pass. A sink, which frameworks
-append to S as a column, joins the softmax of line 2; its column of P is kept, as
-P_sink, for its gradient.
+dropout mask Z are then kept in HBM for the backward pass.
 """
 
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ import numpy as np
 
 from flashsim.algorithms.blocks import q_outer_blocks
 from flashsim.algorithms.notation import logsumexp, product
-from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
+from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
 from flashsim.attention.shapes import Blocks
@@ -42,7 +40,6 @@ def standard(
     blocks: Blocks,
     MASK: MaskFunction,
     dropout: Dropout,
-    sink: Sink,
 ) -> tuple[Matrix]:
     """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v),
     in HBM.
@@ -62,7 +59,7 @@ def standard(
     V = V.divide(B_c)
     O = O.divide(B_r)
     S_tiles = S.divide(B_r, B_c)
-    softmax_rows = softmax_rows_for(sram.capacity, N_k, sink.room)
+    softmax_rows = softmax_rows_for(sram.capacity, N_k)
 
     for i in sram.loop(T_r):  # line 1
         Q_i = sram.load(Q[i])  # line 1
@@ -72,7 +69,7 @@ def standard(
             sram.store(S_tiles[i, j], S_ij)  # line 1
 
     MASK.whole(sram, S)  # line 2
-    softmax_rows(sram, S, P, sink)  # line 2
+    softmax_rows(sram, S, P)  # line 2
     P_tiles = dropout.whole(sram, P).divide(B_r, B_c)  # line 3
 
     for i in sram.loop(T_r):  # line 3
@@ -100,7 +97,7 @@ ALGORITHM = Algorithm(
     line_1=q_outer_blocks,
     loops="standard",
     returns=("O",),
-    saves=("P", "P_dropped", "Z", "P_sink"),
+    saves=("P", "P_dropped", "Z"),
     follows=("l", "O"),
     lse=lse,
     stores_scores=True,

@@ -27,8 +27,7 @@
 
 ℓ sums the undropped P̃. `finite`, `nonzero` and `product` (notation.py) are what masked
 rows need beyond the paper. Where MASK and dropout do nothing, R is not kept, and every
-number and count is Algorithm 1's. With a sink of logit s, a word, line 3 is ℓ = (1)_N,
-m = (s)_N.
+number and count is Algorithm 1's.
 """
 
 from flashsim.algorithms.blocks import kv_outer_blocks
@@ -41,7 +40,7 @@ from flashsim.algorithms.notation import (
     rowmax,
     rowsum,
 )
-from flashsim.algorithms.parts import Dropout, MaskFunction, Sink
+from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.attention.shapes import Blocks
 from flashsim.memory.hbm import HBM, Matrix
@@ -58,7 +57,6 @@ def flash(
     tau: float,
     MASK: MaskFunction,
     dropout: Dropout,
-    sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 2 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ
     and m (N_q, 1), in HBM.
@@ -70,8 +68,8 @@ def flash(
     B_r = blocks.B_r  # line 2
     B_c = blocks.B_c  # line 2
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 3
-    l = hbm.full("l", (N, 1), sink.l, sram.dtype)  # line 3
-    m = hbm.full("m", (N, 1), sink.m(Q), sram.dtype)  # line 3
+    l = hbm.full("l", (N, 1), 0.0, sram.dtype)  # line 3
+    m = hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 3
     Q = Q.divide(B_r)  # line 4
     K = K.divide(B_c)  # line 4
     V = V.divide(B_c)  # line 4

@@ -45,7 +45,7 @@ from flashsim.algorithms.notation import (
     rowmax,
     rowsum,
 )
-from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction, Sink
+from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.attention.arguments import check_block_mask
 from flashsim.attention.masks.patterns import butterfly, local, strided_by_root
@@ -66,7 +66,6 @@ def block_sparse(
     MASK: MaskFunction,
     dropout: Dropout,
     block_mask: BlockMask,
-    sink: Sink,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 5 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), ℓ
     and m (N_q, 1), in HBM.
@@ -78,8 +77,8 @@ def block_sparse(
     B_r = blocks.B_r
     B_c = blocks.B_c
     O = hbm.full("O", (N, d_v), 0.0, V.dtype, "output")  # line 2
-    l = hbm.full("l", (N, 1), sink.l, sram.dtype)  # line 2
-    m = hbm.full("m", (N, 1), sink.m(Q), sram.dtype)  # line 2
+    l = hbm.full("l", (N, 1), 0.0, sram.dtype)  # line 2
+    m = hbm.full("m", (N, 1), float("-inf"), sram.dtype)  # line 2
     Q = Q.divide(B_r)  # line 3
     K = K.divide(B_c)  # line 3
     V = V.divide(B_c)  # line 3

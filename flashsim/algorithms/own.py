@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.algorithms import BACKWARD, FORWARD, PASSES
+from flashsim.algorithms import BACKWARD, FORWARD, PASSES, WITH_SINK
 from flashsim.algorithms.blocks import unknown_loops
 from flashsim.algorithms.record import (
     OPERANDS,
@@ -145,7 +145,8 @@ def resolve(what: Any, direction: str) -> Algorithm:
 
 def is_user_defined(algorithm: Algorithm) -> bool:
     """Return whether an algorithm is the user's, not flashsim's."""
-    return PASSES[algorithm.direction].get(algorithm.name) is not algorithm
+    known = PASSES[algorithm.direction].get(algorithm.name)
+    return algorithm is not known and algorithm is not WITH_SINK.get(algorithm.name)
 
 
 def backward_of(forward: Algorithm) -> Algorithm:

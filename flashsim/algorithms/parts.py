@@ -75,7 +75,7 @@ class Dropout(Protocol):
 
 class Sink(Protocol):
     """What a row's softmax begins with: nothing, ℓ = 0 and m = −∞, or a sink of logit
-    s, ℓ = 1 and m = s.
+    s, ℓ = 1 and m = s. Variants with a sink take it, and functions of the user's own.
     """
 
     l: float

@@ -31,7 +31,6 @@ Full Algorithm". O, ℓ, m never leave the chip until a row block is done: they 
 divided by ℓ once, and O is written once, with a log-sum-exp a row. The price is K and
 V, which each of the T_r row blocks streams past; so B_r is the large size here.
 Causally, the tiles above the diagonal are not loaded, and only those on it are masked.
-With a sink of logit s, a word, line 6 is ℓ_i = (1), m_i = (s).
 """
 
 from flashsim.algorithms.blocks import q_outer_blocks
@@ -45,7 +44,7 @@ from flashsim.algorithms.notation import (
     rowmax,
     rowsum,
 )
-from flashsim.algorithms.parts import Dropout, Live, MaskFunction, Sink
+from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.shapes import Blocks
 from flashsim.memory.hbm import HBM, Matrix
@@ -63,7 +62,6 @@ def q_outer(
     MASK: MaskFunction,
     dropout: Dropout,
     live: Live,
-    sink: Sink,
 ) -> tuple[Matrix, Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v) and the
     log-sum-exp L (N_q, 1), in HBM.
@@ -84,8 +82,8 @@ def q_outer(
     for i in sram.loop(blocks.T_r, alike=live.rows_alike):  # line 4
         Q_i = sram.load(Q[i])  # line 5
         O_i = sram.full(O[i].shape, 0.0)  # line 6
-        l_i = sram.full(L[i].shape, sink.l)  # line 6
-        m_i = sram.full(L[i].shape, sink.m(L[i]))  # line 6
+        l_i = sram.full(L[i].shape, 0.0)  # line 6
+        m_i = sram.full(L[i].shape, float("-inf"))  # line 6
         for j in sram.loop(blocks.T_c, where=live.row(i)):  # line 7
             K_j, V_j = sram.load(K[j], V[j])  # line 8
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9

@@ -8,7 +8,8 @@ To add an algorithm, as `small_cache` is one, whose files are the whole change:
    function. Its line 1 is `q_outer_blocks` of `blocks.py` if the outer loop goes over
    blocks of queries, and `kv_outer_blocks` if it goes over blocks of keys. If the loops
    are those of another algorithm under a mask, write only a record: `sliding_window`
-   runs `q_outer`.
+   runs `q_outer`. If it takes a sink, `flashsim/algorithms/with_sink/x.py` is its
+   variant.
 2. If it has an option of its own, add an `Option` to the record. A value that is a mask
    joins the run's mask; give `examples` for the tests.
 3. `flashsim/theory/x.py`: `FORM = Form(…)`, with what each array moves as `formulas`,

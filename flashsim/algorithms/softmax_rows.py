@@ -17,39 +17,37 @@ from flashsim.algorithms.notation import (
     rowmax,
     rowsum,
 )
-from flashsim.algorithms.parts import Sink
 from flashsim.memory.hbm import Matrix
 from flashsim.memory.sram import SRAM
 
-SoftmaxRows = Callable[[SRAM, Matrix, Matrix, Sink], None]
+SoftmaxRows = Callable[[SRAM, Matrix, Matrix], None]
 SoftmaxBackward = Callable[[SRAM, Matrix, Matrix, Matrix], None]
 
 
-def softmax_rows_for(M: int, N_k: int, room: int = 0) -> SoftmaxRows:
+def softmax_rows_for(M: int, N_k: int) -> SoftmaxRows:
     """Return the form that M allows for rows of N_k: a whole row needs room for itself,
-    m and ℓ, and `room` for a sink.
+    m and ℓ.
     """
-    return whole_rows if N_k + 2 + room <= M else long_rows
+    return whole_rows if N_k + 2 <= M else long_rows
 
 
-def whole_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
+def whole_rows(sram: SRAM, S: Matrix, P: Matrix) -> None:
     """As many whole rows at a time as fit."""
     on_chip = sram.on_chip
     N_k = S.shape[1]
-    rows = (sram.capacity - sink.room) // (N_k + 2)
+    rows = sram.capacity // (N_k + 2)
     S = S.divide(rows)
     P = P.divide(rows)
     for i in sram.loop(len(S)):  # line 2
         S_i = sram.load(S[i])  # line 2
-        m_i = on_chip(sink.above(rowmax(S_i), S[i]))  # line 2
+        m_i = on_chip(rowmax(S_i))  # line 2
         P_tilde_i = on_chip(exp(S_i - finite(m_i)), over=S_i)  # line 2
-        l_i = on_chip(sink.total(rowsum(P_tilde_i), m_i))  # line 2
+        l_i = on_chip(rowsum(P_tilde_i))  # line 2
         P_i = on_chip(P_tilde_i / nonzero(l_i), over=P_tilde_i)  # line 2
         sram.store(P[i], P_i)  # line 2
-        sink.keep(m_i, l_i, S[i])  # line 2
 
 
-def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
+def long_rows(sram: SRAM, S: Matrix, P: Matrix) -> None:
     """One row at a time, in pieces that leave room for its running m and ℓ, and the
     new m.
     """
@@ -59,8 +57,8 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
     P = P.divide(1, piece)
     rows, pieces = S.blocks
     for i in sram.loop(rows):  # line 2
-        m_i = sram.full((1, 1), sink.m(S[i, 0]))  # line 2
-        l_i = sram.full((1, 1), sink.l)  # line 2
+        m_i = sram.full((1, 1), float("-inf"))  # line 2
+        l_i = sram.full((1, 1), 0.0)  # line 2
         for j in sram.loop(pieces):  # line 2
             S_ij = sram.load(S[i, j])  # line 2
             m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 2
@@ -73,7 +71,6 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix, sink: Sink) -> None:
             S_ij = sram.load(S[i, j])  # line 2
             P_ij = on_chip(exp(S_ij - finite(m_i)) / nonzero(l_i), over=S_ij)  # line 2
             sram.store(P[i, j], P_ij)  # line 2
-        sink.keep(m_i, l_i, S[i, 0])  # line 2
 
 
 def softmax_backward_for(M: int, N_k: int) -> SoftmaxBackward:

@@ -53,7 +53,7 @@ from flashsim.algorithms.notation import (
     rowmax,
     rowsum,
 )
-from flashsim.algorithms.parts import Dropout, MaskFunction, Sink, Splits
+from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
 from flashsim.attention.arguments import check_merge, check_splits
@@ -76,7 +76,6 @@ def split_kv(
     dropout: Dropout,
     splits: Splits,
     merge: str,
-    sink: Sink,
 ) -> tuple[Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
@@ -124,7 +123,7 @@ def split_kv(
             sram.store(m_parts[i, s], m_i)  # line 19
         # line 20: end for
     # line 21: end for
-    MERGES[merge](sram, O_parts, l_parts, m_parts, O, sink)  # line 22
+    MERGES[merge](sram, O_parts, l_parts, m_parts, O)  # line 22
     return (O,)  # line 23
 
 

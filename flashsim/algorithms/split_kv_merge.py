@@ -12,23 +12,22 @@ Theory and Practice", "FlashDecoding: Phase 2" and "merge(tile_i, tile_j)".
 from collections.abc import Callable
 
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero
-from flashsim.algorithms.parts import Sink
 from flashsim.memory.hbm import Matrix
 from flashsim.memory.sram import SRAM
 
-Merge = Callable[[SRAM, Matrix, Matrix, Matrix, Matrix, Sink], None]
+Merge = Callable[[SRAM, Matrix, Matrix, Matrix, Matrix], None]
 
 
 def merge_in_sequence(
-    sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix, sink: Sink
+    sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix
 ) -> None:
     """Merge the parts of each row block into running O_i, ℓ_i, m_i; write O."""
     on_chip = sram.on_chip
     T_r, t = l_parts.blocks
     for i in sram.loop(T_r):  # line 22
         O_i = sram.full(O[i].shape, 0.0)  # line 22
-        l_i = sram.full(l_parts[i, 0].shape, sink.l)  # line 22
-        m_i = sram.full(m_parts[i, 0].shape, sink.m(m_parts[i, 0]))  # line 22
+        l_i = sram.full(l_parts[i, 0].shape, 0.0)  # line 22
+        m_i = sram.full(m_parts[i, 0].shape, float("-inf"))  # line 22
         for s in sram.loop(t):  # line 22
             O_s, l_s, m_s = sram.load(  # line 22
                 O_parts[i, s], l_parts[i, s], m_parts[i, s]
@@ -48,7 +47,7 @@ def merge_in_sequence(
 
 
 def merge_as_tree(
-    sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix, sink: Sink
+    sram: SRAM, O_parts: Matrix, l_parts: Matrix, m_parts: Matrix, O: Matrix
 ) -> None:
     """Merge neighbours, then neighbouring pairs, and so on, in place in HBM; write O
     from the last one left.

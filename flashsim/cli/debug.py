@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from flashsim.algorithms import Algorithm
+from flashsim.algorithms import Algorithm, for_sink
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
 from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
@@ -64,6 +64,8 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     algorithm = algorithm_in(options)
+    if options.sink is not None and algorithm.direction == "forward":
+        algorithm = for_sink(algorithm)
     if warning := two_copies():
         print(f"flashsim debug: {warning}", file=sys.stderr)
     at = {} if options.at is None else _turns(options.at)

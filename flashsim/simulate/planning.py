@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD, for_sink
 from flashsim.algorithms.blocks import (
     Fit,
     Fixed,
@@ -189,10 +189,12 @@ def plan_of(
     **of_pass: Any,
 ) -> AttentionPlan:
     """Return the plan: each query head on its own, or, "grouped", those that share a KV head; in
-    the blocks of `sizing`.
+    the blocks of `sizing`. Where the mask has a sink, a forward pass's variant for sinks runs.
 
     `inputs`, Q, K, V, is None to count on shapes alone. `of_pass` are further fields of the plan.
     """
+    if mask.sink is not None and algorithm.direction == "forward":
+        algorithm = for_sink(algorithm)
     together = 1
     shape = problem.shape
     leading = problem.leading
@@ -383,10 +385,10 @@ def _check_taken(algorithm: Algorithm, mask: Mask, options: Mapping[str, Any]) -
             f"{who} adds a bias in a pass of its own, and mask is {mask!r}; expected "
             "Bias(table[buckets])"
         )
-    if mask.sink is not None and "sink" not in algorithm.parts:
-        takes = ", ".join(repr(known.name) for known in FORWARD.values() if "sink" in known.parts)
-        raise ValueError(f"{who} takes no sink; expected one of these: {takes}")
-    if mask.sink is not None and options.get("merge") == "tree":
+    if mask.sink is None:
+        return
+    for_sink(algorithm)  # raises ValueError where it takes none
+    if options.get("merge") == "tree":
         raise ValueError(
             "merge is 'tree', whose last part is not merged with a sink; expected 'sequence' with "
             "mask=Sink(…)"

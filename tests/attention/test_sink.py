@@ -2,7 +2,13 @@
 it.
 """
 
+import ast
+import pickle
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +18,18 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import ALiBi, Causal, KeyPadding, Sink, SoftCap, theory
-from flashsim.algorithms import BACKWARD, FORWARD, sink_gradient
+from flashsim.algorithms import (
+    BACKWARD,
+    FORWARD,
+    WITH_SINK,
+    Algorithm,
+    for_sink,
+    sink_gradient,
+    with_sink,
+)
+from flashsim.algorithms.own import is_user_defined
+from flashsim.algorithms.with_sink import softmax_rows, split_kv_merge
+from flashsim.attention.masks.dropout import NoDropout
 from flashsim.reference import (
     attention,
     attention_with_statistics,
@@ -27,9 +44,11 @@ from flashsim.reference import (
 from flashsim.reference import sink_gradient as oracle_sink_gradient
 from flashsim.simulate import tile_masks
 from flashsim.theory.form import forms
+from flashsim.tracing.listing import label_of
+from flashsim.tracing.planting import planted
 from tests.helpers.cases import FEW, Array, Case, cases, forward_of, room_for, swap
 
-TAKE = [name for name, a in FORWARD.items() if "sink" in a.parts]
+TAKE = [*WITH_SINK]
 LEARN = [name for name, a in BACKWARD.items() if forward_of(name) in TAKE]
 SOME = cases(
     20,
@@ -77,6 +96,119 @@ def test_who_takes_a_sink() -> None:
         flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=Sink(1))
     with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
         flashsim.tune.tune(N=6, d=4, mask=Sink(1))
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_a_variant_runs_where_there_is_a_sink_and_only_there(name: str) -> None:
+    variant = WITH_SINK[name]
+    assert variant.name == name
+    assert not is_user_defined(variant)
+    assert for_sink(FORWARD[name]) is for_sink(variant) is variant
+    assert "sink" not in FORWARD[name].parts
+    X = rng.normal(size=(6, 4))
+    for mask, program in ((Causal(), FORWARD[name]), (Causal() & Sink(1), variant)):
+        run = flashsim.forward(name, X, X, X, mask=mask, M=200)
+        assert run.algorithm == name
+        assert run.plan.program is program
+        assert not run.plan.is_user_defined
+        assert pickle.loads(pickle.dumps(run)).plan.program is program
+        assert flashsim.count(name, N=6, d=4, mask=mask, M=200).plan.program is program
+
+
+FIRST_LINES = {
+    "standard": "line 2",
+    "flash": "line 3",
+    "block_sparse": "line 2",
+    "q_outer": "line 6",
+    "sliding_window": "line 6",
+    "split_kv": "line 22",
+}
+"""The line of each listing in which a softmax begins."""
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_a_variant_s_listing_is_its_algorithm_s_but_for_the_line_that_begins(name: str) -> None:
+    X = rng.normal(size=(6, 4))
+    plain = flashsim.trace(name, X, X, X, mask=Causal(), M=200)
+    sunk = flashsim.trace(name, X, X, X, mask=Causal() & Sink(1), M=200)
+    assert sunk.about.title == f"{plain.about.title}, with a sink"
+    assert {step.label for step in sunk.steps} <= {label_of(line) for line in sunk.about.listing}
+    differ = {*plain.about.listing} ^ {*sunk.about.listing}
+    labels = [label_of(line) for line in differ if not line.startswith("Require")]
+    assert labels == [FIRST_LINES[name]] * 2
+
+
+class WithoutSink(ast.NodeTransformer):
+    """Takes the sink out of a variant's text: ℓ begins at 0, m at −∞, and no weight is kept."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.generic_visit(node)
+        node.name = node.name.removesuffix("_with_sink")
+        return node
+
+    def visit_arguments(self, node: ast.arguments) -> ast.arguments:
+        node.args = [each for each in node.args if each.arg not in ("sink", "room")]
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_docstring = isinstance(node.value, ast.Constant)
+        if is_docstring or ast.unparse(node).startswith("sink.keep("):
+            return None
+        self.generic_visit(node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = node.id.removesuffix("_with_sink")
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return node.left if ast.unparse(node.right) in ("sink.room", "room") else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return ast.Constant(0.0) if ast.unparse(node) == "sink.l" else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        name = ast.unparse(node.func)
+        if name == "sink.m":
+            return ast.parse("float('-inf')", mode="eval").body
+        self.generic_visit(node)
+        if name in ("sink.above", "sink.total"):
+            return node.args[0]
+        node.args = [each for each in node.args if ast.unparse(each) not in ("sink", "sink.room")]
+        return node
+
+
+def texts_of(path: Path) -> dict[str, str]:
+    """Return the functions of a file, by name: without docstring and sink, then the labels of
+    their lines.
+    """
+    texts = {}
+    whole = path.read_text(encoding="utf-8")
+    for node in ast.parse(whole).body:
+        if isinstance(node, ast.FunctionDef):
+            labels = re.findall(r"# (line \d+)", ast.get_source_segment(whole, node) or "")
+            plain = WithoutSink().visit(node)
+            texts[plain.name] = f"{ast.unparse(plain)}\n{[label for label, _ in groupby(labels)]}"
+    return texts
+
+
+VARIANTS = sorted(path.name for path in Path(with_sink.__path__[0]).glob("*.py"))
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_a_variant_without_its_sink_is_its_algorithm_to_the_letter(file: str) -> None:
+    """So what is tested of an algorithm need not be tested of its variant again."""
+    folder = Path(with_sink.__path__[0])
+    variants = texts_of(folder / file)
+    originals = texts_of(folder.parent / file)
+    assert bool(variants) == (file not in ("__init__.py", "sliding_window.py"))
+    for name, text in variants.items():
+        original = originals[name]
+        if name == "split_kv":  # a variant merges in one way
+            original = original.replace("MERGES[merge](", "merge_in_sequence(")
+            original = original.replace(", merge: str", "")
+        assert text == original
 
 
 @pytest.mark.parametrize("name", TAKE)
@@ -303,6 +435,67 @@ def test_a_gradient_that_is_off_by_a_thousandth_exceeds_its_bound(
         made = sink_gradient.WEIGHTS["L",]
         monkeypatch.setitem(sink_gradient.WEIGHTS, ("L",), lambda s, L: made(0.999 * s, L))
     assert part() > 1
+
+
+BEGINNINGS: list[tuple[str, Any, int, str, str]] = [
+    (
+        "standard",
+        softmax_rows.whole_rows,
+        200,
+        "sink.total(rowsum(P_tilde_i), m_i)",
+        "rowsum(P_tilde_i)",
+    ),
+    ("standard", softmax_rows.long_rows, 8, "sink.l", "0.0"),
+    ("standard", softmax_rows.long_rows, 8, "sink.m(S[i, 0])", "0.0"),
+    ("flash", None, 200, "sink.l", "0.0"),
+    ("flash", None, 200, "sink.m(Q)", "0.0"),
+    ("block_sparse", None, 200, "sink.l", "0.0"),
+    ("block_sparse", None, 200, "sink.m(Q)", "0.0"),
+    ("q_outer", None, 200, "sink.l", "0.0"),
+    ("q_outer", None, 200, "sink.m(L[i])", "0.0"),
+    ("sliding_window", None, 200, "sink.l", "0.0"),
+    ("split_kv", split_kv_merge.merge_in_sequence_with_sink, 200, "sink.l", "0.0"),
+    ("split_kv", split_kv_merge.merge_in_sequence_with_sink, 200, "sink.m(m_parts[i, 0])", "0.0"),
+]
+"""Name, function, M, the text in which a variant begins, and what comes in its place."""
+
+
+@pytest.mark.parametrize(("name", "within", "M", "before", "after"), BEGINNINGS)
+def test_a_variant_that_begins_otherwise_is_noticed(
+    name: str, within: Any, M: int, before: str, after: str
+) -> None:
+    X = rng.normal(size=(6, 2))
+    want = attention(X, X, X, sink=0.5)
+
+    def error(variant: Algorithm) -> float:
+        run = flashsim.forward(variant, X, X, X, mask=Sink(0.5), blocks=(1, 1), M=M)
+        return float(np.abs(run.O - want).max())
+
+    assert error(WITH_SINK[name]) < 1e-12
+    assert error(planted(WITH_SINK[name], (before, after), within=within)) > 1e-3
+
+
+def test_a_function_of_one_s_own_has_the_sink_that_it_asks_for() -> None:
+    """With none, ℓ begins at 0 and m at −∞; a record that does not ask for it is refused."""
+
+    def mine(
+        hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any, tau: Any, MASK: Any, sink: Any
+    ) -> Any:
+        seen.append(sink.l)
+        return WITH_SINK["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, NoDropout(), sink)
+
+    X = rng.normal(size=(6, 4))
+    for mask, l in ((Causal(), 0.0), (Causal() & Sink(0.5), 1.0)):
+        seen: list[float] = []
+        run = flashsim.forward(mine, X, X, X, mask=mask, M=200, blocks=(2, 3))
+        assert seen[0] == l
+        assert run.plan.is_user_defined
+        want = flashsim.forward("flash", X, X, X, mask=mask, M=200, blocks=(2, 3))
+        assert np.array_equal(run.O, want.O)
+        assert run.hbm == want.hbm
+    other = replace(FORWARD["flash"], name="other")
+    with pytest.raises(ValueError, match=r"'other' .* takes no sink; expected one of these"):
+        flashsim.forward(other, X, X, X, mask=Sink(1))
 
 
 PLANTED: list[tuple[str, Any, str, str]] = [

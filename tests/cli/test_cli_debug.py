@@ -124,6 +124,21 @@ def test_the_backward_pass(debug: Debug) -> None:
     assert source_line(shown)[0] == "flash_backward"
 
 
+def test_with_a_sink_it_stops_in_the_variant_that_runs(
+    debug: Debug, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("flash", "--line", "6", "--sink", "2", *SIZES)
+    shown = debug(*asked, typed="p sink.l\nq\n")
+    assert source_line(shown)[0] == "flash_with_sink"
+    assert "(Pdb) 1.0" in shown
+    names: list[str] = []
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: names.append(sys._getframe(1).f_code.co_name)
+    )
+    assert main(["debug", *asked]) == 0
+    assert names == ["flash_with_sink"]
+
+
 def test_an_overflow_can_be_debugged_up_to_where_it_happens(debug: Debug) -> None:
     asked = ("flash", "--line", "10", *SIZES, "--M", "40")
     assert "(Pdb) 40\n" in debug(

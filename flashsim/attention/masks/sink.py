@@ -30,10 +30,10 @@ class Sink(BandMask):
     begin on chip, once in all where they begin in HBM. `Gradients.dsink` has a gradient for each
     query head; heads that share a logit have theirs to add up.
 
-    Those forward passes take a sink whose records name it among their `parts`; every backward pass
-    of theirs has it, too. Source: gpt-oss (OpenAI, 2025), whose `sinks` it is; "Efficient Streaming
-    Language Models with Attention Sinks" (Xiao et al.), section 3.3. Sink tokens that are kept
-    beside a window are a mask, `flashsim.Streaming`.
+    Forward passes that take a sink have a variant with it, in `flashsim.algorithms.with_sink`;
+    every backward pass of theirs has it, too. Source: gpt-oss (OpenAI, 2025), whose `sinks` it is;
+    "Efficient Streaming Language Models with Attention Sinks" (Xiao et al.), section 3.3. Sink
+    tokens that are kept beside a window are a mask, `flashsim.Streaming`.
 
     Raises ValueError for what is not a real number, NaN, and beyond 1e30 in absolute value, but −∞.
     """
