@@ -1,10 +1,16 @@
-"""How a program of flashsim begins and ends: streams that take any text, errors in one line, an
-exit status.
+"""The beginning and the end of a program of flashsim: streams that take any text, errors in one
+line, an exit status.
 
-Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense,
-or a file or a stream cannot be read or written. 3 all that was checked passed, and not all was
-checked. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM). 141 whoever read the output has gone,
-as in `flashsim verify | head`: what a shell says of a program that SIGPIPE ended.
+Exit status:
+
+0    all is well
+1    a claim or a check failed
+2    the arguments or the input make no sense, or a file or a stream cannot be read or written
+3    all that was checked passed, and not all was checked
+130  interrupted (Ctrl-C)
+143  terminated (SIGTERM)
+141  the reader of the output has gone, as in `flashsim verify | head`; a shell has this number for
+     a program that SIGPIPE ended
 """
 
 import codecs
@@ -31,72 +37,82 @@ _guarding = set[int]()
 
 
 class LeftEarly(RuntimeError):
-    """What `os._exit` raises in a process that is guarded: there a user's code ends in an error,
-    not the program.
+    """Raised in place of `os._exit` in a process that is guarded, so that the user's code ends in
+    an error, and the program goes on.
     """
 
 
 class Terminated(KeyboardInterrupt):
-    """What SIGTERM raises, so that what Ctrl-C tidies up is tidied up."""
+    """Raised for SIGTERM, so that whatever tidies up after Ctrl-C does so then, too."""
 
 
 def guarded(program: str, work: Callable[[], int | None]) -> int:
-    """Run `work`, which returns 0, 1 or None, or raises, and return the exit status; what it raises
-    is one line on stderr.
+    """Run `work`, which returns 0, 1 or None, or raises, and return the exit status. An error is
+    one line on stderr.
 
-    An exception that is not ours is a bug, and keeps its traceback, unless it has a note that names
-    a line of the user's own function (`flashsim.algorithms.own`).
+    An exception that is not flashsim's is a bug, and keeps its traceback, unless it has a note that
+    names a line of the user's own function (`flashsim.algorithms.own`).
     """
-    with _prepared():
+    with _prepared_streams():
         try:
             if sys.stdout is None:
                 raise OSError("standard output is closed")
-            try:
-                status = work() or 0
-            except SystemExit as stop:
-                if getattr(stop, "__notes__", None):  # a user's own
-                    raise
-                # of argparse's --help and --version
-                status = stop.code if isinstance(stop.code, int) else 0
+            status = _run(work)
             sys.stdout.flush()
         except BrokenPipeError:
             status = READER_GONE
         except Terminated as stop:
-            _say(f"terminated{_noted(stop)}")
+            _print_error(f"terminated{_notes(stop)}")
             status = TERMINATED
         except KeyboardInterrupt as stop:
-            _say(f"interrupted{_noted(stop)}")
+            _print_error(f"interrupted{_notes(stop)}")
             status = INTERRUPTED
         except (MemoryError, OverflowError) as error:
-            _say(
-                f"{program}: error: this is too large for this machine"
-                + (f": {error}" if str(error) else "")
-            )
+            why = f": {error}" if str(error) else ""
+            _print_error(f"{program}: error: this is too large for this machine{why}")
             status = REFUSED
         except OSError as error:
             if sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None:
                 return READER_GONE  # which is no BrokenPipeError there
-            what = (
-                f"{error.filename}: {error.strerror}"
-                if error.filename is not None
-                else error.strerror or error
-            )
-            _say(f"{program}: error: {what}")
+            why = str(error.strerror or error)
+            if error.filename is not None:
+                why = f"{error.filename}: {error.strerror}"
+            _print_error(f"{program}: error: {why}")
             status = REFUSED
-        except BaseException as error:  # a user's own need not be an Exception
-            ours = isinstance(error, ValueError) or type(error).__module__.startswith("flashsim.")
-            notes = _noted(error)
-            if not ours and not notes:
+        except BaseException as error:  # the user's own need not be an Exception
+            message = _message(error)
+            if message is None:
                 if warning := two_copies():
                     error.add_note(warning)
                 raise
-            said = error if ours else f"{type(error).__name__}: {error}"
-            _say(f"{program}: error: {said}{notes}")
+            _print_error(f"{program}: error: {message}")
             status = REFUSED
         return status
 
 
-def _noted(error: BaseException) -> str:
+def _run(work: Callable[[], int | None]) -> int:
+    """Return the status of `work`; 0 for argparse's --help, which exits."""
+    try:
+        return work() or 0
+    except SystemExit as stop:
+        if getattr(stop, "__notes__", None):  # the user's function exits
+            raise
+        return stop.code if isinstance(stop.code, int) else 0
+
+
+def _message(error: BaseException) -> str | None:
+    """Return the message of flashsim's own error, or of an error in the user's function; None for
+    another one, which is a bug.
+    """
+    notes = _notes(error)
+    if isinstance(error, ValueError) or type(error).__module__.startswith("flashsim."):
+        return f"{error}{notes}"
+    if notes:
+        return f"{type(error).__name__}: {error}{notes}"
+    return None
+
+
+def _notes(error: BaseException) -> str:
     return "".join(f" ({note})" for note in getattr(error, "__notes__", []))
 
 
@@ -106,12 +122,12 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
 
 
 @contextmanager
-def _prepared() -> Iterator[None]:
-    """Make streams spell what their encoding lacks, and SIGTERM raise `Terminated`, until this
-    is left.
+def _prepared_streams() -> Iterator[None]:
+    """Within this context, streams spell characters that their encoding lacks, SIGTERM raises
+    `Terminated`, and `os._exit` raises `LeftEarly`.
     """
     with ExitStack() as after:
-        if sys.stderr is None:  # it is closed; print would say errors on stdout
+        if sys.stderr is None:  # it is closed; print would write errors to stdout
             after.enter_context(redirect_stderr(io.StringIO()))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -129,7 +145,9 @@ def _prepared() -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """Stand in for `os._exit`: end the process, but raise LeftEarly in one that is guarded."""
+    """End the process, in place of `os._exit`; but raise LeftEarly in a process that is
+    guarded.
+    """
     if os.getpid() not in _guarding:  # in a child of it, too
         _exit(status)
     raise LeftEarly(f"os._exit({status!r}) was called")
@@ -145,8 +163,8 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 
 
 def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
-    """Make a stream what it was. If it cannot be written to, drop what it still holds, which
-    Python would write at its end.
+    """Give a stream its former handling of errors. If it cannot be written to, drop its buffer,
+    which Python would write at its end.
     """
     try:
         stream.reconfigure(errors=errors)  # which flushes
@@ -158,15 +176,15 @@ def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
 
 
 def one_line(text: object) -> str:
-    r"""Return text on one line that a terminal can show: other white space as a space, what is
-    not printable as \x1b.
+    r"""Return text on one line that a terminal can show: white space as single spaces, characters
+    that are not printable as \x1b.
     """
     return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
 
 
 def printable(text: object) -> str:
-    """Return text in its lines, each as `one_line` shows what is not printable: for a student's
-    or a kernel's words.
+    """Return text in its lines, with characters that are not printable as in `one_line`: for the
+    output of a student's file or a kernel.
     """
     return "\n".join(
         "".join(c if c.isprintable() else _escaped(c) for c in line)
@@ -174,7 +192,7 @@ def printable(text: object) -> str:
     )
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     with suppress(OSError):
         print(one_line(message), file=sys.stderr, flush=True)
 
@@ -203,7 +221,9 @@ SPELLED = {
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """Spell what an encoding lacks: in ASCII letters where there are some, else as an escape."""
+    """Replace characters that an encoding lacks, by ASCII letters where there are some, else by
+    an escape. A handler of errors for `codecs`.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_plain, error.object[error.start : error.end])), error.end
@@ -212,16 +232,15 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 def _plain(character: str) -> str:
     if character in SPELLED:
         return SPELLED[character]
-    alike = "".join(SPELLED.get(c, c) for c in unicodedata.normalize("NFKD", character))
-    return alike.encode("ascii", "ignore").decode() or _escaped(character)
+    parts = "".join(SPELLED.get(c, c) for c in unicodedata.normalize("NFKD", character))
+    return parts.encode("ascii", "ignore").decode() or _escaped(character)
 
 
 def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode(
-        "unicode_escape" if character.isascii() else "ascii", "backslashreplace"
-    ).decode()
+    encoding = "unicode_escape" if character.isascii() else "ascii"
+    return character.encode(encoding, "backslashreplace").decode()
 
 
 codecs.register_error("flashsim.spelled", _spelled)

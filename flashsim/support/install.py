@@ -1,11 +1,13 @@
-"""What to type where a package is missing, and which of two copies of flashsim runs."""
+"""The commands that install missing packages, and a warning where two copies of flashsim are
+mixed up.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-"""The folder of the flashsim that runs."""
+"""The folder of the package that runs."""
 EXTRA_OF = {
     "ml_dtypes": "bfloat16",
     "safetensors": "safetensors",
@@ -13,7 +15,7 @@ EXTRA_OF = {
     "hypothesis": "testing",
     "cupy": "gpu",
 }
-"""The extra of flashsim's own that brings a package."""
+"""flashsim's extra that installs a package."""
 OTHERS = {
     "torch": "pip install torch",
     "jax": "pip install jax",
@@ -23,21 +25,21 @@ OTHERS = {
     ),
     "cublas": "pip install nvidia-cublas",
 }
-"""How to get what users bring themselves."""
+"""The commands that install packages for which flashsim has no extra."""
 
 
 def extra_with(package: str) -> str:
-    """Return the command that installs a package that flashsim takes by an extra: in the clone,
-    as flashsim is in no registry.
+    """Return the command that installs a package by flashsim's extra. It is to be run in the
+    clone, as flashsim is in no registry.
     """
     return f'pip install -e ".[{EXTRA_OF[package]}]" (in the clone)'
 
 
-def clone_beside(here: Path) -> Path | None:
-    """Return the clone of flashsim that `here` lies in, where another copy than the clone's is
-    the one that runs.
+def clone_beside(directory: Path) -> Path | None:
+    """Return the clone of flashsim that a directory lies in, if another copy of flashsim runs;
+    else None.
     """
-    for folder in (here, *here.parents):
+    for folder in (directory, *directory.parents):
         package = folder / "flashsim"
         if (folder / "pyproject.toml").is_file() and (package / "memory" / "sram.py").is_file():
             return None if package.resolve() == PACKAGE else folder
@@ -45,7 +47,7 @@ def clone_beside(here: Path) -> Path | None:
 
 
 def two_copies() -> str:
-    """Return a warning where the working directory is a clone of flashsim that is not what runs;
+    """Return a warning if the working directory is a clone of flashsim, and another copy runs;
     else an empty text.
     """
     try:

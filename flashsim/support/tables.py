@@ -19,7 +19,7 @@ PIPE = 80  # columns, where no terminal says how many there are
 
 
 def console(**options: Any) -> Console:
-    """Return a console of rich that raises BrokenPipeError where the reader has gone, as all
+    """Return a console of rich that raises BrokenPipeError where the reader has gone, as Python's
     streams do.
     """
     from rich.console import Console
@@ -32,16 +32,16 @@ def console(**options: Any) -> Console:
 
 
 def page() -> Console:
-    """Return a console for tables and words, which colours nothing."""
+    """Return a console for tables and words, without colours."""
     plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-    made = console(**plain)
-    return made if made.is_terminal else console(**plain, width=PIPE)
+    terminal = console(**plain)
+    return terminal if terminal.is_terminal else console(**plain, width=PIPE)
 
 
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[Any] | None], on: Console | None = None
 ) -> None:
-    """Print a table of cells, as `cell` writes them; below the row None a section begins.
+    """Print a table of cells, as `cell` writes them. A row None is the end of a section.
 
     The first column is text, the others are numbers unless headed "… =", "array" or "loops". Where
     the table is too wide, its columns come in several tables, one below another, each with the
@@ -51,18 +51,16 @@ def print_table(
 
     on = on or page()
     listed = list(rows)
-    columns = list(range(1, len(headings)))
-    shown = [0]
-    while columns:
-        shown.append(columns.pop(0))
-        wider = _table(headings, listed, [*shown, *columns[:1]])
-        if (
-            not columns
-            or Measurement.get(on, on.options.update_width(10_000), wider).maximum > on.width
-        ):
-            on.print(_table(headings, listed, shown))
-            shown = [0]
-            if columns:
+    any_width = on.options.update_width(10_000)
+    waiting = list(range(1, len(headings)))
+    columns = [0]
+    while waiting:
+        columns.append(waiting.pop(0))
+        wider = _table(headings, listed, [*columns, *waiting[:1]])
+        if not waiting or Measurement.get(on, any_width, wider).maximum > on.width:
+            on.print(_table(headings, listed, columns))
+            columns = [0]
+            if waiting:
                 on.print()
 
 
@@ -73,41 +71,41 @@ def _table(
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for at in columns:
-        text = at == 0 or headings[at].endswith(("=", "array", "loops"))
-        table.add_column(headings[at], justify="left" if text else "right", no_wrap=True)
+    for column in columns:
+        heading = headings[column]
+        is_text = column == 0 or heading.endswith(("=", "array", "loops"))
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
         if row is None:
             table.add_section()
         else:
-            table.add_row(*(cell(row[at]) if at < len(row) else "" for at in columns))
+            # a row may be shorter than the headings
+            table.add_row(*(cell(row[i]) if i < len(row) else "" for i in columns))
     return table
 
 
 def cell(value: Any) -> str:
-    """Return a value as a reader sees it: whole numbers with commas, yes or no, a dash for None."""
+    """Return the text of a value: whole numbers with commas, yes or no, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else printable(value)
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return printable(value)
 
 
-def print_words(text: str, further: str = "") -> None:
-    """Print a line of words; where it is too wide, several lines, which begin with `further`
-    from the second on.
+def print_words(text: str, indent: str = "") -> None:
+    """Print a line of words; where it is too wide, several lines, of which each but the first
+    begins with `indent`.
     """
     print(
         textwrap.fill(
             text,
             page().width,
-            subsequent_indent=further,
+            subsequent_indent=indent,
             break_long_words=False,
             break_on_hyphens=False,
         )
@@ -127,9 +125,11 @@ def aligned(
     """Return rows of cells as lines of text: the columns numbered in `left` to the left, the
     others to the right.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    forms = [f"{'<' if at in left else '>'}{width}" for at, width in enumerate(widths)]
-    return [between.join(map(format, row, forms)).rstrip() for row in rows]
+    formats = []
+    for index, column in enumerate(zip(*rows, strict=True)):
+        side = "<" if index in left else ">"
+        formats.append(f"{side}{max(map(len, column))}")
+    return [between.join(map(format, row, formats)).rstrip() for row in rows]
 
 
 def problem(N_q: int, N_k: int, d: int, d_v: int) -> str:
