@@ -9,7 +9,8 @@ from typing import Any
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from flashsim.cli import COMMANDS, parsers
+from flashsim.cli import COMMANDS, parser_of
+from flashsim.cli.parser import Parser, invocation
 
 
 class Commands(Directive):
@@ -19,11 +20,10 @@ class Commands(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the sections."""
-        found = parsers()
-        return [_section(name, found[name]) for name in COMMANDS]
+        return [_section(name, parser_of(name)) for name in COMMANDS]
 
 
-def _section(name: str, parser: argparse.ArgumentParser) -> nodes.section:
+def _section(name: str, parser: Parser) -> nodes.section:
     section = nodes.section(ids=[f"flashsim-{name}"], names=[f"flashsim {name}"])
     usage = (
         parser.format_usage()
@@ -31,35 +31,31 @@ def _section(name: str, parser: argparse.ArgumentParser) -> nodes.section:
         .rstrip()
         .replace(f"\n{' ' * len('usage: ')}", "\n")
     )
-    examples = (parser.epilog or "").rstrip()
+    examples = parser.examples_text().rstrip()
     section += [
         nodes.title("", "", nodes.literal("", f"flashsim {name}")),
-        nodes.paragraph("", COMMANDS[name].SUMMARY),
+        nodes.paragraph("", parser.summary),
     ]
     section += nodes.literal_block(usage, usage)
-    for group in parser._action_groups:
-        rows = list(_rows(parser, group))
+    for heading, options in parser.sections.items():
+        rows = list(_rows(options))
         if rows:
-            said = f"{group.title}. {group.description}" if group.description else f"{group.title}"
             section += [
-                nodes.rubric("", said[0].upper() + said[1:]),
+                nodes.rubric("", heading[0].upper() + heading[1:]),
                 nodes.definition_list("", *rows),
             ]
     section += nodes.literal_block(examples, examples)
     return section
 
 
-def _rows(parser: argparse.ArgumentParser, group: Any) -> Iterator[nodes.definition_list_item]:
-    """Yield what each option of a group is called, and what it does, but for --help and those
-    that are only read.
-    """
-    formatter = parser._get_formatter()
-    for action in group._group_actions:
-        if action.help is argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+def _rows(options: list[argparse.Action]) -> Iterator[nodes.definition_list_item]:
+    """Yield how each option is called, and what it does, but for those that are only read."""
+    for option in options:
+        if option.help is argparse.SUPPRESS:
             continue
-        called = nodes.term("", "", nodes.literal("", formatter._format_action_invocation(action)))
-        does = nodes.paragraph("", formatter._expand_help(action) if action.help else "")
-        yield nodes.definition_list_item("", called, nodes.definition("", does))
+        term = nodes.term("", "", nodes.literal("", invocation(option)))
+        does = nodes.paragraph("", option.help or "")
+        yield nodes.definition_list_item("", term, nodes.definition("", does))
 
 
 def setup(app: Any) -> dict[str, Any]:

@@ -1,44 +1,76 @@
-"""The command line: `flashsim run`, `count` and the others of `PURPOSES`.
+"""The command line: `flashsim run`, `count` and the others of `COMMANDS`.
 
-Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0,
-or 1 where a claim or a check failed, and raises ValueError for what makes no sense. Results go to
-stdout, progress and errors to stderr. `flashsim.support.entry` says what each exit status means.
+Each command is a module of this folder, with EXAMPLES, `add_options(parser)`, which adds its
+options, and `run(options)`, which returns 0, or 1 where a claim or a check failed, and raises
+ValueError for options that make no sense. Only the module of the command that is called is
+imported. Results go to stdout, progress and errors to stderr. `flashsim.support.entry` says what
+each exit status means.
 """
 
 import argparse
-import shutil
 import sys
-import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from flashsim.algorithms import FORWARD
-from flashsim.attention.inputs import DEFAULT_DTYPE
-from flashsim.cli.outputs import check_outputs, slow_counts_in_one_line
-from flashsim.cli.values import Parser, meant
-from flashsim.support import forks
+from flashsim.cli.parser import Parser, suggestion, wrapped
 from flashsim.support.entry import guarded
 from flashsim.support.files import command_line, name_of
-from flashsim.support.forks import Ending
 from flashsim.version import __version__
 
+if TYPE_CHECKING:
+    from flashsim.support.forks import Ending
+
 PURPOSES = {
-    "start here": "run example",
-    "learn": "lessons playground step exercise debug",
-    "measure": "count sweep tune devices serve plot",
-    "prove": "prove verify",
-    "test your kernel": "check",
-    "GPU": "gpu bench",
+    "start here": {
+        "run": "Run attention on real Q, K, V (bundled, or your own) and compare what each "
+        "algorithm moves.",
+        "example": "Print a worked example, step by step: causal attention in tiles, and what "
+        "rounding does.",
+    },
+    "learn": {
+        "lessons": "Write the lessons, pages that play an algorithm line by line with a text and "
+        "questions, and their index.",
+        "playground": "Write a page with sliders for lengths, d, M and blocks; it shows tiles, "
+        "accesses and SRAM's use at once.",
+        "step": "Record a run and write a page that plays it: line by line, forwards and "
+        "backwards.",
+        "exercise": "Learn by writing the algorithms yourself: exercises with holes, graded step "
+        "by step, with hints.",
+        "debug": "Stop in the debugger at a line of an algorithm, at the tile that you name.",
+    },
+    "measure": {
+        "count": "Count what an algorithm moves, line by line, at any size, without computing it.",
+        "sweep": "Count what algorithms move at every combination of many values, and write a "
+        "table, CSV, JSON or a picture.",
+        "tune": "Find the loop order and the block sizes that move the fewest elements and fit "
+        "in M.",
+        "devices": "Count what attention over several devices sends and moves; under torchrun or "
+        "mpiexec, run it on real processes.",
+        "serve": "Count what attention of a ragged batch moves: pages, shared prefixes, packed "
+        "batches, schedules, latents.",
+        "plot": "Draw a figure: PNG, SVG, and its data as JSON.",
+    },
+    "prove": {
+        "prove": "Prove how many elements every schedule must move at least, and show how near "
+        "the best schedule here comes.",
+        "verify": "Check the paper's claims, and print the range tried, the measurement and the "
+        "verdict of each.",
+    },
+    "test your kernel": {
+        "check": "Check your attention kernel on cases that Hypothesis draws, and show the "
+        "simplest case that fails.",
+    },
+    "GPU": {
+        "gpu": "Say whether the GPU kernels can be compiled and run here, and what is missing.",
+        "bench": "Time the GPU kernels against unfused attention and PyTorch's backends, "
+        "interleaved in one run (needs a GPU).",
+    },
 }
-COMMANDS: dict[str, ModuleType] = {
-    name: import_module(f"flashsim.cli.{name}")
-    for names in PURPOSES.values()
-    for name in names.split()
-}
+"""The commands by purpose, each with what it does."""
+COMMANDS = {name: summary for commands in PURPOSES.values() for name, summary in commands.items()}
 ROUTE = {
     "flashsim run": "what FlashAttention saves on real data, counted",
     "flashsim example prefill": "attention in tiles, every number shown",
@@ -51,159 +83,173 @@ ABOUT = (
     "FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced "
     "capacity."
 )
+DEFAULTS = (
+    "Defaults: --dtype float32, --M 100KB, unless a command's help says otherwise. `flashsim` "
+    "alone says where to begin, and `flashsim COMMAND --help` shows a command's options and "
+    "examples."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = (
-        " ".join(["flashsim", *arguments[:1]])
-        if set(arguments[:1]) & COMMANDS.keys()
-        else "flashsim"
-    )
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    program = f"flashsim {name}".rstrip()
 
     def work() -> int:
-        if not arguments:
-            print(_beginning())
-            return 0
-        options = parse(arguments)
-        check_outputs(options)
-        with slow_counts_in_one_line(program):
-            status: int = COMMANDS[options.name].run(options)
-        return status
+        return _run(program, arguments)
 
-    own = [each for each in arguments if ".py" in each] or (
-        arguments[1:] if program == "flashsim check" else []
-    )
-    # what ends the user's own code leaves this process to say so
-    if argv is None and own and forks.POSSIBLE:
-        ending = forks.fork()
+    user_code = _user_code(name, arguments) if argv is None else []
+    if user_code:
+        from flashsim.support import forks
+
+        # a fork runs the user's code: if that ends the process, this one reports it
+        ending = forks.fork() if forks.POSSIBLE else None
         if ending is not None:
-            return guarded(program, lambda: _ended(arguments, own[0], ending))
-    return forks.done(guarded(program, work))
+            return guarded(program, lambda: _status(arguments, user_code[0], ending))
+        return forks.done(guarded(program, work))
+    return guarded(program, work)
 
 
-def _ended(arguments: Sequence[str], own: str, ending: Ending) -> int:
+def _user_code(name: str, arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line that name code of the user's."""
+    files = [word for word in arguments if ".py" in word]
+    if name == "check" and not files:
+        return [*arguments[1:]]
+    return files
+
+
+def _run(program: str, arguments: Sequence[str]) -> int:
+    """Parse a command line and run its command."""
+    if not arguments:
+        print(_beginning())
+        return 0
+    options = parse(arguments)
+    from flashsim.cli.outputs import check_outputs, slow_counts_in_one_line
+
+    check_outputs(options)
+    with slow_counts_in_one_line(program):
+        status: int = options.run(options)
+    return status
+
+
+def _status(arguments: Sequence[str], user_code: str, ending: "Ending") -> int:
     """Return the exit status of a fork. Raises ValueError if the user's own code ended it and
     left no case.
     """
     if ending.status is not None:
         return ending.status
     if ending.words:
-        status: int = COMMANDS["check"].ended(parse(arguments), ending)
+        status: int = module_of("check").ended(parse(arguments), ending)
         return status
-    raise ValueError(f"{own.rpartition('=')[2]} ended the process ({ending.how})")
+    raise ValueError(f"{user_code.rpartition('=')[2]} ended the process ({ending.how})")
+
+
+def module_of(name: str) -> ModuleType:
+    """Import the module of a command."""
+    return import_module(f"flashsim.cli.{name}")
+
+
+def parser_of(name: str) -> Parser:
+    """Return the parser of a command."""
+    from flashsim.cli.shared import OPTIONS
+
+    module = module_of(name)
+    parser = Parser(f"flashsim {name}", COMMANDS[name], module.EXAMPLES, OPTIONS)
+    module.add_options(parser)
+    parser.set_defaults(name=name, run=module.run)
+    return parser
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command, with its `name` and `command_line`. Raises ValueError."""
-    commands = parsers(arguments[:1])  # others need not know their options
-    parser = commands.pop("")
-    flags = _flags(commands[arguments[0]]) if arguments[0] in commands else []
-    for text in takewhile(lambda text: text != "--", arguments[1:]) if flags else ():
-        flag = text.partition("=")[0]
-        if (
-            flag.startswith("--")
-            and " " not in text
-            and not any(known.startswith(flag) for known in flags)
-        ):
-            _refuse([flag], flags)
-    options, extra = parser.parse_known_args(arguments)
-    if extra:
-        _refuse(extra, flags)
-    options.words = list(arguments)
-    options.flags = flags
-    options.command_line = command_line(["flashsim", *map(name_of, arguments)])
+    """Return the options of a command, with its `name`, its function `run`, its `words`, and the
+    `command_line` that they make. Raises ValueError.
+    """
+    name, *words = arguments
+    if name not in COMMANDS:
+        _, unknown = _parser_of_all().read(arguments)
+        _refuse(unknown or [name], Parser("flashsim", ABOUT))
+    parser = parser_of(name)
+    # argparse would first say what else is wrong, such as a missing option
+    if unknown := _unknown_flags(words, parser.flags):
+        _refuse(unknown, parser)
+    parser.set_defaults(
+        words=list(arguments),
+        command_line=name_of(command_line(["flashsim", *arguments])),
+    )
+    options, unknown = parser.read(words)
+    if unknown:
+        _refuse(unknown, parser)
     return options
 
 
-def _flags(command: argparse.ArgumentParser) -> list[str]:
-    return [flag for action in command._actions for flag in action.option_strings]
-
-
-def _refuse(unknown: Sequence[str], flags: Collection[str]) -> NoReturn:
-    """Raise ValueError for arguments that a command with these options does not have, with what
-    could be meant.
+def _unknown_flags(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the first option of a command line that is no option, nor the beginning of one, if
+    there is one.
     """
+    for word in words:
+        if word == "--":
+            break
+        flag = word.partition("=")[0]
+        if not flag.startswith("--") or " " in word or flag in flags:
+            continue
+        if not any(known.startswith(flag) for known in flags):
+            return [flag]
+    return []
+
+
+def _refuse(unknown: Sequence[str], parser: Parser) -> NoReturn:
+    """Raise ValueError for words that a command does not take, with what they may mean."""
+    from flashsim.algorithms import FORWARD
+
     first = unknown[0]
-    having = [name for name, command in parsers().items() if name and first in _flags(command)]
-    if Path(first).suffix in (".npz", ".npy", ".safetensors") and "--qkv" in flags:
-        instead = "; files of Q, K, V are given as --qkv FILE"
-    elif first in FORWARD and "--algorithm" in flags:
-        instead = f"; an algorithm is given as --algorithm {first}"
+    owners = [name for name in COMMANDS if first in parser_of(name).flags]
+    if Path(first).suffix in (".npz", ".npy", ".safetensors") and "--qkv" in parser.flags:
+        hint = "; files of Q, K, V are given as --qkv FILE"
+    elif first in FORWARD and "--algorithm" in parser.flags:
+        hint = f"; an algorithm is given as --algorithm {first}"
+    elif owners:
+        hint = f"; {first} is for {', '.join(owners)}"
     else:
-        instead = f"; {first} is for {', '.join(having)}" if having else meant(first, flags)
-    raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{instead}")
+        hint = suggestion(first, parser.flags)
+    raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command, those of these names with their options; under "" the
-    one of them all.
+class _ShowVersion(argparse.Action):
+    """--version. Unlike argparse's, it raises OSError where it cannot print."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"flashsim {__version__}")
+        parser.exit()
+
+
+def _parser_of_all() -> Parser:
+    """Return the parser of `flashsim --help` and `--version`, and of a command that there is
+    not.
     """
-    parser = Parser(
-        prog="flashsim",
-        usage="flashsim [-h] [--version] COMMAND ...",
-        description=f"{_wrapped(ABOUT, '', '')}\n\n{_by_purpose()}",
-        epilog=_wrapped(
-            f"Defaults: --dtype {DEFAULT_DTYPE}, --M 100KB, unless a command's help says "
-            "otherwise. `flashsim` alone says "
-            "where to begin, and `flashsim COMMAND --help` shows a command's options and examples.",
-            "",
-            "",
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"flashsim {__version__}")
-    found: dict[str, argparse.ArgumentParser] = {"": parser}
-    commands = parser.add_subparsers(
-        prog="flashsim", required=True, metavar="COMMAND", help=argparse.SUPPRESS
-    )
-    for name, command in COMMANDS.items():
-        found[name] = commands.add_parser(
-            name,
-            description=_wrapped(command.SUMMARY, "", ""),
-            epilog="examples:\n" + "\n".join(map(_example, command.EXAMPLES.splitlines())),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        found[name].set_defaults(name=name)
-        if name in whole:
-            command.add_options(found[name])
-    return found
+    parser = Parser("flashsim", ABOUT, usage="flashsim [-h] [--version] COMMAND ...")
+    parser.description = f"{wrapped(ABOUT)}\n\n{_by_purpose()}"
+    parser.epilog = wrapped(DEFAULTS)
+    shows = "show program's version number and exit"
+    parser.add("--version", action=_ShowVersion, nargs=0, help=shows)
+    parser.add("command", choices=[*COMMANDS], metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser
 
 
 def _beginning() -> str:
     width = max(map(len, ROUTE))
     route = "\n".join(f"  {command:{width}}  {shows}" for command, shows in ROUTE.items())
     return (
-        f"{_wrapped(ABOUT, '', '')}\n\nBegin here; it takes ten minutes:\n\n{route}\n\nAll "
-        "commands: flashsim --help"
+        f"{wrapped(ABOUT)}\n\nBegin here; it takes ten minutes:\n\n{route}\n\nAll commands: "
+        "flashsim --help"
     )
 
 
 def _by_purpose() -> str:
-    indent = " " * (4 + max(map(len, COMMANDS)))
-    listed = ""
-    for purpose, names in PURPOSES.items():
-        listed += f"{purpose}:\n"
-        for name in names.split():
-            listed += (
-                f"{_wrapped(f'  {name:{len(indent) - 2}}{COMMANDS[name].SUMMARY}', '', indent)}\n"
-            )
-        listed += "\n"
-    return listed.rstrip()
-
-
-def _wrapped(text: str, end: str, further: str) -> str:
-    """Return text in lines that a terminal holds, each but the last with an `end`."""
-    width = max(11, shutil.get_terminal_size().columns - 2) - len(end)  # 11 at least, as argparse
-    lines = textwrap.wrap(
-        text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-    )
-    return f"{end}\n".join(lines)
-
-
-def _example(line: str) -> str:
-    if line.startswith("flashsim "):
-        return _wrapped(f"  {line}", " \\", "      ")
-    indent = " " * (2 + len(line) - len(line.lstrip()))
-    return _wrapped(f"{indent}{line.lstrip()}", "", indent)
+    width = max(map(len, COMMANDS)) + 2
+    indent = " " * (width + 2)
+    sections = []
+    for purpose, commands in PURPOSES.items():
+        lines = [wrapped(f"  {name:{width}}{commands[name]}", "", indent) for name in commands]
+        sections.append("\n".join([f"{purpose}:", *lines]))
+    return "\n\n".join(sections)

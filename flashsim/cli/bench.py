@@ -4,22 +4,19 @@ in one run.
 
 import argparse
 import datetime
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
 from flashsim.attention.arguments import DIRECTIONS
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import FLAG, add
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG
 from flashsim.cli.values import whole
 from flashsim.gpu.contestants import DISTRIBUTIONS, NAMES
 from flashsim.support.tables import print_table, print_words
 
-SUMMARY = (
-    "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run "
-    "(needs a GPU)."
-)
 EXAMPLES = (
     "flashsim bench --quick\n"
     "flashsim bench --N 1024 4096 16384 --d 128\n"
@@ -33,37 +30,59 @@ EXAMPLES = (
     "flashsim bench --ladder --json ladder.json"
 )
 LADDERS = 4096
-USUAL: dict[str, Any] = {"N": [2**e for e in range(7, 17)], "d": [64, 128], "rounds": 7, "turn": 30}
-QUICK: dict[str, Any] = {
-    "N": [1024, 4096],
-    "d": [128],
-    "distribution": ["normal"],
-    "rounds": 3,
-    "turn": 8,
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of a benchmark, where the options do not give it."""
+
+    N: Sequence[int]
+    d: Sequence[int]
+    distribution: Sequence[str] | None
+    rounds: int
+    turn_ms: int
+
+
+FULL = Range(
+    N=[128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536],
+    d=[64, 128],
+    distribution=None,
+    rounds=7,
+    turn_ms=30,
+)
+QUICK = Range(
+    N=[1024, 4096],
+    d=[128],
+    distribution=["normal"],
+    rounds=3,
+    turn_ms=8,
+)
+CAUSAL = {
+    "no": [False],
+    "yes": [True],
+    "both": [False, True],
 }
 BAR = 50  # characters of the longest
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     what = (
         "what each idea gains: every rung's time, rate and traffic, forward, on one problem; with "
         "ncu on the PATH"
     )
-    add(parser, "--ladder", **FLAG, help=what)
-    lengths = " ".join(map(str, QUICK["N"]))
+    parser.add("--ladder", **FLAG, help=what)
+    lengths = " ".join(map(str, QUICK.N))
     quick = (
         f"a quick look, in a minute: --N {lengths}, --d 128, normal numbers, 3 rounds; with bars "
         "at its end"
     )
-    add(parser, "--quick", **FLAG, help=quick)
-    add(
-        parser,
+    parser.add("--quick", **FLAG, help=quick)
+    parser.add(
         "--N",
         nargs="+",
         help=f"sequence lengths. Default: 128 … 65536; with --ladder, {LADDERS}",
     )
-    add(
-        parser,
+    parser.add(
         "--d",
         nargs="+",
         required=False,
@@ -71,26 +90,20 @@ def add_options(parser: Any) -> None:
     )
     ways = ["no", "yes", "both"]
     masked = "with a causal mask, without it, or both. Default: both"
-    add(parser, "--causal", action="store", choices=ways, default="both", help=masked)
-    add(
-        parser,
-        "--direction",
-        choices=[*DIRECTIONS, "both"],
-        default="both",
-        help="which pass. Default: both",
-    )
-    drawn = "; ".join(f"{name} ({what})" for name, what in DISTRIBUTIONS.items())
-    drawn = (
-        f"the distribution of forward's inputs: {drawn}. Default: all; for backward, and with "
+    parser.add("--causal", action="store", choices=ways, default="both", help=masked)
+    both = "which pass. Default: both"
+    parser.add("--direction", choices=[*DIRECTIONS, "both"], default="both", help=both)
+    listed = "; ".join(f"{name} ({what})" for name, what in DISTRIBUTIONS.items())
+    inputs = (
+        f"the distribution of forward's inputs: {listed}. Default: all; for backward, and with "
         "--ladder, normal"
     )
-    add(parser, "--distribution", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=drawn)
-    add(parser, "--dropout")
+    parser.add("--distribution", nargs="+", choices=DISTRIBUTIONS, metavar="NAME", help=inputs)
+    parser.add("--dropout")
     why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"
     dtypes = ["float16", "bfloat16", "float32"]
     types = f"types of the inputs; with --ladder, one. Default: float16, {why}"
-    add(
-        parser,
+    parser.add(
         "--dtype",
         nargs="+",
         choices=dtypes,
@@ -98,16 +111,14 @@ def add_options(parser: Any) -> None:
         metavar="TYPE",
         help=types,
     )
-    add(
-        parser,
+    parser.add(
         "--batch",
         type=whole(0),
         default=0,
         metavar="B",
         help="sequences at once. Default: for 16,384 tokens",
     )
-    add(
-        parser,
+    parser.add(
         "--heads",
         nargs="+",
         default=[16],
@@ -118,22 +129,20 @@ def add_options(parser: Any) -> None:
         "hopper_butterfly"
     )
     only += "; and fa4's backward pass, which may not return"
-    add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
-    add(
-        parser,
+    parser.add("--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
+    parser.add(
         "--rounds",
         type=whole(),
         help="how often each is timed; the median is shown. Default: 7",
     )
-    add(
-        parser,
+    parser.add(
         "--turn",
         type=whole(),
         metavar="MS",
         help="how long a turn lasts, if a call is shorter. Default: 30",
     )
-    add(parser, "--commit", help="commit of the sources, stored with the numbers")
-    add(parser, "--json", "--quiet")
+    parser.add("--commit", help="commit of the sources, stored with the numbers")
+    parser.add("--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -143,36 +152,45 @@ def run(options: argparse.Namespace) -> int:
 
     if options.ladder:
         return _climb(options)
-    for name, value in (USUAL | (QUICK if options.quick else {})).items():
-        setattr(options, name, getattr(options, name) or value)
-    if len(options.heads) not in (1, len(options.d)):
+    default = QUICK if options.quick else FULL
+    dims = options.d or default.d
+    if len(options.heads) not in (1, len(dims)):
         raise ValueError(
-            f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}"
+            f"--heads is {options.heads}; expected one number, or one for each of --d {dims}"
         )
-    causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
+    causal = CAUSAL[options.causal]
     directions = DIRECTIONS if options.direction == "both" else [options.direction]
     others = {"B": options.batch, "dropout_p": options.dropout_p}
-    pairs = list(zip(options.d, cycle(options.heads), strict=False))
-    asked = [
-        replace(one, distribution=distribution)
-        for N in options.N
-        for d, H in pairs
-        for dtype in options.dtype
-        for one in settings([N], [d], causal, directions, H=H, dtype=dtype, **others)
-        for distribution in options.distribution
-        or (DISTRIBUTIONS if one.direction == "forward" else ["normal"])
-    ]
-    on = machine()
-    with progress(options) as told:
+    distributions = options.distribution or default.distribution
+    problems = []
+    for N in options.N or default.N:
+        for d, H in zip(dims, cycle(options.heads), strict=False):
+            for dtype in options.dtype:
+                for one in settings([N], [d], causal, directions, H=H, dtype=dtype, **others):
+                    inputs = DISTRIBUTIONS if one.direction == "forward" else ["normal"]
+                    for distribution in distributions or inputs:
+                        problems.append(replace(one, distribution=distribution))
+    this_machine = machine()
+    with progress(options) as update:
         results = benchmark(
-            asked, names=options.only, rounds=options.rounds, turn_ms=options.turn, on_setting=told
+            problems,
+            names=options.only,
+            rounds=options.rounds or default.rounds,
+            turn_ms=options.turn or default.turn_ms,
+            on_setting=update,
         )
-    record = {**_made(options), "machine": on, "absent": absent(options.only), "results": results}
+    record = {
+        **_provenance(options),
+        "machine": this_machine,
+        "absent": absent(options.only),
+        "results": results,
+    }
     finish(options, record, lambda: print_results(record, bars=options.quick))
     return 0
 
 
-def _made(options: argparse.Namespace) -> dict[str, Any]:
+def _provenance(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the command, the commit of the sources, and the date."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
         "command": options.command_line,
@@ -186,41 +204,45 @@ def _climb(options: argparse.Namespace) -> int:
     from flashsim.gpu.machine import machine
     from flashsim.gpu.steps import climb
 
-    lengths = options.N or [LADDERS]
-    dims = options.d or [128]
-    rounds = options.rounds or USUAL["rounds"]
-    drawn = options.distribution or ["normal"]
-    backward = options.direction == "backward"
-    more = {
-        "--N": len(lengths) > 1,
-        "--d": len(dims) > 1,
+    _check_ladder(options)
+    setting = Setting(
+        options.N[0] if options.N else LADDERS,
+        options.d[0] if options.d else 128,
+        options.causal == "yes",
+        dtype=options.dtype[0],
+        B=options.batch,
+        H=options.heads[0],
+        distribution=options.distribution[0] if options.distribution else "normal",
+    )
+    this_machine = machine()
+    with progress(options) as update:
+        steps = climb(
+            setting,
+            rounds=options.rounds or FULL.rounds,
+            on_step=lambda what: update(what=what),
+        )
+    record = {**_provenance(options), "machine": this_machine, **steps}
+    finish(options, record, lambda: print_ladder(record))
+    return 0
+
+
+def _check_ladder(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that --ladder does not go with."""
+    excluded = {
+        "--N": len(options.N or ()) > 1,
+        "--d": len(options.d or ()) > 1,
         "--heads": len(options.heads) > 1,
         "--only": options.only,
-    }
-    more |= {
-        "--distribution": len(drawn) > 1,
-        "--direction backward": backward,
+        "--distribution": len(options.distribution or ()) > 1,
+        "--direction backward": options.direction == "backward",
         "--dropout": options.dropout_p,
+        "--dtype": len(options.dtype) > 1,
     }
-    more |= {"--dtype": len(options.dtype) > 1}
-    for name, given in more.items():
-        if given:
+    for name, is_there in excluded.items():
+        if is_there:
             raise ValueError(
                 f"--ladder is one problem, forward, of all rungs: {name} asks for something else"
             )
-    sizes = {
-        "dtype": options.dtype[0],
-        "B": options.batch,
-        "H": options.heads[0],
-        "distribution": drawn[0],
-    }
-    setting = Setting(lengths[0], dims[0], options.causal == "yes", **sizes)
-    on = machine()
-    with progress(options) as told:
-        found = climb(setting, rounds=rounds, on_step=lambda what: told(what=what))
-    record = {**_made(options), "machine": on, **found}
-    finish(options, record, lambda: print_ladder(record))
-    return 0
 
 
 def print_ladder(record: Mapping[str, Any]) -> None:
@@ -228,103 +250,131 @@ def print_ladder(record: Mapping[str, Any]) -> None:
     that the hardware saw.
     """
     setting = record["setting"]
-    on = record["machine"]
     print_words(
-        f"{on['gpu']}; forward, N = {setting['N']:,}, d = "
-        f"{setting['d']}{', causal' if setting['causal'] else ''}, "
-        f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians. Traffic, reads and "
-        "writes: elements simulated, "
-        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM"
+        f"{record['machine']['gpu']}; forward, {_sizes(setting)}, B = {setting['B']}, H = "
+        f"{setting['H']}, {setting['dtype']}; medians. Traffic, reads and writes: elements "
+        "simulated, and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM"
     )
     print()
-    rows: list[tuple[Any, ...]] = []
-    for step in record["steps"]:
-        simulated, counted = (
-            sum(step[key].values()) if key in step else None for key in ("simulated", "counted")
-        )
-        counted = "==" if counted is not None and counted == simulated else counted
-        seen = step.get("seen")
-        sums = (
-            (seen[f"{at}_reads"] + seen[f"{at}_writes"]) / 1e9 if seen else None
-            for at in ("l2", "dram")
-        )
-        took = (
-            step["failed"] or f"{step['median']:.3f}",
-            None if step["failed"] else f"{step['tflops']:.1f}",
-        )
-        rows.append(
-            (step["name"], *took, simulated, counted, *(_rounded(sum_, 3) for sum_ in sums))
-        )
-    print_table(("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB"), rows)
+    headings = ("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB")
+    print_table(headings, map(_ladder_row, record["steps"]))
 
 
-def _drawn(result: Mapping[str, Any]) -> str:
-    """Return a distribution in a row's name, if it is another than normal; old records have
-    none.
+def _ladder_row(step: Mapping[str, Any]) -> tuple[Any, ...]:
+    simulated = _total(step, "simulated")
+    counted = _total(step, "counted")
+    same = counted is not None and counted == simulated
+    l2 = None
+    dram = None
+    hardware = step.get("seen")
+    if hardware:
+        l2 = (hardware["l2_reads"] + hardware["l2_writes"]) / 1e9
+        dram = (hardware["dram_reads"] + hardware["dram_writes"]) / 1e9
+    return (
+        step["name"],
+        step["failed"] or f"{step['median']:.3f}",
+        None if step["failed"] else f"{step['tflops']:.1f}",
+        simulated,
+        "==" if same else counted,
+        _rounded(l2, 3),
+        _rounded(dram, 3),
+    )
+
+
+def _total(step: Mapping[str, Any], key: str) -> int | None:
+    """Return the sum of a step's elements; None where there are none."""
+    if key not in step:
+        return None
+    total: int = sum(step[key].values())
+    return total
+
+
+def _sizes(setting: Mapping[str, Any]) -> str:
+    """Return N, d and the mask of a setting in words."""
+    causal = ", causal" if setting["causal"] else ""
+    return f"N = {setting['N']:,}, d = {setting['d']}{causal}"
+
+
+def _row_name(result: Mapping[str, Any]) -> str:
+    """Return a setting as a row's name: dtype and distribution only where they are not float16
+    and normal.
     """
-    distribution = result.get("distribution", "normal")
-    return "" if distribution == "normal" else f" {distribution}"
-
-
-def _typed(result: Mapping[str, Any]) -> str:
-    """Return the inputs' type in a row's name, if it is another than float16."""
-    return "" if result["dtype"] == "float16" else f" {result['dtype']}"
+    name = f"{result['direction']:<8} N {result['N']:>6,} d {result['d']:>3}"
+    if result["causal"]:
+        name += " causal"
+    if result["dtype"] != "float16":
+        name += f" {result['dtype']}"
+    distribution = result.get("distribution", "normal")  # old records have none
+    if distribution != "normal":
+        name += f" {distribution}"
+    return name
 
 
 def _rounded(number: float | None, digits: int) -> str | None:
     return None if number is None else f"{number:.{digits}f}"
 
 
+def _ratio(number: float | None, other: float | None, digits: int) -> str | None:
+    return _rounded(number / other, digits) if number and other else None
+
+
 def print_results(record: Mapping[str, Any], *, bars: bool = False) -> None:
-    """Print TFLOP/s, a row for each setting, our fastest kernel's ratios, power and clock; who
-    was absent, and who failed.
+    """Print TFLOP/s, a row for each setting, our fastest kernel's ratios, power and clock; the
+    kernels that are absent, and those that failed.
+    """
+    machine = record["machine"]
+    print(
+        f"{machine['gpu']}, CuPy {machine['cupy']}, PyTorch {machine['torch']}; TFLOP/s, medians; "
+        "backward counts 2.5 × forward\n"
+    )
+    timings = [timing for result in record["results"] for timing in result["timings"]]
+    names = list(dict.fromkeys(timing["name"] for timing in timings))
+    ratios = ("ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
+    rows = [_result_row(result, names) for result in record["results"]]
+    print_table(("setting", *names, *ratios, "our W", "our MHz"), rows)
+    if record.get("absent"):
+        print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
+    failures = {(timing["name"], timing["failed"]) for timing in timings if timing["failed"]}
+    for name, why in sorted(failures):
+        print(f"{name} failed: {why}")
+    if bars:
+        for result in record["results"]:
+            _print_bars(result)
+
+
+def _result_row(result: Mapping[str, Any], names: Sequence[str]) -> tuple[str | None, ...]:
+    """Return the row of a setting: each kernel's rate, and our fastest one's ratios, power and
+    clock.
     """
     from flashsim.gpu.contestants import PEERS
     from flashsim.gpu.rungs import ladder
 
-    on = record["machine"]
-    print(
-        f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts "
-        "2.5 × forward\n"
+    by_name = {timing["name"]: timing for timing in result["timings"]}
+    rates = {
+        name: None if timing["failed"] else timing["tflops"] for name, timing in by_name.items()
+    }
+    fastest = next((name for name in reversed(ladder()) if rates.get(name)), "")
+    our_rate = rates.get(fastest)
+    our_timing = by_name.get(fastest, {})
+    best_other = max(filter(None, map(rates.get, PEERS)), default=None)
+    return (
+        _row_name(result),
+        *(_rounded(rates.get(name), 1) for name in names),
+        _ratio(our_rate, rates.get("torch_flash"), 2),
+        _ratio(our_rate, best_other, 2),
+        _ratio(our_rate, rates.get("standard"), 1),
+        _ratio(our_rate, rates.get("torch_unfused"), 1),
+        _rounded(our_timing.get("watts"), 0),
+        _rounded(our_timing.get("mhz"), 0),
     )
-    names = list(dict.fromkeys(t["name"] for r in record["results"] for t in r["timings"]))
-    rows = []
-    for r in record["results"]:
-        rate = {t["name"]: None if t["failed"] else t["tflops"] for t in r["timings"]}
-        own = next((name for name in reversed(ladder()) if rate.get(name)), "")
-        ours = rate.get(own)
-        at: dict[str, Any] = next((t for t in r["timings"] if t["name"] == own), {})
-        best = max(filter(None, map(rate.get, PEERS)), default=None)
-        against = (
-            (rate.get("torch_flash"), 2),
-            (best, 2),
-            (rate.get("standard"), 1),
-            (rate.get("torch_unfused"), 1),
-        )
-        setting = (
-            f"{r['direction']:<8} N {r['N']:>6,} d "
-            f"{r['d']:>3}{' causal' if r['causal'] else ''}{_typed(r)}{_drawn(r)}"
-        )
-        shown = (_rounded(rate.get(name), 1) for name in names)
-        ratios = (
-            _rounded(ours / other if ours and other else None, digits) for other, digits in against
-        )
-        rows.append(
-            (setting, *shown, *ratios, *(_rounded(at.get(what), 0) for what in ("watts", "mhz")))
-        )
-    compared = ("ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
-    print_table(("setting", *names, *compared, "our W", "our MHz"), rows)
-    if record.get("absent"):
-        print("absent: " + "; ".join(f"{name}: {why}" for name, why in record["absent"].items()))
-    for name, why in sorted(
-        {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
-    ):
-        print(f"{name} failed: {why}")
-    for r in record["results"] if bars else []:
-        rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
-        print(
-            f"\n{r['direction']}, N = {r['N']:,}, d = {r['d']}{', causal' if r['causal'] else ''}: "
-            "TFLOP/s"
-        )
-        for name, rate in rates.items():
-            print(f"{name:<14}{'█' * max(1, round(BAR * rate / max(rates.values())))} {rate:.0f}")
+
+
+def _print_bars(result: Mapping[str, Any]) -> None:
+    """Print the rates of a setting as bars."""
+    rates = {
+        timing["name"]: timing["tflops"] for timing in result["timings"] if not timing["failed"]
+    }
+    print(f"\n{result['direction']}, {_sizes(result)}: TFLOP/s")
+    for name, rate in rates.items():
+        bar = "█" * max(1, round(BAR * rate / max(rates.values())))
+        print(f"{name:<14}{bar} {rate:.0f}")

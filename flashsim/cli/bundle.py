@@ -1,41 +1,20 @@
-"""`--bundle OUT.zip`: what a sweep found, with all that is needed to find it again."""
+"""`--bundle OUT.zip`: the results of a sweep, with all that is needed to make them again."""
 
 import argparse
 import io
 import json
-import re
 import shlex
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FILE, OPTIONS
 from flashsim.support.exporting import plain
 from flashsim.support.files import write_whole
 from flashsim.support.provenance import made_with
 
-OUTPUTS = {
-    "--bundle": 1,
-    "--csv": 1,
-    "--json": 1,
-    "--output": 1,
-    "--resume": 1,
-    "--jobs": 1,
-    "--x": 1,
-    "--y": 1,
-    "--by": None,
-    "--quiet": 0,
-    "--bound": 0,
-    "--png": 1,
-    "--svg": 1,
-    "--pdf": 1,
-    "--compulsory": 0,
-}
-"""Options that change what is written, and not the rows, with how many values each takes; None:
-all up to the next option.
-"""
-OWN = re.compile(r"(--algorithm=)?(.+\.py)(:[\w.]+)")
-MODULE = re.compile(r"(--algorithm=)?[a-zA-Z_][\w.]*:[a-zA-Z_][\w.]*")
 AGAIN = "again.csv"
 README = """\
 {command}
@@ -49,6 +28,7 @@ writes {made}, which is equal to rows.csv with the flashsim of made_with.json, w
 day and commit.
 
 {picture}{certificates}"""
+NO_CERTIFICATES = "No lower bound is known at these points: rows.csv says why.\n"
 PICTURE = "picture.png and picture.svg are drawn from picture.json.\n\n"
 CERTIFICATES = """\
 certificates/ has the proofs of the lower bounds, each of one KV head: `flashsim prove --check FILE`
@@ -59,88 +39,86 @@ its certificate's bound times its KV heads.
 
 
 def write_bundle(
-    found: Any, options: argparse.Namespace, pictures: Mapping[str, str | bytes]
+    sweep: Any,
+    options: argparse.Namespace,
+    pictures: Mapping[str, str | bytes],
+    add_outputs: Callable[[Parser], None],
 ) -> Path:
     """Write a sweep's rows, pictures by name, certificates, versions, inputs, and the command
     that makes the rows again.
+
+    `add_outputs` adds to a parser the options that say what is written, which that command lacks.
     """
     inputs: dict[str, bytes] = {}
-    again = [*_again(options, inputs), "--bound", "--csv", AGAIN]
+    command = [*_command_again(options, inputs, add_outputs), "--bound", "--csv", AGAIN]
     certificates = {
         f"certificates/{number:04d}.json": _json(proof)
-        for number, proof in enumerate(found.certificates, 1)
+        for number, proof in enumerate(sweep.certificates, 1)
     }
-    proved = (
-        CERTIFICATES
-        if certificates
-        else "No lower bound is known at these points: rows.csv says why.\n"
-    )
-    drawn = PICTURE if pictures else ""
-    typed = shlex.join(again)
-    said = README.format(
-        command=options.command_line, again=typed, made=AGAIN, picture=drawn, certificates=proved
+    readme = README.format(
+        command=options.command_line,
+        again=shlex.join(command),
+        made=AGAIN,
+        picture=PICTURE if pictures else "",
+        certificates=CERTIFICATES if certificates else NO_CERTIFICATES,
     )
     files: dict[str, str | bytes] = {
-        "README.txt": said,
-        "command.json": _json({"run": again}),
+        "README.txt": readme,
+        "command.json": _json({"run": command}),
         "made_with.json": _json(made_with()),
-        "rows.csv": found.to_csv(),
-        "rows.json": found.to_json(),
+        "rows.csv": sweep.to_csv(),
+        "rows.json": sweep.to_json(),
         **pictures,
         **certificates,
         **inputs,
     }
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in files.items():
             # of 1980: the same bytes each time
             file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return write_whole(options.bundle, packed.getvalue())
+    return write_whole(options.bundle, archive.getvalue())
 
 
-def _json(held: Any) -> str:
-    return json.dumps(plain(held), indent=1, ensure_ascii=False) + "\n"
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n"
 
 
-def _again(options: argparse.Namespace, inputs: dict[str, bytes]) -> list[str]:
-    """Return the command without what is written where, its input files by their names alone;
-    add these to `inputs`.
+def _command_again(
+    options: argparse.Namespace,
+    inputs: dict[str, bytes],
+    add_outputs: Callable[[Parser], None],
+) -> list[str]:
+    """Return the command without the options of its outputs, its input files by their names
+    alone; add these to `inputs`.
     """
-    words = list(options.words)
-    kept = ["flashsim"]
-    while words:
-        word = words.pop(0)
-        flag = _whole(word, options.flags)
-        if flag in OUTPUTS:
-            takes = OUTPUTS[flag]
-            joined = "=" in word or (word.startswith("-o") and word != "-o")
-            while (
-                words and not joined and (takes or (takes is None and not words[0].startswith("-")))
-            ):
-                words.pop(0)
-                takes = takes and takes - 1
-        elif own := OWN.fullmatch(word):
-            before, path, name = own.groups(default="")
-            kept.append(f"{before}{_input(Path(path), inputs)}{name}")
-        elif MODULE.fullmatch(word):
-            raise ValueError(
-                f"argument --bundle: {word} names no file to put into it; expected FILE.py:NAME"
-            )
-        elif flag == "--points":
-            path = word.partition("=")[2] or words.pop(0)
-            kept += ["--points", _input(Path(path), inputs)]
-        else:
-            kept.append(word)
-    return kept
+    outputs = Parser("flashsim sweep", "", common=OPTIONS, add_help=False)
+    add_outputs(outputs)
+    outputs.add("--points", **FILE)
+    name, *words = options.words
+    output_options, others = outputs.read(words)
+    command = ["flashsim", name, *(_with_name_alone(word, inputs) for word in others)]
+    if output_options.points is not None:
+        command += ["--points", _input(output_options.points, inputs)]
+    return command
 
 
-def _whole(word: str, flags: Collection[str]) -> str:
-    """Return the option that a word is, which may be cut short, as argparse takes it; else ""."""
-    if word.startswith("-o"):
-        return "--output"
-    name = word.partition("=")[0]
-    known = [flag for flag in flags if name.startswith("--") and flag.startswith(name)]
-    return name if name in known else next(iter(known), "")
+def _with_name_alone(word: str, inputs: dict[str, bytes]) -> str:
+    """Return FILE.py:NAME without the file's folder, and any other word as it is.
+
+    The word may be --algorithm=FILE.py:NAME. Raises ValueError for MODULE:NAME, which has no file.
+    """
+    option, equals, value = word.rpartition("--algorithm=")
+    module, colon, function = value.rpartition(":")
+    if not colon or not function.replace(".", "").isidentifier():
+        return word
+    if module.endswith(".py"):
+        return f"{option}{equals}{_input(Path(module), inputs)}:{function}"
+    if module.replace(".", "").isidentifier():
+        raise ValueError(
+            f"argument --bundle: {word} names no file to put into it; expected FILE.py:NAME"
+        )
+    return word
 
 
 def _input(path: Path, inputs: dict[str, bytes]) -> str:

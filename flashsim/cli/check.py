@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from flashsim.attention.inputs import FLOATS
 from flashsim.cli.loading import load
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import FLAG, add, by_name
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG, by_name, flag_of
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.support.entry import one_line, printable
 from flashsim.support.files import command_line, write_whole
@@ -23,10 +25,6 @@ from flashsim.support.forks import Ending, fork, last_words
 if TYPE_CHECKING:
     from flashsim.testing import Spec
 
-SUMMARY = (
-    "Check your attention kernel on cases that Hypothesis draws, and show the simplest case that "
-    "fails."
-)
 EXAMPLES = (
     "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse "
     "natural\n"
@@ -73,6 +71,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
         "help": "the order of axes: batch, heads, rows, width. Default: BHND",
     },
     "block": {
+        "former": ["--block"],
         "nargs": 2,
         "type": whole(),
         "metavar": ("B_r", "B_c"),
@@ -150,105 +149,80 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
 }
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
-    parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
-    add(parser, "--list", **FLAG, help="list the checks, and check nothing")
-    add(
-        parser,
-        "--examples",
-        type=whole(),
-        default=300,
-        metavar="N",
-        help="cases to draw. Default: 300",
-    )
-    add(parser, "--seed", help="seed of the cases. Default: 0")
+    parser.add("function", nargs="?", metavar=WHERE, help=own)
+    parser.add("--list", **FLAG, help="list the checks, and check nothing")
+    examples = "cases to draw. Default: 300"
+    parser.add("--examples", type=whole(), default=300, metavar="N", help=examples)
+    parser.add("--seed", help="seed of the cases. Default: 0")
     gradient = (
         "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's "
         "autograd, or jax.vjp"
     )
-    parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
-    parser.add_argument(
-        "--dropout",
-        metavar=WHERE,
-        help="the keep mask of its dropout, (shape, dropout_p, seed) -> booleans",
-    )
-    add(
-        parser,
-        "--check",
-        dest="checks",
-        nargs="+",
-        metavar="NAME",
-        help="run only these checks. Default: all that apply",
-    )
-    known = (
+    parser.add("--backward", own=True, metavar=f"{WHERE}|auto", help=gradient)
+    dropout = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
+    parser.add("--dropout", own=True, metavar=WHERE, help=dropout)
+    checks = "run only these checks. Default: all that apply"
+    parser.add("--check", dest="checks", nargs="+", metavar="NAME", help=checks)
+    failing = (
         "checks that are known to fail: the run passes with them, and fails if one of them passes"
     )
-    parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
-    add(parser, "--fail-fast", **FLAG, help="stop at the first case that fails")
+    parser.add("--expect", nargs="+", default=[], metavar="NAME", help=failing)
+    parser.add("--fail-fast", **FLAG, help="stop at the first case that fails")
     first = (
         "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the "
         "kernel's file"
     )
-    add(parser, "--init", **FLAG, help=first)
-    add(parser, "--overwrite", **FLAG, help="with --init: replace existing files")
-    add(
-        parser,
-        "--wrap",
-        choices=["numpy", "torch", "cupy", "jax"],
-        help="the function takes this package's arrays",
-    )
-    how = (
+    parser.add("--init", **FLAG, help=first)
+    parser.add("--overwrite", **FLAG, help="with --init: replace existing files")
+    packages = ["numpy", "torch", "cupy", "jax"]
+    parser.add("--wrap", choices=packages, help="the function takes this package's arrays")
+    convention = (
         "with --wrap, whose conventions it follows for names, alignment, packing and pages: "
         f"{', '.join(CONVENTIONS)}"
     )
-    parser.add_argument("--convention", choices=CONVENTIONS, metavar="NAME", help=how)
-    add(
-        parser,
-        "--page",
-        type=whole(),
-        metavar="ROWS",
-        help="with --convention: how many rows a page has",
-    )
-    parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")
-    add(parser, "--json", "--quiet")
+    parser.add("--convention", choices=CONVENTIONS, metavar="NAME", help=convention)
+    page = "with --convention: how many rows a page has"
+    parser.add("--page", type=whole(), metavar="ROWS", help=page)
+    parser.add("--device", help="with --wrap: where its arrays live, such as cuda")
+    parser.add("--json", "--quiet")
+    _add_spec_options(parser)
+
+
+def _add_spec_options(parser: Parser) -> None:
+    """Add the fields of a spec, in a group of their own."""
     default = "Default: the function's own attribute `spec`, if it has one"
-    declared = parser.add_argument_group("what the kernel declares", default)
-    declared.add_argument(
-        "--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; the options below change it"
-    )
+    group = parser.add_argument_group("what the kernel declares", default)
+    spec = "a flashsim.testing.Spec; the options below change it"
+    parser.add("--spec", group=group, metavar="MODULE:NAME", help=spec)
     for name, settings in SPEC_OPTIONS.items():
-        declared.add_argument(
-            "--blocks" if name == "block" else f"--{name.replace('_', '-')}", dest=name, **settings
-        )
-    none = {"dest": "zero_keys", "action": "store_const", "const": False, "default": None}
-    declared.add_argument("--no-zero-keys", help=argparse.SUPPRESS, **none)
-    was = {**SPEC_OPTIONS["block"], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-    declared.add_argument("--block", **was)  # still read
+        flag = "--blocks" if name == "block" else flag_of(name)
+        parser.add(flag, group=group, own=True, dest=name, **settings)
+    no_zero_keys: dict[str, Any] = {
+        "dest": "zero_keys",
+        "action": "store_const",
+        "const": False,
+        "default": None,
+    }
+    parser.add("--no-zero-keys", group=group, help=argparse.SUPPRESS, **no_zero_keys)
 
 
 def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
         from flashsim.testing.endings import Tried, leave_word
-        from flashsim.testing.unchecked import without_words
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     if options.list:
-        width = max(map(len, testing.CHECKS))
-        print("\n".join(f"{name:{width}}  {check.about}" for name, check in testing.CHECKS.items()))
-        print("\n" + without_words())
-        return 0
-    if options.function is None:
-        raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
+        return _list()
+    _check_combinations(options)
     fn, backward, dropout = _kernel(options)
-    if options.overwrite and not options.init:
-        raise ValueError("--overwrite goes with --init")
     if options.init:
         return _init(fn, backward, options)
     spec = _spec(fn, options)
     name = getattr(fn, "__name__", type(fn).__name__)
-    with progress(options) as told:
+    with progress(options) as update:
         report = testing.check_attention(
             fn,
             spec,
@@ -258,16 +232,37 @@ def run(options: argparse.Namespace) -> int:
             dropout=dropout,
             expected_failures=dict.fromkeys(options.expect, ""),
             on_fail="return",
-            progress=told,
+            progress=update,
             on_try=lambda check, case: leave_word(Tried(name, check, case)),
         )
     last_words(b"")
-    finish(
-        options,
-        {"command": options.command_line, **report.as_json()},
-        lambda: _show(report, options),
-    )
-    return NOT_ALL if report.ok and not report.complete else 0 if report.ok else 1
+    record = {"command": options.command_line, **report.as_json()}
+    finish(options, record, lambda: _show(report, options))
+    if not report.ok:
+        return 1
+    return 0 if report.complete else NOT_ALL
+
+
+def _check_combinations(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that do not go together."""
+    if options.function is None:
+        raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
+    if not options.wrap and (options.convention or options.device or options.page):
+        raise ValueError("--convention, --device and --page go with --wrap")
+    if options.overwrite and not options.init:
+        raise ValueError("--overwrite goes with --init")
+
+
+def _list() -> int:
+    """Print the checks."""
+    from flashsim import testing
+    from flashsim.testing.unchecked import without_words
+
+    width = max(map(len, testing.CHECKS))
+    for name, check in testing.CHECKS.items():
+        print(f"{name:{width}}  {check.about}")
+    print("\n" + without_words())
+    return 0
 
 
 def _show(report: Any, options: argparse.Namespace) -> None:
@@ -280,35 +275,31 @@ def _show(report: Any, options: argparse.Namespace) -> None:
         and not options.spec
         and not any(path.exists() for path in paths(name, Path(where).parent))
     ):
-        given = by_name(options, "wrap", "convention", "device", "page")
-        wrapped = (
-            word
-            for name, value in given.items()
-            if value is not None
-            for word in (f"--{name}", str(value))
-        )
-        again = command_line(["flashsim", "check", options.function, *wrapped, "--init"])
-        print(f"\nTo write a spec and tests: {again}")
+        words = ["flashsim", "check", options.function]
+        for option, value in by_name(options, "wrap", "convention", "device", "page").items():
+            if value is not None:
+                words += [f"--{option}", str(value)]
+        print(f"\nTo write a spec and tests: {command_line([*words, '--init'])}")
 
 
 def ended(options: argparse.Namespace, ending: Ending) -> int:
-    """Say in which check, and on which case, the kernel ended its fork; return 1. Another fork
+    """Print in which check, and on which case, the kernel ended its fork; return 1. Another fork
     looks for a smaller case.
     """
     from flashsim.testing.checkup import subject_of
     from flashsim.testing.endings import leave_word, smallest, word_left
 
-    tried = word_left(ending)
+    case = word_left(ending)
     shrinking = fork()
     if shrinking is None:
         with suppress(KeyboardInterrupt):
             fn, backward, dropout = _kernel(options)
-            leave_word(smallest(subject_of(fn, _spec(fn, options), backward, dropout), tried))
+            leave_word(smallest(subject_of(fn, _spec(fn, options), backward, dropout), case))
         os._exit(0)
     if shrinking.words:
-        tried = word_left(shrinking)
+        case = word_left(shrinking)
     print(
-        one_line(f"flashsim check: error: {tried.name} ended the process ({ending.how}), {tried}"),
+        one_line(f"flashsim check: error: {case.name} ended the process ({ending.how}), {case}"),
         file=sys.stderr,
     )
     return 1
@@ -322,8 +313,6 @@ def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     if options.wrap:
         fn = _wrapped(fn, options)
         backward = backward and _wrapped(backward, options)
-    elif options.convention or options.device or options.page:
-        raise ValueError("--convention, --device and --page go with --wrap")
     else:
         backward = backward or getattr(fn, "backward", None)
         dropout = dropout or getattr(fn, "keep", None)
@@ -332,30 +321,30 @@ def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 def _spec(fn: Any, options: argparse.Namespace) -> Spec:
-    """Return what the kernel declares: --spec's, or its own attribute's, or what its wrapper
-    does; changed by the options.
+    """Return the spec of the kernel: --spec, or its own attribute, or its wrapper's; changed by
+    the options.
     """
     from flashsim.testing import Spec
 
-    asked = by_name(options, *SPEC_OPTIONS)
-    said: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None
-    }
+    fields: dict[str, Any] = {}
+    for name, value in by_name(options, *SPEC_OPTIONS).items():
+        if value is not None:
+            fields[name] = tuple(value) if isinstance(value, list) else value
     if options.spec:
-        given = load(options.spec)
+        spec = load(options.spec)
         whose = f"argument --spec: {options.spec}"
     elif options.wrap:
-        made: Spec = fn.spec(**said)
-        return made
+        wrapper_spec: Spec = fn.spec(**fields)
+        return wrapper_spec
     else:
         own = getattr(fn, "spec", None)
-        given = Spec() if own is None else own
+        spec = Spec() if own is None else own
         whose = "the function's own attribute `spec`"
-    if not isinstance(given, Spec):
+    if not isinstance(spec, Spec):
         raise ValueError(
-            f"{whose} is of type {type(given).__name__}; expected a flashsim.testing.Spec"
+            f"{whose} is of type {type(spec).__name__}; expected a flashsim.testing.Spec"
         )
-    return replace(given, **said)
+    return replace(spec, **fields)
 
 
 def _automatic(fn: Any) -> Any:
@@ -368,51 +357,75 @@ def _automatic(fn: Any) -> Any:
         ) from None
 
 
-def _init(fn: Any, back_fn: Any, options: argparse.Namespace) -> int:
-    from flashsim.testing.first_tests import first_files, paths
+def _init(fn: Any, backward_fn: Any, options: argparse.Namespace) -> int:
+    """Write a spec and tests for a kernel, and print what is in them."""
+    from flashsim.testing.first_tests import first_files
     from flashsim.testing.inferring import infer
 
     where, _, name = options.function.rpartition(":")
+    file = Path(where) if where.endswith(".py") else None
+    folder = file.parent if file else Path()
+    backward, _, backward_name = (options.backward or "").rpartition(":")
+    _check_files_to_write(options, name, folder, {"--init": where, "--backward": backward})
+    inference = infer(fn, _spec(fn, options), backward_fn)
+    has_own = not backward_name and not options.wrap and hasattr(fn, "backward")
+    if backward_name == "auto" or has_own:
+        gradient = f"{name}.backward"
+    elif backward_name and options.wrap:
+        gradient = fn.code(backward_name)
+    else:
+        gradient = backward_name
+    backward_module = Path(backward).stem if backward.endswith(".py") else backward
+    backward_import = f"from {backward_module} import {backward_name}" if backward_module else ""
+    files = first_files(
+        file.stem if file else where,
+        name,
+        inference,
+        folder,
+        options.command_line,
+        wrapped=fn.code("unwrapped") if options.wrap else "",
+        backward=gradient,
+        backward_import=backward_import,
+        expected=options.expect,
+    )
+    for path, text in files.items():
+        write_whole(path, text)
+    spec, tests = files
+    print(f"Wrote {spec}, what a few calls show; check each line:\n")
+    print(fill(repr(inference.spec), 80, subsequent_indent="     "))
+    for field in inference.doubtful:
+        print("\n" + fill(f"Doubtful: {field}: {inference.notes[field]}", 80))
+    fails = "; one test fails until what is doubtful is confirmed" if inference.doubtful else ""
+    print(f"\nWrote {tests}; run it{fails}:\n\n{command_line(['pytest', str(tests)])}")
+    return 0
+
+
+def _check_files_to_write(
+    options: argparse.Namespace, name: str, folder: Path, sources: Mapping[str, str]
+) -> None:
+    """Raise ValueError where a spec and tests cannot be written; `sources` are the files or
+    modules of the options' functions.
+    """
+    from flashsim.testing.first_tests import paths
+
     if not name.isidentifier():
         raise ValueError(
             f"argument --init: {name} is not a name of a file; expected a function of a module, or "
             "of a file"
         )
-    file = Path(where) if where.endswith(".py") else None
-    folder = file.parent if file else Path()
-    there = [str(path) for path in paths(name, folder) if path.exists()]
-    if there and not options.overwrite:
-        said = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} there already"
-        raise ValueError(f"argument --init: {said}; --overwrite writes anew")
-    backward, _, back = (options.backward or "").rpartition(":")
-    for option, source in (("--init", where), ("--backward", backward)):
+    present = [str(path) for path in paths(name, folder) if path.exists()]
+    if present and not options.overwrite:
+        verb = "is" if len(present) == 1 else "are"
+        raise ValueError(
+            f"argument --init: {' and '.join(present)} {verb} there already; --overwrite writes "
+            "anew"
+        )
+    for option, source in sources.items():
         if source.endswith(".py") and not Path(source).stem.isidentifier():
-            said = f"{Path(source).name} cannot be imported; expected a file such as my_kernels.py"
-            raise ValueError(f"argument {option}: {said}")
-    back_from = Path(backward).stem if backward.endswith(".py") else backward
-    own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
-    inferred = infer(fn, _spec(fn, options), back_fn)
-    written = first_files(
-        file.stem if file else where,
-        name,
-        inferred,
-        folder,
-        options.command_line,
-        wrapped=fn.code("unwrapped") if options.wrap else "",
-        backward=f"{name}.backward" if own else fn.code(back) if back and options.wrap else back,
-        backward_import=f"from {back_from} import {back}" if back_from else "",
-        expected=options.expect,
-    )
-    for path, text in written.items():
-        write_whole(path, text)
-    spec, tests = written
-    print(f"Wrote {spec}, what a few calls show; check each line:\n")
-    print(fill(repr(inferred.spec), 80, subsequent_indent="     "))
-    for field in inferred.doubtful:
-        print("\n" + fill(f"Doubtful: {field}: {inferred.notes[field]}", 80))
-    fails = "; one test fails until what is doubtful is confirmed" if inferred.doubtful else ""
-    print(f"\nWrote {tests}; run it{fails}:\n\n{command_line(['pytest', str(tests)])}")
-    return 0
+            raise ValueError(
+                f"argument {option}: {Path(source).name} cannot be imported; expected a file such "
+                "as my_kernels.py"
+            )
 
 
 def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
@@ -438,12 +451,12 @@ def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
 
 
 def function(option: str, where: str) -> Any:
-    """Return the function that `where` says. Raises ValueError, which says what kind of thing it
-    is, but not its value.
+    """Return the function at MODULE:FUNCTION. Raises ValueError for another object, with its type
+    and not its value.
     """
-    found = load(where)
-    if not callable(found):
+    value = load(where)
+    if not callable(value):
         raise ValueError(
-            f"argument {option}: {where} is of type {type(found).__name__}; expected a function"
+            f"argument {option}: {where} is of type {type(value).__name__}; expected a function"
         )
-    return found
+    return value

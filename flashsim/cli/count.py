@@ -1,20 +1,20 @@
 """`flashsim count`: what an algorithm moves, line by line, at any size."""
 
 import argparse
-from typing import Any
 
 from flashsim.cli.outputs import finish
+from flashsim.cli.parser import Parser
 from flashsim.cli.shared import (
     DEFAULT_ALGORITHM,
     LENGTHS,
-    add,
     add_algorithm,
     add_declared,
-    algorithm_in,
-    problem_in,
+    algorithm_named,
+    algorithm_options,
+    one_sink,
+    problem_arguments,
 )
 
-SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
     "flashsim count --N 1024 --d 64\n"
     "flashsim count --N 1024 --d 64 --sizing paper\n"
@@ -29,14 +29,13 @@ EXAMPLES = (
 )
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     add_algorithm(parser, DEFAULT_ALGORITHM)
-    add(parser, *LENGTHS)
-    add(parser, "--heads", default=1)
-    add(parser, "--kv-heads", "--gqa")
-    add(parser, "--backward", help="count the backward pass")
-    add(
-        parser,
+    parser.add(*LENGTHS)
+    parser.add("--heads", default=1)
+    parser.add("--kv-heads", "--gqa")
+    parser.add("--backward", help="count the backward pass")
+    parser.add(
         "--causal",
         "--offset",
         "--sink",
@@ -53,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.analysis.verify import comparison
     from flashsim.cli import report
 
-    arguments = problem_in(options, "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
-    counted = comparison.count_lines(algorithm_in(options, DEFAULT_ALGORITHM), arguments)
+    names = ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
+    arguments = problem_arguments(options, *names, sink=one_sink(options))
+    arguments |= algorithm_options(options, [options.named, options.algorithm])
+    counted = comparison.count_lines(algorithm_named(options, DEFAULT_ALGORITHM), arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

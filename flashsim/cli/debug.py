@@ -15,19 +15,19 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from flashsim.algorithms import Algorithm, for_sink
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
-from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FILE, add_algorithm, algorithm_in
 from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.sram import Event
 from flashsim.support.files import what_is_there
 from flashsim.support.install import two_copies
 from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint
 
-SUMMARY = "Stop in the debugger at a line of an algorithm, at the tile that you name."
 EXAMPLES = (
     "flashsim debug flash_basic --line 12 --at j=3,i=4\n"
     "flashsim debug flash --line 12 --causal --N 64 --d 16 --blocks 16 16\n"
@@ -40,7 +40,7 @@ EXAMPLES = (
 )
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     add_algorithm(parser)
     what = (
         'the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or '
@@ -48,18 +48,17 @@ def add_options(parser: Any) -> None:
         "If source lines share a label, the first is meant. In a file of yours without labels, a "
         "line of the file"
     )
-    parser.add_argument("--line", "--stop", required=True, metavar="LABEL", help=what)
+    parser.add("--line", flags=["--line", "--stop"], required=True, metavar="LABEL", help=what)
     turns = (
         "the turns of the loops around that line, counted from 1, as in the paper and the player; "
         "if source lines share the "
         "label, the first in such loops is meant. Default: every turn"
     )
-    add(parser, "--at", metavar="j=J,i=I", help=turns)
-    add(parser, "--backward", help="stop in the backward pass, for a random dO")
-    add(
-        parser, "--commands", **FILE, help="read pdb's commands from this file, and quit at its end"
-    )
+    parser.add("--at", metavar="j=J,i=I", help=turns)
+    parser.add("--backward", help="stop in the backward pass, for a random dO")
+    parser.add("--commands", **FILE, help="read pdb's commands from this file, and quit at its end")
     add_inputs(parser)
+    parser.set_defaults(vs=None)  # one run; `inputs` reads the options of `step`, too
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,23 +67,23 @@ def run(options: argparse.Namespace) -> int:
         algorithm = for_sink(algorithm)
     if warning := two_copies():
         print(f"flashsim debug: {warning}", file=sys.stderr)
-    at = {} if options.at is None else _turns(options.at)
-    stop = find_stop(algorithm, options.line, at)
+    turns = {} if options.at is None else _turns(options.at)
+    stop = find_stop(algorithm, options.line, turns)
     hook = _hook()
     if hook and options.commands:
         raise ValueError(f"--commands are for pdb; breakpoint() calls {hook} here")
     commands = _commands(options.commands) if options.commands else None
     if commands is None and sys.stdin is None:
         raise ValueError("standard input is closed; give --commands FILE")
-    passes = _pass(options, algorithm)
-    said = _rehearsed(algorithm, passes, stop, at)
-    print(f"{algorithm.title}, {stop.label}{said}. The memories: p sram, p hbm")
+    run_pass = _pass(options, algorithm)
+    loops = _rehearse(algorithm, run_pass, stop, turns)
+    print(f"{algorithm.title}, {stop.label}{loops}. The memories: p sram, p hbm")
     sys.stdout.flush()
     try:
         if hook:
-            passes(with_breakpoint(algorithm, stop, at))
+            run_pass(with_breakpoint(algorithm, stop, turns))
         else:
-            _with_pdb(stop, at, commands, lambda: passes(algorithm))
+            _with_pdb(stop, turns, commands, lambda: run_pass(algorithm))
     except bdb.BdbQuit:
         return 0
     print(f"{algorithm.title} ran to its end.")
@@ -92,13 +91,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _turns(text: str) -> dict[str, int]:
-    """Return the turns that `--at j=3,i=4` asks for, by loop variable, counted from 0 as in
-    Python.
-    """
+    """Return the turns of `--at j=3,i=4` by loop variable, counted from 0 as in Python."""
     turns: dict[str, int] = {}
     for part in text.split(","):
         name, equals, index = (piece.strip() for piece in part.partition("="))
-        if not equals or not name.isidentifier() or not index.isdecimal() or not int(index[:30]):
+        is_turn = index.isdecimal() and int(index[:30]) > 0
+        if not equals or not name.isidentifier() or not is_turn:
             raise ValueError(
                 f"--at is {text!r}; expected turns of loops, counted from 1, such as j=3,i=4"
             )
@@ -121,68 +119,78 @@ def _commands(path: Path) -> IO[str]:
 
 
 def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:
+    """Return a function that runs a pass, with observers, on the command's inputs."""
     from flashsim.simulate.api import backward, forward
 
     Q, K, V = operands(options)
-    asked = arguments(options, Q, K, V, [algorithm])
+    call = arguments(options, Q, K, V, [algorithm])
     if algorithm.direction == "forward":
-        return lambda run, observers=(): forward(run, Q, K, V, **asked, observers=observers)
-    made, dO = forward(forward_of(algorithm), Q, K, V, **asked), gradient(options, Q, V)
-    return lambda run, observers=(): backward(run, made, dO, observers=observers)
+        return lambda run, observers=(): forward(run, Q, K, V, **call, observers=observers)
+    result = forward(forward_of(algorithm), Q, K, V, **call)
+    dO = gradient(options, Q, V)
+    return lambda run, observers=(): backward(run, result, dO, observers=observers)
 
 
-def _rehearsed(
-    algorithm: Algorithm, passes: Callable[..., object], stop: Stop, at: Mapping[str, int]
+def _rehearse(
+    algorithm: Algorithm,
+    run_pass: Callable[..., object],
+    stop: Stop,
+    turns: Mapping[str, int],
 ) -> str:
-    """Run once unwatched, say how many turns the loops around `stop` have; ValueError for a turn
-    that is not run.
+    """Run once without the debugger, and return the loops around `stop` in words, with how many
+    turns each has. Raises ValueError for a turn that is not run.
     """
     lines = {line: variable for variable, line in stop.loops}
-    turns: dict[str, int] = {}
-    seen: list[dict[str, int]] = []
+    lengths: dict[str, int] = {}
+    tiles: list[dict[str, int]] = []
 
     def watch(event: Event) -> None:
         file, line = event.site
         if file != stop.file or line not in lines or event.kind not in ("enter", "turn"):
             return
         # a range's turns may begin after 0
-        now = dict(event.loops)
+        tile = dict(event.loops)
         variable = lines[line]
-        ends = event.elements if event.kind == "enter" else now[variable] + 1
-        turns[variable] = max(ends, turns.get(variable, 0))
+        length = event.elements if event.kind == "enter" else tile[variable] + 1
+        lengths[variable] = max(length, lengths.get(variable, 0))
         if event.kind == "turn" and line == stop.loops[-1][1]:
-            seen.append(now)
+            tiles.append(tile)
 
-    broken: Exception | None = None
+    failure: Exception | None = None
     try:
-        passes(algorithm, [watch] if lines else [])
+        run_pass(algorithm, [watch] if lines else [])
     except Exception as error:
         if not isinstance(error, MemoryModelError) and not hasattr(error, "__notes__"):
             raise  # else it can be debugged all the same
-        broken = error
-    for variable, index in at.items():
-        if variable in turns and index >= turns[variable]:
+        failure = error
+    for variable, index in turns.items():
+        if variable in lengths and index >= lengths[variable]:
             raise ValueError(
-                f"--at gives {variable}={index + 1}; expected 1 ≤ {variable} ≤ {turns[variable]} "
-                "here"
+                f"--at gives {variable}={index + 1}; expected 1 ≤ {variable} ≤ "
+                f"{lengths[variable]} here"
             )
-    if lines and not any(at.items() <= now.items() for now in seen):
-        if broken:
-            raise broken
-        tile = ", ".join(f"{variable} = {index + 1}" for variable, index in at.items())
-        raise ValueError(
-            f"{stop.label} is never run {f'at {tile}, which is skipped' if at else 'here'}"
-        )
-    asked = {variable: f" = {index + 1}" for variable, index in at.items()}
-    found = "".join(f", {name}{asked.get(name, '')} of 1…{turns[name]}" for name, _ in stop.loops)
-    return found + (f" (in Python {condition(at)})" if at else "")
+    if lines and not any(turns.items() <= tile.items() for tile in tiles):
+        if failure:
+            raise failure
+        where = "here"
+        if turns:
+            equations = [f"{variable} = {index + 1}" for variable, index in turns.items()]
+            where = f"at {', '.join(equations)}, which is skipped"
+        raise ValueError(f"{stop.label} is never run {where}")
+    words = ""
+    for variable, _ in stop.loops:
+        turn = f" = {turns[variable] + 1}" if variable in turns else ""
+        words += f", {variable}{turn} of 1…{lengths[variable]}"
+    if turns:
+        words += f" (in Python {condition(turns)})"
+    return words
 
 
 def _with_pdb(
-    stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]
+    stop: Stop, turns: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]
 ) -> None:
-    """Do the work with pdb's breakpoint at the stop; commands are a file's, or typed. Raises
-    BdbQuit where it is quit.
+    """Do the work with pdb's breakpoint at the stop. pdb reads its commands from a file, or from
+    the user. Raises BdbQuit where the user quits.
     """
     import pdb  # of which other commands need none
 
@@ -206,7 +214,7 @@ def _with_pdb(
 
     debugger = Once(stdin=commands)
     debugger.use_rawinput = commands is None
-    refused = debugger.set_break(stop.file, stop.line, cond=condition(at))
+    refused = debugger.set_break(stop.file, stop.line, cond=condition(turns))
     if refused:
         raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
     debugger.reset()
@@ -223,11 +231,12 @@ def _hook() -> str:
     """Return what `breakpoint()` calls in place of pdb; "" for pdb. Raises ValueError where
     breakpoints are off.
     """
-    if sys.breakpointhook is not sys.__breakpointhook__:
-        return f"{sys.breakpointhook.__module__}.{getattr(sys.breakpointhook, '__qualname__', 'a hook')}"  # noqa: E501
-    named = os.environ.get("PYTHONBREAKPOINT", "") if not sys.flags.ignore_environment else ""
-    if named == "0":
+    hook = sys.breakpointhook
+    if hook is not sys.__breakpointhook__:
+        return f"{hook.__module__}.{getattr(hook, '__qualname__', 'a hook')}"
+    variable = os.environ.get("PYTHONBREAKPOINT", "") if not sys.flags.ignore_environment else ""
+    if variable == "0":
         raise ValueError(
             "PYTHONBREAKPOINT=0 turns breakpoints off; expected it unset, or a debugger's set_trace"
         )
-    return "" if named == "pdb.set_trace" else named
+    return "" if variable == "pdb.set_trace" else variable

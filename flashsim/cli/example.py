@@ -1,23 +1,21 @@
 """`flashsim example`: worked examples on the command line, each step with its numbers."""
 
 import argparse
-from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import add
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG
 
-SUMMARY = "Print a worked example, step by step: causal attention in tiles, and what rounding does."
 EXAMPLES = (
     "flashsim example\nflashsim example prefill | less\nflashsim example not_bit_for_bit --json -"
 )
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "example", nargs="?", metavar="NAME", help="which example. Default: list them, a line each"
-    )
-    parser.add_argument("--list", action="store_true", help="list the examples, and run none")
-    add(parser, "--json")
+def add_options(parser: Parser) -> None:
+    which = "which example. Default: list them, a line each"
+    parser.add("example", nargs="?", metavar="NAME", help=which)
+    parser.add("--list", **FLAG, help="list the examples, and run none")
+    parser.add("--json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     steps = example.compute()
     about = {"example": options.example, "about": example.about, "where": example.where}
     record = {"command": options.command_line, **about, "steps": examples.as_json(steps)}
-    shown = [*example.lines(steps), "", "The same step in flashsim:", *wrapped(example.where, "  ")]
-    finish(options, record, lambda: print("\n".join(shown)))
+    same = ["", "The same step in flashsim:", *wrapped(example.where, "  ")]
+    lines = [*example.lines(steps), *same]
+    finish(options, record, lambda: print("\n".join(lines)))
     return 0

@@ -10,7 +10,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.outputs import progress
-from flashsim.cli.shared import FLAG, add
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG
 from flashsim.cli.values import whole
 from flashsim.support.entry import printable
 from flashsim.support.files import command_line, write_whole
@@ -18,11 +19,8 @@ from flashsim.support.files import command_line, write_whole
 if TYPE_CHECKING:
     from flashsim.learn.exercises.classes import Row
     from flashsim.learn.exercises.grading import Grade
+    from flashsim.learn.exercises.record import Exercise
 
-SUMMARY = (
-    "Learn by writing the algorithms yourself: exercises with holes, graded step by step, with "
-    "hints."
-)
 EXAMPLES = (
     "flashsim exercise\n"
     "flashsim exercise start 1\n"
@@ -37,171 +35,172 @@ MOST_COMMON = 5
 WIDTH = 80
 
 
-def add_options(parser: Any) -> None:
-    action = {"nargs": "?", "choices": ACTIONS, "default": "list", "metavar": "|".join(ACTIONS)}
-    parser.add_argument("action", **action, help="what to do. Default: list")
+def add_options(parser: Parser) -> None:
+    action: dict[str, Any] = {
+        "nargs": "?",
+        "choices": ACTIONS,
+        "default": "list",
+        "metavar": "|".join(ACTIONS),
+    }
+    parser.add("action", **action, help="what to do. Default: list")
     what = (
         "start, notebook: the exercise's number or name; check: the file; list: the folder with "
         "your files (default: here); "
         "grade: the folder with what a class handed in"
     )
-    parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        metavar="FOLDER",
-        help="start, notebook: where the file goes. Default: here",
-    )
-    add(
-        parser,
-        "--hint",
-        nargs="?",
-        const="",
-        metavar="N",
-        help="check: show a hint as well, the next one each time, or the Nth",
-    )
+    parser.add("what", nargs="?", metavar="WHAT", help=what)
+    folder = "start, notebook: where the file goes. Default: here"
+    parser.add("folder", nargs="?", metavar="FOLDER", help=folder)
+    hint = "check: show a hint as well, the next one each time, or the Nth"
+    parser.add("--hint", nargs="?", const="", metavar="N", help=hint)
     which = (
         "check, grade: the exercise's number or name, or a file of your own. Default: as a file's "
         "name says"
     )
-    add(parser, "--exercise", metavar="N", help=which)
-    add(parser, "--csv", metavar="FILE", help="grade: a row for each file")
-    add(parser, "--gradescope", metavar="FILE", help="grade: Gradescope's results.json")
-    add(
-        parser,
-        "--seconds",
-        type=whole(),
-        default=60,
-        metavar="N",
-        help="grade: how long a file may take. Default: 60",
-    )
-    add(parser, "--quiet")
-    add(
-        parser,
-        "--overwrite",
-        **FLAG,
-        help="start, notebook: start again, and replace the file if it is there",
-    )
+    parser.add("--exercise", metavar="N", help=which)
+    parser.add("--csv", metavar="FILE", help="grade: a row for each file")
+    parser.add("--gradescope", metavar="FILE", help="grade: Gradescope's results.json")
+    seconds = "grade: how long a file may take. Default: 60"
+    parser.add("--seconds", type=whole(), default=60, metavar="N", help=seconds)
+    parser.add("--quiet")
+    overwrite = "start, notebook: start again, and replace the file if it is there"
+    parser.add("--overwrite", **FLAG, help=overwrite)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 for a file that is not right yet, or 3 for one that was not graded."""
-    if options.hint is not None and options.action != "check":
+    what = options.what
+    hint = options.hint
+    if hint and what is None:  # check --hint FILE
+        what = hint
+        hint = ""
+    _check_combinations(options, what)
+    if options.action == "list":
+        return _list(Path(what or "."))
+    if options.action == "check":
+        return _check(Path(what), options.exercise, hint)
+    if options.action == "grade":
+        return _grade(options, Path(what))
+    return _start(options, what)
+
+
+def _check_combinations(options: argparse.Namespace, what: str | None) -> None:
+    """Raise ValueError for options and arguments that do not go with the action."""
+    action = options.action
+    starts = action in ("start", "notebook")
+    if options.hint is not None and action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
-    if options.hint and options.what is None:  # check --hint FILE
-        options.what = options.hint
-        options.hint = ""
-    if (options.csv or options.gradescope) and options.action != "grade":
+    if (options.csv or options.gradescope) and action != "grade":
         raise ValueError(
             "--csv and --gradescope go with grade: flashsim exercise grade FOLDER --csv FILE"
         )
-    if options.exercise is not None and options.action not in ("check", "grade"):
+    if options.exercise is not None and action not in ("check", "grade"):
         raise ValueError("--exercise goes with check and grade")
-    starts = options.action in ("start", "notebook")
     if options.overwrite and not starts:
         raise ValueError("--overwrite goes with start")
     if options.folder is not None and not starts:
-        raise ValueError(f"what is {options.folder!r}? {options.action} takes one argument")
-    if options.action != "list" and options.what is None:
+        raise ValueError(f"what is {options.folder!r}? {action} takes one argument")
+    if action != "list" and what is None:
         which = {"check": "which file? give its name", "grade": "which folder? give its name"}
-        raise ValueError(which.get(options.action, "which exercise? give its number"))
-    return {"list": _list, "start": _start, "notebook": _start, "check": _check, "grade": _grade}[
-        options.action
-    ](options)
+        raise ValueError(which.get(action, "which exercise? give its number"))
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(folder: Path) -> int:
     from flashsim.learn.exercises import exercises
     from flashsim.learn.exercises.grading import progress as reached_in
 
-    folder = Path(options.what or ".")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    reached = reached_in(folder)
-    width = max(len(found.title) for found in exercises().values())
-    for name, found in exercises().items():
-        begun = any((folder / file).exists() for file in (found.file, found.notebook))
-        state = "solved" if reached[name]["solved"] else "begun" if begun else ""
-        hints = (
-            f"{reached[name]['hints']} of {len(found.hints)} hints"
-            if reached[name]["hints"]
-            else ""
-        )
-        print(f"{found.number:2}  {found.title:{width}}  {state:6}  {hints}".rstrip())
-    solved = sum(entry["solved"] for entry in reached.values())
-    print(f"\n{solved} of {len(reached)} solved")
-    following = next(
-        (found for name, found in exercises().items() if not reached[name]["solved"]), None
-    )
-    if following is not None:
-        path = folder / following.file
-        other = folder / following.notebook
-        anew = f"{other}, in Jupyter" if other.exists() else _starting(following.number, folder)
-        print(f"Next: {_checking(path) if path.exists() else anew}")
+    record = reached_in(folder)
+    unsolved = []
+    width = max(len(each.title) for each in exercises().values())
+    for name, each in exercises().items():
+        entry = record[name]
+        state = ""
+        if entry["solved"]:
+            state = "solved"
+        elif any((folder / file).exists() for file in (each.file, each.notebook)):
+            state = "begun"
+        if not entry["solved"]:
+            unsolved.append(each)
+        hints = f"{entry['hints']} of {len(each.hints)} hints" if entry["hints"] else ""
+        print(f"{each.number:2}  {each.title:{width}}  {state:6}  {hints}".rstrip())
+    print(f"\n{len(record) - len(unsolved)} of {len(record)} solved")
+    if unsolved:
+        print(f"Next: {_next_step(unsolved[0], folder)}")
     return 0
 
 
-def _start(options: argparse.Namespace) -> int:
+def _next_step(exercise: Exercise, folder: Path) -> str:
+    """Return the command that goes on with an exercise, or its notebook."""
+    file = folder / exercise.file
+    notebook = folder / exercise.notebook
+    if file.exists():
+        return _check_command(file)
+    if notebook.exists():
+        return f"{notebook}, in Jupyter"
+    return _start_command(exercise.number, folder)
+
+
+def _start(options: argparse.Namespace, exercise: str) -> int:
     from flashsim.learn.exercises.grading import start
 
     folder = Path(options.folder or ".")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; make it first")
     as_notebook = options.action == "notebook"
-    path = start(options.what, folder, overwrite=options.overwrite, as_notebook=as_notebook)
-    print(
-        f"Wrote {path}. Open it in {'Jupyter' if as_notebook else 'an editor'}: it says what to do."
-    )
+    path = start(exercise, folder, overwrite=options.overwrite, as_notebook=as_notebook)
+    editor = "Jupyter" if as_notebook else "an editor"
+    print(f"Wrote {path}. Open it in {editor}: it says what to do.")
     if not as_notebook:
-        print(f"\nThen: {_checking(path)}")
+        print(f"\nThen: {_check_command(path)}")
     return 0
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(path: Path, exercise: str | None, hint: str | None) -> int:
+    """Grade a file and print the result; `hint` is the number of a hint, "" for the next one."""
     from flashsim.learn.exercises import exercises
     from flashsim.learn.exercises.grading import grade, keep
 
-    path = Path(options.what)
-    number = _number(options.hint)
-    found = grade(path, options.exercise)
-    print(f"{found.exercise.heading}: {'solved' if found.solved else 'not yet'}.\n")
-    print(_paragraphs(f"Verified: {found.said}." if found.solved else found.said))
-    if found.solved:
-        keep(path.parent, found.exercise, solved=True)
-        following = found.exercise.number + 1
-        there_is = any(other.number == following for other in exercises().values())
-        print(
-            f"\nNext: {_starting(following, path.parent)}"
-            if there_is
-            else "\nThat was the last one."
-        )
-    elif found.hint:
-        print(f"\n{_paragraphs(found.hint)}")
-    if options.hint is not None:
-        print(f"\n{_hint(found, path, number)}")
-    elif not found.solved:
-        print(f"\nMore: {_checking(path)} --hint")
-        if found.exercise.whole:
-            print(
-                "Where it parts from the right run: "
-                f"{command_line(['flashsim', 'step', str(path), '--open'])}"
-            )
-    return 0 if found.solved else 1
+    number = _number(hint)
+    result = grade(path, exercise)
+    heading = result.exercise.heading
+    if result.solved:
+        print(f"{heading}: solved.\n")
+        print(_paragraphs(f"Verified: {result.said}."))
+        keep(path.parent, result.exercise, solved=True)
+        next_number = result.exercise.number + 1
+        if any(other.number == next_number for other in exercises().values()):
+            print(f"\nNext: {_start_command(next_number, path.parent)}")
+        else:
+            print("\nThat was the last one.")
+    else:
+        print(f"{heading}: not yet.\n")
+        print(_paragraphs(result.said))
+        if result.hint:
+            print(f"\n{_paragraphs(result.hint)}")
+    if hint is not None:
+        print(f"\n{_hint(result, path, number)}")
+    elif not result.solved:
+        print(f"\nMore: {_check_command(path)} --hint")
+        if result.exercise.whole:
+            step = command_line(["flashsim", "step", str(path), "--open"])
+            print(f"Where it parts from the right run: {step}")
+    return 0 if result.solved else 1
 
 
-def _grade(options: argparse.Namespace) -> int:
+def _grade(options: argparse.Namespace, folder: Path) -> int:
     from flashsim.learn.exercises import exercise
     from flashsim.learn.exercises.apart import Limits
     from flashsim.learn.exercises.classes import NOT_GRADED, NOT_YET, SOLVED, grade_folder, mistakes
 
-    folder = Path(options.what)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected the one with what was handed in")
-    of = None if options.exercise is None else exercise(options.exercise)
+    only = None if options.exercise is None else exercise(options.exercise)
     rows: list[Row] = []
     try:
-        with progress(options) as told:
-            grade_folder(folder, of, Limits(options.seconds), told, rows)
+        with progress(options) as update:
+            grade_folder(folder, only, Limits(options.seconds), update, rows)
     except KeyboardInterrupt as stop:
         _write_grades(options, rows)
         stop.add_note(f"{len(rows)} files were graded")
@@ -218,8 +217,11 @@ def _grade(options: argparse.Namespace) -> int:
     common = mistakes(rows)[:MOST_COMMON]
     if common:
         print("\nMost common mistakes:\n")
-        print("\n".join(_paragraphs(f"{times} × {name}: {said}") for times, name, said in common))
-    return 3 if number[NOT_GRADED] else 1 if number[NOT_YET] else 0
+        for times, name, mistake in common:
+            print(_paragraphs(f"{times} × {name}: {mistake}"))
+    if number[NOT_GRADED]:
+        return 3
+    return 1 if number[NOT_YET] else 0
 
 
 def _write_grades(options: argparse.Namespace, rows: Sequence[Row]) -> None:
@@ -233,34 +235,38 @@ def _write_grades(options: argparse.Namespace, rows: Sequence[Row]) -> None:
         )
 
 
-def _starting(number: int, folder: Path) -> str:
-    return command_line(
-        ["flashsim", "exercise", "start", str(number), *([str(folder)] if folder.parts else [])]
-    )
+def _start_command(number: int, folder: Path) -> str:
+    words = ["flashsim", "exercise", "start", str(number)]
+    if folder.parts:
+        words.append(str(folder))
+    return command_line(words)
 
 
-def _checking(path: Path) -> str:
+def _check_command(path: Path) -> str:
     return command_line(["flashsim", "exercise", "check", str(path)])
 
 
 def _number(text: str | None) -> int:
+    """Return the number of a hint; 0 for the next one. Raises ValueError."""
     try:
         return whole()(text) if text else 0
     except ValueError as error:
         raise ValueError(f"argument --hint: {error}") from None
 
 
-def _hint(found: Grade, path: Path, number: int) -> str:
+def _hint(grade: Grade, path: Path, number: int) -> str:
+    """Return the hint of a number, or the next one, and record in the folder that it was shown."""
     from flashsim.learn.exercises.grading import keep
     from flashsim.learn.exercises.grading import progress as reached_in
 
-    hints = found.exercise.hints
-    shown = reached_in(path.parent, found.exercise)[found.exercise.name]["hints"]
-    at = number or min(shown + 1, len(hints))
-    if at > len(hints):
-        raise ValueError(f"argument --hint: got {at}; expected a number from 1 to {len(hints)}")
-    keep(path.parent, found.exercise, hints=max(at, shown))
-    return _paragraphs(f"Hint {at} of {len(hints)}: {hints[at - 1]}")
+    exercise = grade.exercise
+    hints = exercise.hints
+    read = reached_in(path.parent, exercise)[exercise.name]["hints"]
+    number = number or min(read + 1, len(hints))
+    if number > len(hints):
+        raise ValueError(f"argument --hint: got {number}; expected a number from 1 to {len(hints)}")
+    keep(path.parent, exercise, hints=max(number, read))
+    return _paragraphs(f"Hint {number} of {len(hints)}: {hints[number - 1]}")
 
 
 def _paragraphs(text: str) -> str:

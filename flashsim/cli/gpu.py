@@ -4,39 +4,40 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import finish
+from flashsim.cli.parser import Parser
 
-SUMMARY = "Say whether the GPU kernels can be compiled and run here, and what is missing."
 EXAMPLES = "flashsim gpu\nflashsim gpu info --json -"
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     what = "info: versions, the GPU, and what is missing. Default: info"
-    parser.add_argument(
-        "what", nargs="?", choices=["info"], default="info", metavar="info", help=what
+    parser.add(
+        "what",
+        nargs="?",
+        choices=["info"],
+        default="info",
+        metavar="info",
+        help=what,
     )
-    parser.add_argument("--json", choices=["-"], help="print JSON to stdout, and nothing else")
+    parser.add("--json", own=True, choices=["-"], help="print JSON to stdout, and nothing else")
 
 
 def run(options: argparse.Namespace) -> int:
     from flashsim.gpu.machine import info
 
-    known = info()
-    finish(
-        options,
-        {"ready": known.ready, "found": known.found, "missing": known.missing},
-        lambda: show(known),
-    )
-    return 0 if known.ready else 1
+    here = info()
+    numbers = {"ready": here.ready, "found": here.found, "missing": here.missing}
+    finish(options, numbers, lambda: show(here))
+    return 0 if here.ready else 1
 
 
-def show(known: Any) -> None:
-    """Print what was found and what is missing."""
-    for name, what in known.found.items():
+def show(here: Any) -> None:
+    """Print what this machine has, and what is missing."""
+    for name, what in here.found.items():
         print(f"{name:<8}{what}")
-    print(*known.missing, sep="\n", end="\n" if known.missing else "")
-    end = (
-        "run here."
-        if known.ready
-        else "cannot run here. Everything else of flashsim works without a GPU."
-    )
-    print(f"Kernels {end}")
+    for what in here.missing:
+        print(what)
+    if here.ready:
+        print("Kernels run here.")
+    else:
+        print("Kernels cannot run here. Everything else of flashsim works without a GPU.")

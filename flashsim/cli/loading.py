@@ -1,5 +1,5 @@
-"""What users bring in files of their own, FILE.py:NAME: algorithms for most commands, kernels
-for `flashsim check`.
+"""Functions in the user's own files, FILE.py:NAME: algorithms for most commands, kernels for
+`flashsim check`.
 """
 
 from operator import attrgetter
@@ -9,38 +9,38 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.own import algorithm_of
-from flashsim.cli.values import meant
+from flashsim.cli.parser import suggestion
 from flashsim.support.loading import file_of, module_of
 
 KNOWN = tuple(dict.fromkeys([*FORWARD, *BACKWARD]))
 
 
 def algorithm(text: str) -> str | Algorithm:
-    """Read an algorithm, for argparse: a name of flashsim's, or FILE.py:NAME, a function or a
-    record of one's own.
+    """Read an algorithm: a name of flashsim's, or FILE.py:NAME, a function or a record of the
+    user's. Raises ValueError.
     """
     if text in KNOWN:
         return text
     if ":" not in text and not text.endswith(".py"):
         known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
-        raise ValueError(f"there is no algorithm {text!r}{meant(text, KNOWN)}; {known}")
-    found = load(text, "FILE.py:NAME, such as mine.py:attention")
-    if isinstance(found, Algorithm):
-        return found
-    if not callable(found) or isinstance(found, type):
+        raise ValueError(f"there is no algorithm {text!r}{suggestion(text, KNOWN)}; {known}")
+    value = load(text, "FILE.py:NAME, such as mine.py:attention")
+    if isinstance(value, Algorithm):
+        return value
+    if not callable(value) or isinstance(value, type):
         raise ValueError(
-            f"{text} is of type {type(found).__name__}; expected a function, or a flashsim "
+            f"{text} is of type {type(value).__name__}; expected a function, or a flashsim "
             "Algorithm"
         )
-    return algorithm_of(found)
+    return algorithm_of(value)
 
 
 def load(
     where: str,
     form: str = "MODULE:FUNCTION, such as my_kernels:attention or my_kernels.py:attention",
 ) -> Any:
-    """Return what "file.py:name" or "module:name" says; what lies beside the file is found too.
-    Raises ValueError.
+    """Return the object that "file.py:name" or "module:name" names. The module may import what lies
+    beside it. Raises ValueError.
     """
     module_name, _, name = where.rpartition(":")
     if not module_name or not all(part.isidentifier() for part in name.split(".")):

@@ -1,5 +1,5 @@
-"""Where results go: JSON, figures, the terminal. Whether they can be written is checked before
-the work.
+"""The results of a command: JSON, figures and the terminal. Files are checked before the work, and
+written after it.
 """
 
 import argparse
@@ -20,51 +20,59 @@ from flashsim.support.files import check_target, write_whole
 from flashsim.support.provenance import made_with
 from flashsim.support.sizes import human_bytes
 
+WRITTEN = ("--json", "--csv", "--bundle", "--png", "--svg", "--pdf")
+"""The options whose value is a file that is written, besides --output."""
 FIGURE = (".png", ".svg", ".json")
-# pictures' that none is saved as
+# suffixes of pictures that are not written
 NO_STEM = {".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"}
 
 
-def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
-    """Check before the work that its results can be written to --json, --csv, and `outputs`, the
-    files of --output.
+def check_outputs(options: argparse.Namespace, *figures: Path) -> None:
+    """Check before the work that its results can be written: to the files of `WRITTEN`, and to
+    `figures`, the files of --output.
 
-    Raises ValueError that names the option; also for a file that is the input, and for one that
-    both would write.
+    Raises ValueError that names the option; also for a file that is an input, and for one that
+    two options write.
     """
-    given = [getattr(options, name, None) for name in ("mask", "points")]
-    inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, given)]
-    targets = [("-o/--output", path) for path in outputs]
-    for option in ("--json", "--csv", "--bundle", "--png", "--svg", "--pdf"):
-        path = getattr(options, option[2:], None)
-        if path not in (None, "-"):
-            for other, written in targets:
-                if _same(path, written):
-                    raise ValueError(
-                        f"argument {option}: {path} is what {other.partition('/')[0]} writes too"
-                    )
-            targets.append((option, Path(path)))
-    for option, path in targets:
+    values = vars(options)
+    files = [("-o/--output", path) for path in figures]
+    for option in WRITTEN:
+        path = values.get(option.removeprefix("--"))
+        if path in (None, "-"):
+            continue
+        for other, file in files:
+            if _same(path, file):
+                raise ValueError(
+                    f"argument {option}: {path} is what {other.partition('/')[0]} writes too"
+                )
+        files.append((option, Path(path)))
+    inputs = [
+        *(values.get("qkv") or ()),
+        values.get("mask"),
+        values.get("points"),
+    ]
+    for option, path in files:
         try:
             check_target(path)
         except OSError as error:
             raise ValueError(f"argument {option}: {error.strerror or error}") from None
-        if any(_same(path, file) for file in inputs):
+        if any(_same(path, file) for file in inputs if file):
             raise ValueError(f"argument {option}: {path} is the input")
 
 
-def figure_stem(options: argparse.Namespace, default: str) -> Path:
-    """Return the stem of a figure's files, -o's or `default`, in a folder that is there; checked
-    as by `check_outputs`.
+def figure_stem(options: argparse.Namespace, output: Path | None, default: str) -> Path:
+    """Return the stem of a figure's files, `output` or `default`, in a folder that is there.
+
+    The folder is made. Raises ValueError as `check_outputs` does.
     """
-    stem = options.output or Path(default)
+    stem = output or Path(default)
     if stem.suffix in FIGURE:  # p.png is p's picture, and not p.png.png's
         stem = stem.with_suffix("")
     elif stem.suffix.lower() in NO_STEM:
-        added = ", ".join(FIGURE)
+        suffixes = ", ".join(FIGURE)
         raise ValueError(
             f"argument -o/--output: {stem} ends in {stem.suffix}; expected a stem, to which "
-            f"{added} are added"
+            f"{suffixes} are added"
         )
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +85,10 @@ def figure_stem(options: argparse.Namespace, default: str) -> Path:
 
 
 def trace_file(path: Path, only_as_a_page: str = "") -> Path:
-    """Return -o's path if its suffix says a trace's format; .html for what is `only_as_a_page`.
-    Else raise ValueError.
+    """Return the path of --output if its suffix is that of a trace's format. Raises ValueError if
+    it is not.
+
+    `only_as_a_page` names a content that only .html can hold; empty: every format can.
     """
     from flashsim.tracing.traces import check_suffix
 
@@ -88,12 +98,12 @@ def trace_file(path: Path, only_as_a_page: str = "") -> Path:
         raise ValueError(f"argument -o/--output: {error}") from None
 
 
-def saved(path: Path, said: str = "") -> None:
-    """Say that a file was written, how large it is, and what else there is to say."""
-    print(f"Saved {path} ({human_bytes(path.stat().st_size)}{said})")
+def print_saved(path: Path, remark: str = "") -> None:
+    """Print that a file was written, its size, and a remark."""
+    print(f"Saved {path} ({human_bytes(path.stat().st_size)}{remark})")
 
 
-def opened(path: Path) -> None:
+def open_page(path: Path) -> None:
     """Open a page in the browser."""
     webbrowser.open(path.resolve().as_uri())
 
@@ -101,8 +111,8 @@ def opened(path: Path) -> None:
 def finish(
     options: argparse.Namespace, numbers: Mapping[str, Any], show: Callable[[], object]
 ) -> None:
-    """Write the numbers where --json says, with versions, date and commit; and show them, unless
-    stdout has the JSON.
+    """Write the numbers to the file of --json, with versions, date and commit; and call `show`,
+    which prints them, unless the JSON goes to stdout.
     """
     if options.json is not None:
         write_json(options.json, {**numbers, "made_with": made_with()})
@@ -126,32 +136,34 @@ def write_json(target: str, data: Mapping[str, Any]) -> None:
 
 @contextmanager
 def slow_counts_in_one_line(program: str) -> Iterator[None]:
-    """Say on stderr, in one line, that a count takes long, where Python would print its source
-    as well.
+    """Print the warning that a count takes long on stderr, in one line. Python would print the
+    line of the source as well.
     """
     with warnings.catch_warnings():
-        others = warnings.showwarning
+        show_others = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        def show(
+            message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any
+        ) -> None:
             if issubclass(category, SlowCountWarning):
                 print(one_line(f"{program}: {message}"), file=sys.stderr, flush=True)
             else:
-                others(message, category, *where, **more)
+                show_others(message, category, *args, **kwargs)
 
         warnings.showwarning = show
         yield
 
 
 @contextmanager
-def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[..., None]]:
-    """Yield what takes (done, of, what is being done), each or None, and shows it on stderr, if
-    a person watches that.
+def progress(options: argparse.Namespace, announcement: str = "") -> Iterator[Callable[..., None]]:
+    """Yield a function of (done, total, what), each or None, that shows a bar of progress on
+    stderr, if that is a terminal.
     """
     from rich import progress as rich
 
     from flashsim.support.tables import console
 
-    shown = console(stderr=True)
+    terminal = console(stderr=True)
     columns = (
         rich.TextColumn("{task.description}"),
         rich.BarColumn(bar_width=16),
@@ -160,11 +172,15 @@ def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[.
         rich.TextColumn("left"),
         rich.TimeRemainingColumn(),
     )
-    off = options.quiet or not shown.is_terminal
-    if said and not off:
-        shown.print(said)
-    with rich.Progress(*columns, console=shown, transient=True, disable=off) as bar:
+    off = options.quiet or not terminal.is_terminal
+    if announcement and not off:
+        terminal.print(announcement)
+    with rich.Progress(*columns, console=terminal, transient=True, disable=off) as bar:
         task = bar.add_task(options.name, total=None)
-        yield lambda done=None, of=None, what=None: bar.update(
-            task, completed=done, total=of, description=what
-        )
+
+        def update(
+            done: int | None = None, total: int | None = None, what: str | None = None
+        ) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield update

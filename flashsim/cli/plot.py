@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, float_dtype
 from flashsim.cli.outputs import FIGURE, figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, SIZINGS, add, by_name
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG, NAMES, SIZINGS, by_name, flag_of
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
 from flashsim.support.exporting import in_csv
@@ -23,7 +24,6 @@ from flashsim.support.files import command_line, name_of, write_whole
 if TYPE_CHECKING:
     from flashsim.plots import Chart
 
-SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
 EXAMPLES = (
     "flashsim plot blocks\n"
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
@@ -61,7 +61,7 @@ HELP = {
     "heads": "query heads; the counts add up. Default: 1",
     "kv_heads": "KV heads; query heads that share one run as one problem",
 }
-"""What figures take, by name."""
+"""The options that figures take, by name."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "algorithms": {"nargs": "+"},
     "d": {"required": False},
@@ -70,8 +70,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "backward": {"action": "store_const", "const": True, "default": None},
     **{name: {"default": None} for name in ("dtype", "sizing", "causal")},
 }
-"""What is different in them from `flashsim.cli.shared`."""
-OLD = {
+"""How these options differ from those of `flashsim.cli.shared`."""
+FORMER_NAMES = {
     "accesses_by_array": "arrays",
     "figure_2_left": "traffic",
     "figure_2_middle": "blocks",
@@ -80,60 +80,60 @@ OLD = {
     "theorem_2": "theorem2",
     "theorem_5": "theorem5",
 }
-"""What files of figures were once called; still read, as a number in the paper is."""
+"""Figures by the former names of their files, which are still read."""
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     from flashsim.plots import FIGURES
 
-    what = parser.add_mutually_exclusive_group()
-    named = "one of those below, or a file of one, as figures/blocks.png"
-    what.add_argument(
-        "figure", nargs="?", type=_figure, choices=list(FIGURES), metavar="FIGURE", help=named
-    )
-    add(
-        what,
-        "--all",
-        **FLAG,
-        help="every figure, as the documentation has it; it takes some minutes",
-    )
     width = max(map(len, FIGURES))
-    listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
-    parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
-    for name, said in HELP.items():
-        add(
-            parser,
-            _flag(name),
-            dest=name,
-            **SETTINGS.get(name, {}),
-            help=f"for {_takers(name)}: {said}",
-        )
-    add(parser, "--wide", **FLAG, help="16:9, for slides")
+    lines = [f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items()]
+    parser.notes = f"figures:\n{''.join(lines)}\n"
+    which = parser.add_mutually_exclusive_group()
+    figure: dict[str, Any] = {"nargs": "?", "type": _figure, "choices": list(FIGURES)}
+    figure_help = "one of those below, or a file of one, as figures/blocks.png"
+    parser.add("figure", group=which, **figure, metavar="FIGURE", help=figure_help)
+    every = "every figure, as the documentation has it; it takes some minutes"
+    parser.add("--all", group=which, **FLAG, help=every)
+    for name, what in HELP.items():
+        settings = SETTINGS.get(name, {})
+        parser.add(_flag(name), dest=name, **settings, help=f"for {_takers(name)}: {what}")
+    parser.add("--wide", **FLAG, help="16:9, for slides")
     where = (
         "save STEM.png, .svg, .json; with --all, STEM is a folder. Default: flashsim-FIGURE, or "
         "flashsim-figures"
     )
-    add(parser, "--output", help=where)
-    tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
-    said = f"for {tables}: write the numbers as CSV; -: to stdout, and print nothing else there"
-    add(parser, "--csv", metavar="FILE", help=said)
-    add(parser, "--json", "--quiet")
+    parser.add("--output", help=where)
+    table = (
+        f"for {_with_tables()}: write the numbers as CSV; -: to stdout, and print nothing else "
+        "there"
+    )
+    parser.add("--csv", metavar="FILE", help=table)
+    parser.add("--json", "--quiet")
 
 
 def _figure(text: str) -> str:
     path = Path(text)
     name = path.stem if path.suffix in FIGURE else path.name
-    return OLD.get(name, name)
+    return FORMER_NAMES.get(name, name)
 
 
 def _flag(name: str) -> str:
-    return "--algorithm" if name == "algorithms" else f"--{name.replace('_', '-')}"
+    return "--algorithm" if name == "algorithms" else flag_of(name)
 
 
 def _takers(name: str) -> str:
+    """Return the figures that take an option."""
     from flashsim.plots import FIGURES
 
     return ", ".join(figure for figure, chart in FIGURES.items() if name in chart.takes)
+
+
+def _with_tables() -> str:
+    """Return the figures whose numbers can be written as CSV."""
+    from flashsim.plots import FIGURES
+
+    return ", ".join(name for name, chart in FIGURES.items() if chart.rows)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -142,8 +142,34 @@ def run(options: argparse.Namespace) -> int:
     arguments = {
         name: value for name, value in by_name(options, *HELP).items() if value is not None
     }
+    _check_combinations(options, arguments)
     if options.all:
-        return _all(options, arguments)
+        return _all(options)
+    chart = FIGURES[options.figure]
+    if "M" in arguments:
+        dtype = float_dtype(arguments.get("dtype", chart.takes["dtype"]))
+        arguments["M"] = elements(arguments["M"], dtype.itemsize)
+    stem = figure_stem(options, options.output, f"flashsim-{options.figure}")
+    data, files = _draw(chart, arguments, stem, options, options.command_line)
+    if chart.rows is not None and options.csv is not None:
+        files += _write_csv(chart.rows(data), options.csv)
+    silent = options.csv == "-"
+    finish(options, data, lambda: None if silent else print(f"Saved {', '.join(map(str, files))}"))
+    return 0
+
+
+def _check_combinations(options: argparse.Namespace, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that the figure does not take, or that --all does not."""
+    from flashsim.plots import FIGURES
+
+    if options.all:
+        flags = [*map(_flag, arguments)]
+        for name in ("json", "csv"):
+            if vars(options)[name] is not None:
+                flags.append(f"--{name}")
+        if flags:
+            raise ValueError(f"{flags[0]} is for one figure; name it in place of --all")
+        return
     if options.figure is None:
         raise ValueError(
             f"the following arguments are required: FIGURE, one of {', '.join(FIGURES)}; or --all"
@@ -155,21 +181,9 @@ def run(options: argparse.Namespace) -> int:
                 f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it"
             )
     if options.csv is not None and chart.rows is None:
-        tables = ", ".join(name for name, chart in FIGURES.items() if chart.rows)
-        raise ValueError(f"--csv is for {tables}; {options.figure} does not take it")
+        raise ValueError(f"--csv is for {_with_tables()}; {options.figure} does not take it")
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
-    if "M" in arguments:
-        arguments["M"] = elements(
-            arguments["M"], float_dtype(arguments.get("dtype", chart.takes["dtype"])).itemsize
-        )
-    stem = figure_stem(options, f"flashsim-{options.figure}")
-    data, saved = _draw(chart, arguments, stem, options, options.command_line)
-    if chart.rows is not None and options.csv is not None:
-        saved += _write_csv(chart.rows(data), options.csv)
-    silent = options.csv == "-"
-    finish(options, data, lambda: None if silent else print(f"Saved {', '.join(map(str, saved))}"))
-    return 0
 
 
 def _write_csv(rows: Sequence[Mapping[str, Any]], target: str) -> list[Path]:
@@ -184,25 +198,21 @@ def _write_csv(rows: Sequence[Mapping[str, Any]], target: str) -> list[Path]:
     return [write_whole(target, text.getvalue())]
 
 
-def _all(options: argparse.Namespace, arguments: dict[str, Any]) -> int:
+def _all(options: argparse.Namespace) -> int:
+    """Draw every figure into a folder."""
     from flashsim.plots import FIGURES
 
-    one = [
-        *map(_flag, arguments),
-        *(f"--{name}" for name in ("json", "csv") if getattr(options, name) is not None),
-    ]
-    if one:
-        raise ValueError(f"{one[0]} is for one figure; name it in place of --all")
     folder = options.output or Path("flashsim-figures")
     for name, chart in FIGURES.items():
-        options.output = folder / name
-        stem = figure_stem(options, "")
-        given = [
-            word for option, value in chart.shown.items() for word in (_flag(option), str(value))
-        ]
-        words = ["flashsim", "plot", name, *given, *["--wide"] * options.wide, "-o", name_of(stem)]
-        _, saved = _draw(chart, chart.shown, stem, options, command_line(words))
-        print(f"Saved {', '.join(map(str, saved))}", flush=True)
+        stem = figure_stem(options, folder / name, "")
+        words = ["flashsim", "plot", name]
+        for option, value in chart.shown.items():
+            words += [_flag(option), str(value)]
+        if options.wide:
+            words.append("--wide")
+        words += ["-o", name_of(stem)]
+        _, files = _draw(chart, chart.shown, stem, options, command_line(words))
+        print(f"Saved {', '.join(map(str, files))}", flush=True)
     return 0
 
 
@@ -215,6 +225,7 @@ def _draw(
 ) -> tuple[dict[str, Any], list[Path]]:
     from flashsim.plots import save
 
-    with progress(options) as told:
-        data = chart.data(**arguments, **{"on_done": told} if chart.says_progress else {})
+    with progress(options) as update:
+        observer = {"on_done": update} if chart.says_progress else {}
+        data = chart.data(**arguments, **observer)
         return data, save(chart.draw(data, wide=options.wide), stem, data, command)

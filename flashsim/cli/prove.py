@@ -4,19 +4,17 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flashsim.attention.arguments import DIRECTIONS
 from flashsim.attention.inputs import float_dtype
 from flashsim.cli.optimum import SEARCHED, run_optimum
 from flashsim.cli.outputs import check_outputs, finish, trace_file
-from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FILE, FLAG, LENGTHS, by_name, problem_arguments
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
-SUMMARY = (
-    "Prove how many elements every schedule must move at least, and show how near the best "
-    "schedule here comes."
-)
 HAND_PROVED = "Proved by hand; a program checked the arithmetic."
 IN_ROCQ = "Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic."
 OF_ROWS = (
@@ -33,101 +31,102 @@ EXAMPLES = (
 )
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     for name in LENGTHS:
-        add(parser, name, **({"required": False} if name == "--d" else {}))
-    add(parser, "--M", "--causal", "--offset")
-    add(parser, "--backward", help="prove the bound of the backward pass: dQ, dK, dV")
-    # as Python says it
-    add(parser, "--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)
-    add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
-    add(parser, "--exact", **FLAG, help="search for the optimum (lengths up to 8) and replay it")
-    add(
-        parser,
-        "--output",
-        metavar="FILE",
-        help="with --exact: write a page that plays the optimum, FILE.html, or its trace",
-    )
-    add(
-        parser,
-        "--check",
-        **FILE,
-        help="check a certificate that --json wrote; takes no other options",
-    )
-    add(
-        parser,
-        "--json",
-        help="write a certificate as JSON; -: to stdout, and print nothing else there",
-    )
+        parser.add(name, **({"required": False} if name == "--d" else {}))
+    parser.add("--M", "--causal", "--offset")
+    parser.add("--backward", help="prove the bound of the backward pass: dQ, dK, dV")
+    # the name of this argument in Python
+    parser.add("--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)
+    parser.add("--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
+    parser.add("--exact", **FLAG, help="search for the optimum (lengths up to 8) and replay it")
+    page = "with --exact: write a page that plays the optimum, FILE.html, or its trace"
+    parser.add("--output", metavar="FILE", help=page)
+    check = "check a certificate that --json wrote; takes no other options"
+    parser.add("--check", **FILE, help=check)
+    certificate = "write a certificate as JSON; -: to stdout, and print nothing else there"
+    parser.add("--json", help=certificate)
 
 
 def run(options: argparse.Namespace) -> int:
     from flashsim.analysis.proving import prove
     from flashsim.attention import qkv
 
+    _check_combinations(options)
     if options.check is not None:
-        return _check(options)
+        return _check(options.check)
+    if options.output is not None:
+        check_outputs(options, trace_file(options.output))
+    mask = None if options.mask is None else qkv.load_mask(options.mask)
+    problem = problem_arguments(options, mask=mask)
+    if options.exact:
+        del problem["direction"]
+        return run_optimum(options, problem)
+    proof = prove(**problem)
+    record = {"command": options.command_line, **proof.certificate()}
+    finish(options, record, lambda: _show(proof, options.dtype))
+    return 0
+
+
+def _check_combinations(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that do not go together."""
+    if options.check is not None:
+        lengths = ("N", "N_q", "N_k", "d", "d_v")
+        others = by_name(
+            options, *lengths, "M", "mask", "offset", "json", "output", "causal", "exact"
+        )
+        if options.direction == "backward" or any(others.values()):
+            raise ValueError("--check takes no other options: the certificate holds the problem")
+        return
     if options.d is None:
         raise ValueError("--d is missing: expected --N N --d D, or --check FILE")
     if options.output is not None and not options.exact:
         raise ValueError("-o/--output needs --exact: it writes a page that plays the optimum")
-    check_outputs(options, *filter(None, [options.output and trace_file(options.output)]))
-    problem = problem_in(
-        options, mask=None if options.mask is None else qkv.load_mask(options.mask)
-    )
-    if options.exact and problem.pop("direction") == "backward":
+    if options.exact and options.direction == "backward":
         raise ValueError(
             "--exact searches for the forward pass only; --backward without --exact gives a lower "
             "bound"
         )
-    if options.exact:
-        return run_optimum(options, problem)
-    proof = prove(**problem)
-    finish(
-        options,
-        {"command": options.command_line, **proof.certificate()},
-        lambda: _show(proof, options.dtype),
-    )
-    return 0
 
 
-def _how_sure(held: Mapping[str, Any]) -> str:
-    """Say how it is proved. In Rocq are the forward theorem, and compulsory accesses where every
-    query has a key.
+def _how_sure(record: Mapping[str, Any]) -> str:
+    """Return in words how a certificate's bound is proved.
+
+    In Rocq are the forward theorem, and compulsory accesses where every query has a key.
     """
-    if held["direction"] == "backward":
+    if record["direction"] == "backward":
         return HAND_PROVED
     compulsory = (
-        held["queries"] * held["d"]
-        + held["keys"] * (held["d"] + held["d_v"])
-        + held["N_q"] * held["d_v"]
+        record["queries"] * record["d"]
+        + record["keys"] * (record["d"] + record["d_v"])
+        + record["N_q"] * record["d_v"]
     )
-    read_once = held["bound"] <= compulsory
-    return (
-        IN_ROCQ
-        if (held["queries"] == held["N_q"] if read_once else held["a"] == 0)
-        else HAND_PROVED
-    )
+    if record["bound"] <= compulsory:
+        in_rocq = record["queries"] == record["N_q"]
+    else:
+        in_rocq = record["a"] == 0
+    return IN_ROCQ if in_rocq else HAND_PROVED
 
 
 def _show(proof: Any, dtype: str) -> None:
-    at = proof.bound
-    allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[
-        proof.allowed
-    ]
-    print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
-    print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
+    bound = proof.bound
+    allowed = {"all": "", "causal": ", causal", "given": f", {bound.pairs:,} allowed pairs"}
+    sizes = problem(bound.N_q, bound.N_k, bound.d, bound.d_v)
+    print(f"One head, {proof.direction}, {sizes}{allowed[proof.allowed]}")
+    print(sram(bound.M, float_dtype(dtype).itemsize, dtype) + "\n")
     best = proof.best
     rows = [
         (
             "compulsory: inputs read, outputs written",
-            at.compulsory,
-            f"{at.compulsory / at.accesses:.3f}",
+            bound.compulsory,
+            f"{bound.compulsory / bound.accesses:.3f}",
         ),
-        ("lower bound: no schedule moves less", at.accesses, "1"),
+        ("lower bound: no schedule moves less", bound.accesses, "1"),
     ]
-    if (proof.rows or 0) > at.accesses:
-        rows.append(("lower bound of the row game", proof.rows, f"{proof.rows / at.accesses:.3f}"))
+    if (proof.rows or 0) > bound.accesses:
+        rows.append(
+            ("lower bound of the row game", proof.rows, f"{proof.rows / bound.accesses:.3f}")
+        )
     if best is not None:
         rows.append(
             (
@@ -139,63 +138,57 @@ def _show(proof: Any, dtype: str) -> None:
     print_table(("", "elements moved", "÷ bound"), rows)
     print_paragraphs(
         (
-            f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. "
+            f"No schedule of this class moves less than {bound.accesses:,} elements, {proof.how}. "
             f"{_how_sure(proof.certificate())}"
         ),
         f"The class: {proof.schedules}",
-        *([OF_ROWS] if (proof.rows or 0) > at.accesses else []),
+        *([OF_ROWS] if (proof.rows or 0) > bound.accesses else []),
         *([] if best else ["None of the schedules known here fits this M."]),
     )
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(path: Path) -> int:
+    """Check a certificate, and print the result; return 1 if it proves nothing."""
     from flashsim.analysis.games import checker as of_optimum
     from flashsim.analysis.optima import CLASS
     from flashsim.analysis.proving import recount
     from flashsim.theory.bounds import certificate
 
-    others = (
-        "N",
-        "N_q",
-        "N_k",
-        "d",
-        "d_v",
-        "M",
-        "mask",
-        "offset",
-        "json",
-        "output",
-        "causal",
-        "exact",
-    )
-    if options.direction == "backward" or any(getattr(options, name) for name in others):
-        raise ValueError("--check takes no other options: the certificate holds the problem")
+    text = _text_of(path)
     try:
-        text = options.check.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"argument --check: {options.check}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(
-            f"argument --check: {options.check} is not text; expected the JSON that --json wrote"
-        ) from None
-    try:
-        held = json.loads(text, object_pairs_hook=certificate.once)
-        if not isinstance(held, dict):
+        record = json.loads(text, object_pairs_hook=certificate.once)
+        if not isinstance(record, dict):
             raise ValueError("it is not a JSON object")
-        exact = held.get("kind") == "optimum"
-        said = (of_optimum if exact else certificate).check(held)
-        if exact and held["class"] != CLASS:
+        exact = record.get("kind") == "optimum"
+        statement = (of_optimum if exact else certificate).check(record)
+        if exact and record["class"] != CLASS:
             raise ValueError("its class of schedules is not that of the row game")
-        schedule = "" if exact else recount(held)
+        schedule = "" if exact else recount(record)
     except (ValueError, RecursionError) as error:
-        why = (
-            "it is not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
-        )
-        if "set_int_max_str_digits" in str(error):
-            why = f"it has a number of more than {sys.get_int_max_str_digits()} digits"
-        print_words(f"{options.check} proves nothing: {why}")
+        print_words(f"{path} proves nothing: {_why_not(error)}")
         return 1
-    print_words(f"{said}. {SEARCHED if exact else _how_sure(held)}")
+    print_words(f"{statement}. {SEARCHED if exact else _how_sure(record)}")
     if schedule:
         print_paragraphs(f"The best schedule here, {schedule}")
     return 0
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a certificate's file. Raises ValueError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"argument --check: {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"argument --check: {path} is not text; expected the JSON that --json wrote"
+        ) from None
+
+
+def _why_not(error: Exception) -> str:
+    """Return in words why a certificate is none."""
+    if "set_int_max_str_digits" in str(error):
+        return f"it has a number of more than {sys.get_int_max_str_digits()} digits"
+    if isinstance(error, json.JSONDecodeError | RecursionError):
+        return "it is not JSON"
+    return str(error)

@@ -18,6 +18,7 @@ from flashsim.support.tables import print_paragraphs, print_table, print_words, 
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
+    from flashsim.algorithms import Algorithm
     from flashsim.analysis.verify import Claim
     from flashsim.analysis.verify.comparison import Comparison, Counted
     from flashsim.memory.traffic import Flops, Occupancy
@@ -32,20 +33,19 @@ TRIED = {
     "fit": "the largest blocks of Algorithm 1's shape, or turned, that fit",
     "paper": "Algorithm 1's blocks, or turned",
 }
-"""The same for a function of the user's, whose line 1 is not known."""
+"""The same for a function of the user's without a line 1 of its own: two shapes are tried."""
+KNOWN_SYMBOLS = ("N_q", "N_k", "d", "d_v", "T_r", "T_c")  # printed above the formulas
 
 
 def run_numbers(
-    given: QKV, forwards: Mapping[str, Comparison], backwards: Mapping[str, Comparison]
+    inputs: QKV, forwards: Mapping[str, Comparison], backwards: Mapping[str, Comparison]
 ) -> dict[str, Any]:
     """Return the results as plain data."""
-    shapes = {
-        name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))
-    }
+    arrays = {"Q": inputs.Q, "K": inputs.K, "V": inputs.V}
     return {
-        "source": given.source,
-        "shapes": shapes,
-        "dtype": given.Q.dtype.name,
+        "source": inputs.source,
+        "shapes": {name: list(array.shape) for name, array in arrays.items()},
+        "dtype": inputs.Q.dtype.name,
         "algorithms": {name: _numbers(result) for name, result in forwards.items()},
         "backward": {name: _numbers(result) for name, result in backwards.items()},
     }
@@ -65,12 +65,11 @@ def _numbers(result: Comparison) -> dict[str, Any]:
 def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
     costs = counted.tally.to_dict()
-    given = counted.arguments.items()
+    arguments = {}
+    for name, value in counted.arguments.items():
+        arguments[name] = repr(value) if name == "mask" else getattr(value, "__name__", value)
     return {
-        "arguments": {
-            key: repr(value) if key == "mask" else getattr(value, "__name__", value)
-            for key, value in given
-        },
+        "arguments": arguments,
         **costs.pop("hbm"),
         **costs,
         "resident_at_peak": counted.ledger.at_peak,
@@ -80,49 +79,62 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
 
 
 def print_run(
-    given: QKV, forwards: Mapping[str, Comparison], backwards: Mapping[str, Comparison], asked: str
+    inputs: QKV,
+    forwards: Mapping[str, Comparison],
+    backwards: Mapping[str, Comparison],
+    description: str,
 ) -> None:
-    """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
+    """Print the comparison. `description` has the other options in words, such as "causal,
+    dropout 0.1".
+    """
+    Q = inputs.Q
+    K = inputs.K
     M = next(iter(forwards.values())).sram.capacity
-    sizes = problem(given.Q.shape[-2], given.K.shape[-2], given.Q.shape[-1], given.V.shape[-1])
-    print_words(given.source)
-    kv_heads = math.prod(given.K.shape[:-2])
-    heads = _heads(given.heads, "head") + (
-        f" on {_heads(kv_heads, 'KV head')}" if kv_heads < given.heads else ""
-    )
-    print_words(f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
-    print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
-    for results in filter(None, (forwards, backwards)):
-        _print_results(results, given.Q.shape[-1])
+    *_, N_q, d = Q.shape
+    *_, N_k, _ = K.shape
+    *_, d_v = inputs.V.shape
+    sizes = problem(N_q, N_k, d, d_v)
+    heads = _heads(inputs.heads, "head")
+    kv_heads = math.prod(K.shape[:-2])
+    if kv_heads < inputs.heads:
+        heads += f" on {_heads(kv_heads, 'KV head')}"
+    print_words(inputs.source)
+    print_words(f"{heads}, {sizes}, {Q.dtype.name}" + (f", {description}" if description else ""))
+    print(sram(M, Q.dtype.itemsize, Q.dtype.name) + "\n")
+    for results in (forwards, backwards):
+        if results:
+            _print_results(results, d)
 
 
 def _heads(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number > 1)
+    return f"{number} {what}s" if number > 1 else f"{number} {what}"
 
 
 def _print_results(results: Mapping[str, Comparison], d: int) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
-    by_array = [
-        {name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()
-    ]
-    moved = [
-        (array, *(of.get(array) for of in by_array))
-        for array in dict.fromkeys(chain.from_iterable(by_array))
-    ]
-    costs = [_costs(result) for result in results.values()]
-    rest = [(label, *(of[label] for of in costs)) for label in costs[0]]
-    print_table(("HBM accesses, elements", *titles), [*moved, None, *rest])
+    by_array = []
+    costs = []
+    for result in results.values():
+        by_array.append({name: array.accesses for name, array in result.hbm.by_array.items()})
+        costs.append(_costs(result))
+    rows: list[Sequence[Any] | None] = []
+    for name in dict.fromkeys(chain.from_iterable(by_array)):
+        rows.append((name, *(column.get(name) for column in by_array)))
+    rows.append(None)
+    for label in costs[0]:
+        rows.append((label, *(column[label] for column in costs)))
+    print_table(("HBM accesses, elements", *titles), rows)
+    if "standard" not in results:
+        return
     both = {"flash", "flash_basic"} <= results.keys()
-    for name, result in results.items() if "standard" in results else ():
+    for name, result in results.items():
         if name in ("flash", "flash_basic"):
             ratio = results["standard"].hbm.accesses / result.hbm.accesses
-            which = f"FlashAttention ({name})" if both else "FlashAttention"
-            said = f"Standard attention moves {ratio:.2f}× the elements that {which} does."
-            near = (
-                f"The factor follows M/d², here {result.sram.capacity / d**2:.3g} (flashsim plot "
-                "saved)."
+            title = f"FlashAttention ({name})" if both else "FlashAttention"
+            print_paragraphs(
+                f"Standard attention moves {ratio:.2f}× the elements that {title} does. The factor "
+                f"follows M/d², here {result.sram.capacity / d**2:.3g} (flashsim plot saved)."
             )
-            print_paragraphs(f"{said} {near}")
             print()
 
 
@@ -148,70 +160,103 @@ def _costs(result: Comparison) -> dict[str, int | str | None]:
         "error against naive": "too large"
         if result.max_error is None
         else f"{result.max_error:.1e}",
-        "  of its rounding limit": None
-        if share is None
-        else f"{share:.3f}" + ", TOO LARGE" * (share > 1),
+        "  of its rounding limit": None if share is None else _share(share),
         "simulated in": f"{result.seconds:.2f} s",
     }
 
 
+def _share(share: float) -> str:
+    return f"{share:.3f}, TOO LARGE" if share > 1 else f"{share:.3f}"
+
+
 def _over(use: Occupancy) -> str:
-    """Say by how much the peak exceeds M; "" where it does not."""
+    """Return in words by how much the peak exceeds M; "" where it does not."""
     return f", {use.over:,} too many" if use.over else ""
 
 
 def print_count(counted: Counted) -> None:
-    """Print what moved: by line of the paper, by array with its closed form, and what fills
-    SRAM.
+    """Print the traffic: by line of the paper, by array with its closed form, and the content of
+    SRAM at its peak.
     """
-    tally = counted.tally
     arguments = counted.arguments
-    blocks = tally.blocks
-    heads = arguments["heads"]
-    M = tally.sram.capacity
-    print(counted.algorithm.title)
     sizing = "given" if arguments["blocks"] is not None else arguments["sizing"]
-    tried = (
-        counted.algorithm.line_1 is unknown_loops and counted.agrees is None and sizing != "given"
-    )
-    sized = (TRIED if tried else SIZED)[sizing]
-    print(
-        f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of "
-        f"{arguments['dtype']}), {sized}"
-    )
+    # `unknown_loops` is line 1 of a function that has none of its own
+    without_line_1 = counted.algorithm.line_1 is unknown_loops and counted.agrees is None
+    other_shapes = without_line_1 and sizing != "given"
+    line = _line_of_blocks(counted.algorithm) if sizing == "paper" else ""
+    _print_blocks(counted, (TRIED if other_shapes else SIZED)[sizing], line)
+    _print_lines(counted)
+    _print_arrays(counted)
+    _print_peak(counted)
+    if other_shapes:
+        print_words(
+            "Blocks of another shape may move less: flashsim tune, with this function and sizes, "
+            "looks for the best."
+        )
+    if line and counted.tally.sram.over:
+        print_words(
+            f"The blocks of {line} need more than M: the paper's Θ(M) leaves the constant open. "
+            "--sizing fit takes smaller ones."
+        )
+
+
+def _print_blocks(counted: Counted, sizing: str, line: str) -> None:
+    """Print the title, M and the blocks; `line` is the paper's line that chooses them, if one
+    does.
+    """
+    blocks = counted.tally.blocks
+    M = counted.tally.sram.capacity
+    dtype = counted.arguments["dtype"]
+    print(counted.algorithm.title)
+    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[dtype])} of {dtype}), {sizing}")
     print(
         f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}"
     )
-    papers = (
-        _choosing_line(counted)
-        if arguments["blocks"] is None and arguments["sizing"] == "paper"
-        else ""
-    )
-    if papers:
-        print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
+    if line:
+        print(f"Blocks as in {line}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
     print()
 
-    group = _group(arguments)
-    one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
-    moves = ((each.label.removeprefix("line "), each) for each in counted.ledger.movements)
-    lines = (
-        (f"{line}  {each.kind}", each.array, each.times, each.elements) for line, each in moves
-    )
-    print_table(("by line of the algorithm" + one, "array", "how often", "elements"), lines)
 
-    named = f", {heads:,} heads" if heads > 1 else ""
-    formulas, notes = ({}, []) if counted.agrees is None else _formulas(counted)
-    headings = (
-        f"by array{named}",
-        "reads",
-        "writes",
-        *(("reads =", "writes =") if formulas else ()),
-    )
-    arrays = [
-        (name, a.reads, a.writes, *formulas.get(name, ())) for name, a in tally.hbm.by_array.items()
+def _line_of_blocks(algorithm: Algorithm) -> str:
+    """Return the line of an algorithm's listing that sets the paper's block sizes; "" where none
+    does.
+    """
+    match = re.search(r"^ +(\d+) +[^\n]*⌈M/4d⌉", algorithm.listing, re.MULTILINE)
+    return f"line {match[1]}" if match else ""
+
+
+def _print_lines(counted: Counted) -> None:
+    """Print what each line of the algorithm moves."""
+    group = _group(counted.arguments)
+    heading = "by line of the algorithm"
+    if group > 1:
+        heading += f", one group of {group} heads"
+    elif counted.arguments["heads"] > 1:
+        heading += ", one head"
+    rows = []
+    for each in counted.ledger.movements:
+        line = each.label.removeprefix("line ")
+        rows.append((f"{line}  {each.kind}", each.array, each.times, each.elements))
+    print_table((heading, "array", "how often", "elements"), rows)
+
+
+def _print_arrays(counted: Counted) -> None:
+    """Print what moves of each array, with the closed form's formulas, the sums and the work."""
+    hbm = counted.tally.hbm
+    heads = counted.arguments["heads"]
+    formulas: dict[str, tuple[str, str]] = {}
+    notes: list[str] = []
+    if counted.agrees is not None:
+        formulas, notes = _formulas(counted)
+    headings = [f"by array, {heads:,} heads" if heads > 1 else "by array", "reads", "writes"]
+    if formulas:
+        headings += ["reads =", "writes ="]
+    rows: list[Sequence[Any] | None] = [
+        (name, array.reads, array.writes, *formulas.get(name, ()))
+        for name, array in hbm.by_array.items()
     ]
     print()
-    print_table(headings, [*arrays, None, ("total", tally.hbm.reads, tally.hbm.writes)])
+    print_table(headings, [*rows, None, ("total", hbm.reads, hbm.writes)])
     for note in notes:
         print_words(note)
     verdict = {
@@ -219,45 +264,27 @@ def print_count(counted: Counted) -> None:
         False: "NOT EQUAL TO THE CLOSED FORM",
         None: "no closed form",
     }
-    print(
-        f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; "
-        f"{verdict[counted.agrees]}"
-    )
-    print_words(work(tally.flops, tally.hbm.bytes), "  ")
-
-    print(
-        f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of "
-        f"M{_over(tally.sram)}"
-    )
-    print_words(
-        "= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  "
-    )
-    if tried:
-        print_words(
-            "Blocks of another shape may move less: flashsim tune, with this function and sizes, "
-            "looks for the best."
-        )
-    if papers and tally.sram.peak > M:
-        said = (
-            f"The blocks of {papers} need more than M: the paper's Θ(M) leaves the constant open."
-        )
-        print_words(f"{said} --sizing fit takes smaller ones.")
+    print(f"{hbm.accesses:,} accesses, {human_bytes(hbm.bytes)}; {verdict[counted.agrees]}")
+    print_words(work(counted.tally.flops, hbm.bytes), "  ")
 
 
-def work(flops: Flops, moved: int) -> str:
-    """Say how many operations there are, and how many of those in matrix products for each byte
-    that is moved.
+def _print_peak(counted: Counted) -> None:
+    """Print the peak of SRAM, and which arrays are there then."""
+    use = counted.tally.sram
+    share = f"{use.peak / use.capacity:.0%} of M{_over(use)}"
+    print(f"\nSRAM at its fullest: {use.peak:,} elements, {share}")
+    arrays = [f"{name} {elements:,}" for name, elements in counted.ledger.at_peak.items()]
+    print_words(f"= {' + '.join(arrays)}", "  ")
+
+
+def work(flops: Flops, moved_bytes: int) -> str:
+    """Return in words how many operations there are, and how many of those in matrix products for
+    each byte moved.
     """
-    per_byte = f", {flops.matmul / moved:.3g} per byte moved" if moved else ""
-    return f"{flops.matmul:,} FLOPs in matrix products{per_byte}; {flops.other:,} others"
-
-
-def _choosing_line(counted: Counted) -> str:
-    """Return which line of the algorithm's listing sets the paper's block sizes; "" where none
-    does.
-    """
-    found = re.search(r"^ +(\d+) +[^\n]*⌈M/4d⌉", counted.algorithm.listing, re.MULTILINE)
-    return f"line {found[1]}" if found else ""
+    products = f"{flops.matmul:,} FLOPs in matrix products"
+    if moved_bytes:
+        products += f", {flops.matmul / moved_bytes:.3g} per byte moved"
+    return f"{products}; {flops.other:,} others"
 
 
 def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
@@ -275,49 +302,50 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     values = theory.symbols(*sizes, direction=direction, name=counted.algorithm)
     form = theory.form_of(counted.algorithm, direction)
 
-    def said(formula: str, elements: int) -> str:
+    def checked(formula: str, elements: int) -> str:
         if problems * evaluated(formula, values) != elements:
             return "*"
         return formula.replace(" * ", "·") if elements else ""
 
-    found = {}
+    formulas = {}
     for array, traffic in tally.hbm.by_array.items():
         reads, writes = form.formulas.get(array, ("0", "0"))
-        found[array] = said(reads, traffic.reads), said(writes, traffic.writes)
-    words = " ".join(" ".join(pair) for pair in found.values())
-    notes = [
-        f"{symbol} = {values[symbol]:,}: {meaning}"
-        for symbol, meaning in {**theory.SYMBOLS, **form.meanings}.items()
-        if symbol not in ("N_q", "N_k", "d", "d_v", "T_r", "T_c")
-        and re.search(rf"\b{symbol}\b", words)
-    ]
+        formulas[array] = (checked(reads, traffic.reads), checked(writes, traffic.writes))
+    text = " ".join(chain.from_iterable(formulas.values()))
+    notes = []
     if problems > 1:
-        what = "heads" if group == 1 else f"groups of {group} heads"
-        notes.insert(
-            0, f"each times {problems:,} {what}" + f", N_q = {queries:,} of a group" * (group > 1)
-        )
-    if "*" in words:
-        why = (
-            "mask, dropout, shared heads or an option of the algorithm make it differ from the "
+        note = f"each times {problems:,} heads"
+        if group > 1:
+            note = f"each times {problems:,} groups of {group} heads, N_q = {queries:,} of a group"
+        notes.append(note)
+    for symbol, meaning in {**theory.SYMBOLS, **form.meanings}.items():
+        if symbol not in KNOWN_SYMBOLS and re.search(rf"\b{symbol}\b", text):
+            notes.append(f"{symbol} = {values[symbol]:,}: {meaning}")
+    if "*" in text:
+        notes.append(
+            "*: mask, dropout, shared heads or an option of the algorithm make it differ from the "
             "plain formula"
         )
-        notes.append(f"*: {why}")
-    return found, notes
+    return formulas, notes
 
 
 def _group(arguments: Mapping[str, Any]) -> int:
+    """Return how many query heads run as one problem."""
+    if arguments["gqa"] != "grouped":
+        return 1
     heads: int = arguments["heads"]
-    return heads // (arguments.get("kv_heads") or heads) if arguments["gqa"] == "grouped" else 1
+    kv_heads: int = arguments.get("kv_heads") or heads
+    return heads // kv_heads
 
 
 def print_ledger(claims: Sequence[Claim]) -> None:
     """Print the ledger, one claim after another."""
     for claim in claims:
-        print_words(
-            f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}", " " * 7
-        )
+        verdict = "holds" if claim.holds else "FAILS"
+        print_words(f"{verdict}  {claim.source}: {claim.claim}", " " * 7)
         print_words(f"       tried     {claim.tried}", " " * 17)
         print_words(f"       measured  {claim.measured}", " " * 17)
         print()
     failed = sum(not claim.holds for claim in claims)
-    print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")
+    summary = f"{failed} FAIL" if failed else "all hold"
+    print(f"{len(claims)} claims, {summary}")

@@ -7,14 +7,11 @@ import sys
 from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import FLAG, add, by_name
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG, by_name
 from flashsim.cli.values import whole
 from flashsim.support.tables import print_paragraphs, print_table, print_words, sram
 
-SUMMARY = (
-    "Count what attention of a ragged batch moves: pages, shared prefixes, packed batches, "
-    "schedules, latents."
-)
 EXAMPLES = (
     "flashsim serve paged --keys 2048 500 90 --d 128 --heads 32 --kv-heads 8 --page 16\n"
     "flashsim serve cascade --keys 128 64 7 --prefix 4096 --d 128 --blocks 64 64\n"
@@ -59,42 +56,37 @@ OWN = {
 }
 
 
-def add_options(parser: Any) -> None:
-    parser.add_argument("program", choices=PROGRAMS, metavar="NAME", help=", ".join(PROGRAMS))
-    lengths = {"type": whole(0), "nargs": "+", "metavar": "N"}
-    parser.add_argument("--keys", required=True, **lengths, help="keys of each sequence")
-    parser.add_argument(
-        "--queries", **lengths, help="queries of each sequence, or of all. Default: 1"
-    )
-    add(parser, "--d", "--d-v", "--dtype")
-    add(parser, "--heads", default=1, help="query heads")
-    add(parser, "--kv-heads", help="KV heads, where query heads share them")
-    for name, (reads, said) in OWN.items():
-        parser.add_argument(f"--{name}", type=reads, metavar="N", help=said)
-    parser.add_argument(
-        "--tail", choices=("rows", "page"), help="how much of a last page is loaded. Default: rows"
-    )
-    parser.add_argument(
-        "--schedule", choices=("stream_k", "fixed"), help="for decode. Default: stream_k"
-    )
-    add(parser, "--full", **FLAG, help="every query sees every key. Default: causal")
-    add(parser, "--backward", help="count the backward pass, for varlen")
-    add(parser, "--M", "--blocks", "--json")
+def add_options(parser: Parser) -> None:
+    parser.add("program", choices=PROGRAMS, metavar="NAME", help=", ".join(PROGRAMS))
+    lengths: dict[str, Any] = {"type": whole(0), "nargs": "+", "metavar": "N"}
+    parser.add("--keys", required=True, **lengths, help="keys of each sequence")
+    parser.add("--queries", **lengths, help="queries of each sequence, or of all. Default: 1")
+    parser.add("--d", "--d-v", "--dtype")
+    parser.add("--heads", default=1, help="query heads")
+    parser.add("--kv-heads", help="KV heads, where query heads share them")
+    for name, (read, what) in OWN.items():
+        parser.add(f"--{name}", type=read, metavar="N", help=what)
+    tail = "how much of a last page is loaded. Default: rows"
+    parser.add("--tail", choices=("rows", "page"), help=tail)
+    schedule = "for decode. Default: stream_k"
+    parser.add("--schedule", choices=("stream_k", "fixed"), help=schedule)
+    parser.add("--full", **FLAG, help="every query sees every key. Default: causal")
+    parser.add("--backward", help="count the backward pass, for varlen")
+    parser.add("--M", "--blocks", "--json")
 
 
 def run(options: argparse.Namespace) -> int:
     from flashsim import serving
 
-    given = by_name(options, *OWN, "tail", "schedule")
     queries = options.queries or [1]
+    batch = ("keys", "d", "d_v", "dtype", "heads", "kv_heads", "direction", "M", "blocks")
+    own = by_name(options, *OWN, "tail", "schedule")
     tally = serving.count(
         options.program,
         queries=queries[0] if len(queries) == 1 else queries,
         causal=not options.full,
-        **by_name(
-            options, "keys", "d", "d_v", "dtype", "heads", "kv_heads", "direction", "M", "blocks"
-        ),
-        **{name: value for name, value in given.items() if value is not None},
+        **by_name(options, *batch),
+        **{name: value for name, value in own.items() if value is not None},
     )
     exact = serving.exact(tally)
     agree = (exact.hbm, exact.sram) == (tally.hbm, tally.sram)
@@ -117,25 +109,27 @@ def _show(tally: Any) -> None:
         sram(batch.M, batch.dtype.itemsize, batch.dtype.name)
         + f", at most {tally.sram.peak:,} in use\n"
     )
-    rows: list[Any] = [(name, a.reads, a.writes, a.bytes) for name, a in tally.hbm.by_array.items()]
-    print_table(
-        ("array", "reads", "writes", "bytes"),
-        [*rows, ("total", tally.hbm.reads, tally.hbm.writes, tally.hbm.bytes)],
-    )
+    hbm = tally.hbm
+    rows: list[Any] = []
+    for name, array in hbm.by_array.items():
+        rows.append((name, array.reads, array.writes, array.bytes))
+    rows.append(("total", hbm.reads, hbm.writes, hbm.bytes))
+    print_table(("array", "reads", "writes", "bytes"), rows)
     print_paragraphs(f"{_sizes(tally)} Theory gives the same counts.")
     print_words(work(tally.flops, tally.hbm.bytes), "  ")
 
 
 def _sizes(tally: Any) -> str:
-    """Say in which elements was counted, and which arrays have others: tables of words, and
-    statistics.
+    """Return in words the size of an element, and the arrays whose elements have another size:
+    tables of words, and statistics.
     """
     dtype = tally.problem.dtype
     others: dict[int, list[str]] = {}
     for name, array in tally.hbm.by_array.items():
         if array.itemsize != dtype.itemsize:
             others.setdefault(array.itemsize, []).append(name)
-    said = ""
+    sentence = f"In elements, of {dtype.itemsize} bytes in {dtype.name}"
     for size, names in others.items():
-        said += f"; those of {', '.join(names)} are of {size} {'byte' if size == 1 else 'bytes'}"
-    return f"In elements, of {dtype.itemsize} bytes in {dtype.name}{said}."
+        unit = "byte" if size == 1 else "bytes"
+        sentence += f"; those of {', '.join(names)} are of {size} {unit}"
+    return f"{sentence}."

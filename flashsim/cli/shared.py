@@ -1,7 +1,8 @@
-"""Options that several commands have, each said once, and what they mean."""
+"""Options that several commands have, each defined once, and what their values mean."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flashsim.attention.masks.rules import Causal
 from flashsim.attention.masks.sink import Sink
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
+from flashsim.cli.parser import Parser, suggestion
 from flashsim.cli.values import (
     dtype,
     elements,
@@ -39,6 +41,7 @@ SIZINGS = (
 )
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+# settings of `Parser.add`
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
     "--backward": {
@@ -55,7 +58,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--causal": {**FLAG, "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
-    "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, if not d"},
+    "--d-v": {
+        "former": ["--d_v"],
+        "type": whole(),
+        "metavar": "D",
+        "help": "width of V, if not d",
+    },
     "--dropout": {
         "type": probability,
         "dest": "dropout_p",
@@ -99,9 +107,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--mask": {**FILE, "help": "a .npy file: booleans (..., N_q, N_k), True = attend"},
     "--open": {**FLAG, "help": "open the page in the browser"},
-    "--N": {"type": whole(), "dest": "N", "help": "sequence length"},
-    "--N-k": {"type": whole(), "metavar": "N", "help": "number of keys"},
+    "--N": {"former": ["--n"], "type": whole(), "dest": "N", "help": "sequence length"},
+    "--N-k": {
+        "former": ["--N_k", "--n-k"],
+        "type": whole(),
+        "metavar": "N",
+        "help": "number of keys",
+    },
     "--N-q": {
+        "former": ["--N_q"],
         "type": whole(),
         "metavar": "N",
         "help": "number of queries, if not that of the keys",
@@ -120,7 +134,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--sizing": {
         "choices": ["fit", "paper"],
         "default": DEFAULT_SIZING,
-        "help": f"{SIZINGS}. Default: %(default)s",
+        "help": f"{SIZINGS}. Default: {DEFAULT_SIZING}",
     },
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
@@ -131,183 +145,196 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "Default: N_k − N_q"
         ),
     },
-    "--output": {"type": output, "metavar": "STEM", "help": "save STEM.png, .svg, .json"},
+    "--output": {
+        "flags": ["-o", "--output"],
+        "type": output,
+        "metavar": "STEM",
+        "help": "save STEM.png, .svg, .json",
+    },
 }
-SHORT = {"--output": ["-o"]}
-# still read, not in --help
-OLD = {"--N": ["--n"], "--N-q": ["--N_q"], "--N-k": ["--N_k", "--n-k"], "--d-v": ["--d_v"]}
 LENGTHS = ("--N", "--N-q", "--N-k", "--d", "--d-v", "--dtype")
 
 
-def add(parser: Any, *names: str, **changed: Any) -> None:
-    """Add options to a parser, in this order, as in `OPTIONS`; `changed`, for one of them, is
-    what is different here, or all.
-    """
-    for name in names:
-        settings = {**OPTIONS.get(name, {}), **changed}
-        parser.add_argument(*SHORT.get(name, ()), name, **settings)
-        if name in OLD:
-            dest = settings.get("dest", name.removeprefix("--").replace("-", "_"))
-            read = {key: settings[key] for key in ("type", "nargs") if key in settings}
-            parser.add_argument(
-                *OLD[name], dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **read
-            )
-
-
-def add_declared(parser: Any, *, many: bool = False) -> None:
+def add_declared(parser: Parser, *, many: bool = False) -> None:
     """Add the options that only some algorithms have, from their records; `many`: with several
     values, and ranges.
     """
-    for name, whose in declared().items():
-        option = whose[0][1]
-        said = f"for {', '.join(algorithm for algorithm, _ in whose)}: {option.help}"
-        read = values.declared(option.check)
-        longest = max(
-            (len(example) for example in option.examples if isinstance(example, tuple)), default=1
-        )
-        reads: dict[str, Any] = {"type": read, "metavar": ",".join("N" * longest)}
+    for name, owners in declared().items():
+        option = owners[0][1]
+        what = f"for {', '.join(dict(owners))}: {option.help}"
+        settings: dict[str, Any] = {"nargs": "+"} if many else {}
         if option.choices:
-            reads = {"choices": list(option.choices)}
-        if many and option.choices:
-            said += f". One or more of {', '.join(option.choices)}"
-            reads |= {"metavar": "NAME", "nargs": "+"}
-        elif many:
-            reads |= {"type": values.several(read), "nargs": "+"}
-        parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=said)
+            settings["choices"] = list(option.choices)
+            if many:
+                what += f". One or more of {', '.join(option.choices)}"
+                settings["metavar"] = "NAME"
+        else:
+            read = partial(values.declared, option.check)
+            settings["type"] = values.several(read) if many else read
+            longest = 1
+            for example in option.examples:
+                if isinstance(example, tuple):
+                    longest = max(longest, len(example))
+            settings["metavar"] = ",".join("N" * longest)
+        parser.add(flag_of(name), **settings, help=what)
     add_own_options(parser, many=many)
 
 
-def add_own_options(parser: Any, *, many: bool = False) -> None:
+def add_own_options(parser: Parser, *, many: bool = False) -> None:
     """Add --option, for what a function of the user's takes behind `blocks`; `many`: one name
     may have several values.
     """
-    said = "for an algorithm of yours: its parameter NAME, which has a default"
+    what = "for an algorithm of yours: its parameter NAME, which has a default"
     if many:
-        said += "; one NAME may have several values, window=64 window=128"
-    reads = {
+        what += "; one NAME may have several values, window=64 window=128"
+    settings: dict[str, Any] = {
         "type": values.option,
         "metavar": "NAME=VALUE",
         "nargs": "+",
         "action": "extend",
         "default": [],
     }
-    parser.add_argument("--option", **reads, help=said)
+    parser.add("--option", **settings, help=what)
 
 
-def own_pairs_in(options: argparse.Namespace) -> list[tuple[str, Any]]:
-    """Return the names and values of --option. Raises ValueError for a name that none of the
-    algorithms has.
+def flag_of(name: str) -> str:
+    """Return the option of an argument's name."""
+    return f"--{name.replace('_', '-')}"
+
+
+def own_options(
+    pairs: Iterable[tuple[str, Any]], algorithms: Iterable[Any]
+) -> dict[str, list[Any]]:
+    """Return the values of --option by name, of which a name may have several.
+
+    `algorithms` are those of the command line; what is no name of flashsim's is a record. Raises
+    ValueError for a name that none of these records has.
     """
-    pairs: list[tuple[str, Any]] = getattr(options, "option", [])
-    if not pairs:
-        return pairs
-    known: set[str] = set()
-    for place in ("named", "algorithm", "vs"):
-        there = getattr(options, place, None)
-        for each in there if isinstance(there, list) else [there]:
-            if isinstance(each, Algorithm):
-                known |= {option.name for option in forward_of(each).options}
-    for name, _ in pairs:
+    records = [each for each in algorithms if isinstance(each, Algorithm)]
+    known = {option.name for record in records for option in forward_of(record).options}
+    options: dict[str, list[Any]] = {}
+    for name, value in pairs:
         if name not in known:
-            others = (
+            expected = (
                 "expected a parameter with a default, behind blocks, of a function of yours, "
                 "FILE.py:NAME"
             )
             if known:
-                others = f"there are {', '.join(sorted(known))}"
+                expected = f"there are {', '.join(sorted(known))}"
             raise ValueError(
-                f"argument --option: there is no option {name!r}{values.meant(name, known)}; "
-                f"{others}"
+                f"argument --option: there is no option {name!r}{suggestion(name, known)}; "
+                f"{expected}"
             )
-    return pairs
+        options.setdefault(name, []).append(value)
+    return options
 
 
-def own_options_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what --option says, by name. Raises ValueError for a name that no algorithm has,
-    and for one that is given twice.
-    """
-    given: dict[str, Any] = {}
-    for name, value in own_pairs_in(options):
-        if name in given:
+def own_option_values(
+    pairs: Sequence[tuple[str, Any]], algorithms: Iterable[Any]
+) -> dict[str, Any]:
+    """Return the same where a name has one value. Raises ValueError for a name with several."""
+    options = own_options(pairs, algorithms)
+    for name, several in options.items():
+        if len(several) > 1:
             raise ValueError(
-                f"argument --option: {name} is given twice, {given[name]!r} and {value!r}"
+                f"argument --option: {name} is given twice, {several[0]!r} and {several[1]!r}"
             )
-        given[name] = value
-    return given
+    return {name: several[0] for name, several in options.items()}
 
 
-def declared_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those that were given, and of --option. Raises ValueError for one
-    that is given twice.
+def check_given_once(own: Iterable[str], options: Iterable[str]) -> None:
+    """Raise ValueError for a name that --option has, and another option too."""
+    for name in {*own} & {*options}:
+        raise ValueError(f"argument --option: {name} is given by {flag_of(name)} too")
+
+
+def algorithm_options(options: argparse.Namespace, algorithms: Iterable[Any]) -> dict[str, Any]:
+    """Return the options of `add_declared` that have a value, and those of --option, by name.
+
+    Raises ValueError for one that has two values, and for one of --option that no algorithm has.
     """
-    given = {
-        name: value for name in declared() if (value := getattr(options, name, None)) is not None
-    }
-    known = {
-        name: declared()[name][0][1].choices.get(value, value) for name, value in given.items()
-    }
-    own = own_options_in(options)
-    for name in own.keys() & known.keys():
-        raise ValueError(f"argument --option: {name} is given by --{name.replace('_', '-')} too")
-    return known | own
+    by_dest = vars(options)
+    declared_values: dict[str, Any] = {}
+    for name, owners in declared().items():
+        value = by_dest[name]
+        if value is not None:
+            declared_values[name] = owners[0][1].choices.get(value, value)
+    if options.option:
+        own = own_option_values(options.option, algorithms)
+        check_given_once(own, declared_values)
+        declared_values |= own
+    return declared_values
 
 
 def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the values of options, for a function that calls its arguments the same."""
-    return {name: getattr(options, name) for name in names}
+    by_dest = vars(options)
+    return {name: by_dest[name] for name in names}
 
 
-def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
-    """Return `causal`, and `mask`, with what --sink and --offset add to it. Raises ValueError
-    for --offset alone.
+def one_sink(options: argparse.Namespace) -> Sink | None:
+    """Return --sink of a command on one head. Raises ValueError for several numbers."""
+    logits = options.sink
+    if logits is None:
+        return None
+    if len(logits) > 1:
+        raise ValueError(
+            f"--sink has {len(logits)} numbers; expected one: `flashsim {options.name}` is of one "
+            "head"
+        )
+    return Sink(logits[0])
+
+
+def mask_arguments(
+    options: argparse.Namespace, *, sink: Sink | None = None, mask: Any = None
+) -> dict[str, Any]:
+    """Return `causal`, and `mask`, joined with a sink and with --offset. Raises ValueError for
+    --offset alone.
     """
-    if (sink := getattr(options, "sink", None)) is not None:
-        if len(sink) > 1 and options.name != "run":
-            raise ValueError(
-                f"--sink has {len(sink)} numbers; expected one: `flashsim {options.name}` is of "
-                "one head"
-            )
-        sunk = Sink(sink if len(sink) > 1 else sink[0])
-        mask = sunk if mask is None else sunk & mask
-    given = {} if mask is None else {"mask": mask}
-    if options.offset is None:
-        return {"causal": options.causal, **given}
-    if not options.causal:
+    if options.offset is not None and not options.causal:
         raise ValueError("--offset goes with --causal")
-    moved = Causal(offset=options.offset)
-    return {"mask": moved if mask is None else moved & mask}
+    if sink is not None:
+        mask = sink if mask is None else sink & mask
+    if options.offset is not None:
+        causal = Causal(offset=options.offset)
+        return {"mask": causal if mask is None else causal & mask}
+    if mask is None:
+        return {"causal": options.causal}
+    return {"causal": options.causal, "mask": mask}
 
 
-def problem_in(options: argparse.Namespace, *names: str, mask: Any = None) -> dict[str, Any]:
-    """Return lengths, widths, dtype, direction, what is named, M in elements, masks, and options
-    that algorithms declare.
-    """
-    given = by_name(options, "N", "N_q", "N_k", "d", "d_v", "dtype", "direction", *names)
-    given |= {"M": elements(options.M, float_dtype(options.dtype).itemsize)}
-    return given | masks_in(options, mask) | declared_in(options)
+def problem_arguments(
+    options: argparse.Namespace, *names: str, sink: Sink | None = None, mask: Any = None
+) -> dict[str, Any]:
+    """Return lengths, widths, dtype, direction, the options `names`, M in elements, and masks."""
+    arguments = by_name(options, "N", "N_q", "N_k", "d", "d_v", "dtype", "direction", *names)
+    arguments["M"] = elements(options.M, float_dtype(options.dtype).itemsize)
+    return arguments | mask_arguments(options, sink=sink, mask=mask)
 
 
 def add_algorithm(
-    parser: Any, default: str = "", *, read: Callable[[str], Any] = algorithm, also: str = ""
+    parser: Parser, default: str = "", *, read: Callable[[str], Any] = algorithm, also: str = ""
 ) -> None:
-    """Add the algorithm, as NAME or --algorithm NAME; `read` reads it, and `also` says what that
-    takes besides.
+    """Add the algorithm, as NAME or --algorithm NAME; `also` is what `read` reads besides."""
+    what = f"the algorithm: {BOTH}{also}."
+    if default:
+        what += f" Default: {default}"
+    parser.add("named", nargs="?", type=read, metavar="NAME", help=what)
+    parser.add("--algorithm", type=read, help="the same as NAME")
+
+
+def algorithm_named(options: argparse.Namespace, default: str = "") -> str | Algorithm:
+    """Return the algorithm of `add_algorithm`, by its name, or a record of the user's. Raises
+    ValueError if there is none.
     """
-    said = f"{BOTH}{also}." + (f" Default: {default}" if default else "")
-    parser.add_argument(
-        "named", nargs="?", type=read, metavar="NAME", help=f"the algorithm: {said}"
-    )
-    add(parser, "--algorithm", type=read, help="the same as NAME")
+    if options.named and options.algorithm:
+        raise ValueError("an algorithm is given twice: leave out NAME or --algorithm")
+    what: str | Algorithm = options.named or options.algorithm or default
+    if not what:
+        raise ValueError(f"an algorithm is missing: expected NAME, one of {NAMES}")
+    return what
 
 
 def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:
-    """Return the pass of the algorithm that was asked for, backward with --backward. Raises
-    ValueError if there is none.
-    """
-    named = getattr(options, "named", None)
-    if named and options.algorithm:
-        raise ValueError("an algorithm is given twice: leave out NAME or --algorithm")
-    what = named or options.algorithm or default
-    if not what:
-        raise ValueError(f"an algorithm is missing: expected NAME, one of {NAMES}")
-    return resolve(what, options.direction)
+    """Return the same as a record; with --backward, its backward pass. Raises ValueError."""
+    return resolve(algorithm_named(options, default), options.direction)

@@ -1,18 +1,14 @@
-"""How what is typed is read: one function for each kind of value, which raises ValueError for
-what makes no sense.
+"""Readers of the values of options: one function for each kind of value, which takes the text and
+raises ValueError for what makes no sense.
 """
 
-import argparse
 import ast
 import math
-import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from flashsim.attention.arguments import near
 from flashsim.attention.inputs import ALIASES, DEFAULT_SRAM_BYTES
 from flashsim.attention.masks.rules import MOST_OFFSET
 from flashsim.attention.masks.sink import MOST_LOGIT
@@ -21,61 +17,9 @@ from flashsim.support.sizes import parse_size
 MOST = 2**20  # numbers of a range
 
 
-def meant(text: object, known: Iterable[object]) -> str:
-    """Say which of the known names is near."""
-    close = near(text, known)
-    return f", perhaps you mean {close!r}" if close else ""
-
-
 def dtype(text: str) -> str:
-    """Return a dtype's whole name, as of fp16; what is none stays."""
+    """Return a dtype's whole name, such as float16 for fp16; another text stays as it is."""
     return ALIASES.get(text, text)
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse's parser, which raises ValueError where that would print how it is used, and
-    exit.
-    """
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        # several, as -3,1, and −∞, are values, too
-        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf)")
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ValueError; what is missing is said with the choices there are."""
-        for action in self._actions:
-            known = [] if action.option_strings else list(action.choices or ())
-            if len(known) > 1 and message.endswith(f"required: {action.metavar}"):
-                message += f", one of {', '.join(known)}"
-        raise ValueError(message)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Return what the option's type reads; argparse's has words of its own for a ValueError."""
-        try:
-            return self._registry_get("type", action.type, action.type)(arg_string)
-        except (ValueError, TypeError) as error:
-            raise argparse.ArgumentError(action, str(error)) from None
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = f"expected one of {', '.join(map(str, action.choices))}"
-            raise argparse.ArgumentError(
-                action, f"there is no {value!r}{meant(value, action.choices)}; {known}"
-            )
-
-    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        try:
-            return super()._match_argument(action, arg_strings_pattern)
-        except argparse.ArgumentError as error:
-            takes = self._get_formatter()._format_args(action, action.dest.upper())
-            if action.choices is not None:
-                *first, last = map(str, action.choices)
-                takes = f"{', '.join(first)} or {last}" if first else last
-            raise argparse.ArgumentError(action, f"{error.message}: {takes}") from None
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stdout).write(message)  # argparse's hides that it cannot
 
 
 def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
@@ -87,9 +31,9 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
         except ValueError:  # of too many digits, too
             number = most + 1 if text.strip().isdecimal() else least - 1
         if number < least:
-            raise _refused(text, f"a whole number of at least {least}")
+            raise _error(text, f"a whole number of at least {least}")
         if number > most:
-            raise _refused(text, f"a whole number of at most 2**{(most + 1).bit_length() - 1} - 1")
+            raise _error(text, f"a whole number of at most 2**{(most + 1).bit_length() - 1} - 1")
         return number
 
     return read
@@ -98,14 +42,16 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
 def number(
     convert: Callable[[str], Any], fits: Callable[[Any], bool], expected: str
 ) -> Callable[[str], Any]:
-    """Return a reader of what `convert` takes and `fits`; of all else it says what was expected."""
+    """Return a reader of values: `convert` makes one of a text, and `fits` tells whether it may
+    be. For others, the error says what is `expected`.
+    """
 
     def read(text: str) -> Any:
         with suppress(ValueError):
-            found = convert(text)
-            if fits(found):
-                return found
-        raise _refused(text, expected)
+            value = convert(text)
+            if fits(value):
+                return value
+        raise _error(text, expected)
 
     return read
 
@@ -118,33 +64,29 @@ probability = number(float, lambda p: 0 <= p < 1, "a number p with 0 ≤ p < 1")
 finite = number(float, math.isfinite, "a finite number")
 logits = number(
     lambda text: tuple(map(float, text.split(","))),
-    lambda given: all(abs(s) <= MOST_LOGIT or s == -math.inf for s in given),
+    lambda logits: all(abs(s) <= MOST_LOGIT or s == -math.inf for s in logits),
     f"a number, or one for each query head, as -1.5,0,2; up to {MOST_LOGIT:g}, or -inf",
 )
 positive = number(float, lambda x: 0 < x < math.inf, "a finite number above 0")
 
 
-def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
-    """Return a reader of an option that an algorithm declares: a whole number, or several with
-    commas between.
+def declared(check: Callable[[Any], object], text: str) -> int | tuple[int, ...]:
+    """Read an option that an algorithm declares: a whole number, or several with commas between.
+    `check` raises ValueError for others.
     """
-
-    def read(text: str) -> int | tuple[int, ...]:
-        numbers = _numbers(text, "a whole number, or several with commas between")
-        value = numbers[0] if len(numbers) == 1 else numbers
-        check(value)
-        return value
-
-    return read
+    numbers = _numbers(text, "a whole number, or several with commas between")
+    value = numbers[0] if len(numbers) == 1 else numbers
+    check(value)
+    return value
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, an option of an algorithm of the user's: the value is Python's, as 64,
-    0.5, True, or else text.
+    """Read NAME=VALUE, an option of an algorithm of the user's. The value is a literal of Python,
+    such as 64, 0.5 or True; if it is none, it is text.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise _refused(text, "NAME=VALUE, such as window=64")
+        raise _error(text, "NAME=VALUE, such as window=64")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -171,13 +113,13 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
             except ValueError:
                 if "," not in text:
                     raise
-                raise _refused(
+                raise _error(
                     text, "values side by side, as 64 128, or a range, as 128:4096:128"
                 ) from None
         parts = text.replace("..", ":", 1).split(":")
         if len(parts) != 3:
             to = ".." if ".." in text else ":"
-            raise _refused(
+            raise _error(
                 text,
                 (
                     f"START{to}STOP:STEP, as 128{to}4096:128, or START{to}STOP:xFACTOR, as "
@@ -187,7 +129,7 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         start = read(parts[0])
         stop = read(parts[1])
         if stop < start:
-            raise _refused(text, f"a range from {start} up")
+            raise _error(text, f"a range from {start} up")
         if parts[2][:1] != "x":
             numbers: Any = range(start, stop + 1, read(parts[2]))
         else:
@@ -197,7 +139,7 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
             exponents = range(int(math.log(stop / start) / math.log(factor) + 1e-9) + 1)
             numbers = dict.fromkeys(round(start * factor**exponent) for exponent in exponents)
         if len(numbers) > MOST:
-            raise _refused(text, f"at most {MOST:,} numbers")
+            raise _error(text, f"at most {MOST:,} numbers")
         return [read(str(number)) for number in numbers]
 
     return read_all
@@ -208,11 +150,11 @@ def several_sizes(text: str) -> list[int | str]:
     known.
     """
     parts = text.replace("..", ":", 1).split(":")
-    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
+    sizes = [part for index, part in enumerate(parts) if index < 2 or part[:1] != "x"]
     in_bytes = {part.strip()[-1:].upper() == "B" for part in sizes}
     numbers = several(lambda part: parse_size(part, 1))(text)
     if len(in_bytes) > 1:
-        raise _refused(text, "sizes that are all elements, or all bytes")
+        raise _error(text, "sizes that are all elements, or all bytes")
     return [f"{number}B" for number in numbers] if in_bytes == {True} else numbers
 
 
@@ -222,18 +164,18 @@ def sides(text: str) -> str:
     return text
 
 
-def blocks_of(typed: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the blocks of one --blocks: of B_r and B_c, all pairs of their values; of one
-    range, squares. Else ValueError.
+def blocks_of(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the blocks of one --blocks: for two texts, B_r and B_c, all pairs of their values;
+    for one range, squares. Raises ValueError for others.
     """
     read = several(whole())
-    if len(typed) == 1 and _is_range(typed[0]):
-        return [(side, side) for side in read(typed[0])]
-    if len(typed) != 2:
-        raise _refused(
-            " ".join(typed), "B_r B_c, as 64 88, or a range of square blocks, as 16..256:16"
+    if len(texts) == 1 and _is_range(texts[0]):
+        return [(side, side) for side in read(texts[0])]
+    if len(texts) != 2:
+        raise _error(
+            " ".join(texts), "B_r B_c, as 64 88, or a range of square blocks, as 16..256:16"
         )
-    return [(B_r, B_c) for B_r in read(typed[0]) for B_c in read(typed[1])]
+    return [(B_r, B_c) for B_r in read(texts[0]) for B_c in read(texts[1])]
 
 
 def _is_range(text: str) -> bool:
@@ -250,7 +192,7 @@ def _numbers(text: str, expected: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise _refused(text, expected) from None
+        raise _error(text, expected) from None
 
 
 def output(text: str) -> Path:
@@ -261,7 +203,7 @@ def output(text: str) -> Path:
     return path
 
 
-def _refused(text: str, expected: str) -> ValueError:
+def _error(text: str, expected: str) -> ValueError:
     short = text if len(text) <= 40 else f"{text[:40]}…"
     return ValueError(f"got {short!r}; expected {expected}")
 

@@ -2,14 +2,11 @@
 
 import argparse
 from dataclasses import asdict
-from typing import Any
 
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import FLAG, add
+from flashsim.cli.parser import Parser
+from flashsim.cli.shared import FLAG
 
-SUMMARY = (
-    "Check the paper's claims, and print the range tried, the measurement and the verdict of each."
-)
 # Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
 SECONDS = 60
 LONGEST = 15
@@ -22,21 +19,17 @@ EXAMPLES = (
 )
 
 
-def add_options(parser: Any) -> None:
-    parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
-    said = (
+def add_options(parser: Parser) -> None:
+    parser.notes = f"It takes {duration(False, 1)} on one core, less on several.\n\n"
+    which = (
         "claims to check: stream_k is one, theorem2 all of Theorem 2; a wrong name lists others. "
         "Default: all"
     )
-    parser.add_argument("claims", nargs="*", metavar="NAME", help=said)
-    add(
-        parser,
-        "--full",
-        **FLAG,
-        help=f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many",
-    )
-    add(parser, "--jobs", help="claims to check at the same time. Default: one for each core")
-    add(parser, "--json", "--quiet")
+    parser.add("claims", nargs="*", metavar="NAME", help=which)
+    wider = f"sweep far wider ranges: {duration(True, 1)} on one core, {duration(True, 8)} on many"
+    parser.add("--full", **FLAG, help=wider)
+    parser.add("--jobs", help="claims to check at the same time. Default: one for each core")
+    parser.add("--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,14 +39,15 @@ def run(options: argparse.Namespace) -> int:
     checks = verify.named(options.claims) if options.claims else verify.checks()
     names = [check.__name__.replace("_", " ") for check in checks]
     jobs = options.jobs or cores()
-    said = "" if options.claims else f": {took(options.full, min(jobs, cores()))}"
-    with progress(
-        options, f"{len(checks)} claims, {jobs} at a time{said}; what is left is told as it goes"
-    ) as told:
-        told(0, len(checks), names[0])
+    announcement = f"{len(checks)} claims, {jobs} at a time"
+    if not options.claims:
+        announcement += f": {duration(options.full, min(jobs, cores()))}"
+    announcement += "; what is left is told as it goes"
+    with progress(options, announcement) as update:
+        update(0, len(checks), names[0])
 
         def on_claim(left: list[int]) -> None:
-            told(len(checks) - len(left), what=names[left[0]] if left else "")
+            update(len(checks) - len(left), what=names[left[0]] if left else "")
 
         claims = verify.run(checks, options.full, jobs=jobs, on_claim=on_claim)
     ledger = {"command": options.command_line, "claims": [asdict(claim) for claim in claims]}
@@ -61,12 +55,13 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(claim.holds for claim in claims) else 1
 
 
-def took(full: bool, jobs: int) -> str:
-    """Say how long it takes: what there is to do over so many cores, but no less than the
+def duration(full: bool, jobs: int) -> str:
+    """Return in words how long it takes: all claims over so many cores, but no less than the
     longest claim.
     """
-    work, longest = (FULL, FULL_LONGEST) if full else (SECONDS, LONGEST)
-    seconds = max(work / jobs, longest)
+    seconds = max(SECONDS / jobs, LONGEST)
+    if full:
+        seconds = max(FULL / jobs, FULL_LONGEST)
     return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} minutes"
 
 

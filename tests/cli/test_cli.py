@@ -63,12 +63,12 @@ def test_help_lists_each_command_once_under_what_it_is_for(
         r"^(\w[\w ]*):$|^  ([a-z]+) {2,}[A-Z]", out.partition("\noptions:")[0], re.MULTILINE
     )
     assert [purpose or name for purpose, name in listed] == [
-        word for purpose, names in PURPOSES.items() for word in (purpose, *names.split())
+        word for purpose, commands in PURPOSES.items() for word in (purpose, *commands)
     ]
     assert sorted(COMMANDS) == sorted(
         file.stem
         for file in Path(cli.__file__).parent.glob("*.py")
-        if "SUMMARY = " in text_of(file)
+        if "EXAMPLES = " in text_of(file)
     )
 
 

@@ -2,7 +2,6 @@
 names what is wrong.
 """
 
-import argparse
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.cli import COMMANDS, main
+from flashsim.cli import COMMANDS, main, parser_of
 
 LONG = "9" * 5000
 HUGE = str(2**63)
@@ -464,14 +463,7 @@ def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -
     )
     assert sorted(os.listdir()) == before
     if name in COMMANDS:
-        known = {*typed, "--help", *flags(name)}
+        known = {*typed, *parser_of(name).flags}
         assert [
             flag for flag in re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", err) if flag not in known
         ] == []
-
-
-def flags(name: str) -> list[str]:
-    """Return how a command's options are spelt."""
-    parser = argparse.ArgumentParser()
-    COMMANDS[name].add_options(parser)
-    return [flag for action in parser._actions for flag in action.option_strings]

@@ -21,7 +21,7 @@ import flashsim
 from flashsim.algorithms import FORWARD
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.attention.masks import rules as masks
-from flashsim.cli import main, parsers
+from flashsim.cli import main, parser_of
 from flashsim.plots import FIGURES
 from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL, SERVING
@@ -41,7 +41,6 @@ from tests.helpers.pages import (
     text_of,
 )
 
-KNOWN = parsers()
 COMMANDS = [
     pytest.param(page, block, id=block.splitlines()[0])
     for page in PAGES
@@ -95,8 +94,8 @@ def test_commands_that_are_named_have_the_options_that_are_named(page: Path) -> 
     for command, rest in re.findall(
         r"(?:^|[`(] ?|&& |\$ )flashsim ([a-z]+)([^`\n#|]*)", text_of(page), re.MULTILINE
     ):
-        known = {flag for action in KNOWN[command]._actions for flag in action.option_strings}
-        assert {word.partition("=")[0] for word in rest.split() if re.match("-.", word)} <= known
+        known = parser_of(command).flags
+        assert {word.partition("=")[0] for word in rest.split() if re.match("-.", word)} <= {*known}
 
 
 def sessions(page: Path) -> list[str]:

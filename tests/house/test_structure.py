@@ -22,6 +22,7 @@ import flashsim
 from flashsim import devices, serving
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
 from flashsim.analysis.verify import checks
+from flashsim.cli import main
 
 ROOT = Path(flashsim.__file__).parent
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -220,6 +221,10 @@ def directly() -> None:
     flash_basic(hbm, flashsim.SRAM(hbm, 104), Q, K, V, flashsim.Blocks(4, 3, N_q=12, N_k=12))
 
 
+def count_command(*more: str) -> None:
+    assert main(["count", "--N", "12", "--d", "4", "--M", "104", *more]) == 0
+
+
 # to line 1 of what, in how many calls and files at most
 WAYS: list[tuple[Callable[[], object], str, str, int, int]] = [
     (directly, "algorithm_1_flash_basic", "flash_basic", 20, 3),
@@ -235,6 +240,8 @@ WAYS: list[tuple[Callable[[], object], str, str, int, int]] = [
         15,
     ),
     (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", 142, 18),
+    (partial(count_command, "--blocks", "4", "3"), "algorithm_2_flash", "flash", 147, 26),
+    (count_command, "algorithm_2_flash", "flash", 328, 29),
 ]
 
 
