@@ -18,7 +18,7 @@ import numpy as np
 
 from flashsim.attention.masks.rules import Mask
 from flashsim.gpu.compiling import current_device, import_cupy
-from flashsim.gpu.launching import Prepared, Stream
+from flashsim.gpu.launching import Prepared, Stream, allocate_scratch
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 # of a new array: which given array it is like, or None; its shape; its dtype
@@ -73,8 +73,8 @@ class CuPy:
         return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
     def scratch(self, size: int, like: Any) -> tuple[Any, int]:
-        """Return memory of `size` bytes, and its address."""
-        memory = self._cupy.cuda.alloc(size)
+        """Return memory of `size` bytes for kernels on the current stream, and its address."""
+        memory = allocate_scratch(size, self.stream(0))
         return memory, memory.ptr
 
     def stream(self, device: int) -> int:

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -337,11 +338,32 @@ class Prepared(NamedTuple):
         """
         cuda = import_cupy().cuda
         cuda.runtime.setDevice(cuda.runtime.getDevice())
-        self.run(
-            cuda.get_current_stream().ptr,
-            cuda.alloc(self.scratch).ptr,
-            *[x.data.ptr for x in arrays if x is not None],
-        )
+        stream = cuda.get_current_stream().ptr
+        # `run` may allocate, too: this name keeps the pool from handing the memory out twice
+        memory = allocate_scratch(self.scratch, stream)
+        self.run(stream, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
+
+
+def allocate_scratch(size: int, stream: int) -> Any:
+    """Return memory of `size` bytes for kernels on `stream`, CuPy's current one.
+
+    It may be freed once the kernels are launched: what the pool gives to later calls on the stream
+    is used after them. But a graph that is being captured runs again later. So a graph has memory
+    of its own, which the driver allocates and frees as steps of the graph.
+    """
+    cuda = import_cupy().cuda
+    capturing = size and cuda.runtime.streamIsCapturing(stream)
+    return cuda.malloc_async(size) if capturing else cuda.alloc(size)
+
+
+def temporaries() -> AbstractContextManager[Any]:
+    """Return a context in which CuPy allocates arrays that only launches on the current stream use:
+    as `allocate_scratch` does.
+    """
+    cuda = import_cupy().cuda
+    if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
+        return cuda.using_allocator(cuda.malloc_async)  # type: ignore[no-any-return]
+    return nullcontext()
 
 
 class InMemory:
