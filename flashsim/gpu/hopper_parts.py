@@ -13,7 +13,7 @@ from flashsim.gpu.launching import STRIDES, ready
 
 MERGING = "hopper_decode.cu"  # the file with `merge`
 WARPS = 8  # of a block that merges
-PARTS = 4  # parts that a warp loads at a time
+PARTS = 2  # parts of a warp, if there are enough warps
 MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bits
 
 PROBLEM = np.dtype(

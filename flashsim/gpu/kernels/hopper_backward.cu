@@ -252,8 +252,9 @@ __device__ __forceinline__ void add(const Memory<d, dropping, has_array(kind)>& 
             for (int t = begin_of<kind, d>(p, j); t < end_of<kind>(p, j); ++t, ++n) {
                 const int i = row_block<kind>(p, t);
                 const Offset half = p.row_block(h, i) * 2 + w;
-                dQ_i.wait_there(n);
+                // Before dQ_i comes, since asking takes as long as adding.
                 if (in_turn) wait_until(p.turns + half, key_blocks_before<kind, d>(p, j, t));
+                dQ_i.wait_there(n);
                 add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
                 wait_stores_read();
                 dQ_i.free(n).arrive();

@@ -5,9 +5,9 @@
 //
 // Flat list of tiles. Each KV head has T_c tiles of B_c keys; T is the sum over heads. Of G blocks of threads, the b-th takes
 // tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. If one block has all tiles of a head, it writes O. Other heads are cut: each block has a part
-// (O, ℓ, m), neither divided nor rounded. If heads are cut alike, two blocks, a cluster, merge their parts by reading each
+// (O, ℓ, m), neither divided nor rounded. If heads are cut alike, the blocks of a cluster merge their parts by reading each
 // other's shared memory. A second kernel merges what is still in parts. Block b's part of a head is at place b + head, which no
-// other part has. `grid` of hopper_decode.py decides how many blocks there are.
+// other part has. `choose_cut` of hopper_decode.py decides how many blocks there are.
 //
 // Paged: a head is cut into T_c runs of equally many pages; some may be empty. A table's word says which page of the pool has a
 // sequence's keys from p·j on. The last page is copied whole, and V's rows after the last key become 0, since 0 · NaN is NaN.
@@ -25,7 +25,7 @@
 //
 // HBM, in elements (flashsim.count, exactly). A head that is not split moves as much as "q_outer" with a group's heads together,
 // and a head in t parts as much as "split_kv" with splits = t. Paged, it is "paged" and "paged_split" of flashsim.serving with
-// tail = "page". But in a cluster, both blocks read Q and, if paged, the length.
+// tail = "page". But in a cluster, each block reads Q and, if paged, the length.
 // Roofline. HBM: a copy reaches 4.2 TB/s of an H200's 4.8, and reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_parts.cuh"
