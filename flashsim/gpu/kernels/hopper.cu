@@ -226,7 +226,7 @@ struct Consumer {
     __device__ __forceinline__ Sequence sequence() const { return sram.template sequence<varlen>(p, q); }
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
 
-    __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
+    __device__ __forceinline__ int together() const { return TOGETHER + sram.team * Sram::consumers + w; }
 
     static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup skips tiles that its rows do not see
     // The tiles of row block i that this warpgroup computes, and the t-th of them.
@@ -358,21 +358,8 @@ struct Consumer {
         for (int at = thread_index() % 32; at < rows * (Sram::O_COLUMNS / 8); at += 32) {
             const int r = at / (Sram::O_COLUMNS / 8), chunk = at % (Sram::O_COLUMNS / 8);
             const Word from = mine + chunk / 8 * (16 * 128) + r * 128 + ((chunk % 8 ^ r % 8) << 4);
-            reinterpret_cast<uint4*>(p.O)[(to + r * d) / 8 + chunk] = *reinterpret_cast<const uint4*>(in_shared(from));
+            reinterpret_cast<uint4*>(p.O)[(to + r * d) / 8 + chunk] = *static_cast<const uint4*>(__cvta_shared_to_generic(from));
         }
-    }
-
-    // Clear the last V_j's rows of another sequence, as 0 · NaN is NaN. Both consumers write the same zeros.
-    __device__ __forceinline__ void clear_V(int rows) {
-        const float zeros[4] = {};
-        sram.wait_V(kv);
-#pragma unroll 1
-        for (int half = 0; half < d / HALF; ++half)
-#pragma unroll 1
-            for (int at = rows * 8 + thread_index(); at < B_c * 8; at += WARPGROUP)
-                store_four(sram.V_j.tile(kv) + half * (B_c * 128) + at * 16, zeros);
-        show_writes();
-        meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
@@ -383,17 +370,9 @@ struct Consumer {
         const Sequence s = sequence();
         const int first = at.i * B_r + 64 * w, left = s.N_q - first - thread / 32 * 16;  // left: of this warp's rows
         const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
-        rows.sum_l();
+        float* const L_h = p.wants_L ? L + (Offset(at.b) * p.H + at.h) * p.N_q + s.q : nullptr;
         float factor[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(rows.l[r]));
-            const int query = first + row + 8 * r;
-            if (p.wants_L && lane % 4 == 0 && query < s.N_q) {
-                L[(Offset(at.b) * p.H + at.h) * p.N_q + s.q + query] = rows.L(r, p.c);
-                Tally(totals + 9).add(1, 1);
-            }
-        }
+        rows.end(factor, L_h, first + row, s.N_q, p.c, totals + 9, dropping ? p.dropout.keep_scale : 1.0f);
 #pragma unroll
         for (int x = 0; x < d; x += Sram::O_COLUMNS) {
             if (lane == 0) wait_stores_read();
@@ -409,17 +388,6 @@ struct Consumer {
         }
     }
 
-    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ. Rows of other sequences become 0.
-    __device__ __forceinline__ void apply_sign(int rows) const {
-#pragma unroll 1
-        for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
-            Word& two = *in_shared(Q_w() + of / 2048 * (B_r * 128) + of % 2048 * 4);
-            two = p.sign == 0.0f || (varlen && of % 2048 / 32 >= rows) ? 0 : two ^ (varlen && p.sign > 0.0f ? 0 : 0x80008000);
-        }
-        show_writes();
-        meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
-    }
-
     __device__ __forceinline__ void consume(const TensorMap& O, float* L, Total* totals) {
 #pragma unroll 1
         for (;; ++q) {
@@ -427,7 +395,8 @@ struct Consumer {
             const int i = sram.row_block(q).i;
             if (i < 0) break;
             const int rows_left = varlen ? sequence().N_q - i * B_r - 64 * w : 64;
-            if (p.sign != 1.0f || rows_left < 64) apply_sign(rows_left);
+            if (p.sign != 1.0f || rows_left < 64)  // rows of other sequences become 0
+                apply_sign<B_r, d>(Q_w(), p.sign, together(), varlen && p.sign > 0.0f ? 0 : 0x80008000, rows_left);
             fill(O_i, 0.0f);
             rows.init();
 
@@ -439,7 +408,10 @@ struct Consumer {
                 if (apart) pass_by(live.end - its.end);
                 int t = its.end - its.begin - 1;
                 step<true>(t, kind == ARRAY || t >= whole.end || t < whole.begin, t == 0);
-                if (varlen && (t + 1) * B_c > sequence().N_k) clear_V(sequence().N_k - t * B_c);
+                if (varlen && (t + 1) * B_c > sequence().N_k) {  // the last V_j has another sequence's rows
+                    sram.wait_V(kv);
+                    clear_rows<d, B_c>(sram.V_j.tile(kv), sequence().N_k - t * B_c, together());
+                }
 #pragma unroll 1
                 for (--t; t >= (apart_from_masks ? max(0, whole.end) : 0); --t) step<false, kind == ARRAY>(t, true, t == 0);
                 if (apart_from_masks) {

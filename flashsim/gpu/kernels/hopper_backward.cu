@@ -59,12 +59,6 @@ struct Problem {
     __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
 };
 
-// x, hidden from the compiler. Otherwise it would compute what depends on x before the loop, and keep dozens of registers.
-__device__ inline Word here(Word x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 struct KeyBlock {  // the j-th of a KV head; heads are counted over the batch
     int j, head;
 };

@@ -64,6 +64,19 @@ struct Rows {
     __device__ float L(int r, float c, int offset = 0) const {
         return l[r] == 0.0f ? -INFINITY : (m[r] * c - offset) * 0.693147180559945f + logf(l[r]);
     }
+    // Then `factor` is `scale` over ℓ; and unless L is null, it gets those of the rows `query` and `query` + 8 from 0 to before `end`.
+    __device__ __forceinline__ void end(float (&factor)[2], float* L, int query, int end, float c, Total* total, float scale = 1.0f,
+                                        int offset = 0) {
+        sum_l();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            factor[r] = __fdividef(scale, nonzero(l[r]));
+            if (L && threadIdx.x % 4 == 0 && query + 8 * r >= 0 && query + 8 * r < end) {
+                L[query + 8 * r] = this->L(r, c, offset);
+                Tally(total).add(1, 1);
+            }
+        }
+    }
 };
 
 // −∞ where `masked` says so of a column of 8t + e mod 2, counted from this thread's first, and of its upper row, 0, or lower, 1.
@@ -220,14 +233,27 @@ template <int B_c> __device__ __forceinline__ void replace(Word (&P)[B_c / 16][4
         for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
 }
 
-// Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. `barrier` is a named one of its own.
+// Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. Rows from `rows` on become 0. `barrier` is a
+// named one of its own.
 template <int B_r, int d>
-__device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier, Word flip = 0x80008000) {
+__device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier, Word flip = 0x80008000, int rows = 64) {
 #pragma unroll 1
     for (int at = thread_index(); at < d / HALF * 2048; at += WARPGROUP) {
         const Word place = Q_w + at / 2048 * (B_r * 128) + at % 2048 * 4;
-        store_word(place, sign == 0.0f ? 0 : load_word(place) ^ flip);
+        store_word(place, sign == 0.0f || at % 2048 / 32 >= rows ? 0 : load_word(place) ^ flip);
     }
+    show_writes();
+    meet(barrier, WARPGROUP);
+}
+
+// Set a tile's rows from `rows` on to 0, since 0 · NaN is NaN.
+template <int d, int B_c> __device__ __forceinline__ void clear_rows(Word tile, int rows, int barrier) {
+    const float zeros[4] = {};
+#pragma unroll 1
+    for (int half = 0; half < d / HALF; ++half)
+#pragma unroll 1
+        for (int at = rows * 8 + thread_index(); at < B_c * 8; at += WARPGROUP)
+            store_four(tile + half * (B_c * 128) + at * 16, zeros);
     show_writes();
     meet(barrier, WARPGROUP);
 }
