@@ -35,7 +35,7 @@ FILLED = 0.95  # a GPU this full counts as full
 SHORT = 8  # tiles of a head up to which heads are never split
 MEDIUM = 64  # not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
-LONG = 1024  # tiles of a head from which a second launch costs less than half-filled multiprocessors
+LONG = 1024  # tiles of a head from which a second launch costs less than idle places
 # with more rows, if there is no head for each multiprocessor, hopper_grouped's kernel is faster;
 # and if a cluster has all parts of a head
 FEW_ROWS = 16

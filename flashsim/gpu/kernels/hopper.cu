@@ -370,9 +370,17 @@ struct Consumer {
         const Sequence s = sequence();
         const int first = at.i * B_r + 64 * w, left = s.N_q - first - thread / 32 * 16;  // left: of this warp's rows
         const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
-        float* const L_h = p.wants_L ? L + (Offset(at.b) * p.H + at.h) * p.N_q + s.q : nullptr;
+        rows.sum_l();
         float factor[2];
-        rows.end(factor, L_h, first + row, s.N_q, p.c, totals + 9, dropping ? p.dropout.keep_scale : 1.0f);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(rows.l[r]));
+            const int query = first + row + 8 * r;
+            if (p.wants_L && lane % 4 == 0 && query < s.N_q) {
+                L[(Offset(at.b) * p.H + at.h) * p.N_q + s.q + query] = rows.L(r, p.c);
+                Tally(totals + 9).add(1, 1);
+            }
+        }
 #pragma unroll
         for (int x = 0; x < d; x += Sram::O_COLUMNS) {
             if (lane == 0) wait_stores_read();

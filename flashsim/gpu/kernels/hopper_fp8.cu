@@ -551,7 +551,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         float* const L_h = p.wants_L ? L + (Offset(at.b) * p.H + at.h) * p.N_q : nullptr;
         const int first = first_query(p, at.i) + 64 * w;
         float factor[2];
-        rows.end(factor, L_h, first + 16 * warp + lane / 4, p.N_q, p.c, totals + 9, 1.0f, OFFSET);
+        rows.end(factor, L_h, first + 16 * warp + lane / 4, p.N_q, p.c, totals + 9, OFFSET);
         const Word row = __cvta_generic_to_shared(O_w) + (16 * warp + lane % 16) * 128;
         round_rows<__half, d, 64 * 128, d>(row, O_i, 0, factor);
         show_writes();

@@ -64,13 +64,12 @@ struct Rows {
     __device__ float L(int r, float c, int offset = 0) const {
         return l[r] == 0.0f ? -INFINITY : (m[r] * c - offset) * 0.693147180559945f + logf(l[r]);
     }
-    // Then `factor` is `scale` over ℓ; and unless L is null, it gets those of the rows `query` and `query` + 8 from 0 to before `end`.
-    __device__ __forceinline__ void end(float (&factor)[2], float* L, int query, int end, float c, Total* total, float scale = 1.0f,
-                                        int offset = 0) {
+    // Then `factor` is 1/ℓ; and unless L is null, it gets those of the rows `query` and `query` + 8 from 0 to before `end`.
+    __device__ __forceinline__ void end(float (&factor)[2], float* L, int query, int end, float c, Total* total, int offset = 0) {
         sum_l();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            factor[r] = __fdividef(scale, nonzero(l[r]));
+            factor[r] = __fdividef(1.0f, nonzero(l[r]));
             if (L && threadIdx.x % 4 == 0 && query + 8 * r >= 0 && query + 8 * r < end) {
                 L[query + 8 * r] = this->L(r, c, offset);
                 Tally(total).add(1, 1);
