@@ -340,25 +340,16 @@ class Prepared(NamedTuple):
         cuda.runtime.setDevice(cuda.runtime.getDevice())
         stream = cuda.get_current_stream().ptr
         # `run` may allocate, too: this name keeps the pool from handing the memory out twice
-        memory = allocate_scratch(self.scratch, stream)
+        with temporaries():
+            memory = cuda.alloc(self.scratch)
         self.run(stream, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
 
 
-def allocate_scratch(size: int, stream: int) -> Any:
-    """Return memory of `size` bytes for kernels on `stream`, CuPy's current one.
-
-    It may be freed once the kernels are launched: what the pool gives to later calls on the stream
-    is used after them. But a graph that is being captured runs again later. So a graph has memory
-    of its own, which the driver allocates and frees as steps of the graph.
-    """
-    cuda = import_cupy().cuda
-    capturing = size and cuda.runtime.streamIsCapturing(stream)
-    return cuda.malloc_async(size) if capturing else cuda.alloc(size)
-
-
 def temporaries() -> AbstractContextManager[Any]:
-    """Return a context in which CuPy allocates arrays that only launches on the current stream use:
-    as `allocate_scratch` does.
+    """Return a context in which CuPy allocates what only launches on the current stream use.
+
+    If the stream captures a graph, the driver allocates and frees it each time as the graph runs,
+    which takes the GPU some time.
     """
     cuda = import_cupy().cuda
     if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
