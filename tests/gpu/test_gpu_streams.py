@@ -11,7 +11,7 @@ from flashsim import gpu
 from flashsim.gpu.compiling import import_cupy, load
 from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Options
-from tests.hopper import ON_HOPPER
+from tests.helpers.hopper import ON_HOPPER
 
 pytestmark = ON_HOPPER
 
