@@ -48,7 +48,7 @@ from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
 from tests.conftest import turn
-from tests.helpers.pages import listing, text_of
+from tests.helpers.pages import ROOT, listing, text_of
 
 LADDER = list(gpu.ladder())
 VARIANTS = [
@@ -321,6 +321,19 @@ def test_the_kernel_to_read_is_short_and_has_the_algorithms_lines() -> None:
         int(n) for found in re.findall(r"// lines? ([\d, ]+)", code) for n in found.split(", ")
     }
     assert labels == {*range(1, 22)} - {1, 3, 14, 17, 21}  # no dropout; the host's maps; ends
+
+
+def test_what_the_page_shows_of_the_kernel_to_read_is_its_code() -> None:
+    page = text_of(ROOT / "docs" / "gpu.md")
+    walk = page.partition("### One kernel, line by line")[2].partition("\n#")[0]
+    shown = [
+        line.strip()
+        for block in re.findall(r"```cpp\n(.*?)```", walk, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    code = [line.strip() for line in text_of(KERNELS / hopper_forward.FILE).splitlines()]
+    assert len(shown) == 8
+    assert [line for line in shown if line not in code] == []
 
 
 def test_a_kernels_listing_is_the_simulators() -> None:
