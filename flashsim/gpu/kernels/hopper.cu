@@ -226,6 +226,7 @@ struct Consumer {
     __device__ __forceinline__ Sequence sequence() const { return sram.template sequence<varlen>(p, q); }
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
 
+    __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
     __device__ __forceinline__ int together() const { return TOGETHER + sram.team * Sram::consumers + w; }
 
     static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup skips tiles that its rows do not see
@@ -358,7 +359,7 @@ struct Consumer {
         for (int at = thread_index() % 32; at < rows * (Sram::O_COLUMNS / 8); at += 32) {
             const int r = at / (Sram::O_COLUMNS / 8), chunk = at % (Sram::O_COLUMNS / 8);
             const Word from = mine + chunk / 8 * (16 * 128) + r * 128 + ((chunk % 8 ^ r % 8) << 4);
-            reinterpret_cast<uint4*>(p.O)[(to + r * d) / 8 + chunk] = *static_cast<const uint4*>(__cvta_shared_to_generic(from));
+            reinterpret_cast<uint4*>(p.O)[(to + r * d) / 8 + chunk] = *reinterpret_cast<const uint4*>(in_shared(from));
         }
     }
 
@@ -396,6 +397,18 @@ struct Consumer {
         }
     }
 
+    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ. Rows of other sequences become 0. The shared
+    // `apply_sign` would spill here.
+    __device__ __forceinline__ void apply_sign(int rows) const {
+#pragma unroll 1
+        for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
+            Word& two = *in_shared(Q_w() + of / 2048 * (B_r * 128) + of % 2048 * 4);
+            two = p.sign == 0.0f || (varlen && of % 2048 / 32 >= rows) ? 0 : two ^ (varlen && p.sign > 0.0f ? 0 : 0x80008000);
+        }
+        show_writes();
+        meet(together(), WARPGROUP);
+    }
+
     __device__ __forceinline__ void consume(const TensorMap& O, float* L, Total* totals) {
 #pragma unroll 1
         for (;; ++q) {
@@ -403,8 +416,7 @@ struct Consumer {
             const int i = sram.row_block(q).i;
             if (i < 0) break;
             const int rows_left = varlen ? sequence().N_q - i * B_r - 64 * w : 64;
-            if (p.sign != 1.0f || rows_left < 64)  // rows of other sequences become 0
-                apply_sign<B_r, d>(Q_w(), p.sign, together(), varlen && p.sign > 0.0f ? 0 : 0x80008000, rows_left);
+            if (p.sign != 1.0f || rows_left < 64) apply_sign(rows_left);
             fill(O_i, 0.0f);
             rows.init();
 

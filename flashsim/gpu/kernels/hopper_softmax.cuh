@@ -232,14 +232,13 @@ template <int B_c> __device__ __forceinline__ void replace(Word (&P)[B_c / 16][4
         for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
 }
 
-// Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. Rows from `rows` on become 0. `barrier` is a
-// named one of its own.
+// Multiply a warpgroup's 64 rows of Q by the sign, so that c is positive for any τ. `barrier` is a named one of its own.
 template <int B_r, int d>
-__device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier, Word flip = 0x80008000, int rows = 64) {
+__device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier, Word flip = 0x80008000) {
 #pragma unroll 1
     for (int at = thread_index(); at < d / HALF * 2048; at += WARPGROUP) {
         const Word place = Q_w + at / 2048 * (B_r * 128) + at % 2048 * 4;
-        store_word(place, sign == 0.0f || at % 2048 / 32 >= rows ? 0 : load_word(place) ^ flip);
+        store_word(place, sign == 0.0f ? 0 : load_word(place) ^ flip);
     }
     show_writes();
     meet(barrier, WARPGROUP);
