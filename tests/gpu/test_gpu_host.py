@@ -843,9 +843,9 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
     assert [len(written) for written in found] == [2] * 7
     assert [written == found[0] for written in found] == [not capturing for capturing, _ in calls]
     # a graph's scratch memory lives as long as its first result, and lies behind it
-    for (capturing, _), (_, written) in zip(calls, found, strict=True):
-        *_, dq, problem, _ = written
-        (sums,) = np.frombuffer(problem, hopper_backward._PROBLEM)["sums"]
+    for (capturing, _), written in zip(calls, found, strict=True):
+        *_, dq, problem, _ = written[1]
+        sums = int(np.frombuffer(problem, hopper_backward._PROBLEM)["sums"][0])
         assert (sums - struct.unpack("<Q", dq)[0] == X["q"].nbytes) == capturing
     assert set(launched) == {0}
     launched.clear()

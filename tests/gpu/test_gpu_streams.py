@@ -89,7 +89,7 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     q, k, v, do = (normal(1, 4, 300, 64) for _ in range(4))
     o, lse = gpu.forward(q, k, v, return_lse=True)
     for kernel in ("hopper", "tensor_core", "algorithm_2"):
-        given = {"kernel": kernel, "deterministic": kernel == "hopper"}
+        given: dict[str, Any] = {"kernel": kernel, "deterministic": kernel == "hopper"}
         yield f"{kernel}, backward", partial(gpu.backward, q, k, v, o, lse, do, **given)
     yield "algorithm_2", partial(gpu.forward, q, k, v, kernel="algorithm_2")
     yield "8 bits", partial(gpu.forward, *eight_bits())
