@@ -201,6 +201,21 @@ def types(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         yield ["  ÷ the fastest peer", *(f"{full:.2f} / {causal:.2f}" for full, causal in fastest)]
 
 
+def to_read(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rate of `hopper_forward` over the fastest peer's, full / causal."""
+    found = {}
+    for r in results:
+        rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        own = rates.pop("hopper_forward")
+        del rates["hopper"]
+        found[r["d"], r["dtype"], r["N"], r["causal"]] = own / max(rates.values())
+    lengths = sorted({key[2] for key in found})
+    yield ["÷ the fastest peer, full / causal", *(f"N = {N:,}" for N in lengths)]
+    for d, dtype in dict.fromkeys(key[:2] for key in found):
+        both = [[found[d, dtype, N, causal] for causal in (False, True)] for N in lengths]
+        yield [f"d = {d}, {dtype}", *(f"{full:.2f} / {causal:.2f}" for full, causal in both)]
+
+
 def masked_backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield ms of windows, and of block masks: what part of the tiles is live, and what part of
     the time it takes.
@@ -282,6 +297,7 @@ TABLES: dict[str, tuple[Path, str, Callable[[list[dict[str, Any]]], Iterator[lis
     "masked backward": (REACHED, "gpu_hopper_masked_backward", masked_backward),
     "array masks": (REACHED, "gpu_hopper_array_masks", array_masks),
     "distributions": (REACHED, "gpu_distributions", distributions),
+    "the kernel to read": (REACHED, "gpu_hopper_forward", to_read),
     "few queries": (REACHED, "gpu_few_queries", few_queries),
     "types": (REACHED, "gpu_hopper_peers", types),
     "paged": (REACHED, "gpu_serving", paged),

@@ -22,9 +22,8 @@ from flashsim.support.entry import run_script
 from flashsim.support.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-USUAL = tuple(
-    f"tests/gpu/test_gpu{of}.py" for of in ("", "_hopper", "_masks", "_fp8", "_serving", "_delays")
-)
+KINDS = ("", "_hopper", "_masks", "_fp8", "_serving", "_streams", "_delays")
+USUAL = tuple(f"tests/gpu/test_gpu{of}.py" for of in KINDS)
 SOAK = ("-m", "slow", "tests/gpu/test_gpu_soak.py", "-k")
 
 

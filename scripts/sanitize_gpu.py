@@ -217,7 +217,8 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
             call = partial(_backward, q, k, v, do, deterministic, {**ways[mask], "dropout_p": p})
             yield f"hopper_backward, d = {d}, {', '.join(filter(None, way))}", call
         few = _normal(2, 8, 3, d)
-        for N_k in (300, 3000, 3100):  # whole heads, split ones, and by pairs of blocks
+        # whole heads, in clusters of 4, of 8, merged later, pairs merged later
+        for N_k in (150, 300, 3000, 4400, 4200):
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
             asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)

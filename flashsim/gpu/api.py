@@ -9,7 +9,7 @@ from typing import Any
 
 from flashsim.gpu import rungs
 from flashsim.gpu.arrays import Taken
-from flashsim.gpu.launching import Prepared
+from flashsim.gpu.launching import Prepared, temporaries
 from flashsim.gpu.settling import Plan, planned, settled
 
 GIVEN = ("q", "k", "v", "o", "lse", "do")  # what the backward pass is given
@@ -152,7 +152,9 @@ def _called(
             results = x.fill(run, wanted)
         else:
             results = x.library.new(wanted, x.given)
-            run(*x.as_cupy(results))
+            arrays = x.as_cupy(results)
+            with temporaries():
+                run(*arrays)
         if counters is not None:
             results.append(counters.moved())
     return results

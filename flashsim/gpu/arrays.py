@@ -20,6 +20,7 @@ from flashsim.attention.masks.rules import Mask
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.launching import Prepared, Stream
 
+APART = 512  # bytes: what shares memory starts at multiples of it, as pools' memory does
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 # of a new array: which given array it is like, or None; its shape; its dtype
 New = tuple[int | None, Any, Any]
@@ -72,10 +73,22 @@ class CuPy:
         bits = array.view(f"u{array.itemsize}")  # CuPy does not copy 8-bit floating point
         return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
-    def scratch(self, size: int, like: Any) -> tuple[Any, int]:
-        """Return memory of `size` bytes, and its address."""
-        memory = self._cupy.cuda.alloc(size)
-        return memory, memory.ptr
+    def scratch(self, size: int, results: list[Any]) -> tuple[Any, int]:
+        """Return memory of `size` bytes for the kernels that fill `results`, and its address.
+
+        It may be freed once they are launched, since what the pool gives to later calls on the
+        stream is used after them. But a graph that is being captured runs again later, for as long
+        as its results are used. So the first result is then replaced by one in the same memory.
+        """
+        cuda = self._cupy.cuda
+        if not cuda.runtime.streamIsCapturing(self.stream(0)):
+            memory = cuda.alloc(size)
+            return memory, memory.ptr
+        first = results[0]
+        behind = -(-first.nbytes // APART) * APART
+        memory = cuda.alloc(behind + size)
+        results[0] = self._cupy.ndarray(first.shape, first.dtype, memory)
+        return memory, memory.ptr + behind
 
     def stream(self, device: int) -> int:
         """Return the handle of the current stream."""
@@ -156,9 +169,9 @@ class PyTorch:
             for n, shape, dtype in wanted
         ]
 
-    def scratch(self, size: int, like: Any) -> tuple[Any, int]:
-        """Return as `CuPy.scratch`."""
-        memory = like.new_empty(size, dtype=self._torch.uint8)
+    def scratch(self, size: int, results: list[Any]) -> tuple[Any, int]:
+        """Return as `CuPy.scratch`. A graph that PyTorch captures has a pool of its own."""
+        memory = results[0].new_empty(size, dtype=self._torch.uint8)
         return memory, memory.data_ptr()
 
     def contiguous(self, array: Any) -> Any:
@@ -251,9 +264,7 @@ class Taken:
         results = self.library.new(wanted, self.given)
         if run is not None:
             import_cupy().cuda.runtime.setDevice(self.device)
-            _memory, at = (
-                self.library.scratch(run.scratch, self.given[0]) if run.scratch else (None, 0)
-            )
+            _memory, at = self.library.scratch(run.scratch, results) if run.scratch else (None, 0)
             run.run(
                 self.library.stream(self.device), at, *self.at, *self.library.addresses(results)
             )

@@ -30,13 +30,19 @@ class Counters:
         self._launches: list[tuple[tuple[str, ...], tuple[str, ...], Any]] = []
 
     def for_launch(self, names: Sequence[str], events: Sequence[str] = ()) -> Any:
-        """Return 64-bit zeros for one launch to add to: two for each name, one for each event."""
-        totals = import_cupy().zeros(2 * len(names) + len(events), "uint64")
+        """Return 64-bit zeros for one launch to add to: two for each name, one for each event.
+
+        The launch may go to any stream. So the zeros are there when this returns.
+        """
+        cupy = import_cupy()
+        totals = cupy.zeros(2 * len(names) + len(events), "uint64")
+        cupy.cuda.get_current_stream().synchronize()
         self._launches.append((tuple(names), tuple(events), totals))
         return totals
 
     def moved(self) -> dict[str, Moved]:
-        """Wait for the launches; return each array's totals."""
+        """Wait for the launches, on any stream; return each array's totals."""
+        import_cupy().cuda.runtime.deviceSynchronize()
         sums: dict[str, Moved] = {}
         for names, _, totals in self._launches:
             for name, (reads, writes) in zip(
@@ -47,7 +53,8 @@ class Counters:
         return sums
 
     def happened(self) -> dict[str, int]:
-        """Wait for the launches; return how often each event happened."""
+        """Wait for the launches, on any stream; return how often each event happened."""
+        import_cupy().cuda.runtime.deviceSynchronize()
         sums: dict[str, int] = {}
         for names, events, totals in self._launches:
             for event, times in zip(events, totals[2 * len(names) :].get().tolist(), strict=True):

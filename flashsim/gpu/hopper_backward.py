@@ -7,7 +7,7 @@ Blocks of threads that run at once sum dQ in HBM, in fp32: in any order, or in a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -131,6 +131,28 @@ def _on_gpu(
     return to_gpu(np.concatenate([[0], live.sum(axis=0).cumsum()]), live.sum(axis=1), tiles)
 
 
+def section_of(
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    kind: str,
+    deterministic: bool,
+    attributes: Mapping[str, int],
+) -> int:
+    """Return how many KV heads' key blocks take turns.
+
+    Causally, these are as many as have Q, dO, and dQ in fp32 in the L2 together. If all key blocks
+    see all queries, they start with the same dQ_i. In turn, they then add one after the other, and
+    stay so much behind each other. Multiprocessors that start at the same time should then have
+    different heads: as many heads take turns as have a multiprocessor for each of their key blocks.
+    """
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
+    if "CAUSAL" in kind:
+        return section(8 * N_q * d * H / H_kv, attributes["L2CacheSize"], B * H_kv)
+    if deterministic and kind != "LISTED":
+        return max(1, attributes["MultiProcessorCount"] // -(-N_k // choose_blocks(d)[1]))
+    return 1
+
+
 @lru_cache(maxsize=1024)
 def _launches(
     device: int,
@@ -181,8 +203,7 @@ def _launches(
     problem["T_c"] = T_c
     problem["heads"] = B * H_kv
     problem["unseen"] = min(T_r, max(0, N_q - N_k) // B_r) if causal else 0
-    a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
-    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
+    problem["section"] = section_of(q, k, kind, deterministic, attributes)
     problem["left"], problem["right"] = (
         N - 1 if side == -1 else min(side, N - 1)
         for side, N in zip(window, (N_k, N_q), strict=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,12 +35,47 @@ FILLED = 0.95  # a GPU this full counts as full
 SHORT = 8  # tiles of a head up to which heads are never split
 MEDIUM = 64  # not split if each multiprocessor has one
 LEAST = 4  # tiles of a part
-# with more, if there is no head for each multiprocessor, hopper_grouped's kernel is faster
+LONG = 1024  # tiles of a head from which a second launch costs less than idle places
+# with more rows, if there is no head for each multiprocessor, hopper_grouped's kernel is faster;
+# and if a cluster has all parts of a head
 FEW_ROWS = 16
-# up to so many, it is faster whatever the number of rows
-FEW_KEYS = 2048
-FEW_HEADS = 8
+CLUSTER_ROWS = 32
 CLUSTER = 2  # blocks of threads that read each other's shared memory
+CLUSTERS = (8, 4)  # further numbers, if a cluster has all parts of a head
+# tiles of such a part, if clusters leave multiprocessors idle, and if they do not
+PART = 8
+FULL_PART = 32
+
+
+class Cut(NamedTuple):
+    """How many blocks of threads share the tiles of all heads, and how many of them merge their
+    parts of a head on the chip.
+    """
+
+    blocks: int
+    cluster: int = 1
+
+
+def choose_cut(heads: int, T_c: int, rows: int, multiprocessors: int) -> Cut:
+    """Return how `heads` heads of T_c tiles and `rows` rows each are cut.
+
+    If there are few heads, a cluster has all parts of each. Then there is no second launch.
+    """
+    if on_chip := cluster_of_head(heads, T_c, multiprocessors):
+        return Cut(heads * on_chip, on_chip)
+    blocks = grid(heads, T_c, rows, PLACES * multiprocessors)
+    return Cut(blocks, cluster(heads, blocks))
+
+
+def cluster_of_head(heads: int, T_c: int, multiprocessors: int) -> int:
+    """Return how many blocks of threads, more than 2, a cluster has that shares a head, or 0 if
+    heads are not cut so.
+    """
+    for blocks in CLUSTERS:
+        idle = heads * blocks < FILLED * multiprocessors
+        if heads * blocks <= multiprocessors and blocks <= T_c:
+            return blocks if T_c <= blocks * (PART if idle else FULL_PART) else 0
+    return 0
 
 
 def grid(heads: int, T_c: int, rows: int, places: int) -> int:
@@ -53,7 +88,7 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
     if filled >= (0.7 if rows > 32 else FILLED) or (one_each and T_c <= MEDIUM) or T_c <= SHORT:
         return heads
     # a block for each, and no second launch
-    if FILLED * multiprocessors <= CLUSTER * heads <= multiprocessors:
+    if FILLED * multiprocessors <= CLUSTER * heads <= multiprocessors and T_c < LONG:
         wanted = CLUSTER * heads
     else:
         each = places // heads
@@ -95,10 +130,11 @@ def is_slower(q: tuple[int, ...], k: tuple[int, ...], multiprocessors: int) -> b
     """
     rows = q[1] // k[1] * q[2]
     heads = q[0] * k[1]
-    short = k[2] <= FEW_KEYS and heads <= FEW_HEADS
+    on_chip = cluster_of_head(heads, -(-k[2] // KEYS), multiprocessors)
     return (
         q[3] == 128
-        and (short or (rows > FEW_ROWS and heads <= multiprocessors))
+        and rows > (CLUSTER_ROWS if on_chip else FEW_ROWS)
+        and heads <= multiprocessors
         and not hopper_grouped.unsuited(q, k)
     )
 
@@ -167,9 +203,8 @@ def _launches(
         raise ValueError(
             f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}"
         )
-    places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
-    blocks = grid(heads, T_c, rows, places)
-    together = cluster(heads, blocks)
+    multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    blocks, together = choose_cut(heads, T_c, rows, multiprocessors)
     names = functions(dtype.name, d, together)
     kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
     asked: dict[str, Any] = {"causal": causal, "wants_L": wants_L, "N_k": N_k}
@@ -260,7 +295,9 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 def _functions(dtype: str, count: bool) -> Iterator[str]:
     """Yield what the tests compile: with pages, d = 128, and in float16 every d."""
     all_of = dtype == "float16" and not count
-    for d, together, paged in product(HEAD_DIMS, (1, CLUSTER), (False, True)):
+    for d, together, paged in product(HEAD_DIMS, (1, CLUSTER, *CLUSTERS), (False, True)):
+        if paged and together > CLUSTER:
+            continue
         if not paged or d == 128 or all_of:
             yield from functions(dtype, d, together, paged)
 

@@ -13,7 +13,9 @@ from flashsim.gpu.launching import STRIDES, ready
 
 MERGING = "hopper_decode.cu"  # the file with `merge`
 WARPS = 8  # of a block that merges
-PARTS = 4  # parts that a warp loads at a time
+PARTS = 2  # parts of a warp, if there are enough warps
+MANY_PARTS = 4  # the same for more than FEW rows, which have warps enough without
+FEW = 64
 MOST = 2**31 - 2**16  # heads, and rows of all heads, which are counted in 32 bits
 
 PROBLEM = np.dtype(
@@ -72,8 +74,9 @@ def parts_of(heads: int, rows: int, merged: int) -> tuple[int, int]:
     how many warps share a row.
     """
     places = 0 if merged == heads else (merged + heads - 1) * rows
+    each = PARTS if rows <= FEW else MANY_PARTS
     share = next(
-        share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= PARTS * share
+        share for share in (1, 2, 4, 8) if share == WARPS or -(-merged // heads) <= each * share
     )
     return places, share
 

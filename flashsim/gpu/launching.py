@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -337,11 +338,23 @@ class Prepared(NamedTuple):
         """
         cuda = import_cupy().cuda
         cuda.runtime.setDevice(cuda.runtime.getDevice())
-        self.run(
-            cuda.get_current_stream().ptr,
-            cuda.alloc(self.scratch).ptr,
-            *[x.data.ptr for x in arrays if x is not None],
-        )
+        stream = cuda.get_current_stream().ptr
+        # `run` may allocate, too: this name keeps the pool from handing the memory out twice
+        with temporaries():
+            memory = cuda.alloc(self.scratch)
+        self.run(stream, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
+
+
+def temporaries() -> AbstractContextManager[Any]:
+    """Return a context in which CuPy allocates what only launches on the current stream use.
+
+    If the stream captures a graph, the driver allocates and frees it each time as the graph runs,
+    which takes the GPU some time.
+    """
+    cuda = import_cupy().cuda
+    if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
+        return cuda.using_allocator(cuda.malloc_async)  # type: ignore[no-any-return]
+    return nullcontext()
 
 
 class InMemory:

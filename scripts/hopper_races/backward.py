@@ -16,7 +16,9 @@ from flashsim.gpu.contestants import Setting, arrays, contestants
 from flashsim.gpu.kernel import Options
 from hopper_races.calls import Calls, normal, race, replayed
 
-BACKWARD = [1024, 4096, 16_384]  # N
+# N; and of d = 256
+BACKWARD = [512, 1024, 2048, 4096, 16_384]
+WIDE = [1024, 4096, 16_384]
 BACKWARD_WINDOWS = [(127, 0), (255, 256), (1023, 0)]
 SHARES = (1.0, 0.5, 0.25)  # of the tiles of block masks that are live
 
@@ -64,7 +66,7 @@ def backward_of_256() -> Iterator[dict[str, Any]]:
     FlashAttention-4 takes no part: its compiler had not finished after 6 minutes, and cannot be
     interrupted.
     """
-    for N in BACKWARD:
+    for N in WIDE:
         for causal in (False, True):
             setting = Setting(N, 256, causal, "backward", H=8)
             calls = dict[str, Any]()

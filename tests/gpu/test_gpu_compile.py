@@ -48,7 +48,7 @@ from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
 from tests.conftest import turn
-from tests.helpers.pages import listing, text_of
+from tests.helpers.pages import ROOT, listing, text_of
 
 LADDER = list(gpu.ladder())
 VARIANTS = [
@@ -321,6 +321,19 @@ def test_the_kernel_to_read_is_short_and_has_the_algorithms_lines() -> None:
         int(n) for found in re.findall(r"// lines? ([\d, ]+)", code) for n in found.split(", ")
     }
     assert labels == {*range(1, 22)} - {1, 3, 14, 17, 21}  # no dropout; the host's maps; ends
+
+
+def test_what_the_page_shows_of_the_kernel_to_read_is_its_code() -> None:
+    page = text_of(ROOT / "docs" / "gpu.md")
+    walk = page.partition("### One kernel, line by line")[2].partition("\n#")[0]
+    shown = [
+        line.strip()
+        for block in re.findall(r"```cpp\n(.*?)```", walk, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    code = [line.strip() for line in text_of(KERNELS / hopper_forward.FILE).splitlines()]
+    assert len(shown) == 8
+    assert [line for line in shown if line not in code] == []
 
 
 def test_a_kernels_listing_is_the_simulators() -> None:
@@ -652,8 +665,8 @@ def test_heads_are_cut_where_their_row_blocks_do_not_fill_the_machine(
 
 
 def test_the_kernel_for_more_queries_runs_where_it_is_faster() -> None:
-    """With more than 16 rows, d = 128, and no head for each multiprocessor; or with few heads
-    and few keys.
+    """With more than 16 rows, d = 128, and no head for each multiprocessor; with more than 32, if a
+    cluster has all parts of a head.
     """
     for (B, H, N_q, d), slower in {
         (1, 64, 2, 128): False,
@@ -662,10 +675,41 @@ def test_the_kernel_for_more_queries_runs_where_it_is_faster() -> None:
         (16, 64, 8, 128): True,
         (17, 64, 8, 128): False,
     }.items():
-        assert hopper_decode.is_slower((B, H, N_q, d), (B, 8, 4096, d), 132) == slower
-    for (B, N_k), slower in {(1, 2048): True, (1, 2049): False, (2, 2048): False}.items():
-        assert hopper_decode.is_slower((B, 64, 1, 128), (B, 8, N_k, 128), 132) == slower
+        assert hopper_decode.is_slower((B, H, N_q, d), (B, 8, 8192, d), 132) == slower
+    for (B, N_q, N_k), slower in {
+        (1, 4, 4096): False,
+        (1, 5, 4096): True,
+        (1, 4, 4097): True,
+        (2, 4, 16_384): False,
+        (2, 4, 16_385): True,
+    }.items():
+        assert hopper_decode.is_slower((B, 64, N_q, 128), (B, 8, N_k, 128), 132) == slower
     assert not hopper_decode.is_slower((1, 64, 8, 128), (1, 8, 31, 128), 132)  # too few keys
+
+
+@pytest.mark.parametrize(
+    ("heads", "T_c", "cut"),
+    [
+        (8, 16, (64, 8)),  # a cluster has a head
+        (8, 64, (64, 8)),
+        (8, 65, (128, 2)),  # too long for 64 multiprocessors
+        (8, 7, (32, 4)),  # a tile each, and some have two
+        (8, 3, (8, 1)),
+        (16, 256, (128, 8)),
+        (16, 257, (256, 2)),
+        (17, 16, (68, 4)),
+        (32, 128, (128, 4)),
+        (32, 129, (256, 2)),
+        (33, 128, (132, 4)),
+        (34, 40, (238, 1)),  # no cluster of 4 for each
+        (64, 1023, (128, 2)),  # pairs have a head
+        (64, 1024, (256, 2)),  # so long that a second launch is worth it
+    ],
+)
+def test_clusters_have_whole_heads_where_there_are_few(
+    heads: int, T_c: int, cut: tuple[int, int]
+) -> None:
+    assert hopper_decode.choose_cut(heads, T_c, 8, 132) == cut
 
 
 def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:

@@ -385,7 +385,11 @@ DECODED = {  # B, H_q, H_kv, N_q, N_k, d
     "one": (1, 1, 1, 1, 1, 64),
     "a split head": (1, 8, 1, 1, 5000, 128),
     "alike": (2, 16, 4, 2, 4096, 64),
-    "a cluster": (8, 16, 8, 2, 2000, 128),
+    "a pair has a head": (8, 16, 8, 2, 2000, 128),
+    "8 blocks have a head": (1, 16, 8, 2, 1000, 128),
+    "8 blocks, d = 64, 64 rows": (2, 64, 8, 8, 2100, 64),
+    "4 blocks, some with a tile": (2, 16, 8, 1, 330, 128),
+    "pairs, and a second launch": (8, 8, 8, 1, 65_600, 64),
     "clusters, 64 rows": (1, 64, 8, 8, 9000, 64),
     "unlike": (3, 24, 3, 8, 3001, 128),
     "full": (40, 8, 8, 1, 700, 128),
@@ -411,12 +415,12 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     )
     group = H_q // H_kv
     T_c = -(-N_k // 64)
-    places = 2 * import_cupy().cuda.Device().attributes["MultiProcessorCount"]
+    processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     reads = Counter[str]()
     writes = Counter[str]()
-    blocks = hopper_decode.grid(B * H_kv, T_c, group * N_q, places)
+    blocks, cluster = hopper_decode.choose_cut(B * H_kv, T_c, group * N_q, processors)
     # what a cluster's blocks have leaves the chip as one part
-    merged = blocks // hopper_decode.cluster(B * H_kv, blocks)
+    merged = blocks // cluster
     for t in hopper_decode.parts(B * H_kv, T_c, merged):
         one = (1, group, 1, N_q, N_k, d, (64, 64))
         split: dict[str, Any] = {"splits": t} if t > 1 else {}
@@ -433,7 +437,7 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
 
 
 GROUPED = {  # B, H_q, H_kv, N_q, N_k, d: more than 64 rows a KV head, or few heads
-    "few rows, few heads": (1, 64, 8, 3, 1024, 128),
+    "few rows, few heads": (1, 64, 8, 5, 1024, 128),
     "few rows, two launches": (2, 8, 1, 8, 9000, 128),
     "a row more": (1, 5, 1, 13, 333, 64),
     "one tile": (2, 8, 1, 16, 128, 128),

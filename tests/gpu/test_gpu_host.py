@@ -8,6 +8,7 @@ import ctypes
 import gc
 import importlib
 import itertools
+import math
 import shutil
 import struct
 import subprocess
@@ -45,6 +46,7 @@ from flashsim.gpu import (
     tensor_maps,
 )
 from flashsim.gpu.compiling import KERNELS
+from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Options
 from flashsim.gpu.masking import InTiles
 
@@ -89,11 +91,13 @@ class Array:
     at = 0  # where the next one is
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: Any, ptr: int = 0, strides: tuple[int, ...] = ()
+        self, shape: tuple[int, ...], dtype: Any, ptr: Any = 0, strides: tuple[int, ...] = ()
     ) -> None:
+        """The array at an address, or in memory; of 0, at an address of its own."""
         self.shape, self.dtype, self.itemsize = shape, np.dtype(dtype), np.dtype(dtype).itemsize
         self.strides = strides or tensor_maps.contiguous(shape, self.dtype.itemsize)
-        self.data = SimpleNamespace(ptr=ptr or _place(), device_id=DEVICE)
+        self.nbytes = math.prod(shape) * self.itemsize
+        self.data = SimpleNamespace(ptr=getattr(ptr, "ptr", ptr) or _place(), device_id=DEVICE)
 
     def view(self, dtype: Any) -> Array:
         return Array(self.shape, dtype, self.data.ptr, self.strides)
@@ -196,6 +200,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         get_current_stream=lambda: stream,
         Stream=Stream,
         alloc=lambda _: SimpleNamespace(ptr=_place()),
+        malloc_async=lambda _: SimpleNamespace(ptr=_place()),
     )
 
     names: list[str] = []
@@ -817,8 +822,8 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
     """The two kernels of the backward pass, on a stream that is captured in turns."""
     runtime = sys.modules["cupy"].cuda.runtime
     X = arrays()
-    # not asked in the first call
-    launch, capturing = (runtime.graphLaunch, iter([True, True, False, False, True, False]))
+    launch = runtime.graphLaunch
+    captures: list[bool] = []
     launched: list[int] = []
 
     def launch_graph(graph: int, stream: int) -> None:
@@ -826,15 +831,22 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
         launch(graph, stream)
 
     monkeypatch.setattr(runtime, "graphLaunch", launch_graph)
-    monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: next(capturing))
+    monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: captures[-1])
     found = []
-    for graphs in (0, 0, 0, 1, 2, 2, 3):
+    calls = ((False, 0), (True, 0), (True, 0), (False, 1), (False, 2), (True, 2), (False, 3))
+    for capturing, graphs in calls:
+        captures.append(capturing)
         with _written(launches) as written:
             _backward(X, kernel="hopper")
         found.append(written)
         assert len(launched) == graphs
     assert [len(written) for written in found] == [2] * 7
-    assert all(written == found[0] for written in found)
+    assert [written == found[0] for written in found] == [not capturing for capturing, _ in calls]
+    # a graph's scratch memory lives as long as its first result, and lies behind it
+    for (capturing, _), written in zip(calls, found, strict=True):
+        *_, dq, problem, _ = written[1]
+        sums = int(np.frombuffer(problem, hopper_backward._PROBLEM)["sums"][0])
+        assert (sums - struct.unpack("<Q", dq)[0] == X["q"].nbytes) == capturing
     assert set(launched) == {0}
     launched.clear()
     monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: False)
@@ -843,6 +855,55 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
             _backward(arrays(moved=("do",)), kernel="hopper")
         assert written != found[0]
     assert launched == [1]
+
+
+class Memory:
+    """Memory of CuPy's pool. The pool may give it to another array once this object is gone."""
+
+    def __init__(self) -> None:
+        self.ptr = _place()
+
+
+@pytest.mark.parametrize("name", ["hopper_decode", "hopper_fp8", "backward"])
+def test_scratch_memory_is_not_freed_before_all_kernels_are_launched(
+    name: str, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even while memory for counters is allocated, which would then be the same."""
+    cuda = sys.modules["cupy"].cuda
+    live: weakref.WeakSet[Memory] = weakref.WeakSet()
+    launch = cuda.driver.launchKernel
+    launched: list[int] = []
+
+    def alloc(size: int) -> Memory:
+        assert size > 0
+        memory = Memory()
+        live.add(memory)
+        return memory
+
+    def launch_kernel(*how: int) -> None:
+        launched.append(len(live))
+        launch(*how)
+
+    cuda.alloc = alloc
+    cuda.driver.launchKernel = launch_kernel
+    monkeypatch.setattr(launching, "launch_early", lambda *how: launch_kernel(*how, 0))
+    counters = Counters()
+    monkeypatch.setattr(
+        counters, "for_launch", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=len(live)))
+    )
+    _, always, _ = CALLS[name]
+    X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always})
+    q, k, v, o, lse, do = X.values()
+    rung = gpu.kernel(always["kernel"])
+    options = Options(1.0, counters=counters)
+    if name == "backward":
+        assert rung.backward is not None
+        rung.backward(q, k, v, o, lse, do, *(Array(x.shape, x.dtype) for x in (q, k, v)), options)
+    else:
+        rung.forward(q, k, v, o, None, options)
+    totals = {struct.unpack("<Q", launch[-1])[0] for launch in launches}
+    assert set(launched) == totals == {1}
+    assert not live
 
 
 def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warned_of(

@@ -682,7 +682,7 @@ def test_the_pages_numbers_on_decoding_and_windows_are_the_recorded_ones() -> No
 
 
 def test_the_pages_numbers_on_few_queries_are_the_recorded_ones() -> None:
-    """In each row of more than one query, no peer is ahead by more than 3%."""
+    """With 2 to 8 queries no peer is ahead in any row, and elsewhere by at most 5%."""
     ratios: dict[tuple[int, int], list[float]] = {}
     for r in figure("gpu_few_queries")["results"]:
         peers = {name: ms for name, ms in r["ms"].items() if name != "hopper_decode"}
@@ -695,13 +695,15 @@ def test_the_pages_numbers_on_few_queries_are_the_recorded_ones() -> None:
     assert has_numbers(IN_PAGE, f"{min(every):.2f} {max(every):.2f}")
     long = [ratio for (N_q, N_k), of in ratios.items() if N_q >= 16 and N_k >= 8192 for ratio in of]
     assert has_numbers(IN_PAGE, f"{min(long):.2f} {max(long):.2f}")
-    assert min(long) >= 1.0
+    few = [ratio for (N_q, _), of in ratios.items() if 2 <= N_q <= 8 for ratio in of]
+    assert min(few) >= 1.0
+    assert has_numbers(IN_PAGE, f"no peer is ahead {len(few)}")
+    assert min(every) >= 0.95
     one = [ratio for (N_q, _), of in ratios.items() if N_q == 1 for ratio in of]
     behind = sum(ratio < 1 for ratio in one)
     assert has_numbers(NOT_REACHED, f"{min(one):.2f} {max(one):.2f} {behind} {len(one)}")
     more = [ratio for (N_q, _), of in ratios.items() if N_q > 1 for ratio in of]
     assert has_numbers(NOT_REACHED, f"{sum(ratio < 1 for ratio in more)} {len(more)}")
-    assert min(more) >= 0.965
 
 
 def test_the_pages_numbers_on_flash_attention_3_are_the_recorded_ones() -> None:
@@ -731,18 +733,32 @@ def test_the_pages_numbers_on_what_serves_are_the_recorded_ones() -> None:
     assert (len(alike), len(ragged), len(packed)) == (15, 2, 16)
     assert has_numbers(IN_PAGE, f"{min(alike):.2f} {max(alike):.2f}")
     (ratio,) = {f"{ratio:.2f}" for ratio in ragged}
-    assert has_numbers(IN_PAGE, f"{ratio} 8192")
+    assert has_numbers(IN_PAGE, f"{ratio} 8192", about="pages at random")
     assert has_numbers(IN_PAGE, f"{min(packed):.2f} {max(packed):.2f}")
 
 
 def test_the_pages_numbers_on_the_backward_pass_are_the_recorded_ones() -> None:
-    rates = [r["tflops"] for r in figure("gpu_hopper_backward")["results"] if r["N"] >= 4096]
+    """A deterministic pass is at most 10% slower in every row."""
+    results = figure("gpu_hopper_backward")["results"]
+    rates = [r["tflops"] for r in results if r["N"] >= 4096]
     ratios = [rate["hopper"] / max(rate["fa4"], rate["torch_cudnn"]) for rate in rates]
     assert min(ratios) >= 0.98
     assert all(rate["fa4"] > rate["torch_cudnn"] for rate in rates)
     assert has_numbers(IN_PAGE, f"{min(ratios):.2f} {max(ratios):.2f}")
-    costs = [100 * (1 - rate["hopper deterministic"] / rate["hopper"]) for rate in rates]
-    assert has_numbers(IN_PAGE, f"{max(costs):.0f}", about="`deterministic=True`")
+    costs = [
+        100 * (1 - r["tflops"]["hopper deterministic"] / r["tflops"]["hopper"]) for r in results
+    ]
+    assert max(costs) <= 10
+    assert min(r["N"] for r in results) == 512
+    assert has_numbers(IN_PAGE, f"{max(costs):.0f} 512", about="`deterministic=True`")
+    assert has_numbers(IN_TRIED, f"{max(costs):.0f}", about="deterministic order")
+    behind = {
+        (r["d"], r["N"], r["causal"]): r["tflops"]["hopper"] / r["tflops"]["fa4"]
+        for r in results
+        if not r["dropout_p"] and r["tflops"]["hopper"] < r["tflops"]["fa4"]
+    }
+    assert set(behind) == {(128, 512, True)}
+    assert has_numbers(NOT_REACHED, f"{behind[128, 512, True]:.2f} 128 512", about="backward pass")
     wide = [r["tflops"] for r in figure("gpu_hopper_backward_wide")["results"]]
     beside = [rate["hopper"] / rate["torch_cudnn"] for rate in wide]
     unfused = [rate["hopper"] / rate["standard"] for rate in wide if "standard" in rate]

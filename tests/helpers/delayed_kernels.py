@@ -106,14 +106,16 @@ def to_read() -> Cases:
 
 
 def decoding() -> Cases:
-    """Yield decoding, of whole heads, split ones, and by pairs of blocks; and of pages."""
+    """Yield decoding: clusters with whole heads, blocks with whole heads, pairs, and pairs with a
+    second launch; and of pages.
+    """
     lengths = np.array([300, 0, 1, 3100], np.int32)
     page = 16
     table = np.full((4, 194), -1, np.int32)
     for s, (first, pages) in enumerate(((0, 19), (0, 0), (19, 1), (20, 194))):
         table[s, :pages] = np.arange(first, first + pages)[::-1]
     for d in (64, 128):
-        for B, N_k in ((2, 300), (40, 700), (2, 3000), (2, 3100)):
+        for B, N_k in ((2, 150), (2, 300), (2, 3000), (40, 700), (16, 1000), (2, 4200)):
             given = normal(B, 16, 3, d), normal(B, 4, N_k, d), normal(B, 4, N_k, d)
             asked: dict[str, Any] = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield f"d = {d}, {B} × {N_k}", partial(gpu.forward, *given, **asked)

@@ -25,6 +25,16 @@ typedef long long Offset;
 typedef unsigned int Word;
 typedef unsigned long long Total;
 
+struct Strides {  // of an array (B, H, N, d), in elements; the last axis has stride 1
+    Offset batch, head, row;
+};
+
+// x, hidden from the compiler. Otherwise it would compute what depends on x before the loop, and keep dozens of registers.
+__device__ inline Word here(Word x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // ------------------------------------------------------------------------------------------------------- element types
 
 __device__ inline float to_float(float x) { return x; }
@@ -35,6 +45,14 @@ template <typename T> __device__ T from_float(float x);
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+// sum + x · y, of eight elements each.
+template <typename T> __device__ inline float add_dot(float sum, const uint4& x, const uint4& y) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+        sum = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), sum);
+    return sum;
+}
 
 // Two neighbours, rounded, in one register; and the same with negative numbers replaced by 0.
 template <typename T> __device__ inline Word pack(float low, float high);

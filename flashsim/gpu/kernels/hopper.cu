@@ -227,6 +227,7 @@ struct Consumer {
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
 
     __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
+    __device__ __forceinline__ int together() const { return TOGETHER + sram.team * Sram::consumers + w; }
 
     static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup skips tiles that its rows do not see
     // The tiles of row block i that this warpgroup computes, and the t-th of them.
@@ -362,19 +363,6 @@ struct Consumer {
         }
     }
 
-    // Clear the last V_j's rows of another sequence, as 0 · NaN is NaN. Both consumers write the same zeros.
-    __device__ __forceinline__ void clear_V(int rows) {
-        const float zeros[4] = {};
-        sram.wait_V(kv);
-#pragma unroll 1
-        for (int half = 0; half < d / HALF; ++half)
-#pragma unroll 1
-            for (int at = rows * 8 + thread_index(); at < B_c * 8; at += WARPGROUP)
-                store_four(sram.V_j.tile(kv) + half * (B_c * 128) + at * 16, zeros);
-        show_writes();
-        meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
-    }
-
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
     __device__ __forceinline__ void write(const TensorMap& O, float* L, Total* totals) {
         const Word O_w = sram.Q_i.tiles + Sram::O_AT + w * 64 * Sram::O_COLUMNS * 2;
@@ -409,7 +397,8 @@ struct Consumer {
         }
     }
 
-    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ. Rows of other sequences become 0.
+    // Multiply a warpgroup's rows of Q_i by the sign, so that c is positive for any τ. Rows of other sequences become 0. The shared
+    // `apply_sign` would spill here.
     __device__ __forceinline__ void apply_sign(int rows) const {
 #pragma unroll 1
         for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
@@ -417,7 +406,7 @@ struct Consumer {
             two = p.sign == 0.0f || (varlen && of % 2048 / 32 >= rows) ? 0 : two ^ (varlen && p.sign > 0.0f ? 0 : 0x80008000);
         }
         show_writes();
-        meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
+        meet(together(), WARPGROUP);
     }
 
     __device__ __forceinline__ void consume(const TensorMap& O, float* L, Total* totals) {
@@ -439,7 +428,10 @@ struct Consumer {
                 if (apart) pass_by(live.end - its.end);
                 int t = its.end - its.begin - 1;
                 step<true>(t, kind == ARRAY || t >= whole.end || t < whole.begin, t == 0);
-                if (varlen && (t + 1) * B_c > sequence().N_k) clear_V(sequence().N_k - t * B_c);
+                if (varlen && (t + 1) * B_c > sequence().N_k) {  // the last V_j has another sequence's rows
+                    sram.wait_V(kv);
+                    clear_rows<d, B_c>(sram.V_j.tile(kv), sequence().N_k - t * B_c, together());
+                }
 #pragma unroll 1
                 for (--t; t >= (apart_from_masks ? max(0, whole.end) : 0); --t) step<false, kind == ARRAY>(t, true, t == 0);
                 if (apart_from_masks) {

@@ -40,27 +40,18 @@ struct Barrier {
         linger();
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
     }
+#define ASK(how)                                                                                                         \
+    asm volatile("{\n.reg .pred p;\nmbarrier." how ".parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" \
+                 : "=r"(open) : "r"(at), "r"(parity) : "memory")
     __device__ void wait(Word parity) const {
         Word open;
-        do asm volatile(
-            "{\n.reg .pred p;\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(open)
-            : "r"(at), "r"(parity)
-            : "memory");
+        do ASK("try_wait");
         while (!open);
         linger();
     }
     __device__ bool is_open(Word parity) const {
         Word open;
-        asm volatile(
-            "{\n.reg .pred p;\n"
-            "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(open)
-            : "r"(at), "r"(parity)
-            : "memory");
+        ASK("test_wait");
         return open;
     }
 };
@@ -513,13 +504,9 @@ __device__ __forceinline__ void prepare_rows(float* rows, const T* O, const T* d
     const int lane = threadIdx.x % LANES;
     for (int row = threadIdx.x / LANES; row < B_r; row += PREPARING / LANES) {
         float D = 0.0f;
-        if (row < end) {
-            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d + lane * 8);
-            const uint4 y = *reinterpret_cast<const uint4*>(dO + row * dO_row + lane * 8);
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
-        }
+        if (row < end)
+            D = add_dot<T>(D, *reinterpret_cast<const uint4*>(O + row * d + lane * 8),
+                           *reinterpret_cast<const uint4*>(dO + row * dO_row + lane * 8));
 #pragma unroll
         for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
         if (lane == 0) {

@@ -59,12 +59,6 @@ struct Problem {
     __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
 };
 
-// x, hidden from the compiler. Otherwise it would compute what depends on x before the loop, and keep dozens of registers.
-__device__ inline Word here(Word x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 struct KeyBlock {  // the j-th of a KV head; heads are counted over the batch
     int j, head;
 };
@@ -252,8 +246,9 @@ __device__ __forceinline__ void add(const Memory<d, dropping, has_array(kind)>& 
             for (int t = begin_of<kind, d>(p, j); t < end_of<kind>(p, j); ++t, ++n) {
                 const int i = row_block<kind>(p, t);
                 const Offset half = p.row_block(h, i) * 2 + w;
-                dQ_i.wait_there(n);
+                // Before dQ_i comes, since asking takes as long as adding.
                 if (in_turn) wait_until(p.turns + half, key_blocks_before<kind, d>(p, j, t));
+                dQ_i.wait_there(n);
                 add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
                 wait_stores_read();
                 dQ_i.free(n).arrive();

@@ -5,9 +5,9 @@
 //
 // Flat list of tiles. Each KV head has T_c tiles of B_c keys; T is the sum over heads. Of G blocks of threads, the b-th takes
 // tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. If one block has all tiles of a head, it writes O. Other heads are cut: each block has a part
-// (O, ℓ, m), neither divided nor rounded. If heads are cut alike, two blocks, a cluster, merge their parts by reading each
+// (O, ℓ, m), neither divided nor rounded. If heads are cut alike, the blocks of a cluster merge their parts by reading each
 // other's shared memory. A second kernel merges what is still in parts. Block b's part of a head is at place b + head, which no
-// other part has. `grid` of hopper_decode.py decides how many blocks there are.
+// other part has. `choose_cut` of hopper_decode.py decides how many blocks there are.
 //
 // Paged: a head is cut into T_c runs of equally many pages; some may be empty. A table's word says which page of the pool has a
 // sequence's keys from p·j on. The last page is copied whole, and V's rows after the last key become 0, since 0 · NaN is NaN.
@@ -25,7 +25,7 @@
 //
 // HBM, in elements (flashsim.count, exactly). A head that is not split moves as much as "q_outer" with a group's heads together,
 // and a head in t parts as much as "split_kv" with splits = t. Paged, it is "paged" and "paged_split" of flashsim.serving with
-// tail = "page". But in a cluster, both blocks read Q and, if paged, the length.
+// tail = "page". But in a cluster, each block reads Q and, if paged, the length.
 // Roofline. HBM: a copy reaches 4.2 TB/s of an H200's 4.8, and reading alone 4.4 to 4.6. What was tried: docs/gpu-tried.md.
 // no spills, no stack
 #include "hopper_parts.cuh"
@@ -161,17 +161,6 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
     // The keys of the tiles: all of a head's, or those of a run.
     __device__ __forceinline__ Run its_run() const { return paged ? sram.run : Run{0, p.N_k, p.N_k}; }
 
-    // Set V_j's rows from `rows` on to 0.
-    __device__ __forceinline__ void clear(Word tile, int rows) const {
-        const float zeros[4] = {};
-#pragma unroll
-        for (int half = 0; half < d / HALF; ++half)
-            for (int at = rows * 8 + threadIdx.x; at < B_c * 8; at += WARPGROUP)
-                store_four(tile + half * (B_c * 128) + at * 16, zeros);
-        show_writes();
-        meet(TOGETHER, WARPGROUP);
-    }
-
     // Start loading a head's rows of Q to registers, 16 bytes at a time. Rows that do not exist are 0.
     static constexpr int CHUNKS = ROWS * (d / 8) / WARPGROUP;
     __device__ __forceinline__ void ask_for_Q(uint4 (&chunks)[CHUNKS], const T* Q, int head, Tally& Q_reads) const {
@@ -246,7 +235,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
         sram.V_j.wait_there(kv);
         if (paged) {
             const Run run = its_run();
-            if ((run.end - run.begin) % B_c) clear(sram.V_j.tile(kv), (run.end - run.begin) % B_c);
+            if ((run.end - run.begin) % B_c) clear_rows<d, B_c>(sram.V_j.tile(kv), (run.end - run.begin) % B_c, TOGETHER);
         }
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         finish<0>(O_i);
@@ -256,7 +245,7 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. They go through Q's place, so that whole rows are stored
     // together.
-    __device__ __forceinline__ void write(T* O, float* L, char* shared, int head, Tally& O_writes, Tally& L_writes) {
+    __device__ __forceinline__ void write(const Results<T>& to, char* shared, int head) {
         char* const mine = shared + threadIdx.x / 32 * 2048;  // 16 rows of Q
         meet(TOGETHER, WARPGROUP);                            // Q is no longer read
 #pragma unroll
@@ -264,8 +253,8 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             const int below = lane / 4 + 8 * r;
             const float factor = __fdividef(1.0f, nonzero(rows.l[r]));
             if (p.wants_L && lane % 4 == 0 && row + 8 * r < p.rows) {
-                L[place(p, head, row + 8 * r)] = rows.L(r, p.c);
-                L_writes.add(1, 1);
+                to.L[place(p, head, row + 8 * r)] = rows.L(r, p.c);
+                Tally(to.totals + 9).add(1, 1);
             }
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
@@ -278,22 +267,22 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             const int below = at / (d / 8), chunk = at % (d / 8), r = threadIdx.x / 32 * 16 + below;
             if (r >= p.rows) continue;
             const char* const eight = mine + chunk / 8 * (ROWS * 128) + below * 128 + ((chunk % 8 ^ below % 8) << 4);
-            *reinterpret_cast<uint4*>(O + place(p, head, r) * d + 8 * chunk) = *reinterpret_cast<const uint4*>(eight);
-            O_writes.add(1, 8);
+            *reinterpret_cast<uint4*>(to.O + place(p, head, r) * d + 8 * chunk) = *reinterpret_cast<const uint4*>(eight);
+            Tally(to.totals + 7).add(1, 8);
         }
     }
 
     // Store O_i, ℓ_i, m_i as a part of a head. The place of a warp's rows of Q has room for 8 of its 16 rows in fp32.
-    __device__ __forceinline__ void leave(float* O_parts, float* l_parts, float* m_parts, char* shared, Offset part,
-                                          Tally& O_writes, Tally& l_writes, Tally& m_writes) {
+    __device__ __forceinline__ void leave(const Results<T>& to, char* shared, Offset part) {
         char* const mine = shared + threadIdx.x / 32 * 2048;
         meet(TOGETHER, WARPGROUP);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float factor = rounding(rows, r, p.c);
             if (lane % 4 == 0 && row + 8 * r < p.rows) {
-                l_parts[part * p.rows + row + 8 * r] = rows.l[r] * factor, m_parts[part * p.rows + row + 8 * r] = rows.m[r];
-                l_writes.add(1, 1), m_writes.add(1, 1);
+                const Offset at = part * p.rows + row + 8 * r;
+                to.l_parts[at] = rows.l[r] * factor, to.m_parts[at] = rows.m[r];
+                Tally(to.totals + 13).add(1, 1), Tally(to.totals + 15).add(1, 1);
             }
 #pragma unroll
             for (int t = 0; t < d / 8; ++t) {
@@ -304,35 +293,18 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
             __syncwarp();
 #pragma unroll 4
             for (int at = lane; at < 8 * (d / 4); at += 32) {
-                const int below = at / (d / 4), chunk = at % (d / 4), to = threadIdx.x / 32 * 16 + 8 * r + below;
-                if (to >= p.rows) continue;
+                const int below = at / (d / 4), chunk = at % (d / 4), of = threadIdx.x / 32 * 16 + 8 * r + below;
+                if (of >= p.rows) continue;
                 const char* const four = mine + chunk / 16 * (ROWS * 128) + below * 256 + ((chunk % 16 ^ below * 2) << 4);
-                __stcg(reinterpret_cast<float4*>(O_parts + (part * p.rows + to) * d + 4 * chunk), *reinterpret_cast<const float4*>(four));
-                O_writes.add(1, 4);
+                __stcg(reinterpret_cast<float4*>(to.O_parts + (part * p.rows + of) * d + 4 * chunk), *reinterpret_cast<const float4*>(four));
+                Tally(to.totals + 11).add(1, 4);
             }
             __syncwarp();
         }
     }
 
-    // Merge the parts of the cluster's blocks to one part or, if that is all of the head, to O and L. The warps take turns by
-    // rows.
-    __device__ __forceinline__ void gather(Word ring, int head, bool all, T* O, float* L, float* O_parts, float* l_parts,
-                                           float* m_parts, Tally& O_writes, Tally& L_writes, Tally& O_parts_writes,
-                                           Tally& l_writes, Tally& m_writes) {
-#pragma unroll 1
-        for (int r = rank() * 4 + threadIdx.x / 32; r < p.rows; r += cluster * 4) {
-            Part<d> part;
-            part.template gather<cluster>(ring, r, p.c);
-            const Offset at = (Offset(blockIdx.x / cluster) + head) * p.rows + r;
-            all ? part.write(O, L, place(p, head, r), p, O_writes, L_writes)
-                : part.leave(O_parts, l_parts, m_parts, at, O_parts_writes, l_writes, m_writes);
-        }
-    }
-
-    __device__ __forceinline__ void consume(char* shared, const T* Q, T* O, float* L, float* O_parts, float* l_parts,
-                                            float* m_parts, Offset first, Offset end, Total* totals) {
-        Tally Q_reads(totals), O_writes(totals + 7), L_writes(totals + 9);
-        Tally O_parts_writes(totals + 11), l_parts_writes(totals + 13), m_parts_writes(totals + 15);
+    __device__ __forceinline__ void consume(char* shared, const T* Q, const Results<T>& to, Offset first, Offset end) {
+        Tally Q_reads(to.totals);
         int head = int(first / p.T_c), j = int(first % p.T_c);
 #pragma unroll 1
         for (Offset tile = first; tile < end; ++head, j = 0) {
@@ -352,14 +324,13 @@ template <typename T, int d, int cluster, bool paged> struct Consumer {
                 for (int r = 0; r < 2; ++r)
                     if (row + 8 * r < p.rows) show<d>(ring + (row + 8 * r) * SHOWN<d>, O_i, rows, r, p.c);
                 meet_cluster();
-                gather(sram.Q + Memory<d>::Q_BYTES, head, gridDim.x == p.heads * cluster, O, L, O_parts, l_parts, m_parts, O_writes,
-                       L_writes, O_parts_writes, l_parts_writes, m_parts_writes);
+                merge_shown<d, cluster>(sram.K_j.tiles, p, to, head, 0, p.rows, Offset(blockIdx.x / cluster) + head,
+                                        gridDim.x == p.heads * cluster, threadIdx.x / 32, 4);
                 meet_cluster();  // a block must not end while another reads its shared memory
             } else if (last - j == p.T_c)
-                write(O, L, shared, head, O_writes, L_writes);
+                write(to, shared, head);
             else
-                leave(O_parts, l_parts, m_parts, shared, Offset(blockIdx.x) + head, O_parts_writes, l_parts_writes,
-                      m_parts_writes);
+                leave(to, shared, Offset(blockIdx.x) + head);
             tile += last - j;
         }
     }
@@ -385,7 +356,7 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
         }
     } else {
         Consumer<T, d, cluster, paged> consumer(sram, p);
-        consumer.consume(shared, Q, O, L, O_parts, l_parts, m_parts, first, end, totals);
+        consumer.consume(shared, Q, {O, L, O_parts, l_parts, m_parts, totals}, first, end);
     }
 }
 
@@ -397,7 +368,6 @@ __global__ void __launch_bounds__(256)
 merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m_parts, int blocks, int share,
       const __grid_constant__ Problem p, Total* totals) {
     __shared__ float shared[8][d + 2];
-    Tally O_writes(totals + 7), L_writes(totals + 9);
     Tally O_parts_reads(totals + 10), l_parts_reads(totals + 12), m_parts_reads(totals + 14);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = blockIdx.x * (8 / share) + warp / share, head = row / p.rows, r = row % p.rows;
@@ -432,5 +402,5 @@ merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m
             part.add(shared[other][d], shared[other][d + 1], O_s, p.c);
         }
     }
-    if (split) part.write(O, L, place(p, head, r), p, O_writes, L_writes);
+    if (split) part.write(Results<T>{O, L, nullptr, nullptr, nullptr, totals}, place(p, head, r), p);
 }

@@ -153,17 +153,9 @@ template <typename T, int d, bool causal> struct Consumer {
         const RowBlock at = sram.row_block(q);
         const int top = at.i * B_r + 16 * warp;
         const Word O_w = sram.O_i + warp * (16 * O_COLUMNS * 2);
-        rows.sum_l();
+        float* const L_h = p.wants_L ? L + (Offset(at.b) * p.H + at.h) * p.N_q : nullptr;
         float factor[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            factor[r] = __fdividef(1.0f, nonzero(rows.l[r]));
-            const int query = top + lane / 4 + 8 * r;
-            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
-                L[(Offset(at.b) * p.H + at.h) * p.N_q + query] = rows.L(r, p.c);  // lines 18, 19
-                Tally(totals + 9).add(1, 1);
-            }
-        }
+        rows.end(factor, L_h, top + lane / 4, p.N_q, p.c, totals + 9);  // lines 18, 19
 #pragma unroll
         for (int x = 0; x < d; x += O_COLUMNS) {
             if (lane == 0) wait_stores_read();

@@ -26,6 +26,7 @@
 // transposed, it is read and written once more.
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. What was tried: docs/gpu-tried.md. no spills, no stack
 #include "hopper_softmax.cuh"
+#include "mma.cuh"
 
 constexpr int d = 128, B_r = 192, B_c = 128, CONSUMERS = B_r / 64;
 constexpr int KEYS = 64;              // of half a tile, which a warpgroup takes at a time
@@ -84,21 +85,16 @@ template <bool causal> __device__ inline int whole_halves(const Problem& p, int 
 // ------------------------------------------------------------------------------------------------------------- 8-bit operands
 
 // S = Q Kᵀ, or S += Q Kᵀ: S is 64 × 64, Q is 64 × 32 bytes in registers, and K is 64 × 32 in shared memory.
+#define WGMMA_8(shape, list, operands, add, C, A, B)                                                                    \
+    asm volatile("wgmma.mma_async.sync.aligned." shape "k32.f32.e4m3.e4m3 {" list "}, " operands ", " add ", 1, 1;" : C \
+                 : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B))
 template <bool add> __device__ inline void wgmma_8(float (&S)[8][4], const Word (&Q)[4], Descriptor K) {
-    if (add)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LIST_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1;"
-                     : ASM_32(S, 0)
-                     : "r"(Q[0]), "r"(Q[1]), "r"(Q[2]), "r"(Q[3]), "l"(K));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LIST_32 "}, {%32, %33, %34, %35}, %36, 0, 1, 1;"
-                     : NEW_32(S, 0)
-                     : "r"(Q[0]), "r"(Q[1]), "r"(Q[2]), "r"(Q[3]), "l"(K));
+    if (add) WGMMA_8("m64n64", LIST_32, "{%32, %33, %34, %35}, %36", "1", ASM_32(S, 0), Q, K);
+    else WGMMA_8("m64n64", LIST_32, "{%32, %33, %34, %35}, %36", "0", NEW_32(S, 0), Q, K);
 }
 // O += P V: O is 64 × 128, P is 64 × 32 bytes in registers, and Vᵀ is 128 × 32 in shared memory.
 __device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor V) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1;"
-                 : ASM_64(O, 0)
-                 : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
+    WGMMA_8("m64n128", LIST_64, "{%64, %65, %66, %67}, %68", "1", ASM_64(O, 0), P, V);
 }
 // Wait for both products.
 __device__ inline void finish(float (&O)[16][4], float (&S)[8][4]) {
@@ -204,10 +200,7 @@ __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
 #pragma unroll 1
     for (int chunk = 0; chunk < d / 16; chunk += 2) {
         Word A[4], B[2];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(A[0]), "=r"(A[1]), "=r"(A[2]), "=r"(A[3])
-                     : "r"(Q + ((chunk + lane / 16 ^ lane % 8) << 4))
-                     : "memory");
+        ldmatrix(A, Q + ((chunk + lane / 16 ^ lane % 8) << 4));
 #pragma unroll
         for (int t = 0; t < KEYS / 8; ++t) {
             asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
@@ -300,10 +293,7 @@ __device__ __forceinline__ void turn(Word from, Word to) {
     for (int part = thread / 32 - 1; part < 32; part += 3) {
         const int keys = part % 4, columns = part / 4;
         Word V[4], turned[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(V[0]), "=r"(V[1]), "=r"(V[2]), "=r"(V[3])
-                     : "r"(from + keys * (32 * 128) + ((columns ^ row) << 4))
-                     : "memory");
+        ldmatrix_transposed(V, from + keys * (32 * 128) + ((columns ^ row) << 4));
 #pragma unroll
         for (int n = 0; n < 4; ++n) turned[n] = __byte_perm(V[n / 2 * 2], V[n / 2 * 2 + 1], first ^ n % 2 * 0x1111);
         store_operand<false>(to + columns * (16 * 128) + ((keys * 2 + of / 2 ^ (2 * row + half) % 8) << 4), turned);
@@ -431,10 +421,7 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         const Word row = sram.Q_i.tile(q) + w * 64 * d + thread_index() / 32 * 16 * d + lane % 16 * 128;
 #pragma unroll
         for (int x = 0; x < d / 32; ++x)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(Q_w[x][0]), "=r"(Q_w[x][1]), "=r"(Q_w[x][2]), "=r"(Q_w[x][3])
-                         : "r"(row + ((2 * x + lane / 16 ^ lane % 8) << 4))
-                         : "memory");
+            ldmatrix(Q_w[x], row + ((2 * x + lane / 16 ^ lane % 8) << 4));
     }
 
     __device__ __forceinline__ Word K_half(Word n, bool upper) const { return sram.K_j.tile(n) + upper * KEYS * d; }
@@ -561,19 +548,10 @@ template <bool causal, bool keys_contiguous, int OFFSET> struct Consumer {
         const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
         meet(TOGETHER + w, WARPGROUP);
-        L += (Offset(at.b) * p.H + at.h) * p.N_q;
+        float* const L_h = p.wants_L ? L + (Offset(at.b) * p.H + at.h) * p.N_q : nullptr;
         const int first = first_query(p, at.i) + 64 * w;
-        rows.sum_l();
         float factor[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            factor[r] = __fdividef(1.0f, nonzero(rows.l[r]));
-            const int query = first + 16 * warp + lane / 4 + 8 * r;
-            if (p.wants_L && lane % 4 == 0 && query >= 0 && query < p.N_q) {
-                L[query] = rows.L(r, p.c, OFFSET);
-                Tally(totals + 9).add(1, 1);
-            }
-        }
+        rows.end(factor, L_h, first + 16 * warp + lane / 4, p.N_q, p.c, totals + 9, OFFSET);
         const Word row = __cvta_generic_to_shared(O_w) + (16 * warp + lane % 16) * 128;
         round_rows<__half, d, 64 * 128, d>(row, O_i, 0, factor);
         show_writes();

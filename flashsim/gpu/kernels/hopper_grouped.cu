@@ -210,8 +210,7 @@ template <typename T, int d, int cluster> struct Consumer {
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i; or O_i, ℓ_i, m_i as a part, in the place where `merge` looks for it.
-    __device__ __forceinline__ void write(const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
-                                          Total* totals) {
+    __device__ __forceinline__ void write(const Item& at, const Results<T>& results) {
         const int lane = thread_index() % 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -226,45 +225,30 @@ template <typename T, int d, int cluster> struct Consumer {
 #pragma unroll
                     for (int x = 0; x < 4; ++x) four[x] = pack<T>(O_i[t + x][2 * r] * factor, O_i[t + x][2 * r + 1] * factor);
                     to_chunks(four, lane);
-                    if (in) put_four(O + to * d + 8 * (t + lane), four);
+                    if (in) put_four(results.O + to * d + 8 * (t + lane), four);
                 }
-                Tally(totals + 7).add(in, d / 4);
+                Tally(results.totals + 7).add(in, d / 4);
                 if (in && p.wants_L && lane == 0) {
-                    L[to] = rows.L(r, p.c);
-                    Tally(totals + 9).add(1, 1);
+                    results.L[to] = rows.L(r, p.c);
+                    Tally(results.totals + 9).add(1, 1);
                 }
             } else if (in) {
                 const float factor = rounding(rows, r, p.c);
                 const Offset to = Offset(at.part) * p.rows + of;
 #pragma unroll
                 for (int t = 0; t < d / 8; ++t)
-                    __stcg(reinterpret_cast<float2*>(O_parts + to * d) + 4 * t + lane,
+                    __stcg(reinterpret_cast<float2*>(results.O_parts + to * d) + 4 * t + lane,
                            make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor));
-                Tally(totals + 11).add(1, d / 4);
+                Tally(results.totals + 11).add(1, d / 4);
                 if (lane == 0) {
-                    l_parts[to] = rows.l[r] * factor, m_parts[to] = rows.m[r];
-                    Tally(totals + 13).add(1, 1), Tally(totals + 15).add(1, 1);
+                    results.l_parts[to] = rows.l[r] * factor, results.m_parts[to] = rows.m[r];
+                    Tally(results.totals + 13).add(1, 1), Tally(results.totals + 15).add(1, 1);
                 }
             }
         }
     }
 
-    // Merge the parts of the cluster's blocks to O and L, or to one part. The blocks' warps take turns by rows.
-    __device__ __forceinline__ void gather(Word ring, const Item& at, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
-                                           bool all, Total* totals) {
-        Tally O_writes(totals + 7), L_writes(totals + 9), O_parts_writes(totals + 11), l_writes(totals + 13), m_writes(totals + 15);
-        const int warp = 4 * w + thread_index() / 32, end = min(cut.rows, p.rows - at.top);
-#pragma unroll 1
-        for (int r = rank() * 4 * CONSUMERS + warp; r < end; r += cluster * 4 * CONSUMERS) {
-            Part<d> part;
-            part.template gather<cluster>(ring, r, p.c);
-            all ? part.write(O, L, place(p, at.head, at.top + r), p, O_writes, L_writes)
-                : part.leave(O_parts, l_parts, m_parts, Offset(at.part) * p.rows + at.top + r, O_parts_writes, l_writes, m_writes);
-        }
-    }
-
-    __device__ __forceinline__ void consume(char* shared, T* O, float* L, float* O_parts, float* l_parts, float* m_parts,
-                                            Total* totals) {
+    __device__ __forceinline__ void consume(char* shared, const Results<T>& to) {
 #pragma unroll 1
         for (;; ++q) {
             sram.Q_i.wait_there(q);
@@ -289,7 +273,7 @@ template <typename T, int d, int cluster> struct Consumer {
             rows.sum_l();
             const Item done = sram.item(q);  // read again, so that it did not stay in registers
             if (cluster == 1) {
-                write(done, O, L, O_parts, l_parts, m_parts, totals);
+                write(done, to);
                 continue;
             }
             meet(ALL, CONSUMERS * WARPGROUP);  // the last V_j is no longer read
@@ -297,7 +281,8 @@ template <typename T, int d, int cluster> struct Consumer {
             for (int r = 0; r < 2; ++r)
                 show<d>(shared + Memory<d>::Q_BYTES + (row() + 8 * r) * SHOWN<d>, O_i, rows, r, p.c);
             meet_cluster();
-            gather(sram.K_j.tiles, done, O, L, O_parts, l_parts, m_parts, cut.splits == cluster, totals);
+            merge_shown<d, cluster>(sram.K_j.tiles, p, to, done.head, done.top, min(done.top + cut.rows, p.rows), done.part,
+                                    cut.splits == cluster, 4 * w + thread_index() / 32, 4 * CONSUMERS);
             meet_cluster();  // a block must not end while another reads its shared memory
             break;           // it has just one item
         }
@@ -320,6 +305,6 @@ hopper_grouped(const __grid_constant__ TensorMap Q, const __grid_constant__ Tens
         if (threadIdx.x == 0) produce<cluster>(sram, Q, K, V, p, cut, totals);
     } else {
         take_registers<232>();
-        Consumer<T, d, cluster>(sram, p, cut, consumer).consume(shared, O, L, O_parts, l_parts, m_parts, totals);
+        Consumer<T, d, cluster>(sram, p, cut, consumer).consume(shared, {O, L, O_parts, l_parts, m_parts, totals});
     }
 }

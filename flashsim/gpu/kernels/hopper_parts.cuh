@@ -3,10 +3,6 @@
 
 #include "hopper_softmax.cuh"
 
-struct Strides {
-    Offset batch, head, row;
-};
-
 struct Problem {
     Strides Q;
     Offset tiles;                   // T; paged, the parts of all heads
@@ -47,6 +43,13 @@ __device__ inline void load_once(const Ring<stages, bytes>& ring, Word n, const 
     load_once(ring.tile(n), X, row, 0, head, batch, ring.there(n), policy);
 }
 
+// What is written: O and L, or parts of heads. `totals` count it.
+template <typename T> struct Results {
+    T* O;
+    float *L, *O_parts, *l_parts, *m_parts;
+    Total* totals;
+};
+
 // The state of a row after some of its parts. A lane has d/32 of its columns.
 //
 //     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
@@ -63,28 +66,26 @@ template <int d> struct Part {
     // Merge the parts of row `r` that the cluster's blocks show in their shared memory at `ring`.
     template <int cluster> __device__ void gather(Word ring, int r, float c);
     // Store it as a part, at row `at` of all parts' rows.
-    __device__ void leave(float* O_parts, float* l_parts, float* m_parts, Offset at, Tally& O_writes, Tally& l_writes,
-                          Tally& m_writes) const {
+    template <typename T> __device__ void leave(const Results<T>& to, Offset at) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int x = 0; x < d / 64; ++x)
-            __stcg(reinterpret_cast<float2*>(O_parts + at * d) + lane + 32 * x, make_float2(O[2 * x], O[2 * x + 1]));
-        O_writes.add(1, d / 32);
-        if (lane == 0) l_parts[at] = l, m_parts[at] = m;
-        l_writes.add(lane == 0, 1), m_writes.add(lane == 0, 1);
+            __stcg(reinterpret_cast<float2*>(to.O_parts + at * d) + lane + 32 * x, make_float2(O[2 * x], O[2 * x + 1]));
+        Tally(to.totals + 11).add(1, d / 32);
+        if (lane == 0) to.l_parts[at] = l, to.m_parts[at] = m;
+        Tally(to.totals + 13).add(lane == 0, 1), Tally(to.totals + 15).add(lane == 0, 1);
     }
     // The row of O and L at `at`.
-    template <typename T>
-    __device__ void write(T* to, float* L, Offset at, const Problem& p, Tally& O_writes, Tally& L_writes) const {
+    template <typename T> __device__ void write(const Results<T>& to, Offset at, const Problem& p) const {
         const int lane = threadIdx.x % 32;
         const float factor = 1.0f / nonzero(l);
 #pragma unroll
         for (int x = 0; x < d / 64; ++x)
-            reinterpret_cast<Word*>(to + at * d)[lane + 32 * x] = pack<T>(O[2 * x] * factor, O[2 * x + 1] * factor);
-        O_writes.add(1, d / 32);
+            reinterpret_cast<Word*>(to.O + at * d)[lane + 32 * x] = pack<T>(O[2 * x] * factor, O[2 * x + 1] * factor);
+        Tally(to.totals + 7).add(1, d / 32);
         if (p.wants_L && lane == 0) {
-            L[at] = l == 0.0f ? -INFINITY : m * p.c * 0.693147180559945f + logf(l);
-            L_writes.add(1, 1);
+            to.L[at] = l == 0.0f ? -INFINITY : m * p.c * 0.693147180559945f + logf(l);
+            Tally(to.totals + 9).add(1, 1);
         }
     }
 };
@@ -142,4 +143,17 @@ __device__ __forceinline__ void show(char* to, const float (&O)[d / 8][4], const
     for (int t = 0; t < d / 8; ++t)
         *reinterpret_cast<float2*>(to + t * 32 + quad * 8) = make_float2(O[t][2 * r] * factor, O[t][2 * r + 1] * factor);
     if (quad == 0) *reinterpret_cast<float2*>(to + d * 4) = make_float2(rows.l[r] * factor, rows.m[r]);
+}
+
+// Merge a head's rows `top` to before `end`, of which the cluster's blocks show their parts at `ring`, to O and L if that is all
+// of the head, or else to one part. This warp is the `warp`-th of `warps` in its block; the warps of all blocks take turns by rows.
+template <int d, int cluster, typename T>
+__device__ __forceinline__ void merge_shown(Word ring, const Problem& p, const Results<T>& to, int head, int top, int end,
+                                            Offset part, bool all, int warp, int warps) {
+#pragma unroll 1
+    for (int r = top + rank() * warps + warp; r < end; r += cluster * warps) {
+        Part<d> row;
+        row.template gather<cluster>(ring, r - top, p.c);
+        all ? row.write(to, place(p, head, r), p) : row.leave(to, part * p.rows + r);
+    }
 }

@@ -64,6 +64,18 @@ struct Rows {
     __device__ float L(int r, float c, int offset = 0) const {
         return l[r] == 0.0f ? -INFINITY : (m[r] * c - offset) * 0.693147180559945f + logf(l[r]);
     }
+    // Then `factor` is 1/ℓ; and unless L is null, it gets those of the rows `query` and `query` + 8 from 0 to before `end`.
+    __device__ __forceinline__ void end(float (&factor)[2], float* L, int query, int end, float c, Total* total, int offset = 0) {
+        sum_l();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            factor[r] = __fdividef(1.0f, nonzero(l[r]));
+            if (L && threadIdx.x % 4 == 0 && query + 8 * r >= 0 && query + 8 * r < end) {
+                L[query + 8 * r] = this->L(r, c, offset);
+                Tally(total).add(1, 1);
+            }
+        }
+    }
 };
 
 // −∞ where `masked` says so of a column of 8t + e mod 2, counted from this thread's first, and of its upper row, 0, or lower, 1.
@@ -228,6 +240,18 @@ __device__ __forceinline__ void apply_sign(Word Q_w, float sign, int barrier, Wo
         const Word place = Q_w + at / 2048 * (B_r * 128) + at % 2048 * 4;
         store_word(place, sign == 0.0f ? 0 : load_word(place) ^ flip);
     }
+    show_writes();
+    meet(barrier, WARPGROUP);
+}
+
+// Set a tile's rows from `rows` on to 0, since 0 · NaN is NaN.
+template <int d, int B_c> __device__ __forceinline__ void clear_rows(Word tile, int rows, int barrier) {
+    const float zeros[4] = {};
+#pragma unroll 1
+    for (int half = 0; half < d / HALF; ++half)
+#pragma unroll 1
+        for (int at = rows * 8 + thread_index(); at < B_c * 8; at += WARPGROUP)
+            store_four(tile + half * (B_c * 128) + at * 16, zeros);
     show_writes();
     meet(barrier, WARPGROUP);
 }

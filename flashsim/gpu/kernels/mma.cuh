@@ -11,39 +11,31 @@
 #pragma once
 #include "common.cuh"
 
-struct Strides {
-    Offset batch, head, row;  // in elements; rows start at multiples of 16 bytes
-};
-
 // ------------------------------------------------------------------------------------------------------- instructions
 
 typedef Word Fragment[4];  // 16×16 elements over a warp: a left operand, or two right operands side by side
 
 // C += A B: 16×8 += 16×16 16×8.
 template <typename T> __device__ inline void mma(float (&C)[4], const Fragment& A, Word B_0, Word B_1);
-template <> __device__ inline void mma<__half>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
-        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
-}
-template <> __device__ inline void mma<__nv_bfloat16>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
-        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
-}
+#define DEFINE_MMA(T, type)                                                                                             \
+    template <> __device__ inline void mma<T>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {                   \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+            : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])                                                            \
+            : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));                                          \
+    }
+DEFINE_MMA(__half, "f16")
+DEFINE_MMA(__nv_bfloat16, "bf16")
 
-__device__ inline void ldmatrix(Fragment& x, Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
+#define DEFINE_LDMATRIX(name, how)                                                                                \
+    __device__ inline void name(Fragment& x, Word address) {                                                      \
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0,%1,%2,%3}, [%4];"                       \
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");                 \
+    }
+DEFINE_LDMATRIX(ldmatrix, "")
+DEFINE_LDMATRIX(ldmatrix_transposed, ".trans")
+
+// Wait until all of this thread's cp.async copies have come.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // ------------------------------------------------------------------------------------------------ tiles in shared memory
 

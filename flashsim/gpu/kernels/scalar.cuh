@@ -13,11 +13,6 @@ __device__ inline int x() { return threadIdx.x % SIDE; }
 
 // ------------------------------------------------------------------------------------------------------------- problem
 
-// Strides of an array (B, H, N, d) in elements; the last axis has stride 1.
-struct Strides {
-    Offset batch, head, row;
-};
-
 // What flashsim/gpu/launching.py packs. H counts query heads; each `group` of them shares a KV head.
 struct Problem {
     Strides q, k, v, o, dO;

@@ -36,7 +36,6 @@ constexpr float LAZY = 8.0f;  // log₂ of how far P̃ may exceed 1
 __device__ inline void copy_16(Word to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // threadIdx.x, read again, so that what follows from it does not stay in registers.
 __device__ inline int thread_index() {

@@ -67,8 +67,6 @@ struct Problem {
 __device__ inline void copy_16(Word to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
-__device__ inline void copies_end() { asm volatile("cp.async.commit_group;"); }
-__device__ inline void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // Start copying rows first … first + ROWS − 1 of an N×d matrix; rows past N become zeros.
 template <int ROWS, int THREADS>
@@ -92,12 +90,6 @@ template <int ROWS> __device__ inline void copy_rows(Word to, const float* L2, c
         const float* from = threadIdx.x < CHUNKS ? L2 + threadIdx.x * 4 : D + (threadIdx.x - CHUNKS) * 4;
         copy_16(to + threadIdx.x * 16, from, true);
     }
-}
-
-// x, hidden from the compiler. Otherwise it would compute what depends on x before the loop, and keep dozens of registers.
-__device__ inline Word here(Word x) {
-    asm volatile("" : "+r"(x));
-    return x;
 }
 
 // ------------------------------------------------------------------------------------------------------------ products
@@ -242,14 +234,9 @@ template <bool ADD_DQ> __global__ void __launch_bounds__(256) prepare(const __gr
     const Offset out = Offset(head) * p.padded;
     for (int i = first + threadIdx.x / LANES; i < first + PAD; i += STEP) {
         float D = 0.0f;
-        if (i < p.N_q) {
-            const uint4 x = *reinterpret_cast<const uint4*>(O + i * p.o.row);
-            const uint4 y = *reinterpret_cast<const uint4*>(dO + i * p.d_o.row);
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                D = fmaf(
-                    to_float(reinterpret_cast<const Element*>(&x)[e]), to_float(reinterpret_cast<const Element*>(&y)[e]), D);
-        }
+        if (i < p.N_q)
+            D = add_dot<Element>(D, *reinterpret_cast<const uint4*>(O + i * p.o.row),
+                                 *reinterpret_cast<const uint4*>(dO + i * p.d_o.row));
 #pragma unroll
         for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
         if (chunk == 0) {
@@ -332,7 +319,6 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
     copy_tile<B_c, THREADS>(V_j, p.V + b * p.v.batch + h_k * p.v.head, p.v.row, first_key, p.N_k);
     int h = 0, i = i_first;
     copy_queries(h, i, 0);
-    copies_end();
 
     for (int tile = 0; tile < tiles; ++tile) {
         const int stage = tile & 1, first_query = i * B_r, head = head_first + h;
@@ -340,11 +326,10 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
         const DqOverWarps<WARPS, B_r, WARPS_DOWN> part;
         float* const sums = ADD_DQ ? part.sums(p, head, i) : nullptr;
         const Word down = here(lane_down), right = here(lane_right), down_half = down ^ (half * WIDTH * 2);
-        copies_wait();
+        wait_for_copies();
         __syncthreads();  // tile i has come; the other buffer, P and dS have been read
         if (++i == T_r) i = i_first, ++h;
         if (tile + 1 < tiles) copy_queries(h, i, stage ^ 1);
-        copies_end();
 
         const Kept<M, COLUMNS, true> Z_ij(p.dropout, first_key + own, first_query + first_column, head);
 
@@ -510,7 +495,6 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
     copy_tile<B_r, THREADS>(Q_i, p.Q + b * p.q.batch + h * p.q.head, p.q.row, first_query, p.N_q);
     copy_tile<B_r, THREADS>(dO_i, p.dO + b * p.d_o.batch + h * p.d_o.head, p.d_o.row, first_query, p.N_q);
     copy_keys(0);
-    copies_end();
 
     float L[M][2], D[M][2];  // of rows lane / 4 and lane / 4 + 8 of each 16
 #pragma unroll
@@ -526,10 +510,9 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
     for (int j = 0; j < tiles; ++j) {
         const int first_key = j * B_c;
         const Word K_j = K + (j & 1) * KEYS_BYTES, V_j = V + (j & 1) * KEYS_BYTES;
-        copies_wait();
+        wait_for_copies();
         __syncthreads();  // tile j has come; the other buffer has been read
         if (j + 1 < tiles) copy_keys(j + 1);
-        copies_end();
 
         const Kept<M, B_c, false> Z_ij(p.dropout, first_query + own, first_key, head);
 
@@ -557,7 +540,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
         add_product(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ is applied at the end.
     }
 
-    copies_wait();    // if no key was live, a copy to Q_i's place may still run
+    wait_for_copies();    // if no key was live, a copy to Q_i's place may still run
     __syncthreads();
     Element* dQ_h = p.dQ + b * p.dq.batch + h * p.dq.head;
     store_rows(dQ_h, p.dq.row, first_query + own, p.N_q, 0, Q_i + own * PITCH, dQ, p.tau);
