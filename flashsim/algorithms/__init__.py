@@ -24,28 +24,26 @@ PASSES: dict[Direction, dict[str, Algorithm]] = {
     "forward": FORWARD,
     "backward": BACKWARD,
 }
-WITH_SINK: dict[str, Algorithm] = {}
-"""The variants for problems with a sink, by the names of their forward passes."""
 
 for _record in records_of(__name__, "ALGORITHM", Algorithm):
     PASSES[_record.direction][_record.name] = _record
-for _record in records_of(f"{__name__}.with_sink", "ALGORITHM", Algorithm):
-    WITH_SINK[_record.name] = _record
 
 
 def for_sink(forward: Algorithm) -> Algorithm:
-    """Return what runs a forward pass on a problem with a sink: its variant in
-    `WITH_SINK`; or itself, if it takes the part `sink`.
+    """Return what runs a forward pass on a problem with a sink: its variant among
+    `with_sink.variants()`; or itself, if it takes the part `sink`.
 
     Raises ValueError where there is neither.
     """
+    from flashsim.algorithms.with_sink import variants  # loaded where there is a sink
+
     if "sink" in forward.parts:
         return forward
-    if FORWARD.get(forward.name) is forward and forward.name in WITH_SINK:
-        return WITH_SINK[forward.name]
+    if FORWARD.get(forward.name) is forward and forward.name in variants():
+        return variants()[forward.name]
     raise ValueError(
         f"{forward.name!r} ({forward.title}) takes no sink; expected one of these: "
-        f"{', '.join(map(repr, WITH_SINK))}"
+        f"{', '.join(map(repr, variants()))}"
     )
 
 

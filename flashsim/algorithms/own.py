@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.algorithms import BACKWARD, FORWARD, PASSES, WITH_SINK
+from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.blocks import unknown_loops
 from flashsim.algorithms.record import (
     OPERANDS,
@@ -19,6 +19,7 @@ from flashsim.algorithms.record import (
     Program,
     every_block,
 )
+from flashsim.algorithms.with_sink import variants
 from flashsim.attention.arguments import is_one_of, shown
 from flashsim.attention.options import Option
 from flashsim.memory.source import note_line
@@ -145,8 +146,9 @@ def resolve(what: Any, direction: str) -> Algorithm:
 
 def is_user_defined(algorithm: Algorithm) -> bool:
     """Return whether an algorithm is the user's, not flashsim's."""
-    known = PASSES[algorithm.direction].get(algorithm.name)
-    return algorithm is not known and algorithm is not WITH_SINK.get(algorithm.name)
+    if algorithm is PASSES[algorithm.direction].get(algorithm.name):
+        return False
+    return algorithm is not variants().get(algorithm.name)
 
 
 def backward_of(forward: Algorithm) -> Algorithm:

@@ -19,10 +19,11 @@ import pytest
 
 import flashsim
 from flashsim import theory
-from flashsim.algorithms import BACKWARD, FORWARD, WITH_SINK, Algorithm
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Fixed, q_outer_blocks
 from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import ARGUMENTS, algorithm_of, resolve
+from flashsim.algorithms.with_sink import variants
 from flashsim.analysis.tune import tune
 from flashsim.attention.arguments import check_count
 from flashsim.attention.matrices import Kind
@@ -102,7 +103,7 @@ def test_a_function_may_take_parts() -> None:
 
         And with dropout.
         """
-        return WITH_SINK["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
+        return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
 
     asked: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
     assert np.array_equal(
@@ -204,7 +205,7 @@ def with_a_statistic(
         Q_i = sram.load(Q[i])
         q_i = sram.on_chip(weight * rowsum(Q_i))
         sram.store(q_sums[i], q_i)
-    return WITH_SINK["flash"].run(hbm, sram, Q, K, V, blocks, *parts_of_flash)
+    return variants()["flash"].run(hbm, sram, Q, K, V, blocks, *parts_of_flash)
 
 
 SEEN: list[Any] = []
@@ -824,9 +825,10 @@ def test_a_function_stands_for_the_backward_pass_in_its_file(
 ) -> None:
     text = """
         from dataclasses import replace
-        from flashsim.algorithms import BACKWARD, WITH_SINK
+        from flashsim.algorithms import BACKWARD
+        from flashsim.algorithms.with_sink import variants
         def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink):
-            return WITH_SINK["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
+            return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
         def gradients(hbm, sram, *rest):
             return BACKWARD["flash"].run(hbm, sram, *rest)
         BACK = replace(BACKWARD["flash"], name="back", of="both.py:attention", run=gradients)

@@ -21,14 +21,13 @@ from flashsim import ALiBi, Causal, KeyPadding, Sink, SoftCap, theory
 from flashsim.algorithms import (
     BACKWARD,
     FORWARD,
-    WITH_SINK,
     Algorithm,
     for_sink,
     sink_gradient,
     with_sink,
 )
 from flashsim.algorithms.own import is_user_defined
-from flashsim.algorithms.with_sink import softmax_rows, split_kv_merge
+from flashsim.algorithms.with_sink import softmax_rows, split_kv_merge, variants
 from flashsim.attention.masks.dropout import NoDropout
 from flashsim.reference import (
     attention,
@@ -48,7 +47,7 @@ from flashsim.tracing.listing import label_of
 from flashsim.tracing.planting import planted
 from tests.helpers.cases import FEW, Array, Case, cases, forward_of, room_for, swap
 
-TAKE = [*WITH_SINK]
+TAKE = [*variants()]
 LEARN = [name for name, a in BACKWARD.items() if forward_of(name) in TAKE]
 SOME = cases(
     20,
@@ -100,7 +99,7 @@ def test_who_takes_a_sink() -> None:
 
 @pytest.mark.parametrize("name", TAKE)
 def test_a_variant_runs_where_there_is_a_sink_and_only_there(name: str) -> None:
-    variant = WITH_SINK[name]
+    variant = variants()[name]
     assert variant.name == name
     assert not is_user_defined(variant)
     assert for_sink(FORWARD[name]) is for_sink(variant) is variant
@@ -193,17 +192,17 @@ def texts_of(path: Path) -> dict[str, str]:
     return texts
 
 
-VARIANTS = sorted(path.name for path in Path(with_sink.__path__[0]).glob("*.py"))
+VARIANTS = sorted(path.name for path in Path(with_sink.__path__[0]).glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("file", VARIANTS)
 def test_a_variant_without_its_sink_is_its_algorithm_to_the_letter(file: str) -> None:
     """So what is tested of an algorithm need not be tested of its variant again."""
     folder = Path(with_sink.__path__[0])
-    variants = texts_of(folder / file)
+    texts = texts_of(folder / file)
     originals = texts_of(folder.parent / file)
-    assert bool(variants) == (file not in ("__init__.py", "sliding_window.py"))
-    for name, text in variants.items():
+    assert bool(texts) == (file != "sliding_window.py")
+    for name, text in texts.items():
         original = originals[name]
         if name == "split_kv":  # a variant merges in one way
             original = original.replace("MERGES[merge](", "merge_in_sequence(")
@@ -471,8 +470,8 @@ def test_a_variant_that_begins_otherwise_is_noticed(
         run = flashsim.forward(variant, X, X, X, mask=Sink(0.5), blocks=(1, 1), M=M)
         return float(np.abs(run.O - want).max())
 
-    assert error(WITH_SINK[name]) < 1e-12
-    assert error(planted(WITH_SINK[name], (before, after), within=within)) > 1e-3
+    assert error(variants()[name]) < 1e-12
+    assert error(planted(variants()[name], (before, after), within=within)) > 1e-3
 
 
 def test_a_function_of_one_s_own_has_the_sink_that_it_asks_for() -> None:
@@ -482,7 +481,7 @@ def test_a_function_of_one_s_own_has_the_sink_that_it_asks_for() -> None:
         hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any, tau: Any, MASK: Any, sink: Any
     ) -> Any:
         seen.append(sink.l)
-        return WITH_SINK["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, NoDropout(), sink)
+        return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, NoDropout(), sink)
 
     X = rng.normal(size=(6, 4))
     for mask, l in ((Causal(), 0.0), (Causal() & Sink(0.5), 1.0)):

@@ -24,15 +24,16 @@ SMALL = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3
 BOTH_WAYS = """
 from dataclasses import replace
 
-from flashsim.algorithms import BACKWARD, WITH_SINK
+from flashsim.algorithms import BACKWARD
+from flashsim.algorithms.with_sink import variants
 
 def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink):
-    return WITH_SINK["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)[:3]
+    return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)[:3]
 
 def gradients(hbm, sram, *rest):
     return BACKWARD["flash"].run(hbm, sram, *rest)
 
-RECORD = replace(WITH_SINK["flash"], name="mine", run=attention)
+RECORD = replace(variants()["flash"], name="mine", run=attention)
 OF_RECORD = replace(BACKWARD["flash"], name="mine, backward", of="mine", run=gradients)
 OF_FUNCTION = replace(OF_RECORD, name="attention, backward", of="both.py:attention")
 """

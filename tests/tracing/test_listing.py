@@ -6,7 +6,8 @@ from types import ModuleType
 
 import flashsim
 from flashsim import algorithms
-from flashsim.algorithms import BACKWARD, FORWARD, WITH_SINK, table
+from flashsim.algorithms import BACKWARD, FORWARD, table
+from flashsim.algorithms.with_sink import variants
 from flashsim.theory.form import forms
 
 
@@ -39,5 +40,5 @@ def test_it_is_a_package_as_before() -> None:
 
 def test_records_and_forms_can_be_pickled() -> None:
     every_form = [form for passes in forms().values() for form in passes.values()]
-    for known in (*FORWARD.values(), *BACKWARD.values(), *WITH_SINK.values(), *every_form):
+    for known in (*FORWARD.values(), *BACKWARD.values(), *variants().values(), *every_form):
         assert pickle.loads(pickle.dumps(known)) is known

@@ -7,3 +7,17 @@ brings no value. A variant has its algorithm's name, and runs in its place where
 problem's mask has a `flashsim.Sink` (`flashsim.algorithms.for_sink`). Backward passes
 need no variant: to them a sink is a part of L, or of ℓ and m.
 """
+
+from collections.abc import Mapping
+from functools import cache
+
+from flashsim.algorithms.record import Algorithm
+from flashsim.support.modules import records_of
+
+
+@cache
+def variants() -> Mapping[str, Algorithm]:
+    """Return the variants, by the names of their algorithms."""
+    return {
+        record.name: record for record in records_of(__name__, "ALGORITHM", Algorithm)
+    }
