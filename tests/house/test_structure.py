@@ -106,6 +106,7 @@ ROOMS = [
     "learn",
     "plots",
     "cli",
+    *(name for name in flashsim.MODULES if (ROOT / f"{name}.py").is_file()),  # short public names
 ]
 SIBLINGS = {
     ("algorithms", "theory"),
