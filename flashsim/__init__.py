@@ -76,9 +76,9 @@ if TYPE_CHECKING:  # the public names for type checkers; MODULES and NAMES have 
     from flashsim.simulate.api import count as count
     from flashsim.simulate.api import forward as forward
     from flashsim.simulate.results import Result as Result
-    from flashsim.tracing import load_trace as load_trace
     from flashsim.tracing import observers as observers
     from flashsim.tracing import trace as trace
+    from flashsim.tracing.loading import load_trace as load_trace
     from flashsim.version import __version__ as __version__
 
 if not Path(__file__).is_file():
@@ -142,8 +142,8 @@ NAMES = {
     "count": "flashsim.simulate.api",
     "forward": "flashsim.simulate.api",
     "Result": "flashsim.simulate.results",
-    "load_trace": "flashsim.tracing",
     "trace": "flashsim.tracing",
+    "load_trace": "flashsim.tracing.loading",
     "__version__": "flashsim.version",
 }
 """Public classes and functions, each with its module."""

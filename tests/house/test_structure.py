@@ -458,6 +458,7 @@ HEAVY = [
     "cupy",
     "torch",
     "hypothesis",
+    "msgspec",
     "secrets",
 ]
 LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
@@ -478,6 +479,7 @@ ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor
     ("import flashsim.learn.gallery", ["flashsim.cli"]),
     ("import flashsim.gpu, flashsim.cli", ["cupy"]),
     ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
+    ("flashsim.trace, flashsim.plots.roofline, flashsim.plots.l2", ["msgspec"]),
 ]
 
 

@@ -59,9 +59,7 @@ def data_of(page: str) -> list[dict[str, Any]]:
 
 @cache
 def traces(name: str) -> list[Trace]:
-    return [
-        trace_of(one, base64.b64decode(one["values"])) for one in data_of(made()[f"{name}.html"])
-    ]
+    return [trace_of(one) for one in data_of(made()[f"{name}.html"])]
 
 
 @dataclass(frozen=True)
