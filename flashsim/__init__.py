@@ -22,17 +22,12 @@ what there is. docs/use.md shows each.
 
 from __future__ import annotations
 
-import ast
-import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# the public names, and where they are: type checkers read this list, and so does `_listed`
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the public names for type checkers; MODULES and NAMES have them for Python
     from flashsim import algorithms as algorithms
     from flashsim import devices as devices
     from flashsim import memory as memory
@@ -81,9 +76,9 @@ if TYPE_CHECKING:
     from flashsim.simulate.api import count as count
     from flashsim.simulate.api import forward as forward
     from flashsim.simulate.results import Result as Result
-    from flashsim.tracing import load_trace as load_trace
     from flashsim.tracing import observers as observers
     from flashsim.tracing import trace as trace
+    from flashsim.tracing.loading import load_trace as load_trace
     from flashsim.version import __version__ as __version__
 
 if not Path(__file__).is_file():
@@ -93,75 +88,82 @@ if not Path(__file__).is_file():
         "expected it installed, or unpacked"
     )
 
+MODULES = (
+    "algorithms",
+    "approximate",
+    "cache",
+    "devices",
+    "dropout",
+    "kernels",
+    "machines",
+    "masks",
+    "memory",
+    "mlp",
+    "observers",
+    "patterns",
+    "plots",
+    "reference",
+    "serving",
+    "testing",
+    "theory",
+    "tune",
+)
+"""Public modules: `flashsim.tune` is the module that `import flashsim.tune` imports."""
 
-def _listed() -> dict[str, str]:
-    """Return the public names, each with the module that it is, or is in."""
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    (block,) = (
-        node
-        for node in tree.body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )
-    return {
-        node.names[0].name: str(node.module)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-    }
+NAMES = {
+    "Fit": "flashsim.algorithms.blocks",
+    "Fixed": "flashsim.algorithms.blocks",
+    "Paper": "flashsim.algorithms.blocks",
+    "optimum": "flashsim.analysis.optima",
+    "prove": "flashsim.analysis.proving",
+    "sweep": "flashsim.analysis.sweeping",
+    "Bias": "flashsim.attention.masks.bias",
+    "KeyPadding": "flashsim.attention.masks.paddings",
+    "QueryPadding": "flashsim.attention.masks.paddings",
+    "RelativeBias": "flashsim.attention.masks.relative",
+    "Causal": "flashsim.attention.masks.rules",
+    "Dense": "flashsim.attention.masks.rules",
+    "Mask": "flashsim.attention.masks.rules",
+    "SlidingWindow": "flashsim.attention.masks.rules",
+    "ALiBi": "flashsim.attention.masks.scores",
+    "SoftCap": "flashsim.attention.masks.scores",
+    "Sink": "flashsim.attention.masks.sink",
+    "Streaming": "flashsim.attention.masks.streaming",
+    "Tree": "flashsim.attention.masks.tree",
+    "Problem": "flashsim.attention.problem",
+    "Blocks": "flashsim.attention.shapes",
+    "MemoryModelError": "flashsim.memory.errors",
+    "NotOnChip": "flashsim.memory.errors",
+    "SramOverflow": "flashsim.memory.errors",
+    "HBM": "flashsim.memory.hbm",
+    "SRAM": "flashsim.memory.sram",
+    "SlowCountWarning": "flashsim.memory.turns",
+    "backward": "flashsim.simulate.api",
+    "count": "flashsim.simulate.api",
+    "forward": "flashsim.simulate.api",
+    "Result": "flashsim.simulate.results",
+    "trace": "flashsim.tracing",
+    "load_trace": "flashsim.tracing.loading",
+    "__version__": "flashsim.version",
+}
+"""Public classes and functions, each with its module."""
 
-
-PUBLIC = _listed()
-NEEDS = {"testing": "hypothesis"}
-"""Public names that a plain install cannot import, each with the package that is missing then."""
-__all__ = [
-    name
-    for name in PUBLIC
-    if not name.startswith("_") and (name not in NEEDS or find_spec(NEEDS[name]) is not None)
-]  # so that `from flashsim import *` works
+__all__ = [*MODULES, *NAMES]
+__all__.remove("__version__")
+if find_spec("hypothesis") is None:  # the extra `testing` has it
+    __all__.remove("testing")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: who imports flashsim for its memory loads no
-    plots.
-    """
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
-    where = import_module(PUBLIC[name])
-    in_it = PUBLIC[name] != __name__ and hasattr(where, name)
-    found = getattr(where, name) if in_it else import_module(f"{PUBLIC[name]}.{name}")
-    globals()[name] = found
-    return found
-
-
-class _Rooms:
-    """Finds `import flashsim.tune` and its like: a public name is imported where it is, in a
-    room.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return how to import a public module by its public name; None for all else."""
-        package, _, public = name.rpartition(".")
-        if package != __name__ or not isinstance(
-            PUBLIC.get(public) and __getattr__(public), ModuleType
-        ):
-            return None
-        return ModuleSpec(name, _Rooms)  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Leave it to Python to make an empty module, which `exec_module` replaces."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        """Put the module from its room in the place of the empty one: they are one and the same
-        then.
-        """
-        sys.modules[module.__name__] = globals()[module.__name__.rpartition(".")[2]]
-
-
-if not any(getattr(finder, "__name__", "") == _Rooms.__name__ for finder in sys.meta_path):
-    sys.meta_path.append(_Rooms)
+    """Import a public name at its first use, so that `import flashsim` loads no plots."""
+    if name in MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(NAMES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *PUBLIC})
+    return sorted({*globals(), *MODULES, *NAMES})

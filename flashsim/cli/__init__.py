@@ -103,11 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if user_code:
         from flashsim.support import forks
 
-        # a fork runs the user's code: if that ends the process, this one reports it
-        ending = forks.fork() if forks.POSSIBLE else None
-        if ending is not None:
+        if forks.POSSIBLE:
+            ending = forks.run(lambda: guarded(program, work))
             return guarded(program, lambda: _status(arguments, user_code[0], ending))
-        return forks.done(guarded(program, work))
     return guarded(program, work)
 
 
@@ -134,13 +132,13 @@ def _run(program: str, arguments: Sequence[str]) -> int:
 
 
 def _status(arguments: Sequence[str], user_code: str, ending: "Ending") -> int:
-    """Return the exit status of a fork. Raises ValueError if the user's own code ended it and
-    left no case.
+    """Return the exit status of the child process that ran the user's own code. Raises ValueError
+    where that code ended the process, and no case is known.
     """
     if ending.status is not None:
         return ending.status
-    if ending.words:
-        status: int = module_of("check").ended(parse(arguments), ending)
+    if ending.words is not None:
+        status: int = module_of("check").report_crash(parse(arguments), ending)
         return status
     raise ValueError(f"{user_code.rpartition('=')[2]} ended the process ({ending.how})")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,13 @@ from flashsim.cli.outputs import finish, progress
 from flashsim.cli.parser import Parser
 from flashsim.cli.shared import FLAG, by_name, flag_of
 from flashsim.cli.values import dtype, positive, whole
+from flashsim.support import forks
 from flashsim.support.entry import one_line, printable
 from flashsim.support.files import command_line, write_whole
-from flashsim.support.forks import Ending, fork, last_words
 
 if TYPE_CHECKING:
     from flashsim.testing import Spec
+    from flashsim.testing.endings import Attempt
 
 EXAMPLES = (
     "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse "
@@ -211,7 +212,7 @@ def _add_spec_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
-        from flashsim.testing.endings import Tried, leave_word
+        from flashsim.testing.endings import Attempt
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     if options.list:
@@ -233,9 +234,9 @@ def run(options: argparse.Namespace) -> int:
             expected_failures=dict.fromkeys(options.expect, ""),
             on_fail="return",
             progress=update,
-            on_try=lambda check, case: leave_word(Tried(name, check, case)),
+            on_try=lambda check, case: forks.last_words(Attempt(name, check, case)),
         )
-    last_words(b"")
+    forks.last_words(None)
     record = {"command": options.command_line, **report.as_json()}
     finish(options, record, lambda: _show(report, options))
     if not report.ok:
@@ -282,27 +283,30 @@ def _show(report: Any, options: argparse.Namespace) -> None:
         print(f"\nTo write a spec and tests: {command_line([*words, '--init'])}")
 
 
-def ended(options: argparse.Namespace, ending: Ending) -> int:
-    """Print in which check, and on which case, the kernel ended its fork; return 1. Another fork
-    looks for a smaller case.
+def report_crash(options: argparse.Namespace, ending: forks.Ending) -> int:
+    """Print in which check, and on which case, the kernel ended its child process; return 1. Other
+    child processes look for a smaller case.
     """
-    from flashsim.testing.checkup import subject_of
-    from flashsim.testing.endings import leave_word, smallest, word_left
-
-    case = word_left(ending)
-    shrinking = fork()
-    if shrinking is None:
-        with suppress(KeyboardInterrupt):
-            fn, backward, dropout = _kernel(options)
-            leave_word(smallest(subject_of(fn, _spec(fn, options), backward, dropout), case))
-        os._exit(0)
-    if shrinking.words:
-        case = word_left(shrinking)
+    shrinking = forks.run(partial(_shrink, options, ending.words))
+    attempt = shrinking.words or ending.words
     print(
-        one_line(f"flashsim check: error: {case.name} ended the process ({ending.how}), {case}"),
+        one_line(
+            f"flashsim check: error: {attempt.name} ended the process ({ending.how}), {attempt}"
+        ),
         file=sys.stderr,
     )
     return 1
+
+
+def _shrink(options: argparse.Namespace, attempt: Attempt) -> int:
+    from flashsim.testing.checkup import subject_of
+    from flashsim.testing.endings import smallest
+
+    with suppress(KeyboardInterrupt):
+        fn, backward, dropout = _kernel(options)
+        subject = subject_of(fn, _spec(fn, options), backward, dropout)
+        forks.last_words(smallest(subject, attempt))
+    return 0
 
 
 def _kernel(options: argparse.Namespace) -> tuple[Any, Any, Any]:

@@ -1,6 +1,4 @@
-"""Machines of one's own, from a file of JSON or TOML: `read_machine`. The documentation has an
-example (docs/sweeps.md).
-"""
+"""A user's machine from a JSON or TOML file: `read_machine`. docs/sweeps.md has an example."""
 
 from __future__ import annotations
 
@@ -8,20 +6,32 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from flashsim.attention.arguments import is_one_of, near, shown
 from flashsim.attention.inputs import float_name
 from flashsim.hardware.machines import MACHINES, Machine
+from flashsim.support.schema import convert
 from flashsim.support.sizes import parse_size
 
-SIZES = ("sram_per_sm", "l2", "hbm")
-NUMBERS = ("sms", "bandwidth")
-FIELDS = ("name", *SIZES, *NUMBERS, "peak", "sources", "notes")
-NEEDED = ("name", "sram_per_sm", "sms", "hbm", "bandwidth", "peak")
 SUFFIXES = (".json", ".toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MachineFile:
+    """`Machine` in a file. A size is in bytes, or text with a unit, "228KB"."""
+
+    name: str
+    sram_per_sm: int | str
+    l2: int | str = 0
+    hbm: int | str
+    sms: int
+    bandwidth: float
+    peak: dict[str, float]
+    sources: dict[str, str] = field(default_factory=dict)
+    notes: str = ""
 
 
 def read_machine(path: str | os.PathLike[str]) -> Machine:
@@ -38,20 +48,20 @@ def read_machine(path: str | os.PathLike[str]) -> Machine:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        held = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of both languages, and of what is not text
+    except (ValueError, RecursionError) as error:  # JSON, TOML and UTF-8 raise them
         raise ValueError(f"{path} cannot be read as {path.suffix[1:].upper()}: {error}") from None
     try:
-        return _machine(held)
+        return _machine(data)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 def machine_of(what: str | Machine) -> Machine:
-    """Return a machine of the table by its name, of a file by its path, or as it is. Raises
-    ValueError.
+    """Return a machine of the table by its name, of a file by its path, or `what` itself, if it is
+    a machine. Raises ValueError for anything else.
     """
     if isinstance(what, Machine):
         return what
@@ -63,57 +73,50 @@ def machine_of(what: str | Machine) -> Machine:
     raise ValueError(f"unknown machine {shown(what)}; {known}")
 
 
-def _machine(held: Any) -> Machine:
-    if not isinstance(held, Mapping):
-        raise ValueError(f"it holds {shown(held)}; expected fields by name")
-    for name in held:
-        if name not in FIELDS:
-            close = near(name, FIELDS)
-            meant = f", perhaps {close} is meant" if close else ""
-            raise ValueError(f"it has {shown(name)}{meant}; expected {', '.join(FIELDS)}")
-    for name in NEEDED:
-        if name not in held:
-            raise ValueError(f"{name} is missing; expected {', '.join(NEEDED)}")
-    for name in ("name", "notes"):
-        if not isinstance(held.get(name, "-"), str) or not held.get(name, "-"):
-            raise ValueError(f"{name} is {shown(held[name])}; expected text")
-    sram, l2, hbm = (_bytes(name, held.get(name, 0)) for name in SIZES)
-    sms = held["sms"]
-    sources = held.get("sources", {})
-    if type(sms) is not int or sms < 1:
-        raise ValueError(f"sms is {shown(sms)}; expected a whole number of at least 1")
-    if not isinstance(sources, Mapping) or not all(
-        isinstance(said, str) for said in sources.values()
-    ):
-        raise ValueError(f"sources is {shown(sources)}; expected text by what it is of")
-    peak = held["peak"]
-    if not isinstance(peak, Mapping) or not peak:
-        raise ValueError(
-            f'peak is {shown(peak)}; expected FLOP/s by dtype, such as {{"float16": 1e15}}'
-        )
-    rates = {
-        float_name(dtype): _rate(f"peak of {dtype}", rate, "FLOP/s") for dtype, rate in peak.items()
-    }
-    bandwidth = _rate("bandwidth", held["bandwidth"], "bytes/s")
-    notes = held.get("notes", "")
-    return Machine(held["name"], sram, sms, l2, hbm, bandwidth, rates, dict(sources), notes)
+def _machine(data: Any) -> Machine:
+    names = [field.name for field in fields(_MachineFile)]
+    for name in data if isinstance(data, dict) else ():
+        if name not in names:
+            close = near(name, names)
+            hint = f", perhaps {close} is meant" if close else ""
+            raise ValueError(f"it has {shown(name)}{hint}; expected {', '.join(names)}")
+    file = convert(data, _MachineFile)
+    if not file.name:
+        raise ValueError("name is ''; expected text")
+    if file.sms < 1:
+        raise ValueError(f"sms is {shown(file.sms)}; expected a whole number of at least 1")
+    if not file.peak:
+        raise ValueError('peak is {}; expected FLOP/s by dtype, such as {"float16": 1e15}')
+    return Machine(
+        name=file.name,
+        sram_per_sm=_bytes("sram_per_sm", file.sram_per_sm, 1),
+        sms=file.sms,
+        l2=_bytes("l2", file.l2, 0),
+        hbm=_bytes("hbm", file.hbm, 1),
+        bandwidth=_rate("bandwidth", file.bandwidth, "bytes/s"),
+        peak={
+            float_name(dtype): _rate(f"peak of {dtype}", rate, "FLOP/s")
+            for dtype, rate in file.peak.items()
+        },
+        sources=file.sources,
+        notes=file.notes,
+    )
 
 
-def _bytes(name: str, value: Any) -> int:
-    if isinstance(value, str):
+def _bytes(name: str, size: int | str, least: int) -> int:
+    if isinstance(size, str):
         try:
-            return parse_size(value, 1)
+            return parse_size(size, 1)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    least = 0 if name == "l2" else 1
-    if type(value) is not int or value < least:
+    if size < least:
         raise ValueError(
-            f'{name} is {shown(value)}; expected bytes, or text with a unit, such as "228KB"'
+            f'{name} is {shown(size)}; expected bytes, or text with a unit, such as "228KB"'
         )
-    return value
+    return size
 
 
-def _rate(name: str, value: Any, unit: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} is {shown(value)}; expected {unit}, a finite number above 0")
-    return float(value)
+def _rate(name: str, rate: float, unit: str) -> float:
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{name} is {shown(rate)}; expected {unit}, a finite number above 0")
+    return rate

@@ -32,14 +32,6 @@ REFUSED = 2
 INTERRUPTED = 130
 READER_GONE = 141
 TERMINATED = 143
-_exit = os._exit
-_guarding = set[int]()
-
-
-class LeftEarly(RuntimeError):
-    """Raised in place of `os._exit` in a process that is guarded, so that the user's code ends in
-    an error, and the program goes on.
-    """
 
 
 class Terminated(KeyboardInterrupt):
@@ -123,8 +115,8 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
 
 @contextmanager
 def _prepared_streams() -> Iterator[None]:
-    """Within this context, streams spell characters that their encoding lacks, SIGTERM raises
-    `Terminated`, and `os._exit` raises `LeftEarly`.
+    """Within this context, streams spell characters that their encoding lacks, and SIGTERM
+    raises `Terminated`.
     """
     with ExitStack() as after:
         if sys.stderr is None:  # it is closed; print would write errors to stdout
@@ -137,25 +129,7 @@ def _prepared_streams() -> Iterator[None]:
         if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _terminate)
             after.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() not in _guarding:
-            _guarding.add(os.getpid())
-            os._exit = leave
-            after.callback(_unguard)
         yield
-
-
-def leave(status: int) -> NoReturn:
-    """End the process, in place of `os._exit`; but raise LeftEarly in a process that is
-    guarded.
-    """
-    if os.getpid() not in _guarding:  # in a child of it, too
-        _exit(status)
-    raise LeftEarly(f"os._exit({status!r}) was called")
-
-
-def _unguard() -> None:
-    _guarding.clear()
-    os._exit = _exit
 
 
 def _terminate(_number: int, _frame: object) -> NoReturn:

@@ -1,124 +1,120 @@
-"""A user's own code in a fork of this process: what ends the one, such as an abort in C, leaves
-the other to say so.
+"""A user's own code in a child process. What ends the child, such as an abort in C, leaves this
+process to report it.
 """
 
 import ctypes
-import mmap
+import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from multiprocessing.process import BaseProcess
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
-from flashsim.support.entry import Terminated
 from flashsim.support.jobs import ENDING
 
-# there, NumPy's own library does not outlive a fork
 POSSIBLE = hasattr(os, "fork") and sys.platform != "darwin"
-# bytes that both share: whether the fork is done, its exit status, the length of its last words,
-# these
-ROOM = 2**16
-HEAD = 6
-TOO_LATE = "out of time"
-ONCE = 1.0  # seconds in which a signal, sent to both processes, counts once
+"""Whether there are forks, and NumPy's own library survives them."""
+TIMEOUT = "out of time"
+GRACE = 0.5
+"""Seconds for a child to end of a signal that a terminal sent to both processes."""
 PR_SET_PDEATHSIG = 1  # of Linux: a signal for when the parent ends
 
-_room: mmap.mmap | None = None
-_heard = -ONCE
+_file: IO[bytes] | None = None  # in a child: for its status and its last words
+_words: Any = None
 
 
 class Ending(NamedTuple):
-    """How a fork ended.
+    """How a child process ended.
 
-    status  what it said it would exit with, or None where it was ended before
-    how     that in words: a signal's name, an exit status, or TOO_LATE
+    status  what its work returned, or None where the process ended before
+    how     that in words: a signal's name, an exit status, or TIMEOUT
     words   its last words
     """
 
     status: int | None
     how: str
-    words: bytes
+    words: Any
 
 
-def last_words(words: bytes) -> None:
-    """Leave words for the process that this one is a fork of; without one, or if they are too
-    long, nothing.
+def last_words(words: Any) -> None:
+    """Keep words, which are pickled, for the parent of this process. Without one, do nothing."""
+    global _words
+    if _file is not None:
+        _words = words
+        _write(None)
+
+
+def run(work: Callable[[], int], seconds: float | None = None) -> Ending:
+    """Run `work` in a fork of this process, for at most so many seconds; return how it ended."""
+    with TemporaryFile() as file:
+        child = multiprocessing.get_context("fork").Process(target=_child, args=(work, file))
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        with warnings.catch_warnings():  # Python 3.12 warns of NumPy's threads, which are idle
+            warnings.simplefilter("ignore")
+            child.start()
+        signals: list[int] = []
+        before = {
+            number: signal.signal(number, lambda number, _: signals.append(number))
+            for number in ENDING
+        }
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            on_time = _join(child, seconds, signals)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        file.seek(0)
+        report = file.read()
+    status, words = pickle.loads(report) if report else (None, None)
+    return Ending(status, _how(child) if on_time else TIMEOUT, words)
+
+
+def _join(child: BaseProcess, seconds: float | None, signals: list[int]) -> bool:
+    """Wait for a child, and pass on the signals that this process hears. Return False where it
+    took too long, and was killed.
     """
-    if _room is not None and len(words) <= ROOM - HEAD:
-        _room[2 : HEAD + len(words)] = len(words).to_bytes(HEAD - 2, "little") + words
+    end = None if seconds is None else time.monotonic() + seconds
+    while child.is_alive():  # a grandchild may keep a join waiting
+        child.join(0.05)
+        if signals:
+            child.join(GRACE)
+            if child.is_alive():
+                process_id = child.pid
+                assert process_id is not None
+                os.kill(process_id, signals[0])
+            signals.clear()
+        if end is not None and time.monotonic() > end:
+            child.kill()
+            child.join()
+            return False
+    return True
 
 
-def done(status: int) -> int:
-    """Tell the process that this one is a fork of, if it is one, that its work is done, and with
-    which exit status.
-    """
-    if _room is not None:
-        _room[:2] = bytes((1, status))
-    return status
+def _how(child: BaseProcess) -> str:
+    code = child.exitcode
+    assert code is not None
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def fork(seconds: float | None = None) -> Ending | None:
-    """Fork. Return None in the fork, which is to call `done`; here wait for it, at most
-    `seconds`, and return how it ended.
-    """
-    global _room
-    room = mmap.mmap(-1, ROOM)
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with suppress(OSError):
-            stream.flush()
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    with warnings.catch_warnings():  # Python 3.12 warns of NumPy's threads, which hold nothing now
-        warnings.simplefilter("ignore")
-        pid = os.fork()
-    if pid == 0:
-        _room = room
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        for each in ENDING:
-            if signal.getsignal(each) != signal.SIG_IGN:
-                signal.signal(each, _hear)
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        return None
-    before = {each: signal.signal(each, lambda number, _: _send(pid, number)) for each in ENDING}
-    signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-    try:
-        status, late = _waited(pid, seconds)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    code = os.waitstatus_to_exitcode(status)
-    how = TOO_LATE if late else signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return Ending(
-        room[1] if room[0] else None,
-        how,
-        room[HEAD : HEAD + int.from_bytes(room[2:HEAD], "little")],
-    )
+def _child(work: Callable[[], int], file: IO[bytes]) -> None:
+    global _file, _words
+    _file = file
+    _words = None
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(OSError):
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing closes it; pdb reads it)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    _write(work())
 
 
-def _hear(number: int, _: Any) -> None:
-    """Raise KeyboardInterrupt for a signal that was not heard a moment ago."""
-    global _heard
-    now = time.monotonic()
-    if now - _heard >= ONCE:
-        _heard = now
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
-
-
-def _send(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _waited(pid: int, seconds: float | None) -> tuple[int, bool]:
-    if seconds is None:
-        return os.waitpid(pid, 0)[1], False
-    until = time.monotonic() + seconds
-    late = False
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        time.sleep(0.002)
-        if time.monotonic() > until:
-            _send(pid, signal.SIGKILL)
-            late = True
-    return ended[1], late
+def _write(status: int | None) -> None:
+    """Write how far this child is, for its parent, over what was there: a pickle says its end."""
+    assert _file is not None
+    os.pwrite(_file.fileno(), pickle.dumps((status, _words)), 0)

@@ -3,83 +3,73 @@ does.
 """
 
 import os
-import pickle
-from typing import NamedTuple, NoReturn
+from functools import partial
+from typing import NamedTuple
 
 from flashsim.support.entry import INTERRUPTED
-from flashsim.support.forks import TOO_LATE, Ending, done, fork, last_words
+from flashsim.support.forks import TIMEOUT, run
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS, Check
 from flashsim.testing.running import Finding, shrink, try_check
 from flashsim.testing.subject import Subject
 
-SECONDS = 20.0  # for all tries
+SECONDS = 20.0  # for all attempts
 
 
-class Tried(NamedTuple):
-    """With what a kernel ended the process: its name, the check and the case, and what is known
-    of the case.
+class Attempt(NamedTuple):
+    """A call of a kernel: the kernel's name, the check and the case. It is the last word of a
+    child process before the call.
+
+    note  what other attempts say of the case
     """
 
     name: str
     check: str
     case: Case
-    known: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
-        return f"in the check {self.check} on {self.case!r}" + f": {self.known}" * bool(self.known)
+        note = f": {self.note}" if self.note else ""
+        return f"in the check {self.check} on {self.case!r}{note}"
 
 
-def leave_word(tried: Tried) -> None:
-    """Leave word of what is about to be tried, for the process that this one is a fork of."""
-    last_words(pickle.dumps(tried))
-
-
-def word_left(ending: Ending) -> Tried:
-    """Return what a fork left word of."""
-    found: Tried = pickle.loads(ending.words)
-    return found
-
-
-def smallest(subject: Subject, tried: Tried) -> Tried:
-    """Return the smallest case found on which the kernel ends a process, each tried in a fork of
-    this one.
+def smallest(subject: Subject, attempt: Attempt) -> Attempt:
+    """Return the smallest case on which the kernel ends a process. Each is tried in a child
+    process.
     """
-    found = shrink(CHECKS[tried.check], subject, tried.case, in_a_fork, SECONDS)
-    if found is None or not found.failed:
-        return tried._replace(known="tried alone, it did not")
-    return tried._replace(case=found.case, known="the simplest found")
+    finding = shrink(CHECKS[attempt.check], subject, attempt.case, try_in_child, SECONDS)
+    if finding is None or not finding.failed:
+        return attempt._replace(note="tried alone, it did not")
+    return attempt._replace(case=finding.case, note="the simplest found")
 
 
-def in_a_fork(check: Check, subject: Subject, case: Case) -> Finding | None:
-    """Try a check on a case, as `try_check` does, in a fork: the finding has failed where that
-    ends it.
+def try_in_child(check: Check, subject: Subject, case: Case) -> Finding | None:
+    """Try a check on a case, as `try_check` does, in a child process. The finding has failed where
+    that ends the process.
     """
-    fitted = check.fit(case, subject)
+    fitted = check.fitted(case, subject)
     if fitted is None:
         return None
-    ending = fork(SECONDS)
-    if ending is None:
-        _try_and_leave(check, subject, fitted)
+    ending = run(partial(_try_quietly, check, subject, fitted), SECONDS)
     if ending.status == INTERRUPTED:
         raise KeyboardInterrupt
-    ended = ending.status is None and ending.how != TOO_LATE
-    return Finding(
-        check.name, fitted, float("inf") if ended else -1.0, broken="ended the process" * ended
-    )
+    if ending.status is None and ending.how != TIMEOUT:
+        return Finding(check.name, fitted, float("inf"), broken="ended the process")
+    return Finding(check.name, fitted, -1.0)
 
 
-def _try_and_leave(check: Check, subject: Subject, case: Case) -> NoReturn:
+def _try_quietly(check: Check, subject: Subject, case: Case) -> int:
+    """Try a check, whose finding is not needed. Return INTERRUPTED, or 0."""
     import resource  # not on Windows
 
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # dumps of many crashes would fill the disk
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # the first crash has printed the same
+        os.dup2(null, stream)
     try:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # so many cores are of no use
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # what the kernel prints has been seen
-            os.dup2(quiet, stream)
         try_check(check, subject, case)
-        done(0)
-    except BaseException as stop:
-        done(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else 0)
-    finally:
-        os._exit(0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BaseException:
+        return 0
+    return 0

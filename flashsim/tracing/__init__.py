@@ -5,13 +5,12 @@ trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))
 trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass
 # the player; or .json.gz, which load_trace reads
 trace.save("run.html")
-flashsim.load_trace("run.json.gz")
+flashsim.load_trace("run.json.gz")                          # `flashsim.tracing.loading`
 """
 
 from flashsim.tracing.about import traced
 from flashsim.tracing.data import About, Counts, TraceEvent
 from flashsim.tracing.lesson import Lesson, Moment, Stop
-from flashsim.tracing.loading import load_trace
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Step
 from flashsim.tracing.tracer import trace
@@ -27,7 +26,6 @@ __all__ = [
     "Stop",
     "Trace",
     "TraceEvent",
-    "load_trace",
     "trace",
     "traced",
 ]

@@ -1,5 +1,5 @@
-"""A trace from a file, which may be damaged, or made to do harm: what comes of it is a trace that
-works, or a ValueError.
+"""A trace from a file, which may be damaged, or made to do harm: it is a trace that works, or a
+ValueError.
 
 What is unpacked is limited, nothing is unpickled, and every entry is checked: its type, its range,
 and that what it refers to is there. The format is described in `flashsim.tracing.writing`.
@@ -10,26 +10,26 @@ from __future__ import annotations
 import base64
 import gzip
 import io
-import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from reprlib import repr as shown
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from reprlib import repr as short_repr
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.attention.arguments import check_count
 from flashsim.attention.shapes import Blocks
 from flashsim.support.files import path_of
+from flashsim.support.schema import convert
 from flashsim.tracing.data import DATA, KINDS, About, Lanes, Resident, TraceEvent
 from flashsim.tracing.traces import Trace
-from flashsim.tracing.writing import COLUMNS, FORMAT, VERSION
+from flashsim.tracing.writing import FORMAT, VERSION
 
 LARGEST_FILE = 2**28
 """Bytes of a file, unpacked, up to which it is read: more than the largest trace that flashsim
@@ -37,9 +37,11 @@ records.
 """
 MOST_RESIDENTS = 2**24
 """Entries of all sets of residents, which a file tells by their differences."""
+LARGEST = 2**63 - 1
+"""The largest number of a file: no array is longer, and no M is larger."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 
-LARGEST_SIZE = 2**53  # elements: up to it, numbers are exact in a page too
-LARGEST_NUMBER = 2**1000  # of anything: M may be as good as infinite
 BLOCK = re.compile(
     r"([^\[\]]+)(?:\[[0-9]{1,18}(?::[0-9]{1,18})?(?:, [0-9]{1,18})?\]|\[\[[0-9]{1,18}(?:, [0-9]{1,18}){0,3}(?:, …)?\]\])?"  # noqa: E501
 )
@@ -54,12 +56,11 @@ def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -
     cannot be opened.
     """
     path = path_of(path)
-    most = check_count("max_bytes", max_bytes)
+    limit = check_count("max_bytes", max_bytes)
     try:
         if not path.name.endswith(".json.gz"):
             raise ValueError("expected .json.gz")
-        data = _unzipped(path, most)
-        return trace_of(data, _values(data))
+        return trace_of(_json(_unzip(path, limit)))
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a trace: {error}") from error
 
@@ -68,351 +69,311 @@ def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -
 # unpacking
 
 
-def _content(path: Path, most: int) -> bytes:
+def _unzip(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    _check_size(len(content), most, "it has")
-    return content
-
-
-def _check_size(size: int, most: int, what: str) -> None:
-    if size > most:
-        raise ValueError(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
-
-
-def _unzipped(path: Path, most: int) -> dict[str, Any]:
-    content = _content(path, most)
-    # as far as gzip can shrink anything
-    if (claimed := int.from_bytes(content[-4:], "little")) <= 1032 * len(content):
-        _check_size(claimed, most, "it says that it unpacks to")
+        content = file.read(limit + 1)
+    _check_bytes(len(content), limit, "it has")
+    # gzip shrinks nothing more than 1032 times: a larger size in its last bytes is damage
+    size = int.from_bytes(content[-4:], "little")
+    if size <= 1032 * len(content):
+        _check_bytes(size, limit, "it says that it unpacks to")
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            text = file.read(most + 1)
-    except Exception as error:  # whatever a reader says of a damaged file
+            text = file.read(limit + 1)
+    except Exception as error:  # zlib.error, EOFError, OSError: a damaged file raises many
         raise ValueError(f"it is not a gzip file, or a damaged one: {error}") from error
-    _check_size(len(text), most, "it unpacks to")
-    return _parsed(text)
+    _check_bytes(len(text), limit, "it unpacks to")
+    return text
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _check_bytes(size: int, limit: int, what: str) -> None:
+    if size > limit:
+        raise ValueError(f"{what} more than {limit:,} bytes; load(path, max_bytes=…) reads more")
+
+
+def _json(text: bytes) -> Any:
     try:
-        data = json.loads(text.decode("utf-8"))
+        return msgspec.json.decode(text)
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
-    except ValueError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"it is not JSON, or damaged JSON: {error}") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# what a file holds
+
+
+@dataclass(frozen=True)
+class _BlockSizes:
+    """`Blocks` in a file, before they are checked against the lengths of `Shape`."""
+
+    B_r: Length
+    B_c: Length
+    T_r: Number
+    T_c: Number
+
+
+@dataclass(frozen=True)
+class _About(About):
+    """`About` in a file."""
+
+    blocks: _BlockSizes  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The events in a file: an entry of each list is of one event."""
+
+    kind: tuple[str, ...]
+    name: tuple[int, ...]
+    elements: tuple[Number, ...]
+    loops: tuple[int, ...]
+    place: tuple[int, ...]
+    where: tuple[tuple[Number, Number, Number, Number] | None, ...]
+    resident: tuple[int, ...]
+    value: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TraceFile:
+    """A file's content. `flashsim.tracing.writing` describes it."""
+
+    about: _About
+    lanes: Lanes | None = None
+    names: tuple[str, ...]
+    places: tuple[tuple[str, Number, str], ...]
+    loops: tuple[tuple[tuple[str, Number], ...], ...]
+    residents: tuple[tuple[Number, ...], ...]
+    events: _Columns
+    shapes: tuple[tuple[Length, Length], ...]
+    values: str
+
+
+def trace_of(data: Any) -> Trace:
+    """Return the trace that `flashsim.tracing.writing.as_json` made this of. Raises ValueError."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'expected "format": "{FORMAT}"')
-    if type(data.get("version")) is not int or data["version"] != VERSION:
+    version = data.get("version")
+    if type(version) is not int or version != VERSION:
         raise ValueError(
-            f"its version is {shown(data.get('version'))}; this flashsim reads version {VERSION}"
+            f"its version is {short_repr(version)}; this flashsim reads version {VERSION}"
         )
-    return data
+    _check_numbers(data.get("about"), "about")
+    _check_numbers(data.get("lanes"), "lanes")
+    file = convert(data, _TraceFile)
+    about = _about(file.about)
+    if file.lanes is not None:
+        _check_lanes(file.lanes)
+    _check_places(file.places)
+    residents = _residents(file.residents, file.names)
+    tiles = _tiles(file.values, file.shapes, np.dtype(about.dtype))
+    _check_columns(file, len(residents))
+    _check_blocks(file)
+    return Trace(about, tuple(_events(file, residents, tiles)), lanes=file.lanes)
 
 
-def _values(data: dict[str, Any]) -> bytes:
-    text: str = _typed(data.get("values"), str, "values")
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise ValueError(f"values is not base64: {error}") from error
+def _events(
+    file: _TraceFile, residents: Sequence[Resident], tiles: Sequence[NDArray[Any]]
+) -> Iterable[TraceEvent]:
+    occupancies = [sum(elements for _, elements in resident) for resident in residents]
+    reads = 0
+    writes = 0
+    columns = vars(file.events).values()
+    for kind, name, elements, loops, place, block, resident, value in zip(*columns, strict=True):
+        if kind == "load":
+            reads += elements
+        if kind in ("store", "init"):
+            writes += elements
+        source, line, label = file.places[place]
+        yield TraceEvent(
+            kind,
+            file.names[name],
+            elements,
+            file.loops[loops],
+            (source, line),
+            label,
+            block and ((block[0], block[1]), (block[2], block[3])),
+            occupancies[resident],
+            residents[resident],
+            reads,
+            writes,
+            None if value == -1 else tiles[value],
+        )
 
 
 # --------------------------------------------------------------------------------------------------
 # checking
 
 
-@dataclass(frozen=True)
-class _WrittenBlocks:
-    """`Blocks` as a trace has them, before they are checked against its lengths."""
-
-    B_r: int
-    B_c: int
-    T_r: int
-    T_c: int
-
-
-def _typed(value: Any, hint: Any, where: str, whole: range = range(LARGEST_NUMBER)) -> Any:
-    """Return what JSON says as what a type hint says: a dataclass, a tuple, text, a number among
-    `whole`, a truth value, None.
-    """
-    if isinstance(hint, UnionType):  # X | None
-        return None if value is None else _typed(value, get_args(hint)[0], where, whole)
-    if hint is Blocks:
-        return _record(value, _WrittenBlocks, where)
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _record(value, hint, where)
-    if get_origin(hint) is tuple:
-        kinds = get_args(hint)
-        if type(value) is not list or (kinds[-1] is not Ellipsis and len(value) != len(kinds)):
-            expected = "a list" if kinds[-1] is Ellipsis else f"a list of {len(kinds)}"
-            raise ValueError(f"{where} is {shown(value)}; expected {expected}")
-        if (
-            kinds[0] is int
-            and set(map(type, value)) == {int}
-            and min(value) in whole
-            and max(value) in whole
-        ):
-            return tuple(value)  # all at once; one by one where one is wrong
-        if kinds[-1] is Ellipsis:
-            kinds = (kinds[0],) * len(value)
-        return tuple(
-            _typed(one, kind, f"{where}[{n}]", whole)
-            for n, (one, kind) in enumerate(zip(value, kinds, strict=True))
-        )
-    if hint is int and (type(value) is not int or value not in whole):
-        expected = f"{whole.start} to {shown(whole.stop - 1)}"
-        raise ValueError(f"{where} is {shown(value)}; expected a whole number from {expected}")
-    if hint is bool and type(value) is not bool:
-        raise ValueError(f"{where} is {shown(value)}; expected true or false")
-    if hint is str:
-        if type(value) is not str:
-            raise ValueError(f"{where} is {shown(value)}; expected text")
-        if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            raise ValueError(
-                f"{where} is {shown(value)}; expected text without half characters (surrogates)"
-            )
-    return value
-
-
-def _record(value: Any, kind: type[Any], where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is {shown(value)}; expected an object")
-    hints = get_type_hints(kind)
-    required = {field.name for field in fields(kind) if field.default is MISSING}
-    if not required <= value.keys() <= hints.keys():
-        wrong = [*sorted(required - value.keys()), *sorted(value.keys() - hints.keys())][0]
+def _check_numbers(data: Any, where: str) -> None:
+    """Check that all numbers in lists and objects are from 0 to LARGEST."""
+    if isinstance(data, dict):
+        for name, entry in data.items():
+            _check_numbers(entry, f"{where}.{name}")
+    elif isinstance(data, list):
+        for n, entry in enumerate(data):
+            _check_numbers(entry, f"{where}[{n}]")
+    elif isinstance(data, int) and not 0 <= data <= LARGEST:
         raise ValueError(
-            f"{where} {'lacks' if wrong in required else 'has'} {shown(wrong)}; expected "
-            f"{', '.join(hints)}"
+            f"{where} is {short_repr(data)}; expected a whole number from 0 to {LARGEST}"
         )
-    return kind(
-        **{name: _typed(one, hints[name], f"{where}.{name}") for name, one in value.items()}
-    )
 
 
-def _one_of(value: Any, known: Iterable[str], where: str) -> None:
-    if value not in known:
-        raise ValueError(f"{where} is {shown(value)}; expected one of {', '.join(known)}")
-
-
-# --------------------------------------------------------------------------------------------------
-# the trace
-
-
-def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
-    """Return the trace that `flashsim.tracing.writing.as_json` made this of, with the values'
-    bytes. Raises ValueError.
-    """
-    about: About = _typed(data.get("about"), About, "about")
-    _check_about(about)
+def _about(about: _About) -> About:
+    _check_choice(about.dtype, ("float32", "float64"), "about.dtype")
+    _check_choice(about.direction, ("forward", "backward"), "about.direction")
+    shape = about.shape
     sizes = about.blocks
-    about = replace(
-        about, blocks=Blocks(sizes.B_r, sizes.B_c, N_q=about.shape.N_q, N_k=about.shape.N_k)
-    )
-    names: tuple[str, ...] = _typed(data.get("names"), tuple[str, ...], "names")
-    places = _typed(data.get("places"), tuple[tuple[str, int, str], ...], "places")
-    for n, (_, _, label) in enumerate(places):
-        if not LINE.match(label):
-            raise ValueError(
-                f"places[{n}] has label {shown(label)}; expected a line's number after 'line'"
-            )
-    loops = _typed(data.get("loops"), tuple[tuple[tuple[str, int], ...], ...], "loops")
-    residents = _residents(data.get("residents"), names)
-    in_use = [sum(elements for _, elements in held) for held in residents]
-    tiles = [*_tiles(values, data.get("shapes"), np.dtype(about.dtype)), None]  # the last for −1
-    ends = {"name": len(names), "elements": LARGEST_SIZE, "loops": len(loops), "place": len(places)}
-    events = _columns(
-        data.get("events"), {**ends, "resident": len(residents), "value": len(tiles) - 1}
-    )
-    events["where"] = _check_blocks(about, names, events)
-    columns = [events[name] for name in COLUMNS]
-    moves = [*zip(events["kind"], events["elements"], strict=True)]
-    reads = accumulate(n if kind == "load" else 0 for kind, n in moves)
-    writes = accumulate(n if kind in ("store", "init") else 0 for kind, n in moves)
+    for where, length in (
+        ("about.M", about.M),
+        ("about.shape.N_q", shape.N_q),
+        ("about.shape.N_k", shape.N_k),
+        ("about.shape.d", shape.d),
+    ):
+        if length == 0:
+            raise ValueError(f"{where} is 0; expected at least 1")
+    blocks = Blocks(sizes.B_r, sizes.B_c, N_q=shape.N_q, N_k=shape.N_k)
+    tiles = (blocks.T_r, blocks.T_c)
+    if (sizes.T_r, sizes.T_c) != tiles:
+        raise ValueError(f"about.blocks has T_r, T_c = {(sizes.T_r, sizes.T_c)}; expected {tiles}")
+    if about.tiles is not None:
+        _check_tiles(about.tiles, *tiles)
+    _check_distinct([array.name for array in about.arrays], "arrays")
+    _check_distinct([name for name, _ in about.follows], "follows")
+    return About(**{**vars(about), "blocks": blocks})
 
-    def event(
-        kind: str,
-        name: int,
-        n: int,
-        around: int,
-        at: int,
-        where: Any,
-        held: int,
-        value: int,
-        read: int,
-        written: int,
-    ) -> TraceEvent:
-        file, line, label = places[at]
-        told = (
-            kind,
-            names[name],
-            n,
-            loops[around],
-            (file, line),
-            label,
-            where,
-            in_use[held],
-            residents[held],
-        )
-        return TraceEvent(*told, read, written, tiles[value])
 
-    lanes: Lanes | None = _typed(data.get("lanes"), Lanes | None, "lanes")
-    if lanes is not None:
-        _check_lanes(lanes)
-    return Trace(about, tuple(map(event, *columns, reads, writes)), lanes=lanes)
+def _check_tiles(tiles: Sequence[Sequence[int]], T_r: int, T_c: int) -> None:
+    if len(tiles) != T_r or any(len(row) != T_c for row in tiles):
+        raise ValueError(f"about.tiles is of another size; expected {T_r} × {T_c}")
+    if any(tile > 2 for row in tiles for tile in row):
+        raise ValueError("about.tiles holds a number other than 0, 1, 2")
+
+
+def _check_distinct(names: Sequence[str], what: str) -> None:
+    if len(set(names)) != len(names):
+        raise ValueError(f"about.{what} has two {what} of one name")
 
 
 def _check_lanes(lanes: Lanes) -> None:
     lengths = [len(steps) for steps in lanes.kinds]
     if lanes.rank >= len(lengths):
-        raise ValueError(f"lanes.rank is {shown(lanes.rank)}; expected one of {len(lengths)} lanes")
+        raise ValueError(f"lanes.rank is {lanes.rank}; expected one of {len(lengths)} lanes")
     for kind in {kind for steps in lanes.kinds for kind in steps}:
-        _one_of(kind, DATA, "lanes.kinds")
+        _check_choice(kind, DATA, "lanes.kinds")
     for n, message in enumerate(lanes.messages):
         for lane, step in (message[:2], message[2:4]):
             if lane >= len(lengths) or step >= lengths[lane]:
                 raise ValueError(
-                    f"lanes.messages[{n}] is {shown(message)}; expected lanes and steps that there "
-                    "are"
+                    f"lanes.messages[{n}] is {short_repr(message)}; expected lanes and steps that "
+                    "there are"
                 )
 
 
-def _check_about(about: About) -> None:
-    _one_of(about.dtype, ("float32", "float64"), "about.dtype")
-    _one_of(about.direction, ("forward", "backward"), "about.direction")
-    shape = about.shape
-    blocks = about.blocks
-    sizes = {"about.M": about.M, "about.shape.N_q": shape.N_q, "about.shape.N_k": shape.N_k}
-    sizes |= {
-        "about.shape.d": shape.d,
-        "about.blocks.B_r": blocks.B_r,
-        "about.blocks.B_c": blocks.B_c,
-    }
-    for where, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{where} is {size}; expected at least 1")
-    want = -(-shape.N_q // blocks.B_r), -(-shape.N_k // blocks.B_c)
-    if (blocks.T_r, blocks.T_c) != want:
-        raise ValueError(
-            f"about.blocks has T_r, T_c = {shown((blocks.T_r, blocks.T_c))}; expected {shown(want)}"
-        )
-    if about.tiles is not None:
-        if len(about.tiles) != blocks.T_r or any(len(row) != blocks.T_c for row in about.tiles):
+def _check_places(places: Sequence[tuple[str, int, str]]) -> None:
+    for n, (_, _, label) in enumerate(places):
+        if not LINE.match(label):
             raise ValueError(
-                f"about.tiles is of another size; expected {shown(want[0])} × {shown(want[1])}"
+                f"places[{n}] has label {short_repr(label)}; expected a line's number after 'line'"
             )
-        if any(tile > 2 for row in about.tiles for tile in row):
-            raise ValueError("about.tiles holds a number other than 0, 1, 2")
-    for where, found in (
-        ("arrays", [array.name for array in about.arrays]),
-        ("follows", [n for n, _ in about.follows]),
-    ):
-        if len(set(found)) != len(found):
-            raise ValueError(f"about.{where} has two {where} of one name")
 
 
-def _residents(deltas: Any, names: tuple[str, ...]) -> list[Resident]:
-    """Return the sets of residents, each told as how many it has in common with the one before
-    it, and what follows.
+def _check_columns(file: _TraceFile, residents: int) -> None:
+    """Check that events have equally long columns, and that what they refer to is there."""
+    events = file.events
+    for column, entries in vars(events).items():
+        if len(entries) != len(events.kind):
+            raise ValueError(
+                f"events.{column} has {len(entries):,} entries; expected {len(events.kind):,}, as "
+                "kind has"
+            )
+    for kind in set(events.kind) - set(KINDS):
+        _check_choice(kind, KINDS, f"events.kind[{events.kind.index(kind)}]")
+    if not set(events.kind) & set(DATA):
+        raise ValueError("events has no step: expected a load, a store or a result")
+    _check_range(events.name, range(len(file.names)), "events.name")
+    _check_range(events.loops, range(len(file.loops)), "events.loops")
+    _check_range(events.place, range(len(file.places)), "events.place")
+    _check_range(events.resident, range(residents), "events.resident")
+    _check_range(events.value, range(-1, len(file.shapes)), "events.value")
+
+
+def _check_blocks(file: _TraceFile) -> None:
+    """Check that what is loaded and stored are blocks of the arrays."""
+    shapes = {array.name: array.shape for array in file.about.arrays}
+    events = file.events
+    for kind, name in set(zip(events.kind, events.name, strict=True)):
+        block = BLOCK.fullmatch(file.names[name])
+        if kind in ("init", "load", "store") and (block is None or block[1] not in shapes):
+            raise ValueError(
+                f"names[{name}] is {short_repr(file.names[name])}; expected a block of "
+                f"{', '.join(shapes)}"
+            )
+    for n, (name, where) in enumerate(zip(events.name, events.where, strict=True)):
+        if where is None:
+            continue
+        array, _, _ = file.names[name].partition("[")
+        rows, columns = shapes.get(array, (0, 0))
+        if not (where[0] <= where[1] <= rows and where[2] <= where[3] <= columns):
+            raise ValueError(
+                f"events.where[{n}] is {[*where]}; expected a part of {rows} × {columns}"
+            )
+
+
+def _residents(deltas: Sequence[Sequence[int]], names: Sequence[str]) -> list[Resident]:
+    """Return the sets of residents.
+
+    A file has each as how many entries are as in the set before it, and the others: name, elements,
+    name, elements, ….
     """
-    found: list[Resident] = []
-    before: Resident = ()
+    residents: list[Resident] = []
+    resident: Resident = ()
     total = 0
-    for n, delta in enumerate(
-        _typed(deltas, tuple[tuple[int, ...], ...], "residents", range(LARGEST_SIZE))
-    ):
-        at = _typed([*delta[1::2]], tuple[int, ...], f"residents[{n}]", range(len(names)))
-        if not len(delta) % 2 or delta[0] > len(before):
+    for n, delta in enumerate(deltas):
+        if len(delta) % 2 == 0 or delta[0] > len(resident):
             raise ValueError(
-                f"residents[{n}] is {shown([*delta])}; expected at most {len(before)}, then pairs"
+                f"residents[{n}] is {short_repr([*delta])}; expected at most {len(resident)}, then "
+                "pairs"
             )
-        before = before[: delta[0]] + tuple(
-            zip(map(names.__getitem__, at), delta[2::2], strict=True)
-        )
-        found.append(before)
-        total += len(before)
+        _check_range(delta[1::2], range(len(names)), f"residents[{n}][1::2]")
+        arrivals = zip(delta[1::2], delta[2::2], strict=True)
+        resident = resident[: delta[0]] + tuple((names[k], elements) for k, elements in arrivals)
+        residents.append(resident)
+        total += len(resident)
         if total > MOST_RESIDENTS:
             raise ValueError(f"residents has more than {MOST_RESIDENTS:,} entries in all")
-    return found
+    return residents
 
 
-def _columns(events: Any, ends: Mapping[str, int]) -> dict[str, list[Any]]:
-    """Return the columns of events, each as long as the others, with all that they refer to
-    there: up to `ends`.
-    """
-    if not isinstance(events, dict) or any(
-        not isinstance(events.get(name), list) for name in COLUMNS
-    ):
-        raise ValueError(f"events is {shown(events)}; expected the lists {', '.join(COLUMNS)}")
-    columns = {name: events[name] for name in COLUMNS}
-    kinds = columns["kind"]
-    for name, column in columns.items():
-        if len(column) != len(kinds):
-            raise ValueError(
-                f"events.{name} has {len(column):,} entries; expected {len(kinds):,}, as kind has"
-            )
-    if set(map(type, kinds)) != {str} or set(kinds) - set(KINDS):
-        for n, kind in enumerate(kinds):
-            _one_of(kind, KINDS, f"events.kind[{n}]")
-    if not set(kinds) & set(DATA):
-        raise ValueError("events has no step: expected a load, a store or a result")
-    for name, end in ends.items():
-        _typed(
-            columns[name],
-            tuple[int, ...],
-            f"events.{name}",
-            range(-1 if name == "value" else 0, end),
-        )
-    return columns
-
-
-def _check_blocks(
-    about: About, names: tuple[str, ...], events: Mapping[str, list[Any]]
-) -> list[Any]:
-    """Check that what is loaded and stored are blocks of the arrays. Return where each is, as a
-    `TraceEvent` says it.
-    """
-    shapes = {array.name: array.shape for array in about.arrays}
-    for name in {
-        name
-        for name, kind in zip(events["name"], events["kind"], strict=True)
-        if kind in ("init", "load", "store")
-    }:
-        block = BLOCK.fullmatch(names[name])
-        if block is None or block[1] not in shapes:
-            raise ValueError(
-                f"names[{name}] is {shown(names[name])}; expected a block of {', '.join(shapes)}"
-            )
-    where = events["where"]
-    given = [n for n, at in enumerate(where) if at is not None]
-    _typed(where, tuple[tuple[int, int, int, int] | None, ...], "events.where", range(LARGEST_SIZE))
-    most = [
-        [min(n, LARGEST_SIZE) for n in shapes.get(name.partition("[")[0], (0, 0))] for name in names
-    ]
-    at = np.array([where[n] for n in given], np.int64).reshape(-1, 2, 2)
-    sizes = np.array(most, np.int64).reshape(-1, 2)[[events["name"][n] for n in given]]
-    outside = (at[..., 0] > at[..., 1]) | (at[..., 1] > sizes)
-    if outside.any():
-        n = int(outside.any(axis=1).argmax())
-        rows, cols = sizes[n]
-        raise ValueError(
-            f"events.where[{given[n]}] is {shown(where[given[n]])}; expected a part of {rows} × "
-            f"{cols}"
-        )
-    return [at and ((at[0], at[1]), (at[2], at[3])) for at in where]
-
-
-def _tiles(values: bytes, shapes: Any, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    shapes = _typed(shapes, tuple[tuple[int, int], ...], "shapes", range(1, LARGEST_NUMBER))
-    ends = list(accumulate(rows * cols for rows, cols in shapes))
-    expected = (ends[-1] if ends else 0) * dtype.itemsize
-    if len(values) != expected:
-        raise ValueError(
-            f"values has {len(values):,} bytes; expected {shown(expected)}, as the shapes say"
-        )
-    flat = np.frombuffer(values, dtype.newbyteorder("<")).astype(dtype, copy=False)
+def _tiles(
+    values: str, shapes: Sequence[tuple[int, int]], dtype: np.dtype[Any]
+) -> list[NDArray[Any]]:
+    try:
+        data = base64.b64decode(values, validate=True)
+    except ValueError as error:
+        raise ValueError(f"values is not base64: {error}") from error
+    ends = [*accumulate((rows * columns for rows, columns in shapes), initial=0)]
+    size = ends[-1] * dtype.itemsize
+    if len(data) != size:
+        raise ValueError(f"values has {len(data):,} bytes; expected {size:,}, as the shapes say")
+    flat = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False)
     return [
-        flat[end - rows * cols : end].reshape(rows, cols)
-        for end, (rows, cols) in zip(ends, shapes, strict=True)
+        flat[start:end].reshape(shape)
+        for start, end, shape in zip(ends, ends[1:], shapes, strict=False)
     ]
+
+
+def _check_choice(value: str, choices: Sequence[str], where: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{where} is {short_repr(value)}; expected one of {', '.join(choices)}")
+
+
+def _check_range(numbers: Sequence[int], whole: range, where: str) -> None:
+    if not numbers or (min(numbers) in whole and max(numbers) in whole):
+        return
+    n, number = next((n, number) for n, number in enumerate(numbers) if number not in whole)
+    raise ValueError(
+        f"{where}[{n}] is {short_repr(number)}; expected a whole number from {whole.start} to "
+        f"{short_repr(whole.stop - 1)}"
+    )

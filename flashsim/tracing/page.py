@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from flashsim import theory
@@ -67,15 +68,12 @@ def page_of(
     """
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
-    asked = (
-        []
-        if lesson is None
-        else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]
-    )
-    if not all(0 <= step < steps for step in asked):
-        raise ValueError(
-            f"lesson has moments and stops {asked}; expected steps from 0 to {steps - 1}"
-        )
+    if lesson is not None:
+        stops = [moment.step for moment in lesson.moments] + [stop.step for stop in lesson.stops]
+        if not all(0 <= step < steps for step in stops):
+            raise ValueError(
+                f"lesson has moments and stops {stops}; expected steps from 0 to {steps - 1}"
+            )
     page = _page(traces, lesson)
     if steps > MOST_STEPS:
         reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
@@ -102,24 +100,24 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         )
     data = [_for_page(trace, left_out) for trace in traces]
     for one, trace, other in zip(data, traces, reversed(traces), strict=True):
-        mine = trace.about
-        its = other.about
-        if mine.algorithm != STANDARD == its.algorithm and mine.direction == its.direction:
-            # as it is beside it, not as it might be
+        about = trace.about
+        beside = other.about
+        if about.direction == beside.direction and about.algorithm != STANDARD == beside.algorithm:
+            # the run beside it, in place of the closed form at the same M
             one["about"]["standard"] = other.events[-1].reads, other.events[-1].writes
     parts = {
         "title": html.escape(title),
         "css": f"\n{read('typeset.css')}{read('player.css')}\n",
-        "js": "\n" + lighter("\n".join(read(f"{name}.js") for name in SCRIPTS)) + "\n",
+        "js": "\n" + minify("\n".join(read(f"{name}.js") for name in SCRIPTS)) + "\n",
         "typeset": "".join(
-            f'<span data-text="{html.escape(text)}">{set_}</span>'
-            for text, set_ in _set(traces).items()
+            f'<span data-text="{html.escape(text)}">{symbols}</span>'
+            for text, symbols in _typeset_texts(traces).items()
         ),
         "trace": base64.b64encode(zipped(data)).decode("ascii"),
         "lesson": above,
     }
     parts["policy"] = policy(parts["css"], parts["js"])
-    return filled(read("page.html"), parts)
+    return fill(read("page.html"), parts)
 
 
 def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
@@ -127,7 +125,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
     are called.
     """
     data = as_json(trace, values=not left_out)
-    at = {
+    numbers = {
         id(event.value): number
         for event, number in zip(trace.events, data["events"]["value"], strict=True)
     }
@@ -135,7 +133,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
 
     def values(name: str, which: int) -> list[int]:
         return [
-            at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1
+            numbers.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1
             for s in steps
         ]
 
@@ -166,17 +164,14 @@ def _wins(trace: Recording) -> str:
     about = trace.about
     N = REFERENCE_N
     d = REFERENCE_D
-    asked = ANY_LENGTH.get(about.options)
+    options = ANY_LENGTH.get(about.options)
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     if about.standard is None or any(array.exact is None for array in about.arrays):
         return ""
     try:
-        mine, its = (
-            theory.exact(
-                name, N=N, d=d, M=M, sizing="fit", direction=about.direction, **options
-            ).accesses
-            for name, options in ((about.algorithm, asked or {}), (STANDARD, {}))
-        )
+        how: dict[str, Any] = {"N": N, "d": d, "M": M, "direction": about.direction}
+        accesses = theory.exact(about.algorithm, sizing="fit", **how, **(options or {})).accesses
+        standard = theory.exact(STANDARD, sizing="fit", **how).accesses
     except ValueError:
         return ""
     small = (
@@ -184,45 +179,44 @@ def _wins(trace: Recording) -> str:
         if trace.events[-1].reads + trace.events[-1].writes >= sum(about.standard)
         else ""
     )
-    told = f"{'without' if asked is None else 'with'} {about.options} " if about.options else ""
+    mask = f"{'without' if options is None else 'with'} {about.options} " if about.options else ""
     return (
-        f"{small}; at N = {N:,}, d = {d}, M = {M:,} {told}it is {its / mine:.2f} times. The factor "
-        "follows M/d²"
+        f"{small}; at N = {N:,}, d = {d}, M = {M:,} {mask}it is {standard / accesses:.2f} times. "
+        "The factor follows M/d²"
     )
 
 
 def _turns(trace: Recording) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    turns: dict[str, dict[str, int]] = {}
     for event in trace.events:
-        around = found.setdefault(event.label, {})
+        most = turns.setdefault(event.label, {})
         for variable, index in event.loops:
-            around[variable] = max(around.get(variable, 0), index + 1)
-    return found
+            most[variable] = max(most.get(variable, 0), index + 1)
+    return turns
 
 
 def _indented(line: str) -> tuple[str, int, str]:
-
     mark, space, text = re.fullmatch(r"(\(?\d+\)?|)(\s*)(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
     return mark, max(0, len(mark + space) - 3), text
 
 
-def _set(traces: Iterable[Recording]) -> dict[str, str]:
-    found = {phrase: typeset(phrase) for phrase in PHRASES}
+def _typeset_texts(traces: Iterable[Recording]) -> dict[str, str]:
+    texts = {phrase: typeset(phrase) for phrase in PHRASES}
     for trace in traces:
-        found |= {
+        texts |= {
             text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]
         }
         variables = dict.fromkeys(variable for event in trace.events for variable, _ in event.loops)
-        found |= {variable: typeset(variable) for variable in variables}
-        found |= {symbol: typeset(symbol) for symbol, _ in (*trace.about.sizes, *trace.about.cuts)}
+        texts |= {variable: typeset(variable) for variable in variables}
+        texts |= {symbol: typeset(symbol) for symbol, _ in (*trace.about.sizes, *trace.about.cuts)}
         names = {event.name for event in trace.events} | {name for name, _ in trace.about.follows}
         names |= {array.name for array in trace.about.arrays}
-        found |= {name: named(name) for name in sorted({name.partition("[")[0] for name in names})}
-    return found
+        texts |= {name: named(name) for name in sorted({name.partition("[")[0] for name in names})}
+    return texts
 
 
-def lighter(script: str) -> str:
-    """Return a script without indentation and without lines that are comments, a seventh of it."""
+def minify(script: str) -> str:
+    """Return a script without indentation, and without lines that are comments: 6/7 of its size."""
     return re.sub(r"(?m)^\s*(?://|/?\*).*\n|^[ \t]+", "", script)
 
 
@@ -231,11 +225,9 @@ def read(name: str, package: str = "flashsim.tracing.player") -> str:
     return (files(package) / name).read_text(encoding="utf-8")
 
 
-def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Return a page with parts in the places of their {{names}}: in one pass, as a title may
-    hold {{js}}.
-    """
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+def fill(template: str, parts: Mapping[str, str]) -> str:
+    """Return a page: each $name of the template is the part of that name. Parts are HTML."""
+    return Template(template).substitute(parts)
 
 
 def policy(css: str, js: str) -> str:

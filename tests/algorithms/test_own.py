@@ -35,7 +35,6 @@ from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.hbm import HBM, Matrix
 from flashsim.memory.sram import SRAM
 from flashsim.reference import attention, error_bound, rounding
-from flashsim.support import forks
 from flashsim.theory.formulas import Mean, evaluated
 from tests.helpers.own import FORM, SKIPPING, TWO_SWEEPS, module_of
 from tests.helpers.two_sweeps import two_sweeps
@@ -566,7 +565,7 @@ def test_a_beginners_mistake_is_told_at_its_line(mistake: str, tmp_path: Path) -
     assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
 
 
-@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(7)", "raise Odd('\\x1b[31m')"])
+@pytest.mark.parametrize("how", ["sys.exit(0)", "raise Odd('\\x1b[31m')"])
 @pytest.mark.parametrize("command", ["count --algorithm", "sweep", "step --text --algorithm"])
 def test_a_function_that_would_end_the_program_ends_in_a_line(
     how: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -574,11 +573,9 @@ def test_a_function_that_would_end_the_program_ends_in_a_line(
     file = tmp_path / "rude.py"
     first = "import os, sys\nclass Odd(BaseException): pass\n"
     file.write_text(f"{first}{HEAD}        {how}\n    return O\n", encoding="utf-8")
-    before = os._exit
     assert main([*command.split(), f"{file}:mine", "--N", "8", "--d", "4"]) == 2
-    assert os._exit is before
     out, err = capsys.readouterr()
-    kind = {"s": "SystemExit: 0", "o": "os._exit(7) was called", "r": r"Odd: \x1b[31m"}[how[0]]
+    kind = {"s": "SystemExit: 0", "r": r"Odd: \x1b[31m"}[how[0]]
     assert (out, err) == (
         "",
         f"flashsim {command.split()[0]}: error: {kind} (at line 12 of {file}: {how})\n",
@@ -588,21 +585,21 @@ def test_a_function_that_would_end_the_program_ends_in_a_line(
 def test_a_file_that_would_end_the_program_when_it_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number, (how, said) in enumerate(
-        {"os._exit(7)": "os._exit(7) was called", "raise GeneratorExit": ""}.items()
-    ):
-        file = tmp_path / f"leaves{number}.py"
-        file.write_text(f"import os\n{how}\n", encoding="utf-8")
-        assert main(["count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert f"{file}, line 2: " in err
-        assert said in err
+    file = tmp_path / "leaves.py"
+    file.write_text("import os\nraise GeneratorExit\n", encoding="utf-8")
+    assert main(["count", "--algorithm", f"{file}:mine", "--N", "8", "--d", "4"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"{file}, line 2: " in err
 
 
 @pytest.mark.parametrize(
     ("how", "command"),
-    [("ctypes.string_at(0)", "count --algorithm"), ("ctypes.CDLL(None).exit(0)", "sweep")],
+    [
+        ("ctypes.string_at(0)", "count --algorithm"),
+        ("ctypes.CDLL(None).exit(0)", "sweep"),
+        ("ctypes.CDLL(None)._exit(0)", "step --text --algorithm"),
+    ],
 )
 def test_a_function_that_ends_the_process_in_c_is_told(
     how: str, command: str, tmp_path: Path
@@ -640,6 +637,9 @@ def test_signals_reach_a_function_of_one_s_own_once(
         "8",
         "--d",
         "4",
+        "--blocks",
+        "4",
+        "4",
     ]
     for send in (os.kill, os.killpg):
         with subprocess.Popen(
@@ -655,13 +655,6 @@ def test_signals_reach_a_function_of_one_s_own_once(
             send(program.pid, number)
             assert program.stderr.read().startswith(f"{said} (at line 10 of {file}: ")
         assert program.returncode == status
-
-
-def test_a_signal_that_comes_twice_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_heard", -forks.ONCE)
-    with pytest.raises(KeyboardInterrupt):
-        forks._hear(2, None)
-    forks._hear(2, None)
 
 
 def test_ctrl_c_is_told_at_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,6 @@ def test_a_saved_trace_has_its_lanes_when_it_is_read(ring: Trace, tmp_path: Path
             r"lanes.messages\[0\] is .*; expected lanes and steps that there are",
         ),
         ({"messages": [[0, 0, -1, 0, "K"]]}, r"lanes.messages\[0\]\[2\] is -1"),
-        ({"more": 1}, "lanes has 'more'"),
     ],
 )
 def test_lanes_that_are_damaged_are_refused(

@@ -397,20 +397,23 @@ def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
     ("changed", "said"),
     [
         ({"smss": 3}, "it has 'smss', perhaps sms is meant; expected name, sram_per_sm, l2"),
-        ({"sms": None}, "sms is None; expected a whole number of at least 1"),
-        ({"sms": True}, "sms is True; expected a whole number"),
+        ({"sms": None}, "sms is None; expected `int`, got `null`"),
+        ({"sms": True}, "sms is True; expected `int`, got `bool`"),
+        ({"sms": 0}, "sms is 0; expected a whole number of at least 1"),
         ({"hbm": -1}, "hbm is -1; expected bytes, or text with a unit"),
         ({"sram_per_sm": 0}, "sram_per_sm is 0; expected bytes"),
         ({"l2": "32 apples"}, "l2: '32 apples' is not a size"),
-        ({"bandwidth": "fast"}, "bandwidth is 'fast'; expected bytes/s, a finite number above 0"),
+        ({"bandwidth": "fast"}, "bandwidth is 'fast'; expected `float`, got `str`"),
+        ({"bandwidth": 0}, "bandwidth is 0.0; expected bytes/s, a finite number above 0"),
+        ({"bandwidth": 10**400}, "bandwidth is "),
         ({"peak": {}}, "peak is {}; expected FLOP/s by dtype"),
         ({"peak": {"float17": 1e12}}, "float17"),
         (
             {"peak": {"float16": 0}},
-            "peak of float16 is 0; expected FLOP/s, a finite number above 0",
+            "peak of float16 is 0.0; expected FLOP/s, a finite number above 0",
         ),
         ({"name": ""}, "name is ''; expected text"),
-        ({"sources": ["x"]}, "sources is ['x']; expected text by what it is of"),
+        ({"sources": ["x"]}, "sources is ['x']; expected `object`, got `array`"),
     ],
 )
 def test_what_is_no_machine_is_said(
@@ -432,8 +435,8 @@ def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
         ("a.json", "{", "cannot be read as JSON"),
         ("a.toml", "= 3", "cannot be read as TOML"),
         ("a.txt", "", "is neither .json nor .toml"),
-        ("b.json", "[]", r"it holds \[\]; expected fields by name"),
-        ("c.json", '{"name": "x"}', "sram_per_sm is missing; expected name, sram_per_sm, sms"),
+        ("b.json", "[]", "expected `object`, got `array`"),
+        ("c.json", '{"name": "x"}', "object missing required field `sram_per_sm`"),
     ):
         (tmp_path / name).write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=said):

@@ -106,6 +106,7 @@ ROOMS = [
     "learn",
     "plots",
     "cli",
+    *(name for name in flashsim.MODULES if (ROOT / f"{name}.py").is_file()),  # short public names
 ]
 SIBLINGS = {
     ("algorithms", "theory"),
@@ -457,6 +458,7 @@ HEAVY = [
     "cupy",
     "torch",
     "hypothesis",
+    "msgspec",
     "secrets",
 ]
 LATER = ["cache", "machines", "observers", "plots", "reference", "testing", "theory", "tune"]
@@ -477,6 +479,7 @@ ONE_AFTER_ANOTHER = [  # what a process does, and what that does not import, nor
     ("import flashsim.learn.gallery", ["flashsim.cli"]),
     ("import flashsim.gpu, flashsim.cli", ["cupy"]),
     ("import flashsim.plots", ["matplotlib.pyplot"]),  # which opens windows
+    ("flashsim.trace, flashsim.plots.roofline, flashsim.plots.l2", ["msgspec"]),
 ]
 
 

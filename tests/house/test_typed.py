@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 import flashsim
+import flashsim.observers as observers
+import flashsim.tune
 from flashsim import theory
 
 Q, K, V = np.ones((3, 8, 4))
@@ -26,11 +28,15 @@ theory.exact("flash", N=8, d=4, casual=True)
 run = flashsim.forward("flash", Q, K, V)
 flashsim.backward("flash", run, Q, casual=True)
 flashsim.count("split_kv", N=8, d=4, splits="two")
+flashsim.tune.tune(N=8, d=4, casual=True)
+observers.Ledger(casual=True)
 
 flashsim.forward("flash", Q, K, V, causal=True)
 flashsim.count("split_kv", N=8, d=4, splits=2, merge="tree")
 flashsim.count("sliding_window", N=8, d=4, window=(3, 0))
 theory.exact("block_sparse", N=8, d=4, block_mask="live", causal=True)
+flashsim.tune.tune(N=8, d=4, causal=True)
+observers.Ledger()
 own: dict[str, Any] = {"mine": 3}
 flashsim.count("flash", N=8, d=4, **own)
 """
@@ -66,4 +72,4 @@ def test_mypy_sees_a_keyword_that_there_is_not(tmp_path: Path) -> None:
         if "casual" in line or '"two"' in line
     }
     assert lines.keys() == at, done.stdout
-    assert sum("casual" in line for line in wrong) == 4
+    assert sum("casual" in line for line in wrong) == 6

@@ -59,9 +59,7 @@ def data_of(page: str) -> list[dict[str, Any]]:
 
 @cache
 def traces(name: str) -> list[Trace]:
-    return [
-        trace_of(one, base64.b64decode(one["values"])) for one in data_of(made()[f"{name}.html"])
-    ]
+    return [trace_of(one) for one in data_of(made()[f"{name}.html"])]
 
 
 @dataclass(frozen=True)
@@ -663,11 +661,11 @@ def test_symbols_are_set_and_all_else_is_escaped() -> None:
         'class="symbol"><i>T</i><sub><i>d</i></sub></span></sub></span>'
     )
     page = short_trace().html(
-        lesson=Lesson("<b>", "{{trace}} </details><script>", (Moment(0, '"', "&"),))
+        lesson=Lesson("<b>", "$trace $$ </details><script>", (Moment(0, '"', "&"),))
     )
     assert "<summary>&lt;b&gt;</summary>" in page
     assert "</details>&lt;script&gt;" not in page
-    assert "&lt;/details&gt;&lt;" in page
+    assert "$trace $$ &lt;/details&gt;&lt;script&gt;" in page
     assert page.count('<script id="trace"') == 1
 
 

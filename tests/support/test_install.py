@@ -2,6 +2,7 @@
 copies of flashsim are meant.
 """
 
+import ast
 import bdb
 import os
 import re
@@ -23,6 +24,7 @@ from tests.helpers.pages import PAGES, ROOT, text_of
 PROJECT: dict[str, Any] = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 SOURCES = sorted((ROOT / "flashsim").rglob("*.py"))
+PUBLIC = (*flashsim.MODULES, *flashsim.NAMES)
 TRIED: dict[str, str] = {
     "tune": "flashsim.tune(N=64, d=4, M=500).best",
     "algorithms": "flashsim.algorithms()",
@@ -38,8 +40,8 @@ TRIED: dict[str, str] = {
 
 
 def test_every_public_function_is_called_here() -> None:
-    functions = {name for name in flashsim.PUBLIC if isfunction(getattr(flashsim, name))}
-    modules = {name for name in flashsim.PUBLIC if isinstance(getattr(flashsim, name), ModuleType)}
+    functions = {name for name in PUBLIC if isfunction(getattr(flashsim, name))}
+    modules = {name for name in PUBLIC if isinstance(getattr(flashsim, name), ModuleType)}
     assert TRIED.keys() == functions | {
         name for name in modules if callable(getattr(flashsim, name))
     }
@@ -47,6 +49,27 @@ def test_every_public_function_is_called_here() -> None:
         assert callable(getattr(flashsim, name)) or not callable(
             getattr(getattr(flashsim, name), name, None)
         ), name
+
+
+def test_type_checkers_and_python_read_the_same_names() -> None:
+    tree = ast.parse(text_of(Path(flashsim.__file__)))
+    (block,) = (node for node in tree.body if "if TYPE_CHECKING" in ast.unparse(node))
+    imports = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
+    names = {node.names[0].name: node for node in imports}
+    assert names.keys() == {*PUBLIC}
+    for name, node in names.items():
+        namespace: dict[str, Any] = {}
+        exec(ast.unparse(node), namespace)
+        assert namespace[name] is getattr(flashsim, name), name
+    assert sorted(path.stem for path in Path(flashsim.__file__).parent.glob("*.py")) == sorted(
+        ["__init__", "__main__", "version"]
+        + [node.names[0].name for node in imports if is_alias(node)]
+    )
+
+
+def is_alias(node: ast.ImportFrom) -> bool:
+    """Return whether an import is of a module whose public name is shorter than its own."""
+    return node.module != "flashsim" and node.names[0].name in flashsim.MODULES
 
 
 @pytest.mark.parametrize(
@@ -62,7 +85,7 @@ def test_a_public_name_means_the_same_however_it_was_imported(first: str, tmp_pa
     imported before.
     """
     lines = ["import numpy as np", "x = np.ones((8, 4))", "import flashsim"]
-    for name in flashsim.PUBLIC:
+    for name in PUBLIC:
         is_module = isinstance(getattr(flashsim, name), ModuleType)
         if is_module or not first.startswith("import flashsim.NAME"):
             lines.append(first.replace("NAME", name))
@@ -102,7 +125,7 @@ def test_all_public_names_are_imported_after_a_plain_install(tmp_path: Path) -> 
     run = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    names = {name for name in flashsim.PUBLIC if not name.startswith("_")}
+    names = {name for name in PUBLIC if not name.startswith("_")}
     assert names - set(run.stdout.split()) == {"testing"}
     assert names == set(flashsim.__all__)  # with them
 

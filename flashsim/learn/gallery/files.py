@@ -9,7 +9,7 @@ from dataclasses import replace
 from flashsim.learn import playground
 from flashsim.learn.gallery.lessons import pages
 from flashsim.learn.gallery.page import Page
-from flashsim.tracing.page import filled, policy, read
+from flashsim.tracing.page import fill, policy, read
 from flashsim.tracing.typeset import typeset
 
 INTRODUCTION = (
@@ -34,7 +34,7 @@ def index(made: list[Page]) -> str:
         "introduction": typeset(INTRODUCTION),
         "lessons": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
     }
-    return filled(read("index.html", "flashsim.learn.gallery"), parts)
+    return fill(read("index.html", "flashsim.learn.gallery"), parts)
 
 
 def _entry(number: int, page: Page) -> str:

@@ -14,7 +14,7 @@ from flashsim.theory.form import Form
 from flashsim.theory.formulas import common_symbols
 from flashsim.theory.live import _clipped
 from flashsim.theory.measured import A100_M, FACTOR
-from flashsim.tracing.page import filled, lighter, policy, read
+from flashsim.tracing.page import fill, minify, policy, read
 from flashsim.tracing.typeset import named, typeset
 
 OUTER = {"K": "columns", "Q": "rows"}
@@ -37,7 +37,7 @@ def page() -> str:
     css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
     js = (
         "\n"
-        f"{lighter(script(passes) + read('magnify.js') + read('elements.js') + _read('playground.js'))}\n"  # noqa: E501
+        f"{minify(script(passes) + read('magnify.js') + read('elements.js') + _read('playground.js'))}\n"  # noqa: E501
     )
     parts = {
         "css": css,
@@ -47,7 +47,7 @@ def page() -> str:
         "steps": str(STEPS),
         "typeset": _symbols(passes),
     }
-    return filled(_read("playground.html"), parts)
+    return fill(_read("playground.html"), parts)
 
 
 def _shown() -> list[Algorithm]:
