@@ -130,3 +130,10 @@ class Sizes(Mapping[str, int]):
 
     def __repr__(self) -> str:
         return ", ".join(f"{name} = {size:,}" for name, size in self.items())
+
+
+def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
+    """Return (rows, cols) of the tiles of an element-wise pass over N_k columns, `held` tiles of
+    which fill SRAM at most.
+    """
+    return max(M // (held * N_k), 1), min(max(M // held, 1), N_k)

@@ -824,13 +824,6 @@ def _of_range(indices: Sequence[int], fold: bool) -> Iterable[tuple[int, int]]:
     return (indices[0], 1), (indices[1], len(indices) - 2), (indices[-1], 1)
 
 
-def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
-    """Return (rows, cols) of the tiles of an element-wise pass over N_k columns, `held` tiles of
-    which fill SRAM at most.
-    """
-    return max(M // (held * N_k), 1), min(max(M // held, 1), N_k)
-
-
 def _whole(times: int | Fraction) -> int:
     if times.denominator != 1:
         raise MemoryModelError(

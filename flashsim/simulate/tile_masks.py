@@ -21,10 +21,10 @@ from flashsim.attention.masks.bias import Bias
 from flashsim.attention.masks.rules import Dense, Head, Mask, allowed_by
 from flashsim.attention.masks.scores import ScoreMod, SoftCap
 from flashsim.attention.masks.tree import WORD, Tree
-from flashsim.attention.shapes import Blocks, Shape
+from flashsim.attention.shapes import Blocks, Shape, pass_tiles
 from flashsim.memory.hbm import HBM, Block, Matrix, Tile
 from flashsim.memory.shape_only import ShapeOnly
-from flashsim.memory.sram import SRAM, pass_tiles
+from flashsim.memory.sram import SRAM
 
 
 class NoMask:

@@ -95,9 +95,8 @@ def _traced_program(recorder: Recorder, plan: MatrixPlan) -> Trace:
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
-    how: dict[str, Any] = {"M": plan.M, "dtype": plan.dtype.name, "options": plan.options}
     try:
-        exact = theory.exact_program(program.name, sizes, blocks=(*blocks.values(),), **how)
+        exact = plan.exact()
     except theory.NoClosedForm:
         exact = None
     return trace_of(

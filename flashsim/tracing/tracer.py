@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.own import forward_of, resolve
+from flashsim.algorithms.program import MatrixProgram
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.arguments import check_array, check_observers
 from flashsim.attention.inputs import (
@@ -22,13 +23,14 @@ from flashsim.attention.inputs import (
 )
 from flashsim.memory.sram import Observer
 from flashsim.simulate.api import backward, forward
+from flashsim.simulate.matrices import run_program
 from flashsim.tracing.about import traced
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
 
 def trace(
-    what: str | Algorithm | Callable[..., Any],
+    what: str | Algorithm | MatrixProgram | Callable[..., Any],
     *given: Any,
     dO: Any = None,
     head: Any = None,
@@ -46,15 +48,26 @@ def trace(
            are those of its KV head, and dK, dV are this head's part. Options must be one head's: a
            mask without leading axes
 
-    `what` may also be a function that returns a run and takes `observers`, such as
-    `flashsim.mlp.run` or `flashsim.forward`: it is called with `given` and the options, and the
-    trace is of its first launch.
+    `what` may also be a `MatrixProgram`, with its operands in the record's order in place of Q, K,
+    V, and the options of `flashsim.simulate.matrices.run_program`; or a function that returns a run
+    and takes `observers`, such as `flashsim.mlp.run` or `flashsim.forward`: it is called with
+    `given` and the options, and the trace is of its first launch.
 
     Raises ValueError as what it runs does, and for several heads without `head`.
     """
     observers = check_observers(options.pop("observers", ()))
     if callable(what) and "observers" in signature(what).parameters:
         return _recorded(partial(what, *given, **options), observers)
+    if isinstance(what, MatrixProgram):
+        if len(given) != len(what.operands):
+            raise ValueError(
+                f"{what.name!r} takes {', '.join(what.operands)}; expected {len(what.operands)} "
+                f"arrays in this order, and got {len(given)}"
+            )
+        operands = dict(zip(what.operands, given, strict=True))
+        return _recorded(partial(run_program, what, operands, **options), observers)
+    if len(given) != 3:
+        raise ValueError(f"expected Q, K, V, and got {len(given)} arrays")
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     Q, K, V = given
     inputs = (

@@ -21,10 +21,10 @@ from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
 from flashsim.attention.masks import tree as tree_mask
 from flashsim.attention.masks.rules import Mask
-from flashsim.attention.shapes import Blocks, Shape
+from flashsim.attention.shapes import Blocks, Shape, pass_tiles
 from flashsim.memory.errors import MemoryModelError, SramOverflow
 from flashsim.memory.hbm import HBM
-from flashsim.memory.sram import SRAM, pass_tiles
+from flashsim.memory.sram import SRAM
 from flashsim.reference import (
     attention,
     backward_rounding,

@@ -105,3 +105,15 @@ def test_a_closed_form_of_the_users_own_stands_beside_its_program() -> None:
     run = run_program(other, {"A": np.ones((7, 3))}, M=30, blocks=(2,))
     with pytest.raises(NoClosedForm, match="no closed form of 'thrice'"):
         run.plan.exact()
+
+
+def test_a_program_of_the_users_own_is_traced() -> None:
+    trace = flashsim.trace(TWICE, np.ones((7, 3)), M=30, blocks=(2,))
+    reads = {array.name: array.reads for array in trace.about.arrays}
+    assert reads == {"A": 21, "B": 0}
+    with pytest.raises(
+        ValueError, match="'twice' takes A; expected 1 arrays in this order, and got 2"
+    ):
+        flashsim.trace(TWICE, np.ones((7, 3)), np.ones((7, 3)), M=30)
+    with pytest.raises(ValueError, match="expected Q, K, V, and got 2 arrays"):
+        flashsim.trace("flash", np.ones((7, 3)), np.ones((7, 3)))

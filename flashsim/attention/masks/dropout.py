@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.attention.arguments import check_count, check_p, check_seed
-from flashsim.attention.shapes import Blocks
+from flashsim.attention.shapes import Blocks, pass_tiles
 from flashsim.memory.hbm import HBM, Matrix, Tile
 from flashsim.memory.shape_only import ONES
-from flashsim.memory.sram import SRAM, pass_tiles
+from flashsim.memory.sram import SRAM
 
 Words = NDArray[np.uint32]
 
