@@ -11,8 +11,8 @@ problem.
 A plan is data: a program, a problem with its operands, block sizes, and the memory to run in.
 
 A new kind of problem needs a class that says what is to be computed, a kind of `Program` with what
-its functions take, a kind of plan here or in its room, and a door: a function that checks what
-users hand in, makes the plan, calls `simulate`, and returns a `flashsim.simulate.results.Result`.
+its functions take, a plan class, and a public function that checks what users hand in, makes the
+plan, calls `simulate`, and returns a `flashsim.simulate.results.Result`.
 Besides the methods of `Plan`, a plan has `blocks`, which results show.
 """
 
