@@ -513,3 +513,24 @@ def test_no_test_imports_a_test_and_rooms_have_their_tests() -> None:
     assert importing == []
     rooms = {path.name for path in folder.iterdir() if any(path.glob("test_*.py"))}
     assert rooms - {"contract", "golden", "house"} <= {*ROOMS}
+
+
+def from_the_root(source: str) -> list[int]:
+    """Lines that import the package itself, or a public name of it that is no room."""
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    lines = []
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Import):
+            lines += [node.lineno for alias in node.names if alias.name == "flashsim"]
+        elif isinstance(node, ast.ImportFrom) and node.module == "flashsim":
+            lines += [node.lineno for alias in node.names if alias.name not in rooms]
+    return lines
+
+
+def test_no_module_inside_imports_the_root() -> None:
+    inside = {name: path for name, path in MODULES.items() if path.parent != ROOT}
+    found = {name: from_the_root(path.read_text(encoding="utf-8")) for name, path in inside.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert from_the_root("def f():\n    import flashsim\n") == [2]
+    assert from_the_root("from flashsim import forward, theory\n") == [1]
+    assert from_the_root("from flashsim import theory\n") == []
