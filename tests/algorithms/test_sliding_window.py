@@ -132,6 +132,9 @@ def test_a_skip_with_a_wrong_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     Q, K, V = (np.random.default_rng(n).normal(size=(20, 4)) for n in range(3))
     right = flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
     monkeypatch.setattr(SlidingWindow, "live", late)
+    with pytest.raises(ValueError, match=r"live\(\) calls the tile .* agree with allows"):
+        flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
+    monkeypatch.setattr("flashsim.simulate.planning.check_agreement", lambda *_: None)
     wrong = flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
     assert abs(wrong.O - right.O).max() > 0.01
 
