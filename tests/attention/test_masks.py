@@ -573,11 +573,16 @@ class EvenKeys(Mask):
 
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("also", [None, flashsim.Causal()])
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("wrong", ["live", "full"])
-def test_a_mask_that_contradicts_itself_is_refused(wrong: str, also: Any, heads: int) -> None:
+def test_a_mask_that_contradicts_itself_is_refused(
+    wrong: str, first: bool, also: Any, heads: int
+) -> None:
     """O was wrong, and nothing said so: a tile that is called empty is skipped."""
     Q = np.random.default_rng(0).normal(size=(heads, 64, 4))
-    mask: Any = EvenKeys(wrong) if also is None else EvenKeys(wrong) & also
+    mask: Any = EvenKeys(wrong)
+    if also is not None:
+        mask = mask & also if first else also & mask
     for gqa in ("separate", "grouped"):
         with pytest.raises(ValueError, match=rf"{wrong}\(\) calls the tile .* agree with allows"):
             flashsim.forward("q_outer", Q, Q[:1], Q[:1], M=600, mask=mask, gqa=gqa)

@@ -61,8 +61,9 @@ def test_a_ragged_batch(name: str) -> None:
     check(serving.count(name, keys=[9, 14, 5], d=4, heads=4, kv_heads=2, M=400, **arguments))
 
 
-def test_matrices() -> None:
-    check(kernels.count(N=30, n=20, d=3, e=2, M=60))
+@pytest.mark.parametrize("order", ["x_outer", "z_outer"])
+def test_matrices(order: str) -> None:
+    check(kernels.count(N=30, n=20, d=3, e=2, M=60, order=order))
 
 
 def test_no_closed_form_is_said() -> None:
