@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
+
 from flashsim.algorithms import BACKWARD, FORWARD, for_sink
 from flashsim.algorithms.blocks import (
     Fit,
@@ -228,7 +230,9 @@ def plan_of(
         plan = replace(plan, blocks=_choose_blocks(plan))
     if not isinstance(mask, All):
         blocks = clipped(problem.shape, plan.blocks.B_r, plan.blocks.B_c)
-        check_agreement(mask, blocks, problem.shape, (0,) * len(problem.leading))
+        heads = problem.leading if mask.per_head else (1,) * len(problem.leading)
+        for head in np.ndindex(heads):
+            check_agreement(mask, blocks, problem.shape, head)
     return plan
 
 

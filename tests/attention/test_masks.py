@@ -596,3 +596,21 @@ def test_a_mask_that_contradicts_itself_is_refused(
         pairs = pairs & (keys <= keys[:, None])
     want = flashsim.reference.attention(Q, Q[:1], Q[:1], mask=pairs)
     assert np.abs(run.O - want).max() < 1e-12
+
+
+class OfOneHead(EvenKeys):
+    """Only the last head's tiles are wrong."""
+
+    per_head = True
+
+    def live(
+        self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
+    ) -> Any:
+        self.wrong = "live" if head[-1:] == (3,) else ""
+        return super().live(rows, row_ends, cols, col_ends, shape, head)
+
+
+def test_a_mask_that_contradicts_itself_for_one_head_is_refused() -> None:
+    Q = np.random.default_rng(0).normal(size=(4, 64, 4))
+    with pytest.raises(ValueError, match="agree with allows"):
+        flashsim.forward("q_outer", Q, Q, Q, M=600, mask=OfOneHead(""))
