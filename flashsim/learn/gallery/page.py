@@ -214,10 +214,12 @@ def body_of(function: Callable[..., object]) -> str:
     assert isinstance(tree, ast.FunctionDef)
     last = tree.body[-1]
     assert isinstance(last, ast.Return)
-    named = isinstance(last.value, ast.Tuple)
-    lines = dedent(
-        "\n".join(source.splitlines()[tree.body[0].lineno - 1 : last.lineno - named])
-    ).strip()
+    if isinstance(last.value, ast.Tuple):  # of a trace that has its name, and what goes with it
+        end = last.lineno - 1
+    else:
+        assert last.end_lineno is not None
+        end = last.end_lineno
+    lines = dedent("\n".join(source.splitlines()[tree.body[0].lineno - 1 : end])).strip()
     used = {
         node.id
         for statement in tree.body
