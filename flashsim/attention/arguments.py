@@ -372,29 +372,25 @@ def check_mask_blocks(name: str, T: tuple[int, int]) -> tuple[int, int]:
     return T
 
 
-BY_NAME: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(
-        ("N", "N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "B_q", "B_k", "T_r", "T_c"), check_count
-    ),
-    **dict.fromkeys(("group", "itemsize"), check_count),
-    "direction": lambda _, value: check_direction(value),
-    "dropout": check_flag,
-}
-"""What an argument of that name must be, wherever it stands."""
+def whole_numbers(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function whose arguments of these names are whole numbers of at least 1: it gets
+    Python ints, which do not overflow. Others raise ValueError.
+    """
 
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = [*signature(function).parameters]
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check a function's arguments by their names, as `BY_NAME` says, before it sees them."""
-    names = list(signature(function).parameters)
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            positional: list[Any] = [*args]
+            for place, name in enumerate(parameters[: len(args)]):
+                if name in names:
+                    positional[place] = check_count(name, positional[place])
+            for name in names:
+                if name in kwargs:
+                    kwargs[name] = check_count(name, kwargs[name])
+            return function(*positional, **kwargs)
 
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        first = [_by_name(name, value) for name, value in zip(names, args, strict=False)]
-        named = {name: _by_name(name, value) for name, value in kwargs.items()}
-        return function(*first, *args[len(first) :], **named)  # type: ignore[arg-type]
+        return call
 
-    return call
-
-
-def _by_name(name: str, value: Any) -> Any:
-    return BY_NAME[name](name, value) if name in BY_NAME else value
+    return decorate

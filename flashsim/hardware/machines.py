@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from flashsim.algorithms import Algorithm
-from flashsim.attention.arguments import check_number, checked, shown
+from flashsim.attention.arguments import check_number, shown, whole_numbers
 from flashsim.attention.inputs import DEFAULT_DTYPE, float_dtype
 from flashsim.simulate.api import count
 
@@ -329,7 +329,7 @@ class Tile:
         return Fraction(self.flops // thousand, self.nbytes // 1024)
 
 
-@checked
+@whole_numbers("B_q", "B_k", "d", "itemsize")
 def kv_tile(*, B_q: int, B_k: int, d: int, itemsize: int = 2) -> Tile:
     """Return one step of a Q tile over a KV tile: S = Q Kᵀ and O += P V, 2 B_q B_k d FLOPs each; K
     and V come in.

@@ -31,13 +31,17 @@ from numpy.typing import DTypeLike
 
 from flashsim.attention.inputs import Array
 from flashsim.reference.operands import (
-    Found,
-    not_negative,
-    of_rounds,
+    ResultsAndBounds,
+    float_type,
+    hash_rounds,
     oracle,
-    pair,
+    placement,
+    positive,
     roundoffs,
-    whole,
+    scale_not_negative,
+    softmax_scale,
+    two_whole_numbers,
+    whole_number,
 )
 
 
@@ -48,13 +52,18 @@ class Approximate(NamedTuple):
     L: Array
 
 
-@oracle("Q (N, d), K (N, d), V (N, e), E (k, N), F (k, N)")
+QKV = {"Q": ("N", "d"), "K": ("N", "d"), "V": ("N", "e")}
+LINFORMER = QKV | {"E": ("k", "N"), "F": ("k", "N")}
+PERFORMER = {"Q": ("N", "d"), "K": ("n", "d"), "V": ("n", "e"), "W": ("k", "d")}
+
+
+@oracle(LINFORMER, scale=softmax_scale)
 def linformer(Q: Any, K: Any, V: Any, E: Any, F: Any, *, scale: float | None = None) -> Approximate:
     """Return softmax(τ Q (E K)ᵀ) F V and its log-sum-exps, in float64."""
     return _averages(_tau(scale, Q) * Q @ (E @ K).T, F @ V)
 
 
-@oracle("Q (N, d), K (N, d), V (N, e), E (k, N), F (k, N)", blocks=pair)
+@oracle(LINFORMER, scale=softmax_scale, blocks=two_whole_numbers, stored=float_type, C=positive)
 def linformer_bounds(
     Q: Any,
     K: Any,
@@ -81,7 +90,7 @@ def linformer_bounds(
     return has.averages(tau * Q @ K_low.T, delta, V_low, E_V, blocks[1])
 
 
-@oracle("Q (N, d), K (n, d), V (n, e), W (k, d)", scale=not_negative)
+@oracle(PERFORMER, scale=scale_not_negative)
 def performer(Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None) -> Array:
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), in float64, (N, e)."""
     c = _tau(scale, Q) ** 0.5
@@ -89,7 +98,14 @@ def performer(Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None) -> 
     return _averages(c * Q @ W.T + A, S).O
 
 
-@oracle("Q (N, d), K (n, d), V (n, e), W (k, d)", scale=not_negative, blocks=pair)
+@oracle(
+    PERFORMER,
+    scale=scale_not_negative,
+    blocks=two_whole_numbers,
+    phi=placement,
+    stored=float_type,
+    C=positive,
+)
 def performer_bounds(
     Q: Any,
     K: Any,
@@ -123,7 +139,7 @@ def performer_bounds(
     return has.averages(c * Q @ W.T + A, delta, S, E_S, blocks[1]).O
 
 
-@oracle("Q (N, d), K (N, d), V (N, e)", buckets=of_rounds, C=whole)
+@oracle(QKV, buckets=hash_rounds, C=whole_number, scale=softmax_scale)
 def reformer(Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None) -> Array:
     """Return attention of each row to those that it meets in any of the rounds, in float64, (N, e).
 
@@ -135,7 +151,14 @@ def reformer(Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | Non
     ).O
 
 
-@oracle("Q (N, d), K (N, d), V (N, e)", buckets=of_rounds, C=whole)
+@oracle(
+    QKV,
+    buckets=hash_rounds,
+    C=whole_number,
+    scale=softmax_scale,
+    stored=float_type,
+    factor=positive,
+)
 def reformer_bounds(
     Q: Any,
     K: Any,
@@ -155,7 +178,7 @@ def reformer_bounds(
     return _rounds_bounds(Q, K, V, biases, scale, 2, _Rounding(stored, factor))
 
 
-@oracle("Q (N, d), K (N, d), V (N, e)", hashes_Q=of_rounds, hashes_K=of_rounds, C=whole)
+@oracle(QKV, hashes_Q=hash_rounds, hashes_K=hash_rounds, C=whole_number, scale=softmax_scale)
 def smyrf(
     Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None
 ) -> Array:
@@ -169,7 +192,15 @@ def smyrf(
         ).O
 
 
-@oracle("Q (N, d), K (N, d), V (N, e)", hashes_Q=of_rounds, hashes_K=of_rounds, C=whole)
+@oracle(
+    QKV,
+    hashes_Q=hash_rounds,
+    hashes_K=hash_rounds,
+    C=whole_number,
+    scale=softmax_scale,
+    stored=float_type,
+    factor=positive,
+)
 def smyrf_bounds(
     Q: Any,
     K: Any,
@@ -291,18 +322,20 @@ class _Rounding:
         return Approximate(self.stores(right.O, E_O), E_L)
 
 
-def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands = [given[name] for name in "QKVEF"]
-    scale = given["tau"]
+def _linformer(arguments: Mapping[str, Any], blocks: Mapping[str, int]) -> ResultsAndBounds:
+    operands = [arguments[name] for name in "QKVEF"]
+    scale = arguments["tau"]
     parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_k"])
     right = linformer(*operands, scale=scale)
     bounds = linformer_bounds(*operands, scale=scale, blocks=parts)
     return {"O": (right.O, bounds.O), "L": (right.L, bounds.L)}
 
 
-def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands = [given[name] for name in "QKVW"]
-    scale = given["c"] ** 2
+def _performer(
+    phi: str, arguments: Mapping[str, Any], blocks: Mapping[str, int]
+) -> ResultsAndBounds:
+    operands = [arguments[name] for name in "QKVW"]
+    scale = arguments["c"] ** 2
     parts = -(-len(operands[1]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
     return {
         "O": (
@@ -312,22 +345,22 @@ def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) ->
     }
 
 
-def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    order = np.asarray(given["order"]).astype(np.int64)
-    home = np.asarray(given["home"]).T.astype(np.int64)
+def _reformer(arguments: Mapping[str, Any], blocks: Mapping[str, int]) -> ResultsAndBounds:
+    order = np.asarray(arguments["order"]).astype(np.int64)
+    home = np.asarray(arguments["home"]).T.astype(np.int64)
     buckets = np.empty_like(order)
     # a step of 1 leads to the same bucket's next cluster
     steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
     np.put_along_axis(buckets, order, np.cumsum(steps > 1, axis=1), axis=1)
-    how = {"C": blocks["C"], "scale": given["tau"]}
-    operands = [*(given[name] for name in "QKV"), buckets]
+    how = {"C": blocks["C"], "scale": arguments["tau"]}
+    operands = [*(arguments[name] for name in "QKV"), buckets]
     return {"O": (reformer(*operands, **how), reformer_bounds(*operands, **how))}
 
 
-def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    places = [np.argsort(given[name], axis=1) for name in ("order_Q", "order_K")]
-    how = {"C": blocks["C"], "scale": given["tau"]}
-    operands = [*(given[name] for name in "QKV"), *places]
+def _smyrf(arguments: Mapping[str, Any], blocks: Mapping[str, int]) -> ResultsAndBounds:
+    places = [np.argsort(arguments[name], axis=1) for name in ("order_Q", "order_K")]
+    how = {"C": blocks["C"], "scale": arguments["tau"]}
+    operands = [*(arguments[name] for name in "QKV"), *places]
     return {"O": (smyrf(*operands, **how), smyrf_bounds(*operands, **how))}
 
 

@@ -28,13 +28,20 @@ from numpy.typing import DTypeLike
 
 from flashsim.attention.arguments import check_choice
 from flashsim.attention.inputs import Array
-from flashsim.reference.operands import Found, oracle, roundoffs
+from flashsim.reference.operands import (
+    ResultsAndBounds,
+    float_type,
+    oracle,
+    positive,
+    roundoffs,
+    whole_number,
+)
 
 KERNELS = ("gaussian", "laplace", "cauchy")
-OPERANDS = "X (N, d), Z (n, d), V (n, e)"
+OPERANDS = {"X": ("N", "d"), "Z": ("n", "d"), "V": ("n", "e")}
 
 
-@oracle(OPERANDS)
+@oracle(OPERANDS, sigma=positive)
 def kernel_product(
     X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0
 ) -> Array:
@@ -42,7 +49,7 @@ def kernel_product(
     return np.asarray(np.exp(_log(kernel, _distances(X, Z) / sigma)) @ V)
 
 
-@oracle(f"{OPERANDS}, dY (N, e)")
+@oracle(OPERANDS | {"dY": ("N", "e")}, sigma=positive)
 def kernel_gradient(
     X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0
 ) -> Array:
@@ -55,7 +62,7 @@ def kernel_gradient(
     return np.asarray(np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along))
 
 
-@oracle(OPERANDS)
+@oracle(OPERANDS, sigma=positive, blocks=whole_number, stored=float_type, C=positive)
 def kernel_product_bounds(
     X: Any,
     Z: Any,
@@ -84,7 +91,13 @@ def kernel_product_bounds(
     return np.asarray(C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * step))
 
 
-@oracle(f"{OPERANDS}, dY (N, e)")
+@oracle(
+    OPERANDS | {"dY": ("N", "e")},
+    sigma=positive,
+    blocks=whole_number,
+    stored=float_type,
+    C=positive,
+)
 def kernel_gradient_bounds(
     X: Any,
     Z: Any,
@@ -155,9 +168,11 @@ def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[A
             return log_k, (2 * rho + 2 * u) * (s / np.hypot(1, s)) ** 2 - 4 * u * log_k + 8 * u
 
 
-def _product(order: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands = (given["X"], given["Z"], given["V"])
-    k = given["k"]
+def _product(
+    order: str, arguments: Mapping[str, Any], blocks: Mapping[str, int]
+) -> ResultsAndBounds:
+    operands = (arguments["X"], arguments["Z"], arguments["V"])
+    k = arguments["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
     bound = kernel_product_bounds(
         *operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"])
@@ -165,9 +180,9 @@ def _product(order: str, given: Mapping[str, Any], blocks: Mapping[str, int]) ->
     return {"Y": (kernel_product(*operands, **how), bound)}
 
 
-def _gradient(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    operands = (given["X"], given["Z"], given["V"], given["dY"])
-    k = given["k"]
+def _gradient(arguments: Mapping[str, Any], blocks: Mapping[str, int]) -> ResultsAndBounds:
+    operands = (arguments["X"], arguments["Z"], arguments["V"], arguments["dY"])
+    k = arguments["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma}
     bound = kernel_gradient_bounds(*operands, **how, blocks=-(-len(operands[1]) // blocks["B_c"]))
     return {"dX": (kernel_gradient(*operands, **how), bound)}

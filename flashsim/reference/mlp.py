@@ -17,12 +17,21 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.attention.inputs import Array
-from flashsim.reference.operands import Found, kept, oracle, pair, roundoffs
+from flashsim.reference.operands import (
+    ResultsAndBounds,
+    booleans,
+    flag,
+    float_type,
+    oracle,
+    positive,
+    roundoffs,
+    two_whole_numbers,
+)
 
-OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"
+OPERANDS = {"X": ("N", "d"), "W1": ("d", "f"), "W2": ("f", "o")}
 
 
-@oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"))
+@oracle(OPERANDS, keep1=booleans("d", "f"), keep2=booleans("f", "o"))
 def sparse_mlp(X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True) -> Array:
     """Return relu(X W1) W2 in float64, (N, o). `keep1`, `keep2`: booleans that broadcast to W1,
     W2; False: a zero instead.
@@ -30,7 +39,15 @@ def sparse_mlp(X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True) -
     return np.asarray(np.maximum(X @ np.where(keep1, W1, 0.0), 0) @ np.where(keep2, W2, 0.0))
 
 
-@oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"), blocks=pair)
+@oracle(
+    OPERANDS,
+    keep1=booleans("d", "f"),
+    keep2=booleans("f", "o"),
+    blocks=two_whole_numbers,
+    fused=flag,
+    stored=float_type,
+    C=positive,
+)
 def sparse_mlp_bounds(
     X: Any,
     W1: Any,
@@ -59,10 +76,12 @@ def sparse_mlp_bounds(
     return np.asarray(off @ size2 + C * (summed + u_s * np.abs(H @ W2)))
 
 
-def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
-    X, W1, W2 = (given[name] for name in ("X", "W1", "W2"))
-    keep1 = _spread(given["mask1"], W1.shape, (blocks["B_d"], blocks["B_f"]))
-    keep2 = _spread(given["mask2"], W2.shape, (blocks["B_f"], blocks["B_o"]))
+def _of_program(
+    fused: bool, arguments: Mapping[str, Any], blocks: Mapping[str, int]
+) -> ResultsAndBounds:
+    X, W1, W2 = (arguments[name] for name in ("X", "W1", "W2"))
+    keep1 = _spread(arguments["mask1"], W1.shape, (blocks["B_d"], blocks["B_f"]))
+    keep2 = _spread(arguments["mask2"], W2.shape, (blocks["B_f"], blocks["B_o"]))
     # a product's blocks are columns at least
     bound = sparse_mlp_bounds(X, W1, W2, keep1, keep2, blocks=W1.shape, fused=fused)
     return {"Y": (sparse_mlp(X, W1, W2, keep1, keep2), bound)}

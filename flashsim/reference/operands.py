@@ -1,9 +1,6 @@
-"""The oracles beyond attention: what they are given, checked by the names of their arguments;
-and which program is whose.
-"""
+"""The oracles beyond attention: checks of their arguments, and which program is whose."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from inspect import signature
@@ -36,9 +33,9 @@ from flashsim.support.modules import modules_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Found = dict[str, tuple[Array, Array]]
+ResultsAndBounds = dict[str, tuple[Array, Array]]
 """What is right, and how far rounding may lead from it, by result."""
-Naive = Callable[[Mapping[str, Any], Mapping[str, int]], Found]
+Naive = Callable[[Mapping[str, Any], Mapping[str, int]], ResultsAndBounds]
 """Of operands, in float64, and options by name; and of block sizes."""
 Check = Callable[[str, Any, Mapping[str, int]], Any]
 """(name, value, the operands' lengths by symbol) -> what the function gets. Raises ValueError."""
@@ -60,49 +57,47 @@ def roundoffs(stored: DTypeLike) -> Roundoffs:
     return Roundoffs(roundoff(chip), roundoff(dtype), smallest_step(chip), smallest_step(dtype))
 
 
-def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Give a function its operands in float64, checked, and its other arguments as `BY_NAME`, or
-    `checks`, says of each.
+def oracle(
+    shapes: Mapping[str, tuple[str, str]], **checks: Check
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function of matrices: it gets its operands in float64, and its other arguments as
+    the check of each returns them.
 
-    `shapes` is "X (N, d), Z (n, d)", the operands and their shapes in symbols; of one column, (N,)
-    will do. The function raises ValueError where something does not fit, and where finite operands
-    have a result that float64 does not hold.
+    shapes  of the operands in symbols: {"X": ("N", "d"), "Z": ("n", "d")}. Of one column, (N,) will
+            do
+    checks  by argument
+
+    The function raises ValueError where something does not fit, and where finite operands have a
+    result that float64 does not hold.
     """
-    other = {**BY_NAME, **checks}
-    wanted = {
-        name: (rows, columns)
-        for name, rows, columns in re.findall(r"(\w+) \((\w+), (\w+)\)", shapes)
-    }
 
-    def checked(function: Callable[P, R]) -> Callable[P, R]:
-        of = signature(function)
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = signature(function)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = of.bind(*args, **kwargs)
-            given.apply_defaults()
-            values = given.arguments
-            lengths = dict[str, int]()
-            whose = dict[str, str]()
-            for name, symbols in wanted.items():
-                values[name] = real(
-                    name,
-                    check_matrix(name, check_array(name, values[name]), symbols, lengths, whose),
-                )
-            for name in values.keys() & other.keys():
-                values[name] = other[name](name, values[name], lengths)
+            bound = parameters.bind(*args, **kwargs)
+            bound.apply_defaults()
+            values = bound.arguments
+            lengths: dict[str, int] = {}
+            whose: dict[str, str] = {}
+            for name, symbols in shapes.items():
+                array = check_array(name, values[name])
+                values[name] = real(name, check_matrix(name, array, symbols, lengths, whose))
+            for name, check in checks.items():
+                values[name] = check(name, values[name], lengths)
             with np.errstate(over="ignore", invalid="ignore"):
-                result = function(*given.args, **given.kwargs)
-            for array in result if isinstance(result, tuple) else (result,):
-                if not np.isfinite(np.asarray(array)).all():
+                result = function(*bound.args, **bound.kwargs)
+            for part in result if isinstance(result, tuple) else (result,):
+                if not np.isfinite(np.asarray(part)).all():
                     raise ValueError(
-                        f"{function.__name__} overflows float64. Scale {', '.join(wanted)} down"
+                        f"{function.__name__} overflows float64. Scale {', '.join(shapes)} down"
                     )
             return result
 
         return call
 
-    return checked
+    return decorate
 
 
 def real(name: str, value: Any) -> Array:
@@ -113,7 +108,7 @@ def real(name: str, value: Any) -> Array:
     return wide
 
 
-def of_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
+def hash_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
     """Return what each of N rows hashes to in each round, (rounds, N), real numbers."""
     array = real(name, value)
     N = lengths["N"]
@@ -122,7 +117,7 @@ def of_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
     return array
 
 
-def kept(rows: str, columns: str) -> Check:
+def booleans(rows: str, columns: str) -> Check:
     """Return a check of booleans that broadcast to a shape in symbols."""
 
     def check(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
@@ -138,12 +133,12 @@ def kept(rows: str, columns: str) -> Check:
     return check
 
 
-def whole(name: str, value: Any, _: Mapping[str, int]) -> int:
+def whole_number(name: str, value: Any, _: Mapping[str, int]) -> int:
     """Return a whole number of at least 1."""
     return check_count(name, value)
 
 
-def pair(name: str, value: Any, _: Mapping[str, int]) -> tuple[int, int]:
+def two_whole_numbers(name: str, value: Any, _: Mapping[str, int]) -> tuple[int, int]:
     """Return two whole numbers of at least 1."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{name} is {shown(value)}; expected two whole numbers")
@@ -155,8 +150,13 @@ def positive(name: str, value: Any, _: Mapping[str, int]) -> float:
     return check_number(name, value, "a finite number above 0", lambda x: 0 < x < math.inf)
 
 
-def not_negative(name: str, value: Any, _: Mapping[str, int]) -> float | None:
-    """Return a scale of at least 0, or None."""
+def softmax_scale(name: str, value: Any, _: Mapping[str, int]) -> float | None:
+    """Return a finite scale, or None for 1/√d."""
+    return None if value is None else check_scale(value, 1)
+
+
+def scale_not_negative(name: str, value: Any, _: Mapping[str, int]) -> float | None:
+    """Return a finite scale of at least 0, or None for 1/√d."""
     if value is None:
         return None
     return check_number(
@@ -164,22 +164,22 @@ def not_negative(name: str, value: Any, _: Mapping[str, int]) -> float | None:
     )
 
 
-def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
+def placement(name: str, value: Any, _: Mapping[str, int]) -> str:
+    """Return where features are: "on_chip" or "in_hbm"."""
+    return check_choice(name, value, ("on_chip", "in_hbm"))
+
+
+def flag(name: str, value: Any, _: Mapping[str, int]) -> bool:
+    """Return True or False."""
+    return check_flag(name, value)
+
+
+def float_type(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
+    """Return one of the supported dtypes."""
     try:
         return float_dtype(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-
-
-BY_NAME: dict[str, Check] = {
-    "scale": lambda _, value, __: None if value is None else check_scale(value, 1),
-    **dict.fromkeys(("sigma", "C", "factor"), positive),
-    "blocks": whole,
-    "phi": lambda name, value, _: check_choice(name, value, ("on_chip", "in_hbm")),
-    "stored": _stored,
-    "fused": lambda name, value, _: check_flag(name, value),
-}
-"""What an argument of that name must be, unless a function says otherwise."""
 
 
 @cache

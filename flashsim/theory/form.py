@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, TypeVar
 
-from flashsim.attention.arguments import check_direction, check_tiles, checked, is_one_of, shown
+from flashsim.attention.arguments import (
+    check_direction,
+    check_tiles,
+    is_one_of,
+    shown,
+    whole_numbers,
+)
 from flashsim.attention.masks.rules import All, Head, Mask, as_mask
 from flashsim.attention.masks.scores import cap_of
 from flashsim.attention.options import Option
@@ -454,7 +460,7 @@ def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, s
     return form_of(name, direction).formulas
 
 
-@checked
+@whole_numbers("N_q", "N_k", "d", "d_v", "M")
 def symbols(
     N_q: int,
     N_k: int,
@@ -472,6 +478,7 @@ def symbols(
 
     Raises ValueError for what is not a size, and as `form_of` does.
     """
+    check_direction(direction)
     values = common_symbols(N_q, N_k, d, d_v, M, blocks, direction)
     if (blocks.N_q, blocks.N_k) != (N_q, N_k):
         raise ValueError(f"blocks is {blocks}; expected blocks of N_q = {N_q:,}, N_k = {N_k:,}")

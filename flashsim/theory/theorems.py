@@ -18,7 +18,13 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from flashsim.attention.arguments import check_count, check_number, checked
+from flashsim.attention.arguments import (
+    check_count,
+    check_direction,
+    check_flag,
+    check_number,
+    whole_numbers,
+)
 from flashsim.attention.shapes import Blocks
 from flashsim.memory.traffic import Traffic
 from flashsim.theory.form import Form, form_of
@@ -28,7 +34,7 @@ from flashsim.theory.problem import OneHead
 # Theorem 1
 
 
-@checked
+@whole_numbers("N_q", "N_k", "d", "d_v")
 def matmul_flops(
     N_q: int,
     N_k: int,
@@ -51,7 +57,7 @@ def matmul_flops(
     return form_of(name, direction).products_flops(area, d, d_v)
 
 
-@checked
+@whole_numbers("N_q", "N_k", "d", "d_v", "B_c", "B_r")
 def extra_memory(
     name: str | Form,
     N_q: int,
@@ -70,6 +76,7 @@ def extra_memory(
     forward pass kept is input to the backward pass. Raises ValueError for an unknown name or
     direction.
     """
+    check_flag("dropout", dropout)
     form = form_of(name, direction)
     options = {option.name: option.default for option in form.options}
     # whatever M is, and the type
@@ -82,29 +89,30 @@ def extra_memory(
 # Theorem 2
 
 
-@checked
+@whole_numbers("N", "d")
 def proof_accounting(N: int, d: int, direction: str = "forward") -> tuple[int, int]:
     """Return (reads, writes) of standard attention when each product reads each operand once, as
     the proofs count.
     """
+    check_direction(direction)
     if direction == "forward":
         return 3 * N * d + 2 * N * N, N * d + 2 * N * N
     return 5 * N * d + 5 * N * N, 3 * N * d + 2 * N * N
 
 
-@checked
+@whole_numbers("N", "d", "M")
 def theorem_2_flash(N: int, d: int, M: int) -> float:
     """Return N²d²/M."""
     return N * N * d * d / M
 
 
-@checked
+@whole_numbers("N", "d")
 def theorem_2_standard(N: int, d: int) -> int:
     """Return Nd + N²."""
     return N * d + N * N
 
 
-@checked
+@whole_numbers("d")
 def flash_constants(d: int) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 1 with the paper's blocks, for every N and
     d ≤ M ≤ Nd.
@@ -145,19 +153,19 @@ def standard_small_M_constants() -> tuple[float, float]:
 # Theorem 5
 
 
-@checked
+@whole_numbers("N", "d", "M")
 def theorem_5_flash(N: int, d: int, M: int) -> float:
     """Return N²d²/M: the backward pass has the forward pass's Θ."""
     return theorem_2_flash(N, d, M)
 
 
-@checked
+@whole_numbers("N", "d")
 def theorem_5_standard(N: int, d: int) -> int:
     """Return Nd + N²: the backward pass has the forward pass's Θ."""
     return theorem_2_standard(N, d)
 
 
-@checked
+@whole_numbers("d")
 def flash_backward_constants(d: int) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4 with the paper's blocks, for every N and
     d ≤ M ≤ Nd.
@@ -195,7 +203,7 @@ def standard_backward_small_M_constants() -> tuple[float, float]:
     return 16 / 5, 16.0
 
 
-@checked
+@whole_numbers("d")
 def q_outer_constants(d: int, direction: str = "forward") -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for "q_outer" with its own blocks, for every N and d ≤ M
     ≤ Nd.
@@ -207,6 +215,7 @@ def q_outer_constants(d: int, direction: str = "forward") -> tuple[float, float]
     written, 7Nd + N, and T_c(4Nd + 2N) for Q, dO, L, D and dQ, read and written. Below: 4·T_c·Nd >
     16/5·X. Above: 4·T_c·Nd < 16X + 4Nd and 2·T_c·N < 8X/d + 2N: in all 27X + 11X/d.
     """
+    check_direction(direction)
     if direction == "forward":
         return 8 / 5, 12 + 1 / d
     return 16 / 5, 27 + 11 / d
@@ -216,7 +225,7 @@ def q_outer_constants(d: int, direction: str = "forward") -> tuple[float, float]
 # Proposition 3
 
 
-@checked
+@whole_numbers("N_q", "N_k", "d", "d_v")
 def compulsory(N_q: int, N_k: int, d: int, d_v: int, direction: str = "forward") -> int:
     """Return what any exact algorithm must move: its inputs read once, its outputs written once.
 
@@ -225,11 +234,12 @@ def compulsory(N_q: int, N_k: int, d: int, d_v: int, direction: str = "forward")
     input element changes the result for some value of the others. This is Proposition 3's Ω(Nd) at
     M = Θ(Nd), where N²d²/M is Θ(Nd) too.
     """
+    check_direction(direction)
     forward = N_q * d + N_k * (d + d_v) + N_q * d_v
     return forward if direction == "forward" else forward + N_q * d + N_k * (d + d_v)
 
 
-@checked
+@whole_numbers("d")
 def flash_over_compulsory_constant(
     d: int, direction: str = "forward", c: float | Fraction = Fraction(1, 4)
 ) -> Fraction:
@@ -241,6 +251,7 @@ def flash_over_compulsory_constant(
       backward  (7Nd + T_c(5Nd + 2N)) / 7Nd      ≤ 1 + t(5 + 2/d) / 7
     Both are attained where T_c = t, so C is a fraction: compare accesses ≤ C · compulsory exactly.
     """
+    check_direction(direction)
     part = check_number("c", c, "0 < c ≤ 1, as c·Nd ≤ M ≤ Nd", lambda c: 0 < c <= 1)
     t = math.ceil(4 / (c if isinstance(c, Fraction) else Fraction(part)))
     if direction == "forward":
@@ -252,7 +263,7 @@ def flash_over_compulsory_constant(
 # Proposition 4
 
 
-@checked
+@whole_numbers("N", "d", "M")
 def proposition_4(N: int, d: int, M: int, s: float) -> float:
     """Return Nd + N²d²s/M, where s is the fraction of the T_r × T_c tiles that are computed."""
     return N * d + check_number(
@@ -260,7 +271,7 @@ def proposition_4(N: int, d: int, M: int, s: float) -> float:
     ) * theorem_2_flash(N, d, M)
 
 
-@checked
+@whole_numbers("d")
 def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, float]:
     """Return c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂ for Algorithm 5, whatever the block mask, every N
     and d ≤ M ≤ Nd.
@@ -283,6 +294,7 @@ def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, f
     So Nd + sX ≤ 9/4·Nd + 5/4·A·d, whereas accesses are at least 3Nd + 3A·d (backward 7Nd + 5A·d):
     c₁ = min(3·4/9, 3·4/5) = 4/3, backward min(7·4/9, 5·4/5) = 28/9.
     """
+    check_direction(direction)
     if direction == "forward":
         return 4 / 3, (3 + 4 / d) * 25 / 4
     return 28 / 9, (5 + 2 / d) * 25 / 4
@@ -292,7 +304,7 @@ def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, f
 # Saha and Ye
 
 
-@checked
+@whole_numbers("N", "d", "M")
 def theorem_saha_ye(N: int, d: int, M: int) -> float:
     """Return N²d/√M: what attention costs where M < d² (B. Saha, C. Ye, arXiv 2402.07443).
 
@@ -302,7 +314,7 @@ def theorem_saha_ye(N: int, d: int, M: int) -> float:
     return N * N * d / math.sqrt(M)
 
 
-@checked
+@whole_numbers("d")
 def small_cache_constants(d: int, least: int = 5) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d/√M) ≤ c₂ for "small_cache" with its own blocks, for `least` ≤ M ≤
     d² and N ≥ √M.
