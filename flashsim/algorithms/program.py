@@ -31,6 +31,7 @@ import numpy as np
 from flashsim.algorithms.record import Program
 from flashsim.attention.matrices import Kind
 from flashsim.attention.shapes import Sizes
+from flashsim.support.records import set_fields
 
 QKV: Mapping[str, Kind] = {
     "Q": Kind("N", "d"),
@@ -95,15 +96,15 @@ class MatrixProgram(Program):
     def __post_init__(self) -> None:
         sizes = tuple(self.blocks)
         by = self.by or (sizes[0], sizes[-1])
-        told = {
+        defaults = {
             "name": getattr(self.run, "__name__", ""),
             "options": tuple(signature(self.run).parameters)[len(self.operands) + 3 :],
             "by": by,
             "plane": tuple(self.blocks[size] for size in by),
             "follows": tuple(self.returns),
         }
-        for name, value in told.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
+        for name, value in defaults.items():
+            set_fields(self, **{name: getattr(self, name) or value})
 
     @property
     def kinds(self) -> dict[str, Kind]:

@@ -40,6 +40,7 @@ from flashsim.attention.options import Option
 from flashsim.attention.shapes import Blocks
 from flashsim.memory.hbm import HBM, Matrix, Tile
 from flashsim.memory.source import Site
+from flashsim.support.records import set_fields
 
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
@@ -231,14 +232,14 @@ class Algorithm(Program):
         taken = tuple(inspect.signature(self.run).parameters)
         back = self.direction == "backward"
         at = taken.index("blocks") if "blocks" in taken else 0
-        told = {
+        defaults = {
             "operands": taken[2:at] or OPERANDS,
             "parts": taken[at + 1 :] if at else PARTS,
             "returns": GRADIENTS if back else (),
             "follows": ("D", *GRADIENTS) if back else ("m", "l", "O", "L"),
         }
-        for name, value in told.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
+        for name, value in defaults.items():
+            set_fields(self, **{name: getattr(self, name) or value})
         known = (*SERVICES, *(option.name for option in self.options))
         for part in self.parts:
             if part not in known and self.direction == "forward":

@@ -206,6 +206,8 @@ def check_scale(scale: Any, d: int) -> float:
     """Return the softmax scale τ, by default 1/√d: a finite number."""
     if scale is None:
         return 1.0 / math.sqrt(d)
+    if type(scale) is float and math.isfinite(scale):
+        return scale
     return check_number("scale", scale, "a finite number, or None for 1/√d", math.isfinite)
 
 

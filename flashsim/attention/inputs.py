@@ -78,6 +78,8 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
 
     A name may be short, as "fp16" and "bf16" are; an object NumPy's or PyTorch's.
     """
+    if isinstance(dtype, np.dtype) and dtype.isnative and dtype.name in FLOATS:
+        return dtype
     name = float_name(dtype)
     return bfloat16() if name == "bfloat16" else np.dtype(name)
 

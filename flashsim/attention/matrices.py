@@ -9,8 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flashsim.attention.arguments import check_lengths
+from flashsim.attention.base import BaseProblem
 from flashsim.attention.inputs import chip_dtype
 from flashsim.attention.shapes import Sizes
+from flashsim.support.records import set_fields
 
 Type = Literal["inputs", "chip", "bits", "words", "index"]
 """The inputs' type; the type that is computed in; a byte, True or False; 32 bits; 32 bits that
@@ -18,18 +21,19 @@ Type = Literal["inputs", "chip", "bits", "words", "index"]
 """
 
 
-@dataclass(frozen=True)
-class MatrixProblem:
-    """Matrices of given sizes, and the memory to compute in.
+@dataclass(frozen=True, kw_only=True)
+class MatrixProblem(BaseProblem):
+    """Matrices of these sizes, and the memory to compute in.
 
-    lengths  by symbol, such as N and d
-    dtype    of the inputs
-    M        SRAM's size in elements
+    lengths  by symbol, such as N and d: whole numbers of at least 1
     """
 
     lengths: Sizes
-    dtype: np.dtype[Any]
-    M: int
+
+    def __post_init__(self) -> None:
+        """Check the lengths, too."""
+        super().__post_init__()
+        set_fields(self, lengths=check_lengths([*self.lengths], self.lengths))
 
 
 @dataclass(frozen=True)

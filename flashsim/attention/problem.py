@@ -1,10 +1,8 @@
-"""`Problem`: attention that is asked for, on a chip of M elements; checked once, then handed on
-as it is.
-"""
+"""`Problem`: attention with heads, a mask and dropout, on a chip of M elements."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from inspect import signature
 from math import prod
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.attention.arguments import (
+    check_count,
     check_gqa,
     check_heads,
     check_p,
@@ -20,16 +19,18 @@ from flashsim.attention.arguments import (
     check_shape,
     shown,
 )
-from flashsim.attention.inputs import check_M, float_dtype
+from flashsim.attention.base import BaseProblem
+from flashsim.attention.inputs import float_dtype
 from flashsim.attention.masks.rules import All, Head, Mask, as_mask
 from flashsim.attention.shapes import Shape
+from flashsim.support.records import set_fields
 from flashsim.support.sizes import Size
 
 EVERYTHING = All()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(BaseProblem):
     """dropout(softmax(MASK(scale · QKᵀ))) V for all heads, and the memory to compute it in:
     whatever the algorithm.
 
@@ -43,20 +44,41 @@ class Problem:
     group    how many query heads share a KV head
     dtype    of Q, K, V, O
     M        SRAM's size in elements
+    scale    None: 1/√d
     mask     a mask object (`flashsim.Mask`)
     gqa      how query heads that share a KV head run, as in `flashsim.forward`
+
+    Raises ValueError for a field that makes no sense.
     """
 
     shape: Shape
     leading: Head = ()
     group: int = 1
-    dtype: np.dtype[Any]
-    M: int
     scale: float
     mask: Mask = EVERYTHING
     dropout_p: float = 0.0
     seed: int = 0
     gqa: str = "separate"
+
+    def __post_init__(self) -> None:
+        """Check all fields, and convert numbers to Python's own."""
+        super().__post_init__()
+        if not isinstance(self.shape, Shape) or min(astuple(self.shape)) < 1:
+            raise ValueError(f"shape is {shown(self.shape)}; expected lengths of at least 1")
+        if not isinstance(self.mask, Mask):
+            raise ValueError(f"mask is {shown(self.mask)}; expected a mask object")
+        set_fields(
+            self,
+            scale=check_scale(self.scale, self.shape.d),
+            dropout_p=check_p(self.dropout_p),
+            seed=check_seed(self.seed),
+            gqa=check_gqa(self.gqa),
+        )
+        for length in self.leading:
+            check_count("an axis of leading", length)
+        heads = self.leading[-1] if self.leading else 1
+        if heads % check_count("group", self.group):
+            raise ValueError(f"group is {self.group}; expected a divisor of {heads} query heads")
 
     @classmethod
     def of(
@@ -145,8 +167,8 @@ class Problem:
         gqa: Any,
         one_mask: bool = False,
     ) -> Problem:
-        """Return the problem of a checked shape; the rest is checked here. With `one_mask`, all
-        heads have the same.
+        """Return the problem of these fields, with `mask` as users give it, and `causal`. With
+        `one_mask`, all heads have the same mask.
         """
         rule: Mask = EVERYTHING
         if mask is not None or causal is not False:
@@ -156,12 +178,12 @@ class Problem:
             leading=leading,
             group=group,
             dtype=dtype,
-            M=check_M(M, dtype.itemsize),
+            M=M,
             mask=rule,
-            scale=check_scale(scale, shape.d),
-            dropout_p=check_p(dropout_p),
-            seed=check_seed(seed),
-            gqa=check_gqa(gqa),
+            scale=scale,
+            dropout_p=dropout_p,
+            seed=seed,
+            gqa=gqa,
         )
 
     @property
@@ -187,9 +209,8 @@ class Problem:
         sink.
         """
         mask = self.mask
-        return bool(mask.dense(())) or any(
-            one is not None for one in (mask.tree, mask.bias, mask.sink)
-        )
+        has_words = mask.tree is not None or mask.bias is not None or mask.sink is not None
+        return has_words or bool(mask.dense(()))
 
     def one_head(self) -> Problem:
         """Return the same for one head, without dropout: what bounds and schedules are of."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 
+from flashsim.support.records import set_fields
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -65,11 +67,15 @@ class Blocks:
                     f"{name} of Blocks is {number!r:.40}; expected a whole number of at least "
                     f"{least}"
                 )
-        for size, length in (("B_r", "N_q"), ("B_c", "N_k")):
-            divided = int(getattr(self, length))
-            clipped = min(int(getattr(self, size)), max(divided, 1))
-            object.__setattr__(self, length, divided)
-            object.__setattr__(self, size, BlockSize(clipped, divided))
+        N_q = int(self.N_q)
+        N_k = int(self.N_k)
+        set_fields(
+            self,
+            B_r=BlockSize(min(int(self.B_r), max(N_q, 1)), N_q),
+            B_c=BlockSize(min(int(self.B_c), max(N_k, 1)), N_k),
+            N_q=N_q,
+            N_k=N_k,
+        )
 
     @property
     def T_r(self) -> int:

@@ -5,7 +5,8 @@ alone, or by formula.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,6 @@ from flashsim.attention.inputs import (
     Inputs,
     check_dO,
     check_inputs,
-    check_M,
     check_range,
     chip_dtype,
 )
@@ -120,8 +120,6 @@ class DevicesPlan(Plan):
 
     def launch(self, own: Mapping[str, Any]) -> Launch:
         """Return the launch of a device with its own rows of the operands, or their shapes."""
-        # of a user's program every turn is run
-        folds = not self.arithmetic and not self.is_user_defined
         operands = []
         for name in self.program.operands:
             operands.append(
@@ -129,10 +127,23 @@ class DevicesPlan(Plan):
             )
         return Launch(
             operands=operands,
-            first=[CountedShare(**vars(self.share)) if folds else self.share],
+            first=[self._share_of_launches],
             make_arguments=self._arguments,
-            folds=folds,
+            folds=self._folds,
         )
+
+    @property
+    def _folds(self) -> bool:
+        # of a user's program every turn is run
+        return not self.arithmetic and not self.is_user_defined
+
+    @cached_property
+    def _share_of_launches(self) -> Share:
+        """The share that the program's function gets: all devices have the same."""
+        share = self.share
+        if not self._folds:
+            return share
+        return CountedShare(share.problem, share.where, share.queries, share.B_r, share.B_c)
 
     def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
         return [self.columns] if self.program.columns else []
@@ -303,11 +314,7 @@ def backward(
     if not isinstance(run, DevicesResult) or "O" not in run.arrays:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.devices.forward returned")
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
-    problem = (
-        run.share.problem
-        if M is None
-        else replace(run.share.problem, M=check_M(M, run.O.dtype.itemsize))
-    )
+    problem = run.share.problem.with_memory(M)
     program, share, columns = share_out(
         name, "backward", problem, run.P, run.share.where, columns, blocks
     )
@@ -438,11 +445,6 @@ def share_out(
         raise ValueError(
             f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected as many queries as "
             "keys over devices"
-        )
-    if problem.in_hbm or problem.mask.per_head or problem.mask.scores:
-        raise ValueError(
-            f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the same "
-            "for all heads"
         )
     where = (
         layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)

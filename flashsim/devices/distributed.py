@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from flashsim.attention.arguments import check_flag
-from flashsim.attention.inputs import Array, check_dO, check_M, chip_dtype
+from flashsim.attention.inputs import Array, check_dO, chip_dtype
 from flashsim.devices.api import (
     DeviceCosts,
     DevicesPlan,
@@ -146,7 +146,7 @@ def backward(
             np.zeros((), problem.dtype), (*problem.leading, problem.shape.N_q, problem.shape.d_v)
         )
         gradient = by_rows(check_dO(dO, O, check_finite=finite))
-        problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
+        problem = problem.with_memory(M)
         shared = share_out(
             part.program.name, "backward", problem, engine.size, part.share.where, columns, blocks
         )

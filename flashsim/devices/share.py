@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.algorithms.parts import Which
+from flashsim.attention.arguments import check_count
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import allowed_by
 from flashsim.attention.problem import EVERYTHING, Problem
@@ -27,8 +28,15 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A problem, and block sizes; `where[p]`, the positions of device p's keys, `queries[p]`, of
-    its queries: mostly the same.
+    """A problem that is shared out over P devices.
+
+    problem   attention with heads; its mask depends on positions alone, the same for all heads
+    where     `where[p]`, the positions of device p's keys
+    queries   `queries[p]`, those of its queries: mostly the same
+    B_r, B_c  block sizes
+
+    Raises ValueError for another mask, for blocks below 1, and for positions that are not as many
+    as there are keys, or queries.
     """
 
     problem: Problem
@@ -36,8 +44,26 @@ class Share:
     queries: Sequence[Positions]
     B_r: int
     B_c: int
-    _live: dict[tuple[int, int], Bools] = field(default_factory=dict)
-    _steps: dict[int, list[list[int]]] = field(default_factory=dict)
+    _live: dict[tuple[int, int], Bools] = field(default_factory=dict, init=False)
+    _steps: dict[int, list[list[int]]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Check all fields."""
+        problem = self.problem
+        if problem.in_hbm or problem.mask.per_head or problem.mask.scores:
+            raise ValueError(
+                f"mask is {problem.mask!r}; expected a mask that depends on positions alone, the "
+                "same for all heads"
+            )
+        check_count("B_r", self.B_r)
+        check_count("B_c", self.B_c)
+        for name, positions, length in (
+            ("where", self.where, problem.shape.N_k),
+            ("queries", self.queries, problem.shape.N_q),
+        ):
+            total = sum(map(len, positions))
+            if total != length:
+                raise ValueError(f"{name} has {total} positions; expected {length}")
 
     @property
     def H_q(self) -> int:

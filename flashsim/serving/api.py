@@ -15,14 +15,10 @@ from flashsim.algorithms.blocks import Fit, SizingProblem, clipped
 from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
-    check_count,
-    check_flag,
-    check_heads,
     check_observers,
-    check_scale,
     shown,
 )
-from flashsim.attention.inputs import Array, check_M, chip_dtype, float_dtype, stored_type
+from flashsim.attention.inputs import Array, chip_dtype, stored_type
 from flashsim.attention.shapes import Shape, Sizes
 from flashsim.memory.hbm import HBM
 from flashsim.memory.source import is_of_package
@@ -406,9 +402,9 @@ def batch_of(
         d=Q.shape[2],
         d_v=V.shape[2],
         dtype=Q.dtype,
-        M=check_M(M, Q.dtype.itemsize),
-        tau=check_scale(scale, Q.shape[2]),
-        causal=check_flag("causal", causal),
+        M=M,
+        tau=scale,
+        causal=causal,
         starts=starts,
     )
 
@@ -441,29 +437,20 @@ def count(
     """
     known = programs(check_choice("direction", direction, ("forward", "backward")))
     program = name if isinstance(name, BatchProgram) else known[check_choice("name", name, known)]
-    n = check_by_sequence("keys", keys)
-    N = check_by_sequence("queries", [queries] * len(n) if isinstance(queries, int) else queries)
-    if len(N) != len(n):
-        raise ValueError(
-            f"queries has {len(N)} lengths; expected {len(n)}, one for each sequence, as keys has"
-        )
-    stored, (heads, kv_heads), d = (
-        float_dtype(dtype),
-        check_heads(heads, kv_heads),
-        check_count("d", d),
-    )
-    batch = Batch(
-        queries=N,
-        keys=n,
-        heads=heads,
-        kv_heads=kv_heads,
-        d=d,
-        d_v=d if d_v is None else check_count("d_v", d_v),
-        dtype=stored,
-        M=check_M(M, stored.itemsize),
-        tau=check_scale(None, d),
-        causal=check_flag("causal", causal),
-    )
+    keys = check_by_sequence("keys", keys)
+    fields: dict[str, Any] = {  # as the caller wrote them: the batch checks and converts them
+        "queries": (queries,) * len(keys) if isinstance(queries, int) else queries,
+        "keys": keys,
+        "heads": heads,
+        "kv_heads": heads if kv_heads is None else kv_heads,
+        "d": d,
+        "d_v": d if d_v is None else d_v,
+        "dtype": dtype,
+        "M": M,
+        "tau": None,
+        "causal": causal,
+    }
+    batch = Batch(**fields)
     plan = plan_of(program, batch, blocks, options, lambda found: program.operands(batch, found))
     costs, _ = launched(plan, check_observers(observers))
     return Result(**costs)

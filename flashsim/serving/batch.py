@@ -8,13 +8,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
+from flashsim.attention.arguments import check_count, check_flag, check_heads, check_scale
+from flashsim.attention.base import BaseProblem
 from flashsim.attention.inputs import Array
 from flashsim.memory.hbm import Tile
 from flashsim.memory.shape_only import ShapeOnly
+from flashsim.serving.checks import check_by_sequence
+from flashsim.support.records import set_fields
 from flashsim.support.sizes import ceil_div
 
 Operands = Mapping[str, Array | tuple[int, int]]
@@ -24,14 +27,17 @@ one KV head.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Sequences that are attended to each alone, and the blocks in which.
+class Batch(BaseProblem):
+    """Sequences that are attended to each alone, the memory, and the blocks.
 
     queries, keys   N_s and n_s, the lengths by sequence; any may be 0
-    heads, kv_heads query heads, and KV heads that they share
+    heads, kv_heads query heads, and KV heads that they share: a divisor of them
+    tau             the softmax scale; None: 1/√d
     causal          key j is seen from position p if j ≤ p + n_s − N_s: aligned at the bottom right
     starts          where sequences begin, packed, in queries and in keys; by default each where the
                     one before it ends
+
+    Raises ValueError for a field that makes no sense.
     """
 
     queries: tuple[int, ...]
@@ -40,13 +46,35 @@ class Batch:
     kv_heads: int
     d: int
     d_v: int
-    dtype: np.dtype[Any]
-    M: int
     tau: float
     causal: bool
     B_r: int = 1
     B_c: int = 1
     starts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        """Check all fields, and convert them."""
+        super().__post_init__()
+        heads, kv_heads = check_heads(self.heads, self.kv_heads)
+        d = check_count("d", self.d)
+        set_fields(
+            self,
+            queries=check_by_sequence("queries", self.queries),
+            keys=check_by_sequence("keys", self.keys),
+            heads=heads,
+            kv_heads=kv_heads,
+            d=d,
+            d_v=check_count("d_v", self.d_v),
+            tau=check_scale(self.tau, d),
+            causal=check_flag("causal", self.causal),
+            B_r=check_count("B_r", self.B_r),
+            B_c=check_count("B_c", self.B_c),
+        )
+        if len(self.queries) != len(self.keys):
+            raise ValueError(
+                f"queries has {len(self.queries)} lengths; expected {len(self.keys)}, one for each "
+                "sequence, as keys has"
+            )
 
     def __len__(self) -> int:
         return len(self.queries)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.attention.arguments import check_array, check_count, shown
+from flashsim.attention.arguments import LARGEST, check_array, check_count, shown
 from flashsim.attention.inputs import FLOATS, Array
 from flashsim.support.sizes import ceil_div
 
@@ -172,6 +172,9 @@ def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:
     """Return a length for each sequence, from `least` up."""
     if not isinstance(given, list | tuple | np.ndarray | range) or not len(given):
         raise ValueError(f"{name} is {shown(given)}; expected a length for each sequence")
+    whole = type(given) is tuple and {*map(type, given)} == {int}
+    if whole and least <= min(given) and max(given) <= LARGEST:
+        return tuple(given)
     return tuple(check_count(f"{name}[{s}]", n, least=least) for s, n in enumerate(given))
 
 

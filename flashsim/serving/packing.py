@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from flashsim.attention.inputs import Array, check_M
+from flashsim.attention.inputs import Array
 from flashsim.memory.sram import Observer
 from flashsim.serving.api import batch_of, gradients, plan_of, run
 from flashsim.serving.checks import check_ends, check_fit, check_packed, check_sequences
@@ -77,11 +76,7 @@ def varlen_backward(
     """
     if not isinstance(run, Result) or run.algorithm != "varlen" or "O" not in run.arrays:
         raise ValueError(f"run is {run!r:.80}; expected what flashsim.serving.varlen returned")
-    batch = (
-        run.plan.batch
-        if M is None
-        else replace(run.plan.batch, M=check_M(M, run.plan.batch.dtype.itemsize))
-    )
+    batch = run.plan.batch.with_memory(M)
     given = check_sequences("dO", dO, ("run.O", run.O))
     for s, (array, O) in enumerate(zip(given, run.O, strict=True)):
         if array.shape != O.shape:

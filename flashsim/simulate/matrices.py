@@ -28,7 +28,6 @@ from flashsim.attention.inputs import (
     FLOATS,
     Array,
     check_arrays,
-    check_M,
     check_matrix,
     chip_dtype,
     float_dtype,
@@ -252,7 +251,7 @@ def _plan(
             f"options are {', '.join(options) or 'none'}; expected "
             f"{', '.join(program.options) or 'none'}"
         )
-    problem = MatrixProblem(lengths=sizes, dtype=dtype, M=check_M(M, dtype.itemsize))
+    problem = MatrixProblem(lengths=sizes, dtype=dtype, M=M)
     fixed = check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")

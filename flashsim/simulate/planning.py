@@ -33,7 +33,6 @@ from flashsim.attention.inputs import (
     check_backward_range,
     check_dO,
     check_inputs,
-    check_M,
     check_range,
     to_layout,
 )
@@ -97,7 +96,7 @@ def backward_plan(
     _check_scores(algorithm, mask)
     O = to_layout("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
-    problem = problem if M is None else replace(problem, M=check_M(M, problem.dtype.itemsize))
+    problem = problem.with_memory(M)
     if check_finite:
         stored = problem.dtype if "P" in algorithm.operands else None
         check_backward_range(inputs, O, gradient, problem.scale, problem.dropout_p, stored)
@@ -206,6 +205,7 @@ def plan_of(
         leading = (*leading[:-1], leading[-1] // together)
         row_mask = grouped(row_mask, together, shape.N_q)
         shape = replace(shape, N_q=together * shape.N_q)
+    # the caller's blocks; or the smallest, until the policy has tried others
     sizes = (sizing.B_r, sizing.B_c) if isinstance(sizing, Fixed) else (1, 1)
     plan = AttentionPlan(
         program=algorithm,
@@ -221,7 +221,7 @@ def plan_of(
         shape=shape,
         leading=leading,
         row_mask=row_mask,
-        blocks=Blocks(*sizes, N_q=shape.N_q, N_k=shape.N_k),
+        blocks=clipped(shape, *sizes),
         **of_pass,
     )
     if mask.sink is not None and algorithm.direction == "backward":

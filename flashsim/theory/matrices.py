@@ -16,14 +16,13 @@ from flashsim.attention.arguments import (
     is_one_of,
     shown,
 )
-from flashsim.attention.inputs import check_M, float_dtype, float_name
 from flashsim.attention.matrices import Kind, MatrixProblem, Type
 from flashsim.attention.shapes import Sizes
 from flashsim.memory.traffic import ArrayTraffic, Occupancy, Role, Traffic
 from flashsim.support.sizes import Size, largest_that_fits
 from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, forms_in
 from flashsim.theory.formulas import evaluated
-from flashsim.theory.problem import BYTES, ceil_div
+from flashsim.theory.problem import ceil_div
 
 
 class Array(NamedTuple):
@@ -159,11 +158,8 @@ def exact_program(
     sides = dict.fromkeys(
         side for kind in kinds for side in (kind.rows, kind.columns) if not side.isdigit()
     )
-    problem = MatrixProblem(
-        lengths=check_lengths([*sides], sizes),
-        dtype=float_dtype(dtype),
-        M=check_M(M, BYTES[float_name(dtype)]),
-    )
+    memory: dict[str, Any] = {"dtype": dtype, "M": M}  # which the problem checks and converts
+    problem = MatrixProblem(lengths=check_lengths([*sides], sizes), **memory)
     if not is_one_of(sizing, ("fit", "paper")):
         raise NoClosedForm(
             f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks"

@@ -13,6 +13,7 @@ from flashsim.attention.masks.rules import Head, Mask
 from flashsim.attention.matrices import KINDS, Kind, Type
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.memory.traffic import ArrayTraffic, Role
+from flashsim.support.records import set_fields
 from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.theory.closed_form import NoClosedForm
 from flashsim.theory.live import Chosen, Live
@@ -172,8 +173,15 @@ class OneHead:
     sink: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        set_fields(
+            self,
+            N_q=check_count("N_q", self.N_q),
+            N_k=check_count("N_k", self.N_k),
+            d=check_count("d", self.d),
+            d_v=check_count("d_v", self.d_v),
+            M=check_count("M", self.M),
+            group=check_count("group", self.group),
+        )
 
     @property
     def chip(self) -> int:

@@ -1,5 +1,6 @@
 """`Problem`: one, checked once, for everybody who asks about it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 import flashsim
 from flashsim import Problem
 from flashsim.analysis.tune import tune
+from flashsim.attention.matrices import MatrixProblem
+from flashsim.attention.shapes import Shape, Sizes
+from flashsim.serving.batch import Batch
 
 LENGTHS: dict[str, Any] = {
     "N_q": 9,
@@ -111,3 +115,82 @@ def test_a_sweep_takes_problems_as_its_points(direction: str) -> None:
         )
     [alone] = flashsim.sweep("flash", points=problems[1], direction=direction)
     assert alone["accesses_elements"] == rows[2]["accesses_elements"]
+
+
+GOOD: dict[str, Any] = {"shape": Shape(9, 12, 4, 3), "dtype": np.dtype("float32"), "M": 300}
+OF_HEADS: dict[str, Any] = {**GOOD, "scale": 0.5, "leading": (2, 4), "group": 2}
+SEQUENCES: dict[str, Any] = {
+    "queries": (3, 0),
+    "keys": (5, 2),
+    "heads": 4,
+    "kv_heads": 2,
+    "d": 4,
+    "d_v": 3,
+    "dtype": "float16",
+    "M": "1KB",
+    "tau": None,
+    "causal": np.True_,
+}
+FIELDS = [
+    (Problem, OF_HEADS, "M", 0, "M is 0; expected at least 1"),
+    (Problem, OF_HEADS, "M", "a lot", "M: "),
+    (Problem, OF_HEADS, "dtype", "int8", "dtype int8 is not supported"),
+    (Problem, OF_HEADS, "shape", Shape(9, 0, 4, 3), "expected lengths of at least 1"),
+    (Problem, OF_HEADS, "shape", (9, 12, 4, 3), "expected lengths of at least 1"),
+    (Problem, OF_HEADS, "leading", (2, 0), "an axis of leading is 0"),
+    (Problem, OF_HEADS, "group", 3, "group is 3; expected a divisor of 4 query heads"),
+    (Problem, OF_HEADS, "group", 0, "group is 0; expected at least 1"),
+    (
+        Problem,
+        GOOD | {"scale": None},
+        "group",
+        2,
+        "group is 2; expected a divisor of 1 query heads",
+    ),
+    (Problem, OF_HEADS, "scale", float("nan"), "scale is nan"),
+    (Problem, OF_HEADS, "dropout_p", 1.0, "dropout_p is 1.0"),
+    (Problem, OF_HEADS, "seed", -1, "seed is -1"),
+    (Problem, OF_HEADS, "gqa", "shared", "gqa is 'shared'"),
+    (Problem, OF_HEADS, "mask", "causal", "mask is 'causal'; expected a mask object"),
+    (MatrixProblem, {"lengths": Sizes(N=3), "dtype": "float32", "M": 9}, "M", -1, "M is -1"),
+    (
+        MatrixProblem,
+        {"lengths": Sizes(N=3), "dtype": "float32", "M": 9},
+        "lengths",
+        Sizes(N=0),
+        "N is 0",
+    ),
+    (Batch, SEQUENCES, "M", 2.5, "M is 2.5"),
+    (Batch, SEQUENCES, "queries", (3, -1), r"queries\[1\] is -1"),
+    (Batch, SEQUENCES, "keys", (5,), "queries has 2 lengths; expected 1"),
+    (Batch, SEQUENCES, "kv_heads", 3, "heads is 4; expected a multiple of kv_heads = 3"),
+    (Batch, SEQUENCES, "d", 0, "d is 0"),
+    (Batch, SEQUENCES, "d_v", "3", "d_v is '3'"),
+    (Batch, SEQUENCES, "tau", float("inf"), "scale is inf"),
+    (Batch, SEQUENCES, "causal", 1, "causal is 1; expected True or False"),
+    (Batch, SEQUENCES, "B_r", 0, "B_r is 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "name", "value", "message"), FIELDS)
+def test_a_problem_checks_itself_when_it_is_made(
+    kind: Any, fields: dict[str, Any], name: str, value: Any, message: str
+) -> None:
+    problem = kind(**fields)
+    with pytest.raises(ValueError, match=message):
+        kind(**{**fields, name: value})
+    with pytest.raises(ValueError, match=message):
+        replace(problem, **{name: value})
+
+
+def test_a_problem_keeps_its_fields_in_one_form() -> None:
+    batch = Batch(**SEQUENCES)
+    assert (batch.M, batch.dtype, batch.tau, batch.causal) == (512, np.dtype("float16"), 0.5, True)
+    assert type(batch.causal) is bool
+    fields = OF_HEADS | {"seed": np.int64(3)}
+    seed = Problem(**fields).seed
+    assert (type(seed), seed) == (int, 3)
+    assert batch.with_memory(None) is batch
+    assert batch.with_memory("2KB").M == 1024
+    with pytest.raises(ValueError, match="M is 0"):
+        batch.with_memory(0)

@@ -131,7 +131,8 @@ def test_star_trail_by_hand() -> None:
     where = positions("contiguous", 16, 4)
     share = Share(Problem.of(N=16, d=2, M=100), where, where, 1, 1)
     assert star_trail(share) == (2, 4 * (4 * 2 + 4 * 4 + 4 * (2 + 2)) + 2 * 8 * 4)
-    assert star_trail(Share(share.problem, where[:3], where[:3], 1, 1)) is None
+    of_three = positions("contiguous", 12, 3)
+    assert star_trail(Share(Problem.of(N=12, d=2, M=100), of_three, of_three, 1, 1)) is None
 
 
 @pytest.mark.parametrize(

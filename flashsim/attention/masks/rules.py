@@ -46,6 +46,7 @@ from flashsim.attention.arguments import (
 from flashsim.attention.masks.band import Band
 from flashsim.attention.shapes import Shape
 from flashsim.memory.source import note_line
+from flashsim.support.records import set_fields
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
@@ -232,15 +233,14 @@ class SlidingWindow(BandMask):
         """Raise ValueError for a side that is neither −1 nor a width, and for an offset that is
         not a whole number.
         """
-        for side in ("left", "right"):
-            object.__setattr__(
-                self, side, check_count(f"SlidingWindow's {side}", getattr(self, side), -1)
-            )
+        set_fields(
+            self,
+            left=check_count("SlidingWindow's left", self.left, -1),
+            right=check_count("SlidingWindow's right", self.right, -1),
+        )
         if self.offset is not None:
-            name = f"{type(self).__name__}'s offset"
-            object.__setattr__(
-                self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist())
-            )
+            offset = check_whole(f"{type(self).__name__}'s offset", self.offset, MOST_OFFSET)
+            set_fields(self, offset=_frozen(offset.tolist()))
 
     def check(self, shape: Shape, leading: Head) -> None:
         check_broadcast(

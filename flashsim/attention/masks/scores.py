@@ -19,6 +19,7 @@ from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import BandMask, Head, Index, check_broadcast, head_of
 from flashsim.attention.shapes import Shape
 from flashsim.memory.hbm import Tile
+from flashsim.support.records import set_fields
 
 MOST_CAP = 1e30
 MOST_SLOPE = 1e30
@@ -74,7 +75,7 @@ class SoftCap(ScoreMod):
         cap = check_number(
             "SoftCap's cap", self.cap, expected, lambda cap: 1 / MOST_CAP <= cap <= MOST_CAP
         )
-        object.__setattr__(self, "cap", cap)
+        set_fields(self, cap=cap)
 
     def modified(self, S: Tile, rows: Index, cols: Index, shape: Shape, head: Head) -> Tile:
         return self.cap * np.tanh(S / self.cap)
@@ -112,7 +113,7 @@ class ALiBi(ScoreMod):
             raise ValueError(
                 f"ALiBi's slopes are {slopes.tolist()}; expected numbers up to {MOST_SLOPE:g}"
             )
-        object.__setattr__(self, "slopes", slopes)
+        set_fields(self, slopes=slopes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ALiBi) and (repr(self), self.group) == (repr(other), other.group)

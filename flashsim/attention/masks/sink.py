@@ -14,6 +14,7 @@ from flashsim.attention.inputs import Array
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import All, BandMask, Head, Mask, check_broadcast, head_of
 from flashsim.attention.shapes import Shape
+from flashsim.support.records import set_fields
 
 MOST_LOGIT = 1e30
 
@@ -46,7 +47,7 @@ class Sink(BandMask):
             raise ValueError(
                 f"Sink's logits are {logits.tolist()}; expected −∞, or numbers up to {MOST_LOGIT:g}"
             )
-        object.__setattr__(self, "logits", logits)
+        set_fields(self, logits=logits)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sink) and repr(self) == repr(other)

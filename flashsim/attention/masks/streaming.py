@@ -10,6 +10,7 @@ import numpy as np
 from flashsim.attention.arguments import check_count
 from flashsim.attention.masks.rules import Bools, Head, Index, Mask
 from flashsim.attention.shapes import Shape
+from flashsim.support.records import set_fields
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,8 +30,11 @@ class Streaming(Mask):
     window: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sinks", check_count("Streaming's sinks", self.sinks, 0))
-        object.__setattr__(self, "window", check_count("Streaming's window", self.window))
+        set_fields(
+            self,
+            sinks=check_count("Streaming's sinks", self.sinks, 0),
+            window=check_count("Streaming's window", self.window),
+        )
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         back = rows[:, None] + shape.N_k - shape.N_q - cols
