@@ -58,11 +58,11 @@ def options() -> dict[str, list[tuple[str, Option]]]:
     """Return the options that algorithms declare: name -> (algorithm, option) of each
     that has it.
     """
-    found: dict[str, list[tuple[str, Option]]] = {}
+    by_name: dict[str, list[tuple[str, Option]]] = {}
     for algorithm in FORWARD.values():
         for option in algorithm.options:
-            found.setdefault(option.name, []).append((algorithm.name, option))
-    return found
+            by_name.setdefault(option.name, []).append((algorithm.name, option))
+    return by_name
 
 
 def table() -> Table:

@@ -159,9 +159,9 @@ def backward_of(forward: Algorithm) -> Algorithm:
     """
     if forward.name in FORWARD:
         return resolve(forward.name, "backward")
-    for found in _beside(forward):
-        if found.direction == "backward" and found.forward_pass == forward.name:
-            return found
+    for record in _beside(forward):
+        if record.direction == "backward" and record.forward_pass == forward.name:
+            return record
     raise ValueError(
         f"{forward.name!r} has no backward pass: its file lacks one, a function g(hbm, "
         "sram, Q, K, "
@@ -182,9 +182,9 @@ def forward_of(backward: Algorithm) -> Algorithm:
         return backward
     if isinstance(backward.of, Algorithm):
         return backward.of
-    for found in _beside(backward):
-        if found.direction == "forward" and found.name == backward.forward_pass:
-            return found
+    for record in _beside(backward):
+        if record.direction == "forward" and record.name == backward.forward_pass:
+            return record
     file, _, name = backward.forward_pass.rpartition(":")
     function = getattr(
         sys.modules.get(inspect.unwrap(backward.run).__module__), name, None
@@ -204,7 +204,7 @@ def forward_of(backward: Algorithm) -> Algorithm:
 def _beside(algorithm: Algorithm) -> list[Algorithm]:
     module = sys.modules.get(inspect.unwrap(algorithm.run).__module__)
     return (
-        [found for found in vars(module).values() if isinstance(found, Algorithm)]
+        [record for record in vars(module).values() if isinstance(record, Algorithm)]
         if module
         else []
     )

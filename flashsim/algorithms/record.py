@@ -229,12 +229,12 @@ class Algorithm(Program):
         """Fill in what is left out. Raises ValueError for a part that does not exist,
         and for a backward pass without τ.
         """
-        taken = tuple(inspect.signature(self.run).parameters)
+        parameters = tuple(inspect.signature(self.run).parameters)
         back = self.direction == "backward"
-        at = taken.index("blocks") if "blocks" in taken else 0
+        position = parameters.index("blocks") if "blocks" in parameters else 0
         defaults = {
-            "operands": taken[2:at] or OPERANDS,
-            "parts": taken[at + 1 :] if at else PARTS,
+            "operands": parameters[2:position] or OPERANDS,
+            "parts": parameters[position + 1 :] if position else PARTS,
             "returns": GRADIENTS if back else (),
             "follows": ("D", *GRADIENTS) if back else ("m", "l", "O", "L"),
         }

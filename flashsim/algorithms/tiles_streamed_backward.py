@@ -156,22 +156,22 @@ def tiles_streamed_backward(
                     )
             D_i = sram.load(D[i])  # line 17
             for r in sram.loop(D_i.shape[0]):  # line 18
-                at = i * B_r + r
+                row = i * B_r + r
                 dP_dropped_r = dP_dropped_ij[r : r + 1]
                 D_r = D_i[r : r + 1]
                 for n in sram.loop(keys):  # line 18
-                    P_rn = sram.load(P_elements[at, n])  # line 18
+                    P_rn = sram.load(P_elements[row, n])  # line 18
                     key = j * B_c + n  # line 18
                     dS_rn = on_chip(  # line 18
                         gated(
                             P_rn,
                             dP_dropped_r[:, n : n + 1]
-                            * dropout_by_element(P_rn, at, key)
+                            * dropout_by_element(P_rn, row, key)
                             - D_r,
                         ),
                         over=P_rn,
                     )
-                    sram.store(dS_elements[at, key], dS_rn)  # line 18
+                    sram.store(dS_elements[row, key], dS_rn)  # line 18
         # line 19: end for
         for c in sram.loop(dV.blocks[1]):  # line 20
             dV_jc = sram.full(dV[j, c].shape, 0.0)  # line 21

@@ -105,14 +105,14 @@ def check_booleans(
     """
     array = check_array(name, value)
     if array.dtype != bool:
-        got = f"has dtype {array.dtype}"
+        problem_text = f"has dtype {array.dtype}"
         hint = ""
         if not array.ndim:
-            got = f"is {shown(value)}"
+            problem_text = f"is {shown(value)}"
             hint = or_else
         elif array.dtype.kind == "f":
             hint = for_floats
-        raise ValueError(f"{name} {got}; expected booleans, True = attend{hint}")
+        raise ValueError(f"{name} {problem_text}; expected booleans, True = attend{hint}")
     return array
 
 
@@ -226,9 +226,9 @@ def check_shape(N: Any, d: Any, N_q: Any, N_k: Any, d_v: Any) -> Shape:
         N = check_count("N", N)
     if N is None and (N_q is None or N_k is None):
         raise ValueError("a length is missing: give N, or both N_q and N_k")
-    for name, given in (("N_q", N_q), ("N_k", N_k)):
-        if given is not None and check_count(name, given) != N and N is not None:
-            raise ValueError(f"{name} is {given}, and N is {N}; expected N alone, or N_q and N_k")
+    for name, length in (("N_q", N_q), ("N_k", N_k)):
+        if length is not None and check_count(name, length) != N and N is not None:
+            raise ValueError(f"{name} is {length}, and N is {N}; expected N alone, or N_q and N_k")
     if d is None:
         raise ValueError("d is missing: give the head dimension")
     d = check_count("d", d)
@@ -269,8 +269,8 @@ check_blocks = cast(
 def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
     """Return a length for each symbol, in order."""
     if not isinstance(sizes, Mapping) or set(sizes) != set(symbols):
-        said = ", ".join(map(str, sizes)) if isinstance(sizes, Mapping) else shown(sizes)
-        raise ValueError(f"sizes are {said or 'none'}; expected {', '.join(symbols)}")
+        names = ", ".join(map(str, sizes)) if isinstance(sizes, Mapping) else shown(sizes)
+        raise ValueError(f"sizes are {names or 'none'}; expected {', '.join(symbols)}")
     return Sizes(**{symbol: check_count(symbol, sizes[symbol]) for symbol in symbols})
 
 

@@ -62,8 +62,11 @@ def _imported(value: Any) -> NDArray[Any]:
             "it is in a device's memory; expected the host's, as .cpu() or .get() copies it"
         ) from error
     is_bfloat16 = _read_as_words(capsule)
-    taken = {"__dlpack__": lambda self, **asked: capsule, "__dlpack_device__": lambda self: (1, 0)}
-    array: NDArray[Any] = np.from_dlpack(type("Taken", (), taken)())
+    methods = {
+        "__dlpack__": lambda self, **options: capsule,
+        "__dlpack_device__": lambda self: (1, 0),
+    }
+    array: NDArray[Any] = np.from_dlpack(type("Taken", (), methods)())
     return array.view(bfloat16()) if is_bfloat16 else array
 
 

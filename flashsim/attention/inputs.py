@@ -88,19 +88,21 @@ def float_name(dtype: Any) -> str:
     """Return the name of one of the supported dtypes, or ValueError. None, NumPy's word for
     float64, is refused.
     """
-    said = str(dtype) if isinstance(dtype, str) or type(dtype).__module__ == "torch" else ""
-    said = said.removeprefix("torch.")
-    if said in FLOATS or said in ALIASES:
-        return ALIASES.get(said, said)
+    name = str(dtype) if isinstance(dtype, str) or type(dtype).__module__ == "torch" else ""
+    name = name.removeprefix("torch.")
+    if name in FLOATS or name in ALIASES:
+        return ALIASES.get(name, name)
     try:
-        found = str(np.dtype(dtype).name) if dtype is not None else None
+        numpy_name = str(np.dtype(dtype).name) if dtype is not None else None
     except Exception:  # TypeError, ValueError, SyntaxError, … as it comes to NumPy
-        found = None
-    if found is None:
+        numpy_name = None
+    if numpy_name is None:
         raise ValueError(f"dtype {shown(dtype)} is not known; expected one of {', '.join(FLOATS)}")
-    if found not in FLOATS:
-        raise ValueError(f"dtype {found} is not supported; expected one of {', '.join(FLOATS)}")
-    return found
+    if numpy_name not in FLOATS:
+        raise ValueError(
+            f"dtype {numpy_name} is not supported; expected one of {', '.join(FLOATS)}"
+        )
+    return numpy_name
 
 
 def stored_type(name: str) -> np.dtype[Any]:
@@ -175,19 +177,19 @@ def said_heads_first(layout: str) -> Iterator[None]:
         raise
 
 
-def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
+def check_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
     """Return arrays by name. Lists of numbers have the type of the first that is an array of
     floats, else float64.
     """
     arrays = {}
     only_arrays = True
-    for name, value in given.items():
+    for name, value in values.items():
         arrays[name] = check_array(name, value)
         only_arrays = only_arrays and isinstance(value, np.ndarray)
     if only_arrays:
         return arrays
     first = {
-        name: innermost(value) for name, value in given.items() if isinstance(value, list | tuple)
+        name: innermost(value) for name, value in values.items() if isinstance(value, list | tuple)
     }
     listed = {
         name
@@ -315,7 +317,7 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST
 
 
 def check_attention(
-    *, mask: Any = None, keep: Any = None, bias: Any = None, **given: Any
+    *, mask: Any = None, keep: Any = None, bias: Any = None, **operands: Any
 ) -> list[Array]:
     """Return Q, K, V, dO, those that are given, as arrays of real numbers that fit together, or
     ValueError.
@@ -323,7 +325,7 @@ def check_attention(
     Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (...,
     N_q, N_k), `bias` real numbers.
     """
-    arrays = {name: check_real(name, a) for name, a in given.items()}
+    arrays = {name: check_real(name, a) for name, a in operands.items()}
     shapes = {name: a.shape for name, a in arrays.items()}
     for name, shape in shapes.items():
         if len(shape) < 2 or 0 in shape:
@@ -333,15 +335,18 @@ def check_attention(
     Q = shapes["Q"]
     K = shapes["K"]
     V = shapes.get("V", K)
-    said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    shapes_text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     if Q[-1] != K[-1] or V[-2] != K[-2] or shapes.get("dO", (Q[-2], V[-1]))[-2:] != (Q[-2], V[-1]):
         raise ValueError(
-            f"shapes are {said}; expected Q (N_q, d), K (N_k, d), V (N_k, d_v), dO (N_q, d_v)"
+            f"shapes are {shapes_text}; expected Q (N_q, d), K (N_k, d), V (N_k, d_v), "
+            "dO (N_q, d_v)"
         )
     try:
         leading = np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
     except ValueError:
-        raise ValueError(f"shapes are {said}; expected leading axes that broadcast") from None
+        raise ValueError(
+            f"shapes are {shapes_text}; expected leading axes that broadcast"
+        ) from None
     onto = (*leading, Q[-2], K[-2])
     for name, a, check in (
         ("mask", mask, check_booleans),
@@ -349,9 +354,9 @@ def check_attention(
         ("bias", bias, check_real),
     ):
         if a is not None and not broadcasts(check(name, a).shape, onto):
-            wanted = f"(..., N_q, N_k) = {onto}"
+            expected = f"(..., N_q, N_k) = {onto}"
             raise ValueError(
-                f"{name} has shape {np.shape(a)}; expected one that broadcasts to {wanted}"
+                f"{name} has shape {np.shape(a)}; expected one that broadcasts to {expected}"
             )
     return list(arrays.values())
 
@@ -433,7 +438,7 @@ def check_range(
                 f"scale is {scale:.3g}; expected one that {chip.name} holds, which ends at "
                 f"{limit:.3g}"
             )
-        for said, most, type_ in (
+        for text, most, type_ in (
             ("products of Q and K could reach {:.3g}", product, chip),
             ("scores could reach {:.3g}", score, in_memory),
             ("a row of scale · Q could be {:.3g} long", row, chip),
@@ -441,7 +446,7 @@ def check_range(
         ):
             if not most < largest(type_):
                 raise ValueError(
-                    f"Q and K{' and the bias' * bool(bias)} are too large: {said.format(most)}, "
+                    f"Q and K{' and the bias' * bool(bias)} are too large: {text.format(most)}, "
                     f"and {type_.name} ends at "
                     f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
                 )

@@ -64,20 +64,20 @@ class HasOptions(Protocol):
 
 def check_options(
     function: Callable[..., Any],
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     whose: str,
     own: HasOptions,
     known: Mapping[str, HasOptions],
 ) -> dict[str, Any]:
     """Return a value for each of its own options: the given one, checked, or the default.
 
-    `function` was called with `given` for the algorithm `own`, which a message calls `whose`;
+    `function` was called with `arguments` for the algorithm `own`, which a message calls `whose`;
     `known` are all algorithms. Another one's option asks for nothing where it has its default; else
     it is a ValueError. An unknown name is a TypeError.
     """
     declared = {option.name: option for option in own.options}
     values = {name: option.default for name, option in declared.items()}
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in declared:
             values[name] = declared[name].check(value)
             continue
@@ -100,11 +100,13 @@ def check_options(
     return values
 
 
-def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise TypeError for a name in `given`, the further keywords of `function`, that is not
+def check_how(
+    function: Callable[..., Any], arguments: Mapping[str, Any], known: Sequence[str]
+) -> None:
+    """Raise TypeError for a name in `arguments`, the further keywords of `function`, that is not
     among `known`.
     """
-    for name in given:
+    for name in arguments:
         if name not in known:
             raise _unknown(function, name, known)
 
@@ -112,9 +114,9 @@ def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Seq
 def _unknown(function: Callable[..., Any], name: str, known: Sequence[str]) -> TypeError:
     names = [*signature(function).parameters, *known]
     close = near(name, names) or near(name.rpartition("_")[2], names)  # attn_mask, softmax_scale
-    meant = f"; did you mean {close!r}?" if close else ""
+    hint = f"; did you mean {close!r}?" if close else ""
     if name == "backward" and "direction" in names:
-        meant = "; did you mean direction='backward'?"
+        hint = "; did you mean direction='backward'?"
     if name == "trace":
-        meant = "; flashsim.trace(…) returns a run's trace"
-    return TypeError(f"{function.__name__} takes no argument {name!r}{meant}")
+        hint = "; flashsim.trace(…) returns a run's trace"
+    return TypeError(f"{function.__name__} takes no argument {name!r}{hint}")

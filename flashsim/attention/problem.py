@@ -122,7 +122,7 @@ class Problem(BaseProblem):
         )
 
     @classmethod
-    def from_arguments(cls, problem: Problem | None, **given: Any) -> Problem:
+    def from_arguments(cls, problem: Problem | None, **arguments: Any) -> Problem:
         """Return the problem, or, where there is none, that of the other arguments, which are
         `of`'s.
 
@@ -130,19 +130,19 @@ class Problem(BaseProblem):
         and for both.
         """
         if problem is None:
-            return cls.of(**given)
+            return cls.of(**arguments)
         if not isinstance(problem, cls):
             raise ValueError(
                 f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: "
                 "N=1024, d=64"
             )
         defaults = signature(cls.of).parameters
-        for name, value in given.items():
+        for name, value in arguments.items():
             default = defaults[name].default
             plain = isinstance(value, bool | int | float | str)
             if value is not default and not (plain and value == default):
-                said = "a problem is given, which has its own; expected one of the two"
-                raise ValueError(f"{name} is {shown(value)}, and {said}")
+                reason = "a problem is given, which has its own; expected one of the two"
+                raise ValueError(f"{name} is {shown(value)}, and {reason}")
         if problem.mask.per_head:
             raise ValueError(
                 f"mask is {problem.mask!r}, which may differ between heads; expected one mask for "

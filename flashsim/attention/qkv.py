@@ -63,19 +63,21 @@ class QKV:
             return self
         leading = self.Q.shape[:-2]
         try:
-            at = tuple(int(part) for part in index.split(","))
+            position = tuple(int(part) for part in index.split(","))
         except ValueError:
             raise UnreadableInput(
                 f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head"
             ) from None
-        if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
+        if len(position) > len(leading) or any(
+            not 0 <= i < n for i, n in zip(position, leading, strict=False)
+        ):
             raise UnreadableInput(
                 f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0"
             )
-        shared = at
-        if len(at) == len(leading) == self.K.ndim - 2 and leading[-1] % self.K.shape[-3] == 0:
-            shared = (*at[:-1], at[-1] * self.K.shape[-3] // leading[-1])
-        return QKV(self.Q[at], self.K[shared], self.V[shared], f"{self.source}, head {index}")
+        shared = position
+        if len(position) == len(leading) == self.K.ndim - 2 and leading[-1] % self.K.shape[-3] == 0:
+            shared = (*position[:-1], position[-1] * self.K.shape[-3] // leading[-1])
+        return QKV(self.Q[position], self.K[shared], self.V[shared], f"{self.source}, head {index}")
 
 
 def load_sample(*, padded: bool = False) -> QKV:
@@ -87,8 +89,8 @@ def load_sample(*, padded: bool = False) -> QKV:
     with np.load(SAMPLE, allow_pickle=False) as sample:
         n = sample["attend"].shape[0] if padded else int(sample["attend"].sum())
         Q, K, V = (sample[name][:, :n] for name in ("q", "k", "v"))
-        said = f"layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
-        return QKV(Q, K, V, f"The bundled sample: {said}")
+        source = f"layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
+        return QKV(Q, K, V, f"The bundled sample: {source}")
 
 
 def sample_mask() -> Array:
@@ -113,15 +115,15 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
         each = "of three files each must be a .npy with one"
         Q, K, V = (_only(array, path, each) for array, path in zip(arrays, paths, strict=True))
         return QKV(Q, K, V, source)
-    (found,) = arrays
-    if isinstance(found, Mapping):
-        return QKV(*_by_name(found, paths[0]), source)
-    if found.ndim < 3 or found.shape[0] != 3:
-        got = f"{paths[0]} holds one array of shape {found.shape}"
+    (contents,) = arrays
+    if isinstance(contents, Mapping):
+        return QKV(*_by_name(contents, paths[0]), source)
+    if contents.ndim < 3 or contents.shape[0] != 3:
+        description = f"{paths[0]} holds one array of shape {contents.shape}"
         raise UnreadableInput(
-            f"{got}; expected Q, K, V stacked, (3, ..., N, d); or give three files"
+            f"{description}; expected Q, K, V stacked, (3, ..., N, d); or give three files"
         )
-    return QKV(found[0], found[1], found[2], source)
+    return QKV(contents[0], contents[1], contents[2], source)
 
 
 def load_mask(path: Path) -> Array:
@@ -167,11 +169,11 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return loaded
-            wanted = {name for name in loaded.files if name.lower() in ("q", "k", "v")}
+            names = {name for name in loaded.files if name.lower() in ("q", "k", "v")}
             unpacked = sum(
                 info.file_size
                 for info in loaded.zip.infolist()
-                if info.filename.removesuffix(".npy") in wanted
+                if info.filename.removesuffix(".npy") in names
             )
             packed = path.stat().st_size
             if unpacked > max(LARGEST_UNPACKED, MOST_TIMES * packed):
@@ -180,7 +182,7 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
                     "times as much at most, or "
                     f"{LARGEST_UNPACKED:,} bytes. np.savez, which does not pack, writes any size"
                 )
-            return {name: loaded[name] if name in wanted else _NOT_READ for name in loaded.files}
+            return {name: loaded[name] if name in names else _NOT_READ for name in loaded.files}
     except ValueError as error:
         if "pickle" in str(error):
             raise UnreadableInput(
@@ -196,29 +198,29 @@ def _read_safetensors(path: Path) -> Mapping[str, Array]:
         raise UnreadableInput(
             f".safetensors files need the package safetensors: {extra_with('safetensors')}"
         ) from None
-    found = {}
+    arrays = {}
     with safe_open(path, framework="np") as file:
         for name in file.keys():  # noqa: SIM118  (it is not a mapping)
-            wanted = name.lower() in ("q", "k", "v")
-            if wanted and file.get_slice(name).get_dtype() == "BF16":
+            is_operand = name.lower() in ("q", "k", "v")
+            if is_operand and file.get_slice(name).get_dtype() == "BF16":
                 float_dtype("bfloat16")  # NumPy knows the type once ml_dtypes has been imported
-            found[name] = file.get_tensor(name) if wanted else _NOT_READ
-    return found
+            arrays[name] = file.get_tensor(name) if is_operand else _NOT_READ
+    return arrays
 
 
-def _by_name(found: Mapping[str, Array], path: Path) -> tuple[Array, Array, Array]:
-    by_lower = {name.lower(): array for name, array in found.items()}
+def _by_name(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Array, Array]:
+    by_lower = {name.lower(): array for name, array in arrays.items()}
     missing = [name.upper() for name in "qkv" if name not in by_lower]
     if missing:
         lacks = " and no ".join(missing)
-        held = ", ".join(found) or "nothing"
+        held = ", ".join(arrays) or "nothing"
         raise UnreadableInput(
             f"{path} has no {lacks}; expected arrays named q, k, v. It holds: {held}"
         )
     return by_lower["q"], by_lower["k"], by_lower["v"]
 
 
-def _only(found: Array | Mapping[str, Array], path: Path, expected: str) -> Array:
-    if isinstance(found, Mapping):
+def _only(contents: Array | Mapping[str, Array], path: Path, expected: str) -> Array:
+    if isinstance(contents, Mapping):
         raise UnreadableInput(f"{path} holds several arrays; {expected}")
-    return found
+    return contents

@@ -279,19 +279,19 @@ def forward(
     Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M,
     `LinkError` for a program that breaks a rule of the links.
     """
-    given, problem = check_operands(
+    inputs, problem = check_operands(
         Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
     )
     program, share, columns = share_out(name, "forward", problem, P, layout, columns, blocks)
     plan = DevicesPlan.of(
-        program, share, columns, {X: by_rows(getattr(given, X)).copy() for X in "QKV"}
+        program, share, columns, {X: by_rows(getattr(inputs, X)).copy() for X in "QKV"}
     )
     outcome = simulate(plan, observers)
     O = _gathered(share, outcome.matrices["0"])
     L = _gathered(share, outcome.matrices["1"], program.whole_heads)
     arrays = {
-        "O": O.reshape(*given.leading, *O.shape[1:]),
-        "lse": L.reshape(*given.leading, len(share)),
+        "O": O.reshape(*inputs.leading, *O.shape[1:]),
+        "lse": L.reshape(*inputs.leading, len(share)),
     }
     return _result(plan, outcome, arrays)
 
@@ -406,12 +406,12 @@ def check_operands(
 ) -> tuple[Inputs, Problem]:
     """Return the arrays and their problem. Raises ValueError."""
     check_finite = check_flag("check_finite", check_finite)
-    given = check_inputs(Q, K, V)
+    inputs = check_inputs(Q, K, V)
     problem = Problem.of_shape(
-        given.shape,
-        given.leading,
-        given.group,
-        given.dtype,
+        inputs.shape,
+        inputs.leading,
+        inputs.group,
+        inputs.dtype,
         M=M,
         scale=scale,
         causal=causal,
@@ -421,8 +421,8 @@ def check_operands(
         gqa="separate",
     )
     if check_finite:
-        check_range(given, problem.scale, 0.0, None)
-    return given, problem
+        check_range(inputs, problem.scale, 0.0, None)
+    return inputs, problem
 
 
 def share_out(
@@ -485,25 +485,27 @@ def share_out(
 
 
 def own_rows(
-    program: DevicesProgram, share: Share, rank: int, given: Mapping[str, Array] | None
+    program: DevicesProgram, share: Share, rank: int, arrays: Mapping[str, Array] | None
 ) -> dict[str, Any]:
     """Return a device's own rows of what is given, (heads, N, width) by name; None: their
     shapes.
     """
     shape = share.problem.shape
-    found = dict[str, Any]()
+    rows_by_name = dict[str, Any]()
     widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
-    for X in program.operands if given is None else given:
+    for X in program.operands if arrays is None else arrays:
         heads = range(share.H_kv if X in "KV" else share.H_q)
         rows = (share.where if X in "KV" else share.queries)[rank]
         if X == "L" and program.whole_heads:
             heads = share.heads(rank)
             rows = np.concatenate([*share.where])
         lengths = len(heads) * len(rows), widths[X]
-        found[X] = (
-            lengths if given is None else given[X][heads.start : heads.stop, rows].reshape(lengths)
+        rows_by_name[X] = (
+            lengths
+            if arrays is None
+            else arrays[X][heads.start : heads.stop, rows].reshape(lengths)
         )
-    return found
+    return rows_by_name
 
 
 def by_rows(array: Array) -> Array:

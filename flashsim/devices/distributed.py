@@ -110,11 +110,11 @@ def forward(
     """
 
     def agreed() -> Any:
-        given, problem = check_operands(
+        inputs, problem = check_operands(
             Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
         )
         shared = share_out(name, "forward", problem, engine.size, layout, columns, blocks)
-        return *shared, {X: by_rows(getattr(given, X)) for X in "QKV"}
+        return *shared, {X: by_rows(getattr(inputs, X)) for X in "QKV"}
 
     program, share, C, inputs = _agreed(engine, agreed)
     costs, (O, L) = _run(engine, program, share, C, own_rows(program, share, engine.rank, inputs))
@@ -154,13 +154,13 @@ def backward(
 
     program, share, C, inputs = _agreed(engine, agreed)
     own = own_rows(program, share, engine.rank, inputs)
-    costs, found = _run(
+    costs, results = _run(
         engine, program, share, C, own | {"O": part.O.reshape(-1, part.O.shape[-1]), "L": part.L}
     )
     dtype = share.problem.dtype
     heads = (share.H_q, share.H_kv, share.H_kv)
     dQ, dK, dV = (
-        X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(found, heads, strict=True)
+        X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(results, heads, strict=True)
     )
     return Gradients(**costs, dQ=dQ, dK=dK, dV=dV)
 
@@ -172,15 +172,15 @@ def _agreed(
     ValueError, and LinkError.
     """
     try:
-        found: tuple[DevicesProgram, Share, int, dict[str, Array]] = agreed()
+        arguments: tuple[DevicesProgram, Share, int, dict[str, Array]] = agreed()
     except ValueError:
         engine.everyone_s("an error of its own")
         raise
-    words = engine.everyone_s(_word(*found))
+    words = engine.everyone_s(_word(*arguments))
     if len(set(words)) > 1:
-        said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
-        raise LinkError(f"the processes were asked for different things: {said}")
-    return found
+        text = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
+        raise LinkError(f"the processes were asked for different things: {text}")
+    return arguments
 
 
 def _word(program: DevicesProgram, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
@@ -190,12 +190,12 @@ def _word(program: DevicesProgram, share: Share, columns: int, inputs: Mapping[s
     for array in (*inputs.values(), *share.where):
         sums.update(array.tobytes())
     name = program.name if program.direction == "forward" else f"{program.name}, backward"
-    said = (
+    text = (
         f"{name}, N = {len(share)}, {problem.heads} heads, M = {problem.M}, {problem.dtype.name}, "
         f"scale {problem.scale:.6g}"
     )
     blocks = f"blocks {share.B_r} × {share.B_c}, {columns} columns"
-    return f"{said}, {problem.mask!r}, {blocks}, arrays and rows {sums.hexdigest()[:8]}"
+    return f"{text}, {problem.mask!r}, {blocks}, arrays and rows {sums.hexdigest()[:8]}"
 
 
 def _run(
@@ -211,7 +211,9 @@ def _run(
     launch = plan.launch(own)
     placed = place(launch, hbm)
     with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        found = [values_of(matrix) for matrix in run_on_device(plan, launch, device, placed)]
+        results = [values_of(matrix) for matrix in run_on_device(plan, launch, device, placed)]
     costs = DeviceCosts(hbm.traffic, sram.use, device.links)
-    got = None if engine.received is None or received is None else engine.received - received
-    return {"costs": costs, "handed": engine.handed - handed, "received": got}, found
+    received_words = (
+        None if engine.received is None or received is None else engine.received - received
+    )
+    return {"costs": costs, "handed": engine.handed - handed, "received": received_words}, results

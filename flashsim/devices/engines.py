@@ -81,17 +81,17 @@ class Torch:
         for data, to in sends:
             self.handed += data.nbytes
             operations.append(dist.P2POp(dist.isend, data, to))
-        with together(self.rank):
+        with all_processes(self.rank):
             return dist.batch_isend_irecv(operations) if operations else []
 
     def finish(self) -> None:
         """Return once what is queued on this process's GPU, if it has one, is done."""
 
     def everyone_s(self, word: Any) -> list[Any]:
-        found = [None] * self.size
-        with together(self.rank):
-            self._dist.all_gather_object(found, word)
-        return found
+        words = [None] * self.size
+        with all_processes(self.rank):
+            self._dist.all_gather_object(words, word)
+        return words
 
     def close(self) -> None:
         """Leave together: a process that is gone while others still talk to it would end them."""
@@ -163,7 +163,7 @@ class Nccl(Torch):
         """Return once what is queued on this GPU's current stream is done. Raises LinkError
         after `timeout` seconds.
         """
-        with together(self.rank):
+        with all_processes(self.rank):
             if self._ended:
                 raise TimeoutError("NCCL was ended before")
             self._until_done()
@@ -236,9 +236,9 @@ class Gloo(Torch):
             for due in now:
                 due.work.wait(self._timeout)
                 data = self._torch.from_numpy(_bytes(due.block))
-                found = int(due.length)
-                if found != data.nbytes:
-                    raise _other_length(ticket.rank, site, found, due.from_, data.nbytes)
+                length = int(due.length)
+                if length != data.nbytes:
+                    raise _other_length(ticket.rank, site, length, due.from_, data.nbytes)
                 self._dist.irecv(data, due.from_).wait(self._timeout)
             for work, _ in self._sent.pop(ticket.number):
                 work.wait(self._timeout)
@@ -294,16 +294,16 @@ class Mpi:
         with _named(said(ticket.rank, site)):
             _until(lambda: self._mpi.Request.Testall(requests, states), self._timeout)
         for state, (from_, size) in zip(states, expected, strict=False):
-            found = state.Get_count(self._mpi.BYTE)
-            self.received = (self.received or 0) + found
-            if found != size:
-                raise _other_length(ticket.rank, site, found, from_, size)
+            length = state.Get_count(self._mpi.BYTE)
+            self.received = (self.received or 0) + length
+            if length != size:
+                raise _other_length(ticket.rank, site, length, from_, size)
 
     def everyone_s(self, word: Any) -> list[Any]:
-        with together(self.rank):
+        with all_processes(self.rank):
             _until(self._all.Ibarrier().Test, self._timeout)
-            found: list[Any] = self._all.allgather(word)
-        return found
+            words: list[Any] = self._all.allgather(word)
+        return words
 
     def close(self) -> None:
         """Do nothing: mpi4py leaves together at the end of the program."""
@@ -350,7 +350,7 @@ def _named(who: str, lost: str = "lost its message") -> Iterator[None]:
         raise LinkError(f"{who} {lost}: {''.join(first)}") from error
 
 
-def together(rank: int) -> AbstractContextManager[None]:
+def all_processes(rank: int) -> AbstractContextManager[None]:
     """The same where all processes speak, or should."""
     return _named(f"rank {rank}", "did not hear from all processes")
 
@@ -364,13 +364,13 @@ def _until(done: Callable[[], Any], seconds: float) -> None:
         time.sleep(1e-4)
 
 
-def _other_length(rank: int, site: Site, found: int, from_: int, expected: int) -> LinkError:
+def _other_length(rank: int, site: Site, length: int, from_: int, expected: int) -> LinkError:
     return LinkError(
-        f"{said(rank, site)} received {found:,} bytes from rank {from_}; expected {expected:,}"
+        f"{said(rank, site)} received {length:,} bytes from rank {from_}; expected {expected:,}"
     )
 
 
 def _bytes(block: Block) -> Array:
     """Return a block's own memory as bytes: whole rows lie together."""
-    found: Array = cast(Array, block._values).view(np.uint8).reshape(-1)
-    return found
+    contents: Array = cast(Array, block._values).view(np.uint8).reshape(-1)
+    return contents

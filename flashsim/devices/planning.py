@@ -90,7 +90,7 @@ def plan(
     for key, value in (("flops", flops), ("link", link)):
         if value is not None:
             check_number(key, value, "a number above 0", lambda number: number > 0)
-    given = {
+    fields = {
         "N": N,
         "d": d,
         "d_v": d_v,
@@ -99,7 +99,7 @@ def plan(
         "kv_heads": kv_heads,
         "dtype": dtype,
     }
-    problem = Problem.of(**given, causal=causal)
+    problem = Problem.of(**fields, causal=causal)
     program, share, columns = share_out(name, "forward", problem, P, layout, columns, None)
     shape = problem.shape
     layout = layout or program.layout
@@ -113,12 +113,12 @@ def plan(
     )
     words = [sent_by(share, p) for p in range(P)]
     largest = max(range(P), key=lambda p: _size(share, p, name, columns))
-    open_share = Share(Problem.of(**given), where, where, share.B_r, share.B_c)
+    open_share = Share(Problem.of(**fields), where, where, share.B_r, share.B_c)
     hbm = theory.FORMS[name, "forward"].device(open_share, largest, columns).hbm
     room = sum(array.size for array in hbm.by_array.values()) + problem.M
     work = most_work(program, share, columns)
     bound = lower_words(share, work, S=room)
-    found = Plan(
+    result = Plan(
         name=name,
         P=P,
         columns=columns,
@@ -132,7 +132,7 @@ def plan(
         bound=bound,
     )
     if flops is None or link is None:
-        return found
+        return result
     each = 2 * (shape.d + shape.d_v) / flops
     size = problem.dtype.itemsize / link
     compute = work * each
@@ -143,7 +143,7 @@ def plan(
         hop = share.most_rows * share.H_kv * (shape.d + shape.d_v) * size
         compute = float(steps.sum())
         seconds = float(np.maximum(steps[:-1], hop).sum() + steps[-1])
-    return Plan(**{**vars(found), "compute": compute, "links": links, "seconds": seconds})
+    return Plan(**{**vars(result), "compute": compute, "links": links, "seconds": seconds})
 
 
 def lock_step(share: Share, layout: str) -> list[int]:

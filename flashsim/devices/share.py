@@ -146,10 +146,10 @@ class Share:
         """
         shape = self.problem.shape
         to = np.full(len(rows), band.keys)
-        at = rows + shape.N_k - shape.N_q
+        diagonal = rows + shape.N_k - shape.N_q
         if band.right is not None:
-            to = np.minimum(to, at + band.right + 1)
-        first = np.searchsorted(cols, at - (at if band.left is None else band.left))
+            to = np.minimum(to, diagonal + band.right + 1)
+        first = np.searchsorted(cols, diagonal - (diagonal if band.left is None else band.left))
         end = np.searchsorted(
             cols, np.where(rows < (shape.N_q if band.queries is None else band.queries), to, 0)
         )

@@ -93,9 +93,9 @@ def ring(share: Share, p: int, columns: int = 1) -> ExactDevice:
         **_rows({"O_run": d_v, "l_run": 1, "m_run": 1}, away, away, H_q * n, chip),
     }
     for buffer in range(min(P - 1, 2)):
-        got = sum(read[s] for s in range(1, P) if (s - 1) % 2 == buffer)
+        received = sum(read[s] for s in range(1, P) if (s - 1) % 2 == buffer)
         arrays |= _rows(
-            {f"K_{buffer}": d, f"V_{buffer}": d_v}, got, 0, H_kv * share.most_rows, stored
+            {f"K_{buffer}": d, f"V_{buffer}": d_v}, received, 0, H_kv * share.most_rows, stored
         )
     return ExactDevice(ring_words(share, p), Traffic(arrays))
 
@@ -135,8 +135,8 @@ def ring_backward(share: Share, p: int, columns: int = 1) -> ExactDevice:
         **_rows({"dQ": d}, A, A + D, D, chip, "output", zeros=D),
     }
     for buffer in range(min(P - 1, 2)):
-        got = sum(C[s] for s in range(1, P) if (s - 1) % 2 == buffer)
-        arrays |= _rows({f"K_{buffer}": d, f"V_{buffer}": d_v}, got, 0, most, stored)
+        received = sum(C[s] for s in range(1, P) if (s - 1) % 2 == buffer)
+        arrays |= _rows({f"K_{buffer}": d, f"V_{buffer}": d_v}, received, 0, most, stored)
     for buffer in range(min(P, 2)):
         wrote = sum(C[s] for s in range(P) if s % 2 == buffer)
         loaded = wrote - (C[0] if buffer == 0 else 0)

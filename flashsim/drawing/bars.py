@@ -142,8 +142,8 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
     columns = max(min(len(arrays), named), _FEWER_NAMED)
     for column, (array, parts) in enumerate(arrays):
         colour = COLOURS.get(array, GREY)
-        shown = _SHOWN.get(array, array)
-        moved = sum(parts.values())
+        label = _SHOWN.get(array, array)
+        array_total = sum(parts.values())
         for way, hatch in (("reads", ""), ("writes", _WRITTEN)):
             if parts[way]:
                 bar = ax.barh(
@@ -158,9 +158,11 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
                 )
                 bar[0].set_gid(f"{name} {array} {way}")
                 left += parts[way]
-        seen = min(left, most) - (left - moved)
-        if seen >= _ROOM * most:
-            ax.text(left - moved + seen / 2, y, shown, ha="center", va="center", bbox=_PLATE)
+        visible = min(left, most) - (left - array_total)
+        if visible >= _ROOM * most:
+            ax.text(
+                left - array_total + visible / 2, y, label, ha="center", va="center", bbox=_PLATE
+            )
         if column >= named:
             continue
         column_at = most * column / columns
@@ -173,12 +175,16 @@ def draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> Non
             mew=0.5,
             clip_on=False,
         )
-        ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
-        ax.text(column_at, y + 0.38, _short(moved, power), va="top")
+        ax.annotate(label, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
+        ax.text(column_at, y + 0.38, _short(array_total, power), va="top")
     if cut:  # a white zigzag through the bar's end
-        at = [most * (0.965 + 0.012 * (step % 2)) for step in range(7)]
+        heights = [most * (0.965 + 0.012 * (step % 2)) for step in range(7)]
         ax.plot(
-            at, [y - 0.18 + 0.06 * step for step in range(7)], color="white", linewidth=3, zorder=4
+            heights,
+            [y - 0.18 + 0.06 * step for step in range(7)],
+            color="white",
+            linewidth=3,
+            zorder=4,
         )
 
 

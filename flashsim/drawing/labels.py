@@ -91,25 +91,25 @@ class Labels:
             self.lines
         )
 
-    def _nearest(self, label: Annotation, wanted: Spot) -> Spot:
+    def _nearest(self, label: Annotation, target: Spot) -> Spot:
         """Return the free spot nearest to one, of a grid over the axes; that one itself if there
         is none.
         """
-        self._move(label, wanted)
-        at = label.get_window_extent()
+        self._move(label, target)
+        box = label.get_window_extent()
         within = self.ax.get_window_extent()
-        rights = np.linspace(within.x0 - at.x0, within.x1 - at.x1, GRID[0])
-        ups = np.linspace(within.y0 - at.y0, within.y1 - at.y1, GRID[1])
+        rights = np.linspace(within.x0 - box.x0, within.x1 - box.x1, GRID[0])
+        ups = np.linspace(within.y0 - box.y0, within.y1 - box.y1, GRID[1])
         points_of_a_pixel = 72 / label.get_figure(root=True).dpi  # type: ignore[union-attr]
         for right, up in sorted(
             ((right, up) for right in rights for up in ups), key=lambda way: float(np.hypot(*way))
         ):
-            if self._is_free(at.translated(right, up)):
-                return wanted._replace(
-                    right=wanted.right + right * points_of_a_pixel,
-                    up=wanted.up + up * points_of_a_pixel,
+            if self._is_free(box.translated(right, up)):
+                return target._replace(
+                    right=target.right + right * points_of_a_pixel,
+                    up=target.up + up * points_of_a_pixel,
                 )
-        return wanted
+        return target
 
     def _pixels(self, line: Any) -> NDArray[np.float64]:
         """Return points along a line, and the corners of its markers, in pixels."""

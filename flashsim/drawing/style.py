@@ -71,14 +71,14 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each algorithm: what its record says; one that is not known, or says
     nothing, has one of its own.
     """
-    found: dict[str, Look] = {}
+    by_name: dict[str, Look] = {}
     names = list(names)
     spare = 0
-    taken = [FORWARD[name].look for name in names if name in FORWARD]
+    used = [FORWARD[name].look for name in names if name in FORWARD]
     free = [
         (colour, *shape)
         for colour, *shape in SPARE
-        if not any(look and look[1] == shape[0] for look in taken)
+        if not any(look and look[1] == shape[0] for look in used)
     ]
     for name in names:
         record = FORWARD.get(name)
@@ -88,8 +88,8 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         else:
             look = free[spare % len(free)]
             spare += 1
-        found[name] = Look(record.short if record is not None and record.short else name, *look)
-    return found
+        by_name[name] = Look(record.short if record is not None and record.short else name, *look)
+    return by_name
 
 
 def compared() -> list[str]:
@@ -106,7 +106,9 @@ def compared_both_ways() -> list[str]:
 
 def tint(colour: str) -> str:
     """Return a colour half as far from white."""
-    return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 255) // 2:02X}" for at in (1, 3, 5))
+    return "#" + "".join(
+        f"{(int(colour[start : start + 2], 16) + 255) // 2:02X}" for start in (1, 3, 5)
+    )
 
 
 STYLE: Any = {
@@ -252,9 +254,9 @@ def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
     return ax
 
 
-def ticks(axis: Axis, at: Locator, said: Any = None) -> None:
+def ticks(axis: Axis, locator: Locator, formatter: Any = None) -> None:
     """Set where an axis has ticks, without minor ones, and what they say, if not their numbers."""
-    axis.set_major_locator(at)
+    axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
-    if said is not None:
-        axis.set_major_formatter(said)
+    if formatter is not None:
+        axis.set_major_formatter(formatter)

@@ -123,23 +123,23 @@ def _looks(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rests = dict(
         zip(dict.fromkeys(tuple(values[1:]) for values in of), cycle(DASHES), strict=False)
     )
-    found: list[dict[str, Any]] = []
-    taken: set[tuple[Any, ...]] = set()
+    styles: list[dict[str, Any]] = []
+    used: set[tuple[Any, ...]] = set()
     for values in of:
         colour, marker = colours[values[0][1] if values else None]
-        wanted = rests[tuple(values[1:])], WIDTHS[0], colour
+        candidate = rests[tuple(values[1:])], WIDTHS[0], colour
         others = (
             (dashes, width, other)
             for other in (colour, *COLOURS)
             for width in WIDTHS
             for dashes in DASHES
         )
-        look = next((look for look in (wanted, *others) if look not in taken), wanted)
-        taken.add(look)
-        found.append(
+        look = next((look for look in (candidate, *others) if look not in used), candidate)
+        used.add(look)
+        styles.append(
             dict(zip(("linestyle", "linewidth", "color"), look, strict=True)) | {"marker": marker}
         )
-    return found
+    return styles
 
 
 # --------------------------------------------------------------------------------------------------
@@ -240,11 +240,11 @@ def _typeset(words: str) -> str:
 def _name_of(line: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """Return what a line differs by; of a line alone, its algorithm."""
     if not line["of"] and len(data["algorithms"]) == 1:
-        return _said("algorithm", *data["algorithms"])
-    return ", ".join(_said(*pair) for pair in line["of"].items()) or "all"
+        return _text("algorithm", *data["algorithms"])
+    return ", ".join(_text(*pair) for pair in line["of"].items()) or "all"
 
 
-def _said(name: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if name == "algorithm":
         return looks([value])[value].label
     if isinstance(value, str):
@@ -263,7 +263,7 @@ def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return for each line of which something does not fit: whose, from which x on, or up to
     which; neither: nowhere fits.
     """
-    found = []
+    limits = []
     for line in data["lines"]:
         xs = [x for x, _ in line["points"]]
         unfit = line["unfit"]
@@ -276,8 +276,8 @@ def _limits(data: Mapping[str, Any]) -> list[dict[str, Any]]:
             limit["to"] = max(unfit)
         elif xs:
             continue  # neither up nor down: the lines' gaps are all there is to see
-        found.append(limit)
-    return found
+        limits.append(limit)
+    return limits
 
 
 def _look_at(

@@ -185,8 +185,8 @@ def reformer(
     large that O overflows.
     """
     C = check_count("C", C)
-    given = _of_rounds("buckets", buckets, Q, "iu", "whole numbers")
-    order, home = homes(given, min(C, given.shape[1]))
+    hashes = _of_rounds("buckets", buckets, Q, "iu", "whole numbers")
+    order, home = homes(hashes, min(C, hashes.shape[1]))
     return _clustered(
         "reformer",
         {"Q": Q, "K": K, "V": V, "order": order, "home": home},
@@ -251,8 +251,8 @@ def lsh_buckets(X: Any, rounds: int, number: int, *, seed: int = 0) -> Array:
     if number % 2:
         raise ValueError(f"number is {number}; expected an even number of buckets")
     R = np.random.default_rng(check_seed(seed)).normal(size=(rounds, X.shape[1], number // 2))
-    turned = X / _largest(X) @ R
-    buckets: Array = np.concatenate([turned, -turned], axis=2).argmax(2)
+    rotated = X / _largest(X) @ R
+    buckets: Array = np.concatenate([rotated, -rotated], axis=2).argmax(2)
     return buckets
 
 
@@ -298,7 +298,7 @@ def count(
     clusters of `C` rows. The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks,
     sizing, enforce, dtype, observers.
     """
-    name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
+    name, sizes, how = _plan_arguments(method, N, d, k, e, rounds, C, how)
     index: dict[str, Array] = {}
     if name in CLUSTERS:
         _check_fits(
@@ -334,11 +334,11 @@ def exact(
     **how: Any,
 ) -> Exact:
     """Return the same by formula: equal, whatever the arguments."""
-    name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
+    name, sizes, how = _plan_arguments(method, N, d, k, e, rounds, C, how)
     return exact_program(name, sizes, **how)
 
 
-def _asked(
+def _plan_arguments(
     method: Any, N: Any, d: Any, k: Any, e: Any, rounds: Any, C: Any, how: dict[str, Any]
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return a program's name, its lengths, and how to run it. Raises ValueError for what is

@@ -70,11 +70,11 @@ def product(
     name = program_name(order)
     operands = {"X": X, "Z": Z, "V": V}
     flat = check_array("V", V).ndim == 1
-    given, _, stored = check_operands(programs()[name], operands)
+    arrays, _, stored = check_operands(programs()[name], operands)
     chip = chip_dtype(stored)
     k = _kernel(kernel, sigma, chip, largest(stored if order == "materialised" else chip))
     if isinstance(k, Radial):
-        _check_distances(given, k, chip)
+        _check_distances(arrays, k, chip)
     run = run_program(
         programs()[name],
         operands,
@@ -114,12 +114,12 @@ def gradient(
     plan = run.plan
     k: Any = plan.options["k"]
     if isinstance(k, Own) != (derivative is not None):
-        said = (
+        message = (
             "a function ∂f/∂x, as the kernel is a function"
             if isinstance(k, Own)
             else f"none, as {k.name!r} has its own"
         )
-        raise ValueError(f"derivative is {shown(derivative)}; expected {said}")
+        raise ValueError(f"derivative is {shown(derivative)}; expected {message}")
     if isinstance(k, Own):
         if not callable(derivative):
             raise ValueError(f"derivative is {shown(derivative)}; expected a function")
@@ -155,7 +155,7 @@ def count(
     observers.
     """
     check_how(count, how, (*HOW, "observers"))
-    name, sizes = _asked(order, direction, N, n, d, e)
+    name, sizes = _plan_arguments(order, direction, N, n, d, e)
     return count_program(programs()[name], sizes, options={"k": Radial("gaussian")}, **how)
 
 
@@ -171,7 +171,7 @@ def exact(
 ) -> Exact:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
-    name, sizes = _asked(order, direction, N, n, d, e)
+    name, sizes = _plan_arguments(order, direction, N, n, d, e)
     return exact_program(name, sizes, **how)
 
 
@@ -180,7 +180,7 @@ def program_name(order: Any) -> str:
     return f"kernel_{check_choice('order', order, ORDERS)}"
 
 
-def _asked(
+def _plan_arguments(
     order: Any, direction: Any, N: Any, n: Any, d: Any, e: Any
 ) -> tuple[str, Mapping[str, Any]]:
     name = program_name(order)
@@ -206,10 +206,10 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
     return Own(kernel, limit)
 
 
-def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any]) -> None:
+def _check_distances(arrays: Mapping[str, Array], k: Radial, chip: np.dtype[Any]) -> None:
     """Refuse clouds so far apart that a distance would overflow the chip's type."""
-    X = given["X"].astype(float)
-    Z = given["Z"].astype(float)
+    X = arrays["X"].astype(float)
+    Z = arrays["Z"].astype(float)
     with np.errstate(over="ignore"):
         reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True)
         most = {"‖x − z‖": reach, "‖x − z‖/σ": reach / k.sigma}

@@ -57,7 +57,7 @@ def run(
     Raises ValueError for arguments that make no sense, masks of the wrong shape included;
     SramOverflow.
     """
-    program, options = _asked(fused, tiles, mask1, mask2, blocks)
+    program, options = _plan_arguments(fused, tiles, mask1, mask2, blocks)
     return run_program(
         program,
         {"X": X, "W1": W1, "W2": W2},
@@ -86,7 +86,7 @@ def count(
     The rest is `flashsim.simulate.matrices.count_program`'s: M, blocks, enforce, dtype, observers.
     """
     check_how(count, how, (*HOW, "observers"))
-    program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))
+    program, options = _plan_arguments(fused, tiles, mask1, mask2, how.get("blocks"))
     return count_program(
         program, {"N": N, "d": d, "f": f, "o": d if o is None else o}, options=options, **how
     )
@@ -106,13 +106,13 @@ def exact(
 ) -> Exact:
     """Return the same by formula, with which `count` agrees by `==`."""
     check_how(exact, how, HOW)
-    program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))
+    program, options = _plan_arguments(fused, tiles, mask1, mask2, how.get("blocks"))
     return exact_program(
         program.name, {"N": N, "d": d, "f": f, "o": d if o is None else o}, options=options, **how
     )
 
 
-def _asked(
+def _plan_arguments(
     fused: Any, tiles: Any, mask1: Any, mask2: Any, blocks: Any
 ) -> tuple[Any, dict[str, Any]]:
     check_choice("tiles", tiles, TILES)

@@ -157,27 +157,27 @@ class L2(CacheTraffic):
         for number in range(start // line, -(-stop // line)):
             low = number * line
             if start <= low and low + line <= stop:
-                asked = self._whole
+                sectors = self._whole
             else:
-                asked = (1 << min(stop - low, line)) - (1 << max(start - low, 0))
+                sectors = (1 << min(stop - low, line)) - (1 << max(start - low, 0))
             entry = lines.get(number)
             if entry is None:
-                entry = lines[number] = _Line(asked, 0, traffic)
+                entry = lines[number] = _Line(sectors, 0, traffic)
             else:
                 lines.move_to_end(number)
-                hits += (entry.held & asked).bit_count()
-                entry.held |= asked
+                hits += (entry.held & sectors).bit_count()
+                entry.held |= sectors
             if write:
-                entry.dirty |= asked
+                entry.dirty |= sectors
             if len(lines) > capacity:
                 self._write_back(lines.popitem(last=False)[1])
-        for moved in (self, traffic):
-            moved.hits += hits
+        for traffic_of in (self, traffic):
+            traffic_of.hits += hits
             if write:
-                moved.writes += elements
+                traffic_of.writes += elements
             else:
-                moved.reads += elements
-                moved.dram_reads += elements - hits
+                traffic_of.reads += elements
+                traffic_of.dram_reads += elements - hits
 
     def flush(self) -> None:
         """Write back all that is dirty. It stays in the cache, clean."""
@@ -195,8 +195,8 @@ class L2(CacheTraffic):
         which knows the sizes.
         """
         return sum(
-            moved.dram_accesses * hbm.by_array[array].itemsize
-            for array, moved in self.by_array.items()
+            array_traffic.dram_accesses * hbm.by_array[array].itemsize
+            for array, array_traffic in self.by_array.items()
         )
 
     @property

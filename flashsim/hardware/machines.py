@@ -284,17 +284,17 @@ def _known(machine: Any) -> Machine:
 
 
 def predict(
-    machine: Machine, algorithm: str | Algorithm, *, dtype: Any = DEFAULT_DTYPE, **asked: Any
+    machine: Machine, algorithm: str | Algorithm, *, dtype: Any = DEFAULT_DTYPE, **arguments: Any
 ) -> Roofline:
     """Return the roofline of an algorithm, counted with M = one SM's SRAM, all its HBM accesses
     being DRAM traffic.
 
-    `asked` are `flashsim.count`'s other arguments: N, d, heads, direction, causal, … All FLOPs
+    `arguments` are `flashsim.count`'s other arguments: N, d, heads, direction, causal, … All FLOPs
     count alike, though the peak is one of matrix products: exponentials and sums are slower, so
     this is a lower bound. With an L2 in between, give `roofline` what
     `flashsim.cache.L2.dram_bytes` says.
     """
-    tally = count(algorithm, M=_known(machine).M(dtype), dtype=dtype, **asked)
+    tally = count(algorithm, M=_known(machine).M(dtype), dtype=dtype, **arguments)
     return roofline(machine, tally.hbm.bytes, tally.flops.total, dtype)
 
 

@@ -124,9 +124,9 @@ def booleans(rows: str, columns: str) -> Check:
         array = check_booleans(name, value)
         onto = (lengths[rows], lengths[columns])
         if not broadcasts(array.shape, onto):
-            wanted = f"({rows}, {columns}) = {onto}"
+            expected = f"({rows}, {columns}) = {onto}"
             raise ValueError(
-                f"{name} has shape {array.shape}; expected one that broadcasts to {wanted}"
+                f"{name} has shape {array.shape}; expected one that broadcasts to {expected}"
             )
         return array
 

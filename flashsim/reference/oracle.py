@@ -138,7 +138,7 @@ def bias_gradient(
     """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was
     broadcast along.
     """
-    given = {
+    operands = {
         "scale": scale,
         "mask": mask,
         "bias": bias,
@@ -146,7 +146,7 @@ def bias_gradient(
         "keep": keep,
         "dropout_p": dropout_p,
     }
-    return summed_to(_gradients(Q, K, V, dO, **given, sink=sink)[1], np.shape(bias))
+    return summed_to(_gradients(Q, K, V, dO, **operands, sink=sink)[1], np.shape(bias))
 
 
 def sink_gradient(
@@ -166,7 +166,7 @@ def sink_gradient(
     """Return the gradient of each head's sink, over the leading axes: −Σ_i P_sink,i D_i, D =
     rowsum(dO ∘ O).
     """
-    given = {
+    operands = {
         "scale": scale,
         "mask": mask,
         "bias": bias,
@@ -174,7 +174,7 @@ def sink_gradient(
         "keep": keep,
         "dropout_p": dropout_p,
     }
-    O, l, m = attention_with_statistics(Q, K, V, **given, sink=sink)
+    O, l, m = attention_with_statistics(Q, K, V, **operands, sink=sink)
     P_sink = np.exp(column_of(sink)[..., 0] - np.where(m == -np.inf, 0, m)) / np.where(l == 0, 1, l)
     return np.asarray(-(P_sink * (check_array("dO", dO) * O).sum(axis=-1)).sum(axis=-1))
 
@@ -202,8 +202,8 @@ def _gradients(
     dropout_p: float,
 ) -> tuple[Three, Array]:
     check_p(dropout_p)
-    given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
-    Q, K, V, dO = (a.astype(np.float64) for a in given)
+    operands = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
+    Q, K, V, dO = (a.astype(np.float64) for a in operands)
     tau = tau_of(scale, Q)
     P, l, _, slope = softmax(Q, K, tau, mask, bias, softcap, sink)
     P = P / np.where(l == 0, 1, l)
@@ -215,12 +215,12 @@ def _gradients(
         uncapped = np.where(P == 0, 0.0, dS * slope)
         dS_T = uncapped.swapaxes(-1, -2)
         P_dropped_T = (P * Z).swapaxes(-1, -2)
-        found = Three(
+        gradients = Three(
             tau * _weighted(uncapped, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO)
         )
-    for gradient in found:
+    for gradient in gradients:
         _refuse_overflow("gradients", gradient, Q, K, V, dO)
-    return found, dS
+    return gradients, dS
 
 
 def tau_of(scale: float | None, Q: Array) -> Array:
@@ -277,12 +277,12 @@ def check_softcap(softcap: Any) -> float | None:
     )
 
 
-def _refuse_overflow(what: str, found: Array, *given: Array) -> None:
+def _refuse_overflow(what: str, result: Array, *operands: Array) -> None:
     """Raise ValueError where finite arrays gave one that is not."""
-    if not np.isfinite(found).all() and all(np.isfinite(a).all() for a in given):
-        end = largest(found.dtype)
+    if not np.isfinite(result).all() and all(np.isfinite(a).all() for a in operands):
+        end = largest(result.dtype)
         raise ValueError(
-            f"{what} overflow {found.dtype}, which ends at {end:.3g}; expected inputs scaled down"
+            f"{what} overflow {result.dtype}, which ends at {end:.3g}; expected inputs scaled down"
         )
 
 

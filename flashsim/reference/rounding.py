@@ -399,23 +399,25 @@ def group_bound(
     return np.where(most + bound < largest(stored), bound, np.inf)
 
 
-def parts_of_bound(got: Any, want: Array, bound: Array) -> Array:
+def parts_of_bound(result: Any, want: Array, bound: Array) -> Array:
     """Return each error as a part of its bound: at most 1 if all is well, ∞ where one alone is NaN,
     or the bound is 0.
 
     What may overflow the type that it is kept in has a bound of ∞: any number is allowed there.
     """
-    got = np.asarray(got).astype(np.float64)
+    result = np.asarray(result).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
+        error = np.where(
+            (result == want) | (np.isnan(result) & np.isnan(want)), 0.0, np.abs(result - want)
+        )
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     return np.where(bound == np.inf, 0.0, np.where(np.isnan(part), np.inf, part))
 
 
-def of_bound(got: Any, want: Any, bound: Any) -> float:
+def of_bound(result: Any, want: Any, bound: Any) -> float:
     """Return the largest of these parts; 0 for no element, and ∞ for NaN."""
-    parts = parts_of_bound(got, np.asarray(want), np.asarray(bound))
-    return float(np.where(np.isnan(got), np.inf, parts).max(initial=0.0))
+    parts = parts_of_bound(result, np.asarray(want), np.asarray(bound))
+    return float(np.where(np.isnan(result), np.inf, parts).max(initial=0.0))
 
 
 class _Bounds:

@@ -332,20 +332,20 @@ def finished(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
 
 def gradients(plan: BatchPlan, observers: Sequence[Observer] = ()) -> Result:
     """Run the plan of a backward pass."""
-    batch, (costs, found) = plan.batch, launched(plan, check_observers(observers))
+    batch, (costs, matrices) = plan.batch, launched(plan, check_observers(observers))
     keys = [slice(*batch.cols(s)) for s in range(len(batch))]
-    dK, dV = ([found[name][:, own] for own in keys] for name in ("dK", "dV"))
-    dQ = by_sequence(batch, found["dQ"])
+    dK, dV = ([matrices[name][:, own] for own in keys] for name in ("dK", "dV"))
+    dQ = by_sequence(batch, matrices["dQ"])
     for name, of in (("dQ", dQ), ("dK", dK), ("dV", dV)):
         _check_finite(plan, name, of)
     return Result(**costs, arrays={"dQ": dQ, "dK": dK, "dV": dV})
 
 
-def _check_finite(plan: BatchPlan, name: str, found: Sequence[Array]) -> None:
+def _check_finite(plan: BatchPlan, name: str, arrays: Sequence[Array]) -> None:
     """Raise ValueError for results that are not finite: rows that no sequence has may hold
     anything, so inputs may.
     """
-    for s, array in enumerate(found):
+    for s, array in enumerate(arrays):
         if not np.isfinite(array).all():
             raise ValueError(
                 f"{name} of sequence {s} is not finite; expected finite numbers in its rows, whose "
@@ -451,7 +451,13 @@ def count(
         "causal": causal,
     }
     batch = Batch(**fields)
-    plan = plan_of(program, batch, blocks, options, lambda found: program.operands(batch, found))
+    plan = plan_of(
+        program,
+        batch,
+        blocks,
+        options,
+        lambda checked_options: program.operands(batch, checked_options),
+    )
     costs, _ = launched(plan, check_observers(observers))
     return Result(**costs)
 

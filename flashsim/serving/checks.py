@@ -24,9 +24,9 @@ def check_word(name: str, s: int, j: int, word: int, pages: int) -> int:
     is one of so many pages.
     """
     if word >= pages:
-        said = "−1 (no page)" if word == NONE else f"{word:,}"
+        text = "−1 (no page)" if word == NONE else f"{word:,}"
         raise ValueError(
-            f"{name}[{s}, {j}] is {said}, but sequence {s} has keys on its page {j}; "
+            f"{name}[{s}, {j}] is {text}, but sequence {s} has keys on its page {j}; "
             f"expected one of {pages:,} pages, 0 to {pages - 1:,}"
         )
     return word
@@ -43,19 +43,19 @@ def check_mapped(
 
 
 def check_sequences(
-    name: str, given: Any, like: tuple[str, Sequence[Array]] | None = None
+    name: str, values: Any, like: tuple[str, Sequence[Array]] | None = None
 ) -> list[Array]:
     """Return a list of arrays (heads, length, width), one a sequence, of one type, as many heads
     and columns.
 
     like  the name of another list, and that: of the same type and number
     """
-    if not isinstance(given, list | tuple) or not given:
+    if not isinstance(values, list | tuple) or not values:
         raise ValueError(
-            f"{name} is {shown(given)}; expected a list of arrays (heads, length, width), one for "
+            f"{name} is {shown(values)}; expected a list of arrays (heads, length, width), one for "
             "each sequence"
         )
-    arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(given)]
+    arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(values)]
     if like is not None and len(arrays) != len(like[1]):
         raise ValueError(
             f"{name} has {len(arrays)} sequences; expected {len(like[1])}, as {like[0]} has"
@@ -73,21 +73,21 @@ def check_sequences(
     return arrays
 
 
-def check_items(name: str, given: Any, items: str = "") -> Sequence[Any]:
+def check_items(name: str, values: Any, items: str = "") -> Sequence[Any]:
     """Return what is in a list, tuple or array, those items where they are named, such as "K,
     V".
     """
-    listed = given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, list | tuple)
-    if not listed or (items and len(given) != items.count(",") + 1):
+    listed = values.ndim > 0 if isinstance(values, np.ndarray) else isinstance(values, list | tuple)
+    if not listed or (items and len(values) != items.count(",") + 1):
         raise ValueError(
-            f"{name} is {shown(given)}; expected {f'({items})' if items else 'a list'}"
+            f"{name} is {shown(values)}; expected {f'({items})' if items else 'a list'}"
         )
-    return [*given]
+    return [*values]
 
 
-def check_packed(name: str, given: Any) -> Array:
+def check_packed(name: str, value: Any) -> Array:
     """Return an array (heads, length, width) of floats; the length may be 0."""
-    array = check_array(name, given)
+    array = check_array(name, value)
     if array.ndim != 3 or 0 in (array.shape[0], array.shape[2]):
         raise ValueError(f"{name} has shape {array.shape}; expected (heads, length, width)")
     if array.dtype.name not in FLOATS:
@@ -117,13 +117,13 @@ def check_fit(Q: Array, K: Array, V: Array, names: str = "QKV") -> None:
 
 
 def check_words(
-    name: str, given: Any, shape: tuple[int | None, ...], least: int = 0
+    name: str, value: Any, shape: tuple[int | None, ...], least: int = 0
 ) -> NDArray[np.uint32]:
     """Return whole numbers from `least`, 0 or −1, to 2³²−1 of that shape, where None is any
     length; −1 gives NONE.
     """
-    array = check_array(name, given)
-    wanted = (
+    array = check_array(name, value)
+    expected = (
         "("
         + ", ".join("·" if n is None else str(n) for n in shape)
         + ("," if len(shape) == 1 else "")
@@ -132,13 +132,13 @@ def check_words(
     if array.ndim != len(shape) or any(
         n not in (None, m) for n, m in zip(shape, array.shape, strict=True)
     ):
-        raise ValueError(f"{name} has shape {array.shape}; expected {wanted}")
+        raise ValueError(f"{name} has shape {array.shape}; expected {expected}")
     if array.dtype.kind not in "iu" or np.any((array < least) | (array > NONE)):
         where = name
         if array.dtype.kind in "iu":
-            (*at,) = np.argwhere((array < least) | (array > NONE))[0].tolist()
-            where = f"{name}{at}"
-            array = array[tuple(at)].item()
+            (*position,) = np.argwhere((array < least) | (array > NONE))[0].tolist()
+            where = f"{name}{position}"
+            array = array[tuple(position)].item()
         raise ValueError(
             f"{where} is {shown(array)}; expected whole numbers from {'−1' if least else 0} to "
             "2³²−1"
@@ -168,14 +168,14 @@ def check_pages(
     return words, n
 
 
-def check_by_sequence(name: str, given: Any, least: int = 0) -> tuple[int, ...]:
+def check_by_sequence(name: str, lengths: Any, least: int = 0) -> tuple[int, ...]:
     """Return a length for each sequence, from `least` up."""
-    if not isinstance(given, list | tuple | np.ndarray | range) or not len(given):
-        raise ValueError(f"{name} is {shown(given)}; expected a length for each sequence")
-    whole = type(given) is tuple and {*map(type, given)} == {int}
-    if whole and least <= min(given) and max(given) <= LARGEST:
-        return tuple(given)
-    return tuple(check_count(f"{name}[{s}]", n, least=least) for s, n in enumerate(given))
+    if not isinstance(lengths, list | tuple | np.ndarray | range) or not len(lengths):
+        raise ValueError(f"{name} is {shown(lengths)}; expected a length for each sequence")
+    whole = type(lengths) is tuple and {*map(type, lengths)} == {int}
+    if whole and least <= min(lengths) and max(lengths) <= LARGEST:
+        return tuple(lengths)
+    return tuple(check_count(f"{name}[{s}]", n, least=least) for s, n in enumerate(lengths))
 
 
 Levels = tuple[tuple[tuple[int, int, int], ...], ...]
@@ -194,10 +194,10 @@ def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
                 f"prefix is {shown(prefix)}, and levels are given; expected one of the two"
             )
         levels = [[(0, b, prefix)]]
-    found = []
+    result = []
     for number, level in enumerate(levels):
         nodes = list[tuple[int, int, int]]()
-        at = 0
+        start = 0
         for k, node in enumerate(level):
             name = f"levels[{number}][{k}]"
             if not isinstance(node, tuple | list) or len(node) != 3:
@@ -209,31 +209,31 @@ def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
                 check_count(f"{name}'s {what}", x, 0)
                 for what, x in zip(("first", "end", "keys"), node, strict=True)
             )
-            if not at <= first < end <= b:
+            if not start <= first < end <= b:
                 raise ValueError(
-                    f"{name} has sequences {first} to {end}; expected some of {at} to {b}, after "
-                    "those of the node before"
+                    f"{name} has sequences {first} to {end}; expected some of {start} to {b}, "
+                    "after those of the node before"
                 )
-            nodes += [(at, first, 0)] * (at < first) + [(first, end, n)]
-            at = end
-        found.append((*nodes, *[(at, b, 0)] * (at < b)))
-    return tuple(found)
+            nodes += [(start, first, 0)] * (start < first) + [(first, end, n)]
+            start = end
+        result.append((*nodes, *[(start, b, 0)] * (start < b)))
+    return tuple(result)
 
 
-def check_ends(name: str, given: Any, rows: int, of: str) -> NDArray[np.uint32]:
+def check_ends(name: str, value: Any, rows: int, of: str) -> NDArray[np.uint32]:
     """Return where sequences begin, and the last one ends: words that do not fall, up to so many
     rows of an array.
     """
-    ends = check_words(name, given, (None,))
+    ends = check_words(name, value, (None,))
     if len(ends) < 2:
         raise ValueError(
-            f"{name} is {shown(given)}; expected where each sequence begins, and where the last "
+            f"{name} is {shown(value)}; expected where each sequence begins, and where the last "
             "one ends"
         )
     for s, (first, end) in enumerate(itertools.pairwise(ends.tolist())):
         if not first <= end <= rows:
-            said = f"{name}[{s + 1}] is {end:,}, where sequence {s} ends"
+            text = f"{name}[{s + 1}] is {end:,}, where sequence {s} ends"
             raise ValueError(
-                f"{said}; expected {first:,}, its beginning, to {rows:,}, the rows of {of}"
+                f"{text}; expected {first:,}, its beginning, to {rows:,}, the rows of {of}"
             )
     return ends

@@ -171,17 +171,17 @@ def mla_expanded(
         or W_UK.dtype != W_UV.dtype
         or W_UK.dtype != queries[0].dtype
     ):
-        said = (
+        text = (
             f"W_UK has shape {W_UK.shape} and W_UV {W_UV.shape}, of {W_UK.dtype} and {W_UV.dtype}"
         )
         raise ValueError(
-            f"{said}; expected the same number of heads and columns, and the dtype of Q, "
+            f"{text}; expected the same number of heads and columns, and the dtype of Q, "
             f"{queries[0].dtype}"
         )
     if len(latents[0]) != 1 or rope < 0 or w != u + rope or len(queries[0]) % H:
-        said = f"Q[0] has shape {queries[0].shape}, C[0] {latents[0].shape}, W_UK {W_UK.shape}"
+        text = f"Q[0] has shape {queries[0].shape}, C[0] {latents[0].shape}, W_UK {W_UK.shape}"
         raise ValueError(
-            f"{said}; expected (H_q, ·, d + r), (1, ·, u + r), (H, d, u), and H_q a multiple of H"
+            f"{text}; expected (H_q, ·, d + r), (1, ·, u + r), (H, d, u), and H_q a multiple of H"
         )
     N, n = ([array.shape[1] for array in of] for of in (queries, latents))
     K = np.broadcast_to(np.concatenate(latents, axis=1), (H, sum(n), w))

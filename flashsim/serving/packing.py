@@ -77,13 +77,13 @@ def varlen_backward(
     if not isinstance(run, Result) or run.algorithm != "varlen" or "O" not in run.arrays:
         raise ValueError(f"run is {run!r:.80}; expected what flashsim.serving.varlen returned")
     batch = run.plan.batch.with_memory(M)
-    given = check_sequences("dO", dO, ("run.O", run.O))
-    for s, (array, O) in enumerate(zip(given, run.O, strict=True)):
+    gradients_of_O = check_sequences("dO", dO, ("run.O", run.O))
+    for s, (array, O) in enumerate(zip(gradients_of_O, run.O, strict=True)):
         if array.shape != O.shape:
             raise ValueError(
                 f"dO[{s}] has shape {array.shape}; expected that of run.O[{s}], {O.shape}"
             )
-    more = {"O": run.O, "dO": given, "L": [lse[..., None] for lse in run.lse]}
+    more = {"O": run.O, "dO": gradients_of_O, "L": [lse[..., None] for lse in run.lse]}
     rows = run.plan.operands["Q"].shape[1]
     operands = {**run.plan.operands, **{name: _among(batch, X, rows) for name, X in more.items()}}
     plan = plan_of(programs("backward")["varlen"], batch, blocks, {}, lambda _: operands)

@@ -92,7 +92,7 @@ def cascade(
         causal,
         scale,
     )
-    K_p, V_p = (np.concatenate(found, axis=1) for found in shared)
+    K_p, V_p = (np.concatenate(arrays, axis=1) for arrays in shared)
     ends = {"K_p": K_p, "V_p": V_p, "K": np.concatenate(K, axis=1), "V": np.concatenate(V, axis=1)}
     operands = {"Q": packed(batch, queries), **ends}
     return run(

@@ -79,12 +79,12 @@ def quantised(
     batch, rows, keys, values = batch_of_lists(Q, K, V, M, causal, scale)
     operands = {"Q": rows}
     for X, k, of, axis in (("K", "k", keys, "channel"), ("V", "v", values, "token")):
-        made = zip(
+        parts = zip(
             *(quantise(array, bits=bits, group=group, axis=axis) for array in of), strict=True
         )
         names = (X, f"{k}_scale", f"{k}_zero")
         operands |= {
-            name: np.concatenate(arrays, axis=1) for name, arrays in zip(names, made, strict=True)
+            name: np.concatenate(arrays, axis=1) for name, arrays in zip(names, parts, strict=True)
         }
     return run("quantised", batch, operands, blocks, observers, bits=bits, group=group)
 
@@ -143,8 +143,10 @@ def fp8(
     batch, rows, keys, values = batch_of_lists(Q, K, V, M, causal, scale)
     operands = {"Q": rows}
     for X, k, of in (("K", "k", keys), ("V", "v", values)):
-        made = zip(*(to_fp8(array, dtype=dtype, group=group) for array in of), strict=True)
+        parts = zip(*(to_fp8(array, dtype=dtype, group=group) for array in of), strict=True)
         operands |= dict(
-            zip((X, f"{k}_scale"), (np.concatenate(arrays, axis=1) for arrays in made), strict=True)
+            zip(
+                (X, f"{k}_scale"), (np.concatenate(arrays, axis=1) for arrays in parts), strict=True
+            )
         )
     return run("fp8", batch, operands, blocks, observers, group=group)

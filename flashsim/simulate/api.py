@@ -293,9 +293,9 @@ def check_run(algorithm: Algorithm, run: Any) -> Result:
         or not isinstance(run.plan, AttentionPlan)
         or "O" not in run.arrays
     ):
-        wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
+        expected = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
         kind = shown(run) if isinstance(run, Result) else f"a {type(run).__name__}"
-        raise ValueError(f"run is {kind}; expected {wanted}")
+        raise ValueError(f"run is {kind}; expected {expected}")
     if run.algorithm != algorithm.forward_pass:
         own = f"its backward pass is backward({run.algorithm!r}, …), if any"
         if run.algorithm in FORWARD.keys() - BACKWARD.keys():

@@ -59,7 +59,7 @@ class AttentionPlan(Plan):
 
     Launches are alike but in their numbers. Of one of them are
 
-    together  how many query heads it is of
+    heads_per_launch  how many query heads it is of
     shape, leading, row_mask, blocks  its lengths; how many launches there are; the mask for its
                                       rows; its blocks
     skips     whether an algorithm that skips empty tiles does: block sizes are chosen for all tiles
@@ -74,7 +74,7 @@ class AttentionPlan(Plan):
     check_finite: bool = False
     more: Mapping[str, Array] = field(default_factory=dict)
     saved: Mapping[str, Sequence[Array]] = field(default_factory=dict)
-    together: int
+    heads_per_launch: int
     shape: Shape
     leading: Head
     row_mask: Mask
@@ -138,7 +138,7 @@ class AttentionPlan(Plan):
         """Whether query heads that share a KV head run each on its own, and so have dK and dV in
         parts.
         """
-        return self.problem.group > 1 and self.together == 1
+        return self.problem.group > 1 and self.heads_per_launch == 1
 
     def kind(self, name: str) -> Kind:
         """Return the kind of a matrix."""
@@ -209,9 +209,11 @@ class AttentionPlan(Plan):
         if self.problem.group == 1:
             return cast(Array, array[head])
         by_key = self.kind(name).rows == "N_k"
-        if self.together > 1 and not by_key:
-            members = slice(self.together * head[-1], self.together * (head[-1] + 1))
-            array = interleave(array[head[:-1]][members], self.together)
+        if self.heads_per_launch > 1 and not by_key:
+            members = slice(
+                self.heads_per_launch * head[-1], self.heads_per_launch * (head[-1] + 1)
+            )
+            array = interleave(array[head[:-1]][members], self.heads_per_launch)
             return cast(Array, array[0])
         if by_key and self.has_parts and self.inputs is not None:
             head = self.inputs.kv(head)
@@ -261,10 +263,10 @@ class AttentionPlan(Plan):
         if array is None:
             return whole
         B = self.blocks
-        member = head[-1] % self.together if head else 0
+        member = head[-1] % self.heads_per_launch if head else 0
         tiles = check_tiles(array, B, self.shape)
         spread = tiles.repeat(B.B_r, axis=0)[: self.shape.N_q].repeat(B.B_c, axis=1)[:, : shape.N_k]
-        return np.asarray(whole & spread[member :: self.together])
+        return np.asarray(whole & spread[member :: self.heads_per_launch])
 
 
 @dataclass(frozen=True)
@@ -308,14 +310,20 @@ class _Arguments:
             if not problem.dropout_p:
                 return NoDropout()
             return TileDropout(
-                problem.dropout_p, problem.seed, hbm, sram, blocks, self.number, plan.together
+                problem.dropout_p,
+                problem.seed,
+                hbm,
+                sram,
+                blocks,
+                self.number,
+                plan.heads_per_launch,
             )
         if name == "sink":
             sink = plan.mask.sink
             return (
                 NoSink()
                 if sink is None
-                else HeadSink(sink.of(head, plan.together), hbm, sram, shape.N_q)
+                else HeadSink(sink.of(head, plan.heads_per_launch), hbm, sram, shape.N_q)
             )
         if name == "dB":
             return (
@@ -331,7 +339,7 @@ class _Arguments:
             number = plan.options["splits"]
             if self.band is None:
                 return TileSplits(self._live(), mask, blocks, shape, head, number)
-            return CountedSplits(self.band, blocks, shape, plan.together, number)
+            return CountedSplits(self.band, blocks, shape, plan.heads_per_launch, number)
         return plan.options[name]
 
     def _live(self) -> Live:
@@ -340,7 +348,7 @@ class _Arguments:
             return EveryTile()
         if self.band is None:
             return LiveTiles(plan.row_mask, plan.blocks, plan.shape, self.head)
-        return CountedTiles(self.band, plan.blocks, plan.shape, plan.together)
+        return CountedTiles(self.band, plan.blocks, plan.shape, plan.heads_per_launch)
 
     def _block_mask(self) -> BlockMask:
         plan = self.plan

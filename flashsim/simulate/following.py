@@ -33,7 +33,7 @@ EVENTS = 50_000
 """Up to which of Python's calls and lines: 20 ms."""
 
 
-def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
+def check_on_chip(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     """Return a user's function so that it raises NotOnChip; as it is where it only counts, or a
     debugger follows it already.
     """
@@ -152,9 +152,11 @@ class _Statement(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         self.brings |= name in ("load", "on_chip")
-        for at, each in enumerate(ast.iter_child_nodes(node)):  # the function, then what it takes
+        for position, each in enumerate(
+            ast.iter_child_nodes(node)
+        ):  # the function, then what it takes
             only_named = {*map(type, ast.walk(each))} <= {ast.Name, ast.Attribute, ast.Load}
-            if at != 1 or name not in ("on_chip", "len") or not only_named:
+            if position != 1 or name not in ("on_chip", "len") or not only_named:
                 self.visit(each)
 
     def visit_Lambda(self, node: ast.expr) -> None:
@@ -171,14 +173,14 @@ class _Statement(ast.NodeVisitor):
 
 @cache
 def _statements(file: str) -> dict[int, _Statement]:
-    found = {}
+    statements = {}
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr):
             statement = _Statement(node)
             if statement.brings or not isinstance(node, ast.Expr):
-                found.update(
+                statements.update(
                     dict.fromkeys(
                         range(node.lineno, (node.end_lineno or node.lineno) + 1), statement
                     )
                 )
-    return found
+    return statements

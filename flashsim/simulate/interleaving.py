@@ -108,10 +108,10 @@ class GroupedMask(Mask):
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         allowed = np.empty((len(rows), len(cols)), bool)
-        for member, at in enumerate(self._heads(head)):
+        for member, query_head in enumerate(self._heads(head)):
             mine = rows % self._group == member if self._mask.per_head else slice(None)
             allowed[mine] = allowed_by(
-                self._mask, rows[mine] // self._group, cols, self._one(shape), at
+                self._mask, rows[mine] // self._group, cols, self._one(shape), query_head
             )
         return allowed
 
@@ -126,7 +126,10 @@ class GroupedMask(Mask):
         one = self._one(shape)
         return np.asarray(
             np.any(
-                [self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)],
+                [
+                    self._mask.live(tops, ends, cols, col_ends, one, query_head)
+                    for query_head in self._heads(head)
+                ],
                 axis=0,
             )
         )
@@ -140,17 +143,22 @@ class GroupedMask(Mask):
         one = self._one(shape)
         return np.asarray(
             np.all(
-                [self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)],
+                [
+                    self._mask.full(tops, ends, cols, col_ends, one, query_head)
+                    for query_head in self._heads(head)
+                ],
                 axis=0,
             )
         )
 
     def keys(self, shape: Shape, head: Head) -> int:
-        return max(self._mask.keys(self._one(shape), at) for at in self._heads(head))
+        return max(
+            self._mask.keys(self._one(shape), query_head) for query_head in self._heads(head)
+        )
 
     def queries(self, shape: Shape, head: Head) -> int:
         return self._group * max(
-            self._mask.queries(self._one(shape), at) for at in self._heads(head)
+            self._mask.queries(self._one(shape), query_head) for query_head in self._heads(head)
         )
 
     def band(self, shape: Shape, head: Head) -> Band | None:

@@ -144,7 +144,7 @@ class CountedSplits:
 
     def row(self, s: int, i: int) -> Kinds:
         turns = self.alike[s] * self.rows_alike(s)[i]
-        return Kinds({j: Fraction(n) / turns for n, *at, j in self._tiles if at == [s, i]})
+        return Kinds({j: Fraction(n) / turns for n, *place, j in self._tiles if place == [s, i]})
 
 
 def _standing(turns: int, run: Iterable[int]) -> Kinds:

@@ -170,11 +170,10 @@ def count_program(
     lengths = check_lengths(program.symbols, sizes)
     stored = float_dtype(dtype)
     arrays = dict(index or {})
-    followed = [name for name, kind in program.operands.items() if kind.type == "index"]
-    if set(arrays) != set(followed):
-        raise ValueError(
-            f"index holds {', '.join(arrays) or 'none'}; expected {', '.join(followed) or 'none'}"
-        )
+    index_operands = [name for name, kind in program.operands.items() if kind.type == "index"]
+    if set(arrays) != set(index_operands):
+        expected = ", ".join(index_operands) or "none"
+        raise ValueError(f"index holds {', '.join(arrays) or 'none'}; expected {expected}")
     plan = _plan(
         program,
         arrays,
@@ -223,10 +222,10 @@ def check_operands(
             arrays[name] = array.astype(np.uint32)
         elif array.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
-        elif array.dtype != (wanted := chip_dtype(first) if kind.type == "chip" else first):
+        elif array.dtype != (expected := chip_dtype(first) if kind.type == "chip" else first):
             other = f"{name} has dtype {array.dtype}"
             raise ValueError(
-                f"{numbers[0]} has dtype {first} and {other}; expected {wanted} for {name}"
+                f"{numbers[0]} has dtype {first} and {other}; expected {expected} for {name}"
             )
         elif not np.isfinite(array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")

@@ -19,7 +19,7 @@ from flashsim.memory.network import Network
 from flashsim.memory.shape_only import ShapeOnly
 from flashsim.memory.sram import SRAM, Observer
 from flashsim.memory.turns import TooManyTurns, Watch
-from flashsim.simulate.following import followed
+from flashsim.simulate.following import check_on_chip
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.plan import Launch, Plan
 from flashsim.support.blas import one_blas_thread
@@ -105,7 +105,7 @@ def _run_once(
     if watch is not None:
         function = partial(watch.call, function)
     elif is_first:
-        function = followed(function, sram)
+        function = check_on_chip(function, sram)
     result = sram.call(function, hbm, sram, *launch.first, *placed, *arguments)
     return hbm, sram, check_returned(plan, launch, hbm, result)
 
@@ -165,7 +165,7 @@ def run_on_device(
     arguments = launch.make_arguments(device.hbm, device.sram)
     function = plan.program.run
     if plan.is_user_defined:
-        function = followed(function, device.sram)
+        function = check_on_chip(function, device.sram)
     result = function(device, *launch.first, *placed, *arguments)
     return check_returned(plan, launch, device.hbm, result)
 

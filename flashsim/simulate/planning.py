@@ -58,13 +58,13 @@ def forward_plan(
     Q: Any,
     K: Any,
     V: Any,
-    **asked: Any,
+    **fields: Any,
 ) -> AttentionPlan:
-    """Return the plan of a forward pass, on copies of Q, K, V. `asked` is what `Problem.of_shape`
+    """Return the plan of a forward pass, on copies of Q, K, V. `fields` is what `Problem.of_shape`
     takes.
     """
     inputs = check_inputs(Q, K, V)
-    problem = Problem.of_shape(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **asked)
+    problem = Problem.of_shape(inputs.shape, inputs.leading, inputs.group, inputs.dtype, **fields)
     mask = _mask_of(algorithm, problem, options, inputs.leading)
     if check_finite:
         stored = problem.dtype if algorithm.stores_scores else None
@@ -100,12 +100,12 @@ def backward_plan(
     if check_finite:
         stored = problem.dtype if "P" in algorithm.operands else None
         check_backward_range(inputs, O, gradient, problem.scale, problem.dropout_p, stored)
-    chosen = sizing is not None or blocks is not None
+    has_sizing = sizing is not None or blocks is not None
     policy = check_sizing(
-        ("fit" if sizing is None else sizing) if chosen else before.sizing, blocks, enforce
+        ("fit" if sizing is None else sizing) if has_sizing else before.sizing, blocks, enforce
     )
     if _keeps_blocks(algorithm, before):
-        if chosen:
+        if has_sizing:
             why = (
                 "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
             )
@@ -196,15 +196,15 @@ def plan_of(
     """
     if mask.sink is not None and algorithm.direction == "forward":
         algorithm = for_sink(algorithm)
-    together = 1
+    heads_per_launch = 1
     shape = problem.shape
     leading = problem.leading
     row_mask = mask.without_sink() if mask.sink else mask
     if problem.gqa == "grouped" and problem.group > 1:
-        together = problem.group
-        leading = (*leading[:-1], leading[-1] // together)
-        row_mask = grouped(row_mask, together, shape.N_q)
-        shape = replace(shape, N_q=together * shape.N_q)
+        heads_per_launch = problem.group
+        leading = (*leading[:-1], leading[-1] // heads_per_launch)
+        row_mask = grouped(row_mask, heads_per_launch, shape.N_q)
+        shape = replace(shape, N_q=heads_per_launch * shape.N_q)
     # the caller's blocks; or the smallest, until the policy has tried others
     sizes = (sizing.B_r, sizing.B_c) if isinstance(sizing, Fixed) else (1, 1)
     plan = AttentionPlan(
@@ -217,7 +217,7 @@ def plan_of(
         sizing=sizing,
         mask=mask,
         inputs=inputs,
-        together=together,
+        heads_per_launch=heads_per_launch,
         shape=shape,
         leading=leading,
         row_mask=row_mask,
@@ -277,7 +277,7 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
     """
 
     @cache
-    def posed() -> Any:  # when it is asked: most sizes are chosen without
+    def form_at_problem() -> Any:  # when it is asked: most sizes are chosen without
         from flashsim.theory.form import FormAtProblem, form_of
 
         form = form_of(plan.program.name, plan.program.direction)
@@ -287,7 +287,7 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
         )
 
     def fits(blocks: Blocks, M: int) -> bool:
-        peak: int = posed().peak(blocks.B_r, blocks.B_c, M)
+        peak: int = form_at_problem().peak(blocks.B_r, blocks.B_c, M)
         return peak <= M
 
     return fits
@@ -348,7 +348,7 @@ def _blocks_by_trial(plan: AttentionPlan, problem: SizingProblem) -> Blocks:
     if keys == queries:
         return keys
 
-    def moved(blocks: Blocks) -> float:
+    def accesses_in(blocks: Blocks) -> float:
         loose = replace(plan, blocks=blocks, enforced=False)
         try:
             accesses: int = _trial(loose)[0].traffic.accesses
@@ -356,7 +356,7 @@ def _blocks_by_trial(plan: AttentionPlan, problem: SizingProblem) -> Blocks:
             return math.inf
         return accesses
 
-    return min(keys, queries, key=moved)
+    return min(keys, queries, key=accesses_in)
 
 
 def _mask_of(
@@ -412,7 +412,7 @@ def _check_scores(algorithm: Algorithm, mask: Mask) -> None:
     """
     if algorithm.direction == "forward":
         return
-    for asked, what, again in (
+    for modification, what, again in (
         (mask.bias, "of a bias", False),
         (cap_of(mask.scores), "through a soft cap", True),
     ):
@@ -421,10 +421,10 @@ def _check_scores(algorithm: Algorithm, mask: Mask) -> None:
             for a in (algorithm, *BACKWARD.values())
             if a.gives_dS and (not again or "MASK" in a.parts)
         ]
-        if asked is not None and algorithm not in makes:
+        if modification is not None and algorithm not in makes:
             have = ", ".join(repr(known.name) for known in makes if known.name in FORWARD)
-            said = f"{algorithm.name!r} ({algorithm.title}) makes no gradient {what}"
-            raise ValueError(f"{said}; run one of these, forward and backward: {have}")
+            lack = f"{algorithm.name!r} ({algorithm.title}) makes no gradient {what}"
+            raise ValueError(f"{lack}; run one of these, forward and backward: {have}")
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
@@ -433,14 +433,18 @@ def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
 
     `enforce` says whether to exceed M is an error; None: what the policy says.
     """
-    policy = SIZINGS[sizing] if isinstance(sizing, str) and sizing in SIZINGS else _told(sizing)
+    policy = (
+        SIZINGS[sizing]
+        if isinstance(sizing, str) and sizing in SIZINGS
+        else _policy_of_user(sizing)
+    )
     sizes = check_blocks(blocks)
     if sizes is not None:
         policy = Fixed(*sizes)
     return policy if enforce is None else SizingOverride(policy, check_flag("enforce", enforce))
 
 
-def _told(policy: Any) -> Sizing:
+def _policy_of_user(policy: Any) -> Sizing:
     """Return a policy object of the user's, whose blocks are checked."""
     if isinstance(policy, str) or not callable(policy):
         raise ValueError(

@@ -279,9 +279,9 @@ def _small(
             (N, B)
             for N in range(1, MOST_ROWS + 1)
             for B in range(1, N + 1)
-            if _Axis.of(N, B) == wanted
+            if _Axis.of(N, B) == length
         ]
-        for wanted in (rows, columns)
+        for length in (rows, columns)
     ]
     for least in (2, 1):
         for N_q, B_r in axes[0]:
@@ -304,7 +304,7 @@ def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks
     sizes = ((shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v))
     Q, K, V = (rng.normal(size=size).astype(plan.problem.dtype) for size in sizes)
     policy = Fixed(blocks.B_r, blocks.B_c, enforced=False)
-    seen = _Seen(shape)
+    trace = _Seen(shape)
     small = plan_of(
         algorithm,
         problem,
@@ -314,21 +314,21 @@ def _run(algorithm: Algorithm, plan: AttentionPlan, shape: Shape, blocks: Blocks
         inputs=check_inputs(Q, K, V),
         check_finite=True,
     )
-    outcome: Outcome = simulate(small, [seen])
+    outcome: Outcome = simulate(small, [trace])
     O = stacked(small, "O", outcome.matrices["O"])
     if np.isnan(O).any():
         raise returned_nan(small, "O")
     whole = small.attended(())
     pairs: tuple[Bools | None, ...] = (whole,)
-    if seen.is_complete:
-        allowed = seen.pairs if whole is None else seen.pairs & whole
+    if trace.is_complete:
+        allowed = trace.pairs if whole is None else trace.pairs & whole
         # those on chip together, or what a causal mask of its own leaves of them, aligned at the
         # bottom right or the top left
         pairs = (
             whole,
             allowed,
             allowed & Causal().whole(shape, ()),
-            allowed & np.tri(*seen.pairs.shape, dtype=bool),
+            allowed & np.tri(*trace.pairs.shape, dtype=bool),
         )
     for mask in pairs:
         bound = error_bound(Q, K, V, scale=problem.scale, mask=mask, **rounding(algorithm, blocks))

@@ -49,7 +49,7 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
     """Return the error for a user's algorithm whose results are NaN: it is run again, to see
     where they begin.
     """
-    said = f"{plan.program.name!r} returned an {name} with NaN in it"
+    problem_text = f"{plan.program.name!r} returned an {name} with NaN in it"
     events: list[Event] = []
     sram: SRAM | None = None
 
@@ -66,15 +66,15 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
         with np.errstate(all="ignore"):
             _, sram, _ = run_launch(plan, plan.launch(head, number), [first])
     if not events:
-        return MemoryModelError(f"{said}: rows of it were never stored")
+        return MemoryModelError(f"{problem_text}: rows of it were never stored")
     (event,) = events
     if event.kind == "load":
         error = MemoryModelError(
-            f"{said}: it begins in {event.name}, which is loaded before it was stored"
+            f"{problem_text}: it begins in {event.name}, which is loaded before it was stored"
         )
     elif (death := None if sram is None else sram.death_at(event.site)) is not None:
         error = MemoryModelError(
-            f"{said}: it begins in {event.name}, made of {death.name} "
+            f"{problem_text}: it begins in {event.name}, made of {death.name} "
             f"({'×'.join(map(str, death.shape))}), which was overwritten "
             "with NaN when its turn ended, or a tile was evicted, as it was not on chip. Expected "
             "it in SRAM, by on_chip(…), "
@@ -84,9 +84,9 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
             error.add_note(at_line(*death.site))
     else:
         error = MemoryModelError(
-            f"{said}: it begins in {event.name}, made of a tile that was evicted at the end of its "
-            "turn "
-            "(on_chip(…, over=tile) keeps that tile), or of numbers that are too large, or −∞ − −∞"
+            f"{problem_text}: it begins in {event.name}, made of a tile that was evicted at the "
+            "end of its turn (on_chip(…, over=tile) keeps that tile), or of numbers that are too "
+            "large, or −∞ − −∞"
         )
     error.add_note(at_line(*event.site))
     return error
@@ -103,14 +103,14 @@ def cost_of(plan: AttentionPlan, cost: Cost) -> dict[str, Any]:
     return {"plan": plan, "hbm": cost.traffic, "sram": Occupancy(cost.peak, plan.M, plan.enforced)}
 
 
-def stacked(plan: AttentionPlan, name: str, matrices: Sequence[Array], said: str = "") -> Array:
+def stacked(plan: AttentionPlan, name: str, matrices: Sequence[Array], note: str = "") -> Array:
     """Stack a matrix over the launches, their interleaved heads taken apart; a column (N, 1)
     becomes a vector.
     """
     stacked = np.stack(matrices).reshape(*plan.leading, *matrices[0].shape)
-    if plan.together > 1 and KINDS[name].rows == "N_q":
-        stacked = by_head(stacked, plan.together)
-    refuse_overflow(plan, said or name, stacked)
+    if plan.heads_per_launch > 1 and KINDS[name].rows == "N_q":
+        stacked = by_head(stacked, plan.heads_per_launch)
+    refuse_overflow(plan, note or name, stacked)
     return stacked[..., 0] if KINDS[name].columns == "1" else stacked
 
 

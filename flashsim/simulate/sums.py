@@ -133,7 +133,7 @@ def gather_tally(
 ) -> Result:
     """Return what `heads` query heads cost, of one problem's launch on shapes alone."""
     group = plan.problem.group
-    launches = heads // plan.together
+    launches = heads // plan.heads_per_launch
     cost = outcome.total.times(launches)
     if plan.has_parts and plan.program.direction == "backward":
         parts = {
@@ -146,8 +146,8 @@ def gather_tally(
     by_array = cost.traffic.by_array
     if "dB" in by_array:
         cost = replace(cost, traffic=Traffic({**by_array, "dB": by_array["dB"].shared(launches)}))
-        if summed_over(bias, plan.together, plan.problem.shape.N_q) is not None:
-            shapes = {"dB": (plan.together, prod(bias.matrix))}
+        if summed_over(bias, plan.heads_per_launch, plan.problem.shape.N_q) is not None:
+            shapes = {"dB": (plan.heads_per_launch, prod(bias.matrix))}
             stored = chip_dtype(plan.problem.dtype)
             cost = cost.with_sums(launch_sums(plan, [shapes], stored, observers)[1])
     if plan.mask.sink is not None and plan.program.direction == "backward":
@@ -252,7 +252,7 @@ def bias_gradient(
     bias = plan.mask.bias
     row_bias = plan.row_mask.bias
     N_q = plan.problem.shape.N_q
-    group = plan.together
+    group = plan.heads_per_launch
     dtype = chip_dtype(plan.problem.dtype)
     cost = Cost()
     axis = summed_over(bias, group, N_q)

@@ -81,12 +81,12 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
     width = ceil_div(p.d + p.d_v, 2)
 
     def of(rows: int) -> Blocks:
-        found = form.call(form.line_1, rows, width)
-        if not isinstance(found, tuple) or len(found) != 2:
+        sizes = form.call(form.line_1, rows, width)
+        if not isinstance(sizes, tuple) or len(sizes) != 2:
             raise ValueError(
-                f"line_1 of Form {form.name!r} returned {shown(found)}; expected (B_r, B_c)"
+                f"line_1 of Form {form.name!r} returned {shown(sizes)}; expected (B_r, B_c)"
             )
-        return clipped(p, *(form.whole("block size", size, 1) for size in found))
+        return clipped(p, *(form.whole("block size", size, 1) for size in sizes))
 
     def fits(rows: int) -> bool:
         sizes = of(rows)

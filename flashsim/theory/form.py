@@ -26,7 +26,7 @@ from flashsim.memory.traffic import Occupancy, Role, Traffic
 from flashsim.theory import groups
 from flashsim.theory.closed_form import ClosedForm, Exact, NoClosedForm, form_beside, forms_in
 from flashsim.theory.formulas import Mean, common_symbols, evaluated
-from flashsim.theory.live import Chosen, Live, listed
+from flashsim.theory.live import Chosen, Live, choice_of
 from flashsim.theory.problem import Arrays, Kept, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 
 T = TypeVar("T")
@@ -111,39 +111,39 @@ class Form(ClosedForm):
     def __post_init__(self) -> None:
         check_direction(self.direction)
 
-    def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
+    def traffic_by_array(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         """Return what each array moves, for a set of computed tiles."""
         sunk = self._sunk(p, blocks)
         if self.traffic is not None:
-            moved = self.call(self.traffic, p, blocks, tiles)
-            return moved | sunk if sunk else moved
+            arrays = self.call(self.traffic, p, blocks, tiles)
+            return arrays | sunk if sunk else arrays
         passes, values = self._values(p, blocks, tiles)
         kept = self.call(self.kept, p, blocks) if self.kept else {}
-        given: Arrays = {}
-        made: Arrays = {}
+        inputs: Arrays = {}
+        results: Arrays = {}
         for name, (reads, writes) in self.formulas.items():
             role = ROLES[self.direction].get(name, "extra")
             in_hbm = p.kept(name)
             init = in_hbm[0] if name in self.initial else 0
             read = evaluated(reads, values)
             written = evaluated(writes, values) - init
-            moved = p.array(
+            array = p.array(
                 name, role, reads=read, writes=written, init=init, kept=kept.get(name, in_hbm)
             )
-            (given if role == "input" else made).update(moved)
+            (inputs if role == "input" else results).update(array)
         return (
-            given
+            inputs
             | sunk
             | p.masks(*passes)
             | p.generator(self.direction)
             | p.gradient(passes[0])
-            | made
+            | results
         )
 
     def accesses(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
         """Return how many elements all arrays of `moved` move, sooner than that does."""
         if self.traffic is not None:
-            return sum(array.accesses for array in self.moved(p, blocks, tiles).values())
+            return sum(array.accesses for array in self.traffic_by_array(p, blocks, tiles).values())
         passes, values = self._values(p, blocks, tiles)
         others = (
             self._sunk(p, blocks)
@@ -151,8 +151,8 @@ class Form(ClosedForm):
             | p.generator(self.direction)
             | p.gradient(passes[0])
         )
-        moved = [evaluated(formula, values) for both in self.formulas.values() for formula in both]
-        return sum(moved) + sum(array.accesses for array in others.values())
+        terms = [evaluated(formula, values) for both in self.formulas.values() for formula in both]
+        return sum(terms) + sum(array.accesses for array in others.values())
 
     def _sunk(self, p: OneHead, blocks: Blocks) -> Arrays:
         """Return what a sink's logits move, where there are any."""
@@ -203,16 +203,16 @@ class Form(ClosedForm):
         """Return what a run costs, with checked options."""
         return FormAtProblem.of(self, problem, options).cost(blocks, enforced, sizing)
 
-    def whole(self, what: str, found: object, least: int) -> int:
+    def whole(self, what: str, value: object, least: int) -> int:
         """Return a number that one of its functions returned. Raises ValueError unless it is a
         whole number from `least` up.
         """
-        if not isinstance(found, int) or found < least:
+        if not isinstance(value, int) or value < least:
             raise ValueError(
-                f"the {what} of Form {self.name!r} is {found!r}; expected a whole number of at "
+                f"the {what} of Form {self.name!r} is {value!r}; expected a whole number of at "
                 f"least {least}"
             )
-        return found
+        return value
 
 
 def clipped(p: OneHead, B_r: int, B_c: int) -> Blocks:
@@ -339,12 +339,12 @@ class FormAtProblem:
         """Return the tiles that are computed."""
         p = self.p
         skipping = "live" if self.form.live else self.p.options.get("block_mask")
-        chosen: Chosen | None = None
+        choice: Chosen | None = None
         if isinstance(skipping, str):  # "live"
-            chosen = self.live.cut(sizes.B_r, sizes.B_c)
+            choice = self.live.cut(sizes.B_r, sizes.B_c)
         elif skipping is not None:
-            chosen = listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
-        return p.tiles(sizes.B_r, sizes.B_c, chosen)
+            choice = choice_of(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
+        return p.tiles(sizes.B_r, sizes.B_c, choice)
 
     def cost(self, sizes: Blocks, enforced: bool, sizing: str = "") -> Exact:
         """Return what a run in these blocks costs, of all heads."""
@@ -355,7 +355,7 @@ class FormAtProblem:
         is_grouped = self.problem.gqa == "grouped"
         launches = kv_heads if is_grouped else self.problem.heads
         tiles = self.tiles(sizes)
-        arrays = form.moved(p, sizes, tiles)
+        arrays = form.traffic_by_array(p, sizes, tiles)
         peak = form.peak_of(p, sizes, tiles)
         if not isinstance(arrays, dict):
             raise ValueError(

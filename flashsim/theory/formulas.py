@@ -57,10 +57,10 @@ class Mean:
 def evaluated(formula: str, values: Mapping[str, Any]) -> int:
     """Return the value of a formula. Raises ValueError for text that is not one."""
     try:
-        found = eval(_code(formula), NO_NAMES, values)
-        if not isinstance(found, int):
-            raise TypeError(f"it is {found!r}, no whole number")
-        return found
+        value = eval(_code(formula), NO_NAMES, values)
+        if not isinstance(value, int):
+            raise TypeError(f"it is {value!r}, no whole number")
+        return value
     except Exception as error:
         raise ValueError(
             f"the formula {formula!r}: {error}; expected one in {', '.join(values)}"

@@ -41,11 +41,11 @@ def _with_D(p: OneHead, blocks: Blocks) -> int:
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
     """Return how many blocks the tiles' rows and columns make, and passes for D alone."""
-    found = _tiles(p).items()
+    tiles = _tiles(p).items()
     return (
         {"U_D": int(_with_D(p, blocks) > p.M)}
-        | {f"R_{of}": ceil_div(N, b) for of, (N, _, b, _) in found}
-        | {f"U_{of}": ceil_div(w, x) for of, (_, w, _, x) in found}
+        | {f"R_{of}": ceil_div(N, b) for of, (N, _, b, _) in tiles}
+        | {f"U_{of}": ceil_div(w, x) for of, (_, w, _, x) in tiles}
     )
 
 

@@ -28,7 +28,7 @@ last, and of the last.
 """
 
 
-def listed(array: Bools) -> Chosen:
+def choice_of(array: Bools) -> Chosen:
     """Return those of an array, (T_r, T_c)."""
 
     def chosen(first: int, end: int) -> tuple[int, int]:

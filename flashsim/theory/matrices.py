@@ -112,9 +112,14 @@ class MatrixForm(ClosedForm):
                 writes=size * evaluated(writes, symbols) - init,
                 init=init,
             )
-            moved = in_part.get(name, all_of_it)
+            traffic = in_part.get(name, all_of_it)
             by_array[name] = ArrayTraffic(
-                moved.reads, moved.init + moved.writes, moved.init, size, itemsizes[kind.type], role
+                traffic.reads,
+                traffic.init + traffic.writes,
+                traffic.init,
+                size,
+                itemsizes[kind.type],
+                role,
             )
         return Exact(
             self.name,

@@ -100,8 +100,8 @@ def _alike(length: int, block: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _dot(lengths: NDArray[Any], M: NDArray[np.bool_]) -> NDArray[Any]:
     """Return lengths @ M; a large M is not copied, as it would be to have their type."""
-    found = lengths @ M if lengths.dtype == object else np.einsum("i,ij->j", lengths, M)
-    return np.asarray(found)
+    result = lengths @ M if lengths.dtype == object else np.einsum("i,ij->j", lengths, M)
+    return np.asarray(result)
 
 
 def square_rows(M: int, p: Sizes) -> int:
@@ -137,10 +137,10 @@ def reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
 
 def unfused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of blocks', which is whole."""
-    at = live(p, b, options)
+    blocks = live(p, b, options)
     return max(
-        b.B_r * width + int((at.f * (b.B_r + side)).max())
-        for width, side in zip((p.d, p.o), at.widest, strict=True)
+        b.B_r * width + int((blocks.f * (b.B_r + side)).max())
+        for width, side in zip((p.d, p.o), blocks.widest, strict=True)
     )
 
 
@@ -163,10 +163,10 @@ UNFUSED = MatrixForm(
 
 
 def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
-    at = live(p, b, options)
-    n_d, n_f, n_o = at.times
-    of_X = int(_dot(at.d * n_d, at.M1) @ n_f)
-    of_H = int(_dot(at.f * n_f, at.M2) @ n_o)
+    blocks = live(p, b, options)
+    n_d, n_f, n_o = blocks.times
+    of_X = int(_dot(blocks.d * n_d, blocks.M1) @ n_f)
+    of_H = int(_dot(blocks.f * n_f, blocks.M2) @ n_o)
     X = Moved(reads=p.N * of_X)
     H = Moved(reads=p.N * of_H, writes=p.N * p.f)
     return {**reads(p, b, options), "X": X, "H": H}
@@ -174,10 +174,11 @@ def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Mo
 
 def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of tiles', which is whole."""
-    at = live(p, b, options)
+    blocks = live(p, b, options)
     r = b.B_r
     return max(
-        int((r * side + M.any(0) * (r + side)).max()) for side, M in ((at.f, at.M1), (at.o, at.M2))
+        int((r * side + M.any(0) * (r + side)).max())
+        for side, M in ((blocks.f, blocks.M1), (blocks.o, blocks.M2))
     )
 
 
@@ -192,21 +193,21 @@ SQUARE = replace(
 
 
 def fused_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
-    at = live(p, b, options)
-    nnz = at.nnz[:, at.hidden].sum(1)
+    blocks = live(p, b, options)
+    nnz = blocks.nnz[:, blocks.hidden].sum(1)
     return {"W1": Moved(reads=b.T_r * int(nnz[0])), "W2": Moved(reads=b.T_r * int(nnz[1]))}
 
 
 def fused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of blocks', which is whole."""
-    at = live(p, b, options)
-    tiles = at.f * (b.B_r + at.widest.max(0))
-    return b.B_r * (p.d + p.o) + int(tiles[at.hidden].max(initial=0))
+    blocks = live(p, b, options)
+    tiles = blocks.f * (b.B_r + blocks.widest.max(0))
+    return b.B_r * (p.d + p.o) + int(tiles[blocks.hidden].max(initial=0))
 
 
 def fused_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    at = live(p, b, options)
-    return 2 * p.N * int(at.nnz[:, at.hidden].sum())
+    blocks = live(p, b, options)
+    return 2 * p.N * int(blocks.nnz[:, blocks.hidden].sum())
 
 
 FUSED = replace(

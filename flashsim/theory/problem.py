@@ -40,7 +40,7 @@ class Tiles:
 
     @classmethod
     def of(
-        cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Chosen | None = None, nodes: int = 0
+        cls, N_q: int, N_k: int, B_r: int, B_c: int, choice: Chosen | None = None, nodes: int = 0
     ) -> Tiles:
         """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, or all; the
         last `nodes` keys a tree's.
@@ -48,11 +48,11 @@ class Tiles:
         Node c has its bit in word ⌊c/32⌋, so a tile whose last node is b and whose first is a
         overlaps ⌊b/32⌋ − ⌊a/32⌋ + 1.
         """
-        whole = N_q, N_k, chosen, nodes
+        whole = N_q, N_k, choice, nodes
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r = N_q - (T_r - 1) * B_r
         last_c = N_k - (T_c - 1) * B_c
-        count_of = chosen or (lambda first, end: ((T_r - 1) * (end - first), end - first))
+        count_of = choice or (lambda first, end: ((T_r - 1) * (end - first), end - first))
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
             first = (N_k - nodes) // B_c  # with a node
@@ -71,9 +71,9 @@ class Tiles:
 
     def cut(self, B_r: int, B_c: int) -> Tiles:
         """Return the same part of S, all of it or what is live, in tiles of B_r × B_c."""
-        N_q, N_k, chosen, nodes = self.whole
-        assert chosen is None or isinstance(chosen, Live)
-        return Tiles.of(N_q, N_k, B_r, B_c, chosen and chosen.cut(B_r, B_c), nodes)
+        N_q, N_k, choice, nodes = self.whole
+        assert choice is None or isinstance(choice, Live)
+        return Tiles.of(N_q, N_k, B_r, B_c, choice and choice.cut(B_r, B_c), nodes)
 
     @property
     def chosen(self) -> bool:
@@ -217,8 +217,8 @@ class OneHead:
 
         `kept` is what it has in HBM; None: what a matrix of that name has.
         """
-        for moved in (reads, writes, init):
-            if not isinstance(moved, int) or moved < 0:
+        for formula in (reads, writes, init):
+            if not isinstance(formula, int) or formula < 0:
                 raise TypeError(
                     f"{name} has {reads=}, {writes=}, {init=}; expected whole numbers, from 0"
                 )
@@ -231,12 +231,12 @@ class OneHead:
         """How many words of a tree's bitmask a whole row of S overlaps; 0 without a tree."""
         return ceil_div(self.N_q // self.group, 32) if self.tree else 0
 
-    def tiles(self, B_r: int, B_c: int, chosen: Chosen | None = None) -> Tiles:
+    def tiles(self, B_r: int, B_c: int, choice: Chosen | None = None) -> Tiles:
         """Return S in tiles that are masked as they are computed, all or those chosen: with the
         words of a tree, if any.
         """
         return Tiles.of(
-            self.N_q, self.N_k, B_r, B_c, chosen, self.N_q // self.group if self.tree else 0
+            self.N_q, self.N_k, B_r, B_c, choice, self.N_q // self.group if self.tree else 0
         )
 
     def masks(self, *passes: Tiles) -> Arrays:
@@ -265,9 +265,9 @@ class OneHead:
         dB = self.learns
         if dB is None:
             return {}
-        moved = dB.within(tiles)
+        array = dB.within(tiles)
         size = dB.rows * dB.columns
-        return {dB.name: ArrayTraffic(moved, size + moved, size, size, dB.itemsize, "output")}
+        return {dB.name: ArrayTraffic(array, size + array, size, size, dB.itemsize, "output")}
 
     def gradient_tile(self, rows: int, columns: int) -> int:
         """Return the elements on chip of a bias's gradient, its block for one tile of dS."""
@@ -302,19 +302,19 @@ def arrays_of(mask: Mask, group: int, head: Head = ()) -> tuple[Stored, ...]:
     those of all heads.
     """
     shapes = (array.shape for array in mask.dense(head))
-    found = [
+    arrays = [
         Stored(rows, columns, f"mask{number or ''}", 1)
         for number, (rows, columns) in enumerate(shapes)
     ]
     if mask.bias is not None:
         rows, columns = mask.bias.matrix
-        found.append(
+        arrays.append(
             (Table if mask.bias.is_table else Stored)(
                 rows, columns, "bias", mask.bias.array.dtype.itemsize
             )
         )
     return tuple(
-        array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found
+        array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in arrays
     )
 
 

@@ -81,7 +81,7 @@ def extra_memory(
     options = {option.name: option.default for option in form.options}
     # whatever M is, and the type
     p = OneHead(N_q, N_k, d, d_v, 1, 4, False, (), dropout and not form.plain, options=options)
-    arrays = form.moved(p, Blocks(B_r, B_c, N_q=N_q, N_k=N_k), p.tiles(B_r, B_c))
+    arrays = form.traffic_by_array(p, Blocks(B_r, B_c, N_q=N_q, N_k=N_k), p.tiles(B_r, B_c))
     return Traffic(arrays).extra
 
 

@@ -127,7 +127,7 @@ def trace_of(
     """
     sram = recorder.sram
     assert sram is not None
-    said = About(
+    description = About(
         algorithm=of.name,
         title=of.title,
         direction=of.direction,
@@ -141,25 +141,25 @@ def trace_of(
         notes=recorder.notes,
         **{"tiles": None, "standard": None, **about},
     )
-    return Trace(said, tuple(recorder.events))
+    return Trace(description, tuple(recorder.events))
 
 
 def _counts(
     sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None
 ) -> tuple[Counts, ...]:
-    found = []
-    for name, moved in sram.hbm.traffic.by_array.items():
+    counts = []
+    for name, array in sram.hbm.traffic.by_array.items():
         formula = (
             (exact[name].reads, exact[name].writes) if exact is not None and name in exact else None
         )
         sizes = sram.hbm.matrix(name).shape
         kind = _fitting(kinds.get(name, ("N_q", "N_k")), sizes, shape)
-        found.append(
+        counts.append(
             Counts(
-                name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula
+                name, sizes, kind, array.role, array.itemsize, array.reads, array.writes, formula
             )
         )
-    return tuple(found)
+    return tuple(counts)
 
 
 def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
@@ -190,7 +190,7 @@ def _closed_form(
     there is none.
     """
     problem = plan.problem
-    group = plan.together
+    group = plan.heads_per_launch
     if plan.mask.per_head:
         return None
     gqa = "grouped" if group > 1 else "separate"
@@ -205,7 +205,7 @@ def _closed_form(
 def _options(plan: AttentionPlan) -> str:
     defaults = {option.name: option.default for option in plan.program.options}
     p = plan.problem.dropout_p
-    said = {
+    options = {
         "causal" if plan.mask == Causal() else repr(plan.mask): not isinstance(plan.mask, All),
         f"dropout {p:g}": p,
         **{
@@ -213,9 +213,9 @@ def _options(plan: AttentionPlan) -> str:
             and repr(value) != repr(plan.mask)
             for name, value in plan.options.items()
         },
-        f"{plan.together} query heads grouped": plan.together > 1,
+        f"{plan.heads_per_launch} query heads grouped": plan.heads_per_launch > 1,
     }
-    return ", ".join(words for words, is_so in said.items() if is_so)
+    return ", ".join(words for words, is_so in options.items() if is_so)
 
 
 def _named(value: Any) -> str:

@@ -72,18 +72,20 @@ class Lesson:
             _paragraph(" ".join(part.split()), bool(page))
             for part in self.text.strip().split("\n\n")
         )
-        asked = min((stop.step for stop in self.stops), default=math.inf) if page else math.inf
+        first_question = (
+            min((stop.step for stop in self.stops), default=math.inf) if page else math.inf
+        )
         links = "\n".join(
             f'<li><a href="{html.escape(page)}#t={moment.step}" '
             f'data-event="{html.escape(moment.event)}">'
             f"Step {moment.step:,}</a>, {typeset(moment.event)}: "
-            f"{self._shown(moment, asked).format(typeset(moment.words))}</li>"
+            f"{self._shown(moment, first_question).format(typeset(moment.words))}</li>"
             for moment in self.moments
         )
         return f'{paragraphs}\n<ul class="moments">\n{links}\n</ul>' if links else paragraphs
 
-    def _shown(self, moment: Moment, asked: float) -> str:
-        if moment.step < asked:
+    def _shown(self, moment: Moment, first_question: float) -> str:
+        if moment.step < first_question:
             return SHOWN
         return FOLDED if moment.step in {stop.step for stop in self.stops} else LATER
 
@@ -125,7 +127,7 @@ class Lesson:
 
 
 def _paragraph(text: str, elsewhere: bool) -> str:
-    told = typeset(text.removeprefix("» "))
+    markup = typeset(text.removeprefix("» "))
     if not text.startswith("» "):
-        return f"<p>{told}</p>"
-    return LATER.format(told) if elsewhere else f'<div class="after" hidden><p>{told}</p></div>'
+        return f"<p>{markup}</p>"
+    return LATER.format(markup) if elsewhere else f'<div class="after" hidden><p>{markup}</p></div>'

@@ -71,6 +71,6 @@ def short(file: str) -> str:
     """Return a path as it is in the package: nothing of the machine that a run was made on."""
     parts = Path(file).parts
     if "flashsim" in parts:
-        at = len(parts) - 1 - parts[::-1].index("flashsim")
-        return "/".join(parts[at:])
+        position = len(parts) - 1 - parts[::-1].index("flashsim")
+        return "/".join(parts[position:])
     return parts[-1] if parts else file

@@ -75,15 +75,15 @@ class InductionInvariant:
             ("l", want.l, sums),
             ("O", want.O, O_bound),
         ):
-            got = hbm.peek(name).astype(np.float64).reshape(right.shape)
-            parts = parts_of_bound(got, right, bound)
+            value = hbm.peek(name).astype(np.float64).reshape(right.shape)
+            parts = parts_of_bound(value, right, bound)
             worst = max(worst, float(parts.max()))
             if worst > 1:
-                at = tuple(int(i) for i in np.argwhere(parts > 1)[0])
+                position = tuple(int(i) for i in np.argwhere(parts > 1)[0])
                 raise InvariantBroken(
                     f"after outer step j = {j}, for the first {self._keys:,} keys, "
-                    f"{name}{list(at)} is {got[at]:.9g}; "
-                    f"it should be {right[at]:.9g} ± {bound[at]:.2g}"
+                    f"{name}{list(position)} is {value[position]:.9g}; "
+                    f"it should be {right[position]:.9g} ± {bound[position]:.2g}"
                 )
         self.steps.append(InvariantStep(j, self._keys, worst))
 

@@ -73,7 +73,7 @@ class Recorder:
         held: Resident = tuple(event.sram.resident.items())
         rows, cols = event.where or (None, None)
         where = rows and cols and ((rows.start, rows.stop), (cols.start, cols.stop))
-        told = (
+        message = (
             event.kind,
             event.name,
             event.elements,
@@ -87,7 +87,7 @@ class Recorder:
             self._reads,
             self._writes,
         )
-        self.events.append(TraceEvent(*told, *state, self._value(event)))
+        self.events.append(TraceEvent(*message, *state, self._value(event)))
 
     def _value(self, event: Event) -> NDArray[Any] | None:
         """Return a copy of the tile, the same for equal tiles; None if it is not kept."""

@@ -121,16 +121,16 @@ def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield (first event, last event, turn) of each step."""
     start: int | None = None
     turn = 0
-    for at, event in enumerate(events):
+    for number, event in enumerate(events):
         if start is not None and (
-            event.kind not in DATA or _begins(events[start], events[at - 1], event)
+            event.kind not in DATA or _begins(events[start], events[number - 1], event)
         ):
-            yield start, at - 1, turn
+            yield start, number - 1, turn
             start = None
         if event.kind in ("turn", "turn end"):
             turn += 1
         elif event.kind in DATA and start is None:
-            start = at
+            start = number
     if start is not None:
         yield start, len(events) - 1, turn
 
@@ -209,10 +209,10 @@ class _Follower:
                 kinds = self._kinds.get(name.partition("[")[0], ("", ""))
                 for span, kind in zip(self._where[name], kinds, strict=True):
                     spans.get(kind, []).append(span)
-        at = dict(event.loops)
+        loops = dict(event.loops)
         blocks = self._blocks
-        rows = _at(spans["N_q"], at.get("i"), blocks.B_r)
-        cols = _at(spans["N_k"], at.get("j"), blocks.B_c)
+        rows = _at(spans["N_q"], loops.get("i"), blocks.B_r)
+        cols = _at(spans["N_k"], loops.get("j"), blocks.B_c)
         return rows, cols
 
     def tile(self, rows: Span | None, cols: Span | None) -> tuple[int, int] | None:

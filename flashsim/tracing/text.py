@@ -78,14 +78,14 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
         f"    {moves}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} "
         f"of {M:,}{over}"
     )
-    made = [event.value for event in trace.of(step) if event.kind == "compute"]
+    tiles = [event.value for event in trace.of(step) if event.kind == "compute"]
     for name, kind in trace.about.follows:
         old, new = step.pairs.get(name, (None, None))
         if new is None:
             continue
         if kind[1] == "1" and new.shape[1] == 1:
             yield from _column(name, old, new)
-        elif trace.about.direction == "backward" and any(value is new for value in made):
+        elif trace.about.direction == "backward" and any(value is new for value in tiles):
             yield from _block(name, kind, step, old, new)
 
 
@@ -116,5 +116,5 @@ def _block(
 
 
 def _numbers(column: NDArray[Any]) -> str:
-    shown = " ".join(f"{x:.4g}" for x in column[:MOST_ROWS, 0])
-    return shown.replace("-inf", "−∞") + (" …" if len(column) > MOST_ROWS else "")
+    numbers = " ".join(f"{x:.4g}" for x in column[:MOST_ROWS, 0])
+    return numbers.replace("-inf", "−∞") + (" …" if len(column) > MOST_ROWS else "")

@@ -104,14 +104,14 @@ def _recorded(call: Callable[..., Any], observers: Sequence[Observer]) -> Trace:
 
 
 def _index(head: Any, leading: tuple[int, ...]) -> tuple[int, ...]:
-    at = tuple(head) if isinstance(head, tuple | list) else (head,)
-    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in at)
+    index = tuple(head) if isinstance(head, tuple | list) else (head,)
+    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in index)
     if (
         not whole
-        or len(at) != len(leading)
-        or any(not 0 <= i < n for i, n in zip(at, leading, strict=True))
+        or len(index) != len(leading)
+        or any(not 0 <= i < n for i, n in zip(index, leading, strict=True))
     ):
         raise ValueError(
             f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0"
         )
-    return at
+    return index

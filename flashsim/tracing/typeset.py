@@ -54,12 +54,12 @@ def counted(name: str) -> str:
     return f"{base}_{', '.join(str(int(part) + 1) for part in numbers)}"
 
 
-def _symbol(found: re.Match[str]) -> str:
-    letter, scripts, before, after = found.groups()
+def _symbol(match: re.Match[str]) -> str:
+    letter, scripts, before, after = match.groups()
     if before:
         return f"{before}{_scripted(after)}"
     if not scripts and letter in WORDS:
-        return str(found[0])
+        return str(match[0])
     return f'<span class="symbol">{_lettered(letter)}{_scripted(scripts)}</span>'
 
 

@@ -35,10 +35,10 @@ class _Index:
         """
         if thing is None:
             return -1
-        at = self._at.setdefault(thing if key is None else key, len(self.things))
-        if at == len(self.things):
+        number = self._at.setdefault(thing if key is None else key, len(self.things))
+        if number == len(self.things):
             self.things.append(thing)
-        return at
+        return number
 
 
 def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:

@@ -1099,7 +1099,7 @@ BACKWARD_SCHEDULES: dict[str, Bugs] = {
             "P_rn * 1",
             {"gradients"},
         ),
-        ("dS not dropped", "* dropout_by_element(P_rn, at, key) - D_r", "- D_r", {"gradients"}),
+        ("dS not dropped", "* dropout_by_element(P_rn, row, key) - D_r", "- D_r", {"gradients"}),
         ("D of the first row for all", "D_i[r : r + 1]\n", "D_i[:1]\n", {"gradients"}),
         (
             "keys of the first block",

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     """Find a mask by its class's name, which begins with a capital letter, as no file's does."""
     if name[:1].isupper():
         for file in pkgutil.iter_modules(__path__):
-            found = vars(import_module(f"{__name__}.{file.name}")).get(name)
-            if getattr(found, "__module__", "") == f"{__name__}.{file.name}":
-                return found
+            value = vars(import_module(f"{__name__}.{file.name}")).get(name)
+            if getattr(value, "__module__", "") == f"{__name__}.{file.name}":
+                return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

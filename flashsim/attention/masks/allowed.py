@@ -37,12 +37,16 @@ def allowed_pairs(rule: Mask, shape: Shape, head: Head = ()) -> tuple[str, int, 
     if band is None or not positional:
         allowed = rule.whole(shape, head)
         return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
-    at = np.arange(N_q) + N_k - N_q
-    first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)
+    diagonal = np.arange(N_q) + N_k - N_q
+    first = (
+        np.zeros_like(diagonal)
+        if band.left is None
+        else np.clip(diagonal - band.left, 0, band.keys)
+    )
     end = (
-        np.full_like(at, band.keys)
+        np.full_like(diagonal, band.keys)
         if band.right is None
-        else np.clip(at + band.right + 1, 0, band.keys)
+        else np.clip(diagonal + band.right + 1, 0, band.keys)
     )
     end = np.maximum(first, end)
     if band.queries is not None:

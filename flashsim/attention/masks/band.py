@@ -92,15 +92,15 @@ class Band(NamedTuple):
         """Return the kinds of live tiles that occur. Row r is at position r // `group`, of
         interleaved heads.
         """
-        found: dict[Kind, Found] = {}
+        classes: dict[Kind, Found] = {}
         for is_last, (first, height, number), band in self._runs(blocks, shape, group):
             rows = _Rows(band, blocks, shape, group)
             for (in_last, partial), count in rows.counts(first, height, number).items():
                 if count:
-                    before, at = found.get((is_last, in_last, partial), (0, None))
-                    at = at or rows.one(first, height, number, in_last, partial)
-                    found[is_last, in_last, partial] = before + count, at
-        return found
+                    before, example = classes.get((is_last, in_last, partial), (0, None))
+                    example = example or rows.one(first, height, number, in_last, partial)
+                    classes[is_last, in_last, partial] = before + count, example
+        return classes
 
     def _runs(
         self, blocks: Blocks, shape: Shape, group: int

@@ -188,8 +188,8 @@ class TileDropout:
         left = j * self._B_c
         rows = np.arange(top, top + P_ij.shape[0])
         cols = np.arange(left, left + P_ij.shape[1])
-        made = keep if P_ij.size > 8 else _keep_few
-        return made(
+        make = keep if P_ij.size > 8 else _keep_few
+        return make(
             self._words,
             self._p,
             rows // self._group,

@@ -24,8 +24,8 @@ class _Padding(BandMask):
         name = f"{type(self).__name__}'s lengths"
         most = getattr(shape, self.side)
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= most):
-            said = f"run from {self.lengths.min()} to {self.lengths.max()}"
-            raise ValueError(f"{name} {said}; expected 0 to {self.side} = {most}")
+            range_text = f"run from {self.lengths.min()} to {self.lengths.max()}"
+            raise ValueError(f"{name} {range_text}; expected 0 to {self.side} = {most}")
         check_broadcast(f"{name} array", self.lengths.shape, leading, "the leading axes")
 
     @property

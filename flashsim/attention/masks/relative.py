@@ -86,18 +86,18 @@ class RelativeBias(Bias):
         """Return the bucket of each distance. Raises ValueError for one that the table lacks."""
         if self._bucket is None:
             return np.asarray(apart.clip(0, self._size - 1))
-        found = np.asarray(self._bucket(apart))
+        numbers = np.asarray(self._bucket(apart))
         if (
-            found.shape != apart.shape
-            or found.dtype.kind not in "iu"
-            or found.min() < 0
-            or found.max() >= self._size
+            numbers.shape != apart.shape
+            or numbers.dtype.kind not in "iu"
+            or numbers.min() < 0
+            or numbers.max() >= self._size
         ):
             raise ValueError(
-                f"RelativeBias's bucket returned {shown(found)}; expected a number from 0 to "
+                f"RelativeBias's bucket returned {shown(numbers)}; expected a number from 0 to "
                 f"{self._size - 1} for each"
             )
-        return found
+        return numbers
 
     def at(self, head: Head) -> tuple[int, ...]:
         return head_of(head, self.leading)

@@ -253,11 +253,11 @@ class SlidingWindow(BandMask):
 
     def band(self, shape: Shape, head: Head) -> Band:
         """Return the window, as seen from the positions of bottom-right alignment."""
-        moved = 0
+        shift = 0
         if self.offset is not None:
-            moved = at_head(np.asarray(self.offset), head) - (shape.N_k - shape.N_q)
-        left = None if self.left == -1 else self.left - moved
-        right = None if self.right == -1 else self.right + moved
+            shift = at_head(np.asarray(self.offset), head) - (shape.N_k - shape.N_q)
+        left = None if self.left == -1 else self.left - shift
+        right = None if self.right == -1 else self.right + shift
         return Band(left, right, min(max(shape.N_k + (right or 0), 0), shape.N_k))
 
     def __repr__(self) -> str:
@@ -420,12 +420,16 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
     """
     expected = len(rows), len(cols)
     try:
-        found = mask.allows(rows, cols, shape, head)
-        if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
+        allowed = mask.allows(rows, cols, shape, head)
+        if (
+            not isinstance(allowed, np.ndarray)
+            or allowed.dtype != bool
+            or allowed.shape != expected
+        ):
             what = (
-                f"an array of {found.dtype} of shape {found.shape}"
-                if isinstance(found, np.ndarray)
-                else shown(found)
+                f"an array of {allowed.dtype} of shape {allowed.shape}"
+                if isinstance(allowed, np.ndarray)
+                else shown(allowed)
             )
             raise TypeError(
                 f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = "
@@ -435,7 +439,7 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
     except Exception as error:
         note_line(error, type(mask).allows)
         raise
-    return found
+    return allowed
 
 
 def as_mask(
@@ -444,13 +448,13 @@ def as_mask(
     """Return the mask of `causal=`, `mask=` and those `options` that are masks, together,
     checked. Raises ValueError.
     """
-    given: Mask = All() if mask is None else mask if isinstance(mask, Mask) else Dense(mask)
+    rule: Mask = All() if mask is None else mask if isinstance(mask, Mask) else Dense(mask)
     if check_flag("causal", causal):
-        given = Causal() if mask is None else Causal() & given
+        rule = Causal() if mask is None else Causal() & rule
     for value in options.values():
-        given = given & value if isinstance(value, Mask) else given
-    given.check(shape, leading)
-    return given
+        rule = rule & value if isinstance(value, Mask) else rule
+    rule.check(shape, leading)
+    return rule
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:

@@ -69,14 +69,14 @@ def mesh(
             sends = [*sends, (K, y), (V, y)]
             receives = [*receives, (K_of[y], y), (V_of[y], y)]
     device.wait(device.post(sends=sends, receives=receives))  # line 1
-    made = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
-    got = {
-        x: made[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row
+    sent = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
+    received = {
+        x: sent[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row
     }
     for x in in_row:  # line 2
         for h in sram.loop(H_q):  # line 2
             Q_x = share.head(Q_of[x], h, share.rows(x)).divide(share.B_r)
-            O_x, l_x, m_x = (share.head(X, h, share.rows(x)).divide(share.B_r) for X in made[x])
+            O_x, l_x, m_x = (share.head(X, h, share.rows(x)).divide(share.B_r) for X in sent[x])
             for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
@@ -108,15 +108,15 @@ def mesh(
     others = [x for x in in_row if x != rank]
     device.wait(  # line 12
         device.post(
-            sends=[(X, x) for x in others for X in made[x]],
-            receives=[(X, x) for x in others for X in got[x]],
+            sends=[(X, x) for x in others for X in sent[x]],
+            receives=[(X, x) for x in others for X in received[x]],
         )
     )
     O = hbm.empty("O", (H_q * n, d_v), V.dtype, "output")
     L = hbm.empty("L", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 13
         O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (O, L))
-        parts = [[share.head(X, h, n).divide(share.B_r) for X in got[x]] for x in in_row]
+        parts = [[share.head(X, h, n).divide(share.B_r) for X in received[x]] for x in in_row]
         for i in sram.loop(len(O_h)):  # line 13
             O_i = sram.full(O_h[i].shape, 0.0)  # line 14
             l_i = sram.full(L_h[i].shape, 0.0)  # line 14

@@ -126,14 +126,16 @@ def mesh_backward(
                 sram.store(dV_y[j], dV_j)  # line 13
     # line 14: end for
     parts = [("dQ", dQ_of, H_q, B_r, d), ("dK", dK_of, H_kv, B_c, d), ("dV", dV_of, H_kv, B_c, d_v)]
-    got = {
+    received = {
         (X, x): X_of[x] if x == rank else hbm.empty(f"{X}_from_{x}", (heads * n, w), sram.dtype)
         for X, X_of, heads, _, w in parts
         for x in X_of
     }
     sends = [(part, x) for _, X_of, *_ in parts for x, part in X_of.items() if x != rank]
     device.wait(  # line 15
-        device.post(sends=sends, receives=[(part, x) for (_, x), part in got.items() if x != rank])
+        device.post(
+            sends=sends, receives=[(part, x) for (_, x), part in received.items() if x != rank]
+        )
     )
     sums = []
     for X, X_of, heads, size, w in parts:  # line 16
@@ -141,7 +143,7 @@ def mesh_backward(
         for h in sram.loop(heads):  # line 16
             X_h, *its = (
                 share.head(each, h, n).divide(size)
-                for each in (sums[-1], *(got[X, x] for x in X_of))
+                for each in (sums[-1], *(received[X, x] for x in X_of))
             )
             for i in sram.loop(len(X_h)):  # line 16
                 X_i = sram.full(X_h[i].shape, 0.0)  # line 16

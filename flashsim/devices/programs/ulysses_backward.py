@@ -126,10 +126,10 @@ def ulysses_backward(
                 sram.store(dK_y[j], dK_j)  # line 13
                 sram.store(dV_y[j], dV_j)  # line 13
     # line 14: end for
-    got = {rank: (dK_of[rank], dV_of[rank])}
+    received = {rank: (dK_of[rank], dV_of[rank])}
     for x in others:
         rows = len(share.kv_heads(x)) * n
-        got[x] = (
+        received[x] = (
             hbm.empty(f"dK_from_{x}", (rows, d), sram.dtype),
             hbm.empty(f"dV_from_{x}", (rows, d_v), sram.dtype),
         )
@@ -137,7 +137,11 @@ def ulysses_backward(
     device.wait(  # line 15
         device.post(
             sends=[(X_of[x], x) for x in others for X_of in (dQ_of, dK_of, dV_of)],
-            receives=[each for to, x in home for each in ((to, x), (got[x][0], x), (got[x][1], x))],
+            receives=[
+                each
+                for to, x in home
+                for each in ((to, x), (received[x][0], x), (received[x][1], x))
+            ],
         )
     )
     dK, dV = (
@@ -148,7 +152,8 @@ def ulysses_backward(
         for which, whole in enumerate((dK, dV)):  # line 16
             sums = share.head(whole, k, n).divide(B_c)
             parts = [
-                share.head(got[x][which], k - share.kv_heads(x).start, n).divide(B_c) for x in users
+                share.head(received[x][which], k - share.kv_heads(x).start, n).divide(B_c)
+                for x in users
             ]
             for j in sram.loop(len(sums)):  # line 16
                 X_j = sram.full(sums[j].shape, 0.0)  # line 16

@@ -107,8 +107,8 @@ KernelFunction = Radial | Own
 """What programs are given."""
 
 
-def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile, limit: float) -> Tile:
-    values = np.asarray(found)
+def _checked(what: str, result: Any, shape: tuple[int, ...], like: Tile, limit: float) -> Tile:
+    values = np.asarray(result)
     if values.shape != shape:
         raise ValueError(
             f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashsim.devices.engines import Torch, together
+from flashsim.devices.engines import Torch, all_processes
 from flashsim.devices.share import Share
 from flashsim.gpu.compiling import import_cupy
 from flashsim.memory.device import Link
@@ -43,7 +43,7 @@ class Links:
 
     def wait(self, works: list[Any]) -> None:
         """Let the current stream wait for messages, once."""
-        with together(self.rank):
+        with all_processes(self.rank):
             for work in works:
                 work.wait()
         works.clear()

@@ -109,8 +109,8 @@ def of_keys(scales: Tile, own: Any) -> Tile:
     """Return the scale of each key, a row, of the groups that keys are of."""
     if isinstance(scales, ShapeOnly):
         return scales.made((1, len(own)), other=0)
-    found: Tile = scales[own].T
-    return found
+    factors: Tile = scales[own].T
+    return factors
 
 
 def check_options(batch: Batch, *, group: Any = None) -> Mapping[str, Any]:

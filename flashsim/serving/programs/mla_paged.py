@@ -56,8 +56,13 @@ def check_options(
 
 
 def operands(batch: Batch, options: Mapping[str, Any]) -> Operands:
-    found = paged.operands(batch, options)
-    return {"Q": found["Q"], "C": found["K"], "table": found["table"], "lengths": found["lengths"]}
+    arrays = paged.operands(batch, options)
+    return {
+        "Q": arrays["Q"],
+        "C": arrays["K"],
+        "table": arrays["table"],
+        "lengths": arrays["lengths"],
+    }
 
 
 PROGRAM = BatchProgram(

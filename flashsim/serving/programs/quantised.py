@@ -114,17 +114,17 @@ def quantised(
     return O, L  # line 17
 
 
-def restored(packed: Tile, scales: Sequence[Tile], bits: int, at: Any) -> Tile:
+def restored(packed: Tile, scales: Sequence[Tile], bits: int, index: Any) -> Tile:
     """Return the numbers of packed bytes, (rows, columns): zero + scale · integer, of the group
     `at` which each is.
     """
-    shape, (scale, zero) = (packed.shape[0], at[1].shape[1]), scales
+    shape, (scale, zero) = (packed.shape[0], index[1].shape[1]), scales
     if isinstance(packed, ShapeOnly):
         return packed.made(shape, other=4 * shape[0] * shape[1])
     column = np.arange(shape[1])
     integers = packed[:, column * bits // 8] >> (column * bits % 8).astype(np.uint8) & (2**bits - 1)
-    found: Tile = zero[at] + scale[at] * integers.astype(scale.dtype)
-    return found
+    numbers: Tile = zero[index] + scale[index] * integers.astype(scale.dtype)
+    return numbers
 
 
 def check_options(batch: Batch | None, *, bits: Any, group: Any) -> Mapping[str, Any]:

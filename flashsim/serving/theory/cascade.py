@@ -14,7 +14,7 @@ from flashsim.serving.checks import Levels
 from flashsim.serving.theory.form import BatchForm, Moved, row_blocks, sequences, tile_peak, whole
 
 
-def moved(p: Batch, levels: Levels) -> dict[str, Moved]:
+def traffic(p: Batch, levels: Levels) -> dict[str, Moved]:
     R = p.group * sum(p.queries)
     D = 1 + len(levels)
     shared = sum(
@@ -28,12 +28,12 @@ def moved(p: Batch, levels: Levels) -> dict[str, Moved]:
         "K": own * p.d,
         "V": own * p.d_v,
     }
-    found = {name: Moved(n) for name, n in reads.items()}
+    arrays = {name: Moved(n) for name, n in reads.items()}
     for name, w, chip in (("O", p.d_v, False), ("L", 1, True)):
-        found[name] = Moved((D - 1) * R * w, D * R * w, R * w, chip, "extra" if chip else "output")
+        arrays[name] = Moved((D - 1) * R * w, D * R * w, R * w, chip, "extra" if chip else "output")
         if levels:
-            found[f"{name}_new"] = Moved((D - 1) * R * w, (D - 1) * R * w, R * w, True)
-    return found
+            arrays[f"{name}_new"] = Moved((D - 1) * R * w, (D - 1) * R * w, R * w, True)
+    return arrays
 
 
 def peak(p: Batch, levels: Levels) -> int:
@@ -48,4 +48,4 @@ def peak(p: Batch, levels: Levels) -> int:
     return max(0, merging, *tiles)
 
 
-FORM = BatchForm(name="cascade", moved=moved, peak=peak)
+FORM = BatchForm(name="cascade", traffic=traffic, peak=peak)

@@ -39,13 +39,13 @@ def segments(p: Batch, schedule: str, workers: int, splits: int) -> tuple[Ints, 
     return b, 1 + np.maximum(inside, 0)
 
 
-def moved(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved]:
+def traffic(p: Batch, schedule: str, workers: int, splits: int) -> dict[str, Moved]:
     b, P = segments(p, schedule, workers, splits)
     k = sum(whole(s.cover(p.B_c)) for s in sequences(p))
     parts = whole((b * P)[P > 1])
-    found = moves(p, K=k * p.d, V=k * p.d_v) | {"Q": Moved(whole(b * P) * p.d)}
+    arrays = moves(p, K=k * p.d, V=k * p.d_v) | {"Q": Moved(whole(b * P) * p.d)}
     sizes = {"O_parts": p.d_v * parts, "l_parts": parts, "m_parts": parts}
-    return found | {name: Moved(size, size, size, chip=True) for name, size in sizes.items()}
+    return arrays | {name: Moved(size, size, size, chip=True) for name, size in sizes.items()}
 
 
 def peak(p: Batch, schedule: str, workers: int, splits: int) -> int:
@@ -57,4 +57,4 @@ def peak(p: Batch, schedule: str, workers: int, splits: int) -> int:
     return max([merging, *(tile_peak(p, s.b, s.first(p.B_c)) for s in sequences(p))])
 
 
-FORM = BatchForm(name="decode", moved=moved, peak=peak)
+FORM = BatchForm(name="decode", traffic=traffic, peak=peak)

@@ -119,7 +119,7 @@ class BatchForm(ClosedForm):
 
     package: ClassVar[str] = "flashsim.serving.theory"
 
-    moved: Callable[..., Mapping[str, Moved]]
+    traffic: Callable[..., Mapping[str, Moved]]
     peak: Callable[..., int]
 
     def cost(
@@ -136,10 +136,10 @@ class BatchForm(ClosedForm):
         """
         chip = chip_dtype(batch.dtype).itemsize
         arrays = {}
-        for name, moved in self.moved(batch, **options).items():
-            role = moved.role
-            itemsize = chip if moved.chip else batch.dtype.itemsize
-            size = moved.size
+        for name, array in self.traffic(batch, **options).items():
+            role = array.role
+            itemsize = chip if array.chip else batch.dtype.itemsize
+            size = array.size
             if isinstance(size, tuple):
                 whose, width = size
                 size = operands[whose].rows * width
@@ -147,7 +147,7 @@ class BatchForm(ClosedForm):
                 role = "input"
                 size = operands[name].rows * operands[name].columns
                 itemsize = operands[name].itemsize or itemsize
-            one_head = ArrayTraffic(moved.reads, moved.writes, 0, size, itemsize, role)
+            one_head = ArrayTraffic(array.reads, array.writes, 0, size, itemsize, role)
             all_heads = one_head.times(batch.kv_heads)
             arrays[name] = all_heads.shared(batch.kv_heads) if is_shared(name) else all_heads
         return Exact(

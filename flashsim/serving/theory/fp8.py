@@ -11,8 +11,8 @@ from flashsim.serving.theory.form import BatchForm, Moved, moves
 from flashsim.serving.theory.quantised import tiles
 
 
-def moved(p: Batch, group: int) -> dict[str, Moved]:
-    every = [one for _, found in tiles(p, group) for one in found]
+def traffic(p: Batch, group: int) -> dict[str, Moved]:
+    every = [one for _, group_tiles in tiles(p, group) for one in group_tiles]
     keys = sum(c for c, _ in every)
     scales = sum(r for _, r in every)
     return moves(p, K=keys * p.d, V=keys * p.d_v, k_scale=scales, v_scale=scales)
@@ -22,9 +22,9 @@ def peak(p: Batch, group: int) -> int:
     """A tile of each row block: one with more scales may be larger than the first."""
     w = p.d + p.d_v
     tops = [0]
-    for b, found in tiles(p, group):
-        tops += [b * (w + 2), *((b + c) * w + b * c + 3 * b + 2 * r for c, r in found)]
+    for b, group_tiles in tiles(p, group):
+        tops += [b * (w + 2), *((b + c) * w + b * c + 3 * b + 2 * r for c, r in group_tiles)]
     return max(tops)
 
 
-FORM = BatchForm(name="fp8", moved=moved, peak=peak)
+FORM = BatchForm(name="fp8", traffic=traffic, peak=peak)

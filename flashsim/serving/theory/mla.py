@@ -12,7 +12,7 @@ from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences, tile_peak, whole
 
 
-def moved(p: Batch) -> dict[str, Moved]:
+def traffic(p: Batch) -> dict[str, Moved]:
     return moves(p, C=p.d * sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p)))
 
 
@@ -21,4 +21,4 @@ def peak(p: Batch) -> int:
     return max(tile_peak(p, blocks.b, blocks.first(p.B_c), columns=p.d) for blocks in sequences(p))
 
 
-FORM = BatchForm(name="mla", moved=moved, peak=peak)
+FORM = BatchForm(name="mla", traffic=traffic, peak=peak)

@@ -12,12 +12,13 @@ from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences, tile_peak, whole
 
 
-def moved(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
+def traffic(p: Batch, latent: int, rope: int) -> dict[str, Moved]:
     n = sum(p.keys)
     keys = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
-    made = {X: Moved(keys * w, n * w, ("C", w)) for X, w in (("K", p.d), ("V", p.d_v))}
+    expanded = {X: Moved(keys * w, n * w, ("C", w)) for X, w in (("K", p.d), ("V", p.d_v))}
     return (
-        moves(p, C=2 * n * (latent + rope), W_UK=(p.d - rope) * latent, W_UV=p.d_v * latent) | made
+        moves(p, C=2 * n * (latent + rope), W_UK=(p.d - rope) * latent, W_UV=p.d_v * latent)
+        | expanded
     )
 
 
@@ -29,4 +30,4 @@ def peak(p: Batch, latent: int, rope: int) -> int:
     return max(making, *(tile_peak(p, blocks.b, blocks.first(p.B_c)) for blocks in sequences(p)))
 
 
-FORM = BatchForm(name="mla_expanded", moved=moved, peak=peak)
+FORM = BatchForm(name="mla_expanded", traffic=traffic, peak=peak)

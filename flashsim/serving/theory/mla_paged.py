@@ -12,9 +12,11 @@ from flashsim.serving.theory import paged, paged_split
 from flashsim.serving.theory.form import BatchForm, Moved
 
 
-def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
-    found = paged_split.moved(p, page, tail, splits) if splits > 1 else paged.moved(p, page, tail)
-    return {"C" if name == "K" else name: of for name, of in found.items() if name != "V"}
+def traffic(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
+    arrays = (
+        paged_split.traffic(p, page, tail, splits) if splits > 1 else paged.traffic(p, page, tail)
+    )
+    return {"C" if name == "K" else name: of for name, of in arrays.items() if name != "V"}
 
 
 def peak(p: Batch, page: int, tail: str, splits: int) -> int:
@@ -23,4 +25,4 @@ def peak(p: Batch, page: int, tail: str, splits: int) -> int:
     return max(paged.peak(p, page, tail, columns=p.d), merging)
 
 
-FORM = BatchForm(name="mla_paged", moved=moved, peak=peak)
+FORM = BatchForm(name="mla_paged", traffic=traffic, peak=peak)

@@ -31,7 +31,7 @@ def loaded(blocks: RowBlocks, B_c: int, page: int, tail: str) -> Ints:
     return np.asarray(before + np.minimum(-(-(blocks.e - before) // B_c) * B_c, there))
 
 
-def moved(p: Batch, page: int, tail: str) -> dict[str, Moved]:
+def traffic(p: Batch, page: int, tail: str) -> dict[str, Moved]:
     k = T = pages = 0
     for blocks in sequences(p):
         k += whole(loaded(blocks, p.B_c, page, tail))
@@ -52,4 +52,4 @@ def peak(p: Batch, page: int, tail: str, columns: int = 0) -> int:
     return max(tops)
 
 
-FORM = BatchForm(name="paged", moved=moved, peak=peak)
+FORM = BatchForm(name="paged", traffic=traffic, peak=peak)

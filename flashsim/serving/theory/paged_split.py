@@ -15,14 +15,14 @@ from flashsim.serving.theory import paged
 from flashsim.serving.theory.form import BatchForm, Moved
 
 
-def moved(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
-    found = paged.moved(p, page, tail)
+def traffic(p: Batch, page: int, tail: str, splits: int) -> dict[str, Moved]:
+    arrays = paged.traffic(p, page, tail)
     R = p.group * sum(p.queries)
     again = {
-        name: replace(found[name], reads=splits * found[name].reads) for name in ("Q", "lengths")
+        name: replace(arrays[name], reads=splits * arrays[name].reads) for name in ("Q", "lengths")
     }
     parts = {"O_parts": splits * p.d_v, "l_parts": splits, "m_parts": splits}
-    return found | again | {X: Moved(w * R, w * R, ("Q", w), chip=True) for X, w in parts.items()}
+    return arrays | again | {X: Moved(w * R, w * R, ("Q", w), chip=True) for X, w in parts.items()}
 
 
 def peak(p: Batch, page: int, tail: str, splits: int) -> int:
@@ -30,4 +30,4 @@ def peak(p: Batch, page: int, tail: str, splits: int) -> int:
     return max(paged.peak(p, page, tail), min(p.B_r, p.longest) * (2 * p.d_v + 5))
 
 
-FORM = BatchForm(name="paged_split", moved=moved, peak=peak)
+FORM = BatchForm(name="paged_split", traffic=traffic, peak=peak)

@@ -28,8 +28,8 @@ def widths(p: Batch, bits: int, group: int) -> dict[str, int]:
     return {"K": -(-p.d * bits // 8), "V": -(-p.d_v * bits // 8), "v_scale": v, "v_zero": v}
 
 
-def moved(p: Batch, bits: int, group: int) -> dict[str, Moved]:
-    every = [one for _, found in tiles(p, group) for one in found]
+def traffic(p: Batch, bits: int, group: int) -> dict[str, Moved]:
+    every = [one for _, group_tiles in tiles(p, group) for one in group_tiles]
     keys = sum(c for c, _ in every)
     rows = sum(r for _, r in every)
     reads = {name: keys * width for name, width in widths(p, bits, group).items()}
@@ -41,9 +41,12 @@ def peak(p: Batch, bits: int, group: int) -> int:
     w = p.d + p.d_v
     row = p.d + p.d_v + sum(widths(p, bits, group).values())
     tops = [0]
-    for b, found in tiles(p, group):
-        tops += [b * (w + 2), *(b * (w + 3) + b * c + c * row + 2 * r * p.d for c, r in found)]
+    for b, group_tiles in tiles(p, group):
+        tops += [
+            b * (w + 2),
+            *(b * (w + 3) + b * c + c * row + 2 * r * p.d for c, r in group_tiles),
+        ]
     return max(tops)
 
 
-FORM = BatchForm(name="quantised", moved=moved, peak=peak)
+FORM = BatchForm(name="quantised", traffic=traffic, peak=peak)

@@ -13,7 +13,7 @@ from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import BatchForm, Moved, moves, sequences, tile_peak, whole
 
 
-def moved(p: Batch) -> dict[str, Moved]:
+def traffic(p: Batch) -> dict[str, Moved]:
     T = [len(blocks.b) for blocks in sequences(p)]
     k = sum(whole(blocks.cover(p.B_c)) for blocks in sequences(p))
     return moves(p, K=k * p.d, V=k * p.d_v, cu_q=2 * len(T) * max(T), cu_k=2 * sum(T))
@@ -33,4 +33,4 @@ def peak(p: Batch) -> int:
     )
 
 
-FORM = BatchForm(name="varlen", moved=moved, peak=peak)
+FORM = BatchForm(name="varlen", traffic=traffic, peak=peak)

@@ -15,7 +15,7 @@ from flashsim.serving.batch import Batch
 from flashsim.serving.theory.form import BatchForm, Moved, sequences, whole
 
 
-def moved(p: Batch) -> dict[str, Moved]:
+def traffic(p: Batch) -> dict[str, Moved]:
     every = [*sequences(p)]
     R = p.group * sum(p.queries)
     n = sum(p.keys)
@@ -63,4 +63,4 @@ def peak(p: Batch) -> int:
     return max(tops)
 
 
-FORM = BatchForm(name="varlen", direction="backward", moved=moved, peak=peak)
+FORM = BatchForm(name="varlen", direction="backward", traffic=traffic, peak=peak)

@@ -108,29 +108,31 @@ def lower_bound_backward(
     pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
     w = shape.d + shape.d_v
     compulsory = (queries + keys) * w + shape.N_q * shape.d + shape.N_k * w
-    found = BackwardBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
+    problem = BackwardBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
-        return found
+        return problem
     T = pairs * (shape.d + w)
     delta = min(shape.d, shape.d_v)
     low = M + 1
     # then G ≥ T: one phase
     high = max(M + 1, min(3 * ceil(T ** (2 / 3)), isqrt(16 * delta * T)) + 1)
     best = max(
-        (_phases(found, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}),
-        key=lambda at: at.phases,
+        (_phases(problem, T, Y, delta) for Y in {2 * M, 3 * M, *spread(low, high)}),
+        key=lambda bound: bound.phases,
     )
     if best.n:
         ratio = (high / low) ** (1 / 200)
         near = spread(max(low, ceil(best.Y / ratio)), ceil(best.Y * ratio))
-        best = max((best, *(_phases(found, T, Y, delta) for Y in near)), key=lambda at: at.phases)
+        best = max(
+            (best, *(_phases(problem, T, Y, delta) for Y in near)), key=lambda bound: bound.phases
+        )
     if best.phases <= compulsory:
-        return found
+        return problem
     # as rounding, or its number of steps, may have it
     if not most_in_a_phase_backward(best.Y, delta, best.H):
-        best = _phases(found, T, best.Y, delta, slack=1e-4)
+        best = _phases(problem, T, best.Y, delta, slack=1e-4)
         if not best.n or not most_in_a_phase_backward(best.Y, delta, best.H):
-            return found
+            return problem
     left = T - (best.n - 1) * isqrt(best.H)
     sure = best.last <= 1 or most_in_a_phase_backward(best.M + best.last - 1, delta, left**2 - 1)
     return best if sure else replace(best, last=1)
@@ -141,20 +143,23 @@ def most(Y: float, delta: int) -> float:
     docstring finds.
     """
     beta = BETA / delta**2
-    at = [3 * Y / 4, 2 * Y / (1 + sqrt(1 + 4 * beta * Y))]  # the most of A·P·W; and where W = P
+    candidates = [
+        3 * Y / 4,
+        2 * Y / (1 + sqrt(1 + 4 * beta * Y)),
+    ]  # the most of A·P·W; and where W = P
     if 20 * beta * Y < 9:
-        at.append(2 * Y / (3 + sqrt(9 - 20 * beta * Y)))  # the most of A(P + W)²/4
+        candidates.append(2 * Y / (3 + sqrt(9 - 20 * beta * Y)))  # the most of A(P + W)²/4
 
     def value(A: float) -> float:
         P = Y - A
         W = beta * A * A
         return A * (P * W if W >= P else (P + W) ** 2 / 4)
 
-    return max(map(value, at))
+    return max(map(value, candidates))
 
 
 def _phases(
-    given: BackwardBound, T: int, Y: int, delta: int, slack: float = 1e-12
+    problem: BackwardBound, T: int, Y: int, delta: int, slack: float = 1e-12
 ) -> BackwardBound:
     """Return what phases of Y prove, if a phase has at most √H terms; as given, where one phase
     is enough.
@@ -162,9 +167,9 @@ def _phases(
     H = int(most(Y, delta) * (1 + slack)) + 1
     n = isqrt((T * T - 1) // H) + 1
     if n < 2:
-        return given
+        return problem
     left = T - (n - 1) * isqrt(H)
     last = most_charges(
-        Y - given.M, lambda touched: most(touched, delta) * (1 + slack) + 1 < left**2, given.M
+        Y - problem.M, lambda touched: most(touched, delta) * (1 + slack) + 1 < left**2, problem.M
     )
-    return replace(given, Y=Y, n=n, last=last, H=H)
+    return replace(problem, Y=Y, n=n, last=last, H=H)

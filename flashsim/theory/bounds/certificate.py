@@ -41,13 +41,13 @@ def check_fields(certificate: Mapping[str, Any], kind: str, names: Iterable[str]
     """
     if certificate.get("kind") != kind:
         raise ValueError(f"its kind is {str(certificate.get('kind'))[:50]!r}; expected {kind!r}")
-    wanted = {"kind", *names}
-    found = {*certificate} - MADE
-    for name in sorted(map(str, wanted ^ found)):
+    expected = {"kind", *names}
+    fields = {*certificate} - MADE
+    for name in sorted(map(str, expected ^ fields)):
         raise ValueError(
             f"it has no {name}"
-            if name in wanted
-            else f"it has {name[:50]!r}; expected {', '.join(sorted(wanted))}"
+            if name in expected
+            else f"it has {name[:50]!r}; expected {', '.join(sorted(expected))}"
         )
 
 
@@ -117,8 +117,8 @@ def check(certificate: Mapping[str, Any]) -> str:
         raise ValueError(
             f"rows is {of_game}; the theorem of flashsim/theory/bounds/rows.py proves {least}"
         )
-    given = f"{pairs} allowed pairs, taken as given" if allowed == "given" else allowed
-    sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
+    pairs_text = f"{pairs} allowed pairs, taken as given" if allowed == "given" else allowed
+    sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {pairs_text}"
     backward = "backward " if direction == "backward" else ""
     more = f", and none of the row game fewer than {of_game}" if of_game > bound else ""
     return f"{how}: no {backward}schedule moves fewer than {bound} elements{more} ({sizes})"

@@ -163,12 +163,12 @@ def lower_bound(
     M = check_count("M", M)
     pairs, queries, keys = check_pairs(shape, pairs, queries, keys)
     compulsory = queries * shape.d + keys * (shape.d + shape.d_v) + shape.N_q * shape.d_v
-    found = LowerBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
+    problem = LowerBound(**asdict(shape), M=M, pairs=pairs, compulsory=compulsory)
     if not pairs:
-        return found
-    best = _by_terms(found)
+        return problem
+    best = _by_terms(problem)
     return (
-        max(best, _combined(found), key=lambda at: at.phases)
+        max(best, _combined(problem), key=lambda bound: bound.phases)
         if COMBINED_BELOW * shape.d**2 > M
         else best
     )
@@ -193,17 +193,17 @@ def spread(low: int, high: int) -> list[int]:
     return [min(ceil(low * ratio**step), high) for step in range(201)]
 
 
-def _by_terms(given: LowerBound) -> LowerBound:
+def _by_terms(problem: LowerBound) -> LowerBound:
     """Return the best bound of the theorem: n for Y = 2M and for others, spread out, then about
     the best of these.
     """
-    T = given.pairs * given.d_v
-    M = given.M
-    d = given.d
+    T = problem.pairs * problem.d_v
+    M = problem.M
+    d = problem.d
     most = max(M + 1, isqrt(16 * d * T))  # from there on there are fewer than two phases
     low = M + 1
     high = most
-    best = given
+    best = problem
     for _ in range(4):
         for Y in sorted({2 * M, *spread(low, high)}):
             if (fewer := (T - 1) // most_terms(d, Y)) < 1:
@@ -211,8 +211,8 @@ def _by_terms(given: LowerBound) -> LowerBound:
             # phases, up to there
             as_many = min(isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2)))
             best = max(
-                (best, *(_ended(given, T, at, best) for at in {Y, max(Y, as_many)})),
-                key=lambda at: at.phases,
+                (best, *(_ended(problem, T, bound, best) for bound in {Y, max(Y, as_many)})),
+                key=lambda bound: bound.phases,
             )
         if not best.n:
             break
@@ -222,25 +222,25 @@ def _by_terms(given: LowerBound) -> LowerBound:
     return best
 
 
-def _ended(given: LowerBound, T: int, Y: int, best: LowerBound) -> LowerBound:
+def _ended(problem: LowerBound, T: int, Y: int, best: LowerBound) -> LowerBound:
     """Return what phases of Y prove, with a last phase for what the others leave; or `given`, if
     that is not above the best.
     """
-    M = given.M
-    d = given.d
+    M = problem.M
+    d = problem.d
     fewer, left = divmod(T - 1, most_terms(d, Y))  # left is one term less than they leave
     if fewer < 1 or Y + fewer * (Y - M) <= best.phases:
-        return given
+        return problem
     last = most_charges(Y - M, lambda touched: most_terms(d, touched) <= left, M)
-    return replace(given, Y=Y, n=fewer + 1, last=last)
+    return replace(problem, Y=Y, n=fewer + 1, last=last)
 
 
-def _combined(given: LowerBound) -> LowerBound:
+def _combined(problem: LowerBound) -> LowerBound:
     """Return the best combined bound found, its H certified."""
-    pairs = given.pairs
-    d = given.d
-    d_v = given.d_v
-    M = given.M
+    pairs = problem.pairs
+    d = problem.d
+    d_v = problem.d_v
+    M = problem.M
     weights, steps = np.mgrid[1 : WEIGHTS // 2 + 1, 1:17].reshape(2, -1, 1)
     Ys = M + M * (steps / 4)
     H_of = _about(weights, WEIGHTS - weights, Ys, d, M)
@@ -256,12 +256,12 @@ def _combined(given: LowerBound) -> LowerBound:
             # left is less by one than fewer phases leave
             fewer, left = divmod(pairs * (a * d + b * d_v) - 1, whole)
             if not fewer:
-                return given
-            found = replace(given, Y=Y, n=fewer + 1, last=1, a=a, b=b, H=whole)
-            last = most_charges(Y - M, partial(_gives_at_most, found, left), M)
+                return problem
+            candidate = replace(problem, Y=Y, n=fewer + 1, last=1, a=a, b=b, H=whole)
+            last = most_charges(Y - M, partial(_gives_at_most, candidate, left), M)
             sure = last == 1 or most_in_a_phase(M + last - 1, d, M, a, b, left)
-            return replace(found, last=last) if sure else found
-    return given
+            return replace(candidate, last=last) if sure else candidate
+    return problem
 
 
 def _gives_at_most(phases: LowerBound, left: int, touched: int) -> bool:

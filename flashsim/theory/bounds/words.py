@@ -162,8 +162,8 @@ def _rate(N_q: int, N_k: int, delta: int, g: int, c: int, q: int, n: int) -> Fra
             sums = high + min(Fraction(g * N_q), c / high)
             x = high * min(Fraction(g * N_q), c / high)
         elif low * low >= c or high * high <= c:
-            at = low if low * low >= c else high
-            sums = at + c / at
+            point = low if low * low >= c else high
+            sums = point + c / point
             x = Fraction(c)
         else:
             sums = Fraction(isqrt(4 * c))

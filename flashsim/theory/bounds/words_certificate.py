@@ -66,7 +66,7 @@ def check(certificate: Mapping[str, Any]) -> str:
         raise ValueError("there is no such problem")
     if P * n < N_k or H_q * pairs > P * W or (q if at_root else P * q < N_q):
         raise ValueError("devices have too few rows, or do too little, for the problem")
-    sizes = _said(certificate)
+    sizes = _text(certificate)
     if Y:
         if Y <= S:
             raise ValueError(f"Y = {Y} with S = {S} proves nothing: expected Y > S")
@@ -88,17 +88,17 @@ def check(certificate: Mapping[str, Any]) -> str:
     return f"Devices that do at most {W} pairs each receive at least {words} words in all ({sizes})"
 
 
-def _check_backward(given: Mapping[str, Any]) -> str:
+def _check_backward(certificate: Mapping[str, Any]) -> str:
     """Check theorem 3: X₀ and s by whole numbers, as κ² = 4/27, and λ by them."""
-    _check_whole(given, OF_BACKWARD)
-    _check_problem(given)
+    _check_whole(certificate, OF_BACKWARD)
+    _check_problem(certificate)
     P, H_q, H_kv, pairs, W, q, n = (
-        given[name] for name in ("P", "heads", "kv_heads", "pairs", "W", "q", "n")
+        certificate[name] for name in ("P", "heads", "kv_heads", "pairs", "W", "q", "n")
     )
-    free = given["free"]
-    s = given["s"]
-    rate = Fraction(given["up"], given["down"])
-    if P * n < given["N_k"] or P * q < given["N_q"] or H_q * pairs > P * W:
+    free = certificate["free"]
+    s = certificate["s"]
+    rate = Fraction(certificate["up"], certificate["down"])
+    if P * n < certificate["N_k"] or P * q < certificate["N_q"] or H_q * pairs > P * W:
         raise ValueError("devices have too few rows, or do too little, for the problem")
     g = H_q // H_kv
     s_0 = g * q + n
@@ -113,18 +113,18 @@ def _check_backward(given: Mapping[str, Any]) -> str:
         least = (
             2 * (Fraction(s, SCALE) - s_0) if early else Fraction(8 * s, 3 * SCALE) - 2 * s_0 - E_0
         )
-        if rate * (c - free) > max(0, min(given["d"], given["d_v"]) * least):
+        if rate * (c - free) > max(0, min(certificate["d"], certificate["d_v"]) * least):
             raise ValueError(f"λ = {rate} is too large")
     if 3 * rate > 1:
         raise ValueError(f"λ = {rate} is too large")
     proved = max(0, ceil(rate * (3 * H_q * pairs - P * H_kv * free)))
-    if given["words"] > proved:
-        raise ValueError(f"words are {given['words']}; λ = {rate} proves {proved}")
+    if certificate["words"] > proved:
+        raise ValueError(f"words are {certificate['words']}; λ = {rate} proves {proved}")
     doing = f"Devices that do at most {W} pairs each, backward,"
-    return f"{doing} receive at least {given['words']} words in all ({_said(given)})"
+    return f"{doing} receive at least {certificate['words']} words in all ({_text(certificate)})"
 
 
-def _said(of: Mapping[str, Any]) -> str:
+def _text(of: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{name} = {of[name]}" for name in ("P", "N_q", "N_k", "d", "d_v"))
     return f"{sizes}, {of['heads']} query heads, {of['kv_heads']} KV heads, {of['pairs']} pairs"
 
