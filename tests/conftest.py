@@ -2,9 +2,7 @@
 browser.
 
 `pytest tests/simulate/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
-`@settings(settings.get_profile("fuzz"))`. `pytest -m slow --part 2/16` runs a sixteenth of the slow
-tests, as .ci/run does; and of the tests of each group that take `turns`, likewise, but at least one
-of each group. A test in a browser that has parameters is such a group.
+`@settings(settings.get_profile("fuzz"))`.
 """
 
 import os
@@ -104,45 +102,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="examples that each fuzzer tries",
     )
-    parser.addoption(
-        "--part",
-        metavar="K/N",
-        help="of the slow tests, and of each group with turns, every N-th, from the K-th on",
-    )
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
-    if part := config.getoption("--part"):
-        groups: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            if turns := item.get_closest_marker("turns"):
-                groups.setdefault(turns.args[0], []).append(item)
-            elif item.get_closest_marker("browser") and hasattr(item, "callspec"):
-                groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-            elif item.get_closest_marker("slow") and not item.get_closest_marker("packages"):
-                groups.setdefault("slow", []).append(item)
-        k, n = map(int, part.split("/"))
-        taken = {
-            item for at, group in enumerate(groups.values()) for item in turn(group, k + at, n)
-        }
-        left = {item for group in groups.values() for item in group} - taken
-        config.hook.pytest_deselected(items=[*left])
-        kept = [item for item in items if item not in left]
-        kept.sort(key=lambda item: not item.get_closest_marker("packages"))
-        # each of two processes begins with its half of the longest: compilers' tests
-        items[:] = kept[::2] + kept[1::2]
-
-
-def turn(group: list[Any], k: int, n: int) -> list[Any]:
-    """Return every n-th of a group, from the k-th on; one at least, and each in some of n, or of
-    as many as the group has.
-    """
-    n = min(n, len(group))
-    return group[k % n :: n]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -93,17 +93,14 @@ def launcher(engine: str, processes: int) -> list[str]:
     return [str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", str(processes), sys.executable]
 
 
-GLOO = pytest.mark.turns("gloo")  # PyTorch takes seconds to be imported
-
-
 @pytest.mark.parametrize(
     ("engine", "processes", "asked"),
     [
         ("mpi", 4, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal"),
         ("mpi", 4, "ulysses --N 65 --d 8 --heads 6 --kv-heads 3 --layout striped --causal"),
         ("mpi", 4, "mesh --N 130 --d 8 --columns 2 --dtype bfloat16"),
-        pytest.param("torch", 2, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal", marks=GLOO),
-        pytest.param("torch", 4, "mesh --N 131 --d 8 --columns 2 --dtype float16", marks=GLOO),
+        ("torch", 2, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal"),
+        ("torch", 4, "mesh --N 131 --d 8 --columns 2 --dtype float16"),
         ("mpi", 4, "ring --backward --N 66 --d 8 --d-v 5 --heads 4 --kv-heads 2 --causal"),
         (
             "mpi",
@@ -111,15 +108,12 @@ GLOO = pytest.mark.turns("gloo")  # PyTorch takes seconds to be imported
             "ulysses --backward --N 65 --d 8 --heads 6 --kv-heads 3 --layout striped --causal",
         ),
         ("mpi", 4, "mesh --backward --N 66 --d 8 --columns 2 --dtype bfloat16"),
-        pytest.param(
+        (
             "torch",
             2,
             "ring --backward --N 66 --d 8 --heads 4 --kv-heads 2 --causal --dtype bfloat16",
-            marks=GLOO,
         ),
-        pytest.param(
-            "torch", 4, "ulysses --backward --N 65 --d 8 --heads 5 --layout zigzag", marks=GLOO
-        ),
+        ("torch", 4, "ulysses --backward --N 65 --d 8 --heads 5 --layout zigzag"),
     ],
 )
 def test_bits_counts_and_bytes_are_the_simulation_s(

@@ -47,7 +47,6 @@ from flashsim.gpu.devices import tiles
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 from flashsim.learn.examples import same_curve
-from tests.conftest import turn
 from tests.helpers.pages import ROOT, listing, text_of
 
 LADDER = list(gpu.ladder())
@@ -116,23 +115,13 @@ def _symbols(names: Iterable[str]) -> set[str]:
     return {name.partition("<")[0] for name in names}
 
 
-def _group(variant: Variant, arch: str) -> str:
-    """Return the name of what takes turns: builds of the same functions of a file for the same
-    architecture.
-    """
-    return " ".join((variant.file, arch, *sorted(_symbols(variant.functions))))
-
-
 BUILDS = [(variant, arch) for variant in VARIANTS for arch in variant.architectures]
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("variant", "arch"),
-    [
-        pytest.param(*of, id=f"{_id(of[0])}-{of[1]}", marks=pytest.mark.turns(_group(*of)))
-        for of in BUILDS
-    ],
+    [pytest.param(variant, arch, id=f"{_id(variant)}-{arch}") for variant, arch in BUILDS],
 )
 def test_kernels_compile_and_keep_what_their_headers_promise(
     variant: Variant, arch: str, tmp_path: Path
@@ -141,11 +130,6 @@ def test_kernels_compile_and_keep_what_their_headers_promise(
 
     The compiler may move them below what waits for a product: then nothing overlaps, though results
     are the same.
-
-    Of one commit .ci/run compiles a sixteenth (see the next test): every file, and each of its
-    functions, for each architecture, in some types, widths and masks. What only another of these
-    has, as a branch that does not compile, a spill or a product that waits, is seen within the next
-    fifteen commits; `pytest -m packages` sees all.
     """
     compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
     assert set(compiled.resources) == set(variant.functions)
@@ -254,29 +238,19 @@ def test_exponentials_that_the_compiler_moves_are_noticed(
     assert found[function][1] > _alone(function)
 
 
-@pytest.mark.parametrize("k", range(20))
-def test_each_turn_compiles_each_function_for_each_architecture_and_sixteen_of_them_all(
-    k: int,
-) -> None:
-    groups: dict[str, list[tuple[Variant, str]]] = {}
-    for build in BUILDS:
-        groups.setdefault(_group(*build), []).append(build)
-    each = [*enumerate(groups.values())]
-    turns = [
-        [build for at, group in each for build in turn(group, k + later + at, 16)]
-        for later in range(16)
-    ]
-    assert {build for of in turns for build in of} == {*BUILDS}
-    found = {(v.file, name, arch) for v, arch in turns[0] for name in _symbols(v.functions)}
-    assert found == {
-        (path.name, name, arch)
-        for path in KERNELS.glob("*.cu")
-        for name in re.findall(
-            r"__global__ void (?:__\w+__\(.*\)\s+)*(\w+)\(", path.read_text(encoding="utf-8")
-        )
-        for arch in (["sm_90a"] if path.name.startswith("hopper") else ARCHITECTURES)
-    }
-    assert len(turns[0]) < len(BUILDS) / 2
+def test_each_function_is_compiled_for_each_architecture() -> None:
+    compiled = set()
+    for variant, arch in BUILDS:
+        for name in _symbols(variant.functions):
+            compiled.add((variant.file, name, arch))
+    functions = set()
+    for path in KERNELS.glob("*.cu"):
+        text = path.read_text(encoding="utf-8")
+        architectures = ["sm_90a"] if path.name.startswith("hopper") else ARCHITECTURES
+        for name in re.findall(r"__global__ void (?:__\w+__\(.*\)\s+)*(\w+)\(", text):
+            for arch in architectures:
+                functions.add((path.name, name, arch))
+    assert compiled == functions
 
 
 @pytest.mark.parametrize("file", LISTED)
