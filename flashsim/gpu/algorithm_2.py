@@ -108,8 +108,21 @@ def backward(
     )
     T, (MASK, dropout) = ELEMENTS[q.dtype.name], variant_types(options)
     function = f"algorithm_4<{T}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
-    given = (q, k, v, o, do, l, m, R, dq, dk_parts, dv_parts, problem(q, k, v, options, o=o, do=do))
-    launch(BACKWARD, function, B * H, shared, given, names, options)
+    arguments = (
+        q,
+        k,
+        v,
+        o,
+        do,
+        l,
+        m,
+        R,
+        dq,
+        dk_parts,
+        dv_parts,
+        problem(q, k, v, options, o=o, do=do),
+    )
+    launch(BACKWARD, function, B * H, shared, arguments, names, options)
     if group > 1:
         for name, parts, sums in (("dK", dk_parts, dk), ("dV", dv_parts, dv)):
             total = B * H_kv * N_k * d

@@ -139,19 +139,19 @@ def backward(
 def _called(
     direction: str,
     names: Sequence[str],
-    given: tuple[Any, ...],
+    operands: tuple[Any, ...],
     plain: tuple[Any, ...],
     others: tuple[Any, ...],
 ) -> list[Any]:
     """Return a call's results as a list. Arguments are as `settled`'s."""
-    with Taken(names, given, others[0]) as x:
-        run, wanted, copied, counters = settled(direction, x, plain, others)
+    with Taken(names, operands, others[0]) as x:
+        run, results_wanted, copied, counters = settled(direction, x, plain, others)
         for n in copied:
             x.make_contiguous(n)
         if isinstance(run, Prepared):
-            results = x.fill(run, wanted)
+            results = x.fill(run, results_wanted)
         else:
-            results = x.library.new(wanted, x.given)
+            results = x.library.new(results_wanted, x.given)
             arrays = x.as_cupy(results)
             with temporaries():
                 run(*arrays)

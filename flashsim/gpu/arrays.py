@@ -34,22 +34,22 @@ class CuPy:
     def __init__(self) -> None:
         self._cupy = import_cupy()
 
-    def look(self, given: Sequence[Any], device: int) -> Look | None:
+    def look(self, arrays: Sequence[Any], device: int) -> Look | None:
         """Return what a launch needs to know of the arrays, or None unless all are CuPy's on
         this device.
         """
         ndarray = self._cupy.ndarray
-        found: list[Any] = []
-        at = []
-        for x in given:
+        layout: list[Any] = []
+        addresses = []
+        for x in arrays:
             if not isinstance(x, ndarray):
                 return None
             data = x.data
             if data.device_id != device:
                 return None
-            found += (x.shape, x.strides, x.dtype)
-            at.append(data.ptr)
-        return tuple(found), at
+            layout += (x.shape, x.strides, x.dtype)
+            addresses.append(data.ptr)
+        return tuple(layout), addresses
 
     def described(self, shape: Any, strides: Any, dtype: Any) -> tuple[Any, ...]:
         """Return what `look` found of one array as a shape, strides in bytes, and a NumPy dtype."""
@@ -63,10 +63,10 @@ class CuPy:
         """Return a dtype as `new` takes it."""
         return np.dtype(name)
 
-    def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
+    def new(self, specifications: Sequence[New], arrays: Sequence[Any]) -> list[Any]:
         """Return new arrays."""
         ndarray = self._cupy.ndarray
-        return [ndarray(shape, dtype) for _, shape, dtype in wanted]
+        return [ndarray(shape, dtype) for _, shape, dtype in specifications]
 
     def contiguous(self, array: Any) -> Any:
         """Return a contiguous copy."""
@@ -116,20 +116,20 @@ class PyTorch:
             self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream
         )
 
-    def look(self, given: Sequence[Any], device: int) -> Look | None:
+    def look(self, arrays: Sequence[Any], device: int) -> Look | None:
         """Return as `CuPy.look`; None also for tensors that are not plain numbers in memory."""
         types = self._types
         strided = self._torch.strided
-        found: list[Any] = []
-        at = []
-        for x in given:
+        layout: list[Any] = []
+        addresses = []
+        for x in arrays:
             if type(x) not in types or not x.is_cuda or x.get_device() != device:
                 return None
             if x.layout is not strided or x.is_neg():
                 return None
-            found += (x.shape, x.stride(), x.dtype)
-            at.append(x.data_ptr())
-        return tuple(found), at
+            layout += (x.shape, x.stride(), x.dtype)
+            addresses.append(x.data_ptr())
+        return tuple(layout), addresses
 
     def described(self, shape: Any, strides: Any, dtype: Any) -> tuple[Any, ...]:
         """Return as `CuPy.described`."""
@@ -157,16 +157,16 @@ class PyTorch:
         """Return as `CuPy.dtype`."""
         return getattr(self._torch, name)
 
-    def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
+    def new(self, specifications: Sequence[New], arrays: Sequence[Any]) -> list[Any]:
         """Return new tensors. One that is like a given tensor takes half the time to make."""
         like = self._torch.empty_like
         dense = self._torch.contiguous_format
-        first = given[0]
+        first = arrays[0]
         return [
             first.new_empty(shape, dtype=dtype)
             if n is None
-            else like(given[n], memory_format=dense)
-            for n, shape, dtype in wanted
+            else like(arrays[n], memory_format=dense)
+            for n, shape, dtype in specifications
         ]
 
     def scratch(self, size: int, results: list[Any]) -> tuple[Any, int]:
@@ -202,12 +202,12 @@ class Taken:
     array.
     """
 
-    def __init__(self, names: Sequence[str], given: Sequence[Any], mask: Any) -> None:
+    def __init__(self, names: Sequence[str], arrays: Sequence[Any], mask: Any) -> None:
         self._within: ExitStack | None = None
-        self.names, self.given, self.mask = names, list(given), None
-        self.device, self.library = current_device(), _library(given[0].__class__)
+        self.names, self.given, self.mask = names, list(arrays), None
+        self.device, self.library = current_device(), _library(arrays[0].__class__)
         looked = (
-            self.library.look(given, self.device)
+            self.library.look(arrays, self.device)
             if mask is None or isinstance(mask, Mask)
             else None
         )
@@ -259,14 +259,19 @@ class Taken:
         names = (*self.names, *["result"] * len(filled))
         return [as_cupy(name, x) for name, x in zip(names, (*self.given, *filled), strict=True)]
 
-    def fill(self, run: Prepared | None, wanted: Sequence[New]) -> list[Any]:
+    def fill(self, run: Prepared | None, specifications: Sequence[New]) -> list[Any]:
         """Return new arrays, filled by `run`, or left empty if it is None."""
-        results = self.library.new(wanted, self.given)
+        results = self.library.new(specifications, self.given)
         if run is not None:
             import_cupy().cuda.runtime.setDevice(self.device)
-            _memory, at = self.library.scratch(run.scratch, results) if run.scratch else (None, 0)
+            _memory, address = (
+                self.library.scratch(run.scratch, results) if run.scratch else (None, 0)
+            )
             run.run(
-                self.library.stream(self.device), at, *self.at, *self.library.addresses(results)
+                self.library.stream(self.device),
+                address,
+                *self.at,
+                *self.library.addresses(results),
             )
         return results
 

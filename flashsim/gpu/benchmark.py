@@ -59,7 +59,7 @@ class Timing:
 
 
 def benchmark(
-    asked: Sequence[Setting],
+    settings: Sequence[Setting],
     *,
     names: Sequence[str] = (),
     rounds: int = 7,
@@ -73,12 +73,12 @@ def benchmark(
     a GPU.
     """
     if on_setting is not None:
-        on_setting(0, len(asked), "compile")
-    compile_first(_shortest(asked, names))
+        on_setting(0, len(settings), "compile")
+    compile_first(_shortest(settings, names))
     results = []
-    for done, setting in enumerate(asked):
+    for done, setting in enumerate(settings):
         if on_setting is not None:
-            on_setting(done, len(asked), str(setting))
+            on_setting(done, len(settings), str(setting))
         timings = [
             asdict(timing) for timing in race(setting, contestants(setting, names), rounds, turn_ms)
         ]
@@ -88,12 +88,12 @@ def benchmark(
     return results
 
 
-def _shortest(asked: Sequence[Setting], names: Sequence[str]) -> list[Callable[[], Call]]:
+def _shortest(settings: Sequence[Setting], names: Sequence[str]) -> list[Callable[[], Call]]:
     """Return makers of calls that together need every kernel: for each of ours and each kind of
     setting, the shortest.
     """
     kinds: dict[tuple[str, Setting], Callable[[], Call]] = {}
-    for setting in sorted(asked, key=lambda setting: setting.N):
+    for setting in sorted(settings, key=lambda setting: setting.N):
         for name, make in contestants(setting, names):
             if name in ladder():
                 kinds.setdefault((name, replace(setting, N=0, B=0)), make)
@@ -138,7 +138,7 @@ def race(
             calls[name] = call
         except Exception as error:
             # a contestant that cannot do this setting must not end the benchmark
-            failed[name] = _said(error)
+            failed[name] = _text(error)
         cupy.cuda.runtime.deviceSynchronize()
         if extra.get(name, MUCH) >= MUCH:  # otherwise later, since it takes 80 ms
             _free()
@@ -196,21 +196,21 @@ def interleaved(
                 known = name in launches
                 if not known:
                     _tried_twice(_time, calls[name], 1)
-                taken = _tried_twice(_time, calls[name], launches.get(name, 1), partial(look, name))
+                trial = _tried_twice(_time, calls[name], launches.get(name, 1), partial(look, name))
                 if not known:
-                    again = _time(calls[name], 10) if taken < turn_ms / 10 else taken
+                    again = _time(calls[name], 10) if trial < turn_ms / 10 else trial
                     launches[name] = max(1, min(MOST_LAUNCHES, int(turn_ms / max(again, 1e-3))))
                 if known or launches[name] == 1:
-                    times[name].append(taken)
+                    times[name].append(trial)
             except Exception as error:
                 if failed is None:
                     raise
-                failed[name] = _said(error)
+                failed[name] = _text(error)
                 del times[name]
     return times
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     """Return an error as text. The error object would keep its frames' arrays in memory."""
     return f"{type(error).__name__}: {error}"[:300]
 

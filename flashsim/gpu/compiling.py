@@ -97,13 +97,13 @@ def compile_file(
         )
     nvrtc = _nvrtc()
     headers = _headers()
-    said = (
+    flags = (
         f"-arch={arch}",
         *OPTIONS,
         *(f"-D{symbol}={value}" for symbol, value in sorted(defines.items())),
     )
-    options = (*said, f"-I{headers}", f"-I{KERNELS}")
-    key = _key(name, functions, said, nvrtc.getVersion())
+    options = (*flags, f"-I{headers}", f"-I{KERNELS}")
+    key = _key(name, functions, flags, nvrtc.getVersion())
     if key not in _compiled:
         _compiled[key] = _from_cache(key) or _to_cache(
             key, _compile(nvrtc, source, tuple(functions), options, arch)
@@ -122,28 +122,28 @@ def load(
     """
     cupy = import_cupy()
     device = current_device()
-    asked = (device, name, tuple(functions), tuple(sorted(defines.items())), arch)
+    key = (device, name, tuple(functions), tuple(sorted(defines.items())), arch)
     # hashing takes longer than a launch, so sources are assumed not to change while a program runs
-    if asked not in _loaded:
+    if key not in _loaded:
         compiled = compile_file(name, functions, defines, arch or architecture(device))
         path = _cubin_file(hashlib.sha256(compiled.cubin).hexdigest(), compiled.cubin)
         module = cupy.RawModule(path=str(path))
-        _loaded[asked] = {
+        _loaded[key] = {
             function: module.get_function(lowered) for function, lowered in compiled.names.items()
         }
-    return _loaded[asked]
+    return _loaded[key]
 
 
 def architecture(device: int) -> str:
     """Return the architecture to compile for on a device: "sm_80", or "sm_90a" with Hopper's own
     instructions.
     """
-    found = capability(device)
-    if int(found) < 80:
+    number = capability(device)
+    if int(number) < 80:
         raise MissingGPU(
-            f"GPU {device} has compute capability {found}; expected 80 (Ampere) or later"
+            f"GPU {device} has compute capability {number}; expected 80 (Ampere) or later"
         )
-    return f"sm_{found}{'a' if int(found) >= 90 else ''}"
+    return f"sm_{number}{'a' if int(number) >= 90 else ''}"
 
 
 @cache
@@ -202,14 +202,19 @@ def _compile(
         cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte
     finally:
         nvrtc.destroyProgram(program)
-    found = parse_log(log)
-    missing = [function for function, lowered in names.items() if lowered not in found]
+    resources = parse_log(log)
+    missing = [function for function, lowered in names.items() if lowered not in resources]
     if missing:
         raise CompileError(
             f"{source.name} for {arch}: ptxas reports nothing about {', '.join(missing)}:\n{log}"
         )
     return Compiled(
-        source.name, arch, cubin, names, log, {f: found[lowered] for f, lowered in names.items()}
+        source.name,
+        arch,
+        cubin,
+        names,
+        log,
+        {f: resources[lowered] for f, lowered in names.items()},
     )
 
 
@@ -217,7 +222,7 @@ def parse_log(log: str) -> dict[str, Resources]:
     """Return each function's resources, by its name in the cubin, from what `--ptxas-options=-v`
     prints.
     """
-    found: dict[str, Resources] = {}
+    resources: dict[str, Resources] = {}
     for part in re.split(r"(?=Compiling entry function)", log):
         entry = re.match(r"Compiling entry function '(\S+)'", part)
         if entry is None:
@@ -227,10 +232,10 @@ def parse_log(log: str) -> dict[str, Resources]:
         )
         (registers,) = _numbers(r"Used (\d+) registers", part, 1)
         shared = re.search(r"(\d+) bytes smem", part)
-        found[entry[1]] = Resources(
+        resources[entry[1]] = Resources(
             registers, stores, loads, stack, int(shared[1]) if shared else 0
         )
-    return found
+    return resources
 
 
 def _numbers(pattern: str, text: str, count: int) -> list[int]:
@@ -278,11 +283,11 @@ def cache_folder() -> Path:
     """Return where cubins are kept: $FLASHSIM_CACHE, or flashsim/ in the user's cache, or a
     temporary folder if not writable.
     """
-    asked = os.environ.get("FLASHSIM_CACHE")
+    setting = os.environ.get("FLASHSIM_CACHE")
     try:
         folder = (
-            Path(asked)
-            if asked
+            Path(setting)
+            if setting
             else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashsim"
         )
         folder.mkdir(parents=True, exist_ok=True)

@@ -123,12 +123,14 @@ def settings(
     return [Setting(*each, **others) for each in product(lengths, head_dims, causal, directions)]
 
 
-def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Call]]]:
+def contestants(
+    setting: Setting, requested_names: Sequence[str]
+) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Yield names, and what makes a call of each. Making it may fail, too."""
     usual = [
         name for name in NAMES if name not in SPARSE and _longest(name, setting.N) >= setting.N
     ]
-    names = [name for name in NAMES if name in asked] if asked else usual
+    names = [name for name in NAMES if name in requested_names] if requested_names else usual
     torch = torch_if_there()
     for name in names:
         if name in ladder():
@@ -140,7 +142,7 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
         elif torch is None or (name in PACKAGES and version(PACKAGES[name]) is None):
             continue
         elif setting.direction == "backward" and (
-            name == FA3 or (name == FA4 and name not in asked)
+            name == FA3 or (name == FA4 and name not in requested_names)
         ):
             # FlashAttention-3's is not in the package, and FlashAttention-4's may not return: see
             # `absent`
@@ -151,8 +153,8 @@ def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, C
             yield name, partial(_torchs, TORCH[name], setting, torch)
 
 
-def absent(asked: Sequence[str]) -> dict[str, str]:
-    """Return by name why peers do not take part on this machine. `asked` are the names asked
+def absent(names: Sequence[str]) -> dict[str, str]:
+    """Return by name why peers do not take part on this machine. `requested_names` are those asked
     for, if any.
     """
     if torch_if_there() is None:
@@ -164,7 +166,7 @@ def absent(asked: Sequence[str]) -> dict[str, str]:
     }
     if FA3 not in reasons:
         reasons[f"{FA3}, backward"] = f"{PACKAGES[FA3]} has the forward pass only"
-    if FA4 not in reasons and FA4 not in asked:
+    if FA4 not in reasons and FA4 not in names:
         reasons[f"{FA4}, backward"] = "it may not return; --only fa4 asks for it"
     return reasons
 
@@ -216,11 +218,11 @@ def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
     cupy = import_cupy()
     rng = cupy.random.default_rng(0)
     shape = setting.batch, setting.H, setting.N, setting.d
-    made = [rng.standard_normal(shape, dtype=cupy.float32) for _ in range(count)]
-    made[:3] = drawn(setting, made[:3], cupy)
+    normals = [rng.standard_normal(shape, dtype=cupy.float32) for _ in range(count)]
+    normals[:3] = drawn(setting, normals[:3], cupy)
     if dtype == hopper_fp8.NAME:
-        return [hopper_fp8.to_fp8(x) for x in made]
-    return [x.astype(dtype or setting.dtype) for x in made]
+        return [hopper_fp8.to_fp8(x) for x in normals]
+    return [x.astype(dtype or setting.dtype) for x in normals]
 
 
 def drawn(setting: Setting, normal: Sequence[Any], xp: Any) -> list[Any]:
@@ -255,16 +257,16 @@ def captured(setting: Setting) -> list[Any]:
     H = setting.H
     N = setting.N
     d = setting.d
-    found = []
+    outputs = []
     for name in "qkv":
         x = sample[name].astype(np.float32)[:, attend]  # (heads, tokens, width)
         width = x.shape[-1]
         x = np.take(
             np.take(x, np.arange(B * H) % len(x), axis=0), np.arange(N) % x.shape[1], axis=1
         )
-        found.append(np.tile(x, d // width).reshape(B, H, N, d))
-    found[0] *= (width / d) ** 0.5
-    return found
+        outputs.append(np.tile(x, d // width).reshape(B, H, N, d))
+    outputs[0] *= (width / d) ** 0.5
+    return outputs
 
 
 def _ours(name: str, setting: Setting, **more: Any) -> Call:
@@ -298,8 +300,8 @@ def _flash_attention(name: str, setting: Setting, torch: Any) -> Call:
         from flash_attn.cute import flash_attn_func
 
     def attention(q: Any, k: Any, v: Any) -> Any:
-        found = flash_attn_func(q, k, v, causal=setting.causal)
-        return found[0] if isinstance(found, tuple) else found
+        output = flash_attn_func(q, k, v, causal=setting.causal)
+        return output[0] if isinstance(output, tuple) else output
 
     return _peer(attention, setting, torch, rows_first=True)
 
@@ -311,11 +313,11 @@ def _peer(
     d) if `rows_first`.
     """
     backward = setting.direction == "backward"
-    made = (
+    calls = (
         torch.from_dlpack(x).to(getattr(torch, setting.dtype))
         for x in arrays(setting, 3, "float32")
     )
-    laid = (x.transpose(1, 2).contiguous() if rows_first else x for x in made)
+    laid = (x.transpose(1, 2).contiguous() if rows_first else x for x in calls)
     q, k, v = (x.requires_grad_(backward) for x in laid)
     if not backward:
         return partial(attention, q, k, v)

@@ -225,11 +225,11 @@ def steps(d: int) -> dict[str, Tiles]:
         mends=False,
         persistent=False,
     )
-    found = {"plain": tiles}
+    steps_by_kind = {"plain": tiles}
     for idea in ("split", "persistent", "longest", "lazy", "sums", "mends", "turns"):
         tiles = tiles._replace(**{idea: True})
-        found[f"+ {idea}"] = tiles
-    return found
+        steps_by_kind[f"+ {idea}"] = tiles
+    return steps_by_kind
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -312,7 +312,7 @@ def prepared(
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
     strides = (q.strides, k.strides, v.strides)
-    asked = (options.scale, drops, listed, options.counters is not None)
+    settings = (options.scale, drops, listed, options.counters is not None)
     start = _launch(
         device,
         tiles,
@@ -324,7 +324,7 @@ def prepared(
         kind,
         window,
         mask and mask[1:],
-        *asked,
+        *settings,
     )
     M = mask.array.data.ptr if mask else 0
 
@@ -388,20 +388,25 @@ def _launch(
         tiles.shared_bytes(d, kind == "ARRAY"),
     )
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
-    wanted = -(-row_blocks // tiles.teams(d))
+    team_blocks = -(-row_blocks // tiles.teams(d))
     threads = 128 * (tiles.teams(d) * tiles.B_r // ROWS + 1)
-    blocks = min(attributes["MultiProcessorCount"], wanted) if tiles.persistent else wanted
+    blocks = (
+        min(attributes["MultiProcessorCount"], team_blocks) if tiles.persistent else team_blocks
+    )
     shapes = (q, k, k, q)
-    given = (*strides, contiguous(q, dtype.itemsize))
+    layout = (*strides, contiguous(q, dtype.itemsize))
     boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, o_columns(d, kind == "ARRAY"))
-    sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
+    sides = tuple(zip("qkvo", shapes, layout, boxes, strict=True))
     by_value = np.void(problem.tobytes())
 
     def arguments(
         Q: int, K: int, V: int, O: int, M: int, L: int, counter: int, totals: int
     ) -> tuple[Any, ...]:
         each = zip(sides, (Q, K, V, O), strict=True)
-        maps = [tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each]
+        maps = [
+            tensor_map(name, address, *layout, dtype.name, *box)
+            for (name, *layout, box), address in each
+        ]
         maps.append(mask_map(M, *matrices, tiles.B_r, tiles.B_c) if masked else maps[0])
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
@@ -437,13 +442,13 @@ def _listed(
 def _on_gpu(
     device: int,
     bits: bytes,
-    asked: tuple[int, int],
+    tile: tuple[int, int],
     shape: Shape,
     window: tuple[int, int],
     B_c: int,
 ) -> tuple[Any, Any]:
-    blocks = Blocks(*asked, N_q=shape.N_q, N_k=shape.N_k)
-    live = live_tiles(bits, asked, blocks, shape, window).repeat(asked[1] // B_c, axis=1)[
+    blocks = Blocks(*tile, N_q=shape.N_q, N_k=shape.N_k)
+    live = live_tiles(bits, tile, blocks, shape, window).repeat(tile[1] // B_c, axis=1)[
         :, : -(-shape.N_k // B_c)
     ]
     starts, tiles = to_gpu(np.concatenate([[0], live.sum(axis=1).cumsum()]), np.nonzero(live)[1])
@@ -491,9 +496,9 @@ def _another_runs(q: Any, options: Options) -> bool:
         )
     for name in ("blocks", "counters", "mask", "window", "block_mask") if reason else ():
         if getattr(options, name) is not None:
-            given = "count" if name == "counters" else name
+            option = "count" if name == "counters" else name
             raise ValueError(
-                f"{given} is given; tensor_core does not take it, and runs instead of hopper "
+                f"{option} is given; tensor_core does not take it, and runs instead of hopper "
                 f"because {reason}"
             )
     if reason:

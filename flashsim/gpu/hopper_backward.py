@@ -79,7 +79,7 @@ def functions(dtype: str, d: int, kind: str, drops: bool, deterministic: bool) -
 def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared:
     """Return `hopper.backward` for arrays of these shapes, strides and dtypes."""
     strides = q.strides, k.strides, v.strides, do.strides
-    asked = options.scale, options.dropout_p, options.seed, options.deterministic
+    settings = options.scale, options.dropout_p, options.seed, options.deterministic
     window = options.window or (-1, 0 if options.causal else -1)
     lists: tuple[Any, ...] = ()
     if options.window or options.block_mask is not None:
@@ -99,12 +99,12 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     M = mask.array.data.ptr if mask else 0
     masked = window, mask and mask[1:], listed
     start, scratch = _launches(
-        device, q.shape, k.shape, strides, q.dtype, kind, *masked, *asked, counting
+        device, q.shape, k.shape, strides, q.dtype, kind, *masked, *settings, counting
     )
 
-    def run(stream: int, at: int, *addresses: int) -> None:
-        moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
-        start(stream, at, M, *addresses, *moved)
+    def run(stream: int, scratch: int, *addresses: int) -> None:
+        counts = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
+        start(stream, scratch, M, *addresses, *counts)
 
     return Prepared(run, scratch, (*lists, mask))
 
@@ -222,9 +222,9 @@ def _launches(
     turns = 8 * row_blocks  # whose turn it is
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
     names_of = ("q", "k", "v", "do", "dk", "dv")
-    given = (*strides, *[contiguous(k, dtype.itemsize)] * 2)
+    layout = (*strides, *[contiguous(k, dtype.itemsize)] * 2)
     sides = tuple(
-        zip(names_of, (q, k, k, q, k, k), given, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True)
+        zip(names_of, (q, k, k, q, k, k), layout, (B_r, B_c, B_c, B_r, ROWS, ROWS), strict=True)
     )
 
     def arguments(
@@ -239,17 +239,20 @@ def _launches(
         dQ: int,
         dK: int,
         dV: int,
-        *moved: int,
+        *count_addresses: int,
     ) -> Any:
-        found = problem.copy()
-        found["rows"] = scratch + sums
-        found["sums"] = scratch
-        found["turns"] = scratch + sums + rows
-        found["drawn"] = scratch + sums + rows + turns
-        placed = np.void(found.tobytes())
-        counts = [np.uint64(at) for at in moved]
+        parameters = problem.copy()
+        parameters["rows"] = scratch + sums
+        parameters["sums"] = scratch
+        parameters["turns"] = scratch + sums + rows
+        parameters["drawn"] = scratch + sums + rows + turns
+        placed = np.void(parameters.tobytes())
+        counts = [np.uint64(address) for address in count_addresses]
         each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
-        maps = [tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each]
+        maps = [
+            tensor_map(name, address, *layout, dtype.name, B)
+            for (name, *layout, B), address in each
+        ]
         maps.append(mask_map(M, *matrices, B_r, B_c) if masked else maps[0])
         return (
             (

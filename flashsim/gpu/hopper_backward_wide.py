@@ -147,10 +147,10 @@ def _launches(
         dQ: int,
         dK: int,
         dV: int,
-        *moved: int,
+        *count_addresses: int,
     ) -> Any:
-        def tiles(name: str, at: int, rows: int, columns: int = d) -> Any:
-            given = {
+        def tiles(name: str, address: int, rows: int, columns: int = d) -> Any:
+            layout_of = {
                 "q": strides[0],
                 "k": strides[1],
                 "v": strides[2],
@@ -158,14 +158,18 @@ def _launches(
                 "dq": of_q,
             }
             shape = q if name in ("q", "do", "dq") else k
-            return tensor_map(name, at, shape, given.get(name, of_k), dtype.name, rows, columns)
+            return tensor_map(
+                name, address, shape, layout_of.get(name, of_k), dtype.name, rows, columns
+            )
 
-        found = problem.copy()
-        found["rows"] = scratch
-        placed = np.void(found.tobytes())
-        counts = [np.uint64(at) for at in moved]
+        parameters = problem.copy()
+        parameters["rows"] = scratch
+        placed = np.void(parameters.tobytes())
+        counts = [np.uint64(start) for start in count_addresses]
         k_and_v = tiles("k", K, KEYS), tiles("v", V, KEYS)
-        results = [tiles(name, at, ROWS, HALF) for name, at in (("dq", dQ), ("dk", dK), ("dv", dV))]
+        results = [
+            tiles(name, start, ROWS, HALF) for name, start in (("dq", dQ), ("dk", dK), ("dv", dV))
+        ]
         return (
             (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), placed, counts[0]),
             (tiles("q", Q, ROWS), *k_and_v, tiles("do", dO, ROWS), *results[1:], placed, counts[1]),

@@ -89,12 +89,12 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
         return heads
     # a block for each, and no second launch
     if FILLED * multiprocessors <= CLUSTER * heads <= multiprocessors and T_c < LONG:
-        wanted = CLUSTER * heads
+        target = CLUSTER * heads
     else:
         each = places // heads
         alike = (heads * n for n in (each // CLUSTER * CLUSTER, each))
-        wanted = next((blocks for blocks in alike if blocks >= 0.9 * places), places)
-    return max(heads, min(wanted, heads * (T_c // LEAST)))
+        target = next((blocks for blocks in alike if blocks >= 0.9 * places), places)
+    return max(heads, min(target, heads * (T_c // LEAST)))
 
 
 def cluster(heads: int, blocks: int) -> int:
@@ -166,13 +166,13 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
     multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     if not takes(q.shape, k.shape) or is_slower(q.shape, k.shape, multiprocessors):
         return hopper_grouped.prepared(device, q, k, v, wants_L, options, ARRAYS)
-    asked = wants_L, options.causal, options.scale, options.counters is not None
+    settings = wants_L, options.causal, options.scale, options.counters is not None
     start, parts = _launches(
-        device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *asked
+        device, q.shape, k.shape, (q.strides, k.strides, v.strides), q.dtype, *settings
     )
 
-    def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        start(stream, at, Q, K, V, O, L, totals(options, ARRAYS))
+    def run(stream: int, scratch: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        start(stream, scratch, Q, K, V, O, L, totals(options, ARRAYS))
 
     return Prepared(run, parts)
 
@@ -204,10 +204,10 @@ def _launches(
             f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}"
         )
     multiprocessors = import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
-    blocks, together = choose_cut(heads, T_c, rows, multiprocessors)
-    names = functions(dtype.name, d, together)
+    blocks, cluster = choose_cut(heads, T_c, rows, multiprocessors)
+    names = functions(dtype.name, d, cluster)
     kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
-    asked: dict[str, Any] = {"causal": causal, "wants_L": wants_L, "N_k": N_k}
+    settings: dict[str, Any] = {"causal": causal, "wants_L": wants_L, "N_k": N_k}
     return launches(
         kernels,
         q,
@@ -216,10 +216,10 @@ def _launches(
         dtype,
         (KEYS,),
         scale,
-        asked,
+        settings,
         T_c=T_c,
         blocks=blocks,
-        merged=blocks // together,
+        merged=blocks // cluster,
     )
 
 
@@ -231,7 +231,7 @@ def launches(
     dtype: Any,
     box: tuple[int, ...],
     scale: float,
-    asked: Mapping[str, int],
+    settings: Mapping[str, int],
     *,
     T_c: int,
     blocks: int,
@@ -241,12 +241,12 @@ def launches(
     have parts; and parts' bytes.
 
     It is called with the addresses of parts, Q, K, V, with pages of the table and lengths, of O, L
-    and totals. Tiles of K and V are `box`; `asked` are other fields of PROBLEM.
+    and totals. Tiles of K and V are `box`; `settings` are other fields of PROBLEM.
     """
     (b, H, N_q, d), H_kv = q, k[1]
     heads = b * H_kv
     rows = H // H_kv * N_q
-    problem = problem_of(q, k, strides[0], scale, T_c=T_c, **asked)
+    problem = problem_of(q, k, strides[0], scale, T_c=T_c, **settings)
     places, share = parts_of(heads, rows, merged)
     each = [(kernels[0], blocks, THREADS, shared_bytes(d))]
     if merged > heads:
@@ -256,7 +256,10 @@ def launches(
         *pages, O, L, totals = others
         check_rows("q", Q, q, strides[0])
         sides = zip("kv", (K, V), strides[1:3], strict=True)
-        maps = [tensor_map(name, at, k, given, dtype.name, *box) for name, at, given in sides]
+        maps = [
+            tensor_map(name, address, k, layout, dtype.name, *box)
+            for name, address, layout in sides
+        ]
         own = problem.copy()
         if pages:
             own["table"], own["lengths"] = pages
@@ -279,10 +282,10 @@ def shared_bytes(d: int) -> int:
     return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16 + 16
 
 
-def functions(dtype: str, d: int, together: int, paged: bool = False) -> tuple[str, str]:
+def functions(dtype: str, d: int, cluster: int, paged: bool = False) -> tuple[str, str]:
     """Return the kernels' names for one case."""
     return (
-        f"hopper_decode<{ELEMENTS[dtype]}, {d}, {together}, {str(paged).lower()}>",
+        f"hopper_decode<{ELEMENTS[dtype]}, {d}, {cluster}, {str(paged).lower()}>",
         merge_function(dtype, d),
     )
 
@@ -295,11 +298,11 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 def _functions(dtype: str, count: bool) -> Iterator[str]:
     """Yield what the tests compile: with pages, d = 128, and in float16 every d."""
     all_of = dtype == "float16" and not count
-    for d, together, paged in product(HEAD_DIMS, (1, CLUSTER, *CLUSTERS), (False, True)):
-        if paged and together > CLUSTER:
+    for d, cluster, paged in product(HEAD_DIMS, (1, CLUSTER, *CLUSTERS), (False, True)):
+        if paged and cluster > CLUSTER:
             continue
         if not paged or d == 128 or all_of:
-            yield from functions(dtype, d, together, paged)
+            yield from functions(dtype, d, cluster, paged)
 
 
 def _grouped(dtype: str, _: bool) -> Iterator[str]:

@@ -151,8 +151,8 @@ def _launch(
     ) -> tuple[Any, ...]:
         each = zip(sides, (Q, K, V, O), strict=True)
         maps = [
-            tensor_map(name, at, shape, stride, dtype.name, *box)
-            for (name, shape, stride, box), at in each
+            tensor_map(name, address, shape, stride, dtype.name, *box)
+            for (name, shape, stride, box), address in each
         ]
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 

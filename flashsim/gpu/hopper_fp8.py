@@ -113,9 +113,9 @@ def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
     kernel((-(-size // (4 * ROUNDS)),), (ROUNDS,), (x, rounded, np.int64(size // 4)))
     if keys_contiguous:
         *others, N, d = x.shape
-        turned = cupy.empty((*others, d, -(-N // 16) * 16), "uint8")[..., :N].swapaxes(-1, -2)
-        turned[...] = rounded
-        rounded = turned
+        transposed = cupy.empty((*others, d, -(-N // 16) * 16), "uint8")[..., :N].swapaxes(-1, -2)
+        transposed[...] = rounded
+        rounded = transposed
     if tensor:
         torch = importlib.import_module("torch")
         return torch.from_dlpack(rounded).view(torch.float8_e4m3fn)
@@ -161,9 +161,9 @@ def prepare(
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     strides = (q.strides, k.strides, v.strides)
-    asked = (wants_L, options.causal, options.scale, OFFSET)
+    settings = (wants_L, options.causal, options.scale, OFFSET)
     start, scratch = _launch(
-        device, q.shape, k.shape, strides, *asked, options.counters is not None
+        device, q.shape, k.shape, strides, *settings, options.counters is not None
     )
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
@@ -237,10 +237,10 @@ def _launch(
     problem["H_kv"] = H_kv
     problem["tiles"] = tiles
     problem["last_draw"] = tiles + grid - 1
-    together = ((B * H_kv - 1) // COUNTS).bit_length()
-    problem["together"] = together
-    problem["last"] = (B * H_kv - 1) >> together
-    of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
+    shift = ((B * H_kv - 1) // COUNTS).bit_length()
+    problem["together"] = shift
+    problem["last"] = (B * H_kv - 1) >> shift
+    of_count = np.array([2**shift, B * H_kv - (problem["last"] << shift)])
     problem["count"]["tiles"] = of_count * T_c
     problem["count"]["steps"] = of_count * (T_c + H // H_kv * T_r) - 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
@@ -261,11 +261,11 @@ def _launch(
     def arguments(
         Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int
     ) -> tuple[Any, ...]:
-        for name, at, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
-            check_rows(name, at, *rows)
+        for name, address, rows in zip("qkv", (Q, K, V), in_rows, strict=True):
+            check_rows(name, address, *rows)
         maps = (
-            described(name, at, *rest)
-            for (name, described, *rest), at in zip(sides, (Q, K, V, O), strict=True)
+            described(name, address, *rest)
+            for (name, described, *rest), address in zip(sides, (Q, K, V, O), strict=True)
         )
         words = np.array([counters, counters + 4, counters + 8], "u8")
         return (

@@ -105,8 +105,8 @@ def prepared(
     arguments = wants_L, options.causal, options.scale, counting
     start, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *arguments)
 
-    def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        start(stream, at, Q, K, V, O, L, totals(options, arrays))
+    def run(stream: int, scratch: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        start(stream, scratch, Q, K, V, O, L, totals(options, arrays))
 
     return Prepared(run, parts)
 
@@ -155,8 +155,8 @@ def _launches(
 
     def arguments(parts: int, Q: int, K: int, V: int, O: int, L: int, totals: int) -> Any:
         maps = [rows_map("q", Q, q, strides[0], dtype.name, group, block_rows(group))]
-        for name, at, strides_of in zip("kv", (K, V), strides[1:], strict=True):
-            maps.append(tensor_map(name, at, k, strides_of, dtype.name, KEYS))
+        for name, address, strides_of in zip("kv", (K, V), strides[1:], strict=True):
+            maps.append(tensor_map(name, address, k, strides_of, dtype.name, KEYS))
         # O_parts, l_parts, m_parts
         left = (np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))
         written = np.uint64(O), np.uint64(L), *left

@@ -63,15 +63,23 @@ def prepared(
     rows = q.shape[1] // k.shape[1] * q.shape[2]
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     t = parts(heads, longest, rows, places) if splits is None else splits
-    together = CLUSTER if splits is None and t % CLUSTER == 0 else 1
+    cluster = CLUSTER if splits is None and t % CLUSTER == 0 else 1
     strides = q.strides, k.strides, v.strides, table.strides
-    asked = wants_L, options.causal, options.scale, options.counters is not None
-    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *asked, t, together)
+    settings = wants_L, options.causal, options.scale, options.counters is not None
+    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *settings, t, cluster)
 
     def run(
-        stream: int, at: int, Q: int, K: int, V: int, table: int, lengths: int, O: int, L: int = 0
+        stream: int,
+        scratch: int,
+        Q: int,
+        K: int,
+        V: int,
+        table: int,
+        lengths: int,
+        O: int,
+        L: int = 0,
     ) -> None:
-        start(stream, at, Q, K, V, table, lengths, O, L, totals(options, ARRAYS))
+        start(stream, scratch, Q, K, V, table, lengths, O, L, totals(options, ARRAYS))
 
     return Prepared(run, scratch)
 
@@ -88,7 +96,7 @@ def _launches(
     scale: float,
     counting: bool,
     t: int,
-    together: int,
+    cluster: int,
 ) -> tuple[Launches, int]:
     """Return the launches, and the bytes of all parts. Strides are of q, k, v and the table.
 
@@ -101,17 +109,27 @@ def _launches(
         raise ValueError(
             f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}"
         )
-    names = functions(dtype.name, d, together, paged=True)
+    names = functions(dtype.name, d, cluster, paged=True)
     kernels = ready(device, hopper_decode.FILE, names, names[0], shared_bytes(d), counting)
-    asked = {
+    settings = {
         "causal": causal,
         "wants_L": wants_L,
         "width": strides[3][0] // 4,
         "pages": pages,
         "page": page,
     }
-    given = q, k, strides, dtype, (min(page, KEYS), HALF_BYTES // dtype.itemsize), scale, asked
-    return launches(kernels, *given, T_c=t, blocks=heads * t, merged=heads * (t // together))
+    leading_arguments = (
+        q,
+        k,
+        strides,
+        dtype,
+        (min(page, KEYS), HALF_BYTES // dtype.itemsize),
+        scale,
+        settings,
+    )
+    return launches(
+        kernels, *leading_arguments, T_c=t, blocks=heads * t, merged=heads * (t // cluster)
+    )
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:

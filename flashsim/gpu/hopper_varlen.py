@@ -51,8 +51,10 @@ def order(
     blocks = -(-N // B_r)
     s = np.arange(len(N)).repeat(blocks)
     i = np.arange(len(s)) - (blocks.cumsum() - blocks).repeat(blocks)
-    seen = np.clip(np.minimum((i + 1) * B_r, N[s]) + n[s] - N[s], 0, n[s]) if causal else n[s]
-    return np.stack([s, i], axis=1)[np.lexsort((-seen, group[s]))]
+    keys_in_reach = (
+        np.clip(np.minimum((i + 1) * B_r, N[s]) + n[s] - N[s], 0, n[s]) if causal else n[s]
+    )
+    return np.stack([s, i], axis=1)[np.lexsort((-keys_in_reach, group[s]))]
 
 
 @lru_cache(maxsize=256)
@@ -91,8 +93,8 @@ def prepared(
         return None
     strides = (q.strides, k.strides, v.strides)
     counting = options.counters is not None
-    asked = wants_L, options.causal, options.scale, counting, batch.row_blocks, batch.section
-    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, *asked)
+    settings = wants_L, options.causal, options.scale, counting, batch.row_blocks, batch.section
+    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, *settings)
     words = tuple(array.data.ptr for array in batch.words)
 
     def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
@@ -143,9 +145,9 @@ def _launch(
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     blocks = min(attributes["MultiProcessorCount"], ceil_div(H * row_blocks, tiles.teams(d)))
     threads = 128 * (tiles.teams(d) * tiles.B_r // ROWS + 1)
-    given = (*((0, *of) for of in strides), contiguous((1, *q), dtype.itemsize))
+    layout = (*((0, *of) for of in strides), contiguous((1, *q), dtype.itemsize))
     boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, hopper.o_columns(d, False))
-    sides = tuple(zip("qkvo", ((1, *shape) for shape in (q, k, k, q)), given, boxes, strict=True))
+    sides = tuple(zip("qkvo", ((1, *shape) for shape in (q, k, k, q)), layout, boxes, strict=True))
 
     def arguments(
         Q: int,
@@ -159,11 +161,11 @@ def _launch(
         counter: int,
         totals: int,
     ) -> Any:
-        at = (Q, K, V, O) if N_k else (Q, Q, Q, O)  # without keys, none is read
+        addresses = (Q, K, V, O) if N_k else (Q, Q, Q, O)  # without keys, none is read
         of = sides if N_k else (sides[0], *[sides[0]] * 2, sides[3])
         maps = [
-            tensor_map(name, where, *given, dtype.name, *box)
-            for (name, *given, box), where in zip(of, at, strict=True)
+            tensor_map(name, where, *layout, dtype.name, *box)
+            for (name, *layout, box), where in zip(of, addresses, strict=True)
         ]
         own = problem.copy()
         own["cu_q"] = cu_q

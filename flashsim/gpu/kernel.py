@@ -80,21 +80,21 @@ def hopper_variants(
     several variants, each with at least one of every function, so that a build uses all code of the
     file.
     """
-    found = []
+    variants = []
     for dtype, count, first in (("float16", 0, None), ("bfloat16", 0, 2), ("float16", 1, 1)):
         listed = [*dict.fromkeys(functions(dtype, bool(count)))]
         firsts = {name.partition("<")[0]: name for name in reversed(listed)}
         some = [
             name
-            for at, name in enumerate(listed)
-            if first in (None, at % 3) or name in firsts.values()
+            for number, name in enumerate(listed)
+            if first in (None, number % 3) or name in firsts.values()
         ]
         parts = -(-len(some) // MOST)
-        for part in (some[at::parts] for at in range(parts)):
+        for part in (some[number::parts] for number in range(parts)):
             there = {name.partition("<")[0] for name in part}
             lacking = (name for function, name in firsts.items() if function not in there)
-            found.append(Variant(file, (("COUNT", count),), (*part, *lacking), ("sm_90a",)))
-    return tuple(found)
+            variants.append(Variant(file, (("COUNT", count),), (*part, *lacking), ("sm_90a",)))
+    return tuple(variants)
 
 
 @dataclass(frozen=True, kw_only=True)

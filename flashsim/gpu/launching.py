@@ -40,21 +40,21 @@ _PROBLEM = np.dtype(
 
 def problem(q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any = None) -> np.void:
     """Return struct Problem, which kernels take by value. Arrays are (B, H, N, d)."""
-    found = np.zeros((), _PROBLEM)
+    record = np.zeros((), _PROBLEM)
     for name, array in (("q", q), ("k", k), ("v", v), ("o", o), ("dO", do)):
         if array is not None:
-            found[name] = tuple(stride // array.itemsize for stride in array.strides[:3])
+            record[name] = tuple(stride // array.itemsize for stride in array.strides[:3])
     if options.mask is not None:
-        found["mask"] = options.mask.data.ptr
+        record["mask"] = options.mask.data.ptr
         for name, stride in zip(
             ("batch", "head", "row", "column"), options.mask.strides, strict=True
         ):
-            found[f"mask_{name}"] = stride
-    found["H"], found["group"] = q.shape[1], q.shape[1] // k.shape[1]
-    found["N_q"], found["N_k"] = q.shape[2], k.shape[2]
-    found["tau"] = options.scale
-    found["dropout"] = dropout(options.dropout_p, options.seed)
-    return np.void(found.tobytes())
+            record[f"mask_{name}"] = stride
+    record["H"], record["group"] = q.shape[1], q.shape[1] // k.shape[1]
+    record["N_q"], record["N_k"] = q.shape[2], k.shape[2]
+    record["tau"] = options.scale
+    record["dropout"] = dropout(options.dropout_p, options.seed)
+    return np.void(record.tobytes())
 
 
 def dropout(p: float, seed: int) -> tuple[int, int, int, float]:
@@ -93,15 +93,15 @@ def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int
     return blocks
 
 
-def check_rows(name: str, at: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def check_rows(name: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Raise ValueError unless rows start at multiples of 16 bytes, since 16 bytes are copied at
     a time.
     """
-    if at % 16 or any(
+    if address % 16 or any(
         stride % 16 for stride, n in zip(strides[:3], shape[:3], strict=True) if n > 1
     ):
         raise ValueError(
-            f"{name} is at {at:#x} with strides {strides} bytes; expected multiples of 16 for "
+            f"{name} is at {address:#x} with strides {strides} bytes; expected multiples of 16 for "
             "tensor_core"
         )
 
@@ -128,8 +128,8 @@ def launch(
     if shared > 48 * 1024:
         kernel.max_dynamic_shared_size_bytes = shared
     totals = options.counters.for_launch(names) if options.counters is not None else np.uint64(0)
-    given = tuple(np.uint64(0) if argument is None else argument for argument in arguments)
-    kernel((blocks,), (THREADS,), (*given, totals), shared_mem=shared)
+    values = tuple(np.uint64(0) if argument is None else argument for argument in arguments)
+    kernel((blocks,), (THREADS,), (*values, totals), shared_mem=shared)
 
 
 def variants(
@@ -160,7 +160,7 @@ def variants(
     half, other, scalar = ELEMENTS.values()
     in_scalar = tuple(dict.fromkeys(names(scalar, types, [middle]) + names(scalar, ends)))
     return (
-        *(variant(0, some, "sm_90a") for at in range(3) if (some := in_scalar[at::3])),
+        *(variant(0, some, "sm_90a") for start in range(3) if (some := in_scalar[start::3])),
         variant(0, names(half, most), "sm_90a"),
         variant(0, names(other, most, [middle]), "sm_90a"),
         variant(1, names(scalar, most, [middle]), "sm_90a"),
@@ -402,9 +402,9 @@ def counter(device: int, stream: int) -> int:
 def _words(device: int, _: int) -> Any:
     cupy = import_cupy()
     with cupy.cuda.Device(device):
-        found = cupy.zeros(WORDS, "uint32")
+        words = cupy.zeros(WORDS, "uint32")
         cupy.cuda.get_current_stream().synchronize()  # before other streams use them
-    return found
+    return words
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,20 @@ def info() -> Info:
     """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Does not
     raise if one is missing.
     """
-    found = {}
+    facts = {}
     missing = []
     try:
         cupy = import_cupy()
     except MissingGPU as error:
         return Info({}, [str(error)])
-    found["CuPy"] = cupy.__version__
+    facts["CuPy"] = cupy.__version__
     try:
         compiled = compile_file(
             "algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, ARCHITECTURES[0]
         )
         version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
         registers = next(iter(compiled.resources.values())).registers
-        found["NVRTC"] = (
+        facts["NVRTC"] = (
             f"{version}; algorithm_1 compiles for {compiled.arch}, {registers} registers"
         )
     except (MissingGPU, CompileError) as error:
@@ -56,8 +56,8 @@ def info() -> Info:
         device = current_device()
         properties = cupy.cuda.runtime.getDeviceProperties(device)
         driver = cupy.cuda.runtime.driverGetVersion()
-        found["driver"] = f"for CUDA {driver // 1000}.{driver % 1000 // 10}"
-        found["GPU"] = (
+        facts["driver"] = f"for CUDA {driver // 1000}.{driver % 1000 // 10}"
+        facts["GPU"] = (
             f"{properties['name'].decode()}, {architecture(device)}, "
             f"{properties['multiProcessorCount']} multiprocessors, "
             f"{properties['sharedMemPerBlockOptin'] // 1024} KB of shared memory a block, "
@@ -66,7 +66,7 @@ def info() -> Info:
         )
     except MissingGPU as error:
         missing.append(str(error))
-    return Info(found, missing)
+    return Info(facts, missing)
 
 
 def machine() -> dict[str, Any]:

@@ -81,19 +81,19 @@ def parse(text: str) -> list[dict[str, float]]:
     markers.
     """
     lines = text.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith('"ID"'))
+    start = next(number for number, line in enumerate(lines) if line.startswith('"ID"'))
     names, units, *rows = list(csv.reader(lines[start:]))
-    found: list[dict[str, float]] = []
+    counters: list[dict[str, float]] = []
     inside = False
     for row in rows:
         kernel = dict(zip(names, row, strict=False))
         if BEGIN in kernel["Kernel Name"]:
-            found.append(dict.fromkeys(METRICS, 0.0))
+            counters.append(dict.fromkeys(METRICS, 0.0))
             inside = True
         elif END in kernel["Kernel Name"]:
             inside = False
         elif inside:
             for key, metric in METRICS.items():
                 unit = UNITS[dict(zip(names, units, strict=False))[metric]]
-                found[-1][key] += float(kernel[metric].replace(",", "")) * unit
-    return found
+                counters[-1][key] += float(kernel[metric].replace(",", "")) * unit
+    return counters

@@ -21,8 +21,8 @@ def ladder() -> dict[str, Kernel]:
     modules = [
         import_module(f"flashsim.gpu.{name}") for name in files if (SOURCES / f"{name}.cu").exists()
     ]
-    found = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
-    return {rung.name: rung for rung in sorted(found, key=lambda rung: rung.rung)}
+    kernels = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
+    return {rung.name: rung for rung in sorted(kernels, key=lambda rung: rung.rung)}
 
 
 def kernel(name: str) -> Kernel:
@@ -38,7 +38,7 @@ def fastest(direction: str, dtype: str) -> list[Kernel]:
     """Return the rungs that may be chosen in a direction, the fastest first. For an 8-bit dtype,
     only rungs made for it.
     """
-    found = [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
-    return [rung for rung in found if rung.output and dtype in rung.dtypes] or [
-        r for r in found if not r.output
+    kernels = [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
+    return [rung for rung in kernels if rung.output and dtype in rung.dtypes] or [
+        r for r in kernels if not r.output
     ]

@@ -94,8 +94,8 @@ def paged(
         if check:
             x.enter()
             words, n = (
-                as_cupy(name, given).get()
-                for name, given in zip(x.names[3:], x.given[3:], strict=True)
+                as_cupy(name, array).get()
+                for name, array in zip(x.names[3:], x.given[3:], strict=True)
             )
             words, n = check_pages(words, n, q.shape[0], page)
             check_mapped(words, n, page, pages)
@@ -138,8 +138,8 @@ def varlen(
         _check_arrays(x.device, q, k, v, 3)
         x.enter()
         host = [
-            given if isinstance(given, list | tuple | np.ndarray) else as_cupy(name, given).get()
-            for name, given in (("cu_q", cu_q), ("cu_k", cu_k))
+            ends if isinstance(ends, list | tuple | np.ndarray) else as_cupy(name, ends).get()
+            for name, ends in (("cu_q", cu_q), ("cu_k", cu_k))
         ]
         ends_q = check_ends("cu_q", host[0], q.shape[1], "q")
         ends_k = check_ends("cu_k", host[1], k.shape[1], "k")
@@ -164,10 +164,10 @@ def _described(x: Taken) -> list[Any]:
 
 
 @lru_cache(maxsize=1024)
-def _described_before(library: Any, found: tuple[Any, ...]) -> list[Any]:
+def _described_before(library: Any, layout: tuple[Any, ...]) -> list[Any]:
     from flashsim.gpu.settling import Described
 
-    return [Described(*library.described(*found[n : n + 3])) for n in range(0, len(found), 3)]
+    return [Described(*library.described(*layout[n : n + 3])) for n in range(0, len(layout), 3)]
 
 
 def _check_arrays(device: int, q: Any, k: Any, v: Any, axes: int) -> None:
@@ -223,10 +223,10 @@ def _finished(
     rows: Sequence[int] = (),
 ) -> Any:
     """Run it and return what was asked for. Rows outside `rows`, (first, end), get O = 0."""
-    wanted: list[Any] = [(0, x.found[0], x.found[2])] + [
+    specifications: list[Any] = [(0, x.found[0], x.found[2])] + [
         (None, x.found[0][:-1], x.library.dtype("float32"))
     ] * bool(return_lse)
-    results = x.fill(run, wanted)
+    results = x.fill(run, specifications)
     if rows and (rows[0] or rows[1] < q.shape[1]):
         for array, nothing in zip(results, (0, -np.inf), strict=False):
             array[:, : rows[0]] = array[:, rows[1] :] = nothing

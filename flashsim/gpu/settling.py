@@ -55,9 +55,9 @@ class Described:
     @property
     def contiguous(self) -> bool:
         """Whether elements follow each other without gaps; axes of length 1 may have any stride."""
-        wanted = contiguous(self.shape, self.itemsize)
+        packed = contiguous(self.shape, self.itemsize)
         return all(
-            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True)
+            n == 1 or a == b for n, a, b in zip(self.shape, self.strides, packed, strict=True)
         )
 
     @property
@@ -70,15 +70,15 @@ class Described:
         return replace(self, strides=contiguous(self.shape, self.itemsize))
 
 
-def _described(library: Any, names: Sequence[str], found: tuple[Any, ...]) -> dict[str, Described]:
-    each = zip(names, found[::3], found[1::3], found[2::3], strict=True)
+def _described(library: Any, names: Sequence[str], layout: tuple[Any, ...]) -> dict[str, Described]:
+    each = zip(names, layout[::3], layout[1::3], layout[2::3], strict=True)
     return {name: Described(*library.described(*rest)) for name, *rest in each}
 
 
-def _aligned(names: Sequence[str], at: Sequence[int]) -> bool:
+def _aligned(names: Sequence[str], addresses: Sequence[int]) -> bool:
     """Say whether arrays start at multiples of 16 bytes."""
-    return not reduce(or_, at) % 16 or not any(
-        a % 16 for name, a in zip(names, at, strict=True) if name != "lse"
+    return not reduce(or_, addresses) % 16 or not any(
+        a % 16 for name, a in zip(names, addresses, strict=True) if name != "lse"
     )
 
 
@@ -89,8 +89,8 @@ def planned(
     mask, block_mask, blocks, count = others
     arrays = _described(x.library, x.names, x.found)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, x.mask, host(block_mask))
-    asked = _asked(rule, check_p(dropout_p), blocks, count)
-    return _fastest(direction, arrays, _aligned(x.names, x.at), asked, capability(x.device))
+    features = _features(rule, check_p(dropout_p), blocks, count)
+    return _fastest(direction, arrays, _aligned(x.names, x.at), features, capability(x.device))
 
 
 class Settled(NamedTuple):
@@ -143,20 +143,20 @@ def _settled_before(key: tuple[Any, ...], mask: Mask | None, *plain: Any) -> Set
 def _settle(
     key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any
 ) -> Settled:
-    direction, names, library, found, aligned, device = key
+    direction, names, library, layout, aligned, device = key
     kernel, causal, _, dropout_p, *_, wants_lse = plain
     mask, block_mask, blocks, count = others
-    arrays = _described(library, names, found)
+    arrays = _described(library, names, layout)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
-    asked = _asked(rule, check_p(dropout_p), blocks, count)
+    features = _features(rule, check_p(dropout_p), blocks, count)
     rung = rungs.kernel(
-        kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel
+        kernel or _fastest(direction, arrays, aligned, features, capability(device)).kernel
     )
     _check_shapes(rung, arrays, direction)
     options = _options(rung, arrays, rule, plain, others, direction)
     q, k, v = (arrays[name] for name in "qkv")
-    shapes = found[::3]
-    dtypes = found[2::3]
+    shapes = layout[::3]
+    dtypes = layout[2::3]
     if direction == "forward":
         results: list[New] = [
             (None, shapes[0], library.dtype(rung.output))
@@ -200,42 +200,42 @@ def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
     return replace(options, mask=mask, window=None)
 
 
-def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[str, ...]:
+def _features(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[str, ...]:
     """Return which options of `Kernel.takes` are asked for."""
-    asked = {
+    features = {
         "causal": rule.causal or None,
         "mask": rule.mask,
         "window": rule.window,
         "block_mask": rule.block_mask,
     }
-    asked |= {"dropout_p": dropout_p or None, "blocks": blocks, "count": count or None}
-    return tuple(what for what, value in asked.items() if value is not None)
+    features |= {"dropout_p": dropout_p or None, "blocks": blocks, "count": count or None}
+    return tuple(what for what, value in features.items() if value is not None)
 
 
-def _lacks(rung: Kernel, asked: Sequence[str], direction: str, d: int) -> list[str]:
+def _lacks(rung: Kernel, features: Sequence[str], direction: str, d: int) -> list[str]:
     """Return which of them a kernel does not take in a direction. A rung with masks takes a
     window as a mask.
     """
     without = (*rung.forward_only, *rung.not_backward.get(d, ())) if direction == "backward" else ()
     takes = {*rung.takes} - {*without} | ({"window"} if "mask" in rung.takes else set())
     pairs = rung.not_together + (rung.not_together_backward if direction == "backward" else ())
-    return [what for what in asked if what not in takes] + [
-        f"{b} with {a}" for a, b in pairs if a in asked and b in asked
+    return [what for what in features if what not in takes] + [
+        f"{b} with {a}" for a, b in pairs if a in features and b in features
     ]
 
 
 def _fastest(
-    direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[str, ...], on: str
+    direction: str, arrays: dict[str, Any], aligned: bool, features: tuple[str, ...], on: str
 ) -> Plan:
     q = arrays["q"]
-    given = [x for name, x in arrays.items() if name != "lse"]
+    operands = [x for name, x in arrays.items() if name != "lse"]
     aligned &= not any(
         stride % 16
-        for x in given
+        for x in operands
         for n, stride in zip(x.shape[:-1], x.strides, strict=False)
         if n > 1
     )
-    return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
+    return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, features, on)
 
 
 @lru_cache(maxsize=1024)
@@ -245,7 +245,7 @@ def _plan(
     q: tuple[int, ...],
     k: tuple[int, ...],
     aligned: bool,
-    asked: tuple[str, ...],
+    features: tuple[str, ...],
     capability: str,
 ) -> Plan:
     """Return the fastest rung that takes q and k of these shapes with what is asked, or the
@@ -255,7 +255,7 @@ def _plan(
     d = q[-1] if q else 0
     shapes_known = len(q) == len(k) == 4
     for rung in rungs.fastest(direction, dtype.name):
-        lacks = _lacks(rung, asked, direction, d)
+        lacks = _lacks(rung, features, direction, d)
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.head_dims)
@@ -291,15 +291,15 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
                 f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has"
             )
     for name, array in arrays.items():
-        wanted = {
+        shapes = {
             "q": q.shape,
             "k": (q.shape[0], *k.shape[1:3], q.shape[3]),
             "v": k.shape,
             "lse": q.shape[:3],
         }.get(name, q.shape)
-        if array.shape != wanted:
+        if array.shape != shapes:
             raise ValueError(
-                f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k "
+                f"{name} has shape {array.shape}; expected {shapes}, to go with q {q.shape} and k "
                 f"{k.shape}"
             )
     d = q.shape[3]
@@ -317,8 +317,8 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
             f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most"
         )
     for name, array in arrays.items():
-        taken = name == "v" and rung.keys_contiguous and array.keys_contiguous
-        if name != "lse" and array.strides[-1] != array.itemsize and not taken:
+        is_taken = name == "v" and rung.keys_contiguous and array.keys_contiguous
+        if name != "lse" and array.strides[-1] != array.itemsize and not is_taken:
             raise ValueError(
                 f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last "
                 "axis: contiguous rows"
@@ -347,7 +347,7 @@ def _options(
         check_flag(name, value)
     dropout_p = check_p(dropout_p)
     seed = check_seed(seed)
-    for name in _lacks(rung, _asked(rule, dropout_p, blocks, count), direction, q.shape[3]):
+    for name in _lacks(rung, _features(rule, dropout_p, blocks, count), direction, q.shape[3]):
         what = "mask (a window)" if name == "window" else name
         raise ValueError(f"{what} is given; kernel {rung.name!r} does not take it")
     blocks = check_blocks(blocks)

@@ -194,11 +194,11 @@ def _product(A: Any, B: Any, out: Any, form: str, factor: float = 1.0) -> None:
 
 def _cublas() -> Any:
     try:
-        found = import_cupy().cuda.cublas
-        found.gemmStridedBatchedEx  # noqa: B018  (CuPy loads the library at first use)
+        cublas = import_cupy().cuda.cublas
+        cublas.gemmStridedBatchedEx  # noqa: B018  (CuPy loads the library at first use)
     except (ImportError, AttributeError) as error:
         raise MissingGPU(f"cuBLAS is missing ({error}): {OTHERS['cublas']}") from None
-    return found
+    return cublas
 
 
 def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> None:

@@ -58,12 +58,12 @@ class Step:
         q, k, v = arrays(setting, 3, dtype_of(self.rung, setting))
         tiles = self.tiles
         if tiles is None:
-            asked: dict[str, Any] = {
+            keywords: dict[str, Any] = {
                 "kernel": self.rung.name,
                 "causal": setting.causal,
                 "return_lse": True,
             }
-            return lambda: gpu.forward(q, k, v, count=counting, **asked)
+            return lambda: gpu.forward(q, k, v, count=counting, **keywords)
         cupy, options = import_cupy(), Options(setting.d**-0.5, setting.causal)
 
         def run() -> Any:
@@ -83,11 +83,11 @@ def steps(setting: Setting) -> Iterator[Step]:
         if any(lacks) or (rung.unsuited and rung.unsuited(shape, shape)):
             continue
         if rung.name != "hopper":
-            chosen = rung.choose_blocks and rung.choose_blocks(setting.d, setting.dtype, "forward")
+            blocks = rung.choose_blocks and rung.choose_blocks(setting.d, setting.dtype, "forward")
             yield Step(
                 rung.name,
                 rung,
-                tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else chosen,
+                tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else blocks,
             )
         elif not hopper.why_not(capability(current_device()), setting.d):
             for name, tiles in hopper.steps(setting.d).items():
@@ -111,7 +111,7 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
         for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)
     }
     on_step("counters")
-    seen = profiled(
+    profile = profiled(
         "flashsim.gpu.steps",
         str(setting.N),
         str(setting.d),
@@ -120,7 +120,7 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
         setting.distribution,
     )
     rows: list[dict[str, Any]] = []
-    for step, counters in zip(taking_part, seen, strict=True):
+    for step, counters in zip(taking_part, profile, strict=True):
         on_step(step.name)
         width = WIDTHS[dtype_of(step.rung, setting)]  # of an element of Q, K and V
         rows.append(
@@ -132,9 +132,9 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
             }
         )
         if step.counts:
-            *_, moved = step.call(setting, counting=True)()
+            *_, counts = step.call(setting, counting=True)()
             rows[-1]["counted"] = {
-                way: sum(getattr(a, way) for a in moved.values()) for way in ("reads", "writes")
+                way: sum(getattr(a, way) for a in counts.values()) for way in ("reads", "writes")
             }
     rows += [timings[name] for name in PEERS if name in timings]
     return {
@@ -148,9 +148,15 @@ def simulated(step: Step, setting: Setting) -> dict[str, int]:
     large enough for its tiles.
     """
     heads = setting.batch * setting.H
-    asked: dict[str, Any] = {"causal": True} if setting.causal else {}
+    options: dict[str, Any] = {"causal": True} if setting.causal else {}
     traffic = count(
-        step.rung.model, N=setting.N, d=setting.d, M=10**9, blocks=step.blocks, heads=heads, **asked
+        step.rung.model,
+        N=setting.N,
+        d=setting.d,
+        M=10**9,
+        blocks=step.blocks,
+        heads=heads,
+        **options,
     ).hbm
     state = traffic.by_array.get("R")  # dropout's seed, which the kernel gets with the call
     unwritten = state.writes if state is not None and step.rung.tensor_cores else 0

@@ -148,7 +148,7 @@ def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 def _described(
     name: str,
     pointer: int,
-    given: tuple[int, ...],
+    key: tuple[int, ...],
     dtype: str,
     dims: tuple[int, ...],
     strides: tuple[int, ...],
@@ -157,9 +157,9 @@ def _described(
 ) -> Any:
     axes = len(dims)
     memory = np.zeros(128 + 63, np.uint8)
-    found = memory[-memory.ctypes.data % 64 :][:128]
+    aligned = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
-        ctypes.c_void_p(found.ctypes.data),
+        ctypes.c_void_p(aligned.ctypes.data),
         TYPES[dtype][0],
         axes,
         ctypes.c_void_p(pointer),
@@ -176,10 +176,10 @@ def _described(
     )
     if status:
         raise ValueError(
-            f"{name} is at {pointer:#x} with strides {given} bytes; expected multiples of 16, "
+            f"{name} is at {pointer:#x} with strides {key} bytes; expected multiples of 16, "
             "below 2^40, for hopper"
         )
-    return np.void(found.tobytes())
+    return np.void(aligned.tobytes())
 
 
 @cache

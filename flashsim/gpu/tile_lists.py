@@ -26,27 +26,27 @@ def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
 
 
 def live_tiles(
-    bits: bytes, asked: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]
+    bits: bytes, tile: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]
 ) -> NDArray[np.bool_]:
     """Return which of a kernel's tiles, (T_r, T_c), lie in the window and in a computed block.
-    `asked` is the blocks' size.
+    `tile` is the blocks' size.
     """
-    T = -(-shape.N_q // asked[0]), -(-shape.N_k // asked[1])
-    found = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
-    found = found.repeat(asked[0] // blocks.B_r, axis=0).repeat(asked[1] // blocks.B_c, axis=1)[
+    T = -(-shape.N_q // tile[0]), -(-shape.N_k // tile[1])
+    live = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
+    live = live.repeat(tile[0] // blocks.B_r, axis=0).repeat(tile[1] // blocks.B_c, axis=1)[
         : blocks.T_r, : blocks.T_c
     ]
     rows = np.arange(blocks.T_r)[:, None] * blocks.B_r
     columns = np.arange(blocks.T_c) * blocks.B_c
     ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
     return np.asarray(
-        found & SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())
+        live & SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())
     )
 
 
 def to_gpu(*lists: NDArray[Any]) -> tuple[Any, ...]:
     """Return copies in 32 bits on the current device."""
     cupy = import_cupy()
-    found = tuple(cupy.asarray(x, "int32") for x in lists)
+    lists_on_gpu = tuple(cupy.asarray(x, "int32") for x in lists)
     cupy.cuda.get_current_stream().synchronize()  # other streams may use them next
-    return found
+    return lists_on_gpu

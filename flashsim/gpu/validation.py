@@ -185,14 +185,18 @@ def validate(on_pass: OnPass | None = None) -> dict[str, Any]:
         if on_pass is not None:
             on_pass(f"{each.group}: {each.name}")
         level = "dram" if each.level == "DRAM" else "l2"
-        got = {way: counters[f"{level}_{way}"] for way in ("reads", "writes")}
+        bytes_moved = {way: counters[f"{level}_{way}"] for way in ("reads", "writes")}
         rows.append(
-            {**_row(each, got, on["l2_bytes"]), "counters": counters, "ms": _milliseconds(each.run)}
+            {
+                **_row(each, bytes_moved, on["l2_bytes"]),
+                "counters": counters,
+                "ms": _milliseconds(each.run),
+            }
         )
     return {"machine": on, "metrics": METRICS, "rows": rows}
 
 
-def _row(each: Pass, got: dict[str, float], l2_bytes: int) -> dict[str, Any]:
+def _row(each: Pass, bytes_moved: dict[str, float], l2_bytes: int) -> dict[str, Any]:
     """Return a pass as plain data. Its error is the larger of the two, as a part of the
     prediction.
     """
@@ -202,7 +206,7 @@ def _row(each: Pass, got: dict[str, float], l2_bytes: int) -> dict[str, Any]:
     row["error"] = 0.0
     for way in ("reads", "writes"):
         predicted = getattr(each, way)
-        measured = got[way]
+        measured = bytes_moved[way]
         row[f"predicted_{way}"] = predicted
         row[f"measured_{way}"] = measured
         excess = measured - predicted

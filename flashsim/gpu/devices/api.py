@@ -103,8 +103,8 @@ def share_of(
     return links.shares[word]
 
 
-def _word(*asked: Any) -> tuple[Any, ...]:
-    name, q, k, v, layout, causal, scale = asked
+def _word(*values: Any) -> tuple[Any, ...]:
+    name, q, k, v, layout, causal, scale = values
     return (
         name,
         tuple(q.shape),
@@ -131,14 +131,14 @@ def _agreed(links: Links, word: tuple[Any, ...]) -> Share:
     )
     if error:
         raise error
-    if failed := [f"rank {rank}: {said[-1]}" for rank, said in enumerate(words) if said[-1]]:
+    if failed := [f"rank {rank}: {answer[-1]}" for rank, answer in enumerate(words) if answer[-1]]:
         raise LinkError(f"other processes were given what makes no sense: {'; '.join(failed)}")
-    if len({(said[0], said[1][::2], said[2][::2], *said[4:]) for said in words}) > 1:
+    if len({(answer[0], answer[1][::2], answer[2][::2], *answer[4:]) for answer in words}) > 1:
         raise LinkError(
             f"the processes were asked for different things: {'; '.join(map(str, words))}"
         )
     name, q, k, _, dtype, layout, causal, scale, _ = words[links.rank]
-    rows = [said[1][1] for said in words]
+    rows = [answer[1][1] for answer in words]
     problem = Problem.of(
         N=sum(rows),
         d=q[2],

@@ -38,14 +38,14 @@ def pieces(share: Share, rank: int, src: int) -> list[Piece]:
         return []
     if not isinstance(share.problem.mask, Causal):
         return [Piece(0, len(rows), len(keys), causal=False)]
-    seen = np.searchsorted(keys, rows, side="right")
-    found = []
-    first = int(np.searchsorted(seen, 1))
+    ends = np.searchsorted(keys, rows, side="right")
+    pieces_of_row = []
+    first = int(np.searchsorted(ends, 1))
     while first < len(rows):
-        slope = int(seen[first + 1] - seen[first]) if first + 1 < len(rows) else 0
+        slope = int(ends[first + 1] - ends[first]) if first + 1 < len(rows) else 0
         slope = slope if slope in (0, 1) else 0
-        steps = np.diff(seen[first:]) != slope
+        steps = np.diff(ends[first:]) != slope
         end = first + 1 + (int(np.argmax(steps)) if steps.any() else len(steps))
-        found.append(Piece(first, end, int(seen[end - 1]), causal=slope == 1))
+        pieces_of_row.append(Piece(first, end, int(ends[end - 1]), causal=slope == 1))
         first = end
-    return found
+    return pieces_of_row

@@ -67,15 +67,17 @@ def ring_backward(
         if s + 1 < P:
             new = [_rows_of(share, X, (src - 1) % P) for X in cur]
             posted = links.post([(X, right) for X in cur], [(X, left) for X in new])
-        found = []
+        gradients = []
         for piece in pieces(share, rank, src):
             q, o, lse, do = (X[:, piece.first : piece.end] for X in (Q, O, L, dO))
             k, v = (X[:, : piece.keys] for X in cur)
-            given = q, k, v, o, lse, do
-            found.append((piece, *tiles.gradients(*given, causal=piece.causal, scale=share.tau)))
+            operands = q, k, v, o, lse, do
+            gradients.append(
+                (piece, *tiles.gradients(*operands, causal=piece.causal, scale=share.tau))
+            )
         links.wait(returning)
         acc = back
-        for piece, dq, *parts in found:
+        for piece, dq, *parts in gradients:
             if s == 0:  # own keys: one piece, of all rows
                 dQ, *acc = (X.float() for X in (dq, *parts))
             else:

@@ -32,8 +32,8 @@ def gradients(
     q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, *, causal: bool, scale: float
 ) -> tuple[Any, Any, Any]:
     """Return dq, dk, dv of a piece, given o and lse of attention to all keys."""
-    given = (X[None] for X in (q, k, v, o, lse, do))
-    dq, dk, dv = api.backward(*given, causal=causal, scale=scale)
+    operands = (X[None] for X in (q, k, v, o, lse, do))
+    dq, dk, dv = api.backward(*operands, causal=causal, scale=scale)
     return dq[0], dk[0], dv[0]
 
 

@@ -59,11 +59,11 @@ def ulysses(links: Links, share: Share, Q: Any, K: Any, V: Any) -> tuple[Any, He
 def ulysses_backward(links: Links, share: Share, saved: Heads, dO: Any) -> list[Any]:
     """Return dQ, dK, dV of own rows."""
     (do,) = _to_heads(links, share, dO)
-    given = saved.Q, saved.K, saved.V, saved.O, saved.L, do
+    operands = saved.Q, saved.K, saved.V, saved.O, saved.L, do
     return _to_rows(
         links,
         share,
-        *tiles.gradients(*given, causal=isinstance(share.problem.mask, Causal), scale=share.tau),
+        *tiles.gradients(*operands, causal=isinstance(share.problem.mask, Causal), scale=share.tau),
     )
 
 
@@ -93,14 +93,14 @@ def _to_rows(links: Links, share: Share, *mine: Any) -> list[Any]:
     ends = [0]
     for x in range(P):
         ends.append(ends[-1] + share.rows(x))
-    found = [X.new_empty((len(X) * P, share.rows(rank), X.shape[2])) for X in mine]
+    buffers = [X.new_empty((len(X) * P, share.rows(rank), X.shape[2])) for X in mine]
     others = [x for x in range(P) if x != rank]
     sends = [(X[:, ends[x] : ends[x + 1]].contiguous(), x) for x in others for X in mine]
-    posted = links.post(sends, [(Y[_heads(Y, P, x)], x) for x in others for Y in found])
-    for X, Y in zip(mine, found, strict=True):
+    posted = links.post(sends, [(Y[_heads(Y, P, x)], x) for x in others for Y in buffers])
+    for X, Y in zip(mine, buffers, strict=True):
         Y[_heads(Y, P, rank)] = X[:, ends[rank] : ends[rank + 1]]
     links.wait(posted)
-    return found
+    return buffers
 
 
 def _heads(X: Any, P: int, x: int) -> slice:
