@@ -74,9 +74,9 @@ def test_help_lists_each_command_once_under_what_it_is_for(
 
 def test_gpu_alone_is_gpu_info(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["gpu"])
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     assert main(["gpu", "info"]) == status
-    assert capsys.readouterr().out == said != ""
+    assert capsys.readouterr().out == text != ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
 def test_run_says_of_each_flashattention_what_it_saves(capsys: pytest.CaptureFixture[str]) -> None:
     for names in (["flash", "flash_basic"], ["flash_basic", "flash"]):
         main(["run", "--head", "0", "--algorithm", "standard", *names])
-        said = " ".join(capsys.readouterr().out.split())
-        assert re.findall(r"that FlashAttention \((\w+)\) does", said) == names
+        text = " ".join(capsys.readouterr().out.split())
+        assert re.findall(r"that FlashAttention \((\w+)\) does", text) == names
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -124,25 +124,25 @@ def test_run_says_of_each_flashattention_what_it_saves(capsys: pytest.CaptureFix
     "kind", ["npz", "NPZ upper-case names", "npy stacked", "npy three", "safetensors"]
 )
 def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given = arrays(2, 3)
+    inputs = arrays(2, 3)
     files = ["mine.npz"]
     match kind:
         case "npz":
-            np.savez("mine.npz", **given, other=np.ones(3))
+            np.savez("mine.npz", **inputs, other=np.ones(3))
         case "NPZ upper-case names":
-            np.savez("mine.npz", **{name.upper(): a for name, a in given.items()})
+            np.savez("mine.npz", **{name.upper(): a for name, a in inputs.items()})
         case "npy stacked":
             files = ["mine.npy"]
-            np.save("mine.npy", np.stack(list(given.values())))
+            np.save("mine.npy", np.stack(list(inputs.values())))
         case "npy three":
             files = [f"{name}.npy" for name in "qkv"]
             for name, file in zip("qkv", files, strict=True):
-                np.save(file, given[name])
+                np.save(file, inputs[name])
         case "safetensors":
             from safetensors.numpy import save_file
 
             files = ["mine.safetensors"]
-            save_file(given, "mine.safetensors")
+            save_file(inputs, "mine.safetensors")
     command = [
         "run",
         "--qkv",
@@ -162,7 +162,7 @@ def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str
     assert numbers["algorithms"]["flash_basic"]["sram"]["capacity"] == 64
     assert Path("out/figure.svg").exists()
     run = flashsim.forward(
-        "flash_basic", *(given[name][1, 2] for name in "qkv"), M=64, sizing="fit"
+        "flash_basic", *(inputs[name][1, 2] for name in "qkv"), M=64, sizing="fit"
     )
     assert numbers["algorithms"]["flash_basic"]["accesses"] == run.hbm.accesses
 
@@ -205,8 +205,8 @@ def test_a_bfloat16_file_is_read_though_nothing_has_imported_its_type() -> None:
     from ml_dtypes import bfloat16
     from safetensors.numpy import save_file
 
-    given = {name: (np.arange(6).reshape(3, 2) / 4).astype(bfloat16) for name in "qkv"}
-    save_file(given | {"other": np.ones(3, bfloat16)}, "mine.safetensors")
+    inputs = {name: (np.arange(6).reshape(3, 2) / 4).astype(bfloat16) for name in "qkv"}
+    save_file(inputs | {"other": np.ones(3, bfloat16)}, "mine.safetensors")
     ran = subprocess.run(
         [sys.executable, "-c", BFLOAT16], capture_output=True, text=True, check=True
     )
@@ -244,7 +244,7 @@ def test_every_command_has_the_same_algorithm_and_sizing_if_it_is_told_none(
 ) -> None:
     """`flash` in blocks that fit: at the reference the same number everywhere."""
     sizes: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D}
-    wanted = flashsim.theory.exact("flash", **sizes, sizing="fit").accesses
+    expected = flashsim.theory.exact("flash", **sizes, sizing="fit").accesses
     for command in ("count", "sweep"):
         assert (
             main(
@@ -255,7 +255,7 @@ def test_every_command_has_the_same_algorithm_and_sizing_if_it_is_told_none(
             )
             == 0
         )
-        assert f"{wanted:,}" in capsys.readouterr().out
+        assert f"{expected:,}" in capsys.readouterr().out
     assert main(["run", "--head", "0", "--json", "-"]) == 0
     ran = json.loads(capsys.readouterr().out)["algorithms"]
     assert list(ran) == ["standard", "flash"]
@@ -316,9 +316,9 @@ def test_count_s_formulas_give_its_counts_or_a_star_says_why(
     rows = [line for line in table.splitlines()[2:] if line.strip()]
     cells = [(int(n.replace(",", "")), formula) for row in rows for n, formula in pairs(row)]
     plain = {name: int(value.replace(",", "")) for name, value in values.items()}
-    given = [(n, formula) for n, formula in cells if formula != "*"]
+    terms = [(n, formula) for n, formula in cells if formula != "*"]
     assert all(
-        n == times * eval(formula.replace("·", "*") or "0", {}, plain) for n, formula in given
+        n == times * eval(formula.replace("·", "*") or "0", {}, plain) for n, formula in terms
     )
     assert ("*" in table) == ("\n*: " in out)
     assert ("*" in table) == (command in STARRED)
@@ -336,11 +336,11 @@ def pairs(row: str) -> list[tuple[str, str]]:
 def test_options_as_they_were_once_spelled(capsys: pytest.CaptureFixture[str]) -> None:
     size = "--d 4 --M 300 --json -"
     for old, new in (("--n 9", "--N 9"), ("--N_q 3 --N_k 9 --d_v 5", "--N-q 3 --N-k 9 --d-v 5")):
-        told = []
+        messages = []
         for lengths in (old, new):
             assert main(f"count {lengths} {size}".split()) == 0
-            told.append(capsys.readouterr().out)
-        assert told[0] == told[1]
+            messages.append(capsys.readouterr().out)
+        assert messages[0] == messages[1]
     assert main(["count", "--help"]) == 0
     assert "_k" not in capsys.readouterr().out.partition("examples:")[0].replace(
         "N_k − N_q", ""
@@ -389,8 +389,8 @@ def test_verify_exits_by_its_verdict(
 
 @pytest.mark.usefixtures("no_pictures")
 def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024"]
-    assert main([*asked, "--backward", "--csv", "b.csv"]) == 0
+    options = ["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024"]
+    assert main([*options, "--backward", "--csv", "b.csv"]) == 0
     assert "flashsim-blocks.json, b.csv" in capsys.readouterr().out
     rows = list(csv.DictReader(io.StringIO(Path("b.csv").read_text(encoding="utf-8"))))
     algorithms = {"forward": "flash_basic", "backward": "flash"}
@@ -414,25 +414,25 @@ def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str
         "line 1's blocks",
         "standard",
     }
-    assert main([*asked, "--csv", "-"]) == 0
+    assert main([*options, "--csv", "-"]) == 0
     out, err = capsys.readouterr()
     assert (out.splitlines()[0], err) == (
         "curve,direction,B_r,B_c,accesses_elements,peak_elements,fits",
         "",
     )
     assert "backward" not in out
-    for command, said in (
-        ([*asked, "--csv", "-", "--json", "-"], "--csv - and --json - both want stdout"),
+    for command, text in (
+        ([*options, "--csv", "-", "--json", "-"], "--csv - and --json - both want stdout"),
         (["plot", "pareto", "--csv", "p.csv"], "--csv is for blocks; pareto does not take it"),
         (["plot", "pareto", "--backward"], "--backward is for blocks; pareto does not take it"),
         (["plot", "--all", "--csv", "p.csv"], "--csv is for one figure; name it in place of --all"),
         (
-            [*asked, "--csv", "no/b.csv"],
+            [*options, "--csv", "no/b.csv"],
             "argument --csv: no/b.csv cannot be written: there is no folder no",
         ),
     ):
         assert main(command) == 2
-        assert said in capsys.readouterr().err
+        assert text in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -461,7 +461,7 @@ def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_figure_is_found_by_its_file() -> None:
-    found = {
+    result = {
         "figures/blocks.png": "blocks",
         "l2.svg": "l2",
         "figures/figure_2_left": "traffic",
@@ -473,14 +473,14 @@ def test_a_figure_is_found_by_its_file() -> None:
     # of the pages
     drawn = {file.stem for file in (ROOT / "figures").glob("*.json")} & FIGURES.keys()
     assert len(drawn) > 10
-    for typed, name in (found | {f"figures/{name}.json": name for name in drawn}).items():
+    for typed, name in (result | {f"figures/{name}.json": name for name in drawn}).items():
         assert parse(["plot", typed]).figure == name
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_arrays_of_a_causal_mask_and_of_shared_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plot", "arrays", "--N", "64", "--d", "8", "--M", "600"]
-    assert main([*asked, "--causal", "--heads", "8", "--kv-heads", "2", "--json", "-"]) == 0
+    options = ["plot", "arrays", "--N", "64", "--d", "8", "--M", "600"]
+    assert main([*options, "--causal", "--heads", "8", "--kv-heads", "2", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     shape: dict[str, Any] = {
         "N": 64,
@@ -493,17 +493,17 @@ def test_arrays_of_a_causal_mask_and_of_shared_kv_heads(capsys: pytest.CaptureFi
     }
     for direction in ("forward", "backward"):
         tally = flashsim.count("q_outer", **shape, direction=direction, sizing="fit")
-        moved = {
+        traffic = {
             name: {"reads": of.reads, "writes": of.writes}
             for name, of in tally.hbm.by_array.items()
         }
-        assert data["directions"][direction]["q_outer"] == moved
+        assert data["directions"][direction]["q_outer"] == traffic
     axes = FIGURES["arrays"](data)
-    said = (
+    text = (
         "N = 64, d = 8, M = 600, float32, causal\nthe largest blocks that fit M, 8 heads on 2 KV "
         "heads"
     )
-    assert axes[0].get_xlabel().endswith(said)
+    assert axes[0].get_xlabel().endswith(text)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -559,7 +559,7 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape: dict[str, Any] = {"N": 12, "d": 4, "M": 400, "blocks": (4, 4)}
-    asked = [
+    options = [
         "count",
         "q_outer",
         "--N",
@@ -575,7 +575,7 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
         "-",
     ]
     for heads, typed, logit in ((1, "0.5", 0.5), (3, "-.5e1", -5), (2, "-inf", -np.inf)):
-        assert main([*asked, "--causal", "--heads", str(heads), "--sink", typed]) == 0
+        assert main([*options, "--causal", "--heads", str(heads), "--sink", typed]) == 0
         counted = json.loads(capsys.readouterr().out)
         tally = flashsim.count(
             "q_outer", **shape, heads=heads, causal=True, mask=flashsim.Sink(logit)
@@ -586,7 +586,7 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
     monkeypatch.chdir(tmp_path)
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 6, 3))
     np.savez("a.npz", q=q, k=k, v=v)
-    asked = [
+    options = [
         "run",
         "--qkv",
         "a.npz",
@@ -599,10 +599,10 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
         "-",
         "--quiet",
     ]
-    assert main([*asked, "--sink", "-1,20"]) == 0
+    assert main([*options, "--sink", "-1,20"]) == 0
     ran = json.loads(capsys.readouterr().out)
     assert ran["algorithms"]["q_outer"]["by_array"]["sink"]["reads"] == 2
-    assert main([*asked[:-3], "--sink", "-1,20"]) == 0
+    assert main([*options[:-3], "--sink", "-1,20"]) == 0
     assert "sink -1,20" in capsys.readouterr().out
     assert main(["step", "--sink", "2", "--causal", "--text"]) == 0
     assert "Sink" in capsys.readouterr().out
@@ -611,7 +611,7 @@ def test_a_sink_is_a_logit_for_all_query_heads_or_one_for_each(
 def test_an_offset_moves_the_causal_mask(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = [
+    options = [
         "--N_q",
         "12",
         "--N_k",
@@ -627,7 +627,7 @@ def test_an_offset_moves_the_causal_mask(
         "--offset",
         "-3",
     ]
-    assert main(["count", "block_sparse", "--block-mask", "live", *asked, "--json", "-"]) == 0
+    assert main(["count", "block_sparse", "--block-mask", "live", *options, "--json", "-"]) == 0
     counted = json.loads(capsys.readouterr().out)
     shape: dict[str, Any] = {"N_q": 12, "N_k": 20, "d": 4, "M": 400, "blocks": (4, 4)}
     tally = flashsim.count(
@@ -686,7 +686,7 @@ def test_the_bundled_sample_is_real_and_says_where_it_is_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "M"),
+    ("arguments", "M"),
     [  # line 1's M of blocks of three or four rows, 16 elements a row; more where the blocks need more
         ("standard", 48),
         ("standard --blocks 3 4", 64),
@@ -695,13 +695,13 @@ def test_the_bundled_sample_is_real_and_says_where_it_is_from() -> None:
         ("memory_efficient --backward --blocks 3 4", 71),  # of which its backward pass needs 60
     ],
 )
-def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(asked: str, M: int) -> None:
-    options = parse(["step", "--N", "12", "--d", "4", "--algorithm", *asked.split()])
+def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(arguments: str, M: int) -> None:
+    options = parse(["step", "--N", "12", "--d", "4", "--algorithm", *arguments.split()])
     Q, K, V = inputs.operands(options)
-    algorithm = {"forward": FORWARD, "backward": BACKWARD}[options.direction][asked.split()[0]]
-    found = inputs.arguments(options, Q, K, V, [algorithm])
-    assert found["M"] == M
-    assert flashsim.forward(asked.split()[0], Q, K, V, **found).sram.peak <= M
+    algorithm = {"forward": FORWARD, "backward": BACKWARD}[options.direction][arguments.split()[0]]
+    result = inputs.arguments(options, Q, K, V, [algorithm])
+    assert result["M"] == M
+    assert flashsim.forward(arguments.split()[0], Q, K, V, **result).sram.peak <= M
 
 
 def test_serve_says_which_elements_are_of_another_size_and_both_say_the_work(
@@ -731,11 +731,11 @@ def test_serve_says_which_elements_are_of_another_size_and_both_say_the_work(
         in " ".join(out.split())
     )
     products = 2 * 2 * (100 + 50) * 16  # 2·n·d for each of QKᵀ and PV
-    moved = re.search(r"^total .* ([\d,]+)$", out, re.MULTILINE)
-    assert moved
+    traffic = re.search(r"^total .* ([\d,]+)$", out, re.MULTILINE)
+    assert traffic
     assert (
         f"{products:,} FLOPs in matrix products, "
-        f"{products / int(moved[1].replace(',', '')):.3g} per byte moved"
+        f"{products / int(traffic[1].replace(',', '')):.3g} per byte moved"
     ) in out
     assert main(["serve", "fp8", "--keys", "100", "--d", "16"]) == 0
     assert "those of K, V are of 1 byte" in capsys.readouterr().out
@@ -744,8 +744,8 @@ def test_serve_says_which_elements_are_of_another_size_and_both_say_the_work(
     assert main(["count", "--N", "1024", "--d", "64", "--heads", "3"]) == 0
     tally = flashsim.count("flash", N=1024, d=64, heads=3, sizing="fit")
     assert tally.flops.matmul == 3 * 4 * 1024**2 * 64
-    said = (
+    text = (
         f"{tally.flops.matmul:,} FLOPs in matrix products, "
         f"{tally.flops.matmul / tally.hbm.bytes:.3g} per byte moved; "
     )
-    assert f"{said}{tally.flops.other:,} others" in " ".join(capsys.readouterr().out.split())
+    assert f"{text}{tally.flops.other:,} others" in " ".join(capsys.readouterr().out.split())

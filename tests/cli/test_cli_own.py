@@ -143,8 +143,8 @@ def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixt
     )
     numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["backward"]
     flash, *mine = numbers.values()
-    assert [found["accesses"] for found in mine] == 2 * [flash["accesses"]]
-    assert [found["error_of_rounding_bound"] for found in mine] == 2 * [
+    assert [result["accesses"] for result in mine] == 2 * [flash["accesses"]]
+    assert [result["error_of_rounding_bound"] for result in mine] == 2 * [
         flash["error_of_rounding_bound"]
     ]
     wrong = said(
@@ -170,10 +170,10 @@ def test_a_mask_from_a_file_and_an_offset_hold_both(capsys: pytest.CaptureFixtur
     np.save("mask.npy", mask)
     blocks = "--causal", "--offset", "1", "--blocks", "2", "2", "--algorithm", "split_kv"
     said(capsys, "run", "--qkv", "small.npz", "--mask", "mask.npy", *blocks)
-    (found,) = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"][
+    (result,) = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"][
         "algorithms"
     ].values()
-    moved = [
+    traffic = [
         flashsim.forward("split_kv", q, q, q, blocks=(2, 2), mask=each).hbm.accesses
         for each in (
             flashsim.Causal(1) & flashsim.Dense(mask),
@@ -181,8 +181,8 @@ def test_a_mask_from_a_file_and_an_offset_hold_both(capsys: pytest.CaptureFixtur
             flashsim.Causal(1),
         )
     ]
-    assert found["accesses"] == moved[0]
-    assert moved[0] not in moved[1:]
+    assert result["accesses"] == traffic[0]
+    assert traffic[0] not in traffic[1:]
 
 
 def test_a_file_that_did_not_load_is_read_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,10 +294,12 @@ def test_debug_stops_at_a_line_of_the_file(
 def test_debug_with_another_hook(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = []
-    monkeypatch.setattr(sys, "breakpointhook", lambda: seen.append(sys._getframe(1).f_locals["i"]))
+    events = []
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: events.append(sys._getframe(1).f_locals["i"])
+    )
     assert "ran to its end" in said(capsys, "debug", "mine.py:two_sweeps", "--line", "27", *SMALL)
-    assert seen == [*range(6)]
+    assert events == [*range(6)]
 
 
 def test_a_plot_draws_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,9 +93,11 @@ def test_letters_that_are_alike_take_the_place_of_others() -> None:
     assert err.startswith("flashsim run: error: \\u65e5\\u672c.npz is not there")
     assert "expected a number p with 0 <= p < 1" in run_in("ascii", *COUNT, "--dropout", "2")[1]
     command = "example", "prefill", "--json", "-"  # which is escaped, and not spelled
-    spelled, meant = (json.loads(run_in(encoding, *command)[0]) for encoding in ("ascii", "utf-8"))
-    assert spelled == meant
-    assert not json.dumps(meant, ensure_ascii=False).isascii()
+    spelled, expected = (
+        json.loads(run_in(encoding, *command)[0]) for encoding in ("ascii", "utf-8")
+    )
+    assert spelled == expected
+    assert not json.dumps(expected, ensure_ascii=False).isascii()
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -107,8 +109,8 @@ def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     q, k, v = rng.normal(size=(3, 8, 4)).astype(np.float32)
     with open(b"\xff.npz", "wb") as file:
         np.savez(file, q=q, k=k, v=v)
-    given, stem, target = (os.fsdecode(name) for name in (b"\xff.npz", b"\xfe", b"\xfd.json"))
-    assert main(["run", "--qkv", given, "-o", stem, "--json", target, "--quiet", "--M", "64"]) == 0
+    inputs, stem, target = (os.fsdecode(name) for name in (b"\xff.npz", b"\xfe", b"\xfd.json"))
+    assert main(["run", "--qkv", inputs, "-o", stem, "--json", target, "--quiet", "--M", "64"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("\\xff.npz\n")
     assert "Saved \\xfe.png, \\xfe.svg, \\xfe.json" in out
@@ -116,8 +118,8 @@ def test_names_that_are_no_utf_8(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(Path(f"{stem}.json").read_text(encoding="utf-8"))["command"].startswith(
         "flashsim run --qkv '\\xff"
     )
-    assert main(["step", "--qkv", given, "-o", f"{stem}.html"]) == 0
-    assert main(["step", "--qkv", given, "-o", f"{stem}.json.gz"]) == 0
+    assert main(["step", "--qkv", inputs, "-o", f"{stem}.html"]) == 0
+    assert main(["step", "--qkv", inputs, "-o", f"{stem}.json.gz"]) == 0
     capsys.readouterr()
     assert main(["run", "--qkv", os.fsdecode(b"no\xff.npz")]) == 2
     assert "error: no\\xff.npz is not there" in capsys.readouterr().err
@@ -248,8 +250,8 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
     Path("numbers.json").write_text("old", encoding="utf-8")
     assert main(command) == 130
     assert capsys.readouterr().err == "interrupted\n"
-    (found,) = Path().iterdir()
-    text = found.read_text(encoding="utf-8")
+    (result,) = Path().iterdir()
+    text = result.read_text(encoding="utf-8")
     assert text == "old" or json.loads(text)
 
 
@@ -308,7 +310,7 @@ def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "text"),
     [
         (b"", "record.json is not JSON"),
         (b"{", "record.json is not JSON"),
@@ -338,7 +340,7 @@ def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) 
 )
 def test_a_record_that_is_none_is_refused_in_one_line(
     content: bytes | None,
-    said: str,
+    text: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -350,5 +352,5 @@ def test_a_record_that_is_none_is_refused_in_one_line(
         runpy.run_path(str(script), run_name="__main__")
     out, err = capsys.readouterr()
     assert (stop.value.code, out) == (2, "")
-    assert err.startswith(f"gpu_figures.py: error: {said}")
+    assert err.startswith(f"gpu_figures.py: error: {text}")
     assert err.count("\n") == 1

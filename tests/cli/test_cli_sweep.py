@@ -56,11 +56,11 @@ def test_which_M_halves_the_traffic(capsys: pytest.CaptureFixture[str]) -> None:
     (M,) = (
         int(part.replace(",", "")) for part in out.split("or less: from M = ")[1].split(" on ")[:1]
     )
-    moved = [
+    traffic = [
         flashsim.count("flash", N=4096, d=64, M=each, sizing="paper").hbm.accesses
         for each in (25_600, M - 25, M)
     ]
-    assert moved[2] <= moved[0] / 2 < moved[1]
+    assert traffic[2] <= traffic[0] / 2 < traffic[1]
 
 
 def test_when_does_q_outer_beat_flash(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_every_option_arrives(capsys: pytest.CaptureFixture[str]) -> None:
         "--heads 4 --kv-heads 2 --gqa grouped separate --dropout 0.1 --causal both --backward both "
         "--splits 1:4:x2"
     )
-    found = rows(capsys, *command.split(), "--check", "0")
+    result = rows(capsys, *command.split(), "--check", "0")
     want = flashsim.sweep(
         ["flash", "split_kv"],
         N_q=[1, 8],
@@ -131,8 +131,8 @@ def test_every_option_arrives(capsys: pytest.CaptureFixture[str]) -> None:
         splits=[1, 2, 4],
         check=0,
     )
-    assert found == list(csv.DictReader(io.StringIO(want.to_csv())))
-    assert {row["M"] for row in found} == {"512", "1024"}
+    assert result == list(csv.DictReader(io.StringIO(want.to_csv())))
+    assert {row["M"] for row in result} == {"512", "1024"}
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
     Path("old.csv").write_text("before", encoding="utf-8")
     monkeypatch.setattr(running, "rows_of", interrupted)
     assert main(["sweep", "--N", "8", "--d", "4", "--csv", "old.csv", "--json", "new.json"]) == 130
-    said = "interrupted (0 of 1 points were done, and are lost; --resume FILE keeps them)\n"
-    assert capsys.readouterr() == ("", said)
+    text = "interrupted (0 of 1 points were done, and are lost; --resume FILE keeps them)\n"
+    assert capsys.readouterr() == ("", text)
     assert {path.name for path in Path().iterdir()} == {"old.csv"}
     assert Path("old.csv").read_text(encoding="utf-8") == "before"
 

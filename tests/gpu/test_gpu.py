@@ -75,8 +75,8 @@ def test_results_lie_within_rounding_of_the_reference(
 ) -> None:
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype, outliers=shape[3] == 1000)
-    found = run(rung, problem, backward=rung.backward is not None, causal=causal)
-    assert_near(rung, problem, found, problem.causal if causal else None)
+    result = run(rung, problem, backward=rung.backward is not None, causal=causal)
+    assert_near(rung, problem, result, problem.causal if causal else None)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -92,10 +92,10 @@ def test_dropout_lies_within_rounding_of_the_reference(
     p = 0.3
     seed = 2**40 + 5
     keep = np.stack([keep_mask(seed, p, 129, 150, head) for head in range(2)])[None]
-    found = run(
+    result = run(
         rung, problem, backward=rung.backward is not None, causal=causal, dropout_p=p, seed=seed
     )
-    assert_near(rung, problem, found, problem.causal if causal else None, keep, p)
+    assert_near(rung, problem, result, problem.causal if causal else None, keep, p)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
@@ -115,10 +115,10 @@ def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
         problem = given((B, H, H, N_q, N_k, d), dtype)
         problem.q[...] = 0
         problem.v[...] = np.eye(N_k, d, -first)
-        found = run(rung, problem, dropout_p=p, seed=seed).o != 0
+        result = run(rung, problem, dropout_p=p, seed=seed).o != 0
         for head in range(B * H):
-            wanted = keep_mask(seed, p, N_q, N_k, head)[:, first : first + d]
-            assert (found[head // H, head % H] == wanted).all()
+            expected = keep_mask(seed, p, N_q, N_k, head)[:, first : first + d]
+            assert (result[head // H, head % H] == expected).all()
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal and dense"])
@@ -133,8 +133,8 @@ def test_masks_lie_within_rounding_of_the_reference(
     mask = np.random.default_rng(1).random(broadcast) < 0.5
     whole = np.broadcast_to(mask, (2, 3, 65, 130))
     sent = cupy.broadcast_to(cupy.asarray(mask), whole.shape)
-    found = run(rung, problem, backward=rung.backward is not None, causal=causal, mask=sent)
-    assert_near(rung, problem, found, whole & problem.causal if causal else whole)
+    result = run(rung, problem, backward=rung.backward is not None, causal=causal, mask=sent)
+    assert_near(rung, problem, result, whole & problem.causal if causal else whole)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -180,22 +180,22 @@ def test_counts_are_the_simulators(
     problem = given(tuple(sizes), dtype)
     chosen = rung.choose_blocks
     assert chosen is not None
-    asked: dict[str, Any] = {"causal": masked.startswith("causal"), "dropout_p": dropout_p}
+    options: dict[str, Any] = {"causal": masked.startswith("causal"), "dropout_p": dropout_p}
     dense = np.ones((sizes[3], sizes[4]), bool)
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
     run_with = {
-        **asked,
+        **options,
         "mask": cupy.asarray(dense) if "dense" in masked else None,
         "kernel": rung.name,
         "blocks": blocks,
     }
-    model_with = {**asked, "mask": dense if "dense" in masked else None}
+    model_with = {**options, "mask": dense if "dense" in masked else None}
     # the seed comes with the call, and is not written
     unwritten = {"R"} if rung.name == "hopper" else set()
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
     ours = (*sizes, blocks or chosen(sizes[5], dtype, "forward"))
-    wanted = tally(rung.model, ours, **model_with)
-    assert moved(counted) == {array: a for array, a in wanted.items() if array not in unwritten}
+    expected = tally(rung.model, ours, **model_with)
+    assert moved(counted) == {array: a for array, a in expected.items() if array not in unwritten}
     if rung.backward and not rung.tensor_cores:
         *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, **run_with)
         ours = (*sizes, blocks or chosen(sizes[5], "float32", "backward"))
@@ -222,18 +222,20 @@ def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> N
     B, H, H_kv, N_q, N_k, d = shape
     problem = given(shape, "float16")
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
-    asked: dict[str, Any] = {"kernel": "hopper", "causal": causal}
-    o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
-    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, deterministic=True, **asked)
-    wanted = tally("q_outer", (*shape, hopper_backward.choose_blocks(d)), "backward", causal=causal)
+    options: dict[str, Any] = {"kernel": "hopper", "causal": causal}
+    o, lse = gpu.forward(q, k, v, return_lse=True, **options)
+    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, deterministic=True, **options)
+    expected = tally(
+        "q_outer", (*shape, hopper_backward.choose_blocks(d)), "backward", causal=causal
+    )
     rows = B * H * N_q
     keys = B * H_kv * N_k * d
-    wanted |= {"K": (keys, 0), "V": (keys, 0), "dK": (0, keys), "dV": (0, keys)}
-    wanted["L"] = wanted["L"][0] + rows, rows
+    expected |= {"K": (keys, 0), "V": (keys, 0), "dK": (0, keys), "dV": (0, keys)}
+    expected["L"] = expected["L"][0] + rows, rows
     B_r = hopper_backward.choose_blocks(d)[0]
     summed = B * H * (N_q - max(0, N_q - N_k) // B_r * B_r * causal) * d
-    wanted["dQ"] = wanted["dQ"][0] + summed, wanted["dQ"][1] + summed
-    assert moved(counted) == {name: a for name, a in wanted.items() if "parts" not in name}
+    expected["dQ"] = expected["dQ"][0] + summed, expected["dQ"][1] + summed
+    assert moved(counted) == {name: a for name, a in expected.items() if "parts" not in name}
 
 
 @pytest.mark.parametrize("scale", [1e9, -1e9, 0.0])
@@ -247,10 +249,10 @@ def test_gradients_of_huge_scores_are_finite(rung: Kernel, scale: float) -> None
     problem = given((1, 1, 1, 130, 130, 64), rung.dtypes[-1])
     problem.q[...] = np.abs(problem.q)
     problem.k[...] = 1 + np.abs(problem.k) / 2**20  # all keys alike: the maximum is many keys'
-    found = run(rung, problem, backward=True, scale=scale)
-    assert found.dv is not None
+    result = run(rung, problem, backward=True, scale=scale)
+    assert result.dv is not None
     weights = np.abs(problem.do).astype(np.float64).sum(axis=2, keepdims=True)
-    assert (np.abs(found.dv) <= 1.01 * weights + 1e-3).all()  # P ≤ 1
+    assert (np.abs(result.dv) <= 1.01 * weights + 1e-3).all()  # P ≤ 1
 
 
 @pytest.mark.parametrize("B_c", [16, 32, 64, 128, 256])
@@ -294,10 +296,10 @@ def test_strides_are_honoured(rung: Kernel) -> None:
         assert (gpu.forward(*views[:3], kernel=rung.name) == o).all()
         if rung.backward:
             options: dict[str, Any] = {"kernel": rung.name, "deterministic": True}
-            wanted, found = (
+            expected, result = (
                 gpu.backward(a, b, c, o, lse, do, **options) for a, b, c, do in (plain, views)
             )
-            assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
+            assert all((a == b).all() for a, b in zip(expected, result, strict=True))
 
 
 def test_offsets_are_64_bit() -> None:
@@ -317,12 +319,12 @@ def test_offsets_are_64_bit() -> None:
         whole.reshape(repeats, heads, 65, 64)[...] = part
     assert large[0].size > 2**31
     large[2][0, -1] *= 2
-    wanted = gpu.forward(*small, kernel="q_outer", causal=True)
-    found = gpu.forward(*large, kernel="q_outer", causal=True)
-    assert abs(found[0, -1] - 2 * wanted[0, -1]).max() < 1e-2
-    found[0, -1] = wanted[0, -1]
-    for part in found.reshape(repeats, heads, 65, 64):
-        assert bool((part == wanted[0]).all())
+    expected = gpu.forward(*small, kernel="q_outer", causal=True)
+    result = gpu.forward(*large, kernel="q_outer", causal=True)
+    assert abs(result[0, -1] - 2 * expected[0, -1]).max() < 1e-2
+    result[0, -1] = expected[0, -1]
+    for part in result.reshape(repeats, heads, 65, 64):
+        assert bool((part == expected[0]).all())
 
 
 def test_the_current_stream_is_respected() -> None:
@@ -331,7 +333,7 @@ def test_the_current_stream_is_respected() -> None:
 
     problem = given((1, 2, 2, 64, 64, 64), "float32")
     q, k, v = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v))
-    wanted = gpu.forward(q, k, v, kernel="q_outer")
+    expected = gpu.forward(q, k, v, kernel="q_outer")
     wait = cupy.RawKernel(
         r"""extern "C" __global__ void wait(long long cycles) { for (long long t = clock64(); clock64() - t < cycles;); }""",
         "wait",
@@ -344,10 +346,10 @@ def test_the_current_stream_is_respected() -> None:
         with stream:
             wait((1,), (1,), (np.int64(10**5 if first else 5 * 10**8),))
             late[...] = q
-            found = gpu.forward(late, k, v, kernel="q_outer")
+            result = gpu.forward(late, k, v, kernel="q_outer")
             waiting = not stream.done
         stream.synchronize()
-        assert (found == wanted).all()
+        assert (result == expected).all()
     assert waiting, "the GPU had nothing to do, so this has shown nothing"
 
 
@@ -362,7 +364,7 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
     )
     wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
     mask = cupy.ones((70, 70), bool)
-    for X, asked, wanted, why in (
+    for X, options, expected, why in (
         (half, {}, fast, "70 keys" if hopper else "capability"),
         (half, {"dropout_p": 0.5, "causal": True}, fast, ""),
         (
@@ -382,10 +384,12 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
         ),
         (single, {}, "q_outer", "does not take float32"),
     ):
-        found = gpu.plan(X, X, X, **asked)
-        assert found.kernel == wanted
-        assert why in found.why
-        assert (gpu.forward(X, X, X, **asked) == gpu.forward(X, X, X, kernel=wanted, **asked)).all()
+        result = gpu.plan(X, X, X, **options)
+        assert result.kernel == expected
+        assert why in result.why
+        assert (
+            gpu.forward(X, X, X, **options) == gpu.forward(X, X, X, kernel=expected, **options)
+        ).all()
     assert gpu.plan(half, half, half, direction="backward").kernel == fast
     assert gpu.plan(half, half, half, direction="backward", blocks=(64, 64)).kernel == "algorithm_2"
 
@@ -402,12 +406,14 @@ def test_torch_tensors_go_in_and_come_back() -> None:
             )
             dq, dk, dv = gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2", causal=True)
         side.synchronize()
-        wanted = torch.nn.functional.scaled_dot_product_attention(
+        expected = torch.nn.functional.scaled_dot_product_attention(
             q.float(), k.float(), v.float(), is_causal=True
         )
         assert o.dtype == dtype
-        assert (o.float() - wanted).abs().max().item() < (1e-5 if dtype == torch.float32 else 3e-2)
-        wanted.backward(do.float())
+        assert (o.float() - expected).abs().max().item() < (
+            1e-5 if dtype == torch.float32 else 3e-2
+        )
+        expected.backward(do.float())
         assert q.grad is not None
         assert (dq.float() - q.grad.float()).abs().max().item() < (
             1e-4 if dtype == torch.float32 else 1e-1

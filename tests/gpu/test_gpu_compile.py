@@ -88,11 +88,11 @@ needs_nvrtc = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "NVRTC i
 
 def _nvdisasm() -> str:
     try:
-        found = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("nvdisasm")
+        result = importlib.import_module("cuda.pathfinder").find_nvidia_binary_utility("nvdisasm")
     # there is none, or one that does not look for programs yet
     except (ImportError, AttributeError):
-        found = None
-    return found or shutil.which("nvdisasm") or ""
+        result = None
+    return result or shutil.which("nvdisasm") or ""
 
 
 NVDISASM = _nvdisasm()
@@ -197,7 +197,7 @@ def _exponentials(compiled: compiling.Compiled, folder: Path) -> dict[str, tuple
         code.split(":\n", 1)
         for code in re.split(r"^\.text\.(?=\w+:\n)", text, flags=re.MULTILINE)[1:]
     )
-    found = {}
+    result = {}
     for function, name in compiled.names.items():
         started = False
         exponentials = [0, 0]
@@ -207,8 +207,8 @@ def _exponentials(compiled: compiling.Compiled, folder: Path) -> dict[str, tuple
             else:
                 started = "GMMA" in which
         if "GMMA" in codes[name]:
-            found[function] = exponentials[0], exponentials[1]
-    return found
+            result[function] = exponentials[0], exponentials[1]
+    return result
 
 
 def _alone(function: str) -> int:
@@ -234,8 +234,8 @@ def test_exponentials_that_the_compiler_moves_are_noticed(
     )
     monkeypatch.setattr(compiling, "KERNELS", tmp_path / "kernels")
     function = hopper.WIDE.function("float16", 128, "CAUSAL", False)
-    found = _exponentials(compile_file("hopper.cu", (function,), {"COUNT": 0}, "sm_90a"), tmp_path)
-    assert found[function][1] > _alone(function)
+    result = _exponentials(compile_file("hopper.cu", (function,), {"COUNT": 0}, "sm_90a"), tmp_path)
+    assert result[function][1] > _alone(function)
 
 
 def test_each_function_is_compiled_for_each_architecture() -> None:
@@ -261,8 +261,8 @@ def test_lines_are_labelled_in_order(file: str) -> None:
     listed = [int(n) for n in re.findall(r"^//     (\d+) ", header, re.MULTILINE)]
     assert listed == list(range(1, LISTED[file] + 1))
     labels = [
-        [int(n) for n in re.findall(r"\d+", found)]
-        for found in re.findall(r"// line ([\d, and]+)", code)
+        [int(n) for n in re.findall(r"\d+", result)]
+        for result in re.findall(r"// line ([\d, and]+)", code)
     ]
     flat = [n for label in labels for n in label]
     assert flat == sorted(flat)
@@ -292,7 +292,7 @@ def test_the_kernel_to_read_is_short_and_has_the_algorithms_lines() -> None:
     changed = {"2", "9", "15", "21"}
     assert {number for number in theirs if ours[number] != theirs[number]} == changed
     labels = {
-        int(n) for found in re.findall(r"// lines? ([\d, ]+)", code) for n in found.split(", ")
+        int(n) for result in re.findall(r"// lines? ([\d, ]+)", code) for n in result.split(", ")
     }
     assert labels == {*range(1, 22)} - {1, 3, 14, 17, 21}  # no dropout; the host's maps; ends
 
@@ -300,14 +300,14 @@ def test_the_kernel_to_read_is_short_and_has_the_algorithms_lines() -> None:
 def test_what_the_page_shows_of_the_kernel_to_read_is_its_code() -> None:
     page = text_of(ROOT / "docs" / "gpu.md")
     walk = page.partition("### One kernel, line by line")[2].partition("\n#")[0]
-    shown = [
+    output = [
         line.strip()
         for block in re.findall(r"```cpp\n(.*?)```", walk, re.DOTALL)
         for line in block.splitlines()
     ]
     code = [line.strip() for line in text_of(KERNELS / hopper_forward.FILE).splitlines()]
-    assert len(shown) == 8
-    assert [line for line in shown if line not in code] == []
+    assert len(output) == 8
+    assert [line for line in output if line not in code] == []
 
 
 def test_a_kernels_listing_is_the_simulators() -> None:
@@ -351,9 +351,9 @@ def test_headers_of_hoppers_kernels_say_what_they_take_and_do(file: str) -> None
         PROMISE,
     ):
         assert topic in header, topic
-    said = [int(KB) for KB in re.findall(r" = (\d+) KB", header)]
-    for KB, asked in zip(said, SHARED[file], strict=True):
-        assert abs(KB - asked / 1024) < 1
+    text = [int(KB) for KB in re.findall(r" = (\d+) KB", header)]
+    for KB, options in zip(text, SHARED[file], strict=True):
+        assert abs(KB - options / 1024) < 1
     budgets = " ".join(re.findall(r"(?:keep|take)_registers<(.*)>\(\)", code))
     table = " ".join(
         line for line in header.splitlines() if re.search(r"\d × \d+( registers|,)", line)
@@ -407,9 +407,9 @@ def test_cubins_are_kept_until_a_source_changes(
     made: list[str] = []
     compile_with = compiling._compile
 
-    def counted(*given: Any) -> Any:
-        made.append(given[-1])
-        return compile_with(*given)
+    def counted(*inputs: Any) -> Any:
+        made.append(inputs[-1])
+        return compile_with(*inputs)
 
     monkeypatch.setattr(compiling, "_compile", counted)
 
@@ -564,20 +564,20 @@ BACKWARD_PLANS = [  # of 512 queries and keys of 4 heads in 16 bits
 
 
 def planned(
-    direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[str, ...], capability: str
+    direction: str, dtype: Any, d: int, aligned: bool, options: tuple[str, ...], capability: str
 ) -> settling.Plan:
     shapes = ((2, 8, 300, d), (2, 2, 4096, d)) if direction == "forward" else 2 * ((2, 4, 512, d),)
-    return settling._plan(direction, np.dtype(dtype), *shapes, aligned, asked, capability)
+    return settling._plan(direction, np.dtype(dtype), *shapes, aligned, options, capability)
 
 
 def test_the_plan_names_the_fastest_rung_and_why_no_faster_one() -> None:
     """Where no rung takes it, why the only one that is left will refuse."""
-    for capability, dtype, d, aligned, asked, wanted, why in FORWARD_PLANS:
-        plan = planned("forward", dtype, d, aligned, asked, capability)
-        assert (plan.kernel, why in plan.why) == (wanted, True), plan
-    for capability, d, asked, wanted, why in BACKWARD_PLANS:
-        plan = planned("backward", "float16", d, True, asked, capability)
-        assert (plan.kernel, why in plan.why) == (wanted, True), plan
+    for capability, dtype, d, aligned, options, expected, why in FORWARD_PLANS:
+        plan = planned("forward", dtype, d, aligned, options, capability)
+        assert (plan.kernel, why in plan.why) == (expected, True), plan
+    for capability, d, options, expected, why in BACKWARD_PLANS:
+        plan = planned("backward", "float16", d, True, options, capability)
+        assert (plan.kernel, why in plan.why) == (expected, True), plan
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for direction, capability, d, why in (
         (
@@ -599,9 +599,9 @@ def test_few_queries_go_to_the_rung_for_decoding() -> None:
     heads share a KV head.
     """
 
-    def plan(H: int, N_q: int, *asked: str, N_k: int = 9) -> settling.Plan:
+    def plan(H: int, N_q: int, *options: str, N_k: int = 9) -> settling.Plan:
         return settling._plan(
-            "forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, N_k, 128), True, asked, "90"
+            "forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, N_k, 128), True, options, "90"
         )
 
     assert plan(8, 16, "causal", "count") == settling.Plan("hopper_decode", "the fastest of all")
@@ -689,7 +689,7 @@ def test_clusters_have_whole_heads_where_there_are_few(
 def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:
     q = np.zeros((1, 1, 50, 64))
     k = np.zeros((1, 1, 70, 64))
-    for mask, causal, wanted in (
+    for mask, causal, expected in (
         (SlidingWindow(127, 0), False, Rule(False, window=(127, 0))),
         (SlidingWindow(127, 5), True, Rule(False, window=(127, 0))),
         (SlidingWindow(-1, 5), False, Rule(False, window=(-1, 5))),
@@ -699,7 +699,7 @@ def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:
         (Causal() & SlidingWindow(3, -1), False, Rule(False, window=(3, 0))),
         (None, True, Rule(True)),
     ):
-        assert rule_of(q, k, causal, mask, None) == wanted
+        assert rule_of(q, k, causal, mask, None) == expected
     with pytest.raises(
         ValueError,
         match=r"mask is KeyPadding\(30\); on a GPU expected an array, SlidingWindow or Causal",
@@ -712,8 +712,8 @@ def test_mask_objects_become_what_kernels_know_or_are_refused() -> None:
 
 
 def test_hoppers_tiles() -> None:
-    found = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
-    assert [(tiles.B_r, tiles.sums) for tiles in found] == [
+    result = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
+    assert [(tiles.B_r, tiles.sums) for tiles in result] == [
         (256, True),
         *[(128, True)] * 2,
         (128, False),

@@ -80,8 +80,8 @@ def right() -> dict[str, Any]:
 
 def digests(group: str, *options: str, bugs: dict[str, Any] | None = None) -> Any:
     """Return, by case, the digests of what each run returned."""
-    asked = json.dumps({"options": options, "bugs": bugs or {}})
-    command = [sys.executable, str(WORKER), group, asked]
+    arguments = json.dumps({"options": options, "bugs": bugs or {}})
+    command = [sys.executable, str(WORKER), group, arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=WORKER.parents[1], timeout=240
     )
@@ -97,15 +97,15 @@ def usual(right: dict[str, Any], group: str) -> Any:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_bits_are_the_same_however_late_things_happen(group: str, right: dict[str, Any]) -> None:
-    found = digests(group, LATE)
-    assert found == usual(right, group)
-    for case, runs in found.items():
+    result = digests(group, LATE)
+    assert result == usual(right, group)
+    for case, runs in result.items():
         assert all(run == runs[0] for run in runs), case
 
 
 @pytest.mark.parametrize("race", RACES.values(), ids=RACES)
 def test_a_planted_race_is_seen(race: tuple[str, str, str, str], right: dict[str, Any]) -> None:
     group, file, before, after = race
-    found = digests(group, LATE, bugs={file: [(before, after)]})
-    wanted = usual(right, group)
-    assert [case for case, runs in found.items() if runs != wanted[case]]
+    result = digests(group, LATE, bugs={file: [(before, after)]})
+    expected = usual(right, group)
+    assert [case for case, runs in result.items() if runs != expected[case]]

@@ -41,12 +41,12 @@ def share(where: list[Any], causal: bool = True) -> Share:
 
 def seen(share: Share, rank: int, src: int) -> Any:
     """How often each pair of rows and keys is in a piece."""
-    found = np.zeros((share.rows(rank), share.rows(src)), int)
+    result = np.zeros((share.rows(rank), share.rows(src)), int)
     for piece in pieces(share, rank, src):
         rows = piece.end - piece.first
         allowed = np.tri(rows, piece.keys, piece.keys - rows, int) if piece.causal else 1
-        found[piece.first : piece.end, : piece.keys] += allowed
-    return found
+        result[piece.first : piece.end, : piece.keys] += allowed
+    return result
 
 
 @pytest.mark.parametrize("layout", devices.layouts.LAYOUTS)
@@ -82,17 +82,17 @@ def found_on(engine: str, processes: int, examples: int) -> dict[str, Any]:
     done = started([*torchrun, str(WORKER), engine, str(examples)])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-    found: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
-    return found
+    result: dict[str, Any] = json.loads(line.removeprefix("FOUND "))
+    return result
 
 
-def look_at(found: dict[str, Any], processes: int) -> None:
-    for tried in found["cases"]:
+def look_at(result: dict[str, Any], processes: int) -> None:
+    for tried in result["cases"]:
         most = BFLOAT16 if tried["case"].get("dtype") else FLOAT16
         assert max(tried["errors"].values()) < most, tried
         assert tried["errors"].get("lse", 0) < 1e-6
         assert tried["agree"] == [[True, True]] * processes  # words, and bytes handed over
-    assert found["kit"]["ok"], found["kit"]["said"]
+    assert result["kit"]["ok"], result["kit"]["said"]
     expected = (
         "name is 'mesh'; expected 'ring' or 'ulysses'",
         "expected (H_q, n, d) and twice (H_kv, n, d)",
@@ -101,8 +101,8 @@ def look_at(found: dict[str, Any], processes: int) -> None:
         "the processes were asked for different things",
         "rows are shared out",
     )
-    for said, part in zip(found["refused"], expected, strict=True):
-        assert part in said
+    for text, part in zip(result["refused"], expected, strict=True):
+        assert part in text
 
 
 @pytest.mark.skipif(
@@ -135,9 +135,9 @@ def test_attention_over_all_gpus_of_this_host() -> None:
     P = gpus()
     if P < 2:
         pytest.skip(f"{P} GPUs with PyTorch and NCCL; expected 2 or more")
-    found = found_on("nccl", P, 12)
-    look_at(found, P)
-    assert found["same bits"] == found["captured"] == [True] * P
+    result = found_on("nccl", P, 12)
+    look_at(result, P)
+    assert result["same bits"] == result["captured"] == [True] * P
 
 
 RECORD: dict[str, Any] = json.loads(
@@ -313,20 +313,20 @@ def dying(engine: str, processes: int, what: str) -> list[tuple[int, str, str]]:
         for rank in range(processes)
     ]
     try:
-        said = [one.communicate(timeout=240) for one in each]
+        text = [one.communicate(timeout=240) for one in each]
     finally:
         for one in each:
             one.kill()
-    return [(one.returncode, *of) for one, of in zip(each, said, strict=True)]
+    return [(one.returncode, *of) for one, of in zip(each, text, strict=True)]
 
 
-def look_at_the_dead(found: list[tuple[int, str, str]], most: float) -> None:
-    *others, last = found
+def look_at_the_dead(result: list[tuple[int, str, str]], most: float) -> None:
+    *others, last = result
     assert (last[0], last[1].split()[-1]) == (3, "once")
     for rank, (code, out, err) in enumerate(others):
-        told = re.match(rf"(?ms).*^once\nLinkError after ([\d.]+) s: rank {rank}\b.*", out)
-        assert told, (code, out, err[-3000:])
-        assert float(told[1]) < most
+        messages = re.match(rf"(?ms).*^once\nLinkError after ([\d.]+) s: rank {rank}\b.*", out)
+        assert messages, (code, out, err[-3000:])
+        assert float(messages[1]) < most
         assert "\nand again: " in out
         assert code == 0, err[-3000:]
 
@@ -373,6 +373,6 @@ def test_a_gpu_whose_process_ends_is_noticed_by_the_others(what: str) -> None:
     """NCCL itself waits for ever, and PyTorch watches over no graph."""
     if (P := gpus()) < 2:
         pytest.skip(f"{P} GPUs with PyTorch and NCCL; expected 2 or more")
-    found = dying("nccl", P, what)
-    look_at_the_dead(found, 10)
-    assert all("the GPU is free: 8" in out for _, out, _ in found[:-1])
+    result = dying("nccl", P, what)
+    look_at_the_dead(result, 10)
+    assert all("the GPU is free: 8" in out for _, out, _ in result[:-1])

@@ -82,10 +82,12 @@ def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_k
     for N_k in (332, 333):
         problem = rounded((2, 4, 2, 300, N_k, 128))
         q, k, v = on_gpu(problem)
-        turned = on_gpu(problem, True)[2]
-        assert gpu.plan(q, k, turned).kernel == "hopper_fp8"
+        transposed = on_gpu(problem, True)[2]
+        assert gpu.plan(q, k, transposed).kernel == "hopper_fp8"
         for causal in (False, True):
-            o, lse = (X.get() for X in gpu.forward(q, k, turned, causal=causal, return_lse=True))
+            o, lse = (
+                X.get() for X in gpu.forward(q, k, transposed, causal=causal, return_lse=True)
+            )
             assert_near(problem, o, lse, 128**-0.5, causal)
             if N_k % 4:
                 assert (o == gpu.forward(q, k, v, causal=causal).get()).all()
@@ -95,9 +97,9 @@ def test_v_whose_keys_lie_next_to_each_other_is_taken_as_it_is_or_copied_where_k
     assert (made.view("uint8") == v.view("uint8")).all()
     torch = pytest.importorskip("torch")
     tq, tk, tv = (torch.from_dlpack(x.view("uint8")).view(torch.float8_e4m3fn) for x in (q, k, v))
-    turned = tv.view(torch.uint8).mT.contiguous().mT.view(torch.float8_e4m3fn)
+    transposed = tv.view(torch.uint8).mT.contiguous().mT.view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=r"v is at .* expected multiples of 16"):
-        gpu.forward(tq, tk[:, :, :332], turned[:, :, :332])
+        gpu.forward(tq, tk[:, :, :332], transposed[:, :, :332])
     cupy.cuda.Device().synchronize()
 
 
@@ -151,8 +153,10 @@ def test_p_is_mended_once_where_the_maximum_grows_once(growth: float, causal: bo
     tiles = 8
     grown = (2 * 128 if causal else 128 * tiles) // ROWS
     fits = 16 * 2 ** (OFFSET + growth) <= hopper_fp8.LARGEST
-    wanted = (0, 0) if fits else (0, grown) if growth > 127 else (grown, 0)
-    assert raised(steps(1, tiles, [0, 0] + [1] * (tiles - 2)), growth * np.log(2), causal) == wanted
+    expected = (0, 0) if fits else (0, grown) if growth > 127 else (grown, 0)
+    assert (
+        raised(steps(1, tiles, [0, 0] + [1] * (tiles - 2)), growth * np.log(2), causal) == expected
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -207,11 +211,11 @@ def test_repeats_strides_and_the_plan() -> None:
     o, lse = gpu.forward(q, k, v, causal=True, return_lse=True)
     assert o.dtype == np.float16
     cupy = import_cupy()
-    turned = [
+    transposed = [
         cupy.ascontiguousarray(X.view("uint8").swapaxes(1, 2)).swapaxes(1, 2).view(q.dtype)
         for X in (q, k, v)
     ]
-    for given_again in [turned, *[(q, k, v)] * 10]:
+    for given_again in [transposed, *[(q, k, v)] * 10]:
         again = gpu.forward(*given_again, causal=True, return_lse=True)
         assert all((a == b).all() for a, b in zip(again, (o, lse), strict=True))
     with pytest.raises(ValueError, match=r"d = 64; hopper_fp8 takes d of 128"):
@@ -232,8 +236,8 @@ def words() -> Array:
     """The counters of the current stream."""
     cupy = import_cupy()
     device = cupy.cuda.runtime.getDevice()
-    at = launching.counter(device, cupy.cuda.get_current_stream().ptr)
-    memory = cupy.cuda.UnownedMemory(at, 4 * launching.WORDS_EACH, None, device)
+    index = launching.counter(device, cupy.cuda.get_current_stream().ptr)
+    memory = cupy.cuda.UnownedMemory(index, 4 * launching.WORDS_EACH, None, device)
 
     return cupy.ndarray(launching.WORDS_EACH, "uint32", cupy.cuda.MemoryPointer(memory, 0)).get()  # type: ignore[no-any-return]
 
@@ -270,8 +274,8 @@ def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(
         if causal:
             S[..., ~cupy.tri(N_q, N_k, N_k - N_q, dtype=bool)] = -np.inf
         P = cupy.exp(S - cupy.maximum(S.max(3, keepdims=True), -1e30))
-        wanted = P @ v / cupy.maximum(P.sum(3, keepdims=True), 1e-30)
-        off = float(cupy.linalg.norm(o.astype("float32") - wanted) / cupy.linalg.norm(wanted))
+        expected = P @ v / cupy.maximum(P.sum(3, keepdims=True), 1e-30)
+        off = float(cupy.linalg.norm(o.astype("float32") - expected) / cupy.linalg.norm(expected))
         assert off < HALF
         assert not words().any()
 
@@ -281,12 +285,12 @@ def test_streams_and_graphs_at_once() -> None:
     they come to alone.
     """
     cupy = import_cupy()
-    given = [on_gpu(rounded((2, 16, 16, 640, 640, 128), seed)) for seed in range(3)]
-    alone = [gpu.forward(*arrays, causal=True) for arrays in given]
+    inputs = [on_gpu(rounded((2, 16, 16, 640, 640, 128), seed)) for seed in range(3)]
+    alone = [gpu.forward(*arrays, causal=True) for arrays in inputs]
     streams = [cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, -1, 0)]
     graphs = []
     kept = []
-    for stream, arrays in zip(streams, given, strict=True):
+    for stream, arrays in zip(streams, inputs, strict=True):
         with stream:
             gpu.forward(*arrays, causal=True)
             stream.synchronize()
@@ -297,29 +301,31 @@ def test_streams_and_graphs_at_once() -> None:
         for stream, graph in zip(streams, graphs, strict=True):
             graph.launch(stream)
     cupy.cuda.Device().synchronize()
-    for o, found in zip(alone, kept, strict=True):
-        assert all((one == o).all() for one in found)
+    for o, result in zip(alone, kept, strict=True):
+        assert all((one == o).all() for one in result)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_counts_are_the_simulators_and_v_is_transposed_once_or_taken_as_it_is(causal: bool) -> None:
     for N_k, keys_contiguous in ((333, False), (332, True)):
         shape = (2, 4, 2, 260, N_k, 128)
-        given = on_gpu(rounded(shape), keys_contiguous)
-        *_, counted = gpu.forward(*given, causal=causal, return_lse=True, count=True)
-        wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
+        inputs = on_gpu(rounded(shape), keys_contiguous)
+        *_, counted = gpu.forward(*inputs, causal=causal, return_lse=True, count=True)
+        expected = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
         # a warpgroup of the first row block has no rows, none of the last: as if 64 queries came
         # before all others
         if causal:
             padded = *shape[:3], 260 + 64, *shape[4:]
-            wanted |= {
+            expected |= {
                 X: a
                 for X, a in tally("q_outer", (*padded, hopper_fp8.BLOCKS), causal=True).items()
                 if X in "KV"
             }
         once = 2 * 2 * N_k * 128
-        turned = {} if keys_contiguous else {"V transposed": (once, once)}
-        assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | turned
+        transposed = {} if keys_contiguous else {"V transposed": (once, once)}
+        assert (
+            moved(counted) == {name: a for name, a in expected.items() if name != "R"} | transposed
+        )
 
 
 def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:
@@ -333,15 +339,15 @@ def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:
         )
         for place, number in enumerate((1e-3, 1000, -1000)):
             x[0, 0, 0, place] = number
-        wanted = np.clip(x.get().astype(np.float32), -448, 448).astype(hopper_fp8.dtype())
-        assert (gpu.to_fp8(x).view("uint8").get() == wanted.view(np.uint8)).all()
+        expected = np.clip(x.get().astype(np.float32), -448, 448).astype(hopper_fp8.dtype())
+        assert (gpu.to_fp8(x).view("uint8").get() == expected.view(np.uint8)).all()
         tensor = torch.from_dlpack(x.astype("float32")).to(getattr(torch, dtype)).requires_grad_()
         for keys_contiguous in (False, True):
             rounded = gpu.to_fp8(tensor, keys_contiguous=keys_contiguous)
             assert rounded.dtype == torch.float8_e4m3fn
-            assert (rounded.view(torch.uint8).cpu().numpy() == wanted.view(np.uint8)).all()
+            assert (rounded.view(torch.uint8).cpu().numpy() == expected.view(np.uint8)).all()
     q = torch.randn(1, 2, 100, 128, device="cuda").to(torch.float8_e4m3fn)
     o = gpu.forward(q, q, q)
-    wanted = torch.nn.functional.scaled_dot_product_attention(*[q.float()] * 3)
+    expected = torch.nn.functional.scaled_dot_product_attention(*[q.float()] * 3)
     assert o.dtype == torch.float16
-    assert (o.float() - wanted).abs().max().item() < 0.3
+    assert (o.float() - expected).abs().max().item() < 0.3

@@ -32,12 +32,12 @@ def test_hopper_counts_with_its_blocks_given(shape: tuple[int, ...], causal: boo
     problem = given(shape, "bfloat16")
     q, k, v = on_gpu(problem)
     blocks = (128, 64) if causal else (256, 64)
-    asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "blocks": blocks}
-    o, counted = gpu.forward(q, k, v, count=True, **asked)
+    options: dict[str, Any] = {"kernel": "hopper", "causal": causal, "blocks": blocks}
+    o, counted = gpu.forward(q, k, v, count=True, **options)
     assert moved(counted) | {"L": (0, 0)} == tally("q_outer", (*shape, blocks), causal=causal) | {
         "L": (0, 0)
     }
-    assert (o == gpu.forward(q, k, v, **asked)).all()  # counting changes no bit
+    assert (o == gpu.forward(q, k, v, **options)).all()  # counting changes no bit
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -86,14 +86,14 @@ def test_windows_lie_within_rounding_and_skip_dead_tiles(
         B, H, N_q, N_k
     )
     rung = gpu.kernel("hopper")
-    found = run(rung, problem, backward=True, window=window, dropout_p=dropout_p, seed=7)
-    assert_near(rung, problem, found, allowed, keep if dropout_p else None, dropout_p)
+    result = run(rung, problem, backward=True, window=window, dropout_p=dropout_p, seed=7)
+    assert_near(rung, problem, result, allowed, keep if dropout_p else None, dropout_p)
     tiles = hopper.choose_tiles(d, "WINDOW", dropout_p > 0)
     _, counted = gpu.forward(
         *on_gpu(problem), mask=mask, dropout_p=dropout_p, count=True, kernel="hopper"
     )
-    wanted = tally("q_outer", (*shape, (tiles.B_r, tiles.B_c)), mask=mask)
-    assert moved(counted) | {"L": (0, 0)} == wanted | {"L": (0, 0)}
+    expected = tally("q_outer", (*shape, (tiles.B_r, tiles.B_c)), mask=mask)
+    assert moved(counted) | {"L": (0, 0)} == expected | {"L": (0, 0)}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -105,8 +105,8 @@ def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: boo
     table[3] = False  # rows without a tile
     spread = table.repeat(128, axis=0)[:1000].repeat(128, axis=1)[:, :1300]
     rung = gpu.kernel("hopper")
-    found = run(rung, problem, backward=True, block_mask=table, causal=causal, deterministic=True)
-    assert_near(rung, problem, found, spread & problem.causal if causal else spread)
+    result = run(rung, problem, backward=True, block_mask=table, causal=causal, deterministic=True)
+    assert_near(rung, problem, result, spread & problem.causal if causal else spread)
     _, counted = gpu.forward(*on_gpu(problem), block_mask=table, causal=causal, count=True)
     live = table.copy()
     if causal:
@@ -139,10 +139,10 @@ def test_gradients_of_windows_and_block_masks_count(
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
     o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
     assert gpu.plan(q, k, v, direction="backward", mask=mask).kernel == "hopper"
-    asked: dict[str, Any] = {"mask": mask, "deterministic": True}
-    *found, counted = gpu.backward(q, k, v, o, lse, do, count=True, **asked)
-    again = gpu.backward(q, k, v, o, lse, do, **asked)
-    assert all((a == b).all() for a, b in zip(found, again, strict=True))
+    options: dict[str, Any] = {"mask": mask, "deterministic": True}
+    *result, counted = gpu.backward(q, k, v, o, lse, do, count=True, **options)
+    again = gpu.backward(q, k, v, o, lse, do, **options)
+    assert all((a == b).all() for a, b in zip(result, again, strict=True))
     blocks = hopper_backward.choose_blocks(d)
     sees = mask.whole(Shape(N_q, N_k, d, d), ())
     live = np.array(
@@ -151,13 +151,13 @@ def test_gradients_of_windows_and_block_masks_count(
             for r in range(0, N_q, blocks[0])
         ]
     )
-    wanted = counted_backward(shape, live)
-    assert moved(counted) == wanted
+    expected = counted_backward(shape, live)
+    assert moved(counted) == expected
     model = tally("q_outer", (*shape, blocks), "backward", mask=mask)
-    assert all(model[name] == wanted[name] for name in ("Q", "O", "dO", "dK", "dV"))
+    assert all(model[name] == expected[name] for name in ("Q", "O", "dO", "dK", "dV"))
     table = np.random.default_rng(1).random((-(-N_q // 128), -(-N_k // 128))) < 0.5
     o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask, block_mask=table)
-    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, block_mask=table, **asked)
+    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, block_mask=table, **options)
     spread = table.repeat(128 // blocks[0], axis=0)[: len(live)]
     assert moved(counted) == counted_backward(shape, live & spread)
 
@@ -170,20 +170,20 @@ DRAWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("asked", DRAWN.values(), ids=DRAWN)
-def test_row_blocks_beyond_the_places_are_drawn(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
+def test_row_blocks_beyond_the_places_are_drawn(options: dict[str, Any]) -> None:
     """With d = 64 a multiprocessor has two at a time: here there are 600, and a second launch
     finds the counter at 0.
     """
     problem = given((5, 60, 6, 130, 140, 64), "float16")
     rung = gpu.kernel("hopper")
     allowed = problem.causal
-    if "window" in asked:
-        allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(130, 140, 64, 64), ())
-    if "block_mask" in asked:
-        allowed = asked["block_mask"].repeat(128, axis=0)[:130].repeat(128, axis=1)[:, :140]
+    if "window" in options:
+        allowed = flashsim.SlidingWindow(*options["window"]).whole(Shape(130, 140, 64, 64), ())
+    if "block_mask" in options:
+        allowed = options["block_mask"].repeat(128, axis=0)[:130].repeat(128, axis=1)[:, :140]
     for _ in range(2):
-        assert_near(rung, problem, run(rung, problem, backward=True, **asked), allowed)
+        assert_near(rung, problem, run(rung, problem, backward=True, **options), allowed)
 
 
 WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -201,27 +201,29 @@ WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("shape", "asked"), WIDE_CASES.values(), ids=WIDE_CASES)
+@pytest.mark.parametrize(("shape", "options"), WIDE_CASES.values(), ids=WIDE_CASES)
 def test_heads_of_256_lie_within_rounding_and_count(
-    shape: tuple[int, ...], asked: dict[str, Any], dtype: str, dropout_p: float
+    shape: tuple[int, ...], options: dict[str, Any], dtype: str, dropout_p: float
 ) -> None:
     problem = given(shape, dtype, outliers=not dropout_p)
     rung = gpu.kernel("hopper")
     B, H, _, N_q, N_k, d = shape
-    allowed = problem.causal if "causal" in asked else np.ones((N_q, N_k), bool)
-    if "window" in asked:
-        allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(N_q, N_k, d, d), ())
-    if "block_mask" in asked:
+    allowed = problem.causal if "causal" in options else np.ones((N_q, N_k), bool)
+    if "window" in options:
+        allowed = flashsim.SlidingWindow(*options["window"]).whole(Shape(N_q, N_k, d, d), ())
+    if "block_mask" in options:
         allowed = (
-            allowed & asked["block_mask"].repeat(128, axis=0)[:N_q].repeat(64, axis=1)[:, :N_k]
+            allowed & options["block_mask"].repeat(128, axis=0)[:N_q].repeat(64, axis=1)[:, :N_k]
         )
     keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(
         B, H, N_q, N_k
     )
-    found = run(rung, problem, **asked, dropout_p=dropout_p, seed=7)
-    assert_near(rung, problem, found, allowed, keep if dropout_p else None, dropout_p)
-    if "block_mask" not in asked:
-        mask = {"mask": flashsim.SlidingWindow(*asked["window"])} if "window" in asked else asked
+    result = run(rung, problem, **options, dropout_p=dropout_p, seed=7)
+    assert_near(rung, problem, result, allowed, keep if dropout_p else None, dropout_p)
+    if "block_mask" not in options:
+        mask = (
+            {"mask": flashsim.SlidingWindow(*options["window"])} if "window" in options else options
+        )
         *_, counted = gpu.forward(
             *on_gpu(problem), return_lse=True, count=True, dropout_p=dropout_p, **mask
         )
@@ -238,9 +240,9 @@ WIDE_GRADIENTS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("shape", "asked"), WIDE_GRADIENTS.values(), ids=WIDE_GRADIENTS)
+@pytest.mark.parametrize(("shape", "options"), WIDE_GRADIENTS.values(), ids=WIDE_GRADIENTS)
 def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
-    shape: tuple[int, ...], asked: dict[str, Any], dtype: str
+    shape: tuple[int, ...], options: dict[str, Any], dtype: str
 ) -> None:
     """dK's and dV's pass moves as q_outer_two_pass's in tiles of 64 × 64, dQ's in those of 128 ×
     64; and L is copied.
@@ -249,35 +251,35 @@ def test_gradients_of_heads_of_256_lie_within_rounding_and_count(
     problem = given(shape, dtype, outliers=True)
     rung = gpu.kernel("hopper")
     B, H, H_kv, N_q, N_k, d = shape
-    allowed = problem.causal if "causal" in asked else np.ones((N_q, N_k), bool)
-    if "window" in asked:
-        allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(N_q, N_k, d, d), ())
-    found = run(rung, problem, backward=True, **asked)
-    assert_near(rung, problem, found, allowed)
-    mask = {"mask": flashsim.SlidingWindow(*asked["window"])} if "window" in asked else asked
+    allowed = problem.causal if "causal" in options else np.ones((N_q, N_k), bool)
+    if "window" in options:
+        allowed = flashsim.SlidingWindow(*options["window"]).whole(Shape(N_q, N_k, d, d), ())
+    result = run(rung, problem, backward=True, **options)
+    assert_near(rung, problem, result, allowed)
+    mask = {"mask": flashsim.SlidingWindow(*options["window"])} if "window" in options else options
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
     o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **mask)
     *again, counted = gpu.backward(q, k, v, o, lse, do, count=True, **mask)
     assert all(
-        (a.get() == b).all() for a, b in zip(again, (found.dq, found.dk, found.dv), strict=True)
+        (a.get() == b).all() for a, b in zip(again, (result.dq, result.dk, result.dv), strict=True)
     )
-    wanted = tally("q_outer_two_pass", (*shape, (64, 64)), "backward", **mask)
+    expected = tally("q_outer_two_pass", (*shape, (64, 64)), "backward", **mask)
     of_queries = tally("q_outer_two_pass", (*shape, (128, 64)), "backward", **mask)
     rows = B * H * N_q
     columns = B * H_kv * N_k * d
-    wanted = {name: a for name, a in wanted.items() if "parts" not in name}
+    expected = {name: a for name, a in expected.items() if "parts" not in name}
     # dK's pass: once a KV head
-    wanted |= {name: (of_queries[name][0] - (H // H_kv - 1) * columns, 0) for name in "KV"}
-    wanted |= {"L": (wanted["L"][0] + rows, rows), "dK": (0, columns), "dV": (0, columns)}
-    if "window" in asked:  # keys that nobody sees are not read by dK's pass
+    expected |= {name: (of_queries[name][0] - (H // H_kv - 1) * columns, 0) for name in "KV"}
+    expected |= {"L": (expected["L"][0] + rows, rows), "dK": (0, columns), "dV": (0, columns)}
+    if "window" in options:  # keys that nobody sees are not read by dK's pass
         unseen = (
             B
             * H_kv
             * d
             * sum(min(64, N_k - x) for x in range(0, N_k, 64) if not allowed[:, x : x + 64].any())
         )
-        wanted |= {name: (wanted[name][0] - unseen, 0) for name in "KV"}
-    assert moved(counted) == wanted
+        expected |= {name: (expected[name][0] - unseen, 0) for name in "KV"}
+    assert moved(counted) == expected
 
 
 def test_gradients_of_heads_of_256_take_neither_dropout_nor_lists_of_tiles() -> None:
@@ -320,13 +322,13 @@ def test_offsets_are_64_bit(name: str) -> None:
         )
         return [o, lse, *gradients]
 
-    for found, wanted in zip(results(*large), results(*small), strict=True):
-        parts = found.reshape(repeats, heads, *found.shape[2:])
-        wanted = cupy.stack([wanted[0], wanted[0]])
-        wanted[1, -1] = wanted[1, 0]
+    for result, expected in zip(results(*large), results(*small), strict=True):
+        parts = result.reshape(repeats, heads, *result.shape[2:])
+        expected = cupy.stack([expected[0], expected[0]])
+        expected[1, -1] = expected[1, 0]
         # of 8 bits, whether maxima are taken is a matter of the row block before, too
         for n, part in enumerate(parts):
-            off = abs(part - wanted[int(n == repeats - 1)]).max()
+            off = abs(part - expected[int(n == repeats - 1)]).max()
             assert float(off) <= (0.3 if eight else 0), n
 
 
@@ -348,8 +350,8 @@ def test_scores_that_grow_from_tile_to_tile(d: int, dtype: str, causal: bool) ->
     problem.q[...] = 1
     levels = np.repeat(GROWTH[::-1], 64)[1:, None] / d**0.5
     problem.k[...] = (levels + problem.k.astype(np.float64)).astype(problem.k.dtype)
-    found = run(rung, problem, causal=causal)
-    assert_near(rung, problem, found, problem.causal if causal else None)
+    result = run(rung, problem, causal=causal)
+    assert_near(rung, problem, result, problem.causal if causal else None)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -376,9 +378,9 @@ def test_what_the_benchmark_draws(dtype: str, d: int, causal: bool, distribution
 def test_a_window_is_an_array_to_kernels_that_take_masks() -> None:
     problem = given((2, 2, 1, 70, 90, 64), "float32")
     mask = flashsim.SlidingWindow(20, 3)
-    found = gpu.forward(*on_gpu(problem), mask=mask, kernel="q_outer")
+    result = gpu.forward(*on_gpu(problem), mask=mask, kernel="q_outer")
     allowed = import_cupy().asarray(mask.whole(Shape(70, 90, 64, 64), ()))
-    assert (found == gpu.forward(*on_gpu(problem), mask=allowed, kernel="q_outer")).all()
+    assert (result == gpu.forward(*on_gpu(problem), mask=allowed, kernel="q_outer")).all()
 
 
 DECODED = {  # B, H_q, H_kv, N_q, N_k, d
@@ -408,8 +410,8 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
     problem = given(shape, dtype, outliers=True)
     rung = gpu.kernel("hopper_decode")
     monkeypatch.setattr(hopper_decode, "is_slower", lambda *_: False)
-    found = run(rung, problem, causal=causal)
-    assert_near(rung, problem, found, problem.causal if causal else None)
+    result = run(rung, problem, causal=causal)
+    assert_near(rung, problem, result, problem.causal if causal else None)
     *_, counted = gpu.forward(
         *on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True
     )
@@ -466,8 +468,8 @@ def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
     processors = import_cupy().cuda.Device().attributes["MultiProcessorCount"]
     sizes = (B, H_q, N_q, d), (B, H_kv, N_k, d)
     assert not hopper_decode.takes(*sizes) or hopper_decode.is_slower(*sizes, processors)
-    found = run(rung, problem, causal=causal)
-    assert_near(rung, problem, found, problem.causal if causal else None)
+    result = run(rung, problem, causal=causal)
+    assert_near(rung, problem, result, problem.causal if causal else None)
     *_, counted = gpu.forward(
         *on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True
     )
@@ -477,21 +479,21 @@ def test_more_queries_lie_within_rounding_and_their_counts_are_the_simulators(
     cut = hopper_grouped.choose_cut(row_blocks, -(-N_k // hopper_grouped.KEYS), processors)
     split: dict[str, Any] = {"splits": cut.parts} if cut.parts > 1 else {}
     problem_sizes = (B, H_q, H_kv, N_q, N_k, d, (rows, hopper_grouped.KEYS))
-    wanted = tally(
+    expected = tally(
         "split_kv" if split else "q_outer", problem_sizes, gqa="grouped", causal=causal, **split
     )
-    wanted["Q"] = (wanted["Q"][0] * cut.cluster, 0)  # each of a cluster's blocks reads Q
-    assert moved(counted) == wanted | {"L": (0, B * H_q * N_q)}  # which split_kv does not make
+    expected["Q"] = (expected["Q"][0] * cut.cluster, 0)  # each of a cluster's blocks reads Q
+    assert moved(counted) == expected | {"L": (0, B * H_q * N_q)}  # which split_kv does not make
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_a_scale_of_more_queries_may_be_negative_or_0(scale: float) -> None:
     q, k, v = on_gpu(given((1, 12, 4, 40, 900, 128), "float16"))
-    asked: dict[str, Any] = {"causal": True, "scale": scale, "return_lse": True}
-    found, wanted = (
-        gpu.forward(q, k, v, kernel=name, **asked) for name in ("hopper_decode", "hopper")
+    options: dict[str, Any] = {"causal": True, "scale": scale, "return_lse": True}
+    result, expected = (
+        gpu.forward(q, k, v, kernel=name, **options) for name in ("hopper_decode", "hopper")
     )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(result, expected, strict=True):
         assert abs(one.astype("float32") - other.astype("float32")).max() < 2e-3
 
 
@@ -503,8 +505,8 @@ def test_of_more_queries_bits_stay_and_nothing_else_is_written() -> None:
     first = gpu.forward(q, k, v, kernel="hopper_decode", causal=True)
     for _ in range(20):
         assert (gpu.forward(q, k, v, kernel="hopper_decode", causal=True) == first).all()
-    turned = [cupy.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
-    assert (gpu.forward(*turned, kernel="hopper_decode", causal=True) == first).all()
+    transposed = [cupy.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    assert (gpu.forward(*transposed, kernel="hopper_decode", causal=True) == first).all()
 
 
 @pytest.mark.parametrize(("causal", "dropout_p"), [(False, 0.0), (True, 0.0), (True, 0.3)])
@@ -520,22 +522,24 @@ def test_a_block_of_threads_has_one_key_block_after_another(
     processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
     problem = given((1, 36, 36, 70, 900, d), "float16")
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "kernel": "hopper",
         "causal": causal,
         "dropout_p": dropout_p,
         "seed": 7,
     }
-    o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
-    whole = gpu.backward(q, k, v, o, lse, do, deterministic=True, **asked)
-    assert all(found.any() for found in whole)
+    o, lse = gpu.forward(q, k, v, return_lse=True, **options)
+    whole = gpu.backward(q, k, v, o, lse, do, deterministic=True, **options)
+    assert all(result.any() for result in whole)
     # dropout counts heads from the first; causally, all take turns
     few = slice(0, 10) if causal else slice(26, 36)
     assert 10 * -(-900 // 128) <= processors < 36 * -(-900 // 128) / 2
     part = gpu.backward(
-        *(X[:, few].copy() for X in (q, k, v, o, lse, do)), deterministic=True, **asked
+        *(X[:, few].copy() for X in (q, k, v, o, lse, do)), deterministic=True, **options
     )
-    assert all((found[:, few] == wanted).all() for found, wanted in zip(whole, part, strict=True))
+    assert all(
+        (result[:, few] == expected).all() for result, expected in zip(whole, part, strict=True)
+    )
 
 
 def test_calls_are_captured_in_a_graph_of_pytorchs() -> None:
@@ -554,8 +558,8 @@ def test_calls_are_captured_in_a_graph_of_pytorchs() -> None:
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = step()
+            result = step()
         q.copy_(torch.randn_like(q))
-        wanted = step()
+        expected = step()
         graph.replay()
-        assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
+        assert all((a == b).all() for a, b in zip(result, expected, strict=True))

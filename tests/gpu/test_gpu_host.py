@@ -144,11 +144,11 @@ def _place() -> int:
 
 
 def _encode(
-    found: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any, box: Any, *__: Any
+    result: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any, box: Any, *__: Any
 ) -> int:
     """Write down, in the place of the driver's description, what is to be described."""
     words = kind, pointer.value, *dims, *strides, *box  # fewer of a mask's
-    ctypes.memmove(found.value, struct.pack(f"<{len(words)}Q", *words).ljust(128, b"\0"), 128)
+    ctypes.memmove(result.value, struct.pack(f"<{len(words)}Q", *words).ljust(128, b"\0"), 128)
     return int(pointer.value % 16 or any(stride % 16 for stride in strides))
 
 
@@ -157,7 +157,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """What was launched, on a GPU that is not there: function, grid, threads, arguments, shared
     memory.
     """
-    found: Launches = []
+    result: Launches = []
     device = MagicMock(
         compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20}
     )
@@ -181,16 +181,16 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
             assert non_blocking
 
         def begin_capture(self) -> None:
-            self.start = len(found)
+            self.start = len(result)
 
         def end_capture(self) -> Any:
-            graphs.append(found[self.start :])
-            del found[self.start :]
+            graphs.append(result[self.start :])
+            del result[self.start :]
             return SimpleNamespace(graphExec=len(graphs) - 1)
 
     def launch_graph(graph: int, stream: int) -> None:
         assert {launch[8] for launch in graphs[graph]} == {Stream.ptr}
-        found.extend((*launch[:8], stream, *launch[9:]) for launch in graphs[graph])
+        result.extend((*launch[:8], stream, *launch[9:]) for launch in graphs[graph])
 
     runtime.graphLaunch = launch_graph
     runtime.streamIsCapturing = lambda _: False
@@ -205,16 +205,16 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
     names: list[str] = []
 
-    def ready(_: int, __: str, asked: tuple[str, ...], *___: Any) -> tuple[Any, ...]:
-        names.extend(asked)
-        functions = range(len(names) - len(asked), len(names))
+    def ready(_: int, __: str, options: tuple[str, ...], *___: Any) -> tuple[Any, ...]:
+        names.extend(options)
+        functions = range(len(names) - len(options), len(names))
         return tuple(
             SimpleNamespace(kernel=SimpleNamespace(ptr=function)) for function in functions
         )
 
     def launch_kernel(function: int, *how: int) -> None:
-        *how_much, stream, at, _ = how
-        found.append((names[function], *how_much, stream, *kept[at]))
+        *how_much, stream, index, _ = how
+        result.append((names[function], *how_much, stream, *kept[index]))
 
     class InMemory(launching.InMemory):
         def __init__(self, arguments: Sequence[Any]) -> None:
@@ -222,8 +222,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
             # as the driver reads it
             table = (ctypes.c_void_p * len(arguments)).from_address(self.at)
             kept[self.at] = [
-                ctypes.string_at(at or 0, value.nbytes)
-                for at, value in zip(table, arguments, strict=True)
+                ctypes.string_at(index or 0, value.nbytes)
+                for index, value in zip(table, arguments, strict=True)
             ]
 
     kept: dict[int, list[bytes]] = {}
@@ -251,7 +251,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     for module in LAUNCHING:
         monkeypatch.setattr(module, "ready", ready)
     _forget()
-    yield found
+    yield result
     _forget()
 
 
@@ -266,7 +266,7 @@ def arrays(
     N: tuple[int, int] = (96, 160),
     more: tuple[int, int] = (0, 0),
     group: int = 2,
-    moved: tuple[str, ...] = (),
+    elsewhere: tuple[str, ...] = (),
     strided: tuple[str, ...] = (),
     swapped: bool = False,
 ) -> dict[str, Array]:
@@ -276,26 +276,26 @@ def arrays(
     places = {name: n * 2**24 for n, name in enumerate(("q", "k", "v", "o", "lse", "do"), 1)}
     if swapped:
         places["k"], places["v"] = places["v"], places["k"]
-    found = {}
+    result = {}
     for name, place in places.items():
         H, rows = (2, N[1] + more[1]) if name in "kv" else (2 * group, N[0] + more[0])
         shape = (1, H, rows) if name == "lse" else (1, H, rows, d)
         kind = np.dtype("float32" if name == "lse" else dtype)
         apart = tuple(kind.itemsize * n for n in (H * rows * 2 * d, rows * 2 * d, 2 * d, 1))
-        found[name] = Array(
-            shape, kind, place + 2**20 * (name in moved), apart if name in strided else ()
+        result[name] = Array(
+            shape, kind, place + 2**20 * (name in elsewhere), apart if name in strided else ()
         )
-    return found
+    return result
 
 
 VARIATIONS: list[dict[str, Any]] = [
     {},
-    {"moved": "q"},
-    {"moved": "k"},
-    {"moved": "v"},
-    {"moved": ("do",)},
-    {"moved": ("o",)},
-    {"moved": ("lse",)},
+    {"elsewhere": "q"},
+    {"elsewhere": "k"},
+    {"elsewhere": "v"},
+    {"elsewhere": ("do",)},
+    {"elsewhere": ("o",)},
+    {"elsewhere": ("lse",)},
     {"strided": "q"},
     {"strided": "k"},
     {"strided": "v"},
@@ -311,12 +311,12 @@ ASKED: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.5}, {"scale": -
 WINDOWS = [{"mask": flashsim.SlidingWindow(*sides)} for sides in ((9, 0), (9, 1), (8, 0))]
 
 
-def _forward(X: dict[str, Array], **asked: Any) -> None:
-    gpu.forward(X["q"], X["k"], X["v"], **asked)
+def _forward(X: dict[str, Array], **options: Any) -> None:
+    gpu.forward(X["q"], X["k"], X["v"], **options)
 
 
-def _backward(X: dict[str, Array], **asked: Any) -> None:
-    gpu.backward(*X.values(), **asked)
+def _backward(X: dict[str, Array], **options: Any) -> None:
+    gpu.backward(*X.values(), **options)
 
 
 CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]]] = {
@@ -372,20 +372,22 @@ def test_what_a_call_keeps_is_never_another_calls(
     call, always, more = CALLS[name]
     always = dict(always)
     of = {key: always.pop(key) for key in ("N", "dtype") if key in always}
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, asked) for asked in ASKED + more] + [
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, options) for options in ASKED + more
+    ] + [
         (variation, {})
         for variation in VARIATIONS[1:]
         if not ("dtype" in of and {"dtype", "d"} & set(variation))
     ]
     made = [
-        ({name: library(x) for name, x in arrays(**of | variation).items()}, asked)
-        for variation, asked in pairs
+        ({name: library(x) for name, x in arrays(**of | variation).items()}, options)
+        for variation, options in pairs
     ]
     alone = []
-    for X, asked in made:
+    for X, options in made:
         _forget()
         with _written(launches) as written:
-            call(X, **always, **asked)
+            call(X, **always, **options)
         alone.append(written)
     unlike = {str(written) for written in alone}
     unused = 0 if name == "backward" else 3  # o, lse, do are not forward's; there they are new
@@ -393,10 +395,10 @@ def test_what_a_call_keeps_is_never_another_calls(
     _forget()
     for n in range(len(made)):
         for m in range(len(made)):
-            for (X, asked), wanted in ((made[n], alone[n]), (made[m], alone[m])):
+            for (X, options), expected in ((made[n], alone[n]), (made[m], alone[m])):
                 with _written(launches) as written:
-                    call(X, **always, **asked)
-                assert written == wanted
+                    call(X, **always, **options)
+                assert written == expected
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -405,15 +407,15 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
 ) -> None:
     call, always, _ = CALLS[name]
     X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always}, strided=("v",))
-    asked = {key: value for key, value in always.items() if key == "kernel"}
-    with _written(launches) as wanted:
-        call(X, **asked)
+    options = {key: value for key, value in always.items() if key == "kernel"}
+    with _written(launches) as expected:
+        call(X, **options)
     launching._counters.clear()  # or the other stream has the next one
-    with _written(launches) as found:
-        call({name: Tensor(x) for name, x in X.items()}, **asked)
-    assert found
-    assert {launch[8] for launch in wanted} == {0}
-    assert found == [(*launch[:8], STREAM, *launch[9:]) for launch in wanted]
+    with _written(launches) as result:
+        call({name: Tensor(x) for name, x in X.items()}, **options)
+    assert result
+    assert {launch[8] for launch in expected} == {0}
+    assert result == [(*launch[:8], STREAM, *launch[9:]) for launch in expected]
 
 
 def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
@@ -519,13 +521,13 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(
         launch()
     rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
     variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
-    wanted = {
+    expected = {
         name
         for v in variants
         for name in v.functions
         if "bfloat16" not in name and "round_to_8" not in name
     }
-    assert wanted == {launch[0] for launch in launches}
+    assert expected == {launch[0] for launch in launches}
 
 
 class TensorLike:
@@ -546,7 +548,7 @@ class TensorLike:
 
 
 def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(launches: Launches) -> None:
-    for given, message in (
+    for inputs, message in (
         (
             TensorLike("torch.int64", 8),
             "x has dtype int64 and 8 elements; expected one of float16, bfloat16, float32",
@@ -561,7 +563,7 @@ def test_tensors_that_cannot_be_rounded_to_8_bits_are_refused(launches: Launches
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            hopper_fp8.to_fp8(given)
+            hopper_fp8.to_fp8(inputs)
     assert not launches
 
 
@@ -596,11 +598,11 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     gpu.forward(
         *(Array((B, H, N, 128), kind) for H, N in ((H_kv * group, N_q), (H_kv, N_k), (H_kv, N_k)))
     )
-    ((name, grid, *_, counters, given, _),) = launches
+    ((name, grid, *_, counters, inputs, _),) = launches
     assert name == hopper_fp8.function(False, False)
     words = struct.unpack("<3Q", counters)
     assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
-    problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
+    problem = np.frombuffer(inputs, hopper_fp8._PROBLEM)[0]
     T_r = 2
     T_c = 6
     heads = B * H_kv
@@ -620,8 +622,8 @@ def test_what_hopper_takes_forward_alone_another_rung_has_backward(launches: Lau
     X = Array((1, 2, 300, 64), np.float16)
     assert gpu.plan(X, X, X, blocks=(128, 128)).kernel == "hopper"
     assert gpu.plan(X, X, X, direction="backward", blocks=(128, 128)).kernel == "algorithm_2"
-    for asked in ({"mask": flashsim.SlidingWindow(9, 0)}, {"block_mask": np.eye(3, dtype=bool)}):
-        assert gpu.plan(X, X, X, direction="backward", **asked).kernel == "hopper"
+    for options in ({"mask": flashsim.SlidingWindow(9, 0)}, {"block_mask": np.eye(3, dtype=bool)}):
+        assert gpu.plan(X, X, X, direction="backward", **options).kernel == "hopper"
 
 
 def test_lists_of_tiles_live_as_long_as_what_reads_them(
@@ -631,17 +633,17 @@ def test_lists_of_tiles_live_as_long_as_what_reads_them(
     made: list[weakref.ref[Array]] = []
 
     def lists(count: int, *_: Any) -> tuple[Array, ...]:
-        found = tuple(Array((9,), "int32") for _ in range(count))
-        made.extend(map(weakref.ref, found))
-        return found
+        result = tuple(Array((9,), "int32") for _ in range(count))
+        made.extend(map(weakref.ref, result))
+        return result
 
     monkeypatch.setattr(hopper, "_on_gpu", partial(lists, 2))
     monkeypatch.setattr(hopper_backward, "_on_gpu", partial(lists, 3))
-    asked: dict[str, Any] = {"mask": flashsim.SlidingWindow(9, 0), "dropout_p": 0.5}
+    options: dict[str, Any] = {"mask": flashsim.SlidingWindow(9, 0), "dropout_p": 0.5}
     wide = Array((1, 2, 300, 256), np.float16)
     X = Array((1, 2, 300, 64), np.float16)
-    gpu.forward(wide, wide, wide, **asked)
-    gpu.backward(X, X, X, X, Array((1, 2, 300), np.float32), X, **asked)
+    gpu.forward(wide, wide, wide, **options)
+    gpu.backward(X, X, X, X, Array((1, 2, 300), np.float32), X, **options)
     gc.collect()
     assert [array() is not None for array in made] == [True] * 5
 
@@ -684,12 +686,12 @@ def test_row_blocks_and_sections_of_8_bits(
         64: ((150, (32, 96)),),
     }
     for l2, sections in (of_l2 | {8: ((150, (8, 144)),)}).items():
-        for heads, wanted in sections:
+        for heads, expected in sections:
             monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
             _forget()
             gpu.forward(*(Array((1, heads, 300, 128), kind) for _ in "qkv"), causal=True)
             problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
-            assert (problem["section"], problem["last_section"]) == wanted, (heads, l2)
+            assert (problem["section"], problem["last_section"]) == expected, (heads, l2)
     _forget()
 
 
@@ -745,13 +747,13 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
         _forget()
         q, k, v = (Array((heads, 1, N, 128), ml_dtypes.float8_e4m3fn) for _ in "qkv")
         gpu.forward(q, k, eight_bits(v, keys), causal=causal)
-        given = launches.pop()[-2]
+        inputs = launches.pop()[-2]
         T_r = -(-N // 192)
         command = [str(tmp_path / "order"), "causal" * causal, "keys" * keys]
-        found = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=True).stdout
-        i, _, head = np.frombuffer(found, "i4").reshape(-1, 3).T
+        result = subprocess.run(command, input=inputs, stdout=subprocess.PIPE, check=True).stdout
+        i, _, head = np.frombuffer(result, "i4").reshape(-1, 3).T
         assert sorted(zip(head, i, strict=True)) == [*itertools.product(range(heads), range(T_r))]
-        problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
+        problem = np.frombuffer(inputs, hopper_fp8._PROBLEM)[0]
         whole = [
             *range(0, heads if keys else int(problem["last_section"]), int(problem["section"]))
         ]
@@ -773,17 +775,17 @@ def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_o
     q, k, v = (
         Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000))
     )
-    turned = eight_bits(v, keys_contiguous=True)
-    assert turned.strides == (3 * 128 * 1008, 128 * 1008, 1, 1008)
-    assert gpu.plan(q, k, turned).kernel == "hopper_fp8"
-    gpu.forward(q, k, turned, causal=True)
+    rotated = eight_bits(v, keys_contiguous=True)
+    assert rotated.strides == (3 * 128 * 1008, 128 * 1008, 1, 1008)
+    assert gpu.plan(q, k, rotated).kernel == "hopper_fp8"
+    gpu.forward(q, k, rotated, causal=True)
     ((name, grid, *_, K, V, _O, _L, transposed, _counters, _problem, _totals),) = launches
     assert (name, grid, int.from_bytes(transposed)) == (hopper_fp8.function(True, True), 24, 0)
     kind, pointer, *dims = struct.unpack("<16Q", K)
     assert (kind, pointer) == (0, k.data.ptr)
     assert dims == [128, 4, 250, 3, 2, 128, 4 * 128, 1000 * 128, 3 * 1000 * 128, 128, 2, 16, 1, 1]
     kind, pointer, *dims = struct.unpack("<16Q", V)
-    assert (kind, pointer) == (0, turned.data.ptr)
+    assert (kind, pointer) == (0, rotated.data.ptr)
     assert dims == [1000, 128, 1, 3, 2, 1008, 16, 128 * 1008, 3 * 128 * 1008, 128, 128, 1, 1, 1]
 
 
@@ -794,8 +796,8 @@ def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(
     q, k, v = (
         Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, N_k), (3, N_k))
     )
-    for given in (v, eight_bits(v, keys_contiguous=True)):
-        gpu.forward(q, k, given)
+    for inputs in (v, eight_bits(v, keys_contiguous=True)):
+        gpu.forward(q, k, inputs)
     (own, copied) = launches
     assert own[0] == copied[0] == hopper_fp8.function(False, False)
     (_, place, *rest), (_, other, *same) = (
@@ -809,11 +811,11 @@ def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(
         hopper_fp8.prepare(DEVICE, q, k, eight_bits(v, keys_contiguous=True), False, Options(1.0))
     with pytest.raises(ValueError, match=r"v is at .* with strides .*; expected multiples of 16"):
         gpu.forward(q, q, Array(q.shape, q.dtype, 0, (6 * 128 * 300, 128 * 300, 1, 300)))
-    half, turned = (
+    half, transposed = (
         Array((2, 3, 64, 128), "float16", 0, strides) for strides in ((), (2**20, 2**18, 2, 256))
     )
     with pytest.raises(ValueError, match=r"v has strides .* expected 2 for the last axis"):
-        gpu.forward(half, half, turned, kernel="hopper")
+        gpu.forward(half, half, transposed, kernel="hopper")
 
 
 def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
@@ -832,18 +834,18 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
 
     monkeypatch.setattr(runtime, "graphLaunch", launch_graph)
     monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: captures[-1])
-    found = []
+    result = []
     calls = ((False, 0), (True, 0), (True, 0), (False, 1), (False, 2), (True, 2), (False, 3))
     for capturing, graphs in calls:
         captures.append(capturing)
         with _written(launches) as written:
             _backward(X, kernel="hopper")
-        found.append(written)
+        result.append(written)
         assert len(launched) == graphs
-    assert [len(written) for written in found] == [2] * 7
-    assert [written == found[0] for written in found] == [not capturing for capturing, _ in calls]
+    assert [len(written) for written in result] == [2] * 7
+    assert [written == result[0] for written in result] == [not capturing for capturing, _ in calls]
     # a graph's scratch memory lives as long as its first result, and lies behind it
-    for (capturing, _), written in zip(calls, found, strict=True):
+    for (capturing, _), written in zip(calls, result, strict=True):
         *_, dq, problem, _ = written[1]
         sums = int(np.frombuffer(problem, hopper_backward._PROBLEM)["sums"][0])
         assert (sums - struct.unpack("<Q", dq)[0] == X["q"].nbytes) == capturing
@@ -852,8 +854,8 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
     monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: False)
     for _ in range(2):
         with _written(launches) as written:
-            _backward(arrays(moved=("do",)), kernel="hopper")
-        assert written != found[0]
+            _backward(arrays(elsewhere=("do",)), kernel="hopper")
+        assert written != result[0]
     assert launched == [1]
 
 
@@ -910,12 +912,12 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
-    monkeypatch.setattr(tensor_core, "forward", lambda *given: ran.append(given))
+    monkeypatch.setattr(tensor_core, "forward", lambda *inputs: ran.append(inputs))
     for module in (hopper, hopper_decode):
         monkeypatch.setattr(module, "capability", lambda _: "80")
     q, k, v, *_ = arrays(N=(5, 90)).values()
     o = Array(q.shape, "float16")
-    for name, said in (("hopper", ["tensor_core"]), ("hopper_decode", ["hopper", "tensor_core"])):
+    for name, text in (("hopper", ["tensor_core"]), ("hopper_decode", ["hopper", "tensor_core"])):
         rung = gpu.kernel(name)
         for call in (
             partial(gpu.forward, q, k, v, kernel=name),
@@ -923,7 +925,7 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
         ):
             with pytest.warns(RuntimeWarning) as warned:
                 call()
-            assert [str(one.message).split()[0] for one in warned] == said
+            assert [str(one.message).split()[0] for one in warned] == text
             assert {one.filename for one in warned} == {__file__}
     assert len(ran) == 4
     assert not launches
@@ -944,9 +946,9 @@ def test_every_stream_and_thread_has_a_counter_of_its_own(
     monkeypatch.setattr(
         sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place()))
     )
-    found = [launching.counter(DEVICE, stream) for stream in range(8)]
-    other = Thread(target=lambda: found.append(launching.counter(DEVICE, 0)))
+    result = [launching.counter(DEVICE, stream) for stream in range(8)]
+    other = Thread(target=lambda: result.append(launching.counter(DEVICE, 0)))
     other.start()
     other.join()
-    assert len({at // (4 * launching.WORDS_EACH) for at in found}) == 9
-    assert found[:8] == [launching.counter(DEVICE, stream) for stream in range(8)]
+    assert len({index // (4 * launching.WORDS_EACH) for index in result}) == 9
+    assert result[:8] == [launching.counter(DEVICE, stream) for stream in range(8)]

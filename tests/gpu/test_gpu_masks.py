@@ -66,8 +66,8 @@ def test_masks_lie_within_rounding_of_the_reference(
     array = mask(np.random.default_rng(1), (B, H, N_q, N_k))
     whole = np.broadcast_to(array, (B, H, N_q, N_k))
     sent = cupy.broadcast_to(cupy.asarray(array), whole.shape)
-    found = run(rung, problem, backward=d < 256, causal=causal, mask=sent)
-    assert_near(rung, problem, found, whole & problem.causal if causal else whole)
+    result = run(rung, problem, backward=d < 256, causal=causal, mask=sent)
+    assert_near(rung, problem, result, whole & problem.causal if causal else whole)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_masks_with_dropout(shape: tuple[int, ...]) -> None:
     keep = np.stack([keep_mask(7, 0.3, N_q, N_k, head) for head in range(B * H)]).reshape(
         whole.shape
     )
-    found = run(rung, problem, mask=cupy.asarray(whole), dropout_p=0.3, seed=7)
-    assert_near(rung, problem, found, whole, keep, 0.3)
+    result = run(rung, problem, mask=cupy.asarray(whole), dropout_p=0.3, seed=7)
+    assert_near(rung, problem, result, whole, keep, 0.3)
     q, k, v = on_gpu(problem)
     plan = gpu.plan(q, k, v, direction="backward", mask=cupy.asarray(whole), dropout_p=0.3)
     if shape[-1] < 256:
@@ -113,17 +113,17 @@ def test_masks_however_they_lie(d: int) -> None:
         "other bytes": (mask.view("uint8") * cupy.uint8(128)).view(bool),
     }
 
-    def found(given: Any) -> list[Any]:
-        o, lse = gpu.forward(q, k, v, mask=given, return_lse=True, kernel="hopper")
+    def found(inputs: Any) -> list[Any]:
+        o, lse = gpu.forward(q, k, v, mask=inputs, return_lse=True, kernel="hopper")
         return [
             o,
             lse,
-            *gpu.backward(q, k, v, o, lse, do, mask=given, kernel="hopper", deterministic=True),
+            *gpu.backward(q, k, v, o, lse, do, mask=inputs, kernel="hopper", deterministic=True),
         ]
 
-    wanted = found(mask)
+    expected = found(mask)
     for how, given_mask in others.items():
-        assert all((a == b).all() for a, b in zip(found(given_mask), wanted, strict=True)), how
+        assert all((a == b).all() for a, b in zip(found(given_mask), expected, strict=True)), how
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -140,20 +140,20 @@ def test_masks_count_as_the_simulator_counts_them(
     problem = given(shape, "float16")
     q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
     array = np.random.default_rng(1).random((1 if broadcast else N_q, N_k)) < 0.5
-    asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "mask": cupy.asarray(array)}
-    o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **asked)
+    options: dict[str, Any] = {"kernel": "hopper", "causal": causal, "mask": cupy.asarray(array)}
+    o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **options)
     tiles = hopper.choose_tiles(d, "ARRAY")
     assert moved(counted) == tally(
         "q_outer", (*shape, (tiles.B_r, tiles.B_c)), causal=causal, mask=array
     )
-    assert (gpu.forward(q, k, v, **asked) == o).all()  # counting changes no bit
+    assert (gpu.forward(q, k, v, **options) == o).all()  # counting changes no bit
     if d == 256:
         return
     was_causal = causal
-    asked["deterministic"] = True
-    *found, counted = gpu.backward(q, k, v, o, lse, do, count=True, **asked)
-    again = gpu.backward(q, k, v, o, lse, do, **asked)
-    assert all((a == b).all() for a, b in zip(found, again, strict=True))
+    options["deterministic"] = True
+    *result, counted = gpu.backward(q, k, v, o, lse, do, count=True, **options)
+    again = gpu.backward(q, k, v, o, lse, do, **options)
+    assert all((a == b).all() for a, b in zip(result, again, strict=True))
     blocks = hopper_backward.choose_blocks(d)
     causal = causal and d == 128  # else the array has the causal mask
     model = tally(

@@ -147,12 +147,14 @@ def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
         assert options["kernel"] == "hopper"
         q = np.zeros((1, 1, N, 64))
         rule = rule_of(q, q, False, options.get("mask"), None, options.get("block_mask"))
-        at = np.arange(N)
+        index = np.arange(N)
         if rule.window:
-            live[name] = (at[:, None] - at <= rule.window[0]) & (at - at[:, None] <= rule.window[1])
+            live[name] = (index[:, None] - index <= rule.window[0]) & (
+                index - index[:, None] <= rule.window[1]
+            )
         else:
             tiles = butterfly(-(-N // 128), -(-N // 128))
-            live[name] = tiles[np.ix_(at // 128, at // 128)]
+            live[name] = tiles[np.ix_(index // 128, index // 128)]
     assert {name: contestants.share(name, setting) for name in SPARSE} == {
         name: m.mean() for name, m in live.items()
     }
@@ -247,7 +249,7 @@ def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(
         "medium": [1, 1, *[5] * 5],
         "slow": [1, *[1] * 5],
     }
-    assert times == {name: [taken] * 5 for name, taken in ms.items()}
+    assert times == {name: [duration] * 5 for name, duration in ms.items()}
 
 
 def test_kernels_are_compiled_side_by_side_before_the_clock_starts(
@@ -270,8 +272,8 @@ def test_kernels_are_compiled_side_by_side_before_the_clock_starts(
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "current_device", lambda: 0)
     monkeypatch.setattr(benchmark, "contestants", found)
-    asked = settings((4096, 128), (64,), directions=("forward",))
-    benchmark.compile_first(benchmark._shortest(asked, ()))
+    options = settings((4096, 128), (64,), directions=("forward",))
+    benchmark.compile_first(benchmark._shortest(options, ()))
     assert not both.broken
     assert sorted(called) == [
         (name, 128, causal) for name in ("hopper", "standard") for causal in (False, True)
@@ -385,8 +387,8 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
 def test_the_front_is_drawn_beside_its_peers() -> None:
     axes = plot_front(figure("gpu_hopper"))
     (legend,) = figure_of(axes).legends
-    shown = [text.get_text() for text in legend.get_texts()]
-    assert shown == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
+    output = [text.get_text() for text in legend.get_texts()]
+    assert output == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
     assert [ax.get_title(loc="left").partition(", ")[2] for ax in axes][:2] == [
         "32 heads",
         "16 heads",
@@ -407,10 +409,10 @@ def test_the_front_is_drawn_backward() -> None:
         str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist())
         for line in axes[1].get_lines()
     }
-    wanted = [
+    expected = [
         r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)
     ]
-    assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in wanted}
+    assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in expected}
     assert {gid.split()[-1] for gid in drawn} == {
         "tensor_core",
         "hopper",
@@ -426,8 +428,8 @@ def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:
         if r["d"] == 128:
             r["timings"].append({**r["timings"][0], "name": "hopper_fp8"})
     (legend,) = figure_of(plot_times(record)).legends
-    shown = [text.get_text() for text in legend.get_texts()]
-    assert shown == [
+    output = [text.get_text() for text in legend.get_texts()]
+    assert output == [
         LOOKS[name].label for name in ("standard", "tensor_core", "hopper_fp8", "torch_flash")
     ]
 
@@ -481,7 +483,7 @@ def test_the_picture_of_predicted_and_measured() -> None:
         "traffic, counted",
         "runtime (right)",
     ]
-    shown = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
+    output = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
     assert {
         "standard",
         "algorithm_1",
@@ -489,7 +491,7 @@ def test_the_picture_of_predicted_and_measured() -> None:
         "predicted bytes",
         "measured bytes",
         "ms",
-    } <= shown
+    } <= output
 
 
 def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,13 +543,13 @@ def test_the_passes_of_standard_attention_move_what_the_simulator_counts(
     d = 8
     q = np.zeros((1, 1, N, d), np.float16)
     size = {"N·d": N * d, "N·N": N * N}
-    moved = {"0": [0, 0], "3": [0, 0]}
+    traffic = {"0": [0, 0], "3": [0, 0]}
     for step in standard.steps(q, q, q, q, 1.0):
         for way, matrices in enumerate((step.reads, step.writes)):
-            moved[step.name[0]][way] += sum(size[matrix] for matrix in matrices)
+            traffic[step.name[0]][way] += sum(size[matrix] for matrix in matrices)
     for algorithm, direction in (("0", "forward"), ("3", "backward")):
         tally = flashsim.count("standard", N=N, d=d, M=10**6, direction=direction)
-        assert moved[algorithm] == [tally.hbm.reads, tally.hbm.writes]
+        assert traffic[algorithm] == [tally.hbm.reads, tally.hbm.writes]
 
 
 def test_with_cupy_and_no_gpu_the_command_says_so_too(
@@ -565,12 +567,12 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
 def timings(
     N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0
 ) -> dict[str, dict[str, Any]]:
-    asked = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
+    options = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
     record = figure("gpu_gpt2" if dropout_p else "gpu_bench")
-    (found,) = (
-        r for r in record["results"] if all(r[key] == value for key, value in asked.items())
+    (result,) = (
+        r for r in record["results"] if all(r[key] == value for key, value in options.items())
     )
-    return {t["name"]: t for t in found["timings"] if not t["failed"]}
+    return {t["name"]: t for t in result["timings"] if not t["failed"]}
 
 
 def test_the_pages_ladder_is_the_recorded_one() -> None:
@@ -592,18 +594,18 @@ def test_the_pages_ladder_is_the_recorded_one() -> None:
 def test_the_pages_ratios_are_the_recorded_ones() -> None:
     for direction in ("forward", "backward"):
         ratios = [
-            found["tensor_core"]["tflops"] / found["torch_flash"]["tflops"]
+            result["tensor_core"]["tflops"] / result["torch_flash"]["tflops"]
             for N in (2048, 4096, 8192, 16_384, 32_768, 65_536)
             for d in (64, 128)
             for causal in (False, True)
-            for found in [timings(N, d, causal, direction)]
+            for result in [timings(N, d, causal, direction)]
         ]
         assert has_numbers(IN_PAGE, f"{min(ratios):.2f} {max(ratios):.2f}")
     both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
 
     def speedup(name: str, own: str = "tensor_core") -> tuple[float, float, float]:
         """Together, forward, backward."""
-        ours, theirs = ([found[which]["median"] for found in both] for which in (own, name))
+        ours, theirs = ([result[which]["median"] for result in both] for which in (own, name))
         return sum(theirs) / sum(ours), theirs[0] / ours[0], theirs[1] / ours[1]
 
     shown_of = {
@@ -612,8 +614,8 @@ def test_the_pages_ratios_are_the_recorded_ones() -> None:
         "torch_math": "{:.1f}",
         "torch_flash": "{:.2f} {:.2f} {:.2f}",
     }
-    for name, shown in shown_of.items():
-        assert has_numbers(IN_PAGE, shown.format(*speedup(name))), name
+    for name, output in shown_of.items():
+        assert has_numbers(IN_PAGE, output.format(*speedup(name))), name
     for name in ("torch_unfused", "torch_flash"):
         assert has_numbers(IN_PAGE, shown_of[name].format(*speedup(name, "hopper"))), name
 
@@ -630,15 +632,15 @@ def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bo
     """`hopper`'s rate over the faster one's of FlashAttention-4 and cuDNN, by N, d and whether
     causal.
     """
-    found = {}
+    result = {}
     for r in figure(name)["results"]:
         if r.get("case", "") == case:
             rate = r["tflops"] if case else {t["name"]: t["tflops"] for t in r["timings"]}
             if "fa4" in rate:  # not with dropout
-                found[r["N"], r["d"], r["causal"]] = rate["hopper"] / max(
+                result[r["N"], r["d"], r["causal"]] = rate["hopper"] / max(
                     rate["fa4"], rate["torch_cudnn"]
                 )
-    return found
+    return result
 
 
 def test_the_pages_numbers_on_hopper_are_the_recorded_ones() -> None:
@@ -720,16 +722,16 @@ def test_the_pages_numbers_on_flash_attention_3_are_the_recorded_ones() -> None:
 
 
 def test_the_pages_numbers_on_what_serves_are_the_recorded_ones() -> None:
-    found: dict[tuple[str, bool], list[float]] = {}
+    result: dict[tuple[str, bool], list[float]] = {}
     for r in figure("gpu_serving")["results"]:
         (own,) = (ms for name, ms in r["ms"].items() if name.startswith("hopper"))
         peers = [ms for name, ms in r["ms"].items() if name in ("fa4", "flashinfer", "torch")]
-        found.setdefault((r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []).append(
-            min(peers) / own
-        )
-    alike = found["paged", False]
-    ragged = found["paged", True]
-    packed = found["varlen", False]
+        result.setdefault(
+            (r["case"], r["case"] == "paged" and r["lengths"] == "ragged"), []
+        ).append(min(peers) / own)
+    alike = result["paged", False]
+    ragged = result["paged", True]
+    packed = result["varlen", False]
     assert (len(alike), len(ragged), len(packed)) == (15, 2, 16)
     assert has_numbers(IN_PAGE, f"{min(alike):.2f} {max(alike):.2f}")
     (ratio,) = {f"{ratio:.2f}" for ratio in ragged}
@@ -771,12 +773,12 @@ def test_the_pages_numbers_on_8_bits_are_the_recorded_ones() -> None:
     results = figure("gpu_hopper_fp8")["results"]
     rates = [(r["N"], r["tflops"]) for r in results if r["case"] == "fp8"]
     ratios = [rate["hopper_fp8"] / rate["hopper"] for N, rate in rates if N >= 4096]
-    given = [rate["hopper_fp8, keys of V contiguous"] / rate["hopper"] for _, rate in rates]
+    contiguous = [rate["hopper_fp8, keys of V contiguous"] / rate["hopper"] for _, rate in rates]
     full, causal = (rate["hopper_fp8"] / rate["hopper"] for N, rate in rates if N == 1024)
-    assert min(*ratios, *given, full, causal) >= 1.3
+    assert min(*ratios, *contiguous, full, causal) >= 1.3
     assert has_numbers(IN_PAGE, f"{min(ratios):.2f} {max(ratios):.2f}")
     assert has_numbers(IN_PAGE, f"{full:.2f} {causal:.2f}")
-    assert has_numbers(IN_PAGE, f"{min(given):.2f} {max(given):.2f}")
+    assert has_numbers(IN_PAGE, f"{min(contiguous):.2f} {max(contiguous):.2f}")
     *narrow, widest = (
         r["tflops"]["hopper_fp8"] / r["tflops"]["hopper"]
         for r in results
@@ -794,34 +796,34 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
     """Of captured data and of wide ones: error in %, and rate, full / causal; and what OFFSET 8
     costs of captured data's rate.
     """
-    found = {(r["distribution"], r["causal"]): r for r in figure("gpu_fp8_shift")["results"]}
+    result = {(r["distribution"], r["causal"]): r for r in figure("gpu_fp8_shift")["results"]}
     rows = re.findall(r"^\| (\d), (\d)[^|]* (\|.*\|)$", TRIED, re.MULTILINE)
     assert [row[:2] for row in rows] == [("4", "4"), ("8", "0"), ("2", "6"), ("0", "8")]
     for offset, limit, cells in rows:
-        wanted = []
+        expected = []
         for name in ("captured", "wide"):
-            both = [found[name, causal] for causal in (False, True)]
-            wanted.append(
+            both = [result[name, causal] for causal in (False, True)]
+            expected.append(
                 " / ".join(f"{100 * of['errors'][f'{offset},{limit}']:.2f}" for of in both)
             )
-            wanted.append(
+            expected.append(
                 " / ".join(f"{of['tflops, N = 4096'][f'{offset},{limit}']:.0f}" for of in both)
             )
-        assert cells == f"| {' | '.join(wanted)} |", offset
+        assert cells == f"| {' | '.join(expected)} |", offset
     full, causal = (
         100 - 100 * of["8,0"] / of["2,6"]
-        for of in (found["captured", c]["tflops, N = 4096"] for c in (False, True))
+        for of in (result["captured", c]["tflops, N = 4096"] for c in (False, True))
     )
     assert has_numbers(IN_TRIED, f"{full:.0f} {causal:.0f}")
     short = [
-        found[name, causal]["tflops, N = 1024"]
+        result[name, causal]["tflops, N = 1024"]
         for name in ("normal", "captured")
         for causal in (False, True)
     ]
     gains = " ".join(f"{of['2,6'] / of['4,4']:.2f}" for of in short)
     assert has_numbers(IN_TRIED, f"2 6 4 4 {gains}")
     inputs = {
-        name: " / ".join(f"{100 * found[name, c]['of inputs']:.1f}" for c in (False, True))
+        name: " / ".join(f"{100 * result[name, c]['of inputs']:.1f}" for c in (False, True))
         for name in ("captured", "wide")
     }
     assert has_numbers(IN_TRIED, f"{inputs['captured']} {inputs['wide']}")
@@ -849,16 +851,16 @@ def test_the_pages_numbers_on_sections_are_the_recorded_ones() -> None:
     assert has_numbers(IN_PAGE, f"{max(longer) - 1:.0%}", about="Python")
     for r in figure("gpu_sections")["results"]:
         assert r["us"][str(r["chosen"])] <= 1.02 * min(
-            taken for heads, taken in r["us"].items() if heads.isdigit()
+            duration for heads, duration in r["us"].items() if heads.isdigit()
         )
 
 
 def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
     """And the record is what the script computes."""
     record = figure("fp8_scales")
-    found = {(r["distribution"], r["causal"]): r["errors"] for r in record["results"]}
+    result = {(r["distribution"], r["causal"]): r["errors"] for r in record["results"]}
     for name in ("captured", "normal", "outliers"):
-        both = [found[name, causal] for causal in (False, True)]
+        both = [result[name, causal] for causal in (False, True)]
         cells = (
             " / ".join(f"{100 * of[way]:.2f}" for of in both)
             for way in ("none", "head", "128 rows", "row", "turned")
@@ -870,21 +872,21 @@ def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
         )
         assert row.endswith(f" | {' | '.join(cells)} |"), name
     script = importlib.import_module("scripts.fp8_scales")
-    given = tuple(X[:2] for X in script.numbers("captured"))
-    exact = script.attention(*given, False)
-    ways = {way: script.off(exact, given, rows, False) for way, rows in script.SCALES.items()}
+    inputs = tuple(X[:2] for X in script.numbers("captured"))
+    exact = script.attention(*inputs, False)
+    ways = {way: script.off(exact, inputs, rows, False) for way, rows in script.SCALES.items()}
     assert 0.01 < ways["row"] < ways["none"] < 0.1
     # a scale follows, so that nothing is beyond 448
-    twice = script.rounded(given[0] * 4096, script.N)
-    assert (twice == 4096 * script.rounded(given[0], script.N)).all()
-    assert np.abs(script.rounded(given[0] * 4096, 0)).max() == script.LARGEST
+    twice = script.rounded(inputs[0] * 4096, script.N)
+    assert (twice == 4096 * script.rounded(inputs[0], script.N)).all()
+    assert np.abs(script.rounded(inputs[0] * 4096, 0)).max() == script.LARGEST
 
 
 def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
     """And the script rounds what it says: of fp16 gradients are nearly exact, and Q, K and V
     cost the most in 8 bits.
     """
-    found = {
+    result = {
         (r["distribution"], r["way"]): r["errors"]
         for r in figure("fp8_backward")["results"]
         if not r["causal"]
@@ -893,21 +895,21 @@ def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
         r"^\| [^|]*(?:fp16|Q, K, V|all)[^|]* \| (\d[^|]*) \| (\d[^|]*) \|$", PAGE, re.MULTILINE
     )
     script = importlib.import_module("scripts.fp8_backward")
-    wanted = [
+    expected = [
         tuple(
-            ", ".join(f"{100 * error:.2f}" for error in found[name, way])
+            ", ".join(f"{100 * error:.2f}" for error in result[name, way])
             for name in ("captured", "normal")
         )
         for way in script.WAYS
     ]
-    assert rows == wanted
+    assert rows == expected
     rng = np.random.default_rng(0)
-    given = [rng.standard_normal((1, 96, script.D)) for _ in range(4)]
-    exact = script.gradients(given, [np.asarray] * 4, True)
+    inputs = [rng.standard_normal((1, 96, script.D)) for _ in range(4)]
+    exact = script.gradients(inputs, [np.asarray] * 4, True)
     off = {
         way: [
             np.linalg.norm(x - of) / np.linalg.norm(of)
-            for x, of in zip(script.gradients(given, how, True), exact, strict=True)
+            for x, of in zip(script.gradients(inputs, how, True), exact, strict=True)
         ]
         for way, how in script.WAYS.items()
     }
@@ -961,8 +963,8 @@ def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
         assert of["hopper"]["tflops"] == pytest.approx(of["hopper, + sums"]["tflops"], rel=0.1)
         for name in ("q_outer", "tensor_core", "hopper, plain", *ideas, "hopper"):
             step = of[name]
-            seen = step["seen"]["l2_reads"] + step["seen"]["l2_writes"]
-            assert seen == pytest.approx(2 * sum(step["simulated"].values()), rel=3e-3)
+            events = step["seen"]["l2_reads"] + step["seen"]["l2_writes"]
+            assert events == pytest.approx(2 * sum(step["simulated"].values()), rel=3e-3)
             assert step.get("counted", step["simulated"]) == step["simulated"]
     assert bought(full, "hopper, plain") > bought(full, "hopper, + lazy")
     lazy, sums = (f"{bought(full, f'hopper, + {idea}'):.2f} times" for idea in ("lazy", "sums"))
@@ -985,9 +987,9 @@ def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
     )
     for over, under in ((plain, rungs), (last, plain)):
         assert has_numbers(IN_PAGE, f"{over[0] / under[0]:.2f} {over[1] / under[1]:.2f}")
-    seen = full["hopper_fp8"]["seen"]["l2_reads"] + full["hopper_fp8"]["seen"]["l2_writes"]
+    events = full["hopper_fp8"]["seen"]["l2_reads"] + full["hopper_fp8"]["seen"]["l2_writes"]
     assert has_numbers(
-        IN_PAGE, f"{seen / sum(full['hopper_fp8']['simulated'].values()):.2f}", about="byte"
+        IN_PAGE, f"{events / sum(full['hopper_fp8']['simulated'].values()):.2f}", about="byte"
     )
     assert len(plot_ladder(figure("gpu_ladder"))[0].patches) == sum(
         not step["failed"] for step in full.values()
@@ -1067,8 +1069,8 @@ def test_the_ladders_table_says_where_counts_are_the_simulators(
 
 def test_tables_of_rates_are_as_made() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "header_tables.py"))
-    for name, (at, *_) in script["TABLES"].items():
-        page = at.read_text(encoding="utf-8")
+    for name, (index, *_) in script["TABLES"].items():
+        page = index.read_text(encoding="utf-8")
         assert script["written"](name, page) == page, "python scripts/header_tables.py"
         start = script["START"].format(name)
         before, _, rest = page.partition(start)
@@ -1101,10 +1103,10 @@ def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(
     monkeypatch.setattr(contestants, "torch_if_there", object)
     monkeypatch.setattr(contestants, "version", lambda _: "4")
 
-    def names(direction: str, *asked: str) -> set[str]:
+    def names(direction: str, *options: str) -> set[str]:
         return {
             name
-            for name, _ in contestants.contestants(Setting(1024, 64, direction=direction), asked)
+            for name, _ in contestants.contestants(Setting(1024, 64, direction=direction), options)
         }
 
     assert {"fa3", "fa4"} <= names("forward")
@@ -1123,27 +1125,27 @@ def test_a_peer_that_may_not_return_is_timed_where_it_is_asked_for(
 def test_a_quick_look_ends_with_bars(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Any] = []
+    options: list[Any] = []
 
     def timed(settings: Any, **how: Any) -> Any:
-        asked.append((settings, how))
+        options.append((settings, how))
         return benchmark_record()["results"]
 
     monkeypatch.setattr(benchmark, "benchmark", timed)
     monkeypatch.setattr(machine, "machine", lambda: benchmark_record()["machine"])
     assert main(["bench", "--quick", "--N", "512", "--quiet"]) == 0
-    (settings, how), said = asked[0], capsys.readouterr().out
+    (settings, how), text = options[0], capsys.readouterr().out
     assert {(s.N, s.d, s.distribution) for s in settings} == {(512, 128, "normal")}
     assert (how["rounds"], how["turn_ms"]) == (3, 8)
     assert main(["bench", "--quick", "--N", "512", "--rounds", "5", "--turn", "2", "--quiet"]) == 0
-    assert (asked[1][1]["rounds"], asked[1][1]["turn_ms"]) == (5, 2)
+    assert (options[1][1]["rounds"], options[1][1]["turn_ms"]) == (5, 2)
     rates = {
         t["name"]: t["tflops"]
         for t in benchmark_record()["results"][0]["timings"]
         if not t["failed"]
     }
     most = max(rates, key=lambda name: rates[name])
-    assert f"{most:<14}{'█' * bench.BAR} {rates[most]:.0f}\n" in said
+    assert f"{most:<14}{'█' * bench.BAR} {rates[most]:.0f}\n" in text
 
 
 @pytest.mark.parametrize("distribution", contestants.DISTRIBUTIONS)
@@ -1201,9 +1203,9 @@ def test_the_pages_numbers_on_the_counters_are_the_recorded_ones() -> None:
     soak = figure("gpu_soak")
     assert has_numbers(IN_PAGE, f"{soak['passed']} {soak['tests']}")
     assert not any(of[what] for of in (tests, soak) for what in ("failure", "error"))
-    found = figure("gpu_sanitizer")["tools"]
-    assert {name: tool["errors"] for name, tool in found.items()} == dict.fromkeys(found, 0)
-    assert all(tool in PAGE for tool in found)
+    result = figure("gpu_sanitizer")["tools"]
+    assert {name: tool["errors"] for name, tool in result.items()} == dict.fromkeys(result, 0)
+    assert all(tool in PAGE for tool in result)
 
 
 def test_a_soak_is_recorded_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1244,15 +1246,15 @@ def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
     record = figure("gpu_gpt2")
     both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
     ax = plot_figure_1(record)
-    said = {text.get_text() for text in ax.texts}
-    at = {line.get_gid(): np.asarray(line.get_xdata())[0] for line in ax.get_lines()}
-    assert at["baseline"] == pytest.approx(7.6 * at["paper"])
-    assert at["baseline"] == sum(found["torch_unfused"]["median"] for found in both)
+    message = {text.get_text() for text in ax.texts}
+    index = {line.get_gid(): np.asarray(line.get_xdata())[0] for line in ax.get_lines()}
+    assert index["baseline"] == pytest.approx(7.6 * index["paper"])
+    assert index["baseline"] == sum(result["torch_unfused"]["median"] for result in both)
     for name in both[1]:
         total, unfused = (
-            sum(found[which]["median"] for found in both) for which in (name, "torch_unfused")
+            sum(result[which]["median"] for result in both) for which in (name, "torch_unfused")
         )
-        assert f"{total:.1f} ms, {unfused / total:.1f}×" in said
+        assert f"{total:.1f} ms, {unfused / total:.1f}×" in message
 
 
 def test_the_picture_of_figure_3_says_the_recorded_lengths() -> None:
@@ -1276,12 +1278,12 @@ def test_the_picture_of_figure_3_says_the_recorded_lengths() -> None:
 
 def test_the_pages_numbers_on_training_are_the_recorded_ones() -> None:
     of_gpu = {
-        at["bug"]: at
-        for at in figure("gpu_same_curve")["steps"]["distances"]
-        if at["title"] == "gpu"
+        index["bug"]: index
+        for index in figure("gpu_same_curve")["steps"]["distances"]
+        if index["title"] == "gpu"
     }
     assert of_gpu[""]["shows"] is None
-    assert {at["shows"] for bug, at in of_gpu.items() if bug} == {2}
+    assert {index["shows"] for bug, index in of_gpu.items() if bug} == {2}
     twice, no_D = (tiny(of_gpu[bug]["all"]) for bug in ("dK scaled by τ twice", "no − D in dS"))
     assert has_numbers(IN_PAGE, f"{tiny(of_gpu['']['early'])} {EARLY}")
     assert has_numbers(IN_PAGE, f"{EARLY} {twice} {no_D}")
@@ -1311,9 +1313,9 @@ def test_the_pages_numbers_on_figure_3_are_the_recorded_ones() -> None:
     ms = {t["name"]: t["median"] for t in longest["timings"]}
     faster = " ".join(f"{ms['hopper'] / ms[name]:.0f}" for name in SPARSE)
     assert has_numbers(IN_PAGE, f"{longest['N']:,} {faster}")
-    at = Setting(butterfly["hopper"], 64)
-    share = f"{contestants.share('hopper_butterfly', at):.0%}"
-    assert has_numbers(IN_PAGE, f"{at.N} {share}")
+    index = Setting(butterfly["hopper"], 64)
+    share = f"{contestants.share('hopper_butterfly', index):.0%}"
+    assert has_numbers(IN_PAGE, f"{index.N} {share}")
 
     def moved(N: int, d: int = 64) -> tuple[int, int]:
         """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128."""
@@ -1387,16 +1389,16 @@ def test_a_kernel_that_has_become_slower_is_told(
     script = importlib.import_module("bench_against")
     for name, ms in (("now", 1.0), ("before", before)):
         for module, source in FAKE.items():
-            at = tmp_path / name / "flashsim" / f"{module}.py"
-            at.parent.mkdir(parents=True, exist_ok=True)
-            at.write_text(source.replace("MS", str(ms)), encoding="utf-8")
+            index = tmp_path / name / "flashsim" / f"{module}.py"
+            index.parent.mkdir(parents=True, exist_ok=True)
+            index.write_text(source.replace("MS", str(ms)), encoding="utf-8")
     here = tmp_path / "now" / "scripts" / "research"
     here.mkdir(parents=True)
     (here / "bench_turns.py").write_bytes(script.HERE.with_name("bench_turns.py").read_bytes())
     monkeypatch.setattr(script, "HERE", here / "bench_against.py")
     monkeypatch.setattr(script, "machine", dict)
     output = tmp_path / "record.json"
-    asked = [
+    options = [
         "bench_against.py",
         str(tmp_path / "before"),
         "--before",
@@ -1408,11 +1410,11 @@ def test_a_kernel_that_has_become_slower_is_told(
         "--N",
         "64",
     ]
-    monkeypatch.setattr("sys.argv", [*asked, "-o", str(output)])
+    monkeypatch.setattr("sys.argv", [*options, "-o", str(output)])
     assert script.main() == status
-    found = json.loads(output.read_text(encoding="utf-8"))["results"]
-    assert len(found) == 2 * 2 * 2 * 2
-    assert {(r["before ÷ now"][1], r["again ÷ now"][1]) for r in found} == {(before, 1.0)}
+    result = json.loads(output.read_text(encoding="utf-8"))["results"]
+    assert len(result) == 2 * 2 * 2 * 2
+    assert {(r["before ÷ now"][1], r["again ÷ now"][1]) for r in result} == {(before, 1.0)}
     monkeypatch.setattr(
         script, "process", lambda *_: nullcontext(lambda _: "/elsewhere/flashsim/__init__.py")
     )

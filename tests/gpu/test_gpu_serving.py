@@ -32,21 +32,21 @@ def totals(tally: Any, twice: tuple[str, ...] = ()) -> dict[str, tuple[int, int]
     """Return what the simulator counts by array, (reads, writes); what a cluster's two blocks
     both read is read twice.
     """
-    found = {
+    result = {
         name: (a.reads * (1 + (name in twice)), a.writes) for name, a in tally.hbm.by_array.items()
     }
-    return {name: of for name, of in found.items() if any(of)}
+    return {name: of for name, of in result.items() if any(of)}
 
 
 def moved(counters: dict[str, Moved]) -> dict[str, tuple[int, int]]:
     return {name: (a.reads, a.writes) for name, a in counters.items() if a.reads or a.writes}
 
 
-def near(found: Any, q: Array, k: Array, v: Array, causal: bool) -> bool:
+def near(result: Any, q: Array, k: Array, v: Array, causal: bool) -> bool:
     """Whether O and lse of one sequence are near float64's; P̃ is rounded to the inputs' type,
     and O.
     """
-    O, lse = (x.get().astype(np.float64) for x in found)
+    O, lse = (x.get().astype(np.float64) for x in result)
     want, want_lse = attention(
         q.astype(np.float64), k.astype(np.float64), v.astype(np.float64), causal
     )
@@ -87,11 +87,11 @@ def test_paged_decoding_is_attention_and_its_counts_are_the_simulators(
     q = normal(rng, dtype, len(lengths), H_q, N, d)
     k, v = ([normal(rng, dtype, H_kv, n, d) for n in lengths] for _ in "kv")
     (K, table, n), (V, *_) = in_pages(k, page), in_pages(v, page)
-    asked: dict[str, Any] = {"causal": causal, "splits": splits, "return_lse": True}
-    O, lse = gpu.paged(cupy.asarray(q), K, V, table, n, **asked)
+    options: dict[str, Any] = {"causal": causal, "splits": splits, "return_lse": True}
+    O, lse = gpu.paged(cupy.asarray(q), K, V, table, n, **options)
     for s in range(len(lengths)):
         assert near((O[s], lse[s]), q[s], k[s], v[s], causal), s
-    again, _, counted = gpu.paged(cupy.asarray(q), K, V, table, n, count=True, **asked)
+    again, _, counted = gpu.paged(cupy.asarray(q), K, V, table, n, count=True, **options)
     assert (again == O).all()
     places = 2 * cupy.cuda.Device().attributes["MultiProcessorCount"]
     t = splits or hopper_paged.parts(len(lengths) * H_kv, max(lengths), N * H_q // H_kv, places)
@@ -120,12 +120,12 @@ def test_pools_of_any_strides_and_pages_of_two_sequences() -> None:
     q = cupy.asarray(normal(rng, "float16", 2, 8, 1, 128))
     k, v = ([normal(rng, "float16", 2, 100, 128)] * 2 for _ in "kv")
     (K, table, n), (V, *_) = in_pages(k, 32), in_pages(v, 32)
-    found = gpu.paged(q, K, V, table, n)
+    result = gpu.paged(q, K, V, table, n)
     K_swapped, V_swapped = (cupy.ascontiguousarray(X.swapaxes(1, 2)).swapaxes(1, 2) for X in (K, V))
-    assert (found == gpu.paged(q, K_swapped, V_swapped, table, n)).all()
+    assert (result == gpu.paged(q, K_swapped, V_swapped, table, n)).all()
     table[1] = table[0]
-    assert (found == gpu.paged(q, K, V, table.get(), n.get().tolist(), check=True)).all()
-    assert (found == gpu.paged(q, K, V, table, n, check=False)).all()
+    assert (result == gpu.paged(q, K, V, table.get(), n.get().tolist(), check=True)).all()
+    assert (result == gpu.paged(q, K, V, table, n, check=False)).all()
 
 
 VARLEN = {  # N_s, n_s, H_q, H_kv, d
@@ -188,15 +188,15 @@ def test_packed_batches_are_attention_and_their_counts_are_the_simulators(
     )
     assert (again == O).all()
     tiles = hopper.varlen_tiles(d, causal)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "d": d,
         "heads": H_q,
         "kv_heads": H_q,
         "M": 10**9,
         "blocks": (tiles.B_r, tiles.B_c),
     }
-    wanted = totals(serving.count("varlen", queries=N, keys=n, causal=causal, **asked))
-    assert moved(counted) == {**wanted, "cu_q": wanted["cu_k"], "order": wanted["cu_k"]}
+    expected = totals(serving.count("varlen", queries=N, keys=n, causal=causal, **options))
+    assert moved(counted) == {**expected, "cu_q": expected["cu_k"], "order": expected["cu_k"]}
 
 
 @ON_HOPPER
@@ -210,10 +210,10 @@ def test_an_other_sequences_nan_reaches_nobody() -> None:
         for X in (Q, K, V):
             kept = X[:, 100:170].copy()
             X[:, 100:170] = np.nan
-            found = gpu.varlen(Q, K, V, cu, cu, causal=causal)
+            result = gpu.varlen(Q, K, V, cu, cu, causal=causal)
             X[:, 100:170] = kept
-            assert (found[:, :100] == right[:, :100]).all()
-            assert (found[:, 170:] == right[:, 170:]).all()
+            assert (result[:, :100] == right[:, :100]).all()
+            assert (result[:, 170:] == right[:, 170:]).all()
 
 
 @ON_HOPPER
@@ -246,11 +246,11 @@ def test_a_scale_may_be_negative_or_0() -> None:
     for scale in (-0.5, 0.0):
         Q, K, V = map(cupy.asarray, (q, k, v))
         O = gpu.varlen(Q, K, V, cu, cu, scale=scale)
-        turned = q.astype(np.float64) * scale * 128**0.5
+        transposed = q.astype(np.float64) * scale * 128**0.5
         for s in range(3):
             rows = slice(*cu[s : s + 2])
             want, _ = attention(
-                turned[:, rows], k[:, rows].astype(np.float64), v[:, rows].astype(np.float64)
+                transposed[:, rows], k[:, rows].astype(np.float64), v[:, rows].astype(np.float64)
             )
             assert np.allclose(O[:, rows].get(), want, atol=4e-3)
 
@@ -296,11 +296,11 @@ def test_row_blocks_that_see_most_keys_come_first() -> None:
     for causal in (False, True):
         listed = hopper_varlen.order(N, n, 128, causal, 10_000, 64)
         assert sorted(map(tuple, listed.tolist())) == [(0, 0), (0, 1), (0, 2), (2, 0), (3, 0)]
-        seen = [
+        events = [
             min(max(min(128 * (i + 1), N[s]) + n[s] - N[s], 0), n[s]) if causal else n[s]
             for s, i in listed
         ]
-        assert seen == sorted(seen, reverse=True)
+        assert events == sorted(events, reverse=True)
     assert hopper_varlen.order(N[1:2], n[1:2], 128, True, 10, 1).shape == (0, 2)
     alike = np.array([256] * 4 + [512])  # 2 row blocks each, and 4
     for keys, most, groups in ((1000, 64, [[0, 4], [1, 2, 3]]), (10_000, 2, [[0, 4], [1, 2], [3]])):

@@ -106,41 +106,41 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
     N_k = length(9000 if few else 700)
     d = rng.choice(rung.head_dims)
     shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))
     }
     # else another runs in its place
     own = rung.why_not is None or not rung.why_not(capability(current_device()), int(d))
     kind = rng.random()
     if "window" in rung.takes and own and kind < 0.2:
-        asked["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
+        options["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
     elif "causal" in rung.takes and kind < 0.6:
-        asked["causal"] = True
-    if "block_mask" in rung.takes and own and "window" not in asked and rng.random() < 0.2:
+        options["causal"] = True
+    if "block_mask" in rung.takes and own and "window" not in options and rng.random() < 0.2:
         B_r, B_c = _tiles(d)
-        asked["block_mask"] = rng.random((-(-N_q // B_r), -(-N_k // B_c))) < 0.6
+        options["block_mask"] = rng.random((-(-N_q // B_r), -(-N_k // B_c))) < 0.6
     if "dropout_p" in rung.takes and rng.random() < 0.3:
-        asked |= {"dropout_p": float(rng.uniform(0.05, 0.9)), "seed": int(rng.integers(2**63))}
-    return Drawn(rung, shape, str(rng.choice(rung.dtypes)), asked)
+        options |= {"dropout_p": float(rng.uniform(0.05, 0.9)), "seed": int(rng.integers(2**63))}
+    return Drawn(rung, shape, str(rng.choice(rung.dtypes)), options)
 
 
 def checked(case: Drawn, seed: int, **options: Any) -> Any:
     """Hold a rung's results against the reference, and return the problem."""
     rung = case.rung
-    asked = case.asked
+    arguments = case.asked
     if rung.output:
         problem = fp8.rounded(case.shape, seed)
-        scale = asked["scale"]
-        causal = asked.get("causal", False)
+        scale = arguments["scale"]
+        causal = arguments.get("causal", False)
         keys_contiguous = seed % 2 == 0 and problem.k.shape[2] % 4 == 0
         fp8.assert_near(problem, *fp8.run(problem, scale, causal, keys_contiguous), scale, causal)
         return problem
     problem = tests.given(case.shape, case.dtype, seed=seed, outliers=seed % 5 == 0)
-    found = tests.run(rung, problem, backward=case.backward, **asked, **options)
+    result = tests.run(rung, problem, backward=case.backward, **arguments, **options)
     try:
-        p = asked.get("dropout_p", 0.0)
-        scale = asked["scale"]
-        tests.assert_near(rung, problem, found, case.allowed, case.keep, p, scale=scale)
+        p = arguments.get("dropout_p", 0.0)
+        scale = arguments["scale"]
+        tests.assert_near(rung, problem, result, case.allowed, case.keep, p, scale=scale)
     except AssertionError as error:
         raise AssertionError(f"{seed}: {case}: {error}") from error
     return problem
@@ -208,23 +208,23 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
             made.append((launch, [x.copy() for x in launch(0)]))
     wrong = cupy.zeros(1, "int64")
 
-    def compare(found: list[Any], wanted: list[Any]) -> None:
+    def compare(result: list[Any], expected: list[Any]) -> None:
         nonlocal wrong
-        for a, b in zip(found, wanted, strict=True):
+        for a, b in zip(result, expected, strict=True):
             bits = f"uint{8 * a.itemsize}"
             wrong += (a.view(bits) != b.view(bits)).any()
 
-    for _, wanted in made:  # CuPy compiles what compares, which takes seconds
-        compare(wanted, wanted)
+    for _, expected in made:  # CuPy compiles what compares, which takes seconds
+        compare(expected, expected)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     cupy.cuda.Device().synchronize()
     start = time.monotonic()
     settled = 0
     done = 0
     while done < LAUNCHES and time.monotonic() - start < SECONDS:
-        launch, wanted = made[int(rng.integers(PROBLEMS))]
+        launch, expected = made[int(rng.integers(PROBLEMS))]
         with streams[int(rng.integers(len(streams)))] as stream:
-            compare(launch(stream.ptr), wanted)
+            compare(launch(stream.ptr), expected)
             stream.synchronize()
         done += 1
         if not settled and (done == SETTLED or time.monotonic() - start > SECONDS / 3):
@@ -242,17 +242,17 @@ def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[
     tensors.
     """
     cupy = import_cupy()
-    asked = {"kernel": case.rung.name, **case.asked}
-    if "window" in asked:
-        asked["mask"] = flashsim.SlidingWindow(*asked.pop("window"))
+    options = {"kernel": case.rung.name, **case.asked}
+    if "window" in options:
+        options["mask"] = flashsim.SlidingWindow(*options.pop("window"))
     bits = [getattr(problem, name).view(np.uint8) for name in ("q", "k", "v", "do")]
-    q, k, v, do = given = [cupy.asarray(x).view(problem.q.dtype) for x in bits]
+    q, k, v, do = inputs = [cupy.asarray(x).view(problem.q.dtype) for x in bits]
     torch: Any = (
         importlib.import_module("torch") if tensors and importlib.util.find_spec("torch") else None
     )
     if torch is not None:
         kind = getattr(torch, problem.q.dtype.name)
-        q, k, v, do = (torch.from_dlpack(x.view("uint8")).view(kind) for x in given)
+        q, k, v, do = (torch.from_dlpack(x.view("uint8")).view(kind) for x in inputs)
 
     def launch(stream: int) -> list[Any]:
         with (
@@ -260,10 +260,10 @@ def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[
             if torch is not None
             else nullcontext()
         ):
-            o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
+            o, lse = gpu.forward(q, k, v, return_lse=True, **options)
             results = [o, lse]
             if case.backward:
-                results += gpu.backward(q, k, v, o, lse, do, deterministic=True, **asked)
+                results += gpu.backward(q, k, v, o, lse, do, deterministic=True, **options)
             return results if torch is None else [cupy.from_dlpack(x) for x in results]
 
     return launch

@@ -36,14 +36,14 @@ def test_totals_are_not_in_memory_that_a_kernel_writes_to() -> None:
     """The pool has nothing but what the call itself frees, so that it would come next."""
     cupy = import_cupy()
     q, k, v = eight_bits()
-    *_, wanted = gpu.forward(q, k, v, count=True)
+    *_, expected = gpu.forward(q, k, v, count=True)
     o = cupy.empty(q.shape, "float16")
     counters = Counters()
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc):
         gpu.kernel("hopper_fp8").forward(q, k, v, o, None, Options(128**-0.5, counters=counters))
-        found = counters.moved()
-    assert found == wanted
+        result = counters.moved()
+    assert result == expected
 
 
 def test_totals_begin_at_0_and_are_complete_whichever_streams_are_late() -> None:
@@ -70,7 +70,7 @@ def test_pages_are_counted_on_a_stream_of_pytorchs_whichever_streams_are_late() 
     k, v = (normal(40, 2, 16, 128) for _ in "kv")
     table = np.arange(36, dtype=np.int32).reshape(3, 12)
     lengths = np.array([190, 16, 100], np.int32)
-    *_, wanted = gpu.paged(q, k, v, table, lengths, count=True)
+    *_, expected = gpu.paged(q, k, v, table, lengths, count=True)
     tensors = [torch.from_dlpack(x) for x in (q, k, v)]
     delay()  # compiles it
     words = [torch.from_numpy(x).cuda() for x in (table, lengths)]
@@ -80,8 +80,8 @@ def test_pages_are_counted_on_a_stream_of_pytorchs_whichever_streams_are_late() 
         if late:
             delay()
         with torch.cuda.stream(stream):
-            _, found = gpu.paged(*tensors, *words, check=False, count=True)
-        assert found == wanted
+            _, result = gpu.paged(*tensors, *words, check=False, count=True)
+        assert result == expected
 
 
 def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -89,8 +89,8 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     q, k, v, do = (normal(1, 4, 300, 64) for _ in range(4))
     o, lse = gpu.forward(q, k, v, return_lse=True)
     for kernel in ("hopper", "tensor_core", "algorithm_2"):
-        given: dict[str, Any] = {"kernel": kernel, "deterministic": kernel == "hopper"}
-        yield f"{kernel}, backward", partial(gpu.backward, q, k, v, o, lse, do, **given)
+        keywords: dict[str, Any] = {"kernel": kernel, "deterministic": kernel == "hopper"}
+        yield f"{kernel}, backward", partial(gpu.backward, q, k, v, o, lse, do, **keywords)
     yield "algorithm_2", partial(gpu.forward, q, k, v, kernel="algorithm_2")
     yield "8 bits", partial(gpu.forward, *eight_bits())
     few = normal(1, 8, 1, 128)
@@ -113,14 +113,14 @@ def test_a_graph_writes_to_its_results_alone_when_it_runs_again(name: str) -> No
     """What the pool gives out after a capture stays as it is."""
     cupy = import_cupy()
     call = dict(calls())[name]
-    wanted = call()
+    expected = call()
     pool = cupy.cuda.MemoryPool()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream, cupy.cuda.using_allocator(pool.malloc):
         call()  # compiles, and fills the pool
         stream.synchronize()
         stream.begin_capture()
-        found = call()
+        result = call()
         graph = stream.end_capture()
         free = pool.free_bytes()
         others = [cupy.full(512, SENTINEL, "uint8") for _ in range(free // 512)]
@@ -129,6 +129,6 @@ def test_a_graph_writes_to_its_results_alone_when_it_runs_again(name: str) -> No
             graph.launch(stream)
         stream.synchronize()
         assert (cupy.concatenate(others) == SENTINEL).all()
-    pairs = zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, wanted)), strict=True)
+    pairs = zip(*((x if isinstance(x, tuple) else (x,)) for x in (result, expected)), strict=True)
     for one, other in pairs:
         assert np.allclose(one.get(), other.get(), rtol=1e-2, atol=1e-2)

@@ -102,22 +102,22 @@ def turn(name: str, case: str) -> int:
 
 
 def arguments(case: str, N_q: int, N_k: int) -> dict[str, Any]:
-    asked = dict(RUNS[case])
+    options = dict(RUNS[case])
     masks = {
         "random": np.random.default_rng(1).random((N_q, N_k)) < 0.7,
         "row": np.arange(N_k)[None] % 5 > 0,
     }
-    if isinstance(asked.get("mask"), str):
-        asked["mask"] = masks[asked["mask"]]
-    return asked
+    if isinstance(options.get("mask"), str):
+        options["mask"] = masks[options["mask"]]
+    return options
 
 
 def run_both_ways(
-    name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int
+    name: str, observer: L2, options: dict[str, Any], shape: tuple[int, int, int, int], M: int
 ) -> list[Any]:
     Q, K, V = inputs(*shape)
     runs: list[Any] = [
-        flashsim.forward(name, Q, K, V, M=M, sizing="paper", observers=[observer], **asked)
+        flashsim.forward(name, Q, K, V, M=M, sizing="paper", observers=[observer], **options)
     ]
     if name in BACKWARD:
         dO = np.random.default_rng(2).normal(size=runs[0].O.shape)
@@ -134,9 +134,9 @@ def test_without_room_every_access_reaches_dram_by_array(name: str, case: str) -
     l2.flush()
     traffic = runs[0].hbm + runs[1].hbm if len(runs) > 1 else runs[0].hbm
     assert {array for array, a in traffic.by_array.items() if a.accesses} == set(l2.by_array)
-    for array, moved in l2.by_array.items():
+    for array, accesses in l2.by_array.items():
         want = traffic.by_array[array]
-        assert moved == CacheTraffic(want.reads, want.writes, 0, want.reads, want.writes)
+        assert accesses == CacheTraffic(want.reads, want.writes, 0, want.reads, want.writes)
     assert (l2.accesses, l2.misses, l2.hits) == (traffic.accesses, traffic.accesses, 0)
     assert l2.dram_accesses == traffic.accesses
 
@@ -159,10 +159,10 @@ def test_with_room_for_all_only_compulsory_traffic_is_left(name: str, direction:
     l2.flush()
     for array, a in run.hbm.by_array.items():
         if a.accesses:
-            moved = l2.by_array[array]
-            assert moved.accesses == a.accesses
-            assert moved.dram_reads == (a.size if a.role == "input" and a.reads else 0)
-            assert moved.dram_writes == (a.size if a.writes else 0)
+            traffic = l2.by_array[array]
+            assert traffic.accesses == a.accesses
+            assert traffic.dram_reads == (a.size if a.role == "input" and a.reads else 0)
+            assert traffic.dram_writes == (a.size if a.writes else 0)
 
 
 def test_flash_that_fits_moves_inputs_and_outputs_alone_and_standard_its_squares_too() -> None:
@@ -226,11 +226,11 @@ class Finder(L2):
             array = event.name.partition("[")[0]
             values = event.sram.hbm.peek(array).ravel()
             first = self._places[array][0]
-            found = np.concatenate(
+            result = np.concatenate(
                 [values[start - first :][:elements] for start, elements in self.asked]
             )
             np.testing.assert_array_equal(
-                found, np.asarray(event.tile).astype(values.dtype).ravel(), event.name
+                result, np.asarray(event.tile).astype(values.dtype).ravel(), event.name
             )
             self.checked += 1
 
@@ -298,8 +298,8 @@ def test_a_larger_cache_holds_what_a_smaller_one_holds(
     for access in trace:
         for l2 in caches:
             l2.access(*access)
-        held = [{at: entry.held for at, entry in l2._lines.items()} for l2 in caches]
-        assert all(held[1].get(at, 0) & bits == bits for at, bits in held[0].items())
+        held = [{index: entry.held for index, entry in l2._lines.items()} for l2 in caches]
+        assert all(held[1].get(index, 0) & bits == bits for index, bits in held[0].items())
         assert len(held[0]) <= small
     for l2 in caches:
         l2.flush()
@@ -392,10 +392,10 @@ def pycachesim(trace: Sequence[Access], lines: int, line: int) -> tuple[int, int
     simulator = cachesim.CacheSimulator(cache, memory)
     for _, start, elements, write in trace:
         assert start % line == elements % line == 0
-        for at in range(start, start + elements, line):
-            simulator.load(4 * at, length=4 * line)
+        for index in range(start, start + elements, line):
+            simulator.load(4 * index, length=4 * line)
             if write:
-                simulator.store(4 * at, length=4 * line)
+                simulator.store(4 * index, length=4 * line)
     simulator.force_write_back()
     stats = next(iter(simulator.stats()))
     return stats["HIT_count"], stats["MISS_count"], stats["EVICT_count"]
@@ -477,7 +477,7 @@ def test_planted_bugs_are_noticed_by_what_pycachesim_counted(bug: Callable[..., 
 
 def test_never_refreshed_breaks_inclusion() -> None:
     """Belady's anomaly: first in, first out, a larger cache may miss more."""
-    trace = [Access("A", at, 1, False) for at in (0, 1, 2, 3, 0, 1, 4, 0, 1, 2, 3, 4)]
+    trace = [Access("A", index, 1, False) for index in (0, 1, 2, 3, 0, 1, 4, 0, 1, 2, 3, 4)]
     assert [replay(trace, size, 1, of=never_refreshed).misses for size in (3, 4)] == [9, 10]
     assert [replay(trace, size, 1).misses for size in (3, 4)] == [10, 8]
 
@@ -494,10 +494,10 @@ def test_heads_have_arrays_of_their_own_and_share_the_cache() -> None:
     flashsim.forward("flash", Q, K, V, M=64, observers=[two])
     one.flush()
     two.flush()
-    for array, moved in two.by_array.items():
+    for array, traffic in two.by_array.items():
         alone = one.by_array[array]
-        assert (moved.accesses, moved.dram_reads) == (2 * alone.accesses, 2 * alone.dram_reads)
-        assert moved.dram_writes == 2 * alone.dram_writes
+        assert (traffic.accesses, traffic.dram_reads) == (2 * alone.accesses, 2 * alone.dram_reads)
+        assert traffic.dram_writes == 2 * alone.dram_writes
     dirty = L2(16 * 4)
     flashsim.forward("flash", Q, K, V, M=64, observers=[dirty])
     before = dirty.dram_writes
@@ -532,9 +532,9 @@ def test_arguments_are_checked_and_the_state_is_printed() -> None:
         flashsim.count("flash", N=1024, d=64, observers=[L2(100)])
     l2 = L2(64, line=8)
     l2.access("K", 0, 16, write=False)
-    shown = repr(l2)
-    assert shown.startswith("L2 of 64 elements, 2 of 8 lines of 8 in use")
-    assert shown.splitlines()[-1].split() == ["total", "16", "0", "16", "0"]
+    output = repr(l2)
+    assert output.startswith("L2 of 64 elements, 2 of 8 lines of 8 in use")
+    assert output.splitlines()[-1].split() == ["total", "16", "0", "16", "0"]
 
 
 @pytest.mark.parametrize(
@@ -552,8 +552,11 @@ def test_the_lower_bound_holds_beneath_each_level(name: str, options: dict[str, 
     )
     for l2 in caches:
         l2.flush()
-        for moved, M in ((l2.accesses, run.sram.peak), (l2.dram_accesses, run.sram.peak + l2.size)):
+        for traffic, M in (
+            (l2.accesses, run.sram.peak),
+            (l2.dram_accesses, run.sram.peak + l2.size),
+        ):
             bound = theory.lower_bound(N=N, d=1, M=M)
-            assert moved >= bound.accesses
+            assert traffic >= bound.accesses
             sharp += bound.accesses > bound.compulsory
     assert sharp >= 4

@@ -29,9 +29,9 @@ def test_presets_are_complete_and_say_their_sources() -> None:
     assert list(MACHINES) == ["A100-40GB", "H100", "H200", "B200", "MI300X", "TPU v5p", "M2"]
     for name, machine in MACHINES.items():
         assert machine.name == name
-        told = ", ".join(machine.sources)
+        messages = ", ".join(machine.sources)
         assert all(
-            what in told for what in ("sram_per_sm", "sms", "l2", "hbm", "bandwidth", "peak")
+            what in messages for what in ("sram_per_sm", "sms", "l2", "hbm", "bandwidth", "peak")
         )
         assert machine.sram_per_sm < machine.l2 < machine.hbm or (name, machine.l2) == (
             "TPU v5p",
@@ -86,7 +86,7 @@ def test_roofline_is_the_longer_of_the_two_times() -> None:
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: str) -> None:
-    at: dict[str, Any] = {
+    index: dict[str, Any] = {
         "N": 2048,
         "d": 64,
         "heads": 16,
@@ -94,10 +94,10 @@ def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: 
         "direction": direction,
     }
     predicted = {
-        name: predict(machine, name, **at) for name in ("standard", "flash", "memory_efficient")
+        name: predict(machine, name, **index) for name in ("standard", "flash", "memory_efficient")
     }
     for name, line in predicted.items():
-        tally = flashsim.count(name, M=machine.sram_per_sm // 2, **at)
+        tally = flashsim.count(name, M=machine.sram_per_sm // 2, **index)
         assert (line.nbytes, line.flops) == (tally.hbm.bytes, tally.flops.total)
         assert line.time == max(
             line.nbytes / machine.bandwidth, line.flops / machine.peak["bfloat16"]
@@ -200,8 +200,8 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
             assert left < x < right
             assert y == pytest.approx(min(on.peak[dtype], x * on.bandwidth))
         legend = ax.get_legend()
-        moved = any("→" in text.get_text() for text in legend.get_texts())
-        assert ("→ with L2" in legend.get_title().get_text()) == moved
+        traffic = any("→" in text.get_text() for text in legend.get_texts())
+        assert ("→ with L2" in legend.get_title().get_text()) == traffic
     # the first dtype of each machine has 2 bytes
     assert data["chapter"]["prefill"]["intensity"] == 32
     assert data["chapter"]["prefill"]["printed"] == 32.75
@@ -269,9 +269,9 @@ def test_what_a_roofline_claims_follows_from_its_numbers(bounds: tuple[str, ...]
         "algorithms": {"flash": {"bound": flash}, "standard": {"bound": standard}},
         "through_l2": {"flash": {"bound": flash_l2}, "standard": {"bound": standard_l2}},
     }
-    said = _point(data).lower().replace("\n", " ")
+    text = _point(data).lower().replace("\n", " ")
     words = {"compute": "arithmetic", "bandwidth": "bandwidth"}
-    before, _, after = said.partition("; with the l2, ")
+    before, _, after = text.partition("; with the l2, ")
     for name, bound, through in (
         ("flashattention", flash, flash_l2),
         ("standard", standard, standard_l2),
@@ -310,21 +310,21 @@ def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
         sizes, dram = zip(*xy(ax, name), strict=True)
         assert list(sizes) == data["sizes"]
         assert list(dram) == sorted(dram, reverse=True)
-        moved = flashsim.count(name, N=N, d=d, M=M, sizing="fit").hbm.accesses
-        assert dram[0] == moved == data["curves"][name]["accesses"]
+        traffic = flashsim.count(name, N=N, d=d, M=M, sizing="fit").hbm.accesses
+        assert dram[0] == traffic == data["curves"][name]["accesses"]
         assert dram[-1] == floor == sum(data["curves"][name]["compulsory"].values())
         assert {y for _, y in xy(ax, f"{name} compulsory")} == {floor}
     sizes, dram = zip(*xy(ax, "flash"), strict=True)
-    knee = next(size for size, moved in zip(sizes, dram, strict=True) if moved == dram[-1])
+    knee = next(size for size, traffic in zip(sizes, dram, strict=True) if traffic == dram[-1])
     assert 2 * N * d < knee <= 4 * N * d  # Q, O and the blocks of K, V around them
     assert knee < data["per_sm"]["A100-40GB"] == MACHINES["A100-40GB"].l2_share("float16")
     assert plots.FIGURES["l2"].data is l2_data
 
 
 def test_l2_figure_says_how_much_of_its_runs_is_done() -> None:
-    told: list[tuple[int, int]] = []
-    data = l2_data(N=32, d=4, M=300, on_done=lambda done, of: told.append((done, of)))
-    assert told == [(percent, 100) for percent in range(1, 101)]
+    messages: list[tuple[int, int]] = []
+    data = l2_data(N=32, d=4, M=300, on_done=lambda done, of: messages.append((done, of)))
+    assert messages == [(percent, 100) for percent in range(1, 101)]
     assert data == l2_data(N=32, d=4, M=300)
     assert "on_done" not in plots.FIGURES["l2"].takes
 
@@ -394,7 +394,7 @@ def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "text"),
     [
         ({"smss": 3}, "it has 'smss', perhaps sms is meant; expected name, sram_per_sm, l2"),
         ({"sms": None}, "sms is None; expected `int`, got `null`"),
@@ -417,11 +417,11 @@ def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_machine_is_said(
-    changed: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changed: dict[str, Any], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({**MINE, **changed}), encoding="utf-8")
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
         read_machine(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert main(["plot", "roofline", "--machine", str(file), "-o", str(tmp_path / "r")]) == 2
@@ -431,7 +431,7 @@ def test_what_is_no_machine_is_said(
 
 
 def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
-    for name, text, said in (
+    for name, text, message in (
         ("a.json", "{", "cannot be read as JSON"),
         ("a.toml", "= 3", "cannot be read as TOML"),
         ("a.txt", "", "is neither .json nor .toml"),
@@ -439,7 +439,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path: Path) -> None:
         ("c.json", '{"name": "x"}', "object missing required field `sram_per_sm`"),
     ):
         (tmp_path / name).write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             read_machine(tmp_path / name)
     with pytest.raises(ValueError, match=r"no\.json cannot be read: No such file"):
         machine_of("no.json")

@@ -48,9 +48,9 @@ COMMANDS = [
 ]
 
 
-def matches(shown: str, line: str) -> bool:
+def matches(output: str, line: str) -> bool:
     """Whether an output line is as shown, where … stands for anything."""
-    return re.fullmatch(re.escape(shown).replace("…", ".*"), line.rstrip()) is not None
+    return re.fullmatch(re.escape(output).replace("…", ".*"), line.rstrip()) is not None
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -63,19 +63,19 @@ def test_commands_print_what_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command, *shown = block.splitlines()
+    command, *output = block.splitlines()
     assert command.startswith("$ flashsim ")
     assert main(shlex.split(command.removeprefix("$ flashsim "))) == (1 if "FAILS" in block else 0)
     printed = capsys.readouterr().out.rstrip().splitlines()
-    at = 0
-    for line, wanted in enumerate(shown):
-        if wanted == "…":  # any lines
-            following = shown[line + 1]
-            at = next(i for i in range(at, len(printed)) if matches(following, printed[i]))
+    index = 0
+    for line, expected in enumerate(output):
+        if expected == "…":  # any lines
+            following = output[line + 1]
+            index = next(i for i in range(index, len(printed)) if matches(following, printed[i]))
         else:
-            assert matches(wanted, printed[at])
-            at += 1
-    assert at == len(printed)
+            assert matches(expected, printed[index])
+            index += 1
+    assert index == len(printed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -134,12 +134,12 @@ def test_other_python_is_at_least_python(page: Path) -> None:
             ast.parse(block)
 
 
-def in_order(shown: list[str], printed: str) -> None:
-    at = 0
-    for line in shown:
-        found = re.search(re.escape(line).replace("…", ".*"), printed[at:])
-        assert found, f"{line!r} not printed, in order, in:\n{printed}"
-        at += found.end()
+def in_order(output: list[str], printed: str) -> None:
+    index = 0
+    for line in output:
+        result = re.search(re.escape(line).replace("…", ".*"), printed[index:])
+        assert result, f"{line!r} not printed, in order, in:\n{printed}"
+        index += result.end()
 
 
 def session(block: str) -> tuple[list[str], list[str]]:
@@ -157,7 +157,7 @@ def test_the_debugging_walk_is_real(script: str, tmp_path: Path) -> None:
         for text in blocks(page, "python"):
             if text.startswith(("# walk.py", "# try_it.py", "# mine.py")):
                 (tmp_path / re.findall(r"\w+\.py", text)[0]).write_text(text, encoding="utf-8")
-    typed, shown = session(block)
+    typed, output = session(block)
     done = subprocess.run(
         [sys.executable, "-m", "pdb", script],
         input="\n".join([*typed, "q", ""]),
@@ -167,17 +167,17 @@ def test_the_debugging_walk_is_real(script: str, tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-    in_order(shown, done.stdout.replace("(Pdb) ", ""))
+    in_order(output, done.stdout.replace("(Pdb) ", ""))
 
 
 def test_debugging_at_a_tile_is_real(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (block,) = blocks(ROOT / "docs" / "debug.md", "text")
-    typed, shown = session(block)
+    typed, output = session(block)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*typed, "q", ""])))
     assert main(shlex.split(block.splitlines()[0].removeprefix("$ flashsim "))) == 0
-    in_order(shown, capsys.readouterr().out.replace("(Pdb) ", ""))
+    in_order(output, capsys.readouterr().out.replace("(Pdb) ", ""))
 
 
 def test_debugging_an_algorithm_of_ones_own_is_real(
@@ -225,11 +225,13 @@ def test_pictures_can_be_read_on_a_phone(page: Path) -> None:
     """A figure is a printed column wide, 700 pixels, or has another for phones;
     `tests/tracing/test_player.py` reads a film's words.
     """
-    for shown, phone in pictures(without_code(page)):
-        assert all((page.parent / picture).exists() for picture in (shown, phone) if picture), shown
-        if shown.endswith(".png"):
-            wide = imread(page.parent / (phone or shown)).shape[1]
-            assert wide == 2 * 390 if phone else wide <= 700, shown
+    for output, phone in pictures(without_code(page)):
+        assert all((page.parent / picture).exists() for picture in (output, phone) if picture), (
+            output
+        )
+        if output.endswith(".png"):
+            wide = imread(page.parent / (phone or output)).shape[1]
+            assert wide == 2 * 390 if phone else wide <= 700, output
 
 
 def test_readme_has_every_page_and_pages_are_questions() -> None:
@@ -262,12 +264,12 @@ def test_what_line_1_s_blocks_need_is_counted() -> None:
         re.MULTILINE,
     )
     assert len(rows) == 2
-    for N, d, M, own, needs, fitting, moved, moved_fitting in rows:
+    for N, d, M, own, needs, fitting, traffic, moved_fitting in rows:
         size: dict[str, Any] = {"N": int(N), "d": int(d), "M": int(M)}
-        for sizing, shown, accesses in (("paper", own, moved), ("fit", fitting, moved_fitting)):
+        for sizing, output, accesses in (("paper", own, traffic), ("fit", fitting, moved_fitting)):
             exact = flashsim.theory.exact("flash_basic", **size, sizing=sizing)
             assert (f"{exact.blocks.B_r} × {exact.blocks.B_c}", str(exact.accesses)) == (
-                shown,
+                output,
                 accesses,
             )
             assert (exact.sram.peak <= exact.sram.capacity) is (sizing == "fit")
@@ -275,7 +277,7 @@ def test_what_line_1_s_blocks_need_is_counted() -> None:
 
 
 def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
-    found = re.findall(
+    result = re.findall(
         r"^\| (\d+) KB[^|]*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (\d+%) of M \|$",
         text_of(ROOT / "docs" / "paper.md"),
         re.MULTILINE,
@@ -285,12 +287,12 @@ def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
     counted = [
         (
             str(a["KB"]),
-            *(f"{at['bytes'] / 1e9:.3g}" for at in (a, b, c)),
+            *(f"{index['bytes'] / 1e9:.3g}" for index in (a, b, c)),
             f"{c['peak'] / c['M']:.0%}",
         )
         for a, b, c in of
     ]
-    assert found == counted
+    assert result == counted
 
 
 def test_what_is_wrong_with_the_papers_gflops_is_counted() -> None:
@@ -333,9 +335,9 @@ def test_what_is_saved_follows_M_over_d2_as_is_said() -> None:
         assert has_numbers(page, f"{mark['M'] / REFERENCE_D**2:.3g} {factor:.3g}")
     assert has_numbers(page, f"{saved['paper']:.1f}", about="measured")
     for curve in saved["curves"][:2]:  # forward, at d and d/2
-        at = dict(zip(curve["M"], curve["factor"], strict=True))
+        index = dict(zip(curve["M"], curve["factor"], strict=True))
         for M in (8 * curve["d"] ** 2, 16 * curve["d"] ** 2):
-            assert at[M] == pytest.approx(M / 3 / curve["d"] ** 2, rel=0.15)
+            assert index[M] == pytest.approx(M / 3 / curve["d"] ** 2, rel=0.15)
 
 
 def count(name: str, M: int) -> int:
@@ -343,9 +345,10 @@ def count(name: str, M: int) -> int:
 
 
 def test_what_grouped_heads_save_with_queries_outermost_is_counted() -> None:
-    asked: dict[str, Any] = {"N": 1024, "d": 64, "heads": 32, "kv_heads": 8, "sizing": "fit"}
+    options: dict[str, Any] = {"N": 1024, "d": 64, "heads": 32, "kv_heads": 8, "sizing": "fit"}
     separate, grouped = (
-        flashsim.count("q_outer", **asked, gqa=way).hbm.accesses for way in ("separate", "grouped")
+        flashsim.count("q_outer", **options, gqa=way).hbm.accesses
+        for way in ("separate", "grouped")
     )
     assert has_numbers(
         paragraphs(text_of(ROOT / "docs" / "paper.md")), f"{1 - grouped / separate:.1%} 1,024 64"
@@ -430,13 +433,13 @@ def test_numbers_about_usual_tests_are_the_recorded_ones() -> None:
     assert table("docs/kernels.md", "errors over the baseline's") == [
         [
             what,
-            *(f"{of[at]:.2f}" for at in ("rms", "largest_median", "largest")),
+            *(f"{of[index]:.2f}" for index in ("rms", "largest_median", "largest")),
             str(of["beyond_2"]),
         ]
         for what, of in data["errors"].items()
     ]
-    shown = f"{data['N']:,} {data['d']} {data['B_r']} {data['draws']}"
-    assert has_numbers(paragraphs(text_of(ROOT / "docs" / "kernels.md")), shown)
+    output = f"{data['N']:,} {data['d']} {data['B_r']} {data['draws']}"
+    assert has_numbers(paragraphs(text_of(ROOT / "docs" / "kernels.md")), output)
 
 
 @pytest.mark.slow

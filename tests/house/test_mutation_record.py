@@ -19,32 +19,32 @@ BESIDE = ("gpu", "cli", "plots", "learn/gallery")  # as in scripts/research/muta
 
 
 def git(*arguments: str) -> bytes:
-    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
-    if found.returncode:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+    if result.returncode:
         pytest.skip(
-            f"no git history here: git {arguments[0]} says {found.stderr.decode().strip()[:80]}"
+            f"no git history here: git {arguments[0]} says {result.stderr.decode().strip()[:80]}"
         )
-    return found.stdout
+    return result.stdout
 
 
 def statements(files: Iterable[tuple[str, str]]) -> Counter[str]:
     """Count the lines of these files' code, each statement set in one way: neither layout,
     docstrings nor files matter.
     """
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for name, text in files:
         if not name.startswith(tuple(f"flashsim/{room}/" for room in BESIDE)):
             for node in ast.walk(tree := ast.parse(text)):
                 # without what is only said
                 if isinstance(body := getattr(node, "body", None), list):
-                    said = [
+                    message = [
                         of
                         for of in body
                         if isinstance(of, ast.Expr) and isinstance(of.value, ast.Constant)
                     ]
-                    vars(node)["body"] = [of for of in body if of not in said] or [ast.Pass()]
-            found.update(map(str.strip, ast.unparse(tree).splitlines()))
-    return found
+                    vars(node)["body"] = [of for of in body if of not in message] or [ast.Pass()]
+            result.update(map(str.strip, ast.unparse(tree).splitlines()))
+    return result
 
 
 @pytest.mark.slow

@@ -79,11 +79,11 @@ def test_it_names(named: str) -> None:
 
 def test_its_example_is_one_where_flash_attention_moves_less() -> None:
     """Its numbers are run as they stand (test_docs.py); this one is beside them."""
-    (moved, N, d, M) = re.findall(
+    (traffic, N, d, M) = re.findall(
         r"moves ([\d,]+) \(`flashsim count standard --N (\d+) --d (\d+) --M (\d+)`\)", TEXT
     )[0]
     standard = flashsim.count("standard", N=int(N), d=int(d), M=int(M), sizing="fit")
-    assert moved == f"{standard.hbm.accesses:,}"
+    assert traffic == f"{standard.hbm.accesses:,}"
     flash = flashsim.count("flash_basic", N=int(N), d=int(d), M=int(M), blocks=(4, 12))
     assert f"accesses {flash.hbm.accesses:,}\n" in TEXT
     assert f"Blocks(B_r=4, B_c=12, N_q={N}, N_k={N})" in TEXT

@@ -62,7 +62,7 @@ def built(folder: Path, page: str, reference: str = "", listed: str = "") -> tup
         (folder / "docs" / "called.rst").write_text(
             f":orphan:\n\nCalled\n======\n\n{reference}\n", encoding="utf-8"
         )
-    said = io.StringIO()
+    text = io.StringIO()
     with warnings.catch_warnings(), patch_docutils(), docutils_namespace():
         warnings.simplefilter("ignore")  # of the libraries
         out = folder / "out"
@@ -74,18 +74,18 @@ def built(folder: Path, page: str, reference: str = "", listed: str = "") -> tup
             trees,
             "html",
             status=None,
-            warning=said,
+            warning=text,
             warningiserror=True,
         )
         site.build()
-    return site.statuscode, said.getvalue()
+    return site.statuscode, text.getvalue()
 
 
 def test_a_sound_page_is_built_and_files_that_it_links_to_are_shown(tmp_path: Path) -> None:
-    status, said = built(
+    status, text = built(
         tmp_path, "[file](../file.py) [numbers](../figures/numbers.json) With --causal it is so."
     )
-    assert (status, said) == (0, "")
+    assert (status, text) == (0, "")
     page = text_of(tmp_path / "out" / "docs" / "page.html")
     assert 'href="../source/file.py.html"' in page
     assert "With --causal it is so." in page  # an option keeps its two dashes
@@ -113,18 +113,18 @@ def test_a_sound_page_is_built_and_files_that_it_links_to_are_shown(tmp_path: Pa
 def test_what_leads_nowhere_fails_the_build(
     tmp_path: Path, page: str, reference: str, complaint: str
 ) -> None:
-    status, said = built(tmp_path, page, reference)
+    status, text = built(tmp_path, page, reference)
     assert status == 1
-    assert complaint in said
+    assert complaint in text
 
 
 def test_a_docstring_that_names_nothing_fails_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api.count, "__doc__", "Count, as `flashsim.conut` does.")
-    status, said = built(tmp_path, "", ".. autofunction:: flashsim.count")
+    status, text = built(tmp_path, "", ".. autofunction:: flashsim.count")
     assert status == 1
-    assert "docstring of flashsim.count: `flashsim.conut` names nothing" in said
+    assert "docstring of flashsim.count: `flashsim.conut` names nothing" in text
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_docs_named_as_the_source_is_the_repository() -> None:
 
 def test_the_matrix_of_the_kit_can_be_read_and_clicked(browser: Any, tmp_path: Path) -> None:
     data = json.loads(text_of(ROOT / "figures" / "kit_matrix.json"))["data"]
-    shown = made.matrix(data)
+    output = made.matrix(data)
     targets = set(
         re.findall(
             r'<a id="([^"]+)"></a>', made.anchored(text_of(ROOT / "figures" / "kit_matrix.md"))
         )
     )
-    assert targets == set(re.findall(r'href="#([^"]+)"', shown))
+    assert targets == set(re.findall(r'href="#([^"]+)"', output))
     assert len(targets) == len(data["checks"]) + len(data["mutants"])
     (tmp_path / "a.html").write_text(
-        f"<style>{text_of(ROOT / 'docs' / '_site' / 'site.css')}</style>{shown}", "utf-8"
+        f"<style>{text_of(ROOT / 'docs' / '_site' / 'site.css')}</style>{output}", "utf-8"
     )
     page = browser.new_page(viewport=PHONE)
     page.goto((tmp_path / "a.html").as_uri())
@@ -229,12 +229,12 @@ def test_numbered_steps_go_on_in_their_indented_lines() -> None:
 
 def test_the_lessons_are_written_beside_the_page_that_lists_them(tmp_path: Path) -> None:
     """A link to a lesson that is not there fails the build."""
-    status, said = built(tmp_path, "[lessons](lessons.md)", listed="# Lessons")
-    assert (status, said) == (0, "")
+    status, text = built(tmp_path, "[lessons](lessons.md)", listed="# Lessons")
+    assert (status, text) == (0, "")
     page = text_of(tmp_path / "out" / "docs" / "lessons.html")
-    shown = {path.stem for path in (tmp_path / "out" / "lessons").glob("*.html")}
-    assert shown == {*gallery.pages(), "index", "playground"}
-    assert all(f"../lessons/{name}.html" in page for name in shown)
+    output = {path.stem for path in (tmp_path / "out" / "lessons").glob("*.html")}
+    assert output == {*gallery.pages(), "index", "playground"}
+    assert all(f"../lessons/{name}.html" in page for name in output)
     # a card each
     assert re.findall(r'data-src="\.\./lessons/(\w+)\.html"', page) == [
         *gallery.pages(),
@@ -246,9 +246,9 @@ def test_the_lessons_are_written_beside_the_page_that_lists_them(tmp_path: Path)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_page_of_the_command_line_has_every_option_with_what_it_does(name: str) -> None:
     parser = parser_of(name)
-    said = commands._section(name, parser).astext()
+    text = commands._section(name, parser).astext()
     for action in parser.options:
         if action.help != argparse.SUPPRESS:
-            assert (action.option_strings or [str(action.metavar or action.dest)])[-1] in said
-            assert str(action.help) in said
-    assert parser.examples.split()[:3] == said.rpartition("examples:")[2].split()[:3]
+            assert (action.option_strings or [str(action.metavar or action.dest)])[-1] in text
+            assert str(action.help) in text
+    assert parser.examples.split()[:3] == text.rpartition("examples:")[2].split()[:3]

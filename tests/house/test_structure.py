@@ -56,14 +56,14 @@ def imported(source: str, nodes: Callable[[ast.AST], Iterator[ast.AST]] = statem
     """The modules of flashsim that a source imports, in functions too. A name of a package is
     its submodule, if it has one.
     """
-    found = set()
+    result = set()
     for node in nodes(parsed(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else str(node.module) for name in names}
-    return found & MODULES.keys()
+            result |= {name if name in MODULES else str(node.module) for name in names}
+    return result & MODULES.keys()
 
 
 def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
@@ -130,13 +130,13 @@ def named(source: str) -> set[str]:
 
 def arrows(sources: dict[str, str]) -> set[tuple[str, str]]:
     """The pairs of rooms, (a, b), where a imports what is in b."""
-    found = {
+    result = {
         (name, to)
         for name, source in sources.items()
         for to in named(source)
         if to.count(".") and name.count(".")
     }
-    return {(a.split(".")[1], b.split(".")[1]) for a, b in found}
+    return {(a.split(".")[1], b.split(".")[1]) for a, b in result}
 
 
 def upward(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -160,14 +160,14 @@ def test_an_arrow_upwards_is_found_however_it_is_written() -> None:
     inside = "def f():\n    from flashsim.plots import plot_run\n"
     for_types = "if TYPE_CHECKING:\n    from flashsim.tracing import Trace\n"
     by_name = 'import_module("flashsim.theory.form")'
-    found = arrows(
+    result = arrows(
         {
             "flashsim.memory.a": inside,
             "flashsim.simulate.a": for_types,
             "flashsim.algorithms.a": by_name,
         }
     )
-    assert upward(found) == {
+    assert upward(result) == {
         ("memory", "plots"),
         ("simulate", "tracing"),
         ("algorithms", "theory"),
@@ -366,44 +366,46 @@ FILLED = {  # as something goes on
 
 def test_records_do_not_change() -> None:
     """Dataclasses are frozen, but those that are filled."""
-    found = set()
+    result = set()
     for module, path in MODULES.items():
         tree = parsed(path.read_text(encoding="utf-8"))
         for record in (node for node in statements(tree) if isinstance(node, ast.ClassDef)):
-            said = " ".join(map(ast.unparse, record.decorator_list))
-            if "dataclass" in said and "frozen=True" not in said:
-                found.add(f"{module}.{record.name}".removeprefix("flashsim."))
-    assert found == FILLED
+            text = " ".join(map(ast.unparse, record.decorator_list))
+            if "dataclass" in text and "frozen=True" not in text:
+                result.add(f"{module}.{record.name}".removeprefix("flashsim."))
+    assert result == FILLED
 
 
-def always_true(asked: ast.expr) -> bool:
+def always_true(options: ast.expr) -> bool:
     """Whether an expression is true whatever the code under test does: `… or True`, a tuple,
     `"words"`, `x == x`.
     """
-    if isinstance(asked, ast.BoolOp):
-        return (any if isinstance(asked.op, ast.Or) else all)(map(always_true, asked.values))
+    if isinstance(options, ast.BoolOp):
+        return (any if isinstance(options.op, ast.Or) else all)(map(always_true, options.values))
     if (
-        isinstance(asked, ast.Compare)
-        and len(asked.ops) == 1
-        and isinstance(asked.ops[0], ast.Eq | ast.Is)
+        isinstance(options, ast.Compare)
+        and len(options.ops) == 1
+        and isinstance(options.ops[0], ast.Eq | ast.Is)
     ):
-        called = any(isinstance(node, ast.Call) for node in ast.walk(asked))  # twice, it may differ
-        return not called and ast.dump(asked.left) == ast.dump(asked.comparators[0])
-    return (isinstance(asked, ast.Constant) and bool(asked.value)) or (
-        isinstance(asked, ast.Tuple) and bool(asked.elts)
+        called = any(
+            isinstance(node, ast.Call) for node in ast.walk(options)
+        )  # twice, it may differ
+        return not called and ast.dump(options.left) == ast.dump(options.comparators[0])
+    return (isinstance(options, ast.Constant) and bool(options.value)) or (
+        isinstance(options, ast.Tuple) and bool(options.elts)
     )
 
 
 def test_every_assert_can_fail() -> None:
     folder = Path(__file__).parents[1]
     sources = [*folder.rglob("*.py"), *MODULES.values(), *SCRIPTS.rglob("*.py")]
-    found = [
+    result = [
         f"{path.name}:{node.lineno}"
         for path in sources
         for node in statements(parsed(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Assert) and always_true(node.test)
     ]
-    assert found == []
+    assert result == []
 
 
 @pytest.mark.parametrize(
@@ -540,8 +542,10 @@ def from_the_root(source: str) -> list[int]:
 
 def test_no_module_inside_imports_the_root() -> None:
     inside = {name: path for name, path in MODULES.items() if path.parent != ROOT}
-    found = {name: from_the_root(path.read_text(encoding="utf-8")) for name, path in inside.items()}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    result = {
+        name: from_the_root(path.read_text(encoding="utf-8")) for name, path in inside.items()
+    }
+    assert {name: lines for name, lines in result.items() if lines} == {}
     assert from_the_root("def f():\n    import flashsim\n") == [2]
     assert from_the_root("from flashsim import forward, theory\n") == [1]
     assert from_the_root("from flashsim import theory\n") == []

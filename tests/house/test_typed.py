@@ -66,10 +66,10 @@ def test_mypy_sees_a_keyword_that_there_is_not(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     wrong = [line for line in done.stdout.splitlines() if ": error: " in line]
     lines = {int(line.split(":")[1]): line for line in wrong}
-    at = {
+    index = {
         number
         for number, line in enumerate(CALLS.splitlines(), 1)
         if "casual" in line or '"two"' in line
     }
-    assert lines.keys() == at, done.stdout
+    assert lines.keys() == index, done.stdout
     assert sum("casual" in line for line in wrong) == 6
