@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim import serving
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import BatchPlan, finished, gradients
 from flashsim.serving.record import BatchProgram
 
@@ -67,13 +68,19 @@ class Drawn:
     asked: Mapping[str, Any]
     given: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def again(self, program: BatchProgram | None = None, **batch: Any) -> Any:
+    def again(
+        self,
+        program: BatchProgram | None = None,
+        observers: Sequence[Observer] = (),
+        **batch: Any,
+    ) -> Any:
         """Run the same with another program, or with a batch of which something else is so."""
         plan = self.run.plan
         changed = BatchPlan.of(
             program or plan.program, replace(plan.batch, **batch), plan.options, plan.operands
         )
-        return (finished if plan.program.direction == "forward" else gradients)(changed)
+        finish = finished if plan.program.direction == "forward" else gradients
+        return finish(changed, observers)
 
     def wrong(self, run: Any) -> list[tuple[int, str]]:
         """The sequences, and arrays, in which a run's numbers are not these."""
