@@ -29,7 +29,16 @@ from flashsim.reference import (
 from flashsim.simulate.results import Result
 from flashsim.tracing import Trace
 from tests.contract.trials import Array, Trial
-from tests.helpers.cases import DROPOUTS, MASKS, Case, cases, of_bound, room_for
+from tests.helpers.cases import (
+    DROPOUTS,
+    DTYPES,
+    MASKS,
+    Case,
+    cases,
+    combined_masks,
+    of_bound,
+    room_for,
+)
 
 PROGRAMS: Mapping[str, Algorithm] = {
     **FORWARD,
@@ -310,9 +319,42 @@ def own_options(draw: st.DrawFn, algorithm: Algorithm) -> dict[str, Any]:
             drawn = scattered(draw(st.integers(0, 99)), draw(st.sampled_from((0.0, 0.1, 0.5, 1.0))))
             choices = [None, drawn, corner, patterns.butterfly, "live"]
         if option.name == "splits":
-            choices = [None, draw(st.integers(1, 20))]
+            choices = [None, draw(st.integers(1, 45))]
         values[option.name] = draw(st.sampled_from(choices))
     return values
+
+
+@st.composite
+def arguments_of_count(draw: st.DrawFn, algorithm: Algorithm) -> dict[str, Any]:
+    """Draw arguments of `count` and `theory.exact`, with memories that may be too small."""
+    most = 40
+    N_q = draw(st.integers(1, most))
+    N_k = draw(st.integers(1, most))
+    d = draw(st.integers(1, 9))
+    d_v = draw(st.integers(1, 9))
+    widest = max(d, d_v)
+    drawn: dict[str, Any] = {
+        "N_q": N_q,
+        "N_k": N_k,
+        "d": d,
+        "d_v": d_v,
+        "M": draw(st.integers(widest, widest + 900)),
+        "direction": algorithm.direction,
+        "dtype": draw(st.sampled_from(sorted(DTYPES))),
+        "heads": draw(st.integers(1, 3)),
+    }
+    if "MASK" in algorithm.parts:
+        drawn["mask"] = draw(combined_masks(N_q, N_k))
+        drawn["causal"] = draw(st.booleans())
+    if "dropout" in algorithm.parts:
+        drawn["dropout_p"] = draw(st.sampled_from((0.0, 0.0, 0.25)))
+    policy = draw(st.sampled_from(POLICIES))
+    if policy == "blocks":
+        drawn["blocks"] = draw(st.integers(1, most + 5)), draw(st.integers(1, most + 5))
+        drawn["M"] += 10_000 * draw(st.booleans())
+    else:
+        drawn["sizing"] = policy
+    return drawn | draw(own_options(FORWARD[algorithm.forward_pass]))
 
 
 @st.composite
