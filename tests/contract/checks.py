@@ -163,6 +163,9 @@ def check_trace(trial: Trial, trace: Trace, folder: Path) -> None:
     assert about.source
     for array in about.arrays:
         assert array.exact == (array.reads, array.writes), array.name
+    last = trace.events[-1]
+    assert last.reads == sum(array.reads for array in about.arrays)
+    assert last.writes == sum(array.writes for array in about.arrays)
     assert about.exact_peak in (None, about.peak)
     assert max(event.occupancy for event in trace.events) == about.peak
     check_steps(trace)

@@ -202,10 +202,16 @@ def trials(draw: st.DrawFn, program: DevicesProgram) -> DevicesTrial:
 
 
 def samples(program: DevicesProgram) -> list[DevicesTrial]:
-    columns = 2 if program.columns else None
-    causal = flashsim.Causal()
-    plain = DevicesTrial(program, P=4, N=12, N_q=12, columns=columns)
+    """Return a problem of one head, and one of grouped heads under a mask, in ragged shares."""
+    plain = DevicesTrial(program, P=4, N=12, N_q=12, columns=2 if program.columns else None)
     grouped = DevicesTrial(
-        program, P=2, N=9, N_q=9, kv_heads=2, group=2, columns=columns, mask=causal
+        program,
+        P=3,
+        N=11,
+        N_q=11,
+        kv_heads=4,
+        group=2,
+        columns=3 if program.columns else None,
+        mask=flashsim.Causal(),
     )
     return [plain, grouped]

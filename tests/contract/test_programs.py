@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashsim.algorithms import FORWARD, Algorithm
 from flashsim.algorithms.program import MatrixProgram
 from flashsim.algorithms.record import Program
+from flashsim.algorithms.with_sink import variants
 from tests.contract import checks, sources
 from tests.contract.programs import (
     KINDS,
@@ -26,6 +28,7 @@ from tests.contract.programs import (
     trials_of,
 )
 from tests.contract.trials import Trial
+from tests.helpers.bugs import FLASH, SPLIT_KV, STANDARD, TEXTS
 
 each_file = pytest.mark.parametrize("module", files(), ids=lambda module: module.__name__)
 
@@ -124,6 +127,12 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # bugs
 
+TABLES = [
+    (FORWARD["flash_basic"], None, FLASH),
+    (FORWARD["standard"], None, STANDARD),
+    (FORWARD["split_kv"], None, SPLIT_KV),
+    *TEXTS,
+]
 OF_RECORDS = [
     pytest.param(program, bug, id=f"{name}: {bug.what}")
     for name, program in PROGRAMS.items()
@@ -134,6 +143,20 @@ OF_RECORDS = [
 @pytest.mark.parametrize(("program", "bug"), OF_RECORDS)
 def test_a_bug_of_its_record_is_seen(program: Program, bug: Any) -> None:
     checks.check_bug_is_seen(program, bug, samples_of(program))
+
+
+@each_program("matrices", "batches", "devices")
+def test_its_record_has_bugs(program: Program) -> None:
+    assert program.bugs
+
+
+@each_program("attention")
+def test_bugs_of_an_algorithm_are_in_its_record_or_in_a_table(program: Algorithm) -> None:
+    """The tables are of algorithms that share bugs (tests/helpers/bugs.py). A variant is its
+    algorithm, but for one line.
+    """
+    if program is not variants().get(program.name):
+        assert program.bugs or any(program.run is planted_in.run for planted_in, *_ in TABLES)
 
 
 @each_program("matrices", "batches", "devices")
