@@ -161,7 +161,8 @@ class AttentionTrial(Trial):
         if self.is_backward:
             M = 4 * self.room
             if callable(self.options.get("block_mask")):  # it keeps its blocks
-                sizing = {"blocks": (self.before.blocks.B_r, self.before.blocks.B_c)}
+                blocks = self.before.blocks
+                sizing = {"blocks": (blocks.B_r, blocks.B_c), "enforce": self.policy != "paper"}
         return self._count(M, sizing)
 
     def _count(self, M: int, sizing: Mapping[str, Any]) -> Result:

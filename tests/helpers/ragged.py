@@ -345,7 +345,9 @@ def fp8(rng: np.random.Generator) -> Drawn:
             for first in range(0, x.shape[1], group or max(x.shape[1], 1)):
                 own = y[:, first : first + (group or x.shape[1])]
                 scale = (np.abs(own).max(axis=(1, 2), keepdims=True) / most).astype(np.float32)
-                own[:] = scale * float_of_8_bits(own / scale, mantissa, least, most)
+                # ml_dtypes rounds numbers of 64 bits to 32 bits first
+                scaled = (own / scale).astype(np.float32).astype(np.float64)
+                own[:] = scale * float_of_8_bits(scaled, mantissa, least, most)
             found.append(y)
     return Drawn(run, [*map(attention, Q, *both, [how["causal"]] * len(Q))], {**asked, **how})
 
