@@ -122,14 +122,9 @@ class AttentionTrial(Trial):
     @cached_property
     def before(self) -> Result:
         """The forward pass of a backward pass."""
-        return flashsim.forward(
-            self.ahead,
-            *self.inputs,
-            M=self.room,
-            seed=self.case.seed,
-            **self.sizing,
-            **self.problem,
-        )
+        Q, K, V = self.inputs
+        how = {"M": self.room, "seed": self.case.seed, **self.sizing, **self.problem}
+        return flashsim.forward(self.ahead, Q, K, V, **how)
 
     def run(
         self, program: Any = None, M: int | None = None, observers: Sequence[Observer] = ()
@@ -141,15 +136,10 @@ class AttentionTrial(Trial):
             return flashsim.backward(
                 program, self.before, self.arrays["dO"], M=M, observers=observers
             )
-        return flashsim.forward(
-            program,
-            *self.inputs,
-            M=self.room if M is None else M,
-            seed=self.case.seed,
-            observers=observers,
-            **self.sizing,
-            **self.problem,
-        )
+        Q, K, V = self.inputs
+        how = {"seed": self.case.seed, **self.sizing, **self.problem}
+        M = self.room if M is None else M
+        return flashsim.forward(program, Q, K, V, M=M, observers=observers, **how)
 
     def run_in(self, M: int, run: Result) -> Result:
         """Count: it refuses what a run refuses."""
@@ -195,12 +185,13 @@ class AttentionTrial(Trial):
     def _exact(self, result: Result) -> theory.Exact | None:
         """Tiles that a mask without a band leaves empty are known by looking alone."""
         try:
-            return result.plan.exact()
+            exact: theory.Exact = result.plan.exact()
         except theory.NoClosedForm:
             mask = result.problem.mask
             if mask.band(Shape(1, 1, 1, 1), ()) is not None:
                 raise
             return None
+        return exact
 
     def oracle(self, blocks: Blocks) -> dict[str, Any]:
         """Return what the reference is told: the case, and what the algorithm's options forbid."""

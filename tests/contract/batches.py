@@ -37,13 +37,15 @@ class BatchTrial(Trial):
         return DRAWN[id_of(self.program)](np.random.default_rng(self.seed))
 
     def operands(self) -> Mapping[str, Array]:
-        return self.drawn.run.plan.operands
+        operands: Mapping[str, Array] = self.drawn.run.plan.operands
+        return operands
 
     def run(
         self, program: Any = None, M: int | None = None, observers: Sequence[Observer] = ()
     ) -> Result:
         memory = {} if M is None else {"M": M}
-        return self.drawn.again(program, observers, **memory)
+        run: Result = self.drawn.again(program, observers, **memory)
+        return run
 
     def count(self) -> Result:
         return serving.count(self.program.name, **self.drawn.asked)

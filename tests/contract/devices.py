@@ -161,7 +161,8 @@ class DevicesTrial(Trial):
         return result.devices
 
     def peak(self, run: Any) -> int:
-        return max(device.sram.peak for device in run.devices)
+        peaks: list[int] = [device.sram.peak for device in run.devices]
+        return max(peaks)
 
     def trace(self) -> Trace | None:
         if self.is_backward:

@@ -106,7 +106,7 @@ FOLDERS: list[ModuleType] = [
 
 def each_program(*kinds: str) -> pytest.MarkDecorator:
     """Run a test for each program of these kinds; of all, if none is named."""
-    named = {}
+    named: dict[str, Program] = {}
     for kind in kinds or KINDS:
         named.update(KINDS[kind].programs)
     return pytest.mark.parametrize("program", [*named.values()], ids=[*named])

@@ -61,7 +61,8 @@ class Trial(ABC):
 
     def matmul(self, result: Result) -> int | None:
         """Return the FLOPs of matrix products by the closed form; None where it has none."""
-        return result.plan.exact().matmul
+        matmul: int | None = result.plan.exact().matmul
+        return matmul
 
     def in_common(self, result: Result) -> Any:
         """Return the costs in which a run and a count of the same must agree."""

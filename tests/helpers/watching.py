@@ -44,7 +44,7 @@ def watching_locals(found: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
 
 
 def is_of_numbers(value: Any) -> bool:
