@@ -371,9 +371,9 @@ def samples(program: Algorithm) -> list[AttentionTrial]:
     """
     ahead = FORWARD[program.forward_pass]
     sink = 0.5 if program is variants().get(program.name) else None
-    small = Case("gaussian", 5, 17, 3, 3, "float64", 1, 3, 5)
-    masked = Case("gaussian", 5, 9, 3, 2, "float64", 2, 2, 4, "all together", 0.3)
+    small = Case("gaussian", 4, 9, 3, 2, "float64", 1, 3, 5)
+    masked = Case("gaussian", 5, 7, 3, 2, "float64", 2, 2, 3, "all together", 0.3)
     return [
-        AttentionTrial(program, small, "paper", M=16, sink=sink),
+        AttentionTrial(program, small, "paper", M=8, sink=sink),
         AttentionTrial(program, masked.for_algorithm(ahead.name), sink=sink),
     ]

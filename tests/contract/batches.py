@@ -36,6 +36,12 @@ class BatchTrial(Trial):
         """The batch, the run of the right program, and what it must compute."""
         return DRAWN[id_of(self.program)](np.random.default_rng(self.seed))
 
+    @property
+    def right(self) -> Result:
+        """What the function that users call returned."""
+        run: Result = self.drawn.run
+        return run
+
     def operands(self) -> Mapping[str, Array]:
         operands: Mapping[str, Array] = self.drawn.run.plan.operands
         return operands

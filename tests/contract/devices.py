@@ -121,7 +121,14 @@ class DevicesTrial(Trial):
         how = {**self.how, "M": M, "columns": self.columns}
         return devices.forward(program, *self.inputs, **how, observers=[observers] * self.P)
 
+    def run_in(self, M: int, run: Result) -> devices.DevicesResult:
+        """Count: it refuses what a run refuses."""
+        return self._count({**self.how, "M": M})
+
     def count(self) -> devices.DevicesResult:
+        return self._count(self.how)
+
+    def _count(self, how: dict[str, Any]) -> devices.DevicesResult:
         d, d_v = self.widths
         return devices.count(
             self.program,
@@ -134,7 +141,7 @@ class DevicesTrial(Trial):
             direction=self.program.direction,
             columns=self.columns,
             dtype="float64",
-            **self.how,
+            **how,
         )
 
     def wrong(self, run: Result) -> list[str]:
@@ -203,16 +210,16 @@ def trials(draw: st.DrawFn, program: DevicesProgram) -> DevicesTrial:
 
 
 def samples(program: DevicesProgram) -> list[DevicesTrial]:
-    """Return a problem of one head, and one of grouped heads under a mask, in ragged shares."""
-    plain = DevicesTrial(program, P=4, N=12, N_q=12, columns=2 if program.columns else None)
-    grouped = DevicesTrial(
-        program,
-        P=3,
-        N=11,
-        N_q=11,
-        kv_heads=4,
-        group=2,
-        columns=3 if program.columns else None,
-        mask=flashsim.Causal(),
-    )
-    return [plain, grouped]
+    """Return a problem of one head; grouped heads under a mask, in ragged shares; and more heads
+    than devices.
+    """
+    few = 2 if program.columns else None
+    all_of_them = 3 if program.columns else None
+    causal = flashsim.Causal()
+    return [
+        DevicesTrial(program, P=4, N=10, N_q=10, columns=few),
+        DevicesTrial(
+            program, P=3, N=8, N_q=8, kv_heads=1, group=2, columns=all_of_them, mask=causal
+        ),
+        DevicesTrial(program, P=3, N=11, N_q=11, kv_heads=4, columns=all_of_them, mask=causal),
+    ]

@@ -146,8 +146,10 @@ def page_of(kind: str) -> str:
 
 @cache
 def help_of(kind: str) -> str:
-    """Return the `--help` of the command that takes programs of a kind."""
+    """Return what the `--help` of the command that takes programs of a kind says of their names."""
     printed = StringIO()
     with redirect_stdout(printed):
         main([KINDS[kind].command, "--help"])
-    return printed.getvalue()
+    _, _, arguments = printed.getvalue().partition("positional arguments:")
+    names, _, _ = arguments.partition("options:")
+    return names

@@ -38,17 +38,6 @@ def check(result: Result) -> None:
         assert exact.matmul == result.operations.matmul
 
 
-@pytest.mark.parametrize("gqa", ["separate", "grouped"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("name", [*FORWARD])
-def test_attention(name: str, direction: Any, gqa: str) -> None:
-    if direction == "backward" and name not in BACKWARD:
-        pytest.skip(f"{name} has no backward pass")
-    options: dict[str, Any] = {"splits": 2} if name == "split_kv" else {}
-    shape: dict[str, Any] = {"N": 13, "d": 4, "M": 150, "heads": 4, "kv_heads": 2, "gqa": gqa}
-    check(flashsim.count(name, **shape, direction=direction, **options))
-
-
 def test_attention_with_arrays() -> None:
     Q = np.random.default_rng(0).normal(size=(4, 13, 4))
     run = flashsim.forward("flash", Q, Q[:2], Q[:2], M=150, causal=True)

@@ -39,7 +39,7 @@ class Trial(ABC):
 
     @cached_property
     def right(self) -> Result:
-        """The run of the program itself."""
+        """A run of the program itself."""
         return self.run()
 
     @abstractmethod
