@@ -53,6 +53,11 @@ class BatchTrial(Trial):
         run: Result = self.drawn.again(program, observers, **memory)
         return run
 
+    def run_in(self, M: int, run: Result) -> Result:
+        """Count: it refuses what a run refuses."""
+        blocks = (run.blocks.B_r, run.blocks.B_c)
+        return serving.count(self.program.name, **{**self.drawn.asked, "M": M, "blocks": blocks})
+
     def count(self) -> Result:
         return serving.count(self.program.name, **self.drawn.asked)
 
