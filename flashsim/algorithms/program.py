@@ -11,9 +11,9 @@ its own:
 2. `flashsim/theory/x.py`: its closed form, a `MatrixForm(…)`; those of a family share
    a file.
 3. Its naive twin and bounds in `flashsim/reference/`, named in that module's `NAIVE`,
-   and tests of its numbers in `tests/extensions/test_x.py`. `pytest
-   tests/extensions/test_programs.py -k x` tests counts, labels, traces and bad input,
-   and plants its bugs.
+   and tests of its numbers in `tests/extensions/test_x.py`. `pytest tests/contract -k
+   x` tests numbers, counts, labels and traces, and plants its bugs; `pytest
+   tests/extensions -k x` tests bad input.
 4. A function that users call, in a module beside `flashsim/extensions/kernels.py`, and
    that module in the list of `flashsim/__init__.py`; a section in `docs/beyond.md` and
    in `docs/reference/beyond.rst`; a lesson.

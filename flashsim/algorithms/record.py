@@ -17,8 +17,9 @@ To add an algorithm, as `small_cache` is one, whose files are the whole change:
    has only assignments and one `return`, because the playground translates it.
 4. `flashsim/algorithms/x_backward.py` and `flashsim/theory/x_backward.py`: the same
    with `direction="backward"`.
-5. `tests/algorithms/test_x.py`: tests of its own, such as counts by hand and a planted
-   bug. The tests that range over all algorithms find it by themselves: `pytest -k x`.
+5. In the record, `bugs=`: mistakes that somebody could make. `tests/contract` plants
+   them, and tests all that every program must satisfy: `pytest tests/contract -k x`.
+   Tests of its own, such as counts by hand, are in `tests/algorithms/test_x.py`.
 6. A lesson (`flashsim/learn/gallery/page.py`).
 7. `python scripts/docs_tables.py` adds it to README's table, the only other file that
    changes. The records of figures that show every algorithm are made anew before a

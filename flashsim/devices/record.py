@@ -3,10 +3,10 @@
 To add one:
 
 1. `flashsim/devices/programs/x.py`: the listing, a function of a `Device` and a `Share`, which runs
-   on every device, and at the end `PROGRAM = DevicesProgram(…)`.
+   on every device, and at the end `PROGRAM = DevicesProgram(…)`, with `bugs=` that tests plant.
 2. In `flashsim/devices/theory.py`, its `DevicesForm`: what each device sends and moves.
-3. Its name in the choices of `flashsim/cli/devices.py`. `tests/devices/test_devices.py` finds all
-   else: numbers, counts, words sent.
+3. Its name in the choices of `flashsim/cli/devices.py`. `tests/contract` finds all else: numbers,
+   counts, words sent, labels, traces, bugs.
 
 A program of the user's own is passed as its record, with `blocks=`.
 """

@@ -7,8 +7,8 @@ To add one:
 2. `flashsim/serving/theory/x.py`: `FORM = BatchForm(…)`, what each array moves, and the exact
    peak.
 3. A function that users call, in a module of `flashsim/serving/`. In `tests/helpers/ragged.py`, a
-   function that draws a batch for it, and the expected results. `tests/serving/test_serving.py`
-   finds all else: numbers, counts, the peak, labels, bugs.
+   function that draws a batch for it, and the expected results. `tests/contract` finds all else:
+   numbers, counts, the peak, labels, traces, bugs.
 4. Its name in the choices of `flashsim/cli/serve.py`.
 
 A program of the user's own is counted by its record, with `blocks=`: `flashsim.serving.count`.

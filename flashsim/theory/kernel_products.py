@@ -55,6 +55,7 @@ MATERIALISED = replace(
 GRADIENT = replace(
     X_OUTER,
     name="kernel_gradient",
+    direction="backward",
     arrays={**BY_X, "dY": given("N", "e"), "dX": returned("N", "d")},
     peak=lambda p, b, options: b.B_r * (2 * p.d + p.e) + b.B_c * (p.d + p.e) + b.B_r * b.B_c,
 )

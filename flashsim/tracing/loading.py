@@ -146,7 +146,7 @@ class _TraceFile:
     loops: tuple[tuple[tuple[str, Number], ...], ...]
     residents: tuple[tuple[Number, ...], ...]
     events: _Columns
-    shapes: tuple[tuple[Length, Length], ...]
+    shapes: tuple[tuple[Length, Number], ...]  # a product with none may have no columns
     values: str
 
 

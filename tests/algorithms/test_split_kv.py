@@ -21,6 +21,7 @@ from flashsim.memory.traffic import Traffic
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.simulate.live_tiles import LiveTiles, TileSplits
 from flashsim.tracing.planting import planted
+from tests.helpers.bugs import SPLIT_KV
 from tests.helpers.cases import (
     Array,
     Case,
@@ -227,24 +228,6 @@ def objections(algorithm: Algorithm) -> Iterator[str]:
                         yield "counts"
 
 
-BUGS: list[tuple[str, str, str, set[str]]] = [
-    ("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i +", "O_i +", {"exact"}),
-    (
-        "each part is divided by its ℓ",
-        "sram.store(O_parts[i, s], O_i)",
-        "sram.store(O_parts[i, s], on_chip(O_i / maximum(l_i, 1e-9), over=O_i))",
-        {"exact"},
-    ),
-    (
-        "every ℓ kept as the first's",
-        "sram.store(l_parts[i, s], l_i)",
-        "sram.store(l_parts[i, 0], l_i)",
-        {"exact"},
-    ),
-    ("each split has all keys", ", where=splits.row(s, i)", "", {"counts"}),
-    ("splits of the first row block", "splits.row(s, i)", "splits.row(s, 0)", {"counts"}),
-    ("the last split dropped", "sram.loop(t, alike", "sram.loop(t - 1, alike", {"exact", "counts"}),
-]
 MERGE_BUGS = [
     (
         "merge that averages",
@@ -294,7 +277,9 @@ def test_the_original_is_not_accused() -> None:
     assert list(objections(FORWARD["split_kv"])) == []
 
 
-@pytest.mark.parametrize(("bug", "before", "after", "by"), BUGS, ids=[bug[0] for bug in BUGS])
+@pytest.mark.parametrize(
+    ("bug", "before", "after", "by"), SPLIT_KV, ids=[bug[0] for bug in SPLIT_KV]
+)
 def test_bugs_in_the_splits_are_caught(bug: str, before: str, after: str, by: set[str]) -> None:
     assert unnoticed(by, objections(planted(FORWARD["split_kv"], (before, after)))) == set()
 

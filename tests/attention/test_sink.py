@@ -216,16 +216,12 @@ def test_a_variant_without_its_sink_is_its_algorithm_to_the_letter(file: str) ->
 def test_a_sink_is_a_key_of_value_0_within_rounding_and_counted_as_theory_says(
     name: str, case: Case, s: float
 ) -> None:
-    (Q, K, V), (options, told) = case.inputs(), asked(case, s)
+    Q, K, V = case.inputs()
+    options, oracle = asked(case, s)
     run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
-    assert (
-        of_bound(
-            run.O,
-            attention(Q, K, V, **told),
-            error_bound(Q, K, V, **rounding(name, run.blocks), **told),
-        )
-        <= 1
-    )
+    want = attention(Q, K, V, **oracle)
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+    assert of_bound(run.O, want, bound) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
     assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
 
@@ -236,18 +232,18 @@ def test_a_sink_is_a_key_of_value_0_within_rounding_and_counted_as_theory_says(
 def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     name: str, case: Case, s: float
 ) -> None:
-    (Q, K, V), dO, (options, told) = case.inputs(), case.dO(), asked(case, s)
+    inputs = (*case.inputs(), case.dO())
+    Q, K, V, dO = inputs
+    options, oracle = asked(case, s)
     run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
     got = flashsim.backward(name, run, dO)
-    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **told)
-    for gradient, want, most in zip(
-        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True
-    ):
-        assert of_bound(gradient, want, most) <= 1
-    most = sink_gradient_bound(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **told
-    )
-    assert of_bound(got.dsink, oracle_sink_gradient(Q, K, V, dO, **told), most) <= 1
+    rounded = backward_rounding(name, run.blocks, got.blocks)
+    bounds = gradient_bounds(*inputs, **rounded, **oracle)
+    wanted = gradients(*inputs, **oracle)
+    for gradient, want, bound in zip((got.dQ, got.dK, got.dV), wanted, bounds, strict=True):
+        assert of_bound(gradient, want, bound) <= 1
+    bound = sink_gradient_bound(*inputs, **rounded, **oracle)
+    assert of_bound(got.dsink, oracle_sink_gradient(*inputs, **oracle), bound) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     assert got.hbm == tally.hbm == exact.hbm
@@ -284,15 +280,22 @@ def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str)
     got = flashsim.backward(name, run(), dO)
     assert got.dsink is not None
     assert got.dsink.shape == (4,)
-    for what, gradient in (("Q", got.dQ), ("K", got.dK), ("V", got.dV), ("s", got.dsink)):
-        X = {"Q": Q, "K": K, "V": V, "s": s}[what]
-        for at in np.ndindex(4) if what == "s" else ((0, 0, 0), (1, 4, 1)):
+    some_elements = [(0, 0, 0), (1, 4, 1)]
+    each_head = [(head,) for head in range(4)]
+    gradients_of: list[tuple[str, Array, Any, Any]] = [
+        ("Q", Q, got.dQ, some_elements),
+        ("K", K, got.dK, some_elements),
+        ("V", V, got.dV, some_elements),
+        ("s", s, got.dsink, each_head),
+    ]
+    for operand, X, gradient, indices in gradients_of:
+        for index in indices:
             step = np.zeros_like(X)
-            step[at] = h
-            sides = [float((run(**{what: X + side}).O * dO).sum()) for side in (step, -step)]
-            assert gradient[at] == pytest.approx(
-                (sides[0] - sides[1]) / (2 * h), rel=1e-5, abs=1e-8
-            )
+            step[index] = h
+            above = float((run(**{operand: X + step}).O * dO).sum())
+            below = float((run(**{operand: X - step}).O * dO).sum())
+            slope = (above - below) / (2 * h)
+            assert gradient[index] == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", TAKE)

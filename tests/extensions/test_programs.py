@@ -1,12 +1,8 @@
-"""Every program that is not attention: its counts are theory's, its lines are labelled, and it
-runs through the same rooms.
+"""Every program that is not attention runs through the same rooms, and says what it refuses. What
+programs of all kinds must satisfy is in tests/contract.
 """
 
-import ast
-import inspect
 import pickle
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +13,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashsim import load_trace
 from flashsim.algorithms.program import MatrixProgram
 from flashsim.algorithms.record import Bug
 from flashsim.analysis.verify.beyond_attention import unnoticed
@@ -33,7 +28,6 @@ from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.support.sizes import smallest_true
 from flashsim.theory import exact_program
-from flashsim.theory.matrices import matrix_forms
 from flashsim.tracing.observers import Ledger
 from flashsim.tracing.planting import planted
 from tests.helpers.cases import with_trace
@@ -52,15 +46,12 @@ def index_of(program: MatrixProgram, operands: dict[str, Any]) -> dict[str, Any]
     return {name: operands[name] for name, kind in program.operands.items() if kind.type == "index"}
 
 
-def test_records_and_forms_are_of_the_same_programs() -> None:
-    assert sorted(matrix_forms()) == NAMES
-    for name, program in programs().items():
-        assert program.name == name == program.run.__name__
-        assert pickle.loads(pickle.dumps(program)) is program
-        assert pickle.loads(pickle.dumps(matrix_forms()[name])) is matrix_forms()[name]
+def test_what_a_record_leaves_out_follows_from_the_rest() -> None:
+    for program in programs().values():
+        assert program.name == program.run.__name__
         assert {*program.follows} <= {*program.kinds}
         assert {*program.plane} <= {*program.symbols}
-    found = programs()["linformer"]  # what a record leaves out follows from the rest
+    found = programs()["linformer"]
     assert (found.name, found.options, found.by, found.plane) == (
         "linformer",
         ("tau",),
@@ -70,37 +61,6 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
     assert found.follows == ("O", "L")
     assert programs()["reformer"].plane == ("N", "N")
     assert programs()["sparse_mlp_fused"].plane == ("N", "f")
-
-
-@every
-@given(data=st.data())
-def test_counts_are_theorys_array_by_array(program: MatrixProgram, data: st.DataObject) -> None:
-    sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 16), label=symbol))
-    blocks = tuple(data.draw(st.integers(1, 16), label=name) for name in program.blocks)
-    operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
-    dtype = np.dtype(data.draw(st.sampled_from(["float16", "float32", "float64"])))
-    operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
-    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
-    run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
-    tally = count_program(
-        program,
-        sizes,
-        M=10**6,
-        blocks=blocks,
-        dtype=dtype,
-        options=options,
-        index=index_of(program, operands),
-    )
-    assert run.hbm == tally.hbm == want.hbm
-    assert all(
-        a.itemsize == program.kinds[name].dtype(dtype).itemsize
-        for name, a in run.hbm.by_array.items()
-    )
-    assert run.sram == tally.sram == want.sram
-    assert run.blocks == tally.blocks == want.blocks
-    assert tally.flops.matmul == want.matmul
-    with pytest.raises(SramOverflow):
-        run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
 
 
 @pytest.mark.parametrize("instead", ["None", "X", "(Y, Y)", 'HBM().empty("Y", (5, 5), float)'])
@@ -183,34 +143,12 @@ def test_the_blocks_that_are_chosen_are_theorys(
     assert sizing == "paper" or tally.sram.peak <= M
 
 
-@every
-def test_each_line_is_labelled_as_in_the_listing(program: MatrixProgram) -> None:
-    source = inspect.getsource(program.run)
-    listing = sys.modules[program.run.__module__].__doc__ or ""
-    numbers = {int(n) for n in re.findall(r"^    (\d+) ", listing, re.MULTILINE)}
-    labels = {int(n) for n in re.findall(r"# line (\d+)", source)}
-    assert labels == numbers == set(range(1, max(numbers) + 1))
-    lines = source.splitlines()
-    (function,) = ast.parse(source).body
-    assert ast.get_docstring(function)  # type: ignore[arg-type]
-    statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
-    for statement in statements[2:]:  # after the function and its docstring
-        if ast.unparse(statement) != "on_chip = sram.on_chip":
-            assert "# line" in lines[statement.lineno - 1]
-
-
 def small(program: MatrixProgram, **more: Any) -> Result:
     """A run of a few tiles."""
     sizes = lengths(program, lambda symbol: 5)
     blocks = (2,) * len(program.blocks)
     operands, options = drawn(program, sizes, blocks)
     return run_program(program, operands, M=10**4, blocks=blocks, options=options, **more)
-
-
-@every
-def test_its_bugs_are_noticed_and_nothing_without_one(program: MatrixProgram) -> None:
-    assert program.bugs, "none to plant"
-    assert [*unnoticed(program)] == []
 
 
 def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,25 +165,12 @@ def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @every
-def test_it_can_be_stepped_through(program: MatrixProgram, tmp_path: Any) -> None:
+def test_steps_have_numbers_and_tiles_to_look_at(program: MatrixProgram) -> None:
     ledger = Ledger()
     _, trace = with_trace(small, program, observers=[ledger])
     about = trace.about
-    assert (about.algorithm, about.title, about.words) == (
-        program.name,
-        program.title,
-        program.words,
-    )
-    assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
-    assert about.exact_peak == about.peak
-    assert {
-        event.label for event in trace.events if event.kind in ("load", "compute", "store")
-    } <= {f"line {line.split()[0]}" for line in about.listing}
+    assert about.words == program.words
     assert dict(about.cuts).keys() == program.blocks.keys()
-    names = {event.name for event in trace.events} | {
-        name for event in trace.events for name, _ in event.resident
-    }
-    assert not names & {"a result", "an unnamed tile", "registers", "loop"}
     moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
     assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
     # rows from anywhere are not tiles
@@ -253,11 +178,8 @@ def test_it_can_be_stepped_through(program: MatrixProgram, tmp_path: Any) -> Non
     assert any(step.tile is not None for step in trace.steps) != gathers
     # words of an order
     assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}
-    assert sum(each.elements for each in ledger.movements) == sum(
-        a.reads + a.writes for a in about.arrays
-    )
-    again = load_trace(trace.save(tmp_path / "t.json.gz"))
-    assert again.about == about
+    accesses = sum(array.reads + array.writes for array in about.arrays)
+    assert sum(movement.elements for movement in ledger.movements) == accesses
     assert len(trace.html()) > 10_000
 
 

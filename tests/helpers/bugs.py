@@ -1198,6 +1198,24 @@ BACKWARD_SCHEDULES: dict[str, Bugs] = {
         ),
     ],
 }
+SPLIT_KV: Bugs = [
+    ("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i +", "O_i +", {"exact"}),
+    (
+        "each part is divided by its ℓ",
+        "sram.store(O_parts[i, s], O_i)",
+        "sram.store(O_parts[i, s], on_chip(O_i / maximum(l_i, 1e-9), over=O_i))",
+        {"exact"},
+    ),
+    (
+        "every ℓ kept as the first's",
+        "sram.store(l_parts[i, s], l_i)",
+        "sram.store(l_parts[i, 0], l_i)",
+        {"exact"},
+    ),
+    ("each split has all keys", ", where=splits.row(s, i)", "", {"counts"}),
+    ("splits of the first row block", "splits.row(s, i)", "splits.row(s, 0)", {"counts"}),
+    ("the last split dropped", "sram.loop(t, alike", "sram.loop(t - 1, alike", {"exact", "counts"}),
+]
 TEXTS: list[tuple[Algorithm, Any, Bugs]] = [
     (FORWARD["flash"], None, FLASH_2),
     (FORWARD["block_sparse"], None, SPARSE),

@@ -312,6 +312,38 @@ def cases(
     )
 
 
+@st.composite
+def combined_masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
+    """None, or up to three masks of any kind, combined."""
+    number = draw(st.integers(0, 3))
+    if not number:
+        return draw(st.sampled_from((None, All())))
+    mask = draw(single_masks(N_q, N_k))
+    for _ in range(number - 1):
+        mask = mask & draw(single_masks(N_q, N_k))
+    return mask
+
+
+@st.composite
+def single_masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask:
+    offset = draw(st.none() | st.integers(-N_q - 2, N_k + 2))
+    match draw(st.sampled_from(("causal", "window", "padding", "queries", "dense"))):
+        case "causal":
+            return Causal(offset)
+        case "window":
+            left = draw(st.integers(-1, N_k))
+            right = draw(st.integers(-1, N_q))
+            return SlidingWindow(left, right, offset)
+        case "padding":
+            return KeyPadding(draw(st.integers(0, N_k)))
+        case "queries":
+            return QueryPadding(draw(st.integers(0, N_q)))
+        case _:
+            shapes = [(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()]
+            shape = draw(st.sampled_from(shapes))
+            return Dense(np.random.default_rng(0).random(shape) < 0.7)
+
+
 def full_cases(max_n: int = 20, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
     """Every mask and dropout; features off come first, so that failures shrink to them."""
     return cases(max_n, dtypes, tuple(MASKS), DROPOUTS)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim import serving
+from flashsim.memory.sram import Observer
 from flashsim.serving.api import BatchPlan, finished, gradients
 from flashsim.serving.record import BatchProgram
 
@@ -67,13 +68,19 @@ class Drawn:
     asked: Mapping[str, Any]
     given: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def again(self, program: BatchProgram | None = None, **batch: Any) -> Any:
+    def again(
+        self,
+        program: BatchProgram | None = None,
+        observers: Sequence[Observer] = (),
+        **batch: Any,
+    ) -> Any:
         """Run the same with another program, or with a batch of which something else is so."""
         plan = self.run.plan
         changed = BatchPlan.of(
             program or plan.program, replace(plan.batch, **batch), plan.options, plan.operands
         )
-        return (finished if plan.program.direction == "forward" else gradients)(changed)
+        finish = finished if plan.program.direction == "forward" else gradients
+        return finish(changed, observers)
 
     def wrong(self, run: Any) -> list[tuple[int, str]]:
         """The sequences, and arrays, in which a run's numbers are not these."""
@@ -338,7 +345,9 @@ def fp8(rng: np.random.Generator) -> Drawn:
             for first in range(0, x.shape[1], group or max(x.shape[1], 1)):
                 own = y[:, first : first + (group or x.shape[1])]
                 scale = (np.abs(own).max(axis=(1, 2), keepdims=True) / most).astype(np.float32)
-                own[:] = scale * float_of_8_bits(own / scale, mantissa, least, most)
+                # ml_dtypes rounds numbers of 64 bits to 32 bits first
+                scaled = (own / scale).astype(np.float32).astype(np.float64)
+                own[:] = scale * float_of_8_bits(scaled, mantissa, least, most)
             found.append(y)
     return Drawn(run, [*map(attention, Q, *both, [how["causal"]] * len(Q))], {**asked, **how})
 

@@ -1,6 +1,7 @@
-"""Local arrays of algorithms, watched while they run."""
+"""Local arrays of programs, watched while they run."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,31 +11,42 @@ import numpy as np
 
 from flashsim.memory.sram import SRAM
 
+FOLDERS = (
+    "flashsim/algorithms/",
+    "flashsim/extensions/programs/",
+    "flashsim/serving/programs/",
+    "flashsim/devices/programs/",
+)
+
 
 @contextmanager
 def watching_locals(found: list[str]) -> Iterator[None]:
-    """Look at every local array of every algorithm line: it must be on chip, or evicted and so
-    NaN.
+    """Look at every local array of numbers at every line of a program: it must be on chip, or
+    evicted and so NaN.
     """
 
     def look(frame: FrameType, event: str, _: Any) -> Any:
         sram = frame.f_locals.get("sram")
         if isinstance(sram, SRAM):
             for name, value in frame.f_locals.items():
-                if (
-                    isinstance(value, np.ndarray)
-                    and not sram.holds(value)
-                    and not np.isnan(value).all()
-                ):
+                if is_of_numbers(value) and not sram.holds(value) and not np.isnan(value).all():
                     found.append(f"{name} at line {frame.f_lineno}")
         return look
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:
-        return look if "flashsim/algorithms" in frame.f_code.co_filename else None
+        file = frame.f_code.co_filename
+        return look if any(folder in file for folder in FOLDERS) else None
 
     before = sys.gettrace()
     sys.settrace(enter)
+    threading.settrace(enter)  # devices run in threads
     try:
         yield
     finally:
         sys.settrace(before)
+        threading.settrace(None)
+
+
+def is_of_numbers(value: Any) -> bool:
+    """Return whether a value is an array of numbers to compute with, and not of places."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"

@@ -3,6 +3,7 @@ and differences.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,18 @@ def slowly(Q: Array, K: Array, V: Array, scale: float) -> tuple[Array, Array, Ar
     l = np.zeros(len(Q))
     m = np.zeros(len(Q))
     for i, q in enumerate(Q):
-        s = [scale * math.fsum(float(a) * float(b) for a, b in zip(q, k, strict=True)) for k in K]
-        m[i] = max(s)
-        p = [math.exp(x - m[i]) for x in s]
-        l[i] = math.fsum(p)
+        scores = [scale * exact_dot(q, k) for k in K]
+        m[i] = max(scores)
+        weights = [math.exp(score - m[i]) for score in scores]
+        l[i] = math.fsum(weights)
         for c in range(V.shape[1]):
-            O[i, c] = math.fsum(p_j * float(v) for p_j, v in zip(p, V[:, c], strict=True)) / l[i]
+            O[i, c] = exact_dot(weights, V[:, c]) / l[i]
     return O, l, m
+
+
+def exact_dot(a: Iterable[float], b: Iterable[float]) -> float:
+    """Return Σ a·b, rounded once but for the products."""
+    return math.fsum(float(x) * float(y) for x, y in zip(a, b, strict=True))
 
 
 @given(case=cases(max_n=8, dtypes=("float64",)))
@@ -44,9 +50,11 @@ def test_reference_agrees_with_a_slow_one(case: Case) -> None:
     O, l, m = slowly(Q, K, V, scale)
     got = attention_with_statistics(Q, K, V)
     assert (np.abs(got.O - O) <= error_bound(Q, K, V)).all()
-    delta = 2 * (case.d + 4) * 2**-53 * score_reach(Q, K, scale=scale)[:, 0]
-    assert of_bound(got.m, m, delta) <= 1
-    assert of_bound(got.l, l, (2 * np.expm1(2 * delta) + 2 * (case.N_k + 8) * 2**-53) * l) <= 1
+    roundoff = 2.0**-53
+    of_scores = 2 * (case.d + 4) * roundoff * score_reach(Q, K, scale=scale)[:, 0]
+    of_sums = 2 * (case.N_k + 8) * roundoff
+    assert of_bound(got.m, m, of_scores) <= 1
+    assert of_bound(got.l, l, (2 * np.expm1(2 * of_scores) + of_sums) * l) <= 1
 
 
 def test_reference_survives_scores_that_overflow_exp() -> None:
@@ -64,21 +72,18 @@ def test_reference_takes_leading_axes_and_a_dtype() -> None:
     V = rng.normal(size=(2, 3, 7, 6))
     O = attention(Q, K, V)
     assert O.shape == (2, 3, 5, 6)
-    assert (
-        of_bound(
-            O[1, 2], attention(Q[1, 2], K[1, 2], V[1, 2]), error_bound(Q[1, 2], K[1, 2], V[1, 2])
-        )
-        <= 1
-    )
+    head = Q[1, 2], K[1, 2], V[1, 2]
+    assert of_bound(O[1, 2], attention(*head), error_bound(*head)) <= 1
     assert attention(Q, K, V, dtype=np.float32).dtype == np.float32
 
 
 def test_bound_is_no_blank_cheque() -> None:
     """On Gaussian data the bound is a few hundred roundoffs, not a tolerance that hides bugs."""
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.normal(size=(64, 16)).astype(np.float32) for _ in range(3))
-    assert error_bound(Q, K, V, steps=4).max() < 1e-3
-    assert error_bound(*(a.astype(np.float64) for a in (Q, K, V)), steps=4).max() < 1e-12
+    single = rng.normal(size=(3, 64, 16)).astype(np.float32)
+    double = single.astype(np.float64)
+    assert error_bound(*single, steps=4).max() < 1e-3
+    assert error_bound(*double, steps=4).max() < 1e-12
 
 
 def in_words(case: Case) -> tuple[Array, Array, Array]:
@@ -86,6 +91,7 @@ def in_words(case: Case) -> tuple[Array, Array, Array]:
     weight of 0.
     """
     Q, K, V = case.inputs()
+    scale = 1 / math.sqrt(case.d)
     allowed = case.oracle["mask"]
     keep = case.oracle["keep"]
     O = np.zeros((case.N_q, case.d_v))
@@ -95,16 +101,16 @@ def in_words(case: Case) -> tuple[Array, Array, Array]:
         keys = [j for j in range(case.N_k) if allowed is None or allowed[i, j]]
         if not keys:
             continue
-        O_i, l[i : i + 1], m[i : i + 1] = slowly(
-            Q[i : i + 1], K[keys], V[keys], 1 / math.sqrt(case.d)
-        )
+        Q_i = Q[i : i + 1]
+        O_i, l[i : i + 1], m[i : i + 1] = slowly(Q_i, K[keys], V[keys], scale)
         if keep is None:
             O[i] = O_i[0]
             continue
         kept = [j for j in keys if keep[i, j]]
         if kept:
-            some, l_some, m_some = slowly(Q[i : i + 1], K[kept], V[kept], 1 / math.sqrt(case.d))
-            O[i] = some[0] * l_some[0] * math.exp(m_some[0] - m[i]) / l[i] / (1 - case.dropout_p)
+            O_kept, l_kept, m_kept = slowly(Q_i, K[kept], V[kept], scale)
+            share = l_kept[0] * math.exp(m_kept[0] - m[i]) / l[i]
+            O[i] = O_kept[0] * share / (1 - case.dropout_p)
     return O, l, m
 
 
@@ -123,13 +129,12 @@ def complex_attention(Q: Array, K: Array, V: Array, oracle: dict[str, Any]) -> A
     real, and cancels.
     """
     S = Q @ K.T / math.sqrt(Q.shape[1])
-    allowed = (
-        np.ones(S.shape, bool)
-        if oracle["mask"] is None
-        else np.broadcast_to(oracle["mask"], S.shape)
-    )
+    mask = True if oracle["mask"] is None else oracle["mask"]
+    allowed = np.broadcast_to(mask, S.shape)
     top = np.where(allowed, S.real, -np.inf).max(axis=1, keepdims=True)
-    P = np.where(allowed, np.exp(np.where(allowed, S - np.where(np.isneginf(top), 0, top), 0)), 0)
+    finite_top = np.where(np.isneginf(top), 0, top)
+    exponents = np.where(allowed, S - finite_top, 0)
+    P = np.where(allowed, np.exp(exponents), 0)
     l = P.sum(axis=1, keepdims=True)
     Z = 1.0 if oracle["keep"] is None else oracle["keep"] / (1 - oracle["dropout_p"])
     return np.asarray((P * Z) @ V / np.where(l == 0, 1, l))
@@ -146,17 +151,16 @@ def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
     dO = case.dO()
     h = 1e-200
     want = [np.zeros_like(a) for a in (Q, K, V)]
-    for position, found in enumerate(want):
-        for at in np.ndindex(found.shape):
-            moved = [a.astype(complex) for a in (Q, K, V)]
-            moved[position][at] += 1j * h
-            found[at] = (
-                dO * complex_attention(moved[0], moved[1], moved[2], case.oracle).imag
-            ).sum() / h
+    for position, slopes in enumerate(want):
+        for index in np.ndindex(slopes.shape):
+            inputs = [a.astype(complex) for a in (Q, K, V)]
+            inputs[position][index] += 1j * h
+            O = complex_attention(inputs[0], inputs[1], inputs[2], case.oracle)
+            slopes[index] = (dO * O.imag).sum() / h
     got = gradients(Q, K, V, dO, **case.oracle)
     bounds = gradient_bounds(Q, K, V, dO, steps=2, **case.oracle)
-    for part, found, bound in zip(got, want, bounds, strict=True):
-        assert of_bound(part, found, 2 * bound) <= 1
+    for gradient, slopes, bound in zip(got, want, bounds, strict=True):
+        assert of_bound(gradient, slopes, 2 * bound) <= 1
 
 
 @given(case=full_cases(max_n=8, dtypes=("float64",)), spot=st.integers(0, 10**6))
@@ -165,21 +169,24 @@ def test_gradients_are_slopes(case: Case, spot: int) -> None:
     2⁻⁵²·f/h ≲ 10⁻⁹·f.
     """
     rng = np.random.default_rng(case.seed)
-    arrays = [
-        rng.normal(size=s) for s in ((case.N_q, case.d), (case.N_k, case.d), (case.N_k, case.d_v))
-    ]
+    Q = rng.normal(size=(case.N_q, case.d))
+    K = rng.normal(size=(case.N_k, case.d))
+    V = rng.normal(size=(case.N_k, case.d_v))
+    arrays = [Q, K, V]
     dO = case.dO()
     h = 1e-5
     position = spot % 3
     flat = spot // 3 % arrays[position].size
     ends = []
     for sign in (1, -1):
-        moved = [a.copy() for a in arrays]
-        moved[position].flat[flat] += sign * h
-        ends.append(float((dO * attention(moved[0], moved[1], moved[2], **case.oracle)).sum()))
+        inputs = [a.copy() for a in arrays]
+        inputs[position].flat[flat] += sign * h
+        O = attention(inputs[0], inputs[1], inputs[2], **case.oracle)
+        ends.append(float((dO * O).sum()))
     slope = (ends[0] - ends[1]) / (2 * h)
-    got = gradients(arrays[0], arrays[1], arrays[2], dO, **case.oracle)[position].flat[flat]
-    size = np.abs(dO).sum() * max(np.abs(a).max() for a in arrays) ** 3 / (1 - case.dropout_p)
+    got = gradients(Q, K, V, dO, **case.oracle)[position].flat[flat]
+    largest = max(np.abs(a).max() for a in arrays)
+    size = np.abs(dO).sum() * largest**3 / (1 - case.dropout_p)
     assert abs(slope - got) <= 1e-8 * size
 
 
@@ -202,13 +209,13 @@ def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> 
     allowed = np.ones((case.N_q, case.N_k), bool) if oracle["mask"] is None else oracle["mask"]
     dead = ~allowed.any(axis=0)
     idle = ~allowed.any(axis=1)
-    clean = attention_with_statistics(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
+    clean = [*attention_with_statistics(Q, K, V, **oracle), *gradients(Q, K, V, dO, **oracle)]
     K[dead] = poison
     V[dead] = poison
     Q[idle] = poison
     dO[idle] = poison
-    poisoned = attention_with_statistics(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
-    for got, want in zip((*poisoned[0], *poisoned[1]), (*clean[0], *clean[1]), strict=True):
+    poisoned = [*attention_with_statistics(Q, K, V, **oracle), *gradients(Q, K, V, dO, **oracle)]
+    for got, want in zip(poisoned, clean, strict=True):
         assert np.array_equal(got, want)
 
 
@@ -216,7 +223,8 @@ def test_the_reference_lets_nan_reach_those_who_attend() -> None:
     Q = np.ones((2, 2))
     K = np.ones((3, 2))
     V = np.arange(6.0).reshape(3, 2)
-    V[2, 0], mask = np.nan, np.array([[True, True, False], [True, True, True]])
+    V[2, 0] = np.nan
+    mask = np.array([[True, True, False], [True, True, True]])
     O = attention(Q, K, V, mask=mask)
     assert O[0].tolist() == [1.0, 2.0]
     assert np.isnan(O[1, 0])

@@ -16,6 +16,28 @@ from flashsim.theory import lower_bound, lower_bound_backward
 Word = tuple[Any, ...]
 
 
+def terms_of(N_q: int, N_k: int, d: int, d_v: int, backward: bool) -> dict[Word, set[Word]]:
+    """Return each sum's terms: pairs of factors."""
+    I, J, C, D = map(range, (N_q, N_k, d, d_v))
+    terms: dict[Word, set[Word]] = {}
+    for i, k in product(I, J):
+        terms["S", i, k] = {(("Q", i, c), ("K", k, c)) for c in C}
+    if not backward:
+        for i, c in product(I, D):
+            terms["O", i, c] = {(("S", i, k), ("V", k, c)) for k in J}
+        return terms
+    for i, k in product(I, J):
+        terms["dP", i, k] = {(("dO", i, c), ("V", k, c)) for c in D}
+        terms["dS", i, k] = {(("S", i, k), ("dP", i, k))}
+    for k, c in product(J, D):
+        terms["dV", k, c] = {(("S", i, k), ("dO", i, c)) for i in I}
+    for k, c in product(J, C):
+        terms["dK", k, c] = {(("dS", i, k), ("Q", i, c)) for i in I}
+    for i, c in product(I, C):
+        terms["dQ", i, c] = {(("dS", i, k), ("K", k, c)) for k in J}
+    return terms
+
+
 def plain(
     N_q: int, N_k: int, d: int, M: int, d_v: int | None = None, *, backward: bool = False
 ) -> int | None:
@@ -25,18 +47,7 @@ def plain(
     A word is an input, or the set of terms in a part of a sum: (name, terms). Recomputing is free
     to happen, of outputs too.
     """
-    I, J, C, D = map(range, (N_q, N_k, d, d if d_v is None else d_v))
-    terms: dict[Word, set[Word]] = {
-        ("S", i, k): {(("Q", i, c), ("K", k, c)) for c in C} for i, k in product(I, J)
-    }
-    if backward:
-        terms |= {("dP", i, k): {(("dO", i, c), ("V", k, c)) for c in D} for i, k in product(I, J)}
-        terms |= {("dS", i, k): {(("S", i, k), ("dP", i, k))} for i, k in product(I, J)}
-        terms |= {("dV", k, c): {(("S", i, k), ("dO", i, c)) for i in I} for k, c in product(J, D)}
-        terms |= {("dK", k, c): {(("dS", i, k), ("Q", i, c)) for i in I} for k, c in product(J, C)}
-        terms |= {("dQ", i, c): {(("dS", i, k), ("K", k, c)) for k in J} for i, c in product(I, C)}
-    else:
-        terms |= {("O", i, c): {(("S", i, k), ("V", k, c)) for k in J} for i, c in product(I, D)}
+    terms = terms_of(N_q, N_k, d, d if d_v is None else d_v, backward)
 
     def word(name: Word) -> Word:
         return (name, frozenset(terms.get(name, ())))
@@ -63,11 +74,13 @@ def plain(
             parts = [w for w in chip if w[0] == name]
             for term in of:
                 if all(word(operand) in chip for operand in term):
-                    made += [((), (name, frozenset({term})))]
-                    made += [
-                        ((part,), (name, part[1] | {term})) for part in parts if term not in part[1]
-                    ]
-            made += [((a, b), (name, a[1] | b[1])) for a in parts for b in parts if not a[1] & b[1]]
+                    made.append(((), (name, frozenset({term}))))
+                    for part in parts:
+                        if term not in part[1]:
+                            made.append(((part,), (name, part[1] | {term})))
+            for a, b in product(parts, parts):
+                if not a[1] & b[1]:
+                    made.append(((a, b), (name, a[1] | b[1])))
         for old, new in made:
             nexts += [(0, (chip - {w} | {new}, hbm)) for w in chip]
             nexts += [(0, (chip - {*old} | {new}, hbm))] if old or len(chip) < M else []
@@ -106,7 +119,8 @@ def test_the_fewest_are_a_plain_dijkstra_s(sizes: tuple[int, int, int, int, int]
 
 @pytest.mark.parametrize("M", [1, 2, 3, 4])
 def test_backward_too(M: int) -> None:
-    assert exhaustive.fewest(1, 1, 1, M, backward=True).fewest == plain(1, 1, 1, M, backward=True)
+    fewest = plain(1, 1, 1, M, backward=True)
+    assert exhaustive.fewest(1, 1, 1, M, backward=True).fewest == fewest
 
 
 def test_by_hand() -> None:
@@ -139,7 +153,11 @@ def test_no_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int | 
 
 @pytest.mark.parametrize(
     ("sizes", "fewest"),
-    [((1, 1, 1, 3), 9), ((1, 1, 1, 4), 7), pytest.param((2, 2, 1, 8), 15, marks=pytest.mark.slow)],
+    [
+        ((1, 1, 1, 3), 9),
+        ((1, 1, 1, 4), 7),
+        pytest.param((2, 2, 1, 8), 15, marks=pytest.mark.slow),
+    ],
 )
 def test_no_backward_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int) -> None:
     N_q, N_k, d, M = sizes

@@ -171,13 +171,20 @@ def test_the_proof_holds_of_random_schedules() -> None:
 
 @pytest.mark.parametrize(
     ("N_q", "N_k", "m", "rows"),
-    [(1, 1, 5, 7), (1, 2, 5, 11), (2, 2, 7, 15), pytest.param(2, 2, 5, 20, marks=pytest.mark.slow)],
+    [
+        (1, 1, 5, 7),
+        (1, 2, 5, 11),
+        (2, 2, 7, 15),
+        pytest.param(2, 2, 5, 20, marks=pytest.mark.slow),
+    ],
 )
 def test_the_fewest_of_all_schedules(N_q: int, N_k: int, m: int, rows: int) -> None:
     """With one pair or two each row comes once: at 2 × 2, twice the constant would be refuted,
     28·4/4 − 6 = 22.
     """
-    assert row_game.fewest(N_q, N_k, m) == rows >= lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
+    bound = lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
+    assert row_game.fewest(N_q, N_k, m) == rows
+    assert rows >= bound
 
 
 def test_no_schedule_of_the_smallest_games_moves_fewer() -> None:
@@ -219,10 +226,9 @@ def test_what_keeps_dS_is_not_in_the_class() -> None:
 
 
 def test_sizes_by_hand() -> None:
-    assert lower_bound_rows(N_q=20, N_k=30, d=4, M=27) == 4 * (14 * 600 // 5 - 20 - 60)  # six rows
-    assert lower_bound_rows(N_q=20, N_k=30, d=9, d_v=4, M=27) == lower_bound_rows(
-        N_q=20, N_k=30, d=4, M=27
-    )
+    six_rows = lower_bound_rows(N_q=20, N_k=30, d=4, M=27)
+    assert six_rows == 4 * (14 * 600 // 5 - 20 - 60)
+    assert lower_bound_rows(N_q=20, N_k=30, d=9, d_v=4, M=27) == six_rows
     assert lower_bound_rows(N=100, d=4, M=27, pairs=1001) == 4 * (2803 - 300)  # ⌈14 · 1001 / 5⌉
     assert lower_bound_rows(N=100, d=4, M=19) == 0  # four rows
     assert lower_bound_rows(N=2, d=4, M=1000) == 0
@@ -235,13 +241,14 @@ def test_sizes_by_hand() -> None:
 def test_a_certificate_holds_the_bound() -> None:
     proof = flashsim.prove(N=512, d=16, M=1600, direction="backward", causal=True)
     held = proof.certificate()
-    assert held["rows"] == proof.rows == lower_bound_rows(N=512, d=16, M=1600, pairs=512 * 513 // 2)
+    pairs = 512 * 513 // 2
+    assert held["rows"] == proof.rows
+    assert proof.rows == lower_bound_rows(N=512, d=16, M=1600, pairs=pairs)
     assert held["rows"] > held["bound"]
     assert f"none of the row game fewer than {proof.rows} (" in check(held)
     assert f"{proof.rows:,}" in proof._repr_html_()
     with pytest.raises(ValueError, match=f"proves {proof.rows}"):
         check({**held, "rows": held["rows"] + 1})
     assert flashsim.prove(N=512, d=16, M=1600).rows is None
-    assert "row game" not in check(
-        flashsim.prove(N=64, d=16, M=6400, direction="backward").certificate()
-    )
+    in_a_large_memory = flashsim.prove(N=64, d=16, M=6400, direction="backward")
+    assert "row game" not in check(in_a_large_memory.certificate())

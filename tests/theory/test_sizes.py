@@ -17,7 +17,7 @@ import pytest
 
 import flashsim
 from flashsim import theory
-from flashsim.algorithms import FORWARD, PASSES, Algorithm
+from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.own import forward_of
 from flashsim.analysis.sweeping.rows import DEFAULTS
 from flashsim.attention.masks.rules import Mask
@@ -387,9 +387,3 @@ def test_a_peak_over_m_is_said_by_commands(capsys: pytest.CaptureFixture[str]) -
     assert f"1 point whose peak exceeds M, by {tally.sram.over} elements" in " ".join(
         capsys.readouterr().out.split()
     )
-
-
-def test_every_algorithm_has_a_form() -> None:
-    for direction, passes in PASSES.items():
-        assert set(passes) <= set(forms.forms()[direction])
-    assert "flash" in FORWARD

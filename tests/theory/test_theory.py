@@ -10,170 +10,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
 from flashsim import theory
-from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.attention.masks import patterns
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.attention.masks.band import Band
-from flashsim.attention.masks.paddings import KeyPadding, QueryPadding
-from flashsim.attention.masks.rules import All, Causal, Dense, Mask, SlidingWindow
+from flashsim.attention.masks.paddings import KeyPadding
+from flashsim.attention.masks.rules import All, Causal, Mask, SlidingWindow
 from flashsim.attention.shapes import Blocks, Shape
-from flashsim.memory.errors import SramOverflow
 from flashsim.theory.formulas import Mean, evaluated
 from flashsim.theory.live import points
 from flashsim.theory.problem import Tiles, live_tiles
-from tests.helpers.cases import DTYPES, FEW, count_equals_theory, same
+from tests.helpers.cases import combined_masks, same
 
 PASSES_BY_NAME = {"forward": FORWARD, "backward": BACKWARD}
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
 
 
-# -------------------------------------------------------------------------------------------------
-# what is drawn
-
-
-@st.composite
-def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
-    """None, or up to three masks of any kind, combined."""
-
-    def one() -> Mask:
-        offset = draw(st.none() | st.integers(-N_q - 2, N_k + 2))
-        match draw(st.sampled_from(("causal", "window", "padding", "queries", "dense"))):
-            case "causal":
-                return Causal(offset)
-            case "window":
-                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)), offset)
-            case "padding":
-                return KeyPadding(draw(st.integers(0, N_k)))
-            case "queries":
-                return QueryPadding(draw(st.integers(0, N_q)))
-            case _:
-                shape = draw(
-                    st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()])
-                )
-                return Dense(np.random.default_rng(0).random(shape) < 0.7)
-
-    count = draw(st.integers(0, 3))
-    if not count:
-        return draw(st.sampled_from((None, All())))
-    mask = one()
-    for _ in range(count - 1):
-        mask = mask & one()
-    return mask
-
-
-@st.composite
-def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -> dict[str, Any]:
-    """Arguments of `count` and `exact`."""
-    most = 14 if real else 40
-    N_q = draw(st.integers(1, most))
-    N_k = draw(st.integers(1, most))
-    d = draw(st.integers(1, 9))
-    d_v = draw(st.integers(1, 9))
-    M = draw(st.integers(max(d, d_v), max(d, d_v) + 900))
-    drawn: dict[str, Any] = {
-        "N_q": N_q,
-        "N_k": N_k,
-        "d": d,
-        "d_v": d_v,
-        "M": M,
-        "direction": direction,
-    }
-    drawn["dtype"] = draw(st.sampled_from(sorted(DTYPES)))
-    if not real:
-        drawn["heads"] = draw(st.integers(1, 3))
-    algorithm = PASSES_BY_NAME[direction][name]
-    if "MASK" in algorithm.parts:
-        drawn["mask"], drawn["causal"] = draw(masks(N_q, N_k)), draw(st.booleans())
-    if "dropout" in algorithm.parts:
-        drawn["dropout_p"] = draw(st.sampled_from((0.0, 0.0, 0.25)))
-    match draw(st.sampled_from(("paper", "paper" if real else "fit", "blocks"))):
-        case "blocks":
-            drawn["blocks"] = draw(st.integers(1, most + 5)), draw(st.integers(1, most + 5))
-            drawn["M"] += 10_000 * draw(st.booleans())
-        case sizing:
-            drawn["sizing"] = sizing
-    own = {
-        option.name: (option.default, *option.examples)
-        for option in FORWARD[algorithm.forward_pass].options
-    }
-    for option in own:
-        drawn[option] = draw(st.sampled_from(own[option]))
-    if "block_mask" in own:
-        seed, density = draw(st.integers(0, 99)), draw(st.sampled_from((0.0, 0.1, 0.5, 1.0)))
-
-        def scattered(T_r: int, T_c: int) -> Any:
-            return np.random.default_rng(seed).random((T_r, T_c)) < density
-
-        def corner(T_r: int, T_c: int) -> Any:
-            return np.outer(np.arange(T_r) == T_r - 1, np.arange(T_c) == T_c - 1).astype(int)
-
-        kinds: list[Any] = [None, scattered, corner, patterns.butterfly]
-        kinds.append("live")
-        drawn["block_mask"] = draw(st.sampled_from(kinds))
-    if "splits" in own:
-        drawn["splits"] = draw(st.one_of(st.none(), st.integers(1, most + 5)))
-        drawn["merge"] = draw(st.sampled_from(("sequence", "tree")))
-    return drawn
-
-
 # --------------------------------------------------------------------------------------------------
-# exact equality
-
-
-@pytest.mark.parametrize(("direction", "name"), PASSES)
-@settings(max_examples=20)  # a mistake in a rare mask shows in few
-@given(data=st.data())
-def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> None:
-    drawn = data.draw(options(name, direction))
-    count_equals_theory(PASSES_BY_NAME[direction][name], drawn)
-
-
-@pytest.mark.parametrize("name", FORWARD)
-@FEW
-@given(data=st.data())
-def test_runs_equal_theory(name: str, data: st.DataObject) -> None:
-    drawn = data.draw(options(name, "forward", real=True))
-    rng = np.random.default_rng(0)
-    N_q, N_k, d, d_v = (drawn[key] for key in ("N_q", "N_k", "d", "d_v"))
-    shapes = (2, N_q, d), (2, N_k, d), (2, N_k, d_v), (2, N_q, d_v)
-    Q, K, V, dO = (rng.normal(size=shape).astype(DTYPES[drawn["dtype"]]) for shape in shapes)
-    asked = drawn.keys() - {"N_q", "N_k", "d", "d_v", "dtype", "direction"}
-    try:
-        run = flashsim.forward(name, Q, K, V, **{key: drawn[key] for key in asked})
-        same(run, theory.exact(name, heads=2, **drawn))
-        for back in backward_passes(name):
-            gradients = flashsim.backward(back, run, dO)
-            same(gradients, theory.exact(back, heads=2, **{**drawn, "direction": "backward"}))
-    except SramOverflow:
-        passes = [("forward", name), *(("backward", back) for back in backward_passes(name))]
-        peaks = [
-            theory.exact(each, **{**drawn, "direction": direction}).sram
-            for direction, each in passes
-        ]
-        assert any(peak.enforced and peak.peak > peak.capacity for peak in peaks)
-
-
-SIZES = [
-    (1, 1, 1),
-    (1, 64, 64),
-    (97, 5, 24),
-    (2**16 + 1, 64, 25_600),
-    (2**14, 128, 116_736),
-    (4097, 257, 300),
-]
-
-
-@pytest.mark.parametrize(("direction", "name"), PASSES)
-def test_large_and_small(direction: str, name: str) -> None:
-    for N, d, M in SIZES:
-        how: dict[str, Any] = {"N": N, "d": d, "M": M, "direction": direction}
-        same(flashsim.count(name, **how, sizing="paper"), theory.exact(name, **how, sizing="paper"))
-        if not theory.exact(name, **how).sram.over:
-            same(flashsim.count(name, **how), theory.exact(name, **how))
+# live tiles
 
 
 def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Any:
@@ -196,7 +53,7 @@ def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) 
 def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.DataObject) -> None:
     """In any run of columns, for interleaved rows of a group too."""
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 25)) for _ in range(4))
-    mask = data.draw(masks(N_q, N_k)) or All()
+    mask = data.draw(combined_masks(N_q, N_k)) or All()
     group = data.draw(st.sampled_from((1, 1, 2, 3)))
     N_q *= group
     B_r = min(B_r, N_q)

@@ -1,14 +1,11 @@
 """`flashsim.algorithms()`: a table of what there is, and the package that it was."""
 
 import importlib
-import pickle
 from types import ModuleType
 
 import flashsim
 from flashsim import algorithms
 from flashsim.algorithms import BACKWARD, FORWARD, table
-from flashsim.algorithms.with_sink import variants
-from flashsim.theory.form import forms
 
 
 def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
@@ -36,9 +33,3 @@ def test_it_is_a_package_as_before() -> None:
     assert importlib.import_module("flashsim.algorithms") is flashsim.algorithms is algorithms
     assert importlib.import_module("flashsim.algorithms.blocks") is algorithms.blocks
     assert "flashsim.algorithms" in repr(algorithms)
-
-
-def test_records_and_forms_can_be_pickled() -> None:
-    every_form = [form for passes in forms().values() for form in passes.values()]
-    for known in (*FORWARD.values(), *BACKWARD.values(), *variants().values(), *every_form):
-        assert pickle.loads(pickle.dumps(known)) is known

@@ -28,6 +28,7 @@ chip computes in.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -153,5 +154,22 @@ def _part(
 
 
 PROGRAM = DevicesProgram(
-    name="mesh", title="Mesh of devices", run=mesh, columns=True, layout="striped"
+    name="mesh",
+    title="Mesh of devices",
+    run=mesh,
+    columns=True,
+    layout="striped",
+    bugs=(
+        Bug("parts are added without their maxima", "exp(m_s - finite(m_i_new)) * O_s", "O_s"),
+        Bug(
+            "own rows' part alone is merged",
+            "for s in sram.loop(C, alike=range(C)):",
+            "for s in sram.loop(1):",
+        ),
+        Bug(
+            "K, V of one device of the column",
+            "for y in in_column:  # line 4",
+            "for y in in_column[:1]:  # line 4",
+        ),
+    ),
 )

@@ -27,6 +27,7 @@ kept, and travel, in the type that the chip computes in.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -160,4 +161,17 @@ PROGRAM = DevicesProgram(
     layout="striped",
     direction="backward",
     columns=True,
+    bugs=(
+        Bug("dS lacks D", "dP_ij - D_i", "dP_ij"),
+        Bug(
+            "τ is left out of dK",
+            "dK_j + tau * product(dS_ij.T, Q_i)",
+            "dK_j + product(dS_ij.T, Q_i)",
+        ),
+        Bug(
+            "sums are of one part",
+            "for x in sram.loop(len(its), alike=range(len(its))):",
+            "for x in sram.loop(1):",
+        ),
+    ),
 )

@@ -29,6 +29,7 @@ r of head h.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -117,4 +118,29 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     return O, L
 
 
-PROGRAM = DevicesProgram(name="ring", title="Ring attention", run=ring, layout="zigzag")
+PROGRAM = DevicesProgram(
+    name="ring",
+    title="Ring attention",
+    run=ring,
+    layout="zigzag",
+    bugs=(
+        Bug(
+            "K, V are taken to be another device's", "src = (rank - s) % P", "src = (rank + s) % P"
+        ),
+        Bug(
+            "the maximum is kept from the first tile",
+            "m_i = on_chip(m_i_new, over=m_i)",
+            "m_i = on_chip(m_i + 0, over=m_i)",
+        ),
+        Bug(
+            "a row block is finished in its first step",
+            "share.steps(rank)[i][-1]",
+            "share.steps(rank)[i][0]",
+        ),
+        Bug(
+            "the last device's K, V are left out",
+            "for s in range(P):  # line 2",
+            "for s in range(max(P - 1, 1)):  # line 2",
+        ),
+    ),
+)

@@ -34,6 +34,7 @@ are kept, and travel, in the type that the chip computes in.
 from typing import Any
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -147,4 +148,16 @@ PROGRAM = DevicesProgram(
     title="Ring attention, backward",
     run=ring_backward,
     layout="zigzag",
+    bugs=(
+        Bug(
+            "τ is left out of dQ", "dQ_i + tau * product(dS_ij, K_j)", "dQ_i + product(dS_ij, K_j)"
+        ),
+        Bug("dK, dV start anew on each device", "if s:\n", "if s < 0:\n"),
+        Bug(
+            "a group's dK is its last head's",
+            "dK_j + tau * product(dS_ij.T, Q_i)",
+            "dK_j * (r == 0 or i > 0) + tau * product(dS_ij.T, Q_i)",
+        ),
+        Bug("dK, dV stay where they are", "acc = back  # line 18", "acc = acc  # line 18"),
+    ),
 )

@@ -31,6 +31,7 @@ words sent do not grow with N.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -127,4 +128,24 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     return O, L
 
 
-PROGRAM = DevicesProgram(name="tree", title="Tree decoding", run=tree, at_root=True)
+PROGRAM = DevicesProgram(
+    name="tree",
+    title="Tree decoding",
+    run=tree,
+    at_root=True,
+    bugs=(
+        Bug(
+            "a child's part is added without its maximum", "exp(m_s - finite(m_i_new)) * O_s", "O_s"
+        ),
+        Bug(
+            "the merged maximum is not kept",
+            "sram.store(m_h[i], m_i_new)",
+            "sram.store(m_h[i], m_i)",
+        ),
+        Bug(
+            "the last child is left out",
+            "for child in children:  # line 12",
+            "for child in children[:-1]:  # line 12",
+        ),
+    ),
+)

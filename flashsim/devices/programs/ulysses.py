@@ -23,6 +23,7 @@ a device is one message an array. L stays where it is made.
 """
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -116,4 +117,26 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
     return O, L
 
 
-PROGRAM = DevicesProgram(name="ulysses", title="Ulysses", run=ulysses, whole_heads=True)
+PROGRAM = DevicesProgram(
+    name="ulysses",
+    title="Ulysses",
+    run=ulysses,
+    whole_heads=True,
+    bugs=(
+        Bug(
+            "a head's K, V are the first KV head's",
+            "h_kv = (mine.start + h) // share.group - kv.start",
+            "h_kv = 0",
+        ),
+        Bug(
+            "every tile is masked as own rows'",
+            "share.mask(S_ij, x, i, y, j)",
+            "share.mask(S_ij, rank, i, y, j)",
+        ),
+        Bug(
+            "own rows alone are attended to",
+            "for y in range(P):  # line 4",
+            "for y in [x]:  # line 4",
+        ),
+    ),
+)

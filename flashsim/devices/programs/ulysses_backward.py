@@ -28,6 +28,7 @@ kept, and travel, in the type that the chip computes in.
 """
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
+from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -169,4 +170,22 @@ PROGRAM = DevicesProgram(
     title="Ulysses, backward",
     run=ulysses_backward,
     whole_heads=True,
+    bugs=(
+        Bug("dS lacks D", "dP_ij - D_i", "dP_ij"),
+        Bug(
+            "every tile is masked as own rows'",
+            "share.mask(S_ij, x, i, y, j)",
+            "share.mask(S_ij, rank, i, y, j)",
+        ),
+        Bug(
+            "L is the first head's",
+            "L.rows(h * N + tops[x], h * N + tops[x] + share.rows(x))",
+            "L.rows(tops[x], tops[x] + share.rows(x))",
+        ),
+        Bug(
+            "K, V are loaded for each row block",
+            "Q_i, dO_i, dQ_i, L_i, D_i = sram.load(",
+            "sram.load(K_y[j]); Q_i, dO_i, dQ_i, L_i, D_i = sram.load(",
+        ),
+    ),
 )

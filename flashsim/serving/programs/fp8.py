@@ -91,9 +91,11 @@ def fp8(
                 l_i = on_chip(  # line 9
                     exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i
                 )
-                scaled = P_tilde_ij * of_keys(v_j, own)  # line 10
+                P_scaled_ij = on_chip(  # line 10
+                    P_tilde_ij * of_keys(v_j, own), over=P_tilde_ij
+                )
                 O_i = on_chip(  # line 10
-                    exp(m_i - finite(m_i_new)) * O_i + product(scaled, V_j), over=O_i
+                    exp(m_i - finite(m_i_new)) * O_i + product(P_scaled_ij, V_j), over=O_i
                 )
                 m_i = on_chip(m_i_new, over=m_i)  # line 10
             # line 11: end for

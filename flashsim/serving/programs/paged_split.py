@@ -124,7 +124,7 @@ def paged_split(
                 sram.store(m_s[i, k], m_i)  # line 16
             # line 17: end for
     # line 18: end for
-    for s in sram.loop(len(batch), alike=batch.alike):
+    for s in sram.loop(len(batch), alike=batch.alike):  # line 19
         rows = batch.rows(s)
         parts = [
             X.rows(*rows).divide(B_r, w) for X, w in ((O_parts, d_v), (l_parts, 1), (m_parts, 1))

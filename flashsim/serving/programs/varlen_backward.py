@@ -110,8 +110,12 @@ def varlen_backward(
             for i in sram.loop(len(Q_s), where=live[j]):  # line 9
                 Q_i, dO_i, L_i, D_i = sram.load(Q_s[i], dO_s[i], L_s[i], D_s[i])  # line 10
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
-                S_masked_ij = batch.mask(S_ij, s, i, j * B_c, c_next - c)  # line 11
-                P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_ij)  # line 11
+                S_masked_ij = on_chip(  # line 11
+                    batch.mask(S_ij, s, i, j * B_c, c_next - c), over=S_ij
+                )
+                P_ij = on_chip(  # line 11
+                    exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
+                )
                 dV_tilde_j = on_chip(dV_tilde_j + product(P_ij.T, dO_i), over=dV_tilde_j)  # line 12
                 dP_ij = on_chip(dO_i @ V_j.T)  # line 13
                 dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 13
@@ -139,8 +143,12 @@ def varlen_backward(
             for j in sram.loop(ceil_div(batch.seen(s, i, c_next - c), B_c)):  # line 22
                 K_j, V_j = sram.load(K_s[j], V_s[j])  # line 23
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 24
-                S_masked_ij = batch.mask(S_ij, s, i, j * B_c, c_next - c)  # line 24
-                P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_ij)  # line 24
+                S_masked_ij = on_chip(  # line 24
+                    batch.mask(S_ij, s, i, j * B_c, c_next - c), over=S_ij
+                )
+                P_ij = on_chip(  # line 24
+                    exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij
+                )
                 dP_ij = on_chip(dO_i @ V_j.T)  # line 24
                 dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 24
                 dQ_tilde_i = on_chip(  # line 25
@@ -180,8 +188,8 @@ PROGRAM = BatchProgram(
         ),
         Bug(
             "every tile masked as the first",
-            "i, j * B_c, c_next - c)  # line 11",
-            "i, 0, c_next - c)  # line 11",
+            "on_chip(  # line 11\n batch.mask(S_ij, s, i, j * B_c",
+            "on_chip(  # line 11\n batch.mask(S_ij, s, i, 0",
         ),
         Bug("every row block for every key block", "[e > j * B_c for j in", "[e >= 0 * j for j in"),
     ),
