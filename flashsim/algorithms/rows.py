@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashsim.algorithms.record import Algorithm
-from flashsim.support.exporting import table
+from flashsim.support.exporting import html_table
 
 HEADINGS = ("name", "what it is", "back", "options")
 
@@ -89,4 +89,6 @@ class Table(tuple[Row, ...]):
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        return table("algorithms", HEADINGS, [each.cells for each in self], self.notes)
+        return html_table(
+            "algorithms", HEADINGS, [each.cells for each in self], self.notes
+        )

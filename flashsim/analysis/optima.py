@@ -29,7 +29,7 @@ from flashsim.reference import attention, error_bound, rounding
 from flashsim.reference.rounding import of_bound
 from flashsim.simulate.api import count, forward
 from flashsim.simulate.results import Result
-from flashsim.support.exporting import table
+from flashsim.support.exporting import html_table
 from flashsim.support.sizes import Size
 
 MOST_STATES = 10**6  # about 2 GB
@@ -103,7 +103,7 @@ class Optimum:
             ("no schedule moves less than", self.lower),
             ("the best schedule found moves", self.upper),
         ]
-        return table(
+        return html_table(
             f"Optimum of the row game: {self._asked}",
             ("", "elements"),
             [*rows, ("compulsory", self.compulsory)],

@@ -18,7 +18,7 @@ from flashsim.attention.problem import Problem
 from flashsim.drawing.proof import picture
 from flashsim.memory.errors import SramOverflow
 from flashsim.simulate.api import count
-from flashsim.support.exporting import Exported, table
+from flashsim.support.exporting import Exported, html_table
 from flashsim.support.sizes import Size
 from flashsim.theory.bounds.backward import BackwardBound
 from flashsim.theory.bounds.forward import LowerBound
@@ -108,7 +108,9 @@ class Proof(Exported):
         if self.best is not None:
             rows.append((self._best, self.best.accesses, f"{self.ratio:.3f}"))
         best, name = (None, "") if self.best is None else (self.best.accesses, self._best)
-        shown = table(caption, ("", "elements", "× the bound"), rows, [f"It is proved {self.how}."])
+        shown = html_table(
+            caption, ("", "elements", "× the bound"), rows, [f"It is proved {self.how}."]
+        )
         return shown + picture(self.bound, best, name)
 
     @property

@@ -39,7 +39,7 @@ from flashsim.attention.shapes import Blocks, Shape
 from flashsim.simulate.api import count
 from flashsim.simulate.results import Result
 from flashsim.simulate.shadow import trial_of
-from flashsim.support.exporting import Exported, table
+from flashsim.support.exporting import Exported, html_table
 from flashsim.support.sizes import Size
 from flashsim.theory.bounds.backward import BackwardBound
 from flashsim.theory.bounds.forward import LowerBound
@@ -110,7 +110,7 @@ class Tuned(Exported):
         notes = [f"compulsory: {self.compulsory:,} elements"]
         if self.bound is not None:
             notes.append(f"lower bound: {self.bound:,} elements; no schedule moves less")
-        return table(
+        return html_table(
             f"Fewest: {self._asked}",
             ("name", "loops", "B_r × B_c", "accesses", "peak of M"),
             rows,

@@ -18,7 +18,7 @@ from flashsim.cli.parser import Parser
 from flashsim.cli.shared import FLAG, NAMES, SIZINGS, by_name, flag_of
 from flashsim.cli.values import elements, whole
 from flashsim.hardware.machines import MACHINES
-from flashsim.support.exporting import in_csv
+from flashsim.support.exporting import csv_cell
 from flashsim.support.files import command_line, name_of, write_whole
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _write_csv(rows: Sequence[Mapping[str, Any]], target: str) -> list[Path]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(rows[0])
-    writer.writerows(map(in_csv, row.values()) for row in rows)
+    writer.writerows(map(csv_cell, row.values()) for row in rows)
     if target == "-":
         sys.stdout.write(text.getvalue())
         return []

@@ -33,7 +33,7 @@ from flashsim.cli.shared import (
     own_options,
 )
 from flashsim.cli.values import whole
-from flashsim.support.exporting import out_of_csv
+from flashsim.support.exporting import text_of_csv_cell
 from flashsim.support.files import write_whole
 from flashsim.support.jobs import in_any_order
 
@@ -300,7 +300,7 @@ def _arguments(
     table: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
     """Return the arguments of `flashsim.sweep` that vary, each with a list of its values."""
-    from flashsim.analysis.sweeping.points import ARGUMENTS
+    from flashsim.analysis.sweeping.arguments import ARGUMENTS
 
     by_dest = vars(options)
     axes: dict[str, Any] = {}
@@ -374,4 +374,4 @@ def _read(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return out_of_csv(text)
+    return text_of_csv_cell(text)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from flashsim.support.exporting import ByArray, table
+from flashsim.support.exporting import ByArray, html_table
 
 Role = Literal["input", "output", "extra"]
 ADDED = ("reads", "writes", "init_writes", "size")
@@ -162,7 +162,7 @@ class Traffic(ByArray):
         """Return a table in HTML, a row for each array, with lines of text below."""
         rows = [(name, a.reads, a.writes, a.accesses, a.bytes) for name, a in self.by_array.items()]
         total = ("total", self.reads, self.writes, self.accesses, self.bytes)
-        return table(
+        return html_table(
             caption, ("array", "reads", "writes", "accesses", "bytes"), [*rows, total], notes
         )
 

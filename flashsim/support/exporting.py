@@ -34,7 +34,9 @@ class Exported:
         from flashsim.support.provenance import made_with
 
         record = plain({**self.to_dict(), "made_with": made_with()})
-        return given(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", path)
+        return write_or_return(
+            json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", path
+        )
 
 
 class ByArray(Exported):
@@ -58,7 +60,7 @@ class ByArray(Exported):
         return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
 
 
-def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
+def write_or_return(text: str, path: str | os.PathLike[str] | None) -> str | None:
     """Return a text; with a path, write it to that file, completely or not at all, and return
     None.
     """
@@ -70,7 +72,7 @@ def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
     return None
 
 
-def in_csv(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
     """Return a cell of CSV: a truth as true or false; a ' before text that would be a formula,
     or that has one already.
     """
@@ -79,8 +81,8 @@ def in_csv(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
-def out_of_csv(text: str) -> str:
-    """Return the text that `in_csv` has put a ' before."""
+def text_of_csv_cell(text: str) -> str:
+    """Return the text that `csv_cell` has put a ' before."""
     return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
 
 
@@ -134,7 +136,7 @@ def _series(pd: Any, values: list[Any]) -> Any:
     return pd.Series(values, dtype=None if kinds == {str} else "object")
 
 
-def table(
+def html_table(
     caption: str,
     headings: Sequence[str],
     rows: Iterable[Sequence[int | str]],

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.analysis.sweeping import Disagreement, Sweep, crossovers, points, rows, running
-from flashsim.analysis.sweeping.columns import meaning
+from flashsim.analysis.sweeping import Disagreement, Sweep, costs, crossovers, points, running
+from flashsim.analysis.sweeping.records import meaning
 from flashsim.attention.masks import patterns
 from flashsim.cli import main
+from flashsim.support.jobs import in_any_order
 from tests.helpers.own import FORM, TWO_SWEEPS, two_sweeps
 
 SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
@@ -315,9 +317,9 @@ def test_a_row_without_a_width_says_so_and_dtypes_are_called_by_one_name() -> No
 def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[points.Point] = []
 
-    def by_count(point: points.Point) -> rows.Outcome:
+    def by_count(point: points.Point) -> costs.Cost:
         counted.append(point)
-        return rows.by_count(point)
+        return costs.by_count(point)
 
     monkeypatch.setattr(running, "by_count", by_count)
     arguments: dict[str, Any] = {
@@ -373,8 +375,11 @@ def test_points_can_be_handed_to_other_processes(
             passes, None, {"direction": direction, "N": 8, "d": 4}, flashsim.sweep
         ):
             handed = pickle.loads(pickle.dumps(point))
-            assert (handed.arguments, handed.way.name) == (point.arguments, point.way.name)
-            assert handed.way.form is point.way.form is not None
+            assert (handed.arguments, handed.algorithm_pass.name) == (
+                point.arguments,
+                point.algorithm_pass.name,
+            )
+            assert handed.algorithm_pass.form is point.algorithm_pass.form is not None
 
 
 def test_what_has_no_closed_form_is_counted_and_a_mask_of_ones_own_is_called_by_its_class(
@@ -419,6 +424,62 @@ def test_processes_and_progress() -> None:
     with parallel_config(backend="threading", n_jobs=2):
         for jobs in (None, 3):
             assert list(flashsim.sweep(**arguments, jobs=jobs)) == list(alone)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"N": [9, 2**40], "d": 4, "M": 200, "blocks": [None, (999, 999)]},
+        {"N": 40, "d": 8, "M": 300, "bound": True, "direction": ["forward", "backward"]},
+        {"N": 8, "d": 4, "dropout_p": [np.float64(0.5), 0.25], "heads": [np.int64(2)]},
+        {"N": [0, 2.5], "d": ["many", [5]], "blocks": [("a", 3), (2.5, 4)]},
+        {"algorithms": "standard", "N": 64, "d": 8, "M": 200},
+    ],
+)
+def test_a_file_of_rows_gives_them_back_as_they_were(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    """Integers of any size, numbers of NumPy, text, certificates; and none is computed again."""
+    without = flashsim.sweep(**arguments)
+    kept = tmp_path / "kept"
+    first = flashsim.sweep(**arguments, resume=kept)
+    text = kept.read_bytes()
+    again = flashsim.sweep(**arguments, resume=kept, jobs=no_work)
+    assert first.rows == again.rows == without.rows
+    assert again.to_csv() == without.to_csv()
+    assert again.certificates == without.certificates
+    assert kept.read_bytes() == text
+
+
+def no_work(work: Any, pieces: Any) -> Iterator[Any]:
+    assert pieces == []
+    return iter(())
+
+
+def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"N": range(8, 128), "d": 4, "M": 200, "check": 0}
+    kept = tmp_path / "kept"
+    whole = flashsim.sweep(**arguments, resume=kept)
+    header, first, second, third = kept.read_text(encoding="utf-8").splitlines()
+    short = json.loads(second)
+    short["rows"].pop()
+    other = json.loads(third) | {"piece": 7}
+    for line in (
+        json.dumps(short),
+        json.dumps(other),
+        second.replace('"accesses_elements":', '"accesses_elements":"x", "y":'),
+        '{"piece":' + 10_000 * "[",
+        "[]",
+    ):
+        kept.write_text("\n".join([header, first, line, ""]), encoding="utf-8")
+        counted: list[int] = []
+
+        def count_pieces(work: Any, pieces: Any, counted: Any = counted) -> Iterator[Any]:
+            counted.append(len(pieces))
+            return in_any_order(work, pieces, 1)
+
+        assert flashsim.sweep(**arguments, resume=kept, jobs=count_pieces).rows == whole.rows
+        assert counted == [2]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -640,14 +701,14 @@ def test_ratios_are_to_the_first_of_their_own_line() -> None:
 
 def test_answers_say_no_more_than_was_found() -> None:
     assert (
-        crossovers._halved("M", {1: 8, 2: 4, 3: 4})
+        crossovers._halves("M", {1: 8, 2: 4, 3: 4})
         == "half of what M = 1 moves, or less: from M = 2 on"
     )
     assert (
-        crossovers._halved("M", {1: 8, 2: 3, 3: 5, 4: 4})
+        crossovers._halves("M", {1: 8, 2: 3, 3: 5, 4: 4})
         == "half of what M = 1 moves, or less: from M = 4 on"
     )
-    assert crossovers._halved("M", {1: 8, 2: 3, 3: 5}) == ""
+    assert crossovers._halves("M", {1: 8, 2: 3, 3: 5}) == ""
     equal = flashsim.sweep(["flash", "block_sparse"], N=[8, 64], d=[4, 8], M=100)
     assert equal.where_fewer("flash") == []
     assert crossovers.sentences(equal) == [
@@ -657,7 +718,7 @@ def test_answers_say_no_more_than_was_found() -> None:
     said = crossovers.sentences(found)
     assert len(said) == 3
     assert crossovers.sentences(found, most=1) == [said[0], "and 2 more such lines"]
-    every_other = crossovers._compared(
+    every_other = crossovers._comparison_of_lines(
         "a", "b", "N", {n: -(n % 2) for n in range(10)}, dict.fromkeys(range(10), 0)
     )
     assert every_other == (

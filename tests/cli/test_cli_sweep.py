@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import flashsim
-from flashsim.analysis.sweeping import points, running
-from flashsim.analysis.sweeping import rows as rows_
+from flashsim.analysis.sweeping import costs, points, records, running
+from flashsim.analysis.sweeping.rows import rows_of
 from flashsim.cli import main
 from flashsim.support.entry import Terminated
 from tests.helpers.own import FORM, TWO_SWEEPS
@@ -246,7 +246,7 @@ def test_nothing_to_count_is_said_and_status_1(capsys: pytest.CaptureFixture[str
 def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(many: Sequence[points.Point]) -> list[rows_.Row]:
+    def interrupted(many: Sequence[points.Point]) -> list[records.Row]:
         raise KeyboardInterrupt
 
     Path("old.csv").write_text("before", encoding="utf-8")
@@ -281,11 +281,11 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(
 ) -> None:
     pieces: list[int] = []
 
-    def stopped(many: Sequence[points.Point], most: int = 3) -> list[rows_.Row]:
+    def stopped(many: Sequence[points.Point], most: int = 3) -> list[records.Row]:
         if len(pieces) == most:
             raise stop
         pieces.append(len(many))
-        return rows_.rows_of(many)
+        return rows_of(many)
 
     assert main([*SWEPT[:-4], "--csv", "whole.csv"]) == 0
     capsys.readouterr()
@@ -331,8 +331,8 @@ def test_what_is_kept_is_of_one_sweep_alone(capsys: pytest.CaptureFixture[str]) 
 def test_a_difference_is_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong(point: points.Point) -> rows_.Outcome:
-        return rows_.Outcome("refused", "by hand")
+    def wrong(point: points.Point) -> costs.Cost:
+        return costs.Cost("refused", "by hand")
 
     monkeypatch.setattr(running, "by_count", wrong)
     assert main(["sweep", "--N", "8", "--d", "4", "--csv", "a.csv"]) == 1

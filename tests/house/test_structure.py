@@ -350,6 +350,7 @@ def test_an_import_loads_few_modules(module: str, most: int) -> None:
 
 
 FILLED = {  # as something goes on
+    "analysis.sweeping.records.Row",
     "gpu.launching.Repeated",
     "hardware.cache.CacheTraffic",
     "learn.exercises.judging.Turns",

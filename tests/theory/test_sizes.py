@@ -19,7 +19,7 @@ import flashsim
 from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.own import forward_of
-from flashsim.analysis.sweeping.rows import DEFAULTS
+from flashsim.analysis.sweeping.costs import DEFAULTS
 from flashsim.attention.masks.rules import Mask
 from flashsim.cli import main
 from flashsim.cli.shared import DEFAULT_SIZING

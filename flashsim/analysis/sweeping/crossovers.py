@@ -4,179 +4,230 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby, takewhile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from operator import gt, lt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flashsim.analysis.sweeping.table import Table, is_number
 from flashsim.support.tables import cell
 
-if TYPE_CHECKING:
-    from flashsim.analysis.sweeping.result import Sweep
-
-Row = dict[str, Any]
 Line = dict[Any, Any]
-"""Accesses by the value of one argument."""
+"""A column, such as accesses, by the value of one argument."""
+Lines = dict[tuple[Any, ...], dict[str, Line]]
+"""Each algorithm's line, for each combination of the other arguments that vary."""
 MOST_RANGES = 4
 
 
-def where_fewer(
-    rows: Sequence[Row], axes: Sequence[str], along: str, y: str, algorithm: str, than: str | None
-) -> list[Row]:
-    """Return what `Sweep.where_fewer` does, of rows with counts. `axes` are the columns that
-    vary.
+@dataclass(frozen=True)
+class Range:
+    """Neighbouring values of an argument in which one line is below another.
+
+    points  how many values it has
+    total   how many values both lines have
     """
-    names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    for name in (algorithm, *([] if than is None else [than])):
-        if name not in names:
-            raise ValueError(
-                f"there are no counts of {name!r}; there are of "
-                f"{', '.join(map(repr, names)) or 'none'}"
-            )
-    others = [name for name in names if name != algorithm] if than is None else [than]
+
+    first: Any
+    last: Any
+    points: int
+    total: int
+
+
+def where_fewer(
+    table: Table, algorithm: str, than: str | None, along: str | None, y: str
+) -> list[dict[str, Any]]:
+    """Return what `Sweep.where_fewer` does."""
+    along = table.longest_axis() if along is None else table.name_of(along)
+    numbers = table.axes_of_numbers()
+    if along not in numbers:
+        raise ValueError(
+            f"along is {along!r}; expected an argument of numbers that varies: {', '.join(numbers)}"
+        )
+    y = table.name_of(y)
+    names = table.ok.algorithms
+    for name in (algorithm, than):
+        if name is not None and name not in names:
+            known = ", ".join(map(repr, names)) or "none"
+            raise ValueError(f"there are no counts of {name!r}; there are of {known}")
     if than == algorithm:
         raise ValueError(f"than is {than!r}, the algorithm itself; expected another")
-    rest = [name for name in axes if name not in ("algorithm", along)]
-    groups = _lines(rows, rest, along, y)
-    found = []
-    for values, lines in groups.items():
+    others = [name for name in names if name != algorithm] if than is None else [than]
+    rest = _other_axes(table, along)
+    records = []
+    for values, lines in _lines(table, along, y).items():
+        fixed = dict(zip(rest, values, strict=True))
         for other in others:
-            fixed = dict(zip(rest, values, strict=True))
-            found += [
-                {"algorithm": algorithm, "than": other, **fixed, "along": along, **run}
-                for run in _runs(lines.get(algorithm, {}), lines.get(other, {}))
-            ]
-    return found
+            record = {"algorithm": algorithm, "than": other, **fixed, "along": along}
+            for found in _ranges(lines.get(algorithm, {}), lines.get(other, {})):
+                records.append(record | _record(found))
+    return records
 
 
-def _lines(
-    rows: Sequence[Row], rest: Sequence[str], along: str, y: str
-) -> dict[tuple[Any, ...], dict[str, Line]]:
-    """Return for each combination of `rest` each algorithm's line: `y`, where there is one, by
-    the value of `along`.
+def _record(found: Range) -> dict[str, Any]:
+    return {"from": found.first, "to": found.last, "points": found.points, "of": found.total}
+
+
+def _other_axes(table: Table, along: str) -> list[str]:
+    return [name for name in table.axes if name not in ("algorithm", along)]
+
+
+def _lines(table: Table, along: str, y: str) -> Lines:
+    """Return the lines of `y` over the values of `along`, of rows with counts.
+
+    Raises ValueError where `y` is not a number, and where points of other counts look alike.
     """
-    groups: dict[tuple[Any, ...], dict[str, Line]] = {}
-    for row in rows:
-        if row[y] is None:
-            continue
-        lines = groups.setdefault(tuple(row[name] for name in rest), {})
-        line = lines.setdefault(row["algorithm"], {})
+    rest = _other_axes(table, along)
+    groups: Lines = {}
+    for row in table.ok.rows:
         value = row[y]
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if value is None:
+            continue
+        if not is_number(value):
             raise ValueError(
                 f"y is {y!r}, which is {value!r} in a row; expected numbers to compare"
             )
+        algorithm = str(row["algorithm"])
+        lines = groups.setdefault(tuple(row[name] for name in rest), {})
+        line = lines.setdefault(algorithm, {})
         if line.setdefault(row[along], value) != value:
             raise ValueError(
-                f"several points of {row['algorithm']!r} at {along} = {cell(row[along])} have "
-                "other counts, and look alike "
-                "(two masks of one name?); give each a label, in a table of points"
+                f"several points of {algorithm!r} at {along} = {cell(row[along])} have other "
+                "counts, and look alike (two masks of one name?); give each a label, in a table of "
+                "points"
             )
     return groups
 
 
-def _runs(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Row]:
-    """Return the ranges of keys, of those that both have, in which `mine` is less."""
-    both = sorted(mine.keys() & other.keys())
-    runs = [list(run) for less, run in groupby(both, lambda key: mine[key] < other[key]) if less]
-    return [{"from": run[0], "to": run[-1], "points": len(run), "of": len(both)} for run in runs]
+def _ranges(line: Line, other: Line) -> list[Range]:
+    """Return the ranges of keys, of those that both lines have, in which `line` is less."""
+    keys = sorted(line.keys() & other.keys())
+    ranges = []
+    for is_less, group in groupby(keys, lambda key: line[key] < other[key]):
+        if is_less:
+            values = list(group)
+            ranges.append(Range(values[0], values[-1], len(values), len(keys)))
+    return ranges
 
 
-def sentences(sweep: Sweep, most: int = 12) -> list[str]:
-    """Return what a reader looks for in the rows, in words: where the first algorithm moves
-    less; what halves the traffic.
+# --------------------------------------------------------------------------------------------------
+# in words
+
+
+def sentences(table: Table, most: int = 12) -> list[str]:
+    """Return what a reader looks for in the rows, in at most `most` sentences: where the first
+    algorithm moves less than the others; of one algorithm, what halves its traffic.
     """
-    rows = list(sweep.ok)
-    names = list(dict.fromkeys(row["algorithm"] for row in rows))
     try:
-        along = sweep.longest_axis()
-        rest = [name for name in sweep.axes if name not in ("algorithm", along)]
-        by_values = _lines(rows, rest, along, "accesses_elements")
+        along = table.longest_axis()
+        groups = _named_lines(table, along)
     except ValueError:
         return []
-    groups = {}
-    for values, lines in by_values.items():
-        groups[
-            ", ".join(f"{name} = {cell(value)}" for name, value in zip(rest, values, strict=True))
-        ] = lines
+    names = table.ok.algorithms
+    texts = []
     if len(names) == 1:
-        said = _each({where: _halved(along, lines[names[0]]) for where, lines in groups.items()})
-    else:
-        said = [text for other in names[1:] for text in _against(names[0], other, along, groups)]
-    return said[:most] + ([f"and {len(said) - most:,} more such lines"] if len(said) > most else [])
+        halves = {place: _halves(along, lines[names[0]]) for place, lines in groups.items()}
+        texts += _with_places(halves)
+    for other in names[1:]:
+        texts += _comparison(names[0], other, along, groups)
+    if len(texts) > most:
+        return [*texts[:most], f"and {len(texts) - most:,} more such lines"]
+    return texts
 
 
-def _each(said: Mapping[str, str]) -> list[str]:
-    return [f"{where}: {text}" if where else text for where, text in said.items() if text]
+def _named_lines(table: Table, along: str) -> dict[str, dict[str, Line]]:
+    """Return the lines of accesses; their place, such as "d = 64", says what else is fixed."""
+    rest = _other_axes(table, along)
+    groups = {}
+    for values, lines in _lines(table, along, "accesses_elements").items():
+        pairs = zip(rest, values, strict=True)
+        place = ", ".join(f"{name} = {cell(value)}" for name, value in pairs)
+        groups[place] = lines
+    return groups
 
 
-def _against(
+def _with_places(texts: Mapping[str, str]) -> list[str]:
+    """Return the texts that are not empty, each with its place, if it has one."""
+    return [f"{place}: {text}" if place else text for place, text in texts.items() if text]
+
+
+def _comparison(
     name: str, other: str, along: str, groups: Mapping[str, Mapping[str, Line]]
 ) -> list[str]:
-    """Return where one algorithm moves fewer than another: in a line where that is everywhere or
-    nowhere, else by group.
+    """Return where one algorithm moves fewer than another: in one line where that is everywhere or
+    nowhere, else in a line for each place.
     """
-    pairs = {
-        where: (lines[name], lines[other])
-        for where, lines in groups.items()
-        if name in lines and other in lines
-    }
-    both = [
-        (mine[key], theirs[key])
-        for mine, theirs in pairs.values()
-        for key in mine.keys() & theirs.keys()
-    ]
-    if not both:
+    lines = {}
+    pairs = []
+    for place, by_name in groups.items():
+        if name in by_name and other in by_name:
+            line = by_name[name]
+            other_line = by_name[other]
+            lines[place] = (line, other_line)
+            pairs += [(line[key], other_line[key]) for key in line.keys() & other_line.keys()]
+    if not pairs:
         return []
-    points = (
-        f"at all {len(both):,} points that both have"
-        if len(both) > 1
-        else "at the point that both have"
-    )
-    if all(mine == theirs for mine, theirs in both):
+    points = "at the point that both have"
+    if len(pairs) > 1:
+        points = f"at all {len(pairs):,} points that both have"
+    if all(count == other_count for count, other_count in pairs):
         return [f"{name} and {other} move equally many {points}"]
-    for word, holds in (("fewer", lt), ("more", gt)):
-        if all(holds(mine, theirs) for mine, theirs in both):
-            return [f"{name} moves {word} than {other} {points}"]
-    if not any(mine < theirs for mine, theirs in both):
+    if _holds(lt, pairs):
+        return [f"{name} moves fewer than {other} {points}"]
+    if _holds(gt, pairs):
+        return [f"{name} moves more than {other} {points}"]
+    if not any(count < other_count for count, other_count in pairs):
         return [f"{name} nowhere moves fewer than {other}"]
-    return _each({where: _compared(name, other, along, *pair) for where, pair in pairs.items()})
+    texts = {}
+    for place, (line, other_line) in lines.items():
+        texts[place] = _comparison_of_lines(name, other, along, line, other_line)
+    return _with_places(texts)
 
 
-def _compared(name: str, other: str, along: str, mine: Line, theirs: Line) -> str:
-    both = sorted(mine.keys() & theirs.keys())
-    if not both:
+def _holds(relation: Callable[[Any, Any], bool], pairs: Sequence[tuple[Any, Any]]) -> bool:
+    return all(relation(count, other_count) for count, other_count in pairs)
+
+
+def _comparison_of_lines(name: str, other: str, along: str, line: Line, other_line: Line) -> str:
+    keys = sorted(line.keys() & other_line.keys())
+    if not keys:
         return ""
-    runs = _runs(mine, theirs)
-    tried = f"tried: {along} = {_range(both[0], both[-1])}, {len(both):,} values"
-    if not runs:
+    ranges = _ranges(line, other_line)
+    tried = f"tried: {along} = {_from_to(keys[0], keys[-1])}, {len(keys):,} values"
+    if not ranges:
         return f"{name} nowhere moves fewer than {other} ({tried})"
-    if runs[0]["points"] == len(both):
+    if ranges[0].points == len(keys):
         return f"{name} moves fewer than {other} everywhere ({tried})"
-    parts = [_part(along, run["from"], run["to"], both) for run in runs[:MOST_RANGES]]
-    left = len(runs) - MOST_RANGES
-    more = f", and in {left:,} more range{'s' * (left > 1)}" if left > 0 else ""
-    return f"{name} moves fewer than {other} {', '.join(parts)}{more} ({tried})"
+    parts = ", ".join(_range_in_words(along, each, keys) for each in ranges[:MOST_RANGES])
+    more = ""
+    if len(ranges) > MOST_RANGES:
+        number = len(ranges) - MOST_RANGES
+        more = f", and in {number:,} more range{'s' if number > 1 else ''}"
+    return f"{name} moves fewer than {other} {parts}{more} ({tried})"
 
 
-def _part(along: str, first: Any, last: Any, tried: Sequence[Any]) -> str:
-    if last == tried[-1]:
-        return f"from {along} = {cell(first)} on"
-    if first == tried[0]:
-        return f"up to {along} = {cell(last)}"
-    return f"at {along} = {_range(first, last)}"
+def _range_in_words(along: str, found: Range, tried: Sequence[Any]) -> str:
+    if found.last == tried[-1]:
+        return f"from {along} = {cell(found.first)} on"
+    if found.first == tried[0]:
+        return f"up to {along} = {cell(found.last)}"
+    return f"at {along} = {_from_to(found.first, found.last)}"
 
 
-def _halved(along: str, line: Line) -> str:
+def _halves(along: str, line: Line) -> str:
+    """Return from which key on a line is at most half of what it is at its first key; "" where it
+    nowhere is.
+    """
     keys = sorted(line)
-    from_there_on = list(takewhile(lambda key: 2 * line[key] <= line[keys[0]], reversed(keys)))
-    if not from_there_on:
+    first = None
+    for key in reversed(keys):
+        if 2 * line[key] > line[keys[0]]:
+            break
+        first = key
+    if first is None:
         return ""
-    return (
-        f"half of what {along} = {cell(keys[0])} moves, or less: from {along} = "
-        f"{cell(from_there_on[-1])} on"
-    )
+    return f"half of what {along} = {cell(keys[0])} moves, or less: from {along} = {cell(first)} on"
 
 
-def _range(first: Any, last: Any) -> str:
+def _from_to(first: Any, last: Any) -> str:
     return cell(first) if first == last else f"{cell(first)} to {cell(last)}"

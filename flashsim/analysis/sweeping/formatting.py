@@ -1,183 +1,206 @@
-"""The rows on a page: what varies, and what was found; algorithms beside each other, where there
+"""The rows on a page: what varies, and what it costs; algorithms beside each other, where there
 are several.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from flashsim.analysis.sweeping.columns import ARGUMENTS, FOLLOWS
-from flashsim.support.exporting import table
+from flashsim.analysis.sweeping.records import Row
+from flashsim.analysis.sweeping.table import Table
+from flashsim.support.exporting import html_table
 from flashsim.support.tables import aligned, cell
 
-if TYPE_CHECKING:
-    from flashsim.analysis.sweeping.result import Sweep
-
-Row = dict[str, Any]
 T = TypeVar("T")
-SILENT = {None, False, "separate"}
 WIDTH = 80
-REASONS = 5
-WITHOUT = {
+HTML_WIDTH = 160
+MOST_REASONS = 5
+PREDICATES = {
     "does not fit": ("does not fit", "do not fit"),
     "refused": ("makes no sense", "make no sense"),
 }
+"""What is said of one point of each status, and of several."""
+BESIDE_BOUNDS = ("bound", "least ÷ bound")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Headings and cells, all of them text, and lines to stand below."""
+class Layout:
+    """Headings and cells, all of them text, and how many of how many rows these are."""
 
     headings: Sequence[str]
     cells: Sequence[Sequence[str]]
-    notes: Sequence[str]
+    total: int
 
     @property
     def lines(self) -> list[str]:
         """The table as text; the second line is as wide as any."""
-        line = [
-            "─" * max(map(len, column)) for column in zip(self.headings, *self.cells, strict=True)
-        ]
-        return aligned([self.headings, line, *self.cells])
+        rule = []
+        for column in zip(self.headings, *self.cells, strict=True):
+            rule.append("─" * max(map(len, column)))
+        return aligned([self.headings, rule, *self.cells])
+
+    @property
+    def width(self) -> int:
+        """How many characters its lines have at most."""
+        return len(self.lines[1])
+
+    @property
+    def omission(self) -> list[str]:
+        """A line that says how many rows are left out; none where all are there."""
+        if len(self.cells) == self.total:
+            return []
+        return [f"{len(self.cells):,} of {self.total:,} shown"]
 
 
-def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
+def as_text(table: Table, most: int, width: int = WIDTH) -> str:
     """Return `most` rows, evenly spread, as lines of at most `width` characters where that can
     be; and why others have none.
     """
-    shown = _shown(sweep, most, width)
-    notes = [line for note in shown.notes for line in wrap(note, width, subsequent_indent="    ")]
-    return "\n".join([*shown.lines, *notes])
+    layout = _layout(table, most, width)
+    lines = layout.lines
+    for note in _notes(table, layout):
+        lines += wrap(note, width, subsequent_indent="    ")
+    return "\n".join(lines)
 
 
-def as_html(sweep: Sweep, most: int) -> str:
+def as_html(table: Table, caption: str, most: int) -> str:
     """Return the same as a table in HTML."""
-    shown = _shown(sweep, most, 160)
-    return table(sweep.summary, shown.headings, shown.cells, shown.notes)
+    layout = _layout(table, most, HTML_WIDTH)
+    return html_table(caption, layout.headings, layout.cells, _notes(table, layout))
 
 
-def said_fixed(sweep: Sweep) -> str:
-    """Return `Sweep.fixed`, without arguments that follow another one, and without defaults that
-    change nothing.
+def _layout(table: Table, most: int, width: int) -> Layout:
+    """Return the algorithms side by side where that is possible and not too wide; else a line for
+    each row.
     """
-    rows = sweep.rows
-    fixed = {
-        name: {row.get(name) for row in rows}
-        for name in sweep.columns
-        if name in ARGUMENTS or name in sweep.given
-    }
-    for name, of in FOLLOWS.items():
-        if all(row[name] == row[of] for row in rows):
-            del fixed[name]
-    return ", ".join(
-        _word(name, *values)
-        for name, values in fixed.items()
-        if len(values) == 1 and not values & SILENT
-    )
-
-
-def _word(name: str, value: Any) -> str:
-    if name in ("algorithm", "direction", "dtype", "mask"):
-        return str(value)
-    return name if value is True else f"{name} = {cell(value)}"
-
-
-def _shown(sweep: Sweep, most: int, width: int) -> Shown:
-    rows = list(sweep)
-    axes = list(sweep.axes)
+    axes = list(table.axes)
     with suppress(ValueError):
-        axes.sort(key=[sweep.longest_axis()].count)  # it is the last
-    shown = _beside(rows, axes, most) if "algorithm" in axes else None
-    if shown is None or len(shown.lines[1]) > width:
-        shown = _below(rows, axes or ["algorithm"], most, width)
-    notes = [
-        *shown.notes,
-        f"{sweep.fixed}; HBM accesses in elements",
-        *_reasons(rows),
-        *_over_M(rows),
-        *_without_bound(rows),
-    ]
-    return replace(shown, notes=notes)
+        longest = table.longest_axis()
+        axes.remove(longest)
+        axes.append(longest)
+    if "algorithm" in axes:
+        layout = _side_by_side(table, [name for name in axes if name != "algorithm"], most)
+        if layout is not None and layout.width <= width:
+            return layout
+    return _row_by_row(table, axes or ["algorithm"], most, width)
 
 
-def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None:
-    """Return the algorithms beside each other; None where nothing can be compared so."""
-    names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    axes = [name for name in axes if name != "algorithm"]
-    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-    alike = False  # two masks of one name, say: one would hide the other
-    for row in rows:
-        line = lines.setdefault(tuple(row[name] for name in axes), {})
-        alike |= row["algorithm"] in line
-        line[row["algorithm"]] = row
-    if alike or all(len(by_name) == 1 for by_name in lines.values()):
+# --------------------------------------------------------------------------------------------------
+# the algorithms side by side
+
+
+def _side_by_side(table: Table, axes: Sequence[str], most: int) -> Layout | None:
+    """Return a line for each combination of the arguments, with a column for each algorithm.
+
+    None where nothing can be compared so: no two algorithms have a point in common, or two points
+    of one algorithm look alike, as with two masks of one name.
+    """
+    groups: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in table.rows:
+        by_name = groups.setdefault(tuple(row[name] for name in axes), {})
+        name = str(row["algorithm"])
+        if name in by_name:
+            return None
+        by_name[name] = row
+    if all(len(by_name) == 1 for by_name in groups.values()):
         return None
-    cells = []
-    for values, by_name in _spread(list(lines.items()), most):
-        counts = {
-            name: row["accesses_elements"] for name, row in by_name.items() if row["status"] == "ok"
-        }
-        least = [name for name, count in counts.items() if count == min(counts.values())]
-        fewest = (
-            ""
-            if len(counts) < 2
-            else " = ".join(least)
-            if len(least) < len(counts)
-            else "all equal"
-        )
-        cells.append([*map(cell, values), *(cell(counts.get(name)) for name in names), fewest])
-        if _has_bounds(rows):
-            bounds = [
-                row["lower_bound_elements"]
-                for row in by_name.values()
-                if row["lower_bound_elements"] is not None
-            ]
-            ratios = [
-                row["over_bound"] for row in by_name.values() if row["over_bound"] is not None
-            ]
-            cells[-1] += [cell(max(bounds, default=None)), _ratio(min(ratios, default=None), 1)]
-    bounded = ["bound", "least ÷ bound"] if _has_bounds(rows) else []
-    return Shown([*axes, *names, "fewest", *bounded], cells, _omitted(len(cells), len(lines)))
+    has_bounds = _has_bounds(table)
+    names = table.algorithms
+    lines = []
+    for values, by_name in _spread(list(groups.items()), most):
+        counts = _counts(by_name)
+        line = [cell(value) for value in values]
+        line += [cell(counts.get(name)) for name in names]
+        line.append(_names_of_fewest(counts))
+        if has_bounds:
+            line += _cells_of_bounds(by_name.values())
+        lines.append(line)
+    headings = [*axes, *names, "fewest"]
+    if has_bounds:
+        headings += BESIDE_BOUNDS
+    return Layout(headings, lines, len(groups))
 
 
-def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
-    first: dict[tuple[Any, ...], Any] = {}  # of each line of the last argument
+def _counts(by_name: dict[str, Row]) -> dict[str, int]:
+    counts = {}
+    for name, row in by_name.items():
+        if row.accesses_elements is not None:
+            counts[name] = row.accesses_elements
+    return counts
+
+
+def _names_of_fewest(counts: dict[str, int]) -> str:
+    if len(counts) < 2:
+        return ""
+    least = min(counts.values())
+    names = [name for name, count in counts.items() if count == least]
+    return "all equal" if len(names) == len(counts) else " = ".join(names)
+
+
+def _cells_of_bounds(rows: Iterable[Row]) -> list[str]:
+    bounds = []
+    ratios = []
     for row in rows:
-        if row["status"] == "ok":
-            first.setdefault(_group(row, axes), row["accesses_elements"])
-    chosen = _spread(rows, most)
-    columns = {name: [cell(row[name]) for row in chosen] for name in axes}
-    columns["accesses"] = [cell(row["accesses_elements"]) for row in chosen]
+        if row.lower_bound_elements is not None and row.over_bound is not None:
+            bounds.append(row.lower_bound_elements)
+            ratios.append(row.over_bound)
+    return [cell(max(bounds, default=None)), _ratio(min(ratios, default=None))]
+
+
+# --------------------------------------------------------------------------------------------------
+# a line for each row
+
+
+def _row_by_row(table: Table, axes: Sequence[str], most: int, width: int) -> Layout:
+    """Return a line for each row; columns that are too many for the width are left out, the last
+    ones first.
+    """
+    rows = _spread(table.rows, most)
+    columns = {name: [cell(row[name]) for row in rows] for name in axes}
+    columns["accesses"] = [cell(row.accesses_elements) for row in rows]
     if "algorithm" not in axes:
-        columns["÷ first"] = [
-            _ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen
-        ]
-    if _has_bounds(rows):
-        columns["lower bound"] = [cell(row["lower_bound_elements"]) for row in chosen]
-        columns["÷ bound"] = [_ratio(row["over_bound"], 1) for row in chosen]
-    columns["÷ compulsory"] = [_ratio(row["over_compulsory"], 1) for row in chosen]
-    columns["peak ÷ M"] = [_ratio(row["peak_over_M"], 1) for row in chosen]
-    columns["B_r × B_c"] = [
-        "–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen
-    ]
-    while True:
-        shown = Shown(
-            list(columns),
-            list(zip(*columns.values(), strict=True)),
-            _omitted(len(chosen), len(rows)),
-        )
-        if len(shown.lines[1]) <= width or len(columns) <= len(axes) + 1:
-            return shown
+        columns["÷ first"] = _ratios_to_first(table, axes[:-1], rows)
+    if _has_bounds(table):
+        columns["lower bound"] = [cell(row.lower_bound_elements) for row in rows]
+        columns["÷ bound"] = [_ratio(row.over_bound) for row in rows]
+    columns["÷ compulsory"] = [_ratio(row.over_compulsory) for row in rows]
+    columns["peak ÷ M"] = [_ratio(row.peak_over_M) for row in rows]
+    columns["B_r × B_c"] = [_blocks(row) for row in rows]
+    layout = _of_columns(columns, len(table))
+    while layout.width > width and len(columns) > len(axes) + 1:
         columns.popitem()
+        layout = _of_columns(columns, len(table))
+    return layout
 
 
-def _group(row: Row, axes: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in axes[:-1])
+def _of_columns(columns: dict[str, list[str]], total: int) -> Layout:
+    return Layout(list(columns), list(zip(*columns.values(), strict=True)), total)
+
+
+def _ratios_to_first(table: Table, axes: Sequence[str], rows: Iterable[Row]) -> list[str]:
+    """Return accesses divided by those of the first row with the same values of `axes`."""
+    first: dict[tuple[Any, ...], int] = {}
+    for row in table.rows:
+        if row.accesses_elements is not None:
+            first.setdefault(tuple(row[name] for name in axes), row.accesses_elements)
+    ratios = []
+    for row in rows:
+        accesses = row.accesses_elements
+        divisor = first.get(tuple(row[name] for name in axes))
+        if accesses is None or divisor is None:
+            ratios.append(_ratio(None))
+        else:
+            ratios.append(_ratio(accesses / divisor))
+    return ratios
+
+
+def _blocks(row: Row) -> str:
+    return "–" if row.B_r is None else f"{row.B_r:,} × {row.B_c:,}"
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
@@ -186,63 +209,79 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
     """
     if len(items) <= most:
         return list(items)
-    return [items[round(at * (len(items) - 1) / max(1, most - 1))] for at in range(most)]
+    step = (len(items) - 1) / max(1, most - 1)
+    return [items[round(index * step)] for index in range(most)]
 
 
-def _omitted(shown: int, there: int) -> list[str]:
-    return [f"{shown:,} of {there:,} shown"] if shown < there else []
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.2f}"
 
 
-def _reasons(rows: Sequence[Row]) -> list[str]:
-    found = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
-    lines = [
-        f"{number:,} point{'s' * (number > 1)} {WITHOUT[status][number > 1]}: {reason}"
-        for (status, reason), number in found.most_common(REASONS)
-    ]
+def _has_bounds(table: Table) -> bool:
+    return "over_bound" in table.columns
+
+
+# --------------------------------------------------------------------------------------------------
+# the lines below
+
+
+def _notes(table: Table, layout: Layout) -> list[str]:
     return [
-        *lines,
-        *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else []),
+        *layout.omission,
+        f"{table.fixed}; HBM accesses in elements",
+        *_reasons(table.rows),
+        *_excesses(table.rows),
+        *_remarks_on_bounds(table.rows),
     ]
 
 
-def _over_M(rows: Sequence[Row]) -> list[str]:
-    """Return how many points have a peak that exceeds M, and by how much at most."""
-    over = [
-        row["over_M_elements"] for row in rows if row["status"] == "ok" and row["over_M_elements"]
-    ]
-    if not over:
-        return []
-    points = f"{len(over):,} point{'s' * (len(over) > 1)}"
-    return [
-        (
-            f"{points} whose peak exceeds M, by {max(over):,} "
-            f"elements{' at most' * (len(over) > 1)}: M is not enforced there"
-        )
-    ]
+def _points(number: int) -> str:
+    return f"{number:,} point" if number == 1 else f"{number:,} points"
 
 
-def _has_bounds(rows: Sequence[Row]) -> bool:
-    return any("over_bound" in row for row in rows)
-
-
-def _without_bound(rows: Sequence[Row]) -> list[str]:
-    """Return why points have no bound, each reason once; and what to make of points below
-    theirs.
-    """
-    found = Counter(row["no_bound"] for row in rows if row.get("no_bound"))
-    lines = [
-        f"{number:,} point{'s' * (number > 1)} without a bound: {why}"
-        for why, number in found.most_common(REASONS)
-    ]
-    below = [row["algorithm"] for row in rows if (row.get("over_bound") or 1) < 1]
-    if below:
-        names = ", ".join(dict.fromkeys(below))
-        points = f"{len(below):,} point{'s' * (len(below) > 1)}"
-        lines.append(
-            f"{points} below the bound: {names} computes less than attention, or in another way"
-        )
+def _reasons(rows: Iterable[Row]) -> list[str]:
+    """Return why points have no counts, each reason once, the most frequent first."""
+    reasons = Counter((row.status, row.reason) for row in rows if row.status != "ok")
+    lines = []
+    for (status, reason), number in reasons.most_common(MOST_REASONS):
+        predicate = PREDICATES[status][number > 1]
+        lines.append(f"{_points(number)} {predicate}: {reason}")
+    if len(reasons) > MOST_REASONS:
+        lines.append(f"and {len(reasons) - MOST_REASONS:,} other reasons")
     return lines
 
 
-def _ratio(value: Any, of: Any) -> str:
-    return "–" if value is None or of is None else f"{value / of:,.2f}"
+def _excesses(rows: Iterable[Row]) -> list[str]:
+    """Return how many points have a peak that exceeds M, and by how much at most."""
+    excesses = []
+    for row in rows:
+        if row.status == "ok" and row.over_M_elements:
+            excesses.append(row.over_M_elements)
+    if not excesses:
+        return []
+    largest = f"{max(excesses):,} elements"
+    if len(excesses) > 1:
+        largest += " at most"
+    points = _points(len(excesses))
+    return [f"{points} whose peak exceeds M, by {largest}: M is not enforced there"]
+
+
+def _remarks_on_bounds(rows: Sequence[Row]) -> list[str]:
+    """Return why points have no bound, each reason once; and what to make of points below
+    theirs.
+    """
+    reasons = Counter(row.no_bound for row in rows if row.no_bound)
+    lines = []
+    for reason, number in reasons.most_common(MOST_REASONS):
+        lines.append(f"{_points(number)} without a bound: {reason}")
+    below = []
+    for row in rows:
+        if row.over_bound is not None and row.over_bound < 1:
+            below.append(str(row["algorithm"]))
+    if below:
+        names = ", ".join(dict.fromkeys(below))
+        lines.append(
+            f"{_points(len(below))} below the bound: {names} computes less than attention, or in "
+            "another way"
+        )
+    return lines

@@ -1,4 +1,6 @@
-"""`Sweep`: the rows, and where they go."""
+"""`Sweep`: the rows of a sweep, and what they can be written as: text, CSV, JSON, a DataFrame, a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -7,130 +9,47 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from flashsim.analysis.sweeping.columns import CERTIFICATE, FOLLOWS, meaning
-from flashsim.analysis.sweeping.crossovers import where_fewer
-from flashsim.analysis.sweeping.formatting import as_html, as_text, said_fixed
-from flashsim.analysis.sweeping.rows import Row
-from flashsim.attention.arguments import check_count, near, shown
-from flashsim.support.exporting import Exported, given, in_csv, to_pandas
+from flashsim.analysis.sweeping import crossovers, formatting
+from flashsim.analysis.sweeping.table import Table
+from flashsim.attention.arguments import check_count
+from flashsim.support.exporting import Exported, csv_cell, to_pandas, write_or_return
 from flashsim.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN = 10
+ROWS_SHOWN = 10
 KINDS = {
     "ok": "with counts",
     "does_not_fit": "that do not fit M",
     "refused": "that make no sense",
     "cross_checked": "cross-checked by counting",
 }
+"""The kinds of rows, and how a summary calls them."""
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Exported, Sequence[Row]):
+class Sweep(Exported, Table):
     """Rows, one for each point: dictionaries with the names of `columns`. A value is None if there
     is nothing to say.
 
-    columns  the columns' names: the arguments, algorithms' own options included; what was found;
-             the same by array
-    given    the names of the arguments that were given, at some point
+    rows     the rows as records
+    columns  the columns' names: the arguments, algorithms' own options included; the results; the
+             accesses of each array
+    given    the names of the arguments that were set, at some point
     command  what made it, if a command did
     """
 
-    rows: Sequence[Row]
-    columns: tuple[str, ...]
-    given: Container[str]
     command: str = ""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sweep: ...
-    def __getitem__(self, index: int | slice) -> Row | Sweep:
-        if isinstance(index, slice):
-            return replace(self, rows=self.rows[index])
-        return {name: self.rows[index].get(name) for name in self.columns}
-
-    @property
-    def about(self) -> dict[str, str]:
-        """What each column holds, by name. Of what was found, the name ends in its unit."""
-        return {name: meaning(name) for name in self.columns}
-
-    @property
-    def ok(self) -> Sweep:
-        """The rows with counts."""
-        return replace(self, rows=[row for row in self.rows if row["status"] == "ok"])
-
-    @property
-    def refused(self) -> Sweep:
-        """The rows without: of what does not fit, and of what makes no sense."""
-        return replace(self, rows=[row for row in self.rows if row["status"] != "ok"])
 
     @property
     def checked(self) -> int:
         """How many rows were counted as well, and were equal."""
-        return sum(row["checked"] for row in self.rows)
-
-    @cached_property
-    def axes(self) -> dict[str, list[Any]]:
-        """The arguments that vary, each with its values in order of appearance: M is in
-        elements.
-        """
-        follows = {
-            name
-            for name, of in FOLLOWS.items()
-            if of in self.given and all(r[name] == r[of] for r in self.rows)
-        }
-        names = [
-            name
-            for name in self.columns
-            if name == "algorithm" or (name in self.given and name not in follows)
-        ]
-        values = {name: list(dict.fromkeys(row.get(name) for row in self.rows)) for name in names}
-        return {name: several for name, several in values.items() if len(several) > 1}
-
-    @property
-    def fixed(self) -> str:
-        """What all rows have in common, in words: "flash, forward, d = 64, M = 25,600, heads =
-        1, float32, sizing = fit".
-        """
-        return said_fixed(self)
-
-    def column(self, name: str) -> list[Any]:
-        """Return a column's values by its name; the unit may be left out, as in "accesses".
-        ValueError for no such column.
-        """
-        name = self.name_of(name)
-        return [row[name] for row in self]
-
-    def name_of(self, column: str) -> str:
-        """Return the whole name of a column whose unit was left out. Raises ValueError for no
-        such column.
-        """
-        if column in self.columns:
-            return column
-        whole = [
-            name
-            for name in self.columns
-            if isinstance(column, str) and name.startswith(f"{column}_")
-        ]
-        if not whole:
-            short = {name.rpartition("_")[0]: name for name in self.columns if "_" in name}
-            close = near(column, [*self.columns, *short])
-            meant = f", perhaps you mean {short.get(close, close)!r}" if close else ""
-            raise ValueError(
-                f"there is no column {shown(column)}{meant}; there are {', '.join(self.columns)}"
-            )
-        return whole[0]
+        return sum(row.checked for row in self.rows)
 
     def where_fewer(
         self,
@@ -139,7 +58,7 @@ class Sweep(Exported, Sequence[Row]):
         *,
         along: str | None = None,
         y: str = "accesses",
-    ) -> list[Row]:
+    ) -> list[dict[str, Any]]:
         """Return the ranges of `along` in which an algorithm moves fewer elements than another, all
         else being equal.
 
@@ -154,32 +73,7 @@ class Sweep(Exported, Sequence[Row]):
         Raises ValueError for no such column or algorithm, where nothing varies, and where points of
         other counts look alike.
         """
-        along = self.longest_axis() if along is None else self.name_of(along)
-        if along not in (numbers := self._axes_of_numbers()):
-            raise ValueError(
-                f"along is {along!r}; expected an argument of numbers that varies: "
-                f"{', '.join(numbers)}"
-            )
-        return where_fewer(list(self.ok), list(self.axes), along, self.name_of(y), algorithm, than)
-
-    def longest_axis(self) -> str:
-        """Return the argument of numbers that has most values. Raises ValueError where none
-        varies.
-        """
-        return max(self._axes_of_numbers(), key=lambda name: len(self.axes[name]))
-
-    def _axes_of_numbers(self) -> list[str]:
-        kinds = {name: set(map(type, values)) for name, values in self.axes.items()}
-        found = [
-            name
-            for name, of in kinds.items()
-            if bool not in of and all(issubclass(k, int | float) for k in of)
-        ]
-        if not found:
-            raise ValueError(
-                "no argument of numbers varies; expected one, such as N, with several values"
-            )
-        return found
+        return crossovers.where_fewer(self, algorithm, than, along, y)
 
     def plot(
         self,
@@ -210,27 +104,29 @@ class Sweep(Exported, Sequence[Row]):
         from flashsim.analysis.sweeping.series import sweep_data
         from flashsim.drawing.sweep import plot_sweep
 
-        return plot_sweep(
-            sweep_data(self, x=x, y=y, by=by, compulsory=compulsory, bound=bound), ax=ax
-        )
+        data = sweep_data(self, x=x, y=y, by=by, compulsory=compulsory, bound=bound)
+        return plot_sweep(data, ax=ax)
 
     @property
     def certificates(self) -> list[dict[str, Any]]:
         """The certificates of the rows' bounds (`flashsim.prove`), each once: each is of one KV
         head.
         """
-        found = [row[CERTIFICATE] for row in self.rows if CERTIFICATE in row]
-        return list({json.dumps(each): each for each in found}.values())
+        certificates = {}
+        for row in self.rows:
+            if row.certificate is not None:
+                certificates[json.dumps(row.certificate)] = row.certificate
+        return list(certificates.values())
 
     @property
     def made(self) -> dict[str, Any]:
         """How the rows were made, and how many there are of each kind."""
-        kinds = Counter(row["status"] for row in self.rows)
+        kinds = Counter(row.status.replace(" ", "_") for row in self.rows)
         return {
             "flashsim": __version__,
             "command": self.command or None,
             "points": len(self),
-            **{kind: kinds[kind.replace("_", " ")] for kind in KINDS},
+            **{kind: kinds[kind] for kind in KINDS},
             "cross_checked": self.checked,
         }
 
@@ -254,8 +150,9 @@ class Sweep(Exported, Sequence[Row]):
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(map(in_csv, row.values()) for row in self)
-        return given(text.getvalue(), path)
+        for row in self:
+            writer.writerow(csv_cell(value) for value in row.values())
+        return write_or_return(text.getvalue(), path)
 
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs
@@ -266,25 +163,24 @@ class Sweep(Exported, Sequence[Row]):
     @property
     def summary(self) -> str:
         """What there is, in a line."""
+        points = f"{len(self):,} point" if len(self) == 1 else f"{len(self):,} points"
+        if self.axes:
+            axes = [f"{name} ({len(values):,})" for name, values in self.axes.items()]
+            points += f" over {', '.join(axes)}"
         made = self.made
-        over = ", ".join(f"{name} ({len(values):,})" for name, values in self.axes.items())
-        parts = ", ".join(f"{made[kind]:,} {said}" for kind, said in KINDS.items() if made[kind])
-        return (
-            f"{len(self):,} point{'s' * (len(self) != 1)}"
-            + (f" over {over}" if over else "")
-            + f": {parts}"
-        )
+        kinds = [f"{made[kind]:,} {text}" for kind, text in KINDS.items() if made[kind]]
+        return f"{points}: {', '.join(kinds)}"
 
-    def as_text(self, most: int = SHOWN, width: int = 80) -> str:
+    def as_text(self, most: int = ROWS_SHOWN, width: int = 80) -> str:
         """Return a table of `most` rows, evenly spread, with the algorithms side by side where they
         fit in `width` characters.
 
         Raises ValueError unless `most` is at least 1.
         """
-        return as_text(self, check_count("most", most), width)
+        return formatting.as_text(self, check_count("most", most), width)
 
     def __repr__(self) -> str:
         return f"<Sweep of {self.summary}>\n{self.as_text()}"
 
     def _repr_html_(self) -> str:
-        return as_html(self, SHOWN)
+        return formatting.as_html(self, self.summary, ROWS_SHOWN)

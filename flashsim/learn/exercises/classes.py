@@ -14,7 +14,7 @@ from flashsim.learn.exercises.apart import Apart, Limits
 from flashsim.learn.exercises.record import Exercise
 from flashsim.learn.exercises.work import Wrong, hint_on_return
 from flashsim.support.entry import one_line
-from flashsim.support.exporting import in_csv
+from flashsim.support.exporting import csv_cell
 
 COLUMNS = ("file", "exercise", "verdict", "seen", "hint", "seconds")
 SUFFIXES = (".ipynb", ".py")
@@ -135,7 +135,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([in_csv(getattr(row, column)) for column in COLUMNS] for row in rows)
+    writer.writerows([csv_cell(getattr(row, column)) for column in COLUMNS] for row in rows)
     return text.getvalue()
 
 
