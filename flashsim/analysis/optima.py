@@ -1,9 +1,9 @@
-"""The optimum of a small problem, found, replayed and proved: `optimum`.
+"""The optimum of a small problem: `optimum` finds it, and it can be replayed and proved.
 
-found = flashsim.optimum(N=4, d=4, M=24)
-found.upper, found.schedule                   # 128 elements, and the turns that move them
-flashsim.trace(found.replay, Q, K, V)         # on the memory, with real numbers
-found.certificate()                           # for flashsim.analysis.games.checker, which checks it
+best = flashsim.optimum(N=4, d=4, M=24)
+best.upper, best.schedule                     # 128 elements, and the turns that move them
+flashsim.trace(best.replay, Q, K, V)          # on the memory, with real numbers
+best.certificate()                            # for flashsim.analysis.games.checker, which checks it
                                               on its own
 """
 
@@ -41,8 +41,8 @@ CLASS = (
 
 
 class Optimum:
-    """What the schedules of the row game move at least, for one head's forward pass: between
-    `lower` and `upper`.
+    """The fewest elements that a schedule of the row game moves, for one head's forward pass: at
+    least `lower`, at most `upper`.
 
     They are equal once `run` has ended, and hold if it is cut off. Arguments as for
     `flashsim.prove`. Raises ValueError for what makes no sense, for an M in which no product can be
@@ -63,11 +63,14 @@ class Optimum:
         causal: bool = False,
         mask: Any = None,
     ) -> None:
-        asked = Problem.from_arguments(
+        every_head = Problem.from_arguments(
             problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask
         )
-        self.problem = asked = asked.one_head()
-        self.shape, self.dtype, self.M, self.mask = asked.shape, asked.dtype, asked.M, asked.mask
+        self.problem = every_head.one_head()
+        self.shape = self.problem.shape
+        self.dtype = self.problem.dtype
+        self.M = self.problem.M
+        self.mask = self.problem.mask
         shape = self.shape
         for name, length in (("N" if N else "N_q", shape.N_q), ("N_k", shape.N_k)):
             if length > MOST:
@@ -75,16 +78,16 @@ class Optimum:
                     f"{name} is {length:,}; expected at most {MOST}, or the search would not end"
                 )
         game = game_of(shape.d, shape.d_v, self.M)
-        least = game.Q + game.K + game.V + game.O + 1
-        if least > self.M:
+        smallest = game.Q + game.K + game.V + game.O + 1
+        if smallest > self.M:
             raise ValueError(
-                f"M is {self.M:,}; expected at least {least:,}, for a row each of Q, K, V and O, m "
-                "and ℓ, and S_ij"
+                f"M is {self.M:,}; expected at least {smallest:,}, for a row each of Q, K, V and "
+                "O, m and ℓ, and S_ij"
             )
         self.allowed = np.array(self.mask.whole(shape, ()), bool)
-        self.search = Search(
-            game, frozenset(zip(*(at.tolist() for at in np.nonzero(self.allowed)), strict=True))
-        )
+        queries, keys = np.nonzero(self.allowed)
+        pairs = zip(queries.tolist(), keys.tolist(), strict=True)
+        self.search = Search(game, frozenset(pairs))
         if self.estimate[0] > MOST_STATES:
             states, seconds = self.estimate
             raise ValueError(
@@ -93,10 +96,11 @@ class Optimum:
                 f"{seconds / 3600:,.0f} hours; expected {MOST_STATES:,} states at most: take fewer "
                 "rows, or a larger M"
             )
-        self._idle = int((~self.allowed.any(1)).sum()) * game.out
+        idle_rows = ~self.allowed.any(axis=1)  # O_i = 0 is written to them
+        self._idle = int(idle_rows.sum()) * game.out
 
     def __repr__(self) -> str:
-        return f"Optimum({self._asked}: {self._found})"
+        return f"Optimum({self._problem_in_words}: {self._bounds_in_words})"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -104,18 +108,18 @@ class Optimum:
             ("the best schedule found moves", self.upper),
         ]
         return html_table(
-            f"Optimum of the row game: {self._asked}",
+            f"Optimum of the row game: {self._problem_in_words}",
             ("", "elements"),
             [*rows, ("compulsory", self.compulsory)],
         )
 
     @property
-    def _asked(self) -> str:
+    def _problem_in_words(self) -> str:
         shape = self.shape
         return f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d:,}, M = {self.M:,}"
 
     @property
-    def _found(self) -> str:
+    def _bounds_in_words(self) -> str:
         if self.lower == self.upper:
             return f"{self.lower:,} elements, the optimum"
         return f"between {self.lower:,} and {self.upper:,} elements"
@@ -155,50 +159,54 @@ class Optimum:
         """What `q_outer` or `snake`, schedules of the game, move with their best tiles; None
         where none fit.
         """
-        found = []
+        results = []
         for B_r in range(1, self.shape.N_q + 1):
             with suppress(SramOverflow):
-                found.append(count(name, self.problem, blocks=(B_r, 1)))
-        return min(found, key=lambda tally: tally.hbm.accesses, default=None)
+                results.append(count(name, self.problem, blocks=(B_r, 1)))
+        return min(results, key=lambda result: result.hbm.accesses, default=None)
 
     @property
     def moved(self) -> list[int]:
         """Elements moved after each turn of the schedule."""
         game = self.search.game
-        begun = set()
+        begun = set()  # rows of O; a new one is not loaded
         total = self._idle
-        found = []
+        totals = []
         for turn in self.schedule:
             for X, n in turn.load:
-                total += (game.O if n in begun else 0) if X == "O" else getattr(game, X)
-                begun |= {n} if X == "O" else set()
-            total += sum(game.O for X, _ in turn.evict if X == "O") + sum(
-                game.out for X, _ in turn.done if X == "O"
-            )
-            found.append(total)
-        return found
+                if X != "O":
+                    total += getattr(game, X)
+                elif n in begun:
+                    total += game.O
+                else:
+                    begun.add(n)
+            total += game.O * sum(X == "O" for X, _ in turn.evict)
+            total += game.out * sum(X == "O" for X, _ in turn.done)
+            totals.append(total)
+        return totals
 
     def replay(self, Q: Any, K: Any, V: Any, *, observers: Sequence[Observer] = ()) -> Result:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises
         ValueError for other shapes.
         """
         shape = self.shape
-        wanted = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
-        found = [check_array(name, a).shape for name, a in zip("QKV", (Q, K, V), strict=True)]
-        if found != wanted:
-            raise ValueError(f"Q, K, V are {found}; expected {wanted}")
-        own: dict[str, Any] = {"schedule": self.schedule}
-        return forward(
-            REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, observers=observers, **own
-        )
+        expected = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
+        arrays = {"Q": Q, "K": K, "V": V}
+        shapes = [check_array(name, array).shape for name, array in arrays.items()]
+        if shapes != expected:
+            raise ValueError(f"Q, K, V are {shapes}; expected {expected}")
+        options: dict[str, Any] = {"schedule": self.schedule, "observers": observers}
+        return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, **options)
 
     def off(self, run: Result) -> float:
-        """Return by how much O of a replay differs from naive attention's, as a part of its
-        error bound.
+        """Return the difference between O of a replay and naive attention's, divided by the error
+        bound.
         """
-        given = run.plan.inputs.Q, run.plan.inputs.K, run.plan.inputs.V
-        bound = error_bound(*given, mask=self.allowed, **rounding(REPLAY, run.blocks))
-        return of_bound(run.O, attention(*given, mask=self.allowed), bound)
+        Q = run.plan.inputs.Q
+        K = run.plan.inputs.K
+        V = run.plan.inputs.V
+        bound = error_bound(Q, K, V, mask=self.allowed, **rounding(REPLAY, run.blocks))
+        return of_bound(run.O, attention(Q, K, V, mask=self.allowed), bound)
 
     @property
     def estimate(self) -> tuple[int, float]:
@@ -213,7 +221,9 @@ class Optimum:
         evictions = (self.search.upper - self.search.least) // min(game.Q, game.K, game.V)
         if not evictions:
             return 0, 0.0
-        states = min(round(2 ** (0.65 * products)), 8 * products * 2 ** min(evictions, 100))
+        by_products = round(2 ** (0.65 * products))
+        by_evictions = 8 * products * 2 ** min(evictions, 100)
+        states = min(by_products, by_evictions)
         return states, states * products / 30_000
 
     def certificate(self) -> dict[str, Any]:
@@ -225,21 +235,29 @@ class Optimum:
                 f"the optimum is between {self.lower} and {self.upper}; expected a finished search"
             )
         gap = self.upper - self.compulsory
-        table = {
-            text_of(state): evicted
-            for state, evicted in self.search.prices.items()
-            if evicted < gap
+        table = {}
+        for state, evicted in self.search.prices.items():
+            if evicted < gap:
+                table[text_of(state)] = evicted
+        steps = []
+        for pair, units in self.search.steps:
+            steps.append([*pair, [f"{X}{n}" for X, n in units]])
+        return {
+            "kind": "optimum",
+            "class": CLASS,
+            **asdict(self.shape),
+            "M": self.M,
+            "optimum": self.upper,
+            "allowed": ["".join(map(str, row)) for row in self.allowed.astype(int)],
+            "steps": steps,
+            "table": table,
         }
-        steps = [[*pair, [f"{X}{n}" for X, n in gone]] for pair, gone in self.search.steps]
-        rows = ["".join("01"[int(one)] for one in row) for row in self.allowed]
-        said = {"kind": "optimum", "class": CLASS, **asdict(self.shape), "M": self.M}
-        return {**said, "optimum": self.upper, "allowed": rows, "steps": steps, "table": table}
 
 
 def optimum(problem: Problem | None = None, **lengths: Any) -> Optimum:
-    """Return the optimum of a small problem, searched for to the end; the arguments are
+    """Return the optimum of a small problem, after a search to the end; the arguments are
     `Optimum`'s.
     """
-    found = Optimum(problem, **lengths)
-    found.run()
-    return found
+    result = Optimum(problem, **lengths)
+    result.run()
+    return result

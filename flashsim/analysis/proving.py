@@ -1,4 +1,5 @@
-"""What no schedule can beat, beside the best that flashsim knows: `prove`.
+"""The lower bound on the accesses of any schedule, beside the best schedule that flashsim knows:
+`prove`.
 
 proof = flashsim.prove(N=4096, d=64, M=25_600)
 proof.bound.accesses, proof.best.accesses, proof.ratio
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.analysis.tune import bound_of, tune
 from flashsim.attention.arguments import check_count, check_direction, shown
 from flashsim.attention.problem import Problem
@@ -43,7 +44,7 @@ BACKWARD_CLASS = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule that flashsim has run on shapes, M enforced: what it is, its blocks, and the
+    """A schedule that flashsim has run on shapes, M enforced: its algorithm, its blocks, and the
     elements that it moves.
     """
 
@@ -75,43 +76,39 @@ class Proof(Exported):
         return None if self.best is None else self.best.accesses / self.bound.accesses
 
     def __repr__(self) -> str:
-        at = self.bound
-        sizes = f"{self.direction}, N_q = {at.N_q:,}, N_k = {at.N_k:,}, d = {at.d:,}, M = {at.M:,}"
-        best = (
-            ""
-            if self.best is None
-            else f"; {self._best} moves {self.best.accesses:,}, {self.ratio:.3f} × that"
-        )
+        best = ""
+        if self.best is not None:
+            best = f"; {self._best} moves {self.best.accesses:,}, {self.ratio:.3f} × that"
         return (
-            f"Proof({sizes}: no schedule moves less than {at.accesses:,} elements, "
+            f"Proof({self._problem}: no schedule moves less than {self.bound.accesses:,} elements, "
             f"{self.how}{best})"
         )
 
     def _repr_html_(self) -> str:
-        at = self.bound
-        caption = (
-            f"No schedule moves less: {self.direction}, N_q = {at.N_q:,}, N_k = {at.N_k:,}, d = "
-            f"{at.d:,}, M = {at.M:,}"
-        )
-        rows: list[tuple[str, int, str]] = [
-            ("lower bound", at.accesses, "1"),
-            ("compulsory", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
-        ]
-        if (self.rows or 0) > at.accesses:
-            rows.append(
-                (
-                    "lower bound of the row game",
-                    self.rows or 0,
-                    f"{(self.rows or 0) / at.accesses:.3f}",
-                )
-            )
+        bound = self.bound.accesses
+        numbers = {"lower bound": bound, "compulsory": self.bound.compulsory}
+        if self.rows is not None and self.rows > bound:
+            numbers["lower bound of the row game"] = self.rows
+        best = None
+        name = ""
         if self.best is not None:
-            rows.append((self._best, self.best.accesses, f"{self.ratio:.3f}"))
-        best, name = (None, "") if self.best is None else (self.best.accesses, self._best)
-        shown = html_table(
-            caption, ("", "elements", "× the bound"), rows, [f"It is proved {self.how}."]
-        )
-        return shown + picture(self.bound, best, name)
+            best = self.best.accesses
+            name = self._best
+            numbers[name] = best
+        rows = []
+        for text, accesses in numbers.items():
+            ratio = "1" if text == "lower bound" else f"{accesses / bound:.3f}"
+            rows.append((text, accesses, ratio))
+        caption = f"No schedule moves less: {self._problem}"
+        notes = [f"It is proved {self.how}."]
+        table = html_table(caption, ("", "elements", "× the bound"), rows, notes)
+        return table + picture(self.bound, best, name)
+
+    @property
+    def _problem(self) -> str:
+        bound = self.bound
+        lengths = f"N_q = {bound.N_q:,}, N_k = {bound.N_k:,}, d = {bound.d:,}"
+        return f"{self.direction}, {lengths}, M = {bound.M:,}"
 
     @property
     def _best(self) -> str:
@@ -121,28 +118,34 @@ class Proof(Exported):
     @property
     def how(self) -> str:
         """What proves the bound, in words."""
-        at = self.bound
-        if at.accesses == at.compulsory:
+        bound = self.bound
+        if bound.accesses == bound.compulsory:
             return "as every input that matters is read once and every output written once"
         kind = "the combined bound of flashsim.theory.bounds.forward"
-        if isinstance(at, BackwardBound):
+        if isinstance(bound, BackwardBound):
             kind = "the theorem of flashsim.theory.bounds.backward"
-        elif not at.a:
+        elif not bound.a:
             kind = "the theorem of flashsim.theory.bounds.forward"
-        return f"by {kind} with {at.n:,} phases that touch Y = {at.Y:,} elements each"
+        return f"by {kind} with {bound.n:,} phases that touch Y = {bound.Y:,} elements each"
 
     @property
     def rows(self) -> int | None:
-        """What no backward schedule of the row game moves less than
-        (flashsim.theory.bounds.rows); None forward.
+        """The lower bound of backward schedules of the row game (flashsim.theory.bounds.rows);
+        None forward.
         """
-        at = self.bound
-        if not isinstance(at, BackwardBound):
+        bound = self.bound
+        if not isinstance(bound, BackwardBound):
             return None
-        sizes: dict[str, int] = {
-            name: getattr(at, name) for name in ("N_q", "N_k", "d", "d_v", "M", "pairs")
-        }
-        return lower_bound_rows(**sizes, queries=self.queries, keys=self.keys)
+        return lower_bound_rows(
+            N_q=bound.N_q,
+            N_k=bound.N_k,
+            d=bound.d,
+            d_v=bound.d_v,
+            M=bound.M,
+            pairs=bound.pairs,
+            queries=self.queries,
+            keys=self.keys,
+        )
 
     @property
     def schedules(self) -> str:
@@ -151,19 +154,22 @@ class Proof(Exported):
 
     def certificate(self) -> dict[str, Any]:
         """Return what `flashsim.theory.bounds.certificate.check` needs."""
-        at = asdict(self.bound)
-        del at["compulsory"]
-        schedule = None if self.best is None else asdict(self.best)
-        more = {
+        numbers = asdict(self.bound)
+        del numbers["compulsory"]
+        certificate = {
+            "kind": "lower bound",
+            "direction": self.direction,
+            "class": self.schedules,
+            **numbers,
             "queries": self.queries,
             "keys": self.keys,
             "allowed": self.allowed,
             "bound": self.bound.accesses,
         }
         if self.rows is not None:
-            more["rows"] = self.rows
-        kind = {"kind": "lower bound", "direction": self.direction, "class": self.schedules}
-        return {**kind, **at, **more, "schedule": schedule}
+            certificate["rows"] = self.rows
+        certificate["schedule"] = None if self.best is None else asdict(self.best)
+        return certificate
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate: what `flashsim prove --json` writes, and `flashsim prove
@@ -193,68 +199,79 @@ def prove(
     N_k), True = attend, or a mask object. Raises ValueError for arguments that make no sense.
     """
     direction = check_direction(direction)
-    asked = Problem.from_arguments(
+    problem = Problem.from_arguments(
         problem, N=N, d=d, M=M, N_q=N_q, N_k=N_k, d_v=d_v, dtype=dtype, causal=causal, mask=mask
     )
-    return Proof(
-        *bound_of(asked.mask, asked.shape, asked.M, direction), _best(asked, direction), direction
-    )
+    bound, allowed, queries, keys = bound_of(problem.mask, problem.shape, problem.M, direction)
+    return Proof(bound, allowed, queries, keys, _best(problem, direction), direction)
 
 
 def recount(certificate: Mapping[str, Any]) -> str:
-    """Count the schedule of a certificate that was checked, and return what came of it in a
-    sentence; "" where it has none.
+    """Count the schedule of a certificate that was checked, and return the result in a sentence; ""
+    where it has none.
 
-    One whose mask the certificate does not hold cannot be counted: the sentence says so. Raises
-    ValueError for one that does not move what it is said to, for one that beats the bound, and for
-    a certificate that names another class of schedules.
+    Where the certificate does not hold the mask, the schedule cannot be counted: the sentence says
+    so. Raises ValueError if the count is another one than the certificate's, if it is below the
+    bound, and if the certificate names another class of schedules.
     """
     direction = certificate["direction"]
-    allowed = certificate["allowed"]
     if certificate["class"] != (CLASS if direction == "forward" else BACKWARD_CLASS):
         raise ValueError(f"its class of schedules is not the one whose {direction} bound is proved")
     if certificate["schedule"] is None:
         return ""
-    sizes = {name: certificate[name] for name in ("N_q", "N_k", "d", "d_v", "M")}
+    is_mask_known = certificate["allowed"] != "given"
     try:
-        if not isinstance(certificate["schedule"], dict) or {*certificate["schedule"]} != {
-            *Schedule.__annotations__
-        }:
-            fields = "its algorithm, B_r, B_c and accesses"
-            raise ValueError(f"it is {shown(certificate['schedule'])}; expected {fields}")
-        said = Schedule(**certificate["schedule"])
-        B_r, B_c, accesses = (
-            check_count(name, getattr(said, name)) for name in ("B_r", "B_c", "accesses")
-        )
-        record = (FORWARD if direction == "forward" else BACKWARD).get(said.algorithm)
+        schedule = _schedule_of(certificate["schedule"])
+        record = (FORWARD if direction == "forward" else BACKWARD).get(schedule.algorithm)
         if record is None:
-            raise ValueError(f"algorithm is {said.algorithm!r}; expected one of flashsim's")
-        what = f"{said.algorithm} with blocks {B_r} × {B_c}"
-        moved = accesses
-        if allowed != "given":
-            causal = allowed == "causal"
-            name = causal and record.skips_as  # as `tune` counts it
-            how: dict[str, Any] = {"causal": causal, **({"block_mask": "live"} if name else {})}
-            moved = count(
-                name or said.algorithm, **sizes, direction=direction, blocks=(B_r, B_c), **how
-            ).hbm.accesses
+            raise ValueError(f"algorithm is {schedule.algorithm!r}; expected one of flashsim's")
+        accesses = schedule.accesses
+        if is_mask_known:
+            accesses = _accesses(certificate, schedule, record)
     except (SramOverflow, TypeError, ValueError) as error:
         raise ValueError(f"its schedule cannot be counted: {error}") from None
-    if moved != accesses:
+    name = f"{schedule.algorithm} with blocks {schedule.B_r} × {schedule.B_c}"
+    if accesses != schedule.accesses:
         raise ValueError(
-            f"its schedule, {what}, counted again, moves {moved:,}; it is said to move {accesses:,}"
+            f"its schedule, {name}, counted again, moves {accesses:,}; it is said to move "
+            f"{schedule.accesses:,}"
         )
     if accesses < certificate["bound"]:
         raise ValueError(
-            f"its schedule, {what}, is said to move {accesses:,}, less than the bound, "
+            f"its schedule, {name}, is said to move {accesses:,}, less than the bound, "
             f"{certificate['bound']:,}"
         )
-    if allowed == "given":
-        return (
-            f"{what}, said to move {accesses:,}, is not counted again: the certificate does not "
-            "hold its mask."
-        )
-    return f"{what}, counted again, moves {moved:,}."
+    if is_mask_known:
+        return f"{name}, counted again, moves {accesses:,}."
+    return (
+        f"{name}, said to move {accesses:,}, is not counted again: the certificate does not hold "
+        "its mask."
+    )
+
+
+def _schedule_of(entry: Any) -> Schedule:
+    """Return the schedule of a certificate. Raises ValueError for one that is not complete."""
+    if not isinstance(entry, dict) or entry.keys() != Schedule.__annotations__.keys():
+        fields = "its algorithm, B_r, B_c and accesses"
+        raise ValueError(f"it is {shown(entry)}; expected {fields}")
+    counts = {name: check_count(name, entry[name]) for name in ("B_r", "B_c", "accesses")}
+    return Schedule(entry["algorithm"], **counts)
+
+
+def _accesses(certificate: Mapping[str, Any], schedule: Schedule, record: Algorithm) -> int:
+    """Count a certificate's schedule, whose mask is causal or none, as `tune` does: with one,
+    Algorithm 2 skips tiles as Algorithm 5 does.
+    """
+    options: dict[str, Any] = {"causal": certificate["allowed"] == "causal"}
+    name = schedule.algorithm
+    if options["causal"] and record.skips_as:
+        name = record.skips_as
+        options["block_mask"] = "live"
+    for length in ("N_q", "N_k", "d", "d_v", "M"):
+        options[length] = certificate[length]
+    blocks = (schedule.B_r, schedule.B_c)
+    result = count(name, direction=certificate["direction"], blocks=blocks, **options)
+    return result.hbm.accesses
 
 
 def _best(problem: Problem, direction: str) -> Schedule | None:
@@ -268,11 +285,12 @@ def _best(problem: Problem, direction: str) -> Schedule | None:
         except ValueError:  # nothing fits
             return None
         return Schedule(best.algorithm, best.blocks.B_r, best.blocks.B_c, best.accesses)
-    found = []
+    schedules = []
     for name in FORWARD if direction == "forward" else BACKWARD:
         try:
-            tally = count(name, one_head, direction=direction, sizing="fit")
+            result = count(name, one_head, direction=direction, sizing="fit")
         except (SramOverflow, ValueError):
             continue
-        found.append(Schedule(name, tally.blocks.B_r, tally.blocks.B_c, tally.hbm.accesses))
-    return min(found, key=lambda schedule: schedule.accesses, default=None)
+        blocks = result.blocks
+        schedules.append(Schedule(name, blocks.B_r, blocks.B_c, result.hbm.accesses))
+    return min(schedules, key=lambda schedule: schedule.accesses, default=None)

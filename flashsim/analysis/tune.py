@@ -1,12 +1,12 @@
-"""What is optimal: the loop order and the block sizes that move the fewest elements and truly fit
-an SRAM of M.
+"""The loop order and the block sizes that move the fewest elements, and whose peak fits an SRAM of
+M: `tune`.
 
     tuned = tune(N=4096, d=64, M=25_600)
     tuned.best.algorithm, tuned.best.blocks, tuned.best.accesses
 
 In the model only traffic costs: the best tiles are those that re-read least, however narrow. So one
-side of the tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for
-tiles of at least that on each side.
+side of the tile is often a single row, on which a matrix unit is slow; `tune(..., least=16)` asks
+for tiles of at least 16 rows and columns.
 
 Accesses depend on the blocks by T_r and T_c alone (by which tiles are live, and, for a small cache,
 by how many pieces of B_c columns d and d_v make), so the search tries every T_c with the most rows
@@ -59,18 +59,22 @@ class Choice:
     accesses: int
     peak: int
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self) | {"blocks": self.blocks.to_dict()}
+
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Exported):
-    """What `tune` found.
+    """The result of `tune`.
 
-    mask        as it is written, "Causal()"; "" for none
-    best        the fewest accesses of all
-    by_loops    each algorithm's best; one that does not fit M at all is absent
-    paper       each with the sizes of its line 1, which may exceed M; absent where M is too small
-                for them
+    mask        its repr, such as "Causal()"; "" for none
+    best        the choice of fewest accesses of all
+    by_loops    each algorithm's best choice; an algorithm of which nothing fits M is absent
+    paper       each algorithm with the sizes of its line 1, which may exceed M; absent where M is
+                too small for them
     compulsory  inputs read once and outputs written once: no algorithm moves less
-    bound       what no schedule moves less than (`flashsim.prove`); None where that would take too
+    bound       the lower bound of any schedule (`flashsim.prove`); None where that would take too
                 long
     """
 
@@ -90,87 +94,81 @@ class Tuned(Exported):
 
     def __repr__(self) -> str:
         best = self.best
-        bound = (
-            ""
-            if self.bound is None
-            else f", {best.accesses / self.bound:.3f} × the lower bound {self.bound:,}"
-        )
         fewest = (
-            f"{best.algorithm!r} in blocks of {best.blocks.B_r:,} × {best.blocks.B_c:,} moves "
-            f"{best.accesses:,} elements"
+            f"{best.algorithm!r} in blocks of {_in_words(best.blocks)} moves {best.accesses:,} "
+            "elements"
         )
-        return f"Tuned({self._asked}: {fewest}{bound})"
+        bound = ""
+        if self.bound is not None:
+            bound = f", {best.accesses / self.bound:.3f} × the lower bound {self.bound:,}"
+        return f"Tuned({self._problem}: {fewest}{bound})"
 
     def _repr_html_(self) -> str:
         rows = []
-        for one in sorted(self.by_loops.values(), key=_cost):
-            blocks = f"{one.blocks.B_r:,} × {one.blocks.B_c:,}"
-            peak = f"{one.peak / self.M:.0%}"
-            rows.append((one.algorithm, one.loops, blocks, one.accesses, peak))
+        for choice in sorted(self.by_loops.values(), key=_cost):
+            blocks = _in_words(choice.blocks)
+            peak = f"{choice.peak / self.M:.0%}"
+            rows.append((choice.algorithm, choice.loops, blocks, choice.accesses, peak))
         notes = [f"compulsory: {self.compulsory:,} elements"]
         if self.bound is not None:
             notes.append(f"lower bound: {self.bound:,} elements; no schedule moves less")
         return html_table(
-            f"Fewest: {self._asked}",
+            f"Fewest: {self._problem}",
             ("name", "loops", "B_r × B_c", "accesses", "peak of M"),
             rows,
             notes,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was found as plain data: what `flashsim tune --json` writes."""
-        choices = {name: self._written(choice) for name, choice in self.by_loops.items()}
-        paper = {
-            name: self._written(choice) | {"over_M_elements": max(choice.peak - self.M, 0)}
-            for name, choice in self.paper.items()
-        }
-        return asdict(self) | {
-            "by_loops": choices,
-            "paper": paper,
-            "best": self._written(self.best),
-        }
-
-    @staticmethod
-    def _written(choice: Choice) -> dict[str, Any]:
-        return asdict(choice) | {"blocks": choice.blocks.to_dict()}
+        """Return the result as plain data: what `flashsim tune --json` writes."""
+        by_loops = {name: choice.to_dict() for name, choice in self.by_loops.items()}
+        paper = {}
+        for name, choice in self.paper.items():
+            excess = max(choice.peak - self.M, 0)
+            paper[name] = {**choice.to_dict(), "over_M_elements": excess}
+        records = {"by_loops": by_loops, "paper": paper, "best": self.best.to_dict()}
+        return asdict(self) | records
 
     @property
-    def _asked(self) -> str:
+    def _problem(self) -> str:
         shape = self.shape
-        mask = "causal, " if self.causal else f"{self.mask}, " if self.mask else ""
-        sizes = f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d:,}"
-        return f"{self.direction}, {mask}{sizes}, M = {self.M:,}"
+        sizes = f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d:,}, M = {self.M:,}"
+        mask = "causal" if self.causal else self.mask
+        parts = [self.direction, mask, sizes]
+        return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """What one algorithm costs at one problem, by blocks."""
+    """The costs of one algorithm at one problem, by blocks."""
 
     algorithm: Algorithm
     shape: Shape
     options: Mapping[str, Any]
 
     @cached_property
-    def posed(self) -> FormAtProblem | None:
-        """The closed forms at this problem, or None where there are none."""
-        algorithm, options = self.counted
+    def form(self) -> FormAtProblem | None:
+        """The closed form at this problem, or None where there is none."""
+        algorithm, options = self.arguments
         direction = options.pop("direction")
         try:
             form = theory.form_of(algorithm, direction)
         except theory.NoClosedForm:
             return None
-        own = {option.name: options.pop(option.name, option.default) for option in form.options}
+        own = {}
+        for option in form.options:
+            own[option.name] = options.pop(option.name, option.default)
         return FormAtProblem.of(form, Problem.of(**vars(self.shape), **options), own)
 
     @cached_property
-    def whole(self) -> FormAtProblem | None:
+    def unmasked_form(self) -> FormAtProblem | None:
         """The same without a mask."""
-        return _Search(self.algorithm, self.shape, {**self.options, "mask": None}).posed
+        return _Search(self.algorithm, self.shape, {**self.options, "mask": None}).form
 
     @property
-    def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
-        """What to count, and its options: Algorithm 2 skips as Algorithm 5 does, where there is
-        what to skip.
+    def arguments(self) -> tuple[str | Algorithm, dict[str, Any]]:
+        """The algorithm to count, and its options. Where a mask skips tiles, Algorithm 2 is counted
+        as Algorithm 5, which skips them.
         """
         if self.algorithm.skips_as and self.options["mask"] is not None:
             return self.algorithm.skips_as, {**self.options, "block_mask": "live"}
@@ -178,78 +176,95 @@ class _Search:
 
     def choice(self, **sizes: Any) -> Choice:
         """Return what it costs, whether it fits or not."""
-        algorithm, options = self.counted
-        at = cost(algorithm, **vars(self.shape), **options, **sizes)
+        algorithm, options = self.arguments
+        result = cost(algorithm, **vars(self.shape), **options, **sizes)
         loops = self.algorithm.loops or self.algorithm.title
-        return Choice(self.algorithm.name, loops, at.blocks, at.hbm.accesses, at.sram.peak)
+        accesses = result.hbm.accesses
+        return Choice(self.algorithm.name, loops, result.blocks, accesses, result.sram.peak)
 
     def fits(self, B_r: int, B_c: int) -> bool:
-        """Say whether all tiles fit: which are skipped does not change the peak, unless a mask
-        skips all.
+        """Return whether all tiles fit, without a mask: skipped tiles do not change the peak, unless
+        all are skipped.
         """
-        how = {**self.options, "mask": None}
         M = int(self.options["M"])
-        if self.whole is None:
-            return cost(self.algorithm, **vars(self.shape), **how, blocks=(B_r, B_c)).sram.peak <= M
-        return self.whole.peak(B_r, B_c) <= M
+        if self.unmasked_form is not None:
+            return self.unmasked_form.peak(B_r, B_c) <= M
+        options = {**self.options, "mask": None, "blocks": (B_r, B_c)}
+        return cost(self.algorithm, **vars(self.shape), **options).sram.peak <= M
 
     def candidates(self, least: int) -> Iterator[tuple[int, int]]:
-        """Yield each (B_r, B_c) that fits and can be the best: of one side every T, of the other as
-        many as fit.
+        """Yield each (B_r, B_c) that fits and can be the best: for every number of blocks of one
+        side, the largest other side that fits.
 
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the
         least of the other, too.
         """
-        n = self.shape.N_q
-        k = self.shape.N_k
-        B_r = n
-        pieces = (takewhile(k.__ge__, sides(width)) for width in (self.shape.d, self.shape.d_v))
-        for B_c in merge(sides(k, least), *pieces):  # T_c, T_d, T_v
-            if B_c < min(least, k):
+        yield from self._by_keys(least)
+        yield from self._by_queries(least)
+        if self.options["mask"] is not None:
+            yield from self._narrow(least)
+
+    def _by_keys(self, least: int) -> Iterator[tuple[int, int]]:
+        """Yield the candidates for each B_c that makes another number of blocks of keys, or of
+        pieces of d or d_v columns.
+        """
+        N_q = self.shape.N_q
+        N_k = self.shape.N_k
+        B_r = N_q
+        widths = (sides(self.shape.d), sides(self.shape.d_v))
+        pieces = (takewhile(N_k.__ge__, each) for each in widths)
+        for B_c in merge(sides(N_k, least), *pieces):
+            if B_c < min(least, N_k):
                 continue
-            B_r = _most(partial(self.fits, B_c=B_c), min(least, n), B_r)
+            B_r = _largest_that_fits(partial(self.fits, B_c=B_c), min(least, N_q), B_r)
             if not B_r:
                 break
-            # the more rows, the fewer panels of keys
-            yield from ((_tight(n, B_r, least), B_c), (B_r, B_c))
-        B_c = k
-        for B_r in sides(n, least):
-            B_c = _most(partial(self.fits, B_r), min(least, k), B_c)
+            yield _tight(N_q, B_r, least), B_c
+            yield B_r, B_c  # the more rows, the fewer panels of keys
+
+    def _by_queries(self, least: int) -> Iterator[tuple[int, int]]:
+        """Yield the candidates for each B_r that makes another number of blocks of queries."""
+        N_k = self.shape.N_k
+        B_c = N_k
+        for B_r in sides(self.shape.N_q, least):
+            B_c = _largest_that_fits(partial(self.fits, B_r), min(least, N_k), B_c)
             if not B_c:
                 break
-            # narrow blocks leave the most room to pin
-            yield from ((B_r, _tight(k, B_c, least)), (B_r, min(least, k)))
-        if self.options["mask"] is not None:
-            thin_r = min(least, n)
-            thin_c = min(least, k)
-            yield from (
-                (B_r, thin_c)
-                for B_r in range(thin_r, _most(partial(self.fits, B_c=thin_c), thin_r, n) + 1)
-            )
-            yield from (
-                (thin_r, B_c)
-                for B_c in range(thin_c, _most(partial(self.fits, thin_r), thin_c, k) + 1)
-            )
+            yield B_r, _tight(N_k, B_c, least)
+            yield B_r, min(least, N_k)  # narrow blocks leave the most room to pin
+
+    def _narrow(self, least: int) -> Iterator[tuple[int, int]]:
+        """Yield all tiles that fit of which one side is the least."""
+        N_q = self.shape.N_q
+        N_k = self.shape.N_k
+        smallest_B_r = min(least, N_q)
+        smallest_B_c = min(least, N_k)
+        fits_rows = partial(self.fits, B_c=smallest_B_c)
+        for B_r in range(smallest_B_r, _largest_that_fits(fits_rows, smallest_B_r, N_q) + 1):
+            yield B_r, smallest_B_c
+        fits_columns = partial(self.fits, smallest_B_r)
+        for B_c in range(smallest_B_c, _largest_that_fits(fits_columns, smallest_B_c, N_k) + 1):
+            yield smallest_B_r, B_c
 
     def best(self, least: int) -> Choice | None:
         """Return the choice of fewest accesses among the candidates; None if there is none."""
-        tried = [
-            blocks
-            for blocks in {*self.candidates(least)}
-            if least == 1 or self._all_at_least(least, blocks)
-        ]
-        if self.posed is not None:
-            moved = {blocks: self.posed.accesses(*blocks) for blocks in tried}
-            fewest = min(moved.values(), default=0)
-            tried = [blocks for blocks in tried if moved[blocks] == fewest]
-        return min((self.choice(blocks=blocks) for blocks in tried), key=_cost, default=None)
+        candidates = set(self.candidates(least))
+        if least > 1:
+            candidates = {blocks for blocks in candidates if self._all_at_least(least, blocks)}
+        if self.form is not None:
+            accesses = {blocks: self.form.accesses(*blocks) for blocks in candidates}
+            fewest = min(accesses.values(), default=0)
+            candidates = {blocks for blocks in candidates if accesses[blocks] == fewest}
+        choices = (self.choice(blocks=blocks) for blocks in candidates)
+        return min(choices, key=_cost, default=None)
 
     def _all_at_least(self, least: int, blocks: tuple[int, int]) -> bool:
-        """Say whether tiles are that large in each pass: those of single rows are not."""
-        n = self.shape.N_q
-        k = self.shape.N_k
-        cuts = self.algorithm.cuts(clipped(self.shape, *blocks), n, k)
-        return all(cut.B_r >= min(least, n) and cut.B_c >= min(least, k) for cut in cuts)
+        """Return whether tiles are that large in each pass: tiles of single rows are not."""
+        N_q = self.shape.N_q
+        N_k = self.shape.N_k
+        cuts = self.algorithm.cuts(clipped(self.shape, *blocks), N_q, N_k)
+        has_rows = all(cut.B_r >= min(least, N_q) for cut in cuts)
+        return has_rows and all(cut.B_c >= min(least, N_k) for cut in cuts)
 
 
 def cost(
@@ -266,7 +281,7 @@ def cost(
         if arguments.get("blocks") is not None:
             B_r, B_c = arguments.pop("blocks")
             arguments["sizing"] = Fixed(B_r, B_c, enforced=False)
-        return count(_unnoticed(algorithm, direction), direction=direction, **arguments)
+        return count(_for_trials(algorithm, direction), direction=direction, **arguments)
     return theory.exact(form, direction=direction, **arguments)
 
 
@@ -319,7 +334,7 @@ def tune(
             f"problem is {shown(problem)}; expected a flashsim.Problem. Algorithms are named so: "
             "algorithms=[…]"
         )
-    asked = Problem.from_arguments(
+    problem = Problem.from_arguments(
         problem,
         N=N,
         d=d,
@@ -332,43 +347,32 @@ def tune(
         mask=mask,
         dropout_p=dropout_p,
     )
-    shape = asked.shape
-    rule = asked.mask
-    M = asked.M
-    stored = asked.dtype
-    if asked.in_hbm:
+    if problem.in_hbm:
         raise ValueError(
-            f"mask is {rule!r}; expected a mask that depends on positions alone, without an array "
-            "in HBM"
+            f"mask is {problem.mask!r}; expected a mask that depends on positions alone, without "
+            "an array in HBM"
         )
-    masked = None if isinstance(rule, All) else rule
-    sizes = sum(
-        min(2 * isqrt(N), M) + (masked is not None) * min(N, M) for N in (shape.N_q, shape.N_k)
-    )
-    if sizes > MOST_TRIED:
-        raise ValueError(
-            f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block "
-            "sizes to try, for hours; "
-            f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or "
-            "flashsim.count a few block sizes"
-        )
+    shape = problem.shape
+    M = problem.M
+    mask = None if isinstance(problem.mask, All) else problem.mask
+    _check_number_of_sizes(shape, M, has_mask=mask is not None)
     options: dict[str, Any] = {
         "M": M,
-        "dtype": stored.name,
+        "dtype": problem.dtype.name,
         "direction": direction,
-        "mask": masked,
-        "dropout_p": asked.dropout_p,
+        "mask": mask,
+        "dropout_p": problem.dropout_p,
     }
-    found: dict[str, Choice] = {}
+    by_loops: dict[str, Choice] = {}
     paper: dict[str, Choice] = {}
-    tried = _tried(direction, algorithms)
-    _check_own(own, tried)
-    for done, algorithm in enumerate(tried):
+    records = _records(direction, algorithms)
+    _check_own(own, records)
+    for number, algorithm in enumerate(records, 1):
         search = _Search(algorithm, shape, options | _own(algorithm, own))
         best = search.best(least)
         if best is not None:
             _confirm(search, best)
-            found[algorithm.name] = best
+            by_loops[algorithm.name] = best
         try:
             algorithm.rows(M, shape.d, shape.d_v)
         except ValueError:  # M is too small for line 1's sizes
@@ -376,45 +380,64 @@ def tune(
         else:
             paper[algorithm.name] = search.choice(sizing="paper")
         if on_tried is not None:
-            on_tried(done + 1, len(tried))
-    if not found:
+            on_tried(number, len(records))
+    if not by_loops:
         raise ValueError(
             f"M = {M:,} elements is too small: no algorithm here fits it with tiles of {least} × "
             f"{least} at d = {shape.d}"
         )
-    compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
-    said = "" if masked is None else repr(masked)
     try:
-        bound = bound_of(rule, shape, M, direction)[0].accesses
+        bound = bound_of(problem.mask, shape, M, direction)[0].accesses
     except ValueError:  # the mask's pairs are too many to look at
         bound = None
-    return Tuned(shape, M, direction, masked == Causal(), said, compulsory, bound, found, paper)
+    return Tuned(
+        shape,
+        M,
+        direction,
+        causal=mask == Causal(),
+        mask="" if mask is None else repr(mask),
+        compulsory=theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction),
+        bound=bound,
+        by_loops=by_loops,
+        paper=paper,
+    )
 
 
-def _unnoticed(what: str | Algorithm, direction: str) -> Algorithm:
-    """Return an algorithm to count with; of a user's, the shadow, as blocks are tried in which
-    no debugger should stop.
+def _check_number_of_sizes(shape: Shape, M: int, *, has_mask: bool) -> None:
+    """Raise ValueError where a search would take hours."""
+    sizes = 0
+    for N in (shape.N_q, shape.N_k):
+        sizes += min(2 * isqrt(N), M)
+        if has_mask:
+            sizes += min(N, M)
+    if sizes > MOST_TRIED:
+        raise ValueError(
+            f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block "
+            f"sizes to try, for hours; expected at most {MOST_TRIED:,}. Take a smaller M or shorter "
+            "lengths, or flashsim.count a few block sizes"
+        )
+
+
+def _for_trials(algorithm: str | Algorithm, direction: str) -> Algorithm:
+    """Return an algorithm to count with. A user's function is its shadow: a debugger should not
+    stop in blocks that are only tried.
     """
-    algorithm = resolve(what, direction)
-    return trial_of(algorithm) if is_user_defined(algorithm) else algorithm
+    record = resolve(algorithm, direction)
+    return trial_of(record) if is_user_defined(record) else record
 
 
 def bound_of(
     rule: Mask, shape: Shape, M: int, direction: str
 ) -> tuple[LowerBound | BackwardBound, str, int, int]:
-    """Return the lower bound; what is allowed, "all", "causal" or "given"; and how many queries and
-    keys have any.
+    """Return the lower bound; which pairs are allowed, "all", "causal" or "given"; and how many
+    queries and keys have any.
 
     Raises ValueError where the mask's pairs are too many to look at.
     """
     allowed, pairs, queries, keys = allowed_pairs(rule, shape)
     lower = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
-    return (
-        lower(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys),
-        allowed,
-        queries,
-        keys,
-    )
+    bound = lower(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys)
+    return bound, allowed, queries, keys
 
 
 def best_of(
@@ -444,21 +467,27 @@ def sides(N: int, least: int = 1) -> Iterator[int]:
         blocks = -(-N // B) - 1
 
 
-def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the largest B from `least` to `most` that fits, 0 if not even `least` does. It is
-    sought from `most` down.
+def _largest_that_fits(fits: Callable[[int], bool], smallest: int, largest: int) -> int:
+    """Return the largest B from `smallest` to `largest` that fits, 0 if not even `smallest` does.
+
+    The search goes down from `largest` with steps that double, and then halves the last step.
     """
-    low = most
-    high = most + 1
+    fitting = largest
+    too_large = largest + 1
     step = 1
-    while not fits(low):
-        if low == least:
+    while not fits(fitting):
+        if fitting == smallest:
             return 0
-        low, high, step = max(low - step, least), low, 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        too_large = fitting
+        fitting = max(fitting - step, smallest)
+        step *= 2
+    while too_large - fitting > 1:
+        middle = (fitting + too_large) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_large = middle
+    return fitting
 
 
 def _tight(N: int, B: int, least: int) -> int:
@@ -466,24 +495,29 @@ def _tight(N: int, B: int, least: int) -> int:
     return max(-(-N // -(-N // B)), min(least, N))
 
 
+def _in_words(blocks: Blocks) -> str:
+    return f"{blocks.B_r:,} × {blocks.B_c:,}"
+
+
 def _cost(choice: Choice) -> tuple[int, int, int]:
     return choice.accesses, choice.blocks.tiles, choice.peak
 
 
-def _tried(
+def _records(
     direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]
 ) -> list[Algorithm]:
     if isinstance(algorithms, str) or not isinstance(algorithms, Iterable):
         raise ValueError(
             f"algorithms is {shown(algorithms)}; expected several: [{shown(algorithms)}]"
         )
-    known = PASSES["forward" if direction == "forward" else "backward"]
-    tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
-    tried |= {
-        algorithm.name: algorithm
-        for algorithm in (resolve(given, direction) for given in algorithms)
-    }
-    return list(tried.values())
+    records = {}
+    for name, record in PASSES["forward" if direction == "forward" else "backward"].items():
+        if record.loops:
+            records[name] = record
+    for algorithm in algorithms:
+        record = resolve(algorithm, direction)
+        records[record.name] = record
+    return list(records.values())
 
 
 def _own(algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -492,29 +526,31 @@ def _own(algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
 
 
-def _check_own(options: Mapping[str, Any], tried: Sequence[Algorithm]) -> None:
+def _check_own(options: Mapping[str, Any], algorithms: Sequence[Algorithm]) -> None:
     """Raise TypeError or ValueError for an option that none of the algorithms has."""
-    taken = {name for algorithm in tried for name in _own(algorithm, options)}
+    names = {name for algorithm in algorithms for name in _own(algorithm, options)}
     for name in options:
-        if name not in taken:
-            check_options(tune, {name: options[name]}, "what is tuned", tried[-1], FORWARD)
+        if name not in names:
+            check_options(tune, {name: options[name]}, "what is tuned", algorithms[-1], FORWARD)
 
 
 def _confirm(search: _Search, choice: Choice) -> None:
     """Count the choice by running it on shapes, M enforced: SramOverflow if it did not fit."""
-    algorithm, options = search.counted
-    blocks = choice.blocks.B_r, choice.blocks.B_c
-    tally = count(
-        _unnoticed(algorithm, search.algorithm.direction),
+    algorithm, options = search.arguments
+    blocks = (choice.blocks.B_r, choice.blocks.B_c)
+    result = count(
+        _for_trials(algorithm, search.algorithm.direction),
         **asdict(search.shape),
         **options,
         blocks=blocks,
     )
-    if (tally.hbm.accesses, tally.sram.peak) != (choice.accesses, choice.peak):
+    accesses = result.hbm.accesses
+    peak = result.sram.peak
+    if (accesses, peak) != (choice.accesses, choice.peak):
         raise ValueError(
-            f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes "
-            f"{tally.hbm.accesses:,} accesses, with a peak "
-            f"of {tally.sram.peak:,}; its closed form says {choice.accesses:,} and {choice.peak:,}"
+            f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes {accesses:,} "
+            f"accesses, with a peak of {peak:,}; its closed form says {choice.accesses:,} and "
+            f"{choice.peak:,}"
         )
 
 
@@ -525,8 +561,8 @@ class _Callable(ModuleType):
     Type checkers do not know of it.
     """
 
-    def __call__(self, *given: Any, **options: Any) -> Tuned:
-        return tune(*given, **options)
+    def __call__(self, *problem: Any, **options: Any) -> Tuned:
+        return tune(*problem, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -17,7 +17,8 @@ class _Callers:
     """
 
     def __init__(self) -> None:
-        self.lock, self.inside = Lock(), Counter[int]()
+        self.lock = Lock()
+        self.inside = Counter[int]()
         self.limit: Any = None
 
     def __enter__(self) -> None:
@@ -38,22 +39,23 @@ class _Callers:
         """In a child process only the thread that forked goes on. So the others leave, and the
         lock is made new.
         """
-        self.lock, mine = Lock(), self.inside[get_ident()]
-        self.inside = Counter({get_ident(): mine})
+        times = self.inside[get_ident()]
+        self.lock = Lock()
+        self.inside = Counter({get_ident(): times})
         self.settle()
 
     def settle(self) -> None:
-        """Have one BLAS thread while somebody is inside. From threadpoolctl 3.8 on, whoever
+        """Have one BLAS thread while a caller is inside. From threadpoolctl 3.8 on, whoever
         limits must give up control.
         """
         if (self.limit is None) == (self.inside.total() > 0):
             pool, give_up_control = _blas()
             give_up_control(force=True)
-            self.limit = (
+            if self.limit is None:
+                self.limit = pool.limit(limits=1, user_api="blas")
+            else:
                 self.limit.restore_original_limits()
-                if self.limit
-                else pool.limit(limits=1, user_api="blas")
-            )
+                self.limit = None
             give_up_control(force=True)
 
 
@@ -76,6 +78,9 @@ def one_blas_thread() -> _Callers:
 def _blas() -> tuple[Any, Any]:
     from threadpoolctl import OpenBLASController, ThreadpoolController
 
-    return ThreadpoolController(), getattr(
-        OpenBLASController, "clear_controlling_thread", lambda force: None
-    )
+    give_up_control = getattr(OpenBLASController, "clear_controlling_thread", _do_nothing)
+    return ThreadpoolController(), give_up_control
+
+
+def _do_nothing(*, force: bool) -> None:
+    """Stand for threadpoolctl's `clear_controlling_thread`, which versions before 3.8 lack."""

@@ -60,16 +60,16 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _print_error(f"interrupted{_notes(stop)}")
             status = INTERRUPTED
         except (MemoryError, OverflowError) as error:
-            why = f": {error}" if str(error) else ""
-            _print_error(f"{program}: error: this is too large for this machine{why}")
+            reason = f": {error}" if str(error) else ""
+            _print_error(f"{program}: error: this is too large for this machine{reason}")
             status = REFUSED
         except OSError as error:
             if sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None:
                 return READER_GONE  # which is no BrokenPipeError there
-            why = str(error.strerror or error)
+            reason = str(error.strerror or error)
             if error.filename is not None:
-                why = f"{error.filename}: {error.strerror}"
-            _print_error(f"{program}: error: {why}")
+                reason = f"{error.filename}: {error.strerror}"
+            _print_error(f"{program}: error: {reason}")
             status = REFUSED
         except BaseException as error:  # the user's own need not be an Exception
             message = _message(error)
@@ -153,17 +153,18 @@ def one_line(text: object) -> str:
     r"""Return text on one line that a terminal can show: white space as single spaces, characters
     that are not printable as \x1b.
     """
-    return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
+    return _printable_line(" ".join(str(text).split()))
 
 
 def printable(text: object) -> str:
     """Return text in its lines, with characters that are not printable as in `one_line`: for the
     output of a student's file or a kernel.
     """
-    return "\n".join(
-        "".join(c if c.isprintable() else _escaped(c) for c in line)
-        for line in str(text).split("\n")
-    )
+    return "\n".join(_printable_line(line) for line in str(text).split("\n"))
+
+
+def _printable_line(line: str) -> str:
+    return "".join(c if c.isprintable() else _escaped(c) for c in line)
 
 
 def _print_error(message: str) -> None:
@@ -200,14 +201,16 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+    missing = error.object[error.start : error.end]
+    return "".join(_plain(character) for character in missing), error.end
 
 
 def _plain(character: str) -> str:
     if character in SPELLED:
         return SPELLED[character]
-    parts = "".join(SPELLED.get(c, c) for c in unicodedata.normalize("NFKD", character))
-    return parts.encode("ascii", "ignore").decode() or _escaped(character)
+    parts = unicodedata.normalize("NFKD", character)
+    spelled = "".join(SPELLED.get(part, part) for part in parts)
+    return spelled.encode("ascii", "ignore").decode() or _escaped(character)
 
 
 def _escaped(character: str) -> str:

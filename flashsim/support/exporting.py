@@ -34,9 +34,8 @@ class Exported:
         from flashsim.support.provenance import made_with
 
         record = plain({**self.to_dict(), "made_with": made_with()})
-        return write_or_return(
-            json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", path
-        )
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        return write_or_return(f"{text}\n", path)
 
 
 class ByArray(Exported):
@@ -51,13 +50,16 @@ class ByArray(Exported):
         Counts are in elements, exactly the integers they are. Needs pandas, which the extra
         `pandas` brings.
         """
-        found = self.to_dict()
-        traffic = found.pop("hbm", found)
-        rows = [{"array": name, **entry} for name, entry in traffic.pop("by_array").items()]
-        over = found.get("sram", {}).get("over")
-        if over:
-            rows = [{**row, "over_M_elements": over} for row in rows]
-        return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
+        record = self.to_dict()
+        traffic = record.pop("hbm", record)  # of a run, or of traffic alone
+        over = record.get("sram", {}).get("over")
+        rows = []
+        for name, counts in traffic.pop("by_array").items():
+            row = {"array": name, **counts}
+            if over:
+                row["over_M_elements"] = over
+            rows.append(row)
+        return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **record})
 
 
 def write_or_return(text: str, path: str | os.PathLike[str] | None) -> str | None:
@@ -73,8 +75,8 @@ def write_or_return(text: str, path: str | os.PathLike[str] | None) -> str | Non
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a cell of CSV: a truth as true or false; a ' before text that would be a formula,
-    or that has one already.
+    """Return a cell of CSV: a truth as true or false; text that a spreadsheet would take for a
+    formula, or that begins with ', after a '.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -82,12 +84,12 @@ def csv_cell(value: Any) -> Any:
 
 
 def text_of_csv_cell(text: str) -> str:
-    """Return the text that `csv_cell` has put a ' before."""
+    """Return the text of a cell that `csv_cell` has written."""
     return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
 
 
 def plain(value: Any) -> Any:
-    """Return JSON's kinds of things: None for what is not finite."""
+    """Return a value as JSON has it: mappings, lists, and None for a number that is not finite."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -118,19 +120,24 @@ def to_pandas(
         raise ModuleNotFoundError(
             f"to_pandas needs the package pandas: {extra_with('pandas')}", name="pandas"
         ) from None
-    listed = list(rows)
-    table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
+    records = list(rows)
+    series = {}
+    for name in columns:
+        series[name] = _series(pd, [record.get(name) for record in records])
+    table = pd.DataFrame(series)
     table.attrs.update(attrs or {})
     return table if index is None else table.set_index(index)
 
 
 def _series(pd: Any, values: list[Any]) -> Any:
-    kinds = {type(value) for value in values if value is not None}
-    gaps = None in values
+    """Return a column. pandas alone would make floats of integers with gaps, which rounds them."""
+    present = [value for value in values if value is not None]
+    has_gaps = len(present) < len(values)
+    kinds = set(map(type, present))
     if kinds == {bool}:
-        return pd.Series(values, dtype="boolean" if gaps else "bool")
-    if kinds == {int} and max(abs(value) for value in values if value is not None) <= LARGEST:
-        return pd.Series(values, dtype="Int64" if gaps else "int64")
+        return pd.Series(values, dtype="boolean" if has_gaps else "bool")
+    if kinds == {int} and max(map(abs, present)) <= LARGEST:
+        return pd.Series(values, dtype="Int64" if has_gaps else "int64")
     if float in kinds <= {int, float}:
         return pd.Series(values, dtype="float64")
     return pd.Series(values, dtype=None if kinds == {str} else "object")
@@ -149,10 +156,11 @@ def html_table(
     parts += [f"<th>{escape(heading)}</th>" for heading in headings]
     parts.append("</tr></thead><tbody>")
     for row in rows:
-        cells = [f"{cell:,}" if isinstance(cell, int) else escape(cell) for cell in row]
-        parts.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return (
-        "".join(parts)
-        + "</tbody></table>"
-        + "".join(f"<div>{escape(note)}</div>" for note in notes)
-    )
+        parts.append("<tr>")
+        for cell in row:
+            text = f"{cell:,}" if isinstance(cell, int) else escape(cell)
+            parts.append(f"<td>{text}</td>")
+        parts.append("</tr>")
+    parts.append("</tbody></table>")
+    parts += [f"<div>{escape(note)}</div>" for note in notes]
+    return "".join(parts)

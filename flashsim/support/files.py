@@ -94,14 +94,16 @@ def read_record(path: Path, *needs: str) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    missing = [name for name in needs if not isinstance(record, dict) or name not in record]
+    missing = list(needs)
+    if isinstance(record, dict):
+        missing = [name for name in needs if name not in record]
     if missing:
         raise ValueError(
             f"{path} has no {' and no '.join(missing)}; expected a JSON object with "
             f"{', '.join(needs)}"
         )
-    found: dict[str, Any] = record
-    return found
+    entries: dict[str, Any] = record
+    return entries
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
@@ -117,17 +119,17 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = _end_of_links(path)
     try:
-        before = target.stat()
+        old = target.stat()
     except FileNotFoundError:
-        before = None
-    if _is_stream(target) or (before is not None and not stat.S_ISREG(before.st_mode)):
+        old = None
+    if _is_stream(target) or (old is not None and not stat.S_ISREG(old.st_mode)):
         path.write_bytes(data)
         return path
-    beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
+    new_file = target.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
-        file = beside.open("xb")
+        file = new_file.open("xb")
     except PermissionError:
-        if before is None:
+        if old is None:
             raise PermissionError(
                 f"{path} cannot be written: its folder takes no new files"
             ) from None
@@ -136,20 +138,20 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     try:
         with file:
             file.write(data)
-        if before is not None:
+        if old is not None:
             if hasattr(os, "chown"):
                 with suppress(PermissionError):
-                    os.chown(beside, before.st_uid, before.st_gid)
-            beside.chmod(stat.S_IMODE(before.st_mode))
-        beside.replace(target)
+                    os.chown(new_file, old.st_uid, old.st_gid)
+            new_file.chmod(stat.S_IMODE(old.st_mode))
+        new_file.replace(target)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         raise
     return path
 
 
 def _end_of_links(path: Path) -> Path:
-    """Follow a chain of links to its end, but not into /proc: /dev/stdout ends at
+    """Return the end of a chain of links. It does not follow links into /proc: /dev/stdout ends at
     /proc/self/fd/1.
     """
     for _ in range(40):
@@ -164,4 +166,5 @@ def _is_stream(path: Path) -> bool:
     given to another file.
     """
     folder = path.parent.resolve()
-    return folder.parts[1:2] == ("proc",) or folder in (Path("/dev"), Path("/dev/fd"))
+    is_in_proc = folder.parts[1:2] == ("proc",)
+    return is_in_proc or folder in (Path("/dev"), Path("/dev/fd"))

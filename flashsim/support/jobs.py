@@ -16,6 +16,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 ENDING = (signal.SIGINT, signal.SIGTERM)
+MOST_ON_WINDOWS = 61  # processes of a pool
 
 
 def in_any_order(
@@ -37,15 +38,13 @@ def in_any_order(
             parallel = Parallel(return_as="generator_unordered")
         except ValueError:  # a backend that returns all at the end
             parallel = Parallel()
-        yield from parallel(
-            delayed(_numbered)(work, number, item) for number, item in enumerate(items)
-        )
+        numbered = delayed(_numbered)
+        yield from parallel(numbered(work, number, item) for number, item in enumerate(items))
     elif jobs == 1 or len(items) <= 1:
         yield from ((number, work(item)) for number, item in enumerate(items))
     else:
-        yield from _over_processes(
-            work, items, min(jobs, len(items), 61 if sys.platform == "win32" else jobs)
-        )
+        most = MOST_ON_WINDOWS if sys.platform == "win32" else jobs
+        yield from _over_processes(work, items, min(jobs, len(items), most))
 
 
 def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
@@ -61,17 +60,17 @@ def _over_processes(
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         with _interrupts_wait():
-            started = [
-                pool.submit(_numbered, work, number, item) for number, item in enumerate(items)
-            ]
-        for done in as_completed(started):
-            yield done.result()
+            futures = []
+            for number, item in enumerate(items):
+                futures.append(pool.submit(_numbered, work, number, item))
+        for future in as_completed(futures):
+            yield future.result()
     except BrokenProcessPool:
-        why = (
+        reason = (
             "it was killed, perhaps for want of memory, or its script has no if __name__ == "
             '"__main__"'
         )
-        raise ChildProcessError(f"one of {jobs} processes ended too early: {why}") from None
+        raise ChildProcessError(f"one of {jobs} processes ended too early: {reason}") from None
     finally:
         with _interrupts_wait():
             for process in [*pool._processes.values()]:  # Python 3.14 has kill_workers
@@ -97,13 +96,15 @@ def _interrupts_wait() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until this is left. Processes that start here do not hear them,
     though they are sent to all.
     """
-    heard: list[int] = []
-    main = threading.current_thread() is threading.main_thread()
-    before = (
-        {one: signal.signal(one, lambda number, _: heard.append(number)) for one in ENDING}
-        if main
-        else {}
-    )
+    signals: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        signals.append(number)
+
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            handlers[number] = signal.signal(number, note)
     masked = None
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         from multiprocessing import resource_tracker
@@ -116,7 +117,7 @@ def _interrupts_wait() -> Iterator[None]:
     finally:
         if masked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        for one, handler in before.items():
-            signal.signal(one, handler)
-        for number in heard:
-            signal.raise_signal(number)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for caught in signals:
+            signal.raise_signal(caught)

@@ -13,26 +13,27 @@ from types import ModuleType
 
 
 def module_of(name: str) -> ModuleType:
-    """Import a module by its name; what lies in the working directory is found too. Raises
-    ValueError where that fails.
+    """Import a module by its name, also one in the working directory. Raises ValueError where that
+    fails.
     """
     with _importing(name, Path.cwd()):
         return importlib.import_module(name)
 
 
 def file_of(path: Path, *, anew: bool = False) -> ModuleType:
-    """Import a file, or, `anew`, read it again; what lies beside it is found too. Raises
-    ValueError where that fails.
+    """Import a file, or, `anew`, read it again. It can import the files beside it.
+
+    Raises ValueError where that fails.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     file = path.resolve()
     name = file.stem
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         if not anew:
-            return known
-    elif known is not None:  # another module has that name, and keeps it
+            return loaded
+    elif loaded is not None:  # another module has that name, and keeps it
         name = f"{name} ({file.parent})"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None, "its name ends in .py"
@@ -57,17 +58,16 @@ def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit's, too
-        said = (
-            f"{error.msg}: {(error.text or '').strip()}"
-            if isinstance(error, SyntaxError)
-            else str(error)
-        )
-        raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {said}") from error
+        message = str(error)
+        if isinstance(error, SyntaxError):
+            message = f"{error.msg}: {(error.text or '').strip()}"
+        kind = type(error).__name__
+        raise ValueError(f"{_place(name, error, file)}: {kind}: {message}") from error
 
 
 def _place(name: str, error: BaseException, file: str) -> str:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{name if error.filename == file else error.filename}, line {error.lineno}"
-    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    inside = [line for where, line in frames if where == file]
-    return f"{name}, line {inside[-1]}" if inside else f"cannot import {name}"
+    frames = walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+    return f"{name}, line {lines[-1]}" if lines else f"cannot import {name}"

@@ -32,29 +32,22 @@ def made_with() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of a clone, "-dirty" behind it where files differ from it; or what pip
-    installed from.
+    """Return the commit of the clone, with "-dirty" where files differ from it; or the commit that
+    pip installed. None where it is not known.
     """
     if (SOURCES / ".git").exists():
-        told = [
-            "git",
-            "-C",
-            str(SOURCES),
-            "describe",
-            "--always",
-            "--abbrev=40",
-            "--dirty",
-            "--exclude=*",
-        ]
-        with suppress(OSError, subprocess.SubprocessError):
-            return (
-                subprocess.run(
-                    told, capture_output=True, text=True, check=True, timeout=10
-                ).stdout.strip()
-                or None
-            )
-        return None
+        return _commit_of_clone()
     with suppress(PackageNotFoundError, ValueError, AttributeError):
-        found = json.loads(distribution("flashsim").read_text("direct_url.json") or "{}")
-        return found.get("vcs_info", {}).get("commit_id")  # type: ignore[no-any-return]
+        origin = json.loads(distribution("flashsim").read_text("direct_url.json") or "{}")
+        return origin.get("vcs_info", {}).get("commit_id")  # type: ignore[no-any-return]
     return None
+
+
+def _commit_of_clone() -> str | None:
+    command = ["git", "-C", str(SOURCES), "describe"]
+    command += ["--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return process.stdout.strip() or None

@@ -1,6 +1,4 @@
-"""Sizes: what is reckoned with them, and how people write and read them: "100KB" of a dtype,
-25,600 elements, 3.1 MB.
-"""
+"""Sizes: arithmetic on them, and sizes as text: "100KB" of a dtype, 25,600 elements, 3.1 MB."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 Size = int | float | str
-"""What a size of SRAM may be given as: elements, 25_600 or 1e5, or bytes as text, "100KB"."""
+"""A size of SRAM as users write it: elements, 25_600 or 1e5, or bytes as text, "100KB"."""
 UNITS = {
     "": None,
     "B": 1,
@@ -35,28 +33,32 @@ def smallest_true(true_from: Callable[[int], bool]) -> int:
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if true_from(middle) else (middle, high)
+        if true_from(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
 def largest_that_fits(fits: Callable[[int], bool], longest: int) -> int:
-    """Return the most n, from 1 to `longest`, that fits, where less fits as well; 0 if not even 1
-    does.
+    """Return the largest n, from 1 to `longest`, that fits; 0 if not even 1 does.
 
+    Whatever is smaller than an n that fits must fit, too.
     It begins with the largest, and halves: a run that does not fit ends at once, and one of small
     blocks has the most turns.
     """
     fitting = longest
     too_many = longest + 1
     while fitting and not fits(fitting):
-        fitting, too_many = fitting // 2, fitting
+        too_many = fitting
+        fitting //= 2
     if not fitting:
         return 0
-    return (
-        fitting
-        + smallest_true(lambda more: fitting + more >= too_many or not fits(fitting + more))
-        - 1
-    )
+
+    def is_too_many(increase: int) -> bool:
+        return fitting + increase >= too_many or not fits(fitting + increase)
+
+    return fitting + smallest_true(is_too_many) - 1
 
 
 def parse_size(text: str, itemsize: int) -> int:

@@ -19,7 +19,7 @@ PIPE = 80  # columns, where no terminal says how many there are
 
 
 def console(**options: Any) -> Console:
-    """Return a console of rich that raises BrokenPipeError where the reader has gone, as Python's
+    """Return a console of Rich that raises BrokenPipeError when the reader has gone, as Python's
     streams do.
     """
     from rich.console import Console
@@ -33,13 +33,13 @@ def console(**options: Any) -> Console:
 
 def page() -> Console:
     """Return a console for tables and words, without colours."""
-    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-    terminal = console(**plain)
-    return terminal if terminal.is_terminal else console(**plain, width=PIPE)
+    options: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    terminal = console(**options)
+    return terminal if terminal.is_terminal else console(**options, width=PIPE)
 
 
 def print_table(
-    headings: Sequence[str], rows: Iterable[Sequence[Any] | None], on: Console | None = None
+    headings: Sequence[str], rows: Iterable[Sequence[Any] | None], output: Console | None = None
 ) -> None:
     """Print a table of cells, as `cell` writes them. A row None is the end of a section.
 
@@ -49,19 +49,19 @@ def print_table(
     """
     from rich.measure import Measurement
 
-    on = on or page()
+    output = output or page()
     listed = list(rows)
-    any_width = on.options.update_width(10_000)
+    any_width = output.options.update_width(10_000)
     waiting = list(range(1, len(headings)))
     columns = [0]
     while waiting:
         columns.append(waiting.pop(0))
         wider = _table(headings, listed, [*columns, *waiting[:1]])
-        if not waiting or Measurement.get(on, any_width, wider).maximum > on.width:
-            on.print(_table(headings, listed, columns))
+        if not waiting or Measurement.get(output, any_width, wider).maximum > output.width:
+            output.print(_table(headings, listed, columns))
             columns = [0]
             if waiting:
-                on.print()
+                output.print()
 
 
 def _table(
@@ -135,7 +135,8 @@ def aligned(
 def problem(N_q: int, N_k: int, d: int, d_v: int) -> str:
     """Return lengths and widths in words, each once where two are the same."""
     lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
-    return f"{lengths}, d = {d}" + (f", d_v = {d_v}" if d_v != d else "")
+    widths = f"d = {d}" if d_v == d else f"d = {d}, d_v = {d_v}"
+    return f"{lengths}, {widths}"
 
 
 def sram(M: int, itemsize: int, dtype: str) -> str:

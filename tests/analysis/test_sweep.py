@@ -301,6 +301,8 @@ def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
     assert crossovers.sentences(back) == crossovers.sentences(found) != []
     apart = flashsim.sweep(points=flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9]))
     assert {"N_q", "N_k", "d_v"} <= set(apart.axes)
+    lengths = [{"N_q": N, "N_k": N, "d": 4} for N in (8, 16)]
+    assert flashsim.sweep(points=lengths).axes == {"N_q": [8, 16], "N_k": [8, 16]}
 
 
 def test_a_row_without_a_width_says_so_and_dtypes_are_called_by_one_name() -> None:

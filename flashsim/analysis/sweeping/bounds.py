@@ -1,5 +1,6 @@
 """The lower bound that `flashsim.prove` proves, of all heads, at a point of a sweep."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -24,6 +25,13 @@ from flashsim.theory.bounds.backward import BackwardBound
 from flashsim.theory.bounds.forward import LowerBound
 
 PROBLEM_ARGUMENTS = signature(Problem.of).parameters.keys()
+LOWER_BOUNDS: Mapping[str, Callable[..., LowerBound | BackwardBound]] = {
+    "forward": cache(theory.lower_bound),
+    "backward": cache(theory.lower_bound_backward),
+}
+"""The theorems, by direction. Many points of a sweep have the same bound."""
+PairCounts = tuple[str, int, int, int]
+"""Which pairs of query and key there are, how many, and how many queries and keys have any."""
 
 
 class NoBound(ValueError):
@@ -38,61 +46,33 @@ class HeadsBound:
     certificate: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """The pairs of query and key that a schedule has to compute: which, how many, and how many
-    queries and keys have any.
-    """
-
-    allowed: str
-    pairs: int
-    queries: int
-    keys: int
-
-
-@dataclass(frozen=True)
-class _OneProblem:
-    """What a bound depends on: one pass, with the query heads of a KV head as rows of one
-    matrix.
-    """
-
-    direction: str
-    N_q: int
-    N_k: int
-    d: int
-    d_v: int
-    M: int
-    pairs: int
-    queries: int
-    keys: int
-
-
 def bound_of(point: Point, blocks: Blocks, peak: int) -> HeadsBound:
-    """Return the bound of all heads at a point whose blocks have this peak. Raises NoBound."""
+    """Return the bound of all heads at a point whose blocks have this peak. Raises NoBound.
+
+    The query heads of a KV head are bounded together, as rows of one matrix.
+    """
     problem = _problem(point)
     if peak > problem.M:
         raise NoBound("its blocks need more than M, and the bound is of what fits M")
     if problem.dropout_p:
         raise NoBound("a schedule that knows what is dropped need not compute it")
-    head = _pairs_of_a_head(point, problem, blocks)
-    shape = problem.shape
+    allowed, pairs, queries, keys = _pairs_of_a_head(point, problem, blocks)
     group = problem.group
+    if group > 1 and allowed == "causal":
+        allowed = "given"  # the rows of several heads are not one triangle
+    shape = problem.shape
     direction = point.arguments["direction"]
-    one = _OneProblem(
-        direction,
-        group * shape.N_q,
-        shape.N_k,
-        shape.d,
-        shape.d_v,
-        problem.M,
-        group * head.pairs,
-        group * head.queries,
-        head.keys,
+    bound = LOWER_BOUNDS[direction](
+        N_q=group * shape.N_q,
+        N_k=shape.N_k,
+        d=shape.d,
+        d_v=shape.d_v,
+        M=problem.M,
+        pairs=group * pairs,
+        queries=group * queries,
+        keys=keys,
     )
-    bound = _lower_bound(one)
-    # the rows of several heads are not one triangle
-    allowed = "given" if group > 1 and head.allowed == "causal" else head.allowed
-    proof = Proof(bound, allowed, one.queries, one.keys, None, direction)
+    proof = Proof(bound, allowed, group * queries, keys, None, direction)
     kv_heads = problem.heads // group
     return HeadsBound(kv_heads * bound.accesses, proof.certificate())
 
@@ -105,8 +85,8 @@ def _problem(point: Point) -> Problem:
     return Problem.of(**arguments)
 
 
-def _pairs_of_a_head(point: Point, problem: Problem, blocks: Blocks) -> _Pairs:
-    """Return the pairs of one query head."""
+def _pairs_of_a_head(point: Point, problem: Problem, blocks: Blocks) -> PairCounts:
+    """Return what `allowed_pairs` does, of one query head."""
     options = _options(point)
     rule = as_mask(problem.mask, False, problem.shape, (), options)
     tiles = options.get("block_mask")
@@ -116,7 +96,7 @@ def _pairs_of_a_head(point: Point, problem: Problem, blocks: Blocks) -> _Pairs:
     try:
         if has_tiles:
             return _pairs_in_tiles(rule, problem.shape, tiles, blocks)
-        return _Pairs(*allowed_pairs(rule, problem.shape))
+        return allowed_pairs(rule, problem.shape)
     except ValueError as error:
         raise NoBound(str(error)) from None
 
@@ -132,8 +112,8 @@ def _options(point: Point) -> dict[str, Any]:
     return check_options(count, values, repr(algorithm.name), forward_of(algorithm), FORWARD)
 
 
-def _pairs_in_tiles(rule: Mask, shape: Shape, tiles: Any, blocks: Blocks) -> _Pairs:
-    """Return the pairs in the tiles that are computed."""
+def _pairs_in_tiles(rule: Mask, shape: Shape, tiles: Any, blocks: Blocks) -> PairCounts:
+    """Return the counts of the pairs in the tiles that are computed."""
     if shape.N_q * shape.N_k > LONGEST:
         raise NoBound(
             f"block_mask leaves out pairs of N_q = {shape.N_q:,} × N_k = {shape.N_k:,}: too many "
@@ -143,14 +123,6 @@ def _pairs_in_tiles(rule: Mask, shape: Shape, tiles: Any, blocks: Blocks) -> _Pa
     rows = live.repeat(blocks.B_r, axis=0)[: shape.N_q]
     pairs: NDArray[np.bool_] = rows.repeat(blocks.B_c, axis=1)[:, : shape.N_k]
     pairs = pairs & rule.whole(shape, ())
-    queries = pairs.any(axis=1).sum()
-    keys = pairs.any(axis=0).sum()
-    return _Pairs("given", int(pairs.sum()), int(queries), int(keys))
-
-
-@cache
-def _lower_bound(problem: _OneProblem) -> LowerBound | BackwardBound:
-    arguments = vars(problem).copy()
-    if arguments.pop("direction") == "forward":
-        return theory.lower_bound(**arguments)
-    return theory.lower_bound_backward(**arguments)
+    queries = int(pairs.any(axis=1).sum())
+    keys = int(pairs.any(axis=0).sum())
+    return "given", int(pairs.sum()), queries, keys

@@ -5,7 +5,6 @@ the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import gt, lt
 from typing import Any
@@ -18,20 +17,6 @@ Line = dict[Any, Any]
 Lines = dict[tuple[Any, ...], dict[str, Line]]
 """Each algorithm's line, for each combination of the other arguments that vary."""
 MOST_RANGES = 4
-
-
-@dataclass(frozen=True)
-class Range:
-    """Neighbouring values of an argument in which one line is below another.
-
-    points  how many values it has
-    total   how many values both lines have
-    """
-
-    first: Any
-    last: Any
-    points: int
-    total: int
 
 
 def where_fewer(
@@ -59,13 +44,9 @@ def where_fewer(
         fixed = dict(zip(rest, values, strict=True))
         for other in others:
             record = {"algorithm": algorithm, "than": other, **fixed, "along": along}
-            for found in _ranges(lines.get(algorithm, {}), lines.get(other, {})):
-                records.append(record | _record(found))
+            ranges = _ranges(lines.get(algorithm, {}), lines.get(other, {}))
+            records += [record | each_range for each_range in ranges]
     return records
-
-
-def _record(found: Range) -> dict[str, Any]:
-    return {"from": found.first, "to": found.last, "points": found.points, "of": found.total}
 
 
 def _other_axes(table: Table, along: str) -> list[str]:
@@ -99,14 +80,17 @@ def _lines(table: Table, along: str, y: str) -> Lines:
     return groups
 
 
-def _ranges(line: Line, other: Line) -> list[Range]:
-    """Return the ranges of keys, of those that both lines have, in which `line` is less."""
+def _ranges(line: Line, other: Line) -> list[dict[str, Any]]:
+    """Return the ranges of keys in which `line` is less: "from", "to", "points"; and "of", how many
+    keys both lines have.
+    """
     keys = sorted(line.keys() & other.keys())
     ranges = []
     for is_less, group in groupby(keys, lambda key: line[key] < other[key]):
         if is_less:
-            values = list(group)
-            ranges.append(Range(values[0], values[-1], len(values), len(keys)))
+            run = list(group)
+            ends = {"from": run[0], "to": run[-1]}
+            ranges.append({**ends, "points": len(run), "of": len(keys)})
     return ranges
 
 
@@ -196,22 +180,24 @@ def _comparison_of_lines(name: str, other: str, along: str, line: Line, other_li
     tried = f"tried: {along} = {_from_to(keys[0], keys[-1])}, {len(keys):,} values"
     if not ranges:
         return f"{name} nowhere moves fewer than {other} ({tried})"
-    if ranges[0].points == len(keys):
+    if ranges[0]["points"] == len(keys):
         return f"{name} moves fewer than {other} everywhere ({tried})"
-    parts = ", ".join(_range_in_words(along, each, keys) for each in ranges[:MOST_RANGES])
+    parts = []
+    for each_range in ranges[:MOST_RANGES]:
+        parts.append(_range_in_words(along, each_range["from"], each_range["to"], keys))
     more = ""
     if len(ranges) > MOST_RANGES:
         number = len(ranges) - MOST_RANGES
         more = f", and in {number:,} more range{'s' if number > 1 else ''}"
-    return f"{name} moves fewer than {other} {parts}{more} ({tried})"
+    return f"{name} moves fewer than {other} {', '.join(parts)}{more} ({tried})"
 
 
-def _range_in_words(along: str, found: Range, tried: Sequence[Any]) -> str:
-    if found.last == tried[-1]:
-        return f"from {along} = {cell(found.first)} on"
-    if found.first == tried[0]:
-        return f"up to {along} = {cell(found.last)}"
-    return f"at {along} = {_from_to(found.first, found.last)}"
+def _range_in_words(along: str, first: Any, last: Any, keys: Sequence[Any]) -> str:
+    if last == keys[-1]:
+        return f"from {along} = {cell(first)} on"
+    if first == keys[0]:
+        return f"up to {along} = {cell(last)}"
+    return f"at {along} = {_from_to(first, last)}"
 
 
 def _halves(along: str, line: Line) -> str:
