@@ -183,8 +183,8 @@ class _Search:
         return Choice(self.algorithm.name, loops, result.blocks, accesses, result.sram.peak)
 
     def fits(self, B_r: int, B_c: int) -> bool:
-        """Return whether all tiles fit, without a mask: skipped tiles do not change the peak, unless
-        all are skipped.
+        """Return whether all tiles fit, without a mask. Skipped tiles do not change the peak,
+        unless all are skipped.
         """
         M = int(self.options["M"])
         if self.unmasked_form is not None:
@@ -413,8 +413,8 @@ def _check_number_of_sizes(shape: Shape, M: int, *, has_mask: bool) -> None:
     if sizes > MOST_TRIED:
         raise ValueError(
             f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block "
-            f"sizes to try, for hours; expected at most {MOST_TRIED:,}. Take a smaller M or shorter "
-            "lengths, or flashsim.count a few block sizes"
+            f"sizes to try, for hours; expected at most {MOST_TRIED:,}. Take a smaller M or "
+            "shorter lengths, or flashsim.count a few block sizes"
         )
 
 

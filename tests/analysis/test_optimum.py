@@ -209,15 +209,16 @@ def a_certificate(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_checker_is_short_and_knows_no_search() -> None:
+    """Its length is that of its syntax: a limit on statements would have lines filled."""
     for module, most, names in (
-        (checker, 85, {"flashsim.analysis.games.game", "flashsim.theory.bounds.certificate"}),
-        (game, 80, set()),
+        (checker, 1300, {"flashsim.analysis.games.game", "flashsim.theory.bounds.certificate"}),
+        (game, 1450, set()),
     ):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         nodes = [*ast.walk(ast.parse(source))]
         imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         assert {name for name in imported if name and name.startswith("flashsim")} == names
-        assert sum(isinstance(node, ast.stmt) for node in nodes) < most
+        assert len(nodes) < most
 
 
 def test_a_certificate_that_holds() -> None:

@@ -153,6 +153,20 @@ def test_what_exceeds_M_is_counted_where_that_is_asked_for() -> None:
     assert counted["peak_over_M"] > 1
 
 
+def test_blocks_of_ones_own_need_no_room_for_line_1() -> None:
+    given: dict[str, Any] = {"N": 16, "d": 128, "M": 100, "blocks": (1, 1), "sizing": "paper"}
+    (row,) = flashsim.sweep("flash", **given, enforce=False, check=0)
+    assert row["status"] == "ok"
+    counted = flashsim.count("flash", **given, enforce=False)
+    assert row["accesses_elements"] == counted.hbm.accesses
+
+
+def test_kv_heads_are_the_heads_by_default() -> None:
+    sweep = flashsim.sweep(N=8, d=4, heads=[1, 4])
+    assert sweep.column("kv_heads") == [1, 4]
+    assert sweep.axes == {"heads": [1, 4]}
+
+
 def test_an_option_is_varied_for_those_that_have_it() -> None:
     found = flashsim.sweep(["flash", "split_kv"], N=[8, 16], d=4, splits=[1, 2])
     assert keys(found, "algorithm", "splits", "N") == [
@@ -428,12 +442,16 @@ def test_processes_and_progress() -> None:
             assert list(flashsim.sweep(**arguments, jobs=jobs)) == list(alone)
 
 
+class Heads(int):
+    """A whole number of a class of its own."""
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"N": [9, 2**40], "d": 4, "M": 200, "blocks": [None, (999, 999)]},
         {"N": 40, "d": 8, "M": 300, "bound": True, "direction": ["forward", "backward"]},
-        {"N": 8, "d": 4, "dropout_p": [np.float64(0.5), 0.25], "heads": [np.int64(2)]},
+        {"N": 8, "d": 4, "dropout_p": [np.float64(0.5), 0.25], "heads": [Heads(2)]},
         {"N": [0, 2.5], "d": ["many", [5]], "blocks": [("a", 3), (2.5, 4)]},
         {"algorithms": "standard", "N": 64, "d": 8, "M": 200},
     ],
@@ -699,6 +717,15 @@ def test_ratios_are_to_the_first_of_their_own_line() -> None:
             row["peak_elements"] / 100,
         )
         assert line.split()[3:6] == [f"{ratio:.2f}" for ratio in ratios]
+
+
+def test_columns_that_are_too_many_for_the_width_are_left_out() -> None:
+    sweep = flashsim.sweep("flash", N=[16, 64], d=[4, 8], M=100)
+    head, rule, *_ = sweep.as_text(width=40).splitlines()
+    assert head.split("  ")[2:] == ["accesses", "÷ first", "÷ compulsory"]
+    assert len(rule) <= 40
+    head, *_ = sweep.as_text(width=1).splitlines()
+    assert head.split() == ["d", "N", "accesses"]
 
 
 def test_answers_say_no_more_than_was_found() -> None:

@@ -44,9 +44,12 @@ def test_the_bound_is_that_of_prove(direction: str, causal: bool) -> None:
 
 def test_heads_that_share_a_KV_head_are_rows_of_one_problem() -> None:
     for gqa in ("separate", "grouped"):
-        (row,) = flashsim.sweep(
+        sweep = flashsim.sweep(
             "q_outer", **{**OPTIONS, "N": 64}, heads=8, kv_heads=2, gqa=gqa, causal=True
         )
+        (row,) = sweep
+        (proof,) = sweep.certificates
+        assert proof["allowed"] == "given"  # the rows of four heads are not one triangle
         assert row["lower_bound_elements"] > row["compulsory_elements"]
         pairs = 4 * 64 * 65 // 2
         one = flashsim.theory.lower_bound(N_q=4 * 64, N_k=64, d=8, M=300, pairs=pairs)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from flashsim.analysis.games.game import (
@@ -40,14 +41,14 @@ def game_of(d: int, d_v: int, M: int) -> Game:
 
 def text_of(state: State) -> str:
     """Return a state as text, by which the table has it."""
-    return " ".join(
-        [f"{X}{n}" for X, n in sorted(state.chip)] + [f"{i}.{j}" for i, j in sorted(state.todo)]
-    )
+    units = [f"{X}{n}" for X, n in sorted(state.chip)]
+    products = [f"{i}.{j}" for i, j in sorted(state.todo)]
+    return " ".join([*units, *products])
 
 
 def check(certificate: Mapping[str, Any]) -> str:
-    """Return what is proved, in a sentence. Raises ValueError for a certificate that proves
-    nothing, and says why.
+    """Return the theorem that a certificate proves, in a sentence. Raises ValueError, with the
+    reason, for a certificate that proves none.
     """
     if not isinstance(certificate, Mapping):
         raise ValueError("it is not a JSON object")
@@ -60,59 +61,52 @@ def check(certificate: Mapping[str, Any]) -> str:
     allowed, steps, table = (certificate.get(name) for name in ("allowed", "steps", "table"))
     if max(N_q, N_k) > MOST:
         raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected at most {MOST}")
-    if (
-        type(allowed) is not list
-        or [len(row) if type(row) is str and {*row} <= {*"01"} else 0 for row in allowed]
-        != [N_k] * N_q
-    ):
+    are_rows = type(allowed) is list and all(type(row) is str for row in allowed)
+    are_rows = are_rows and [len(row) for row in allowed] == [N_k] * N_q
+    if not are_rows or {*"".join(allowed)} - {*"01"}:
         raise ValueError(
             f"allowed is {str(allowed)[:50]}; expected {N_q} rows of {N_k} digits, 0 or 1"
         )
-    if (
-        type(steps) is not list
-        or type(table) is not dict
-        or any(type(value) is not int for value in table.values())
-    ):
+    is_table = type(table) is dict and all(type(value) is int for value in table.values())
+    if type(steps) is not list or not is_table:
         raise ValueError("expected steps, a list, and a table of whole numbers")
     game = game_of(d, d_v, M)
-    first = State(
-        frozenset(),
-        frozenset((i, j) for i in range(N_q) for j in range(N_k) if allowed[i][j] == "1"),
-    )
+    pairs = product(range(N_q), range(N_k))
+    first = State(frozenset(), frozenset((i, j) for i, j in pairs if allowed[i][j] == "1"))
     idle = (N_q - len({i for i, _ in first.todo})) * game.out  # rows of O that are 0
-    cost = idle + compulsory(game, first.todo) + played(game, first, steps)
+    cost = idle + compulsory(game, first.todo) + cost_of_steps(game, first, steps)
     if cost != optimum:
         raise ValueError(f"the optimum is said to be {optimum}; its {len(steps)} steps cost {cost}")
     nothing_below(game, first, optimum - idle, table)
-    given = "all" if len(first.todo) == N_q * N_k else f"{len(first.todo)} allowed pairs"
-    sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {given}"
+    allowed_pairs = "all" if len(first.todo) == N_q * N_k else f"{len(first.todo)} allowed pairs"
+    sizes = f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {d_v}, M = {M}, {allowed_pairs}"
     return (
         f"{len(steps)} steps move {optimum} elements, and no schedule of the row game moves fewer "
         f"({sizes})"
     )
 
 
-def played(game: Game, state: State, steps: list[Any]) -> int:
-    """Return what the evictions of steps [i, j, ["K1", …]] cost. Raises ValueError for steps
+def cost_of_steps(game: Game, state: State, steps: list[Any]) -> int:
+    """Return the cost of the evictions of steps [i, j, ["K1", …]]. Raises ValueError for steps
     that are against the rules.
     """
     total = 0
     for number, step in enumerate(steps):
         try:
             pair = (step[0], step[1])
-            gone = [(name[0], int(name[1:])) for name in step[2]]
+            evicted = [(name[0], int(name[1:])) for name in step[2]]
             need = needs(frozenset({pair}))
-            legal = (
-                pair in state.todo and len({*gone}) == len(gone) and {*gone} <= state.chip - need
-            )
+            chip = (state.chip - {*evicted}) | need
+            is_legal = pair in state.todo and {*evicted} <= state.chip - need
+            is_legal &= len({*evicted}) == len(evicted)
         except (TypeError, ValueError, IndexError, KeyError):
-            legal = False
-        if not legal or sum(getattr(game, X) for X, _ in (state.chip - {*gone}) | need) > game.room:
+            is_legal = False
+        if not is_legal or sum(getattr(game, X) for X, _ in chip) > game.room:
             raise ValueError(
                 f"step {number}, {str(step)[:50]}, is not possible there, or does not fit on chip"
             )
-        state = after(state, pair, gone)
-        total = total + price(game, gone)
+        state = after(state, pair, evicted)
+        total += price(game, evicted)
     if state.todo:
         raise ValueError(f"the steps leave {len(state.todo)} products to do")
     return total
@@ -124,24 +118,20 @@ def nothing_below(game: Game, first: State, optimum: int, table: Mapping[str, in
     """
     gap = optimum - compulsory(game, first.todo)
     reached = [(in_order(first)[0], 0)] if gap > 0 else []
-    seen = set()
+    visited = set()
     while reached:
-        state, evicted = reached.pop()
-        said = table.get(text_of(state), gap) if state.todo else gap
-        if said > evicted:
+        state, cost = reached.pop()
+        most = table.get(text_of(state), gap) if state.todo else gap
+        if most > cost:
             raise ValueError(
-                f"a state is reached before the optimum, and not in the table for {evicted}: "
+                f"a state is reached before the optimum, and not in the table for {cost}: "
                 f"{text_of(state)[:50]}"
             )
-        if state not in seen:
-            seen.add(state)
-            further = [
-                (pair, gone, said + price(game, gone))
-                for pair, gone in moves(game, state, gap - said)
-            ]
-            reached += [
-                (in_order(after(state, pair, gone))[0], cost) for pair, gone, cost in further
-            ]
+        if state not in visited:
+            visited.add(state)
+            for pair, evicted in moves(game, state, gap - most):
+                successor = in_order(after(state, pair, evicted))[0]
+                reached.append((successor, most + price(game, evicted)))
 
 
 if __name__ == "__main__":

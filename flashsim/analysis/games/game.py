@@ -18,7 +18,7 @@ is lacking, and makes every product that is possible then. Rows that are done le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 Pair = tuple[int, int]
 Unit = tuple[str, int]  # a row: its array, its number
@@ -44,101 +44,109 @@ class State(NamedTuple):
 
 def needs(pairs: frozenset[Pair]) -> frozenset[Unit]:
     """Return the rows that products take."""
-    return frozenset(unit for i, j in pairs for unit in (("Q", i), ("O", i), ("K", j), ("V", j)))
+    return frozenset(unit for i, j in pairs for unit in units_of(i, j))
+
+
+def units_of(i: int, j: int) -> tuple[Unit, Unit, Unit, Unit]:
+    """Return the rows that a product takes."""
+    return ("Q", i), ("O", i), ("K", j), ("V", j)
 
 
 def compulsory(game: Game, todo: frozenset[Pair]) -> int:
-    """Return what it costs to load each row once."""
+    """Return the cost of loading each row once."""
     return sum(game.out if name == "O" else getattr(game, name) for name, _ in needs(todo))
 
 
-def price(game: Game, gone: Sequence[Unit]) -> int:
-    """Return what it costs to evict rows that are needed again."""
-    return sum(2 * game.O if name == "O" else getattr(game, name) for name, _ in gone)
+def price(game: Game, evicted: Sequence[Unit]) -> int:
+    """Return the cost of evicting rows that are needed again."""
+    return sum(2 * game.O if name == "O" else getattr(game, name) for name, _ in evicted)
 
 
 def moves(game: Game, state: State, below: int) -> Iterator[tuple[Pair, tuple[Unit, ...]]]:
-    """Yield each product that may be next, and each set of rows to evict for it at a price below
-    this one.
+    """Yield each product that may be next, and each set of rows to evict for it at a price less
+    than `below`.
 
     Of rows that are alike, and of columns, the first is enough.
     """
     size = {unit: int(getattr(game, unit[0])) for unit in needs(state.todo)}
     room = game.room - sum(size[unit] for unit in state.chip)
     large_first = sorted(state.chip, key=lambda unit: (-size[unit], unit))
-    row = {
-        i: (_on(state, "QO", i), frozenset(b for a, b in state.todo if a == i))
-        for i, _ in state.todo
-    }
-    column = {
-        j: (_on(state, "KV", j), frozenset(a for a, b in state.todo if b == j))
-        for _, j in state.todo
-    }
-    for i, j in sorted(
-        {(row[i], column[j]): (i, j) for i, j in sorted(state.todo, reverse=True)}.values()
-    ):
+    across, down = _neighbours(state.todo)
+    row = {i: (_on_chip(state, "QO", i), frozenset(across[i])) for i in across}
+    column = {j: (_on_chip(state, "KV", j), frozenset(down[j])) for j in down}
+    first = {(row[i], column[j]): (i, j) for i, j in sorted(state.todo, reverse=True)}
+    for i, j in sorted(first.values()):
         need = needs(frozenset({(i, j)}))
         lack = sum(size[unit] for unit in need - state.chip) - room
-        for gone in least(
-            game, [unit for unit in large_first if size[unit] and unit not in need], lack, below
-        ):
-            yield (i, j), gone
+        units = [unit for unit in large_first if size[unit] and unit not in need]
+        for evicted in evictions(game, units, lack, below):
+            yield (i, j), evicted
 
 
-def least(game: Game, units: Sequence[Unit], lack: int, below: int) -> Iterator[tuple[Unit, ...]]:
-    """Yield the sets of units, given from large to small, that make `lack` room, can spare none
-    of their own, and cost less.
+def evictions(
+    game: Game, units: Sequence[Unit], lack: int, below: int
+) -> Iterator[tuple[Unit, ...]]:
+    """Yield the sets of units that make room for `lack` elements, without a unit to spare, at a
+    price less than `below`. The units come from large to small.
     """
     if lack <= 0:
         yield ()
         return
-    for at, unit in enumerate(units):
-        left = below - price(game, (unit,))
-        if left > 0:
-            yield from (
-                (unit, *more)
-                for more in least(game, units[at + 1 :], lack - getattr(game, unit[0]), left)
-            )
+    for index, unit in enumerate(units):
+        budget = below - price(game, (unit,))
+        if budget > 0:
+            smaller = units[index + 1 :]
+            for others in evictions(game, smaller, lack - getattr(game, unit[0]), budget):
+                yield (unit, *others)
 
 
-def after(state: State, pair: Pair, gone: Sequence[Unit]) -> State:
+def after(state: State, pair: Pair, evicted: Sequence[Unit]) -> State:
     """Return the state after a move."""
-    chip = (state.chip - {*gone}) | needs(frozenset({pair}))
-    todo = frozenset(
-        (i, j) for i, j in state.todo if not {("Q", i), ("O", i), ("K", j), ("V", j)} <= chip
-    )
+    chip = (state.chip - {*evicted}) | needs(frozenset({pair}))
+    todo = frozenset((i, j) for i, j in state.todo if not chip.issuperset(units_of(i, j)))
     return State(chip & needs(todo), todo)
 
 
 def in_order(state: State) -> tuple[State, list[int], list[int]]:
-    """Return the state with rows and columns renumbered, most often alike for states that are
-    alike; and their old numbers.
+    """Return the state with rows and columns renumbered, and their old numbers. States that are
+    alike mostly become the same.
     """
-    across = {i: [b for a, b in state.todo if a == i] for i in {i for i, _ in state.todo}}
-    down = {j: [a for a, b in state.todo if b == j] for j in {j for _, j in state.todo}}
-    by_row: dict[int, Any] = dict.fromkeys(across, 0)
+    across, down = _neighbours(state.todo)
+    row_rank = dict.fromkeys(across, 0)
     for _ in range(3):
-        by_column = _ranks(
-            {j: (_on(state, "KV", j), sorted(by_row[i] for i in down[j])) for j in down}
-        )
-        by_row = _ranks(
-            {i: (_on(state, "QO", i), sorted(by_column[j] for j in across[i])) for i in across}
-        )
-    rows = sorted(across, key=lambda i: (by_row[i], i))
-    columns = sorted(down, key=lambda j: (by_column[j], j))
-    new = {
-        (X, old): n
-        for X, olds in (("Q", rows), ("O", rows), ("K", columns), ("V", columns))
-        for n, old in enumerate(olds)
-    }
-    chip = frozenset((unit[0], new[unit]) for unit in state.chip)
-    return State(chip, frozenset((new["Q", i], new["K", j]) for i, j in state.todo)), rows, columns
+        column_rank = _ranks(state, "KV", down, row_rank)
+        row_rank = _ranks(state, "QO", across, column_rank)
+    rows = sorted(across, key=lambda i: (row_rank[i], i))
+    columns = sorted(down, key=lambda j: (column_rank[j], j))
+    new_row = {old: new for new, old in enumerate(rows)}
+    new_column = {old: new for new, old in enumerate(columns)}
+    chip = frozenset((X, new_row[n] if X in "QO" else new_column[n]) for X, n in state.chip)
+    todo = frozenset((new_row[i], new_column[j]) for i, j in state.todo)
+    return State(chip, todo), rows, columns
 
 
-def _on(state: State, arrays: str, n: int) -> tuple[bool, ...]:
+def _neighbours(todo: frozenset[Pair]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Return the columns of each row's products, and the rows of each column's."""
+    across: dict[int, list[int]] = {}
+    down: dict[int, list[int]] = {}
+    for i, j in todo:
+        across.setdefault(i, []).append(j)
+        down.setdefault(j, []).append(i)
+    return across, down
+
+
+def _on_chip(state: State, arrays: str, n: int) -> tuple[bool, ...]:
     return tuple((X, n) in state.chip for X in arrays)
 
 
-def _ranks(values: Mapping[int, Any]) -> dict[int, int]:
-    order = sorted(values.values())
-    return {key: order.index(value) for key, value in values.items()}
+def _ranks(
+    state: State, arrays: str, products: Mapping[int, list[int]], ranks: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the rank of each row (or column): by what it has on chip, then by the ranks of the
+    columns (or rows) of its products.
+    """
+    keys = {}
+    for n, others in products.items():
+        keys[n] = (_on_chip(state, arrays, n), sorted(ranks[other] for other in others))
+    order = sorted(keys.values())
+    return {n: order.index(key) for n, key in keys.items()}

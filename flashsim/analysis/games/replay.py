@@ -46,8 +46,8 @@ from flashsim.memory.sram import SRAM
 
 
 class Turn(NamedTuple):
-    """What one move of the game is: rows to evict, rows to load or begin, products to make, rows
-    that are then done.
+    """One move of the game: rows to evict, rows to load or begin, products to make, rows that are
+    then done.
     """
 
     evict: tuple[Unit, ...]
@@ -64,19 +64,22 @@ class Schedule(tuple[Turn, ...]):
 
 
 def turns(todo: Iterable[Pair], steps: Iterable[tuple[Pair, Sequence[Unit]]]) -> Schedule:
-    """Return each move with all that it brings about."""
+    """Return each step as a turn, with the loads and the products that follow from it."""
     state = State(frozenset(), frozenset(todo))
-    found = []
-    for pair, gone in steps:
-        then = after(state, pair, gone)
+    schedule = []
+    for pair, evicted in steps:
+        successor = after(state, pair, evicted)
         need = needs(frozenset({pair}))
-        chip = (state.chip - {*gone}) | need
-        load = sorted(need - state.chip)
-        made = sorted(state.todo - then.todo)
-        done = sorted(chip - then.chip)
-        found.append(Turn(tuple(sorted(gone)), tuple(load), tuple(made), tuple(done)))
-        state = then
-    return Schedule(found)
+        chip = (state.chip - {*evicted}) | need
+        turn = Turn(
+            evict=tuple(sorted(evicted)),
+            load=tuple(sorted(need - state.chip)),
+            products=tuple(sorted(state.todo - successor.todo)),
+            done=tuple(sorted(chip - successor.chip)),
+        )
+        schedule.append(turn)
+        state = successor
+    return Schedule(schedule)
 
 
 def row_game(
@@ -138,12 +141,15 @@ def row_game(
             else:
                 chip[X, n] = sram.load(O_part[n], l[n], m[n])  # line 9
         for i in sram.loop(N_q, where=products[number].any(1)):  # line 10
-            (Q_i,), (O_i, l_i, m_i) = chip["Q", i], chip["O", i]
+            (Q_i,) = chip["Q", i]
+            O_i, l_i, m_i = chip["O", i]
             for j in sram.loop(N_k, where=products[number, i]):  # line 10
-                (K_j,), (V_j,) = chip["K", j], chip["V", j]
+                (K_j,) = chip["K", j]
+                (V_j,) = chip["V", j]
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
                 l_i = on_chip(  # line 12
-                    exp(m_i - maximum(m_i, S_ij)) * l_i + exp(S_ij - maximum(m_i, S_ij)), over=l_i
+                    exp(m_i - maximum(m_i, S_ij)) * l_i + exp(S_ij - maximum(m_i, S_ij)),
+                    over=l_i,
                 )
                 O_i = on_chip(  # line 13
                     exp(m_i - maximum(m_i, S_ij)) * O_i + exp(S_ij - maximum(m_i, S_ij)) * V_j,

@@ -84,7 +84,7 @@ class Checkpoint:
                 yield number, rows
 
     def _read(self) -> dict[int, list[Row]]:
-        first, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
+        first, *lines = self.path.read_bytes().splitlines() or [b""]
         if _decoded(first, Header) != self._header:
             raise ValueError(
                 f"resume is {self.path}, which is of another sweep, or of none; expected the rows "
@@ -92,7 +92,7 @@ class Checkpoint:
             )
         rows = {}
         for line in lines:
-            piece = _decoded(line, Piece) if line.endswith(b"\n") else None  # it may be cut short
+            piece = _decoded(line, Piece)  # the last line may be cut short
             if piece is not None and self._is_whole(piece):
                 rows[piece.piece] = piece.rows
         return rows
