@@ -58,7 +58,7 @@ def check(certificate: Mapping[str, Any]) -> str:
         if type(value) is not int or not 0 < value < 10**12:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number from 1 to 10¹²")
     N_q, N_k, d, d_v, M, optimum = (int(certificate[name]) for name in SIZES)
-    allowed, steps, table = (certificate.get(name) for name in ("allowed", "steps", "table"))
+    allowed, steps, table = (certificate[name] for name in ("allowed", "steps", "table"))
     if max(N_q, N_k) > MOST:
         raise ValueError(f"N_q = {N_q}, N_k = {N_k}; expected at most {MOST}")
     are_rows = type(allowed) is list and all(type(row) is str for row in allowed)

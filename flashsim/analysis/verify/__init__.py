@@ -1,5 +1,5 @@
-"""The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was
-measured, the verdict.
+"""The ledger: every claim of the paper that flashsim checks, the range on which it was tried, the
+result, the verdict.
 
 Each check runs one claim, its docstring, and returns a `Claim`; each public function of `MODULES`
 that returns one is a check. A check that raises is a claim that fails. Nothing here is fitted to
@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
 from traceback import extract_tb
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from flashsim.analysis.verify.shared import Check, Claim
 from flashsim.support.blas import one_blas_thread
@@ -44,42 +44,50 @@ def checks() -> list[Check]:
     """Return every check, in the order of the paper. Each takes `full`: sweep widely, or keep to
     seconds.
     """
-    return [
-        check
-        for module in MODULES
-        for name, check in vars(module).items()
-        if isfunction(check) and check.__module__ == module.__name__ and not name.startswith("_")
-        if get_type_hints(check).get("return") is Claim
-    ]
+    every_check: list[Check] = []
+    for module in MODULES:
+        for name, value in vars(module).items():
+            is_public = isfunction(value) and not name.startswith("_")
+            if is_public and value.__module__ == module.__name__ and _returns_claim(value):
+                every_check.append(value)
+    return every_check
+
+
+def _returns_claim(function: Callable[..., Any]) -> bool:
+    return get_type_hints(function).get("return") is Claim
 
 
 def named(names: Sequence[str]) -> list[Check]:
     """Return the checks whose names or sources begin so: "theorem2" is all of Theorem 2's.
     ValueError for a name of none.
     """
-    known = checks()
-    bare = {check: (_bare(check.__name__), _bare(_said(check)[0])) for check in known}
+    every_check = checks()
+    selected: set[Check] = set()
     for name in names:
-        if not _bare(name) or not any(
-            one.startswith(_bare(name)) for both in bare.values() for one in both
-        ):
-            there = [check.__name__ for check in known]
-            near = get_close_matches(name.lower(), there, 5, cutoff=0.5) or [
-                *there[:3],
-                f"{len(there) - 3} more",
-            ]
-            raise ValueError(
-                f"there is no claim {name!r}; there {'is' if len(near) == 1 else 'are'} "
-                f"{', '.join(near)}"
-            )
-    return [
-        check
-        for check in known
-        if any(one.startswith(_bare(name)) for name in names for one in bare[check])
-    ]
+        matches = [check for check in every_check if _begins_with(check, name)]
+        if not matches:
+            raise ValueError(_unknown(name, [check.__name__ for check in every_check]))
+        selected.update(matches)
+    return [check for check in every_check if check in selected]
 
 
-def _bare(name: str) -> str:
+def _begins_with(check: Check, name: str) -> bool:
+    """Return whether a check's name or source begins with a name."""
+    beginning = _letters(name)
+    source, _ = _source_and_claim(check)
+    both = (_letters(check.__name__), _letters(source))
+    return bool(beginning) and any(text.startswith(beginning) for text in both)
+
+
+def _unknown(name: str, names: list[str]) -> str:
+    near = get_close_matches(name.lower(), names, 5, cutoff=0.5)
+    if not near:
+        near = [*names[:3], f"{len(names) - 3} more"]
+    verb = "is" if len(near) == 1 else "are"
+    return f"there is no claim {name!r}; there {verb} {', '.join(near)}"
+
+
+def _letters(name: str) -> str:
     return re.sub(r"\W|_", "", name).lower()
 
 
@@ -95,38 +103,35 @@ def run(
     jobs      processes, or None for a cluster's, as in `flashsim.support.jobs.in_any_order`
     on_claim  called after each claim with the numbers of the checks that are left, in order
     """
-    found: dict[int, Claim] = {}
+    claims: dict[int, Claim] = {}
     for number, claim in in_any_order(partial(_claim, full), checks, jobs):
-        found[number] = claim
+        claims[number] = claim
         if on_claim is not None:
-            on_claim([left for left in range(len(checks)) if left not in found])
-    return [claim for _, claim in sorted(found.items())]
+            on_claim([number for number in range(len(checks)) if number not in claims])
+    return [claims[number] for number in sorted(claims)]
 
 
-def _said(check: Check) -> tuple[str, str]:
-    said = " ".join((check.__doc__ or "").split())
-    source, _, claim = said.partition(". ")
-    return (source, claim) if claim else (check.__name__.replace("_", " ").strip(), said)
+def _source_and_claim(check: Check) -> tuple[str, str]:
+    """Return both parts of a check's docstring, SOURCE. CLAIM. Without a source, it is the name."""
+    text = " ".join((check.__doc__ or "").split())
+    source, _, claim = text.partition(". ")
+    if claim:
+        return source, claim
+    return check.__name__.replace("_", " ").strip(), text
 
 
 def _claim(full: bool, check: Check) -> Claim:
-    """Return what the check says. If it raises, the claim fails: what it runs may have been
+    """Return the check's claim. If the check raises, the claim fails: an algorithm may have been
     changed.
     """
-    source, claim = _said(check)
+    source, claim = _source_and_claim(check)
     try:
         with one_blas_thread():
-            found = check(full)
+            result = check(full)
     except Exception as error:
         frames = extract_tb(error.__traceback__)
-        at = next(
-            (frame for frame in reversed(frames) if "algorithms" in Path(frame.filename).parts),
-            frames[-1],
-        )
-        found = Claim(
-            "broke off",
-            f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})",
-            False,
-            {},
-        )
-    return replace(found, source=source, claim=claim)
+        inside = [frame for frame in frames if "algorithms" in Path(frame.filename).parts]
+        frame = (inside or frames)[-1]
+        place = f"line {frame.lineno} of {Path(frame.filename).name}"
+        result = Claim("broke off", f"{type(error).__name__}: {error} ({place})", False, {})
+    return replace(result, source=source, claim=claim)

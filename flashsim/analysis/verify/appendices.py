@@ -23,9 +23,10 @@ def equation_4(full: bool) -> Claim:
     rows = 0
     for _ in range(100 if full else 20):
         N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (60, 60, 16, 16)))
-        Q, K, V, dO = (
-            rng.normal(size=size) for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v))
-        )
+        Q = rng.normal(size=(N_q, d))
+        K = rng.normal(size=(N_k, d))
+        V = rng.normal(size=(N_k, d_v))
+        dO = rng.normal(size=(N_q, d_v))
         p = float(rng.choice([0.0, 0.1, 0.5]))
         Z = keep_mask(rows, p, N_q, N_k) / (1 - p)
         S = Q @ K.T / np.sqrt(d)
@@ -54,14 +55,12 @@ def no_dropout_mask_kept(full: bool) -> Claim:
     extra: dict[str, list[int]] = {"flash": [], "standard": []}
     lengths = [2**p for p in range(4, 18 if full else 14)]
     for N in lengths:
-        for name, found in extra.items():
-            with_mask, without = (
-                count(name, N=N, d=64, M=2**16, dropout_p=p).hbm.extra for p in (0.1, 0.0)
-            )
-            found.append(with_mask - without)
-    holds = extra["flash"] == [2] * len(lengths) and extra["standard"] == [
-        2 * N * N for N in lengths
-    ]
+        for name, differences in extra.items():
+            with_dropout = count(name, N=N, d=64, M=2**16, dropout_p=0.1).hbm.extra
+            without = count(name, N=N, d=64, M=2**16).hbm.extra
+            differences.append(with_dropout - without)
+    is_constant = extra["flash"] == [2] * len(lengths)
+    holds = is_constant and extra["standard"] == [2 * N * N for N in lengths]
     return Claim(
         f"N 2⁴ … {lengths[-1]:,}",
         f"flash {', '.join(map(str, sorted(set(extra['flash']))))} elements; standard 2N² "
@@ -93,9 +92,8 @@ def rabe_staats(full: bool) -> Claim:
         shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600, "sizing": "paper"}
         theirs = count("rabe_staats", **shape)
         ours = count("flash", **shape)
-        theirs_back, ours_back = (
-            count(name, **shape, direction="backward") for name in ("rabe_staats", "flash")
-        )
+        theirs_back = count("rabe_staats", **shape, direction="backward")
+        ours_back = count("flash", **shape, direction="backward")
         rows[N] = {
             "accesses, theirs / flash": theirs.hbm.accesses / ours.hbm.accesses,
             "extra memory, theirs": theirs.hbm.extra,
@@ -134,26 +132,24 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
     worst = 0.0
     for _ in range(runs):
         N_q, N_k, d = (int(n) for n in rng.integers(8, (90, 90, 16)))
-        Q, K, V, dO = (rng.normal(size=size) for size in ((N_q, d), (N_k, d), (N_k, d), (N_q, d)))
+        Q = rng.normal(size=(N_q, d))
+        K = rng.normal(size=(N_k, d))
+        V = rng.normal(size=(N_k, d))
+        dO = rng.normal(size=(N_q, d))
         M = int(rng.integers(4 * d, 2 * N_k * d))
-        dense, all_ones = (
-            forward(name, Q, K, V, M=M, sizing="paper", causal=True)
-            for name in ("flash", "block_sparse")
-        )
-        same &= (
-            np.array_equal(dense.O, all_ones.O)
-            and dense.hbm == all_ones.hbm
-            and dense.sram == all_ones.sram
-        )
+        dense = forward("flash", Q, K, V, M=M, sizing="paper", causal=True)
+        all_ones = forward("block_sparse", Q, K, V, M=M, sizing="paper", causal=True)
+        same &= np.array_equal(dense.O, all_ones.O)
+        same &= (dense.hbm, dense.sram) == (all_ones.hbm, all_ones.sram)
         back = backward("flash", dense, dO)
         back_ones = backward("block_sparse", all_ones, dO)
         same &= np.array_equal(back.dQ, back_ones.dQ) and back.hbm == back_ones.hbm
         blocks = dense.blocks
-        chosen = patterns.butterfly(blocks.T_r, blocks.T_c)
-        spread = np.kron(chosen, np.ones((blocks.B_r, blocks.B_c), bool))[:N_q, :N_k]
-        run = forward("block_sparse", Q, K, V, M=M, sizing="paper", block_mask=chosen)
-        bound = error_bound(Q, K, V, mask=spread, **rounding("block_sparse", blocks))
-        worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=spread), bound))
+        block_mask = patterns.butterfly(blocks.T_r, blocks.T_c)
+        mask = np.kron(block_mask, np.ones((blocks.B_r, blocks.B_c), bool))[:N_q, :N_k]
+        run = forward("block_sparse", Q, K, V, M=M, sizing="paper", block_mask=block_mask)
+        bound = error_bound(Q, K, V, mask=mask, **rounding("block_sparse", blocks))
+        worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=mask), bound))
     tried = f"{runs} inputs, forward and backward, causal; butterfly against the mask spread out"
     measured = f"{'the same' if same else 'NOT THE SAME'}; largest error {worst:.2f} of the bound"
     return Claim(
@@ -185,11 +181,10 @@ def kernel_products_bounds(full: bool) -> Claim:
         N = int(10 ** rng.uniform(2, 6))
         n = int(10 ** rng.uniform(2, 6))
         M = int(np.exp(rng.uniform(np.log(2 * w), np.log(w * min(N, n)))))
-        moved = kernels.exact(N=N, n=n, d=d, e=e, M=M, sizing="paper").hbm
-        ratios.append(
-            (moved.accesses / kernel_product_bound(N, n, d, e, M), *kernel_x_outer_constants())
-        )
-        extra = max(extra, moved.extra)
+        hbm = kernels.exact(N=N, n=n, d=d, e=e, M=M, sizing="paper").hbm
+        ratio = hbm.accesses / kernel_product_bound(N, n, d, e, M)
+        ratios.append((ratio, *kernel_x_outer_constants()))
+        extra = max(extra, hbm.extra)
     return within(ratios, "points, d, e ≤ 64, N, n 10² … 10⁶, 2w ≤ M ≤ w·min(N, n)").also(
         f"derived {ratios[0][1]:g} and {ratios[0][2]:g}; extra memory {extra}",
         extra == 0,
@@ -217,16 +212,18 @@ def fusing_pays_from_d_squared(full: bool) -> Claim:
         for f in (d, 4 * d):
 
             def fusing_pays(M: int, d: int = d, f: int = f) -> bool:
-                fused, unfused = (
-                    mlp.exact(N=2**20, d=d, f=f, M=M, fused=fused).hbm for fused in (True, False)
-                )
-                return fused.accesses < unfused.accesses
+                fused = mlp.exact(N=2**20, d=d, f=f, M=M, fused=True)
+                unfused = mlp.exact(N=2**20, d=d, f=f, M=M, fused=False)
+                return fused.hbm.accesses < unfused.hbm.accesses
 
             low = d * d // 4
             high = 4 * d * d
             while high - low > d:  # it pays at `high`
                 middle = (low + high) // 2
-                low, high = (low, middle) if fusing_pays(middle) else (middle, high)
+                if fusing_pays(middle):
+                    high = middle
+                else:
+                    low = middle
             ratios.append(high / fusing_border(d, d))
     tried = (
         f"d 256 … {2048 if full else 512}, f = d and 4d, N = 2²⁰, M between d²/4 and 4d² by "

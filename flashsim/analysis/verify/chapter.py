@@ -31,11 +31,14 @@ def loops_exchanged(full: bool) -> Claim:
     once = True
     for N, d, M in in_range(full):
         for direction in ("forward", "backward"):
-            moved = accesses("q_outer", N, d, M, direction)
+            count_of_accesses = accesses("q_outer", N, d, M, direction)
             ratios.append(
-                (moved / theory.theorem_2_flash(N, d, M), *theory.q_outer_constants(d, direction))
+                (
+                    count_of_accesses / theory.theorem_2_flash(N, d, M),
+                    *theory.q_outer_constants(d, direction),
+                )
             )
-            fewer &= moved <= accesses("flash", N, d, M, direction)
+            fewer &= count_of_accesses <= accesses("flash", N, d, M, direction)
         shape: dict[str, Any] = {"N": N, "d": d, "M": M, "sizing": "paper"}
         once &= count("q_outer", **shape).hbm.by_array["O"].accesses == N * d
         once &= (
@@ -65,8 +68,13 @@ def flash_decoding(full: bool) -> Claim:
         for length, splits, merge in itertools.product(
             lengths, (None, 1, 2, 5, 40), ("sequence", "tree")
         ):
-            how: dict[str, Any] = {"splits": splits, "merge": merge, "M": 2000, "blocks": (1, B_c)}
-            run = forward("split_kv", Q, K, V, mask=KeyPadding(length), **how)
+            arguments: dict[str, Any] = {
+                "splits": splits,
+                "merge": merge,
+                "M": 2000,
+                "blocks": (1, B_c),
+            }
+            run = forward("split_kv", Q, K, V, mask=KeyPadding(length), **arguments)
             whole = np.arange(n)[None] < length
             bound = error_bound(Q, K, V, mask=whole, **rounding("split_kv", run.blocks))
             worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=whole), bound))
@@ -74,12 +82,12 @@ def flash_decoding(full: bool) -> Claim:
         t = -(-n // B_c)
         plain = count("split_kv", N_q=1, N_k=n, d=8, M=2000, blocks=(1, B_c)).hbm
         exact &= (plain.reads, plain.writes) == (t * 8 + 2 * n * 8 + t * 10, t * 10 + 8)
-    tried = f"{runs} runs: 3 caches, lengths 0 to 301, 1 to 40 splits, both merges"
+    cases = f"{runs} runs: 3 caches, lengths 0 to 301, 1 to 40 splits, both merges"
     measured = (
         f"largest error {worst:.2f} of the rounding bound; counts {'equal' if exact else 'DIFFER'}"
     )
     return Claim(
-        tried, measured, worst <= 1 and exact, {"runs": runs, "worst_error_over_bound": worst}
+        cases, measured, worst <= 1 and exact, {"runs": runs, "worst_error_over_bound": worst}
     )
 
 
@@ -90,7 +98,7 @@ def grouped_heads(full: bool) -> Claim:
     as often.
     """
     cases = 0
-    as_said = True
+    all_hold = True
     for g, name in itertools.product((2, 4, 8), ("flash_basic", "flash", "q_outer", "split_kv")):
         for N_q, N_k, B_r in ((1, 512, 1), (64, 512, 16)):
             shape: dict[str, Any] = {
@@ -102,20 +110,20 @@ def grouped_heads(full: bool) -> Claim:
                 "kv_heads": 2,
             }
             rows = (g * B_r if N_q == 1 else B_r, 32)
-            apart, together = (
+            separate, grouped = (
                 count(name, **shape, gqa=gqa, blocks=rows).hbm.by_array
                 for gqa in ("separate", "grouped")
             )
             shares = name.startswith("flash") or N_q == 1
             for array in ("K", "V"):
-                as_said &= apart[array].reads == together[array].reads * (g if shares else 1)
+                all_hold &= separate[array].reads == grouped[array].reads * (g if shares else 1)
                 cases += 1
-            as_said &= apart["Q"].reads == together["Q"].reads
-    tried = (
+            all_hold &= separate["Q"].reads == grouped["Q"].reads
+    text = (
         f"{cases} counts: g 2, 4, 8; FlashAttention, loops exchanged, FlashDecoding; N_q = 1 and 64"
     )
     return Claim(
-        tried, "every count as said" if as_said else "A COUNT DIFFERS", as_said, {"cases": cases}
+        text, "every count as said" if all_hold else "A COUNT DIFFERS", all_hold, {"cases": cases}
     )
 
 
@@ -147,17 +155,22 @@ def tree_masks(full: bool) -> Claim:
     shape: dict[str, Any] = {"N": 256, "d": 64, "M": 25_600, "blocks": (64, 64)}
     bits = count("flash", **shape, mask=Tree([-1, *range(255)])).hbm.by_array["tree"]
     booleans = count("flash", **shape, mask=np.tri(256, dtype=bool)).hbm.by_array["mask"]
-    said = bits.size * bits.itemsize == 256 * 256 // 8 and booleans.reads == 32 * bits.reads
-    tried = (
+    is_32_times_smaller = (
+        bits.size * bits.itemsize == 256 * 256 // 8 and booleans.reads == 32 * bits.reads
+    )
+    cases = (
         f"{paths} paths of 3 trees, the chapter's of 9 nodes among them, with 0 to 100 committed "
         "keys before"
     )
     measured = (
         f"largest difference {worst:.3f} of the rounding bound; the bitmask "
-        f"{'as said' if said else 'DIFFERS'}"
+        f"{'as said' if is_32_times_smaller else 'DIFFERS'}"
     )
     return Claim(
-        tried, measured, worst <= 1 and said, {"paths": paths, "worst_error_over_bound": worst}
+        cases,
+        measured,
+        worst <= 1 and is_32_times_smaller,
+        {"paths": paths, "worst_error_over_bound": worst},
     )
 
 
@@ -178,11 +191,11 @@ def what_is_optimal(full: bool) -> Claim:
         {tune(N=512, d=64, M=M).best.algorithm for M in rooms}
         for rooms in ((2048,), (64, 256, 1024))
     )
-    tried = (
+    cases = (
         "M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048 at d = 64; every T_r "
         "and T_c"
     )
-    return within(ratios, tried).also(
+    return within(ratios, cases).also(
         (
             f"best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; "
             f"below: {', '.join(sorted(small))}"
@@ -204,16 +217,16 @@ def third_level(full: bool) -> Claim:
     M = 2048
     rng = np.random.default_rng(14)
     Q, K, V = (rng.normal(size=(N, d)).astype(np.float32) for _ in range(3))
-    left: dict[str, int] = {}
-    wanted: dict[str, int] = {}
+    dram: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name in ("standard", "flash_basic", "q_outer"):
         l2 = L2(4 * N * d)
-        moved: Traffic = forward(name, Q, K, V, M=M, observers=[l2]).hbm
+        hbm: Traffic = forward(name, Q, K, V, M=M, observers=[l2]).hbm
         l2.flush()
-        left[name] = l2.dram_accesses
-        wanted[name] = sum(a.size for a in moved.by_array.values())
-    fits = all(left[name] == wanted[name] for name in ("flash_basic", "q_outer"))
-    squares = left["standard"] >= 2 * N * N
+        dram[name] = l2.dram_accesses
+        sizes[name] = sum(a.size for a in hbm.by_array.values())
+    fits = all(dram[name] == sizes[name] for name in ("flash_basic", "q_outer"))
+    squares = dram["standard"] >= 2 * N * N
     tiles = kv_tile(B_q=32, B_k=32, d=128), kv_tile(B_q=1, B_k=32, d=128)
     printed = [float(tile.as_printed) for tile in tiles]
     return Claim(
@@ -221,13 +234,13 @@ def third_level(full: bool) -> Claim:
             f"N = {N}, d = {d}, M = {M:,}, an L2 of {4 * N * d:,} elements; the chapter's tiles at "
             "d = 128, 2 bytes"
         ),
-        f"DRAM: FlashAttention {left['flash_basic']:,}, loops exchanged {left['q_outer']:,}, "
-        f"standard {left['standard']:,}; "
+        f"DRAM: FlashAttention {dram['flash_basic']:,}, loops exchanged {dram['q_outer']:,}, "
+        f"standard {dram['standard']:,}; "
         f"intensities {tiles[0].intensity} and {tiles[1].intensity}, as printed {printed[0]:.2f} "
         f"and {printed[1]:.0f}",
         fits
         and squares
         and [tile.intensity for tile in tiles] == [32, 1]
         and printed == [32.75, 1.0],
-        {"dram": left, "sizes": wanted, "printed": printed},
+        {"dram": dram, "sizes": sizes, "printed": printed},
     )

@@ -27,7 +27,7 @@ from flashsim.tracing.observers import Ledger
 OnHead = Callable[[int, int], None]
 Watch = Callable[[str, int], OnHead]
 Compared = tuple[Array, Array, Array]
-"""Of one result: what was got, what naive attention says, and the bound."""
+"""One computed array, naive attention's, and the bound of their difference."""
 
 ROWS_AT_ONCE = 1_024  # of the N_q × N_k score matrix that the naive reference forms
 # elements of that matrix up to which gradients are compared: its 20-odd copies fill 8 GB
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def run_all(
-    given: QKV, algorithms: Sequence[Any], watch: Watch, *, both_ways: bool, **options: Any
+    inputs: QKV, algorithms: Sequence[Any], watch: Watch, *, both_ways: bool, **options: Any
 ) -> tuple[dict[str, Comparison], dict[str, Comparison]]:
     """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results
     of each direction, by name.
@@ -68,48 +68,43 @@ def run_all(
     """
     forwards = {}
     backwards = {}
-    passes = [resolve(what, "forward") for what in algorithms]
-    of_users = {
-        option.name
-        for algorithm in passes
-        if is_user_defined(algorithm)
-        for option in algorithm.options
-    }
+    passes = [resolve(each, "forward") for each in algorithms]
+    user_options: set[str] = set()
+    for algorithm in passes:
+        if is_user_defined(algorithm):
+            user_options.update(option.name for option in algorithm.options)
     for algorithm in passes:
         name = algorithm.name
-        back = backward_of(algorithm) if both_ways else None
-        others = of_users - {option.name for option in algorithm.options}
-        taken = {option: value for option, value in options.items() if option not in others}
-        sizes = taken if back is None else sized_for_both(back, given.Q, given.K, given.V, taken)
-        on_head = watch(algorithm.title, given.heads)
+        backward_pass = backward_of(algorithm) if both_ways else None
+        options_of_others = user_options - {option.name for option in algorithm.options}
+        sizes = {name: value for name, value in options.items() if name not in options_of_others}
+        if backward_pass is not None:
+            sizes = sized_for_both(backward_pass, inputs.Q, inputs.K, inputs.V, sizes)
+        on_head = watch(algorithm.title, inputs.heads)
         start = time.perf_counter()
-        run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
+        run = forward(algorithm, inputs.Q, inputs.K, inputs.V, **sizes, on_head=on_head)
         forwards[name] = _result(run, run, forward_errors(run), time.perf_counter() - start)
-        if back is None:
+        if backward_pass is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
-        on_head = watch(back.title, given.heads)
+        on_head = watch(backward_pass.title, inputs.heads)
         start = time.perf_counter()
-        found = backward(back, run, dO, on_head=on_head)
-        backwards[name] = _result(
-            run, found, backward_errors(run, found, dO), time.perf_counter() - start
-        )
+        gradients = backward(backward_pass, run, dO, on_head=on_head)
+        errors = backward_errors(run, gradients, dO)
+        backwards[name] = _result(run, gradients, errors, time.perf_counter() - start)
     return forwards, backwards
 
 
 def sized_for_both(
-    back: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]
+    backward_pass: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a forward pass's options; its blocks fit its backward pass too where that keeps
     them, as a block mask does.
     """
-    asked = dict(options)
-    if (
-        "block_mask" not in back.parts
-        or asked.get("sizing", "fit") != "fit"
-        or asked.get("blocks") is not None
-    ):
-        return asked
+    sized = dict(options)
+    has_sizes = sized.get("sizing", "fit") != "fit" or sized.get("blocks") is not None
+    if has_sizes or "block_mask" not in backward_pass.parts:
+        return sized
     shape = {
         "N_q": Q.shape[-2],
         "N_k": K.shape[-2],
@@ -118,13 +113,10 @@ def sized_for_both(
         "dtype": Q.dtype.name,
     }
     heads: dict[str, Any] = {"heads": math.prod(Q.shape[:-2]), "kv_heads": math.prod(K.shape[:-2])}
-    plain = {
-        name: value
-        for name, value in asked.items()
-        if name not in ("scale", "seed", "blocks", "mask")
-    }
-    fitting = count(back, **shape, **heads, **plain, direction="backward").blocks
-    return asked | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
+    unused = ("scale", "seed", "blocks", "mask")
+    others = {name: value for name, value in sized.items() if name not in unused}
+    fitting = count(backward_pass, **shape, **heads, **others, direction="backward").blocks
+    return sized | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
 
 
 def _result(run: Result, cost: Result, compared: Iterable[Compared], seconds: float) -> Comparison:
@@ -149,10 +141,10 @@ def _agrees(run: Result, cost: Result) -> bool | None:
         return None
     problem = replace(run.problem, M=cost.sram.capacity, mask=plan.mask)
     blocks = (cost.blocks.B_r, cost.blocks.B_c)
-    want = theory.exact(
+    exact = theory.exact(
         algorithm, problem, blocks=blocks, direction=algorithm.direction, **plan.options
     )
-    return (cost.hbm, cost.sram.peak, cost.blocks) == (want.hbm, want.sram.peak, want.blocks)
+    return (cost.hbm, cost.sram.peak, cost.blocks) == (exact.hbm, exact.sram.peak, exact.blocks)
 
 
 def _has_form(algorithm: Algorithm) -> bool:
@@ -165,22 +157,21 @@ def _has_form(algorithm: Algorithm) -> bool:
 
 def forward_errors(run: Result) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
-    given = run.plan.inputs
+    inputs = run.plan.inputs
     p = run.problem.dropout_p
     shape = run.plan.inputs.shape
     rounded = reference.rounding(run.plan.program, run.blocks)
-    for number, head in enumerate(np.ndindex(given.leading)):
-        Q = given.Q[head]
-        K = given.K[given.kv(head)]
-        V = given.V[given.kv(head)]
+    for number, head in enumerate(np.ndindex(inputs.leading)):
+        Q = inputs.Q[head]
+        K = inputs.K[inputs.kv(head)]
+        V = inputs.V[inputs.kv(head)]
         whole, keep = _whole_masks(run, head, number)
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
-            mask, kept = (None if a is None else a[rows] for a in (whole, keep))
             parts: dict[str, Any] = {
                 "scale": run.problem.scale,
-                "mask": mask,
-                "keep": kept,
+                "mask": None if whole is None else whole[rows],
+                "keep": None if keep is None else keep[rows],
                 "dropout_p": p,
             }
             parts["sink"] = _sink(run, head)
@@ -188,7 +179,7 @@ def forward_errors(run: Result) -> Iterator[Compared]:
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
 
-def backward_errors(run: Result, found: Result, dO: Array) -> Iterator[Compared]:
+def backward_errors(run: Result, gradients: Result, dO: Array) -> Iterator[Compared]:
     """Yield dQ, dK, dV and dsink, with what they should be and the bound, one KV head with its
     query heads at a time.
 
@@ -196,51 +187,66 @@ def backward_errors(run: Result, found: Result, dO: Array) -> Iterator[Compared]
     one, a sum over a head's rows was one over g times as many, and first-order terms are taken so
     much more often.
     """
-    given = run.plan.inputs
+    inputs = run.plan.inputs
     p = run.problem.dropout_p
     shape = run.plan.inputs.shape
     g = run.plan.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    rounded = reference.backward_rounding(found.plan.program, run.blocks, found.blocks)
-    sunk = run.plan.mask.sink is not None
-    C = 2.0 * g if sunk and run.problem.gqa == "grouped" else 2.0
-    heads = list(enumerate(np.ndindex(given.leading)))
+    rounded = reference.backward_rounding(gradients.plan.program, run.blocks, gradients.blocks)
+    has_sink = run.plan.mask.sink is not None
+    C = 2.0 * g if has_sink and run.problem.gqa == "grouped" else 2.0
+    heads = list(enumerate(np.ndindex(inputs.leading)))
     for first in range(0, len(heads), g):
-        sharing = heads[first : first + g]
-        shared = given.kv(sharing[0][1])
-        masks = [_whole_masks(run, head, number) for number, head in sharing]
-        whole, keep = (None if of[0] is None else np.stack(of) for of in zip(*masks, strict=True))
-        Q, dO_h, dQ = (np.stack([a[head] for _, head in sharing]) for a in (given.Q, dO, found.dQ))
-        sinks = np.stack([_sink(run, head) for _, head in sharing]) if sunk else None
-        if run.problem.gqa == "grouped" and not sunk:
-            whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
+        group = heads[first : first + g]
+        kv_head = inputs.kv(group[0][1])
+        masks = [_whole_masks(run, head, number) for number, head in group]
+        mask = _stack(mask for mask, _ in masks)
+        keep = _stack(keep for _, keep in masks)
+        Q = np.stack([inputs.Q[head] for _, head in group])
+        dO_h = np.stack([dO[head] for _, head in group])
+        dQ = np.stack([gradients.dQ[head] for _, head in group])
+        sinks = np.stack([_sink(run, head) for _, head in group]) if has_sink else None
+        if run.problem.gqa == "grouped" and not has_sink:
+            mask = None if mask is None else interleave(mask, g)
+            keep = None if keep is None else interleave(keep, g)
             Q = interleave(Q, g)
             dO_h = interleave(dO_h, g)
             dQ = interleave(dQ, g)
-        operands = Q, given.K[shared], given.V[shared], dO_h
+        operands = Q, inputs.K[kv_head], inputs.V[kv_head], dO_h
         parts: dict[str, Any] = {
             "scale": run.problem.scale,
-            "mask": whole,
+            "mask": mask,
             "keep": keep,
             "dropout_p": p,
             "sink": sinks,
         }
-        want = reference.gradients(*operands, **parts)
-        bound = reference.gradient_bounds(*operands, **rounded, **parts, C=C)
-        yield dQ, want.dQ, bound.dQ
-        for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
-            off = (
-                off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
-            )
-            yield got[shared], exact.sum(axis=0), off
-        if found.dsink is not None:
-            off = reference.sink_gradient_bound(*operands, **rounded, **parts, C=C)
+        exact = reference.gradients(*operands, **parts)
+        bounds = reference.gradient_bounds(*operands, **rounded, **parts, C=C)
+        yield dQ, exact.dQ, bounds.dQ
+        stored = inputs.dtype
+        yield gradients.dK[kv_head], exact.dK.sum(axis=0), _bound(exact.dK, bounds.dK, stored)
+        yield gradients.dV[kv_head], exact.dV.sum(axis=0), _bound(exact.dV, bounds.dV, stored)
+        if gradients.dsink is not None:
             yield (
-                np.stack([found.dsink[head] for _, head in sharing]),
+                np.stack([gradients.dsink[head] for _, head in group]),
                 reference.sink_gradient(*operands, **parts),
-                off,
+                reference.sink_gradient_bound(*operands, **rounded, **parts, C=C),
             )
+
+
+def _stack(masks: Iterable[Array | None]) -> Array | None:
+    """Return the masks of several heads as one array; None where there are none."""
+    arrays = [mask for mask in masks if mask is not None]
+    return np.stack(arrays) if arrays else None
+
+
+def _bound(exact: Array, bounds: Array, stored: Any) -> Array:
+    """Return the bound of the sum over the heads of a group."""
+    if len(exact) == 1:
+        bound: Array = bounds[0]
+        return bound
+    return reference.group_bound(exact, bounds, stored=stored)
 
 
 def _sink(run: Result, head: tuple[int, ...]) -> Any:
@@ -250,24 +256,27 @@ def _sink(run: Result, head: tuple[int, ...]) -> Any:
 def _whole_masks(
     run: Result, head: tuple[int, ...], number: int
 ) -> tuple[Array | None, Array | None]:
-    shape = run.problem.shape
-    p = run.problem.dropout_p
-    return run.plan.attended(head), keep_mask(
-        run.problem.seed, p, shape.N_q, shape.N_k, number
-    ) if p else None
+    problem = run.problem
+    keep = None
+    if problem.dropout_p:
+        shape = problem.shape
+        keep = keep_mask(problem.seed, problem.dropout_p, shape.N_q, shape.N_k, number)
+    return run.plan.attended(head), keep
 
 
 def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:
-    """Return the largest error, plain and as a part of its bound; None if nothing was compared.
-    NaN is ∞.
+    """Return the largest error, and the largest error divided by its bound; None if nothing was
+    compared. NaN is ∞.
     """
     worst: tuple[float, float] | None = None
-    for got, want, bound in compared:
-        plain = float(
-            np.nan_to_num(np.abs(got.astype(np.float64) - want), nan=np.inf, posinf=np.inf).max()
-        )
-        before = worst or (0.0, 0.0)
-        worst = max(before[0], plain), max(before[1], reference.of_bound(got, want, bound))
+    for computed, exact, bound in compared:
+        differences = np.abs(computed.astype(np.float64) - exact)
+        error = float(np.nan_to_num(differences, nan=np.inf, posinf=np.inf).max())
+        ratio = reference.of_bound(computed, exact, bound)
+        if worst is not None:
+            error = max(worst[0], error)
+            ratio = max(worst[1], ratio)
+        worst = (error, ratio)
     return worst
 
 
@@ -284,13 +293,13 @@ class Counted:
     agrees: bool | None
 
 
-def count_lines(what: Any, arguments: Mapping[str, Any]) -> Counted:
+def count_lines(algorithm: Any, arguments: Mapping[str, Any]) -> Counted:
     """Count a run and keep which line moved what. Arguments as for `flashsim.count`."""
-    algorithm = resolve(what, arguments["direction"])
+    algorithm = resolve(algorithm, arguments["direction"])
     ledger = Ledger()
-    tally = count(algorithm, **arguments, observers=[ledger])
+    result = count(algorithm, **arguments, observers=[ledger])
     agrees = None
     if _has_form(algorithm):
-        want = theory.exact(algorithm, **arguments)
-        agrees = (tally.hbm, tally.sram, tally.blocks) == (want.hbm, want.sram, want.blocks)
-    return Counted(algorithm, tally, ledger, arguments, agrees)
+        exact = theory.exact(algorithm, **arguments)
+        agrees = (result.hbm, result.sram, result.blocks) == (exact.hbm, exact.sram, exact.blocks)
+    return Counted(algorithm, result, ledger, arguments, agrees)

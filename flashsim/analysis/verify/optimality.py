@@ -30,13 +30,19 @@ def _small_caches(full: bool) -> Iterator[tuple[int, int, int]]:
     """Yield (N, d, M) over 5 ≤ M ≤ d² and N ≥ √M, both ends included, and M where the side of a
     tile steps.
     """
+    powers = [2**p for p in range(2, 21 if full else 17, 2)]
+    lengths = {*powers, *(power + 1 for power in powers)}
     for d in (3, 4, 16, 64, 128, 257):
-        steps = {b * b + 4 * b + off for b in (1, 2, 3, 5, d // 4, d - 2) for off in (0, -1)}
-        steps |= {int(M) for M in np.geomspace(5, d * d, 9 if full else 5)}
-        for M in sorted({5, d * d, *steps} & {*range(5, d * d + 1)}):
-            least = math.isqrt(M - 1) + 1  # ⌈√M⌉
-            lengths = {2**p + off for p in range(2, 21 if full else 17, 2) for off in (0, 1)}
-            yield from ((N, d, M) for N in sorted({least, least + 1, *lengths}) if least <= N)
+        sizes = {5, d * d}
+        for side in (1, 2, 3, 5, d // 4, d - 2):
+            step = side * side + 4 * side
+            sizes |= {step, step - 1}
+        sizes |= {int(M) for M in np.geomspace(5, d * d, 9 if full else 5)}
+        for M in sorted(size for size in sizes if 5 <= size <= d * d):
+            shortest = math.isqrt(M - 1) + 1  # ⌈√M⌉
+            for N in sorted({shortest, shortest + 1, *lengths}):
+                if shortest <= N:
+                    yield N, d, M
 
 
 def saha_ye_small_cache(full: bool) -> Claim:
@@ -44,50 +50,36 @@ def saha_ye_small_cache(full: bool) -> Claim:
     M ≤ d², with exponents N², d, M^(−1/2) within 0.02. It makes fewer accesses than FlashAttention
     at M ≤ d²/4, and more at M ≥ 4d².
     """
-    ratios = [
-        (
-            accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M),
-            *theory.small_cache_constants(d),
-        )
-        for N, d, M in _small_caches(full)
-    ]
-    fitted = exponents(
-        "",
-        {
-            "N": (
-                2.0,
-                slope([(2**p, accesses("small_cache", 2**p, 2**10, 2**12)) for p in range(13, 21)]),
-            ),
-            "d": (
-                1.0,
-                slope([(2**p, accesses("small_cache", 2**16, 2**p, 2**12)) for p in range(10, 16)]),
-            ),
-            "M": (
-                -0.5,
-                slope([(2**p, accesses("small_cache", 2**16, 2**14, 2**p)) for p in range(12, 21)]),
-            ),
-        },
-    )
-    below: list[float] = []
-    above: list[float] = []
+    ratios = []
+    for N, d, M in _small_caches(full):
+        ratio = accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M)
+        ratios.append((ratio, *theory.small_cache_constants(d)))
+    over_N = [(2**p, accesses("small_cache", 2**p, 2**10, 2**12)) for p in range(13, 21)]
+    over_d = [(2**p, accesses("small_cache", 2**16, 2**p, 2**12)) for p in range(10, 16)]
+    over_M = [(2**p, accesses("small_cache", 2**16, 2**14, 2**p)) for p in range(12, 21)]
+    fits = {"N": (2.0, slope(over_N)), "d": (1.0, slope(over_d)), "M": (-0.5, slope(over_M))}
+    fitted = exponents("", fits)
+    below = []
+    above = []
     for d, k in itertools.product((64, 128, 256), (2, 4, 8)):
-        for M, saved in ((d * d // k**2, below), (d * d * k**2, above)):
-            saved.append(accesses("flash", 2**14, d, M) / accesses("small_cache", 2**14, d, M))
+        below.append(_flash_over_small_cache(d, d * d // k**2))
+        above.append(_flash_over_small_cache(d, d * d * k**2))
     return within(
         ratios,
         f"(N, d, M) over 5 ≤ M ≤ d², N ≥ √M, N to {2**20 if full else 2**16:,}; slopes over N "
-        "2¹³…2²⁰, d "
-        "2¹⁰…2¹⁵, M 2¹²…2²⁰, others fixed; against flash with the paper's blocks at N = 2¹⁴, d 64, "
-        "128, 256, M = d²/4 … d²/64 "
-        "and 4d² … 64d²",
+        "2¹³…2²⁰, d 2¹⁰…2¹⁵, M 2¹²…2²⁰, others fixed; against flash with the paper's blocks at N "
+        "= 2¹⁴, d 64, 128, 256, M = d²/4 … d²/64 and 4d² … 64d²",
     ).also(
         f"slopes {fitted.measured}; flash / small_cache {min(below):.2f} to {max(below):.2f} below "
-        f"d², {min(above):.2f} to "
-        f"{max(above):.2f} above",
+        f"d², {min(above):.2f} to {max(above):.2f} above",
         fitted.holds and min(below) > 1 > max(above),
         exponents=fitted.data,
         flash_over_small_cache={"below": below, "above": above},
     )
+
+
+def _flash_over_small_cache(d: int, M: int) -> float:
+    return accesses("flash", 2**14, d, M) / accesses("small_cache", 2**14, d, M)
 
 
 def nothing_below_the_lower_bound(full: bool) -> Claim:
@@ -112,8 +104,8 @@ def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], fu
     rng = np.random.default_rng(12)
     shapes = 3_000 if full else 200
     runs = 0
-    least = np.inf
-    checked = 0
+    smallest_ratio = np.inf
+    valid = 0
     for number in range(shapes):
         N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (150, 150, 24, 24)))
         sizes: dict[str, Any] = {
@@ -128,7 +120,7 @@ def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], fu
         queries = int((rows > 0).sum())
         bound = bound_of(**sizes, pairs=int(rows.sum()), queries=queries)
         proof = Proof(bound, "causal" if mask else "all", queries, N_k, None, direction)
-        checked += _proves(certificate.check, proof.certificate())
+        valid += _proves(certificate.check, proof.certificate())
         blocks: dict[str, Any] = (
             {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
         )
@@ -137,21 +129,21 @@ def _nothing_below(algorithms: list[Algorithm], bound_of: Callable[..., Any], fu
                 continue
             exact = theory.exact(algorithm.name, **sizes, **blocks, mask=mask, direction=direction)
             if exact.sram.peak <= exact.sram.capacity:
-                runs = runs + 1
-                least = min(least, exact.accesses / bound.accesses)
+                runs += 1
+                smallest_ratio = min(smallest_ratio, exact.accesses / bound.accesses)
     return Claim(
         f"{runs:,} runs that fit M, of {len(algorithms)} algorithms at {shapes:,} shapes, N < 150, "
         "d < 24, M 10 … 10⁴, full and "
-        f"causal; {checked:,} certificates",
-        f"accesses ÷ bound at least {least:.3f}",
-        least >= 1 and checked == shapes,
-        {"runs": runs, "least": float(least), "certificates": checked},
+        f"causal; {valid:,} certificates",
+        f"accesses ÷ bound at least {smallest_ratio:.3f}",
+        smallest_ratio >= 1 and valid == shapes,
+        {"runs": runs, "least": float(smallest_ratio), "certificates": valid},
     )
 
 
-def _proves(check: Callable[..., str], held: Mapping[str, Any]) -> bool:
+def _proves(check: Callable[..., str], certificate: Mapping[str, Any]) -> bool:
     with suppress(ValueError):
-        return bool(check(held))
+        return bool(check(certificate))
     return False
 
 
@@ -164,12 +156,12 @@ def q_outer_is_optimal(full: bool) -> Claim:
         best = best_of("q_outer", N=N, d=64, M=25_600)
         assert best is not None
         ratios.append(best.accesses / lower_bound(N=N, d=64, M=25_600).accesses)
-    tried = "N 1,024 … 65,536, d = 64, M = 25,600, the best blocks that fit"
+    cases = "N 1,024 … 65,536, d = 64, M = 25,600, the best blocks that fit"
     holds = (
         all(1 <= later < earlier for earlier, later in itertools.pairwise(ratios))
         and ratios[-1] < 1.05
     )
-    return Claim(tried, ", ".join(f"{ratio:.3f}" for ratio in ratios), holds, {"ratios": ratios})
+    return Claim(cases, ", ".join(f"{ratio:.3f}" for ratio in ratios), holds, {"ratios": ratios})
 
 
 def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
@@ -180,17 +172,18 @@ def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
     names = [
         name for name in BACKWARD if not {"S", "P", "dS"} & {*form_of(name, "backward").formulas}
     ]
-    least = math.inf
+    smallest_ratio = math.inf
     runs = 0
     ratios = []
     for N, d, M in itertools.product((50, 333), (4, 16), (90, 700, 3000)):
         bound = lower_bound_rows(N=N, d=d, M=M)
-        found = (
-            (best_of(name, N=N, d=d, M=M, direction="backward") for name in names) if bound else ()
-        )
-        moved = [choice.accesses for choice in found if choice is not None]
-        runs = runs + len(moved)
-        least = min(least, *(accesses / bound for accesses in moved), math.inf)
+        if not bound:
+            continue
+        for name in names:
+            choice = best_of(name, N=N, d=d, M=M, direction="backward")
+            if choice is not None:
+                runs += 1
+                smallest_ratio = min(smallest_ratio, choice.accesses / bound)
     for N in (1024, 4096, 16_384, 65_536):
         sizes = {"N": N, "d": 64, "M": 25_600}
         best = best_of("q_outer_streamed", **sizes, direction="backward")
@@ -202,11 +195,13 @@ def fourteen_is_the_constant_of_the_row_game(full: bool) -> Claim:
             "1,024 … 65,536, d = 64, M = 25,600"
         ),
         (
-            f"accesses ÷ bound at least {least:.3f}; q_outer_streamed: "
+            f"accesses ÷ bound at least {smallest_ratio:.3f}; q_outer_streamed: "
             f"{', '.join(f'{ratio:.3f}' for ratio in ratios)}"
         ),
-        min(least, *ratios) >= 1 and ratios == sorted(ratios, reverse=True) and ratios[-1] < 1.03,
-        {"runs": runs, "least": float(least), "ratios": ratios},
+        min(smallest_ratio, *ratios) >= 1
+        and ratios == sorted(ratios, reverse=True)
+        and ratios[-1] < 1.03,
+        {"runs": runs, "least": float(smallest_ratio), "ratios": ratios},
     )
 
 
@@ -242,26 +237,34 @@ def nothing_below_the_optima(full: bool) -> Claim:
     optimum is known.
     """
     rng = np.random.default_rng(5)
-    wanted = 300 if full else 40
-    least = np.inf
-    checked = 0
-    for _ in range(wanted):
+    problems = 300 if full else 40
+    smallest_ratio = np.inf
+    valid = 0
+    for _ in range(problems):
         N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (4, 4, 6, 6)))
         smallest = 2 * d + 2 * d_v + 3
         M = int(rng.integers(smallest, 2 * smallest))
-        found = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, causal=bool(rng.integers(2)))
-        any_key, any_query = (int(found.allowed.any(axis).sum()) for axis in (1, 0))
-        pairs = int(found.allowed.sum())
+        best = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, causal=bool(rng.integers(2)))
         bound = lower_bound(
-            N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=any_key, keys=any_query
+            N_q=N_q,
+            N_k=N_k,
+            d=d,
+            d_v=d_v,
+            M=M,
+            pairs=int(best.allowed.sum()),
+            queries=int(best.allowed.any(axis=1).sum()),
+            keys=int(best.allowed.any(axis=0).sum()),
         )
-        least = min(least, found.upper / bound.accesses)
-        checked += _proves(check_optimum, found.certificate())
-    tried = f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates"
-    measured = f"optimum ÷ bound at least {least:.3f}"
-    holds = least >= 1 and checked == wanted
+        smallest_ratio = min(smallest_ratio, best.upper / bound.accesses)
+        valid += _proves(check_optimum, best.certificate())
+    cases = f"{problems} problems of up to 3 × 3 rows, d < 6, full and causal; {valid} certificates"
+    measured = f"optimum ÷ bound at least {smallest_ratio:.3f}"
+    holds = smallest_ratio >= 1 and valid == problems
     return Claim(
-        tried, measured, holds, {"problems": wanted, "least": float(least), "certificates": checked}
+        cases,
+        measured,
+        holds,
+        {"problems": problems, "least": float(smallest_ratio), "certificates": valid},
     )
 
 
@@ -274,12 +277,12 @@ def schedules_near_the_bound(full: bool) -> Claim:
     winners = []
     for exponent in range(-8, 11, 1 if full else 2):
         M = int(64 * 64 * 2 ** (exponent / 2))
-        found = {name: best_of(name, N=4096, d=64, M=M) for name in names}
-        moved = {name: choice.accesses for name, choice in found.items() if choice is not None}
-        best = min(moved, key=lambda name: moved[name])
-        worst = max(worst, moved[best] / lower_bound(N=4096, d=64, M=M).accesses)
-        winners.append(best)
-    tried = f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit"
+        choices = [best_of(name, N=4096, d=64, M=M) for name in names]
+        fitting = [choice for choice in choices if choice is not None]
+        best = min(fitting, key=lambda choice: choice.accesses)
+        worst = max(worst, best.accesses / lower_bound(N=4096, d=64, M=M).accesses)
+        winners.append(best.algorithm)
+    cases = f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit"
     measured = f"at most {worst:.3f} times the bound; best: {', '.join(dict.fromkeys(winners))}"
     holds = 1 <= worst < 1.6 and tuple(dict.fromkeys(winners)) == names
-    return Claim(tried, measured, holds, {"worst": worst, "best": winners})
+    return Claim(cases, measured, holds, {"worst": worst, "best": winners})

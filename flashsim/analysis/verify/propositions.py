@@ -21,6 +21,8 @@ from flashsim.analysis.verify.shared import (
 from flashsim.attention.masks import patterns
 from flashsim.simulate.api import count
 
+BlockMask = np.ndarray[Any, np.dtype[np.bool_]]
+
 
 def proposition_3(full: bool) -> Claim:
     """Proposition 3. For Nd/4 ≤ M ≤ Nd, every algorithm at least reads the inputs and writes the
@@ -36,15 +38,14 @@ def proposition_3(full: bool) -> Claim:
         for direction, table in (("forward", FORWARD), ("backward", BACKWARD)):
             floor = theory.compulsory(N, N, d, d, direction)
             for name in table:
-                moved = accesses(name, N, d, M, direction)
+                total = accesses(name, N, d, M, direction)
                 cases += 1
-                if moved < floor:
+                if total < floor:
                     below.append(f"{name} {direction} N={N} d={d} M={M}")
                 if name == "flash":
-                    most = max(most, moved / floor)
-                    within_factor &= (
-                        moved <= theory.flash_over_compulsory_constant(d, direction) * floor
-                    )
+                    most = max(most, total / floor)
+                    constant = theory.flash_over_compulsory_constant(d, direction)
+                    within_factor &= total <= constant * floor
     tried = f"{cases:,} counts: all algorithms, both directions, N to {largest_N(full):,}"
     measured = f"{len(below)} below that; flash at most {most:.2f} × that"
     return Claim(
@@ -55,9 +56,7 @@ def proposition_3(full: bool) -> Claim:
     )
 
 
-def _sparse_cases(
-    full: bool,
-) -> Iterator[tuple[int, int, int, str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+def _sparse_cases(full: bool) -> Iterator[tuple[int, int, int, str, BlockMask]]:
     """Yield (N, d, M, pattern's name, block mask)."""
     rng = np.random.default_rng(4)
     for N, d, M in in_range(full):
@@ -82,12 +81,12 @@ def proposition_4_counts(full: bool) -> Claim:
     for N, d, M, name, block_mask in _sparse_cases(full):
         for direction in ("forward", "backward"):
             cases += 1
-            asked: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "block_mask": block_mask,
                 "direction": direction,
                 "sizing": "paper",
             }
-            if differs("block_sparse", N=N, d=d, M=M, **asked):
+            if differs("block_sparse", N=N, d=d, M=M, **options):
                 unequal.append(f"{name} {direction} N={N} d={d} M={M}")
     tried = f"{cases:,} counts: random, butterfly, local, strided, empty and full block masks"
     return none_differs(tried, unequal, {"cases": cases})
@@ -101,18 +100,14 @@ def proposition_4_bounds(full: bool) -> Claim:
     for N, d, M, _, block_mask in _sparse_cases(full):
         s = float(block_mask.mean())
         for direction in ("forward", "backward"):
-            asked: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "block_mask": block_mask,
                 "direction": direction,
                 "sizing": "paper",
             }
-            moved = count("block_sparse", N=N, d=d, M=M, **asked).hbm.accesses
-            ratios.append(
-                (
-                    moved / (N * d + N * N * d * d * s / M),
-                    *theory.block_sparse_constants(d, direction),
-                )
-            )
+            result = count("block_sparse", N=N, d=d, M=M, **options)
+            ratio = result.hbm.accesses / (N * d + N * N * d * d * s / M)
+            ratios.append((ratio, *theory.block_sparse_constants(d, direction)))
     return within(ratios, "counts over d ≤ M ≤ Nd, s from 0 to 1, forward and backward")
 
 
@@ -131,31 +126,26 @@ def proposition_4_patterns(full: bool) -> Claim:
         N = 2**p
         T = N // 16
 
-        def above_floor(
-            block_mask: np.ndarray[Any, np.dtype[np.bool_]], N: int = N, T: int = T
-        ) -> int:
-            masks = block_mask, np.zeros((T, T), bool)
-            asked: dict[str, Any] = {"N": N, "d": d, "M": M, "sizing": "paper"}
-            moved, floor = (
-                count("block_sparse", **asked, block_mask=mask).hbm.accesses for mask in masks
-            )
-            return moved - floor
+        def sparse(block_mask: BlockMask, N: int = N) -> int:
+            result = count("block_sparse", N=N, d=d, M=M, sizing="paper", block_mask=block_mask)
+            return result.hbm.accesses
 
+        floor = sparse(np.zeros((T, T), bool))
         if p % 2 == 0:  # every (√N/4)-th column of tiles: s = 4·N^(−1/2)
             columns = np.zeros((T, T), bool)
             columns[:, :: 2 ** (p // 2) // 4] = True
-            root.append((N, above_floor(columns)))
-        logs.append(above_floor(patterns.butterfly(T, T)) / (N * (1 + math.log2(T))))
+            root.append((N, sparse(columns) - floor))
+        logs.append((sparse(patterns.butterfly(T, T)) - floor) / (N * (1 + math.log2(T))))
         if p < 14:
-            chosen = rng.random((T, T)) < rng.random()
-            linear &= above_floor(chosen) == int(chosen.sum()) * 16 * (3 * d + 4)
-    found, residual = slope(root)
+            tiles = rng.random((T, T)) < rng.random()
+            linear &= sparse(tiles) - floor == int(tiles.sum()) * 16 * (3 * d + 4)
+    exponent, residual = slope(root)
     constant = max(logs) == min(logs)
     return Claim(
         f"N 2¹⁰ … 2{'¹⁸' if full else '¹⁶'}, d = 64, M = 4,096",
-        f"linear in s {'exactly' if linear else 'NOT exactly'}; exponent {found:.3f} (residual "
+        f"linear in s {'exactly' if linear else 'NOT exactly'}; exponent {exponent:.3f} (residual "
         f"{residual:.3f}) for N^1.5; "
         f"butterfly {logs[0]:g}·N·(1 + log₂ T) {'exactly' if constant else 'NOT constant'}",
-        linear and abs(found - 1.5) <= 0.02 and constant,
-        {"linear": linear, "exponent": found, "residual": residual, "butterfly": logs},
+        linear and abs(exponent - 1.5) <= 0.02 and constant,
+        {"linear": linear, "exponent": exponent, "residual": residual, "butterfly": logs},
     )

@@ -2,7 +2,7 @@
 counts can tell.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flashsim import theory
@@ -34,17 +34,16 @@ def approximations_cross(full: bool) -> Claim:
     """
     step = 16 if full else 64
     last = 4096
-    first = {
-        said: {
-            f"{method}, {name}, M = {M:,}": _cross(
-                method, name, M, of, range(step, last + step, step)
-            )
-            for M in (25_600, 49_152)
-            for method in approximate.METHODS
-            for name in ("flash", "q_outer")
-        }
-        for said, of in (("k = 256", lambda N: 256), ("the paper's k", approximate.compressed))
-    }
+    lengths = range(step, last + step, step)
+    first: dict[str, dict[str, int]] = {"k = 256": {}, "the paper's k": {}}
+    for M in (25_600, 49_152):
+        for method in approximate.METHODS:
+            for name in ("flash", "q_outer"):
+                case = f"{method}, {name}, M = {M:,}"
+                first["k = 256"][case] = _cross(method, name, M, _always_256, lengths)
+                first["the paper's k"][case] = _cross(
+                    method, name, M, approximate.compressed, lengths
+                )
     low = min(first["k = 256"].values())
     high = max(first["k = 256"].values())
     paper = max(N for case, N in first["the paper's k"].items() if ", flash," in case)
@@ -58,18 +57,23 @@ def approximations_cross(full: bool) -> Claim:
     return Claim(tried, measured, paper <= 256 and 256 <= low <= high <= 2048, first)
 
 
+def _always_256(_N: int) -> int:
+    return 256
+
+
 def _cross(method: str, name: str, M: int, k: Callable[[int], int], lengths: range) -> int:
-    not_fewer = (
-        N
-        for N in lengths
-        if approximate.exact(method, N=N, d=64, k=k(N), M=M).hbm.accesses
-        >= theory.exact(name, N=N, d=64, M=M, sizing="fit").accesses
-    )
-    return max(not_fewer, default=0) + lengths.step
+    """Return the length from which on an approximation makes fewer accesses."""
+    last = 0
+    for N in lengths:
+        approximation = approximate.exact(method, N=N, d=64, k=k(N), M=M)
+        attention = theory.exact(name, N=N, d=64, M=M, sizing="fit")
+        if approximation.hbm.accesses >= attention.accesses:
+            last = N
+    return last + lengths.step
 
 
-def _footprint(moved: Traffic) -> int:
-    return sum(array.size for array in moved.by_array.values())
+def _footprint(hbm: Traffic) -> int:
+    return sum(array.size for array in hbm.by_array.values())
 
 
 def memory_footprint(full: bool) -> Claim:
@@ -79,42 +83,36 @@ def memory_footprint(full: bool) -> Claim:
     """
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
-    flash, standard = (
-        [_footprint(count(name, N=N, **shape).hbm) for N in lengths]
-        for name in ("flash", "standard")
-    )
+    flash = [_footprint(count("flash", N=N, **shape).hbm) for N in lengths]
+    standard = [_footprint(count("standard", N=N, **shape).hbm) for N in lengths]
     butterfly = {**shape, "block_mask": patterns.butterfly}
     sparse = [_footprint(count("block_sparse", N=N, **butterfly).hbm) for N in lengths]
-    linformer, performer = (
-        [
-            _footprint(approximate.count(name, N=N, k=approximate.compressed(N), **shape).hbm)
-            for N in lengths
-        ]
-        for name in ("linformer", "performer_materialised")
-    )
+    linformer = []
+    performer = []
+    for N in lengths:
+        sizes = {**shape, "N": N, "k": approximate.compressed(N)}
+        linformer.append(_footprint(approximate.count("linformer", **sizes).hbm))
+        performer.append(_footprint(approximate.count("performer_materialised", **sizes).hbm))
     linear = flash == sparse == [(4 * 64 + 2) * N for N in lengths]
-    most = {N: whole / own for N, whole, own in zip(lengths, standard, flash, strict=True)}
-    others = {
-        name: [its / own for its, own in zip(sizes, flash, strict=True)]
-        for name, sizes in (("Linformer", linformer), ("Performer", performer))
-    }
+    of_standard = dict(zip(lengths, _ratios(standard, flash), strict=True))
+    others = {"Linformer": _ratios(linformer, flash), "Performer": _ratios(performer, flash)}
     long = lengths.index(1024)
-    least = {name: min(ratios[long:]) for name, ratios in others.items()}
+    smallest = {name: min(ratios[long:]) for name, ratios in others.items()}
     return Claim(
         (
             f"N {lengths[0]} … {lengths[-1]:,}, d = 64, the paper's k = min(N/8, 256), one head, "
             "forward, in elements"
         ),
         (
-            f"flash and block_sparse {flash[0] / lengths[0]:g}N; standard {most[4096]:.0f} times "
-            "at N = 4,096; "
+            f"flash and block_sparse {flash[0] / lengths[0]:g}N; "
+            f"standard {of_standard[4096]:.0f} times at N = 4,096; "
         )
         + "from N = 1,024 on at least "
-        + ", ".join(f"{name} {ratio:.1f} times" for name, ratio in least.items()),
+        + ", ".join(f"{name} {ratio:.1f} times" for name, ratio in smallest.items()),
         linear
-        and most[4096] >= 20
+        and of_standard[4096] >= 20
         and min(map(min, others.values())) > 1
-        and min(least.values()) > 2,
+        and min(smallest.values()) > 2,
         {
             "N": lengths,
             "flash": flash,
@@ -123,6 +121,10 @@ def memory_footprint(full: bool) -> Claim:
             "performer": performer,
         },
     )
+
+
+def _ratios(sizes: Sequence[int], divisors: Sequence[int]) -> list[float]:
+    return [size / divisor for size, divisor in zip(sizes, divisors, strict=True)]
 
 
 def what_the_speedup_depends_on(full: bool) -> Claim:
@@ -141,14 +143,16 @@ def what_the_speedup_depends_on(full: bool) -> Claim:
     lengths = [2**p for p in range(9, 15 if full else 13)]
     for N in lengths:
         for case, options in cases.items():
-            asked: dict[str, Any] = {"N": N, "d": 64, "M": 192 * 256, "sizing": "fit", **options}
-            standard, flash = (count(name, **asked).hbm.accesses for name in ("standard", "flash"))
+            arguments: dict[str, Any] = {"d": 64, "M": 192 * 256, "sizing": "fit", **options}
+            standard = count("standard", N=N, **arguments).hbm.accesses
+            flash = count("flash", N=N, **arguments).hbm.accesses
             saved[case].append(standard / flash)
     plain, *others = saved.values()
-    less = others[:2]
-    more = others[2:]
-    holds = all(a < b for ratios in less for a, b in zip(ratios, plain, strict=True))
-    holds &= all(a > b for ratios in more for a, b in zip(ratios, plain, strict=True))
+    holds = True
+    for smaller in others[:2]:
+        holds &= all(a < b for a, b in zip(smaller, plain, strict=True))
+    for larger in others[2:]:
+        holds &= all(a > b for a, b in zip(larger, plain, strict=True))
     return Claim(
         (
             f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 "

@@ -35,7 +35,7 @@ def counts(full: bool) -> Claim:
     rng = np.random.default_rng(21)
     unequal = []
     runs = 400 if full else 60
-    asked: dict[str, dict[str, Any]] = {
+    options_by_name: dict[str, dict[str, Any]] = {
         "paged": {"page": 5},
         "paged_split": {"page": 4, "tail": "page", "splits": 3},
         "cascade": {"prefix": 37},
@@ -47,35 +47,32 @@ def counts(full: bool) -> Claim:
         "mla_paged": {"page": 4, "splits": 2},
         "fp8": {"group": 5},
     }
-    known = [*programs().values(), *programs("backward").values()]
+    every_program = [*programs().values(), *programs("backward").values()]
     for number in range(runs):
-        program, (b, g, H, d, d_v) = known[number % len(known)], rng.integers(1, 9, 5).tolist()
+        program = every_program[number % len(every_program)]
+        b, g, H, d, d_v = rng.integers(1, 9, 5).tolist()
         lengths = {
-            name: rng.integers(0, most, b).tolist()
-            for name, most in (("queries", 12), ("keys", 60))
+            "queries": rng.integers(0, 12, b).tolist(),
+            "keys": rng.integers(0, 60, b).tolist(),
         }
-        how = {
-            "heads": g * H,
-            "kv_heads": H,
-            "d": d + d_v,
-            "d_v": d_v,
-            "M": 10**6,
-            "blocks": (*rng.integers(1, 20, 2),),
-        }
-        options = asked[program.name]
-        tally = serving.count(
+        result = serving.count(
             program.name,
             direction=program.direction,
             **lengths,
-            **how,
+            heads=g * H,
+            kv_heads=H,
+            d=d + d_v,
+            d_v=d_v,
+            M=10**6,
+            blocks=tuple(rng.integers(1, 20, 2)),
             causal=bool(b % 2),
-            **options,
+            **options_by_name[program.name],
         )
-        exact = serving.exact(tally)
-        if (exact.hbm, exact.sram) != (tally.hbm, tally.sram):
+        exact = serving.exact(result)
+        if (exact.hbm, exact.sram) != (result.hbm, result.sram):
             unequal.append(f"{program.name} at {lengths}")
     return none_differs(
-        f"{runs} batches of up to 8 sequences, {len(known)} programs, lengths from 0",
+        f"{runs} batches of up to 8 sequences, {len(every_program)} programs, lengths from 0",
         unequal,
         {"runs": runs},
     )
@@ -88,14 +85,14 @@ def block_table(full: bool) -> Claim:
     """
     shares = {}
     for page in (1, 16):
-        moved = serving.count(
+        by_array = serving.count(
             "paged", queries=1, keys=[2048], d=128, dtype="float16", page=page, M=10**6
         ).hbm.by_array
-        shares[page] = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
-    said = ", ".join(f"{share:.2%} with p = {page}" for page, share in shares.items())
+        shares[page] = by_array["table"].bytes / (by_array["K"].bytes + by_array["V"].bytes)
+    text = ", ".join(f"{share:.2%} with p = {page}" for page, share in shares.items())
     return Claim(
         "one query, n = 2,048, d = 128, float16",
-        f"table {said}",
+        f"table {text}",
         shares[16] < 1e-3,
         {"shares": shares},
     )
@@ -114,14 +111,14 @@ def page_waste(full: bool) -> Claim:
         waste[page] = 1 - sum(lengths) / pool_bytes(page, lengths, 1)
     longer = range(1, 4096, 1 if full else 37)
     w = 2 * 8 * 128 * 2
-    kept = {p: pool_bytes(p, longer, w, 4) for p in range(1, 33)}
-    best = min(kept, key=kept.__getitem__)
+    sizes = {p: pool_bytes(p, longer, w, 4) for p in range(1, 33)}
+    best = min(sizes, key=sizes.__getitem__)
     root = sqrt(8 * sum(longer) / len(longer) / w)
-    said = ", ".join(f"{share:.1%} with p = {page}" for page, share in waste.items())
-    tried = "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095"
-    measured = f"wasted of what is kept: {said}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}"
+    text = ", ".join(f"{share:.1%} with p = {page}" for page, share in waste.items())
+    cases = "n = 373 … 628; 8 KV heads of d = 128 in float16, n = 1 … 4,095"
+    measured = f"wasted of what is kept: {text}; fewest bytes at p = {best}, √(8n/w) = {root:.1f}"
     return Claim(
-        tried, measured, waste[16] < 0.02 and best == round(root), {"waste": waste, "best": best}
+        cases, measured, waste[16] < 0.02 and best == round(root), {"waste": waste, "best": best}
     )
 
 
@@ -142,10 +139,10 @@ def cascade_saving(full: bool) -> Claim:
     sequences share is not read b times less often. ⌈b·g·N/B_r⌉ passes over it remain, so accesses
     fall at most B_r/(g·N)-fold.
     """
-    saved = {}
+    ratios = {}
     b = 128
     for B_r in (16, 64, 128):
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "queries": 1,
             "d": 128,
             "heads": 32,
@@ -153,18 +150,18 @@ def cascade_saving(full: bool) -> Claim:
             "M": 10**6,
             "blocks": (B_r, 64),
         }
-        alone = serving.count("cascade", keys=[32_768 + 128] * b, **how)
-        saved[B_r] = (
+        alone = serving.count("cascade", keys=[32_768 + 128] * b, **arguments)
+        ratios[B_r] = (
             alone.hbm.accesses
-            / serving.count("cascade", keys=[128] * b, prefix=32_768, **how).hbm.accesses
+            / serving.count("cascade", keys=[128] * b, prefix=32_768, **arguments).hbm.accesses
         )
-    said = ", ".join(f"{times:.1f}× with B_r = {B_r}" for B_r, times in saved.items())
-    holds = all(times <= min(B_r, b) for B_r, times in saved.items())
+    text = ", ".join(f"{times:.1f}× with B_r = {B_r}" for B_r, times in ratios.items())
+    holds = all(times <= min(B_r, b) for B_r, times in ratios.items())
     return Claim(
         "b = 128, prefix 32,768, suffixes 128, 32 heads, d = 128",
-        f"fewer by {said}",
+        f"fewer by {text}",
         holds,
-        {"saved": saved},
+        {"saved": ratios},
     )
 
 
@@ -172,9 +169,9 @@ def cascade_break_even(full: bool) -> Claim:
     """vLLM's use_cascade_attention. vLLM shares a prefix only from 256 keys and 8 requests on. By
     accesses a tenth of these keys is enough: few keys repay the cost of sharing, R·d + 4R(d_v + 1).
     """
-    least = {}
+    smallest = {}
     for g in (1, 4, 8):
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "queries": 1,
             "d": 128,
             "heads": g,
@@ -183,20 +180,20 @@ def cascade_break_even(full: bool) -> Claim:
             "blocks": (64, 64),
         }
 
-        def gains(n: int, how: dict[str, Any] = how) -> bool:
-            alone = serving.count("cascade", keys=[n + 128] * 8, **how)
+        def gains(n: int, arguments: dict[str, Any] = arguments) -> bool:
+            alone = serving.count("cascade", keys=[n + 128] * 8, **arguments)
             return (
-                serving.count("cascade", keys=[128] * 8, prefix=n, **how).hbm.accesses
+                serving.count("cascade", keys=[128] * 8, prefix=n, **arguments).hbm.accesses
                 <= alone.hbm.accesses
             )
 
-        least[g] = next((n for n in range(1, 256) if gains(n)), 256)
-    said = ", ".join(f"{n} keys with g = {g}" for g, n in least.items())
+        smallest[g] = next((n for n in range(1, 256) if gains(n)), 256)
+    text = ", ".join(f"{n} keys with g = {g}" for g, n in smallest.items())
     return Claim(
         "b = 8, suffixes 128, d = 128, B_r = 64",
-        f"repaid by {said}",
-        max(least.values()) < 26,
-        {"least": least},
+        f"repaid by {text}",
+        max(smallest.values()) < 26,
+        {"least": smallest},
     )
 
 
@@ -207,36 +204,35 @@ def hydragen(full: bool) -> Claim:
     """
     # CodeLlama-13b in float16; layers × heads
     weights = 26e9
-    kept = 40 * 40
+    caches = 40 * 40
     b = 1024
 
     def step(n: int, shared: bool, B_r: int) -> float:
-        how: dict[str, Any] = {
-            "queries": 1,
-            "d": 128,
-            "dtype": "float16",
-            "M": 10**7,
-            "blocks": (B_r, 64),
-        }
-        keys, prefix = (64, n) if shared else (64 + n, 0)
-        return (
-            weights
-            + kept * serving.count("cascade", keys=[keys] * b, prefix=prefix, **how).hbm.bytes
+        """Return the bytes of a step of decoding with a prefix of n keys."""
+        keys = 64 if shared else 64 + n
+        result = serving.count(
+            "cascade",
+            queries=1,
+            keys=[keys] * b,
+            prefix=n if shared else 0,
+            d=128,
+            dtype="float16",
+            M=10**7,
+            blocks=(B_r, 64),
         )
+        return weights + caches * result.hbm.bytes
 
-    falls = {
-        name: 1 - step(1024, *how) / step(16_384, *how)
-        for name, how in (
-            ("shared", (True, b)),
-            ("unshared", (False, b)),
-            ("shared, B_r = 128", (True, 128)),
-        )
+    cases = {
+        "shared": (True, b),
+        "unshared": (False, b),
+        "shared, B_r = 128": (True, 128),
     }
-    said = ", ".join(f"−{fall:.1%} {name}" for name, fall in falls.items())
+    falls = {name: 1 - step(1024, *case) / step(16_384, *case) for name, case in cases.items()}
+    text = ", ".join(f"−{fall:.1%} {name}" for name, fall in falls.items())
     holds = falls["shared"] < 0.15 and falls["unshared"] > 0.9
     return Claim(
         "b = 1,024, mean suffix 64 (assumed), 26 GB of weights a step",
-        said,
+        text,
         holds,
         {"falls": falls},
     )
@@ -250,12 +246,12 @@ def padding(full: bool) -> Claim:
     N = 512
     d = 64
     lengths = [*range(8, 513, 8)]
-    how: dict[str, Any] = {"d": d, "blocks": (64, 64), "M": 10**6}
+    arguments: dict[str, Any] = {"d": d, "blocks": (64, 64), "M": 10**6}
     packed = serving.count(
-        "varlen", queries=lengths, keys=lengths, causal=False, **how
+        "varlen", queries=lengths, keys=lengths, causal=False, **arguments
     ).hbm.accesses
-    whole = len(lengths) * count("q_outer", N=N, **how).hbm.accesses
-    live = sum(count("q_outer", N=N, mask=KeyPadding(n), **how).hbm.accesses for n in lengths)
+    whole = len(lengths) * count("q_outer", N=N, **arguments).hbm.accesses
+    live = sum(count("q_outer", N=N, mask=KeyPadding(n), **arguments).hbm.accesses for n in lengths)
     stream = document_stream(lengths, d, 64)
     times = {
         "padded": whole / packed,
@@ -263,12 +259,12 @@ def padding(full: bool) -> Claim:
         "one stream under a document mask": stream / packed,
     }
     share = 1 - sum(lengths) / (N * len(lengths))
-    said = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in times.items())
-    tried = (
+    text = ", ".join(f"{name} {ratio:.2f}×" for name, ratio in times.items())
+    cases = (
         f"b = {len(lengths)}, lengths 8 … {N}, {share:.0%} padding, d = {d}, tiles of 64, not "
         "causal"
     )
-    return Claim(tried, f"accesses over packed: {said}", times["padded"] > 2, {"times": times})
+    return Claim(cases, f"accesses over packed: {text}", times["padded"] > 2, {"times": times})
 
 
 def document_stream(lengths: list[int], d: int, B: int) -> int:
@@ -291,15 +287,16 @@ def stream_k(full: bool) -> Claim:
     makes many times as many parts. Another comes near with few parts.
     """
     workers = 108
-    tally = serving.count(
+    result = serving.count(
         "decode", queries=1, keys=[4096] * 32, d=64, workers=workers, M=10**6, blocks=(1, 64)
     )
-    best = schedule_of(tally.problem, "stream_k", workers, 1)
-    fixed = {t: schedule_of(tally.problem, "fixed", workers, t) for t in range(1, 65)}
-    ratios = {t: one.busiest / best.busiest for t, one in fixed.items()}
-    even = next(t for t, one in fixed.items() if one.busiest == best.busiest)
-    few = min((t for t, one in fixed.items() if one.parts <= best.parts), key=ratios.__getitem__)
-    said = (
+    best = schedule_of(result.problem, "stream_k", workers, 1)
+    fixed = {t: schedule_of(result.problem, "fixed", workers, t) for t in range(1, 65)}
+    ratios = {t: schedule.busiest / best.busiest for t, schedule in fixed.items()}
+    even = next(t for t in fixed if ratios[t] == 1)
+    with_few_parts = [t for t, schedule in fixed.items() if schedule.parts <= best.parts]
+    few = min(with_few_parts, key=ratios.__getitem__)
+    text = (
         f"Stream-K {best.busiest} tiles, {best.parts} parts; t fixed splits, over these tiles: "
         f"{ratios[1]:.2f}× with t = 1, "
         f"{ratios[few]:.2f}× with t = {few} and {fixed[few].parts} parts, "
@@ -307,7 +304,7 @@ def stream_k(full: bool) -> Claim:
     )
     holds = best.busiest == ceil(32 * 64 / workers) and fixed[even].parts > 8 * best.parts
     return Claim(
-        "32 problems of 64 tiles, 108 workers, t = 1 … 64", said, holds, {"ratios": ratios}
+        "32 problems of 64 tiles, 108 workers, t = 1 … 64", text, holds, {"ratios": ratios}
     )
 
 
@@ -318,7 +315,7 @@ def multi_token(full: bool) -> Claim:
     """
     reads = {}
     for tokens in (1, 4, 8):
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "N_q": tokens,
             "N_k": 4096,
             "d": 128,
@@ -328,17 +325,15 @@ def multi_token(full: bool) -> Claim:
             "blocks": (64, 64),
         }
         for gqa in ("separate", "grouped"):
-            tally = count("q_outer", **how, gqa=gqa, causal=True)
-            reads[f"{gqa}, {tokens}"] = tally.hbm.by_array["K"].reads / (4096 * 128)
-    by = {
-        gqa: ", ".join(f"{times:.2g}×" for name, times in reads.items() if gqa in name)
-        for gqa in ("separate", "grouped")
-    }
-    said = f"by separate heads {by['separate']}; by grouped heads {by['grouped']}"
+            result = count("q_outer", **arguments, gqa=gqa, causal=True)
+            reads[f"{gqa}, {tokens}"] = result.hbm.by_array["K"].reads / (4096 * 128)
+    separate = ", ".join(f"{times:.2g}×" for name, times in reads.items() if "separate" in name)
+    grouped = ", ".join(f"{times:.2g}×" for name, times in reads.items() if "grouped" in name)
+    text = f"by separate heads {separate}; by grouped heads {grouped}"
     holds = all(times == (1 if "grouped" in name else 8) for name, times in reads.items())
     return Claim(
         "1, 4 and 8 tokens, g = 8, n = 4,096, B_r = 64",
-        f"K is read: {said}",
+        f"K is read: {text}",
         holds,
         {"reads": reads},
     )
@@ -366,15 +361,15 @@ def mla_intensity(full: bool) -> Claim:
     """
     ridge = 865 / 3.35
     exact = 128 * (576 + 512) / 576
-    found = {}
+    intensities = {}
     whole = {**MLA, "M": 10**6, "blocks": (128, 64)}
-    for name, n, how in (
+    for name, n, arguments in (
         ("one pass", 2**24, whole),
         ("one pass of 4,096", 4096, whole),
         ("two passes", 2**24, MLA),
     ):
-        tally = serving.count("mla", keys=[n], **how)
-        found[name] = (tally.flops.matmul if tally.flops else 0) / tally.hbm.bytes
+        result = serving.count("mla", keys=[n], **arguments)
+        intensities[name] = (result.flops.matmul if result.flops else 0) / result.hbm.bytes
     Q = np.zeros((128, 1, 576), "float16")
     C = np.zeros((1, 4096, 576), "float16")
     l2 = L2(MACHINES["H100"].l2 // 2)
@@ -382,20 +377,20 @@ def mla_intensity(full: bool) -> Claim:
         [Q], [C], latent=512, scale=192**-0.5, M="227KB", blocks=(64, 64), observers=[l2]
     )
     l2.flush()
-    found["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
+    intensities["two of 4,096 by an L2"] = 2 * 128 * 4096 * (576 + 512) / l2.dram_bytes(run.hbm)
     by_one = replace(run.problem, B_c=1)
     most_rows = largest_that_fits(
         lambda rows: mla.peak(replace(by_one, B_r=rows)) <= run.problem.M, 128
     )
-    one, short, two, cached = found.values()
-    said = (
-        f"{one:.1f} in one pass, {short:.1f} if n = 4,096; {two:.1f} in two passes, {cached:.1f} "
-        "if n = 4,096 with an L2"
+    once, short, twice, cached = intensities.values()
+    text = (
+        f"{once:.1f} in one pass, {short:.1f} if n = 4,096; {twice:.1f} in two passes, "
+        f"{cached:.1f} if n = 4,096 with an L2"
     )
     holds = (
-        abs(found["one pass"] - exact) < 0.01
+        abs(intensities["one pass"] - exact) < 0.01
         and exact < ridge
-        and abs(found["two passes"] - exact / 2) < 0.01
+        and abs(intensities["two passes"] - exact / 2) < 0.01
     )
     return Claim(
         (
@@ -403,13 +398,13 @@ def mla_intensity(full: bool) -> Claim:
             "4,096, an H100's L2"
         ),
         (
-            f"FLOPs a byte: {said}; the ridge, {ridge:.1f}, needs {128 * ridge / exact:.1f} rows; "
+            f"FLOPs a byte: {text}; the ridge, {ridge:.1f}, needs {128 * ridge / exact:.1f} rows; "
             f"{most_rows} rows fit"
         ),
         holds
-        and found["two of 4,096 by an L2"] > 0.99 * found["one pass of 4,096"]
+        and intensities["two of 4,096 by an L2"] > 0.99 * intensities["one pass of 4,096"]
         and most_rows < 128,
-        {"found": found},
+        {"found": intensities},
     )
 
 
@@ -418,26 +413,24 @@ def mla_cache(full: bool) -> Claim:
     2.25 groups. Latents save traffic only if W_UK and W_UV are absorbed. If each step makes K and V
     from the latents, it moves more than if K and V had been kept.
     """
-    own = {**MLA, "keys": [4096], "kv_heads": 128, "d": 192, "d_v": 128, "blocks": (1, 64)}
+    full_heads = {**MLA, "keys": [4096], "kv_heads": 128, "d": 192, "d_v": 128, "blocks": (1, 64)}
     absorbed = serving.count("mla", keys=[4096], **MLA).hbm
-    kept = serving.count("decode", workers=1, **own).hbm
-    made = serving.count("mla_expanded", latent=512, rope=64, **own).hbm
+    kept = serving.count("decode", workers=1, **full_heads).hbm
+    expanded = serving.count("mla_expanded", latent=512, rope=64, **full_heads).hbm
     row = absorbed.by_array["C"].size / 4096
-    fewer = (kept.by_array["K"].size + kept.by_array["V"].size) / 4096 / row
+    ratio_to_kept = (kept.by_array["K"].size + kept.by_array["V"].size) / 4096 / row
     times = {
         "K and V kept": kept.accesses / absorbed.accesses,
-        "made": made.accesses / absorbed.accesses,
+        "made": expanded.accesses / absorbed.accesses,
     }
-    said = ", ".join(f"{name} {ratio:.1f}×" for name, ratio in times.items())
+    text = ", ".join(f"{name} {ratio:.1f}×" for name, ratio in times.items())
     return Claim(
         "128 heads of 128 + 64 columns, values of 128, latents of 512 + 64, n = 4,096, 227 KB of "
-        "float16; without the "
-        "query's own projections",
-        f"{row:.0f} numbers a token, as many as {row / 256:.2f} groups of 128, {fewer:.1f}× fewer "
-        "than K and V; accesses over "
-        f"absorbed: {said}",
+        "float16; without the query's own projections",
+        f"{row:.0f} numbers a token, as many as {row / 256:.2f} groups of 128, "
+        f"{ratio_to_kept:.1f}× fewer than K and V; accesses over absorbed: {text}",
         row == 576 and 1 < times["K and V kept"] < times["made"],
-        {"times": times, "fewer": fewer},
+        {"times": times, "fewer": ratio_to_kept},
     )
 
 
@@ -446,9 +439,9 @@ def quantised_bits(full: bool) -> Claim:
     numbers, these are 3 bits: 5.3 times fewer than float16's, and not 8 times. Tiles that cut
     groups read the scales of keys twice, and so take more.
     """
-    found = {}
+    bits_by_case = {}
     for bits, group, B_c in ((2, 32, 64), (4, 32, 64), (8, 128, 128), (2, 32, 48)):
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "queries": 1,
             "keys": [6144],
             "d": 128,
@@ -456,14 +449,17 @@ def quantised_bits(full: bool) -> Claim:
             "M": 10**6,
             "blocks": (1, B_c),
         }
-        moved = serving.count("quantised", **how, bits=bits, group=group).hbm.by_array
-        nbytes = sum(a.bytes for name, a in moved.items() if name not in ("Q", "O", "L"))
-        found[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)
-    two, *_, cut = found.values()
-    said = "; ".join(f"{name}: {bits:.2f}" for name, bits in found.items())
-    measured = f"bits a number, all told: {said}; {16 / two:.1f}× fewer than 16"
+        result = serving.count("quantised", **arguments, bits=bits, group=group)
+        nbytes = _bytes_of_keys_and_values(result)
+        bits_by_case[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)
+    fewest, *_, cut = bits_by_case.values()
+    text = "; ".join(f"{name}: {bits:.2f}" for name, bits in bits_by_case.items())
+    measured = f"bits a number, all told: {text}; {16 / fewest:.1f}× fewer than 16"
     return Claim(
-        "one query, n = 6,144, d = 128", measured, two == 3 and cut > two, {"found": found}
+        "one query, n = 6,144, d = 128",
+        measured,
+        fewest == 3 and cut > fewest,
+        {"found": bits_by_case},
     )
 
 
@@ -474,35 +470,41 @@ def float_bits(full: bool) -> Claim:
     numbers.
     """
     rng = np.random.default_rng(21)
-    found = dict[str, tuple[float, float]]()
+    results = dict[str, tuple[float, float]]()
     Q, K, V = ([rng.normal(size=(1, n, 128)).astype("float32")] for n in (16, 1024, 1024))
-    how: dict[str, Any] = {"M": 10**6, "blocks": (16, 64)}
-    want = serving.decode(Q, K, V, workers=1, **how).O[0]
-    runs: dict[str, Result] = {
-        f"{name}, {said}": serving.fp8(Q, K, V, dtype=name, group=group, **how)
-        for name in ("e4m3", "e5m2")
-        for said, group in (("one scale", None), ("of 64 keys", 64))
-    } | {"integers, G = 128": serving.quantised(Q, K, V, bits=8, group=128, **how)}
+    arguments: dict[str, Any] = {"M": 10**6, "blocks": (16, 64)}
+    exact = serving.decode(Q, K, V, workers=1, **arguments).O[0]
+    runs: dict[str, Result] = {}
+    for name in ("e4m3", "e5m2"):
+        for scales, group in (("one scale", None), ("of 64 keys", 64)):
+            run = serving.fp8(Q, K, V, dtype=name, group=group, **arguments)
+            runs[f"{name}, {scales}"] = run
+    runs["integers, G = 128"] = serving.quantised(Q, K, V, bits=8, group=128, **arguments)
+    bits = {}
+    errors = {}
     for name, run in runs.items():
-        moved = sum(
-            a.bytes for array, a in run.hbm.by_array.items() if array not in ("Q", "O", "L")
-        )
-        found[name] = (
-            8 * moved / (2 * 1024 * 128),
-            float(np.abs(run.O[0] - want).max() / np.abs(want).max()),
-        )
-    said = "; ".join(
-        f"{name}: {bits:.2f} bits, off by {off:.2%}" for name, (bits, off) in found.items()
+        bits[name] = 8 * _bytes_of_keys_and_values(run) / (2 * 1024 * 128)
+        errors[name] = float(np.abs(run.O[0] - exact).max() / np.abs(exact).max())
+        results[name] = (bits[name], errors[name])
+    text = "; ".join(
+        f"{name}: {each:.2f} bits, off by {errors[name]:.2%}" for name, each in bits.items()
     )
-    bits, off = ({name: each[k] for name, each in found.items()} for k in (0, 1))
-    holds = max(each for name, each in bits.items() if "scale" in name or "keys" in name) < 8.02
-    holds = holds and off["integers, G = 128"] < off["e4m3, one scale"] < off["e5m2, one scale"]
+    most_bits = max(bits[name] for name in bits if name != "integers, G = 128")
+    integers = errors["integers, G = 128"]
+    holds = most_bits < 8.02
+    holds = holds and integers < errors["e4m3, one scale"] < errors["e5m2, one scale"]
     return Claim(
         "16 queries, n = 1,024, d = 128, normally distributed, float32",
-        said,
+        text,
         holds,
-        {"found": found},
+        {"found": results},
     )
+
+
+def _bytes_of_keys_and_values(result: Result) -> int:
+    """Return the bytes that move for K and V, scales included."""
+    by_array = result.hbm.by_array
+    return sum(by_array[name].bytes for name in by_array if name not in ("Q", "O", "L"))
 
 
 def mla_pages(full: bool) -> Claim:
@@ -510,20 +512,20 @@ def mla_pages(full: bool) -> Claim:
     ten-thousandth of C. Each split reads Q again, and writes a part of 512 columns in float32. If
     splits are short, Q and parts take more bytes than C.
     """
-    asked: dict[str, Any] = {**MLA, "keys": [4096], "page": 64}
-    plain = serving.count("mla_paged", **asked).hbm
-    found = {}
+    paged: dict[str, Any] = {**MLA, "keys": [4096], "page": 64}
+    plain = serving.count("mla_paged", **paged).hbm
+    ratios = {}
     for splits in (2, 8, 64):
-        found[splits] = serving.count("mla_paged", **asked, splits=splits).hbm.bytes / plain.bytes
+        ratios[splits] = serving.count("mla_paged", **paged, splits=splits).hbm.bytes / plain.bytes
     C = plain.by_array["C"].bytes
     table = plain.by_array["table"].bytes
     holds = (
         serving.count("mla", keys=[4096], **MLA).hbm.by_array["C"].bytes == C and table < 1e-4 * C
     )
-    said = ", ".join(f"{t} splits {ratio:.2f}×" for t, ratio in found.items())
-    where = "one query of 128 heads, n = 4,096, pages of 64, B_r = 64, float16"
+    text = ", ".join(f"{t} splits {ratio:.2f}×" for t, ratio in ratios.items())
+    case = "one query of 128 heads, n = 4,096, pages of 64, B_r = 64, float16"
     return Claim(
-        where, f"table {table / C:.4%} of C; bytes over unsplit: {said}", holds, {"found": found}
+        case, f"table {table / C:.4%} of C; bytes over unsplit: {text}", holds, {"found": ratios}
     )
 
 
@@ -544,24 +546,22 @@ def sinks(full: bool) -> Claim:
             run = forward("split_kv", Q, K, V, mask=Sink(s), splits=splits, M=400, blocks=(8, 4))
             off = max(off, float(np.abs(run.O - O).max()))
             words[splits] = run.hbm.by_array["sink"].reads
-    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
-    more = {}
+    sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
+    increases = {}
     for direction in ("forward", "backward"):
-        plain, sunk = (
-            count("q_outer", **asked, direction=direction, mask=m).hbm.accesses
-            for m in (None, Sink(0))
-        )
-        more[direction] = sunk / plain - 1
-    said = (
-        f"{words[1]} words with 1, 3 and 7 splits; accesses +{more['forward']:.4%} forward, "
-        f"+{more['backward']:.1%} backward"
+        plain = count("q_outer", **sizes, direction=direction).hbm.accesses
+        with_sink = count("q_outer", **sizes, direction=direction, mask=Sink(0)).hbm.accesses
+        increases[direction] = with_sink / plain - 1
+    text = (
+        f"{words[1]} words with 1, 3 and 7 splits; accesses +{increases['forward']:.4%} forward, "
+        f"+{increases['backward']:.1%} backward"
     )
-    holds = off < 1e-12 and {*words.values()} == {5} and more["forward"] < 1e-4
+    holds = off < 1e-12 and {*words.values()} == {5} and increases["forward"] < 1e-4
     return Claim(
         "s = −800 … 800, N = 40 in row blocks of 8; q_outer at N = 4,096, d = 64",
-        said,
+        text,
         holds,
-        {"more": more},
+        {"more": increases},
     )
 
 
@@ -573,19 +573,26 @@ def streaming(full: bool) -> Claim:
     """
     reads = {}
     for n in (4096, 65_536):
-        tally = count(
+        result = count(
             "q_outer", N_q=1, N_k=n, d=128, M=10**6, blocks=(1, 4), mask=Streaming(4, 1020)
         )
-        reads[n] = tally.hbm.by_array["K"].reads // 128
-    how: dict[str, Any] = {"N_k": 1024, "d": 128, "M": 25_600, "sizing": "fit", "causal": True}
-    step, anew = (count("q_outer", N_q=rows, **how) for rows in (1, 1024))
-    moved = anew.hbm.accesses / step.hbm.accesses
-    done = anew.flops.matmul / step.flops.matmul
-    said = ", ".join(f"{keys:,} at n = {n:,}" for n, keys in reads.items())
-    tried = "one query, 4 sinks, a window of 1,020, tiles of 4 keys, d = 128; anew with M = 25,600"
-    measured = f"keys read {said}; anew {moved:.1f}× the accesses, {done:.0f}× the FLOPs"
-    holds = len({*reads.values()}) == 1 and reads[4096] <= 1024 + 2 * 4 and moved < 22.2 < done
-    return Claim(tried, measured, holds, {"reads": reads, "moved": moved, "done": done})
+        reads[n] = result.hbm.by_array["K"].reads // 128
+    arguments: dict[str, Any] = {
+        "N_k": 1024,
+        "d": 128,
+        "M": 25_600,
+        "sizing": "fit",
+        "causal": True,
+    }
+    step = count("q_outer", N_q=1, **arguments)
+    whole = count("q_outer", N_q=1024, **arguments)
+    accesses = whole.hbm.accesses / step.hbm.accesses
+    flops = whole.flops.matmul / step.flops.matmul
+    text = ", ".join(f"{keys:,} at n = {n:,}" for n, keys in reads.items())
+    cases = "one query, 4 sinks, a window of 1,020, tiles of 4 keys, d = 128; anew with M = 25,600"
+    measured = f"keys read {text}; anew {accesses:.1f}× the accesses, {flops:.0f}× the FLOPs"
+    holds = len({*reads.values()}) == 1 and reads[4096] <= 1024 + 2 * 4 and accesses < 22.2 < flops
+    return Claim(cases, measured, holds, {"reads": reads, "moved": accesses, "done": flops})
 
 
 def score_modifications(full: bool) -> Claim:
@@ -593,19 +600,19 @@ def score_modifications(full: bool) -> Claim:
     move nothing. Every tile loads the table of relative biases, which is little if the table is
     smaller than a tile. An array of biases has a number for every score.
     """
-    asked: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
-    plain = count("q_outer", **asked).hbm.accesses
+    sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "sizing": "paper"}
+    plain = count("q_outer", **sizes).hbm.accesses
     rules = {
         "cap and ALiBi": SoftCap(50) & ALiBi(0.5),
         "table of 32": RelativeBias(np.zeros(32, "float32")),
         "array": Bias(np.zeros((4096, 4096), "float32")),
     }
-    more = {
-        name: count("q_outer", **asked, mask=rule).hbm.accesses / plain - 1
+    increases = {
+        name: count("q_outer", **sizes, mask=rule).hbm.accesses / plain - 1
         for name, rule in rules.items()
     }
-    said = ", ".join(f"{name} +{each:.2%}" for name, each in more.items())
-    holds = more["cap and ALiBi"] == 0 < more["table of 32"] < 0.01 < more["array"]
+    text = ", ".join(f"{name} +{increase:.2%}" for name, increase in increases.items())
+    holds = increases["cap and ALiBi"] == 0 < increases["table of 32"] < 0.01 < increases["array"]
     return Claim(
-        "q_outer, N = 4,096, d = 64, M = 25,600", f"accesses {said}", holds, {"more": more}
+        "q_outer, N = 4,096, d = 64, M = 25,600", f"accesses {text}", holds, {"more": increases}
     )

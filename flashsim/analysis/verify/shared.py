@@ -29,9 +29,9 @@ Regime = tuple[str, Array, Array, Array]
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, the range it was tried on, what was measured, and whether it holds.
+    """A claim of the paper, the range on which it was tried, the result, and whether it holds.
 
-    `measured` is said in words, `data` holds the numbers. Source and claim are the docstring of the
+    `measured` is the result in words, `data` in numbers. Source and claim are the docstring of the
     check that returns this: SOURCE. CLAIM.
     """
 
@@ -43,10 +43,12 @@ class Claim:
     claim: str = ""
 
     def also(self, measured: str, holds: bool, **data: Any) -> Claim:
-        """Return the claim with more that was measured, and must hold too."""
-        measured = f"{self.measured}; {measured}"
+        """Return the claim with one more result, which must hold too."""
         return replace(
-            self, measured=measured, holds=bool(self.holds and holds), data={**self.data, **data}
+            self,
+            measured=f"{self.measured}; {measured}",
+            holds=bool(self.holds and holds),
+            data={**self.data, **data},
         )
 
 
@@ -99,31 +101,33 @@ def differs(name: str, **arguments: Any) -> bool:
     """Return whether a count and the closed form differ: in an array's accesses, the peak, or
     the blocks.
     """
-    got = count(name, **arguments)
-    want = theory.exact(name, **arguments)
-    return (got.hbm, got.sram, got.blocks) != (want.hbm, want.sram, want.blocks)
+    result = count(name, **arguments)
+    exact = theory.exact(name, **arguments)
+    counts = (result.hbm, result.sram, result.blocks)
+    return counts != (exact.hbm, exact.sram, exact.blocks)
 
 
 def slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Return the least-squares slope of log₂ y over log₂ x, and the largest residual in log₂."""
-    x, y = (np.log2([float(v) for v in column]) for column in zip(*points, strict=True))
+    x = np.log2([float(x) for x, _ in points])
+    y = np.log2([float(y) for _, y in points])
     a, b = np.polyfit(x, y, 1)
-    return float(a), float(np.max(np.abs(y - (a * x + b))))
+    residuals = np.abs(y - (a * x + b))
+    return float(a), float(residuals.max())
 
 
 def exponents(tried: str, fits: Mapping[str, tuple[float, tuple[float, float]]]) -> Claim:
     """Return the claim that each fitted slope is the expected one, within 0.02. `fits`: name ->
     expected, (slope, residual).
     """
-    holds = all(abs(found - expected) <= 0.02 for expected, (found, _) in fits.values())
-    measured = "; ".join(
-        f"{name} {found:+.3f} (residual {left:.3f})" for name, (_, (found, left)) in fits.items()
-    )
-    data = {
-        name: {"expected": want, "slope": found, "residual": left}
-        for name, (want, (found, left)) in fits.items()
-    }
-    return Claim(tried, measured, holds, data)
+    holds = True
+    texts = []
+    data = {}
+    for name, (expected, (fit, residual)) in fits.items():
+        holds = holds and abs(fit - expected) <= 0.02
+        texts.append(f"{name} {fit:+.3f} (residual {residual:.3f})")
+        data[name] = {"expected": expected, "slope": fit, "residual": residual}
+    return Claim(tried, "; ".join(texts), holds, data)
 
 
 def power_laws(flash: str, direction: str, last: int) -> Claim:
@@ -131,29 +135,27 @@ def power_laws(flash: str, direction: str, last: int) -> Claim:
     2¹³ to 2^`last`.
     """
 
-    def moved(name: str, N: int, d: int, M: int) -> int:
+    def count_of(name: str, N: int, d: int, M: int) -> int:
         return accesses(name, N, d, M, direction)
 
-    return exponents(
-        (
-            f"N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2{ {18: '¹⁸', 19: '¹⁹'}[last] }), "
-            "others fixed"
-        ),
-        {
-            "N": (2.0, slope([(2**p, moved(flash, 2**p, 64, 2**14)) for p in range(12, 21)])),
-            "d": (2.0, slope([(2**p, moved(flash, 2**20, 2**p, 2**20)) for p in range(6, 11)])),
-            "M": (-1.0, slope([(2**p, moved(flash, 2**16, 64, 2**p)) for p in range(8, 17)])),
-            "N, standard": (
-                2.0,
-                slope([(2**p, moved("standard", 2**p, 64, 2**20)) for p in range(13, last + 1)]),
-            ),
-        },
-    )
+    over_N = [(2**p, count_of(flash, 2**p, 64, 2**14)) for p in range(12, 21)]
+    over_d = [(2**p, count_of(flash, 2**20, 2**p, 2**20)) for p in range(6, 11)]
+    over_M = [(2**p, count_of(flash, 2**16, 64, 2**p)) for p in range(8, 17)]
+    standard = [(2**p, count_of("standard", 2**p, 64, 2**20)) for p in range(13, last + 1)]
+    fits = {
+        "N": (2.0, slope(over_N)),
+        "d": (2.0, slope(over_d)),
+        "M": (-1.0, slope(over_M)),
+        "N, standard": (2.0, slope(standard)),
+    }
+    exponent = {18: "¹⁸", 19: "¹⁹"}[last]
+    tried = f"N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2{exponent}), others fixed"
+    return exponents(tried, fits)
 
 
 def within(ratios: Sequence[tuple[float, float, float]], tried: str) -> Claim:
-    """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2. `tried` says, behind
-    their number, of what they are.
+    """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2. `tried` says what the
+    ratios are of; their number is put before it.
     """
     low = min(r for r, _, _ in ratios)
     high = max(r for r, _, _ in ratios)
@@ -164,7 +166,9 @@ def within(ratios: Sequence[tuple[float, float, float]], tried: str) -> Claim:
 
 def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:
     """Return the claim that nothing differs; `unequal` names what does."""
-    measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
+    measured = f"{len(unequal)} differ"
+    if unequal:
+        measured += f", first {unequal[0]}"
     return Claim(tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
 
 
@@ -173,14 +177,14 @@ def drawn(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return operands and options to try a program with: its example's, and else normal numbers."""
     rng = np.random.default_rng(seed)
-    clipped = {
-        n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)
-    }
-    given, options = program.example(rng, sizes, Sizes(**clipped))
-    return {
-        **{name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()},
-        **given,
-    }, dict(options)
+    clipped = {}
+    for (name, symbol), block in zip(program.blocks.items(), blocks, strict=True):
+        clipped[name] = min(block, sizes[symbol])
+    special, options = program.example(rng, sizes, Sizes(**clipped))
+    operands = {}
+    for name, kind in program.operands.items():
+        operands[name] = rng.normal(size=kind.shape(sizes))
+    return {**operands, **special}, dict(options)
 
 
 def attempt(
@@ -194,14 +198,13 @@ def attempt(
         run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
     except (ValueError, IndexError, MemoryModelError):
         return np.inf, False
-    given = {
-        name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in operands.items()
-    }
-    right = naive_programs()[program.name]({**given, **options}, run.blocks)
-    errors = [
-        of_bound(run.arrays[name].reshape(want.shape), want, bound)
-        for name, (want, bound) in right.items()
-    ]
+    precise = {}
+    for name, operand in operands.items():
+        precise[name] = operand.astype(np.float64) if operand.dtype.kind == "f" else operand
+    naive = naive_programs()[program.name]({**precise, **options}, run.blocks)
+    errors = []
+    for name, (array, bound) in naive.items():
+        errors.append(of_bound(run.arrays[name].reshape(array.shape), array, bound))
     exact = exact_program(
         program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options
     )
@@ -215,17 +218,16 @@ def right_and_counted(names: Iterable[str], runs: int, tried: str, **below: int)
     rng = np.random.default_rng(15)
     worst = 0.0
     equal = True
-    known = [programs()[name] for name in names]
+    every_program = [programs()[name] for name in names]
     for number in range(runs):
-        program = known[number % len(known)]
-        sizes = Sizes(
-            **{symbol: int(rng.integers(1, below.get(symbol, 40))) for symbol in program.symbols}
-        )
-        error, same = attempt(
-            program, sizes, tuple(int(rng.integers(1, 30)) for _ in program.blocks), number
-        )
+        program = every_program[number % len(every_program)]
+        lengths = {}
+        for symbol in program.symbols:
+            lengths[symbol] = int(rng.integers(1, below.get(symbol, 40)))
+        blocks = tuple(int(rng.integers(1, 30)) for _ in program.blocks)
+        error, is_equal = attempt(program, Sizes(**lengths), blocks, number)
         worst = max(worst, error)
-        equal = equal and same
+        equal = equal and is_equal
     measured = (
         f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the "
         "closed forms"

@@ -45,7 +45,7 @@ def theorem_1_right(full: bool) -> Claim:
                         raise
                     refused += 1  # standard attention keeps S in float16, which ends there
                     continue
-                worst = max(worst, *(of_bound(*one) for one in forward_errors(run)))
+                worst = max(worst, *(of_bound(*each) for each in forward_errors(run)))
                 runs += 1
     return Claim(
         (
@@ -68,9 +68,9 @@ def theorem_1_induction(full: bool) -> Claim:
     rng = np.random.default_rng(2)
     steps = InductionInvariant()
     broken = ""
-    shapes = [(64, 64, 16, 16, 256), (23, 59, 8, 5, 100), (30, 60, 4, 4, 16)] + [
-        (200, 500, 16, 16, 320)
-    ] * full
+    shapes = [(64, 64, 16, 16, 256), (23, 59, 8, 5, 100), (30, 60, 4, 4, 16)]
+    if full:
+        shapes.append((200, 500, 16, 16, 320))
     try:
         for N_q, N_k, d, d_v, M in shapes:
             for _, Q, K, V in regimes(rng, N_q, N_k, d, d_v):
@@ -128,8 +128,8 @@ def theorem_2_counts(full: bool) -> Claim:
         N_q, N_k, d, d_v = (
             int(n) for n in rng.integers(1, (120, 120, 24, 24) if full else (80, 80, 24, 24))
         )
-        least = max((d + d_v) * 2 + 7, 2 * max(d, d_v) + 1, 8)
-        M = int(rng.integers(least, max(2 * N_k * (d + d_v), least) + 1))
+        smallest_M = max((d + d_v) * 2 + 7, 2 * max(d, d_v) + 1, 8)
+        M = int(rng.integers(smallest_M, max(2 * N_k * (d + d_v), smallest_M) + 1))
         B_r = int(rng.integers(1, N_q + 20))
         B_c = int(rng.integers(1, N_k + 20))
         policies: list[dict[str, Any]] = [
@@ -139,20 +139,23 @@ def theorem_2_counts(full: bool) -> Claim:
         ]
         for name, policy in itertools.product(FORWARD, policies):
             shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
-            room = M + 2 * ((B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r) * ("blocks" in policy)
-            want = theory.exact(name, **shape, M=room, **policy)
-            got = count(name, **shape, M=room, **policy)
+            size = M
+            if "blocks" in policy:
+                size += 2 * ((B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r)
+            exact = theory.exact(name, **shape, M=size, **policy)
+            result = count(name, **shape, M=size, **policy)
             counted += 1
-            agree = (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+            expected = (exact.hbm, exact.sram, exact.blocks)
+            agree = (result.hbm, result.sram, result.blocks) == expected
             if case % 5 == 0:
-                Q, K, V = (
-                    rng.normal(size=s).astype(np.float32) for s in ((N_q, d), (N_k, d), (N_k, d_v))
-                )
-                run = forward(name, Q, K, V, M=room, **policy)
+                Q = rng.normal(size=(N_q, d)).astype(np.float32)
+                K = rng.normal(size=(N_k, d)).astype(np.float32)
+                V = rng.normal(size=(N_k, d_v)).astype(np.float32)
+                run = forward(name, Q, K, V, M=size, **policy)
                 simulated += 1
-                agree &= (run.hbm, run.sram, run.blocks) == (want.hbm, want.sram, want.blocks)
+                agree &= (run.hbm, run.sram, run.blocks) == expected
             if not agree:
-                unequal.append(f"{name} {shape} M={room} {policy}")
+                unequal.append(f"{name} {shape} M={size} {policy}")
     tried = (
         f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three "
         "sizings"
@@ -162,13 +165,10 @@ def theorem_2_counts(full: bool) -> Claim:
 
 def theorem_2_flash_bounds(full: bool) -> Claim:
     """Theorem 2. FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d."""
-    ratios = [
-        (
-            accesses("flash_basic", N, d, M) / theory.theorem_2_flash(N, d, M),
-            *theory.flash_constants(d),
-        )
-        for N, d, M in in_range(full)
-    ]
+    ratios = []
+    for N, d, M in in_range(full):
+        ratio = accesses("flash_basic", N, d, M) / theory.theorem_2_flash(N, d, M)
+        ratios.append((ratio, *theory.flash_constants(d)))
     return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}")
 
 
@@ -179,14 +179,11 @@ def theorem_2_exponents(full: bool) -> Claim:
 
 def theorem_2_standard(full: bool) -> Claim:
     """Theorem 2. Standard attention, M ≥ d² and rows that fit: 4 ≤ accesses / (Nd + N²) ≤ 12."""
-    ratios = [
-        (
-            accesses("standard", N, d, M) / theory.theorem_2_standard(N, d),
-            *theory.standard_constants(),
-        )
-        for N, d, M in in_range(full)
-        if d * d <= M and M >= N + 2
-    ]
+    ratios = []
+    for N, d, M in in_range(full):
+        if d * d <= M and M >= N + 2:
+            ratio = accesses("standard", N, d, M) / theory.theorem_2_standard(N, d)
+            ratios.append((ratio, *theory.standard_constants()))
     return within(ratios, "(N, d, M)")
 
 
@@ -197,11 +194,11 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
     ratios = []
     excess = []
     for N, d, M in in_range(full):
-        moved = accesses("standard", N, d, M)
+        count_of_accesses = accesses("standard", N, d, M)
         expected = theory.theorem_2_flash(N, d, M) + theory.theorem_2_standard(N, d)
-        ratios.append((moved / expected, *theory.standard_small_M_constants()))
+        ratios.append((count_of_accesses / expected, *theory.standard_small_M_constants()))
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
-            excess.append(moved / sum(theory.proof_accounting(N, d)))
+            excess.append(count_of_accesses / sum(theory.proof_accounting(N, d)))
     return within(
         ratios, f"(N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd"
     ).also(
