@@ -28,23 +28,23 @@ def compared(algorithm: Algorithm) -> comparison.Comparison:
 
 
 def test_a_right_run_is_ok_and_watched() -> None:
-    told = []
+    calls = []
 
     def watch(title: str, heads: int) -> comparison.OnHead:
-        return lambda done, of: told.append((title, heads, done, of))
+        return lambda done, of: calls.append((title, heads, done, of))
 
     for results in comparison.run_all(GIVEN, ["flash"], watch, both_ways=True, M=100):
         assert results["flash"].ok
         assert results["flash"].equals_theory
         assert 0 < (results["flash"].error_of_bound or 0) < 1
-    assert told == [(FORWARD["flash"].title, 1, 1, 1), (BACKWARD["flash"].title, 1, 1, 1)]
+    assert calls == [(FORWARD["flash"].title, 1, 1, 1), (BACKWARD["flash"].title, 1, 1, 1)]
 
 
 def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
     for mask in (None, Causal()):
-        asked = {"blocks": (3, 3), "M": 200, "block_mask": "live", "mask": mask}
+        arguments = {"blocks": (3, 3), "M": 200, "block_mask": "live", "mask": mask}
         for results in comparison.run_all(
-            GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **asked
+            GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **arguments
         ):
             assert results["block_sparse"].ok
             assert results["block_sparse"].error_of_bound is not None
@@ -56,16 +56,17 @@ def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
 def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(
     sizes: dict[str, Any],
 ) -> None:
-    asked = {"M": 100, "block_mask": "live"}
+    arguments = {"M": 100, "block_mask": "live"}
     back = BACKWARD["block_sparse"]
     assert isinstance(
-        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**asked, "sizing": "fit"})[
+        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**arguments, "sizing": "fit"})[
             "sizing"
         ],
         Fixed,
     )
     assert (
-        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked | sizes) == asked | sizes
+        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, arguments | sizes)
+        == arguments | sizes
     )
 
 
@@ -74,13 +75,13 @@ def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(
     gqa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Q, K, V = (rng.normal(size=(heads, 9, 4)) for heads in (4, 2, 2))
-    given = QKV(Q, K, V, "a test")
+    inputs = QKV(Q, K, V, "a test")
     mask = Sink([3.0, -1.0, -np.inf, 0.5]) & Causal(offset=-1)
 
     def results() -> list[comparison.Comparison]:
-        asked = {"mask": mask, "gqa": gqa, "blocks": (4, 3), "M": 200}
+        options = {"mask": mask, "gqa": gqa, "blocks": (4, 3), "M": 200}
         both = comparison.run_all(
-            given, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **asked
+            inputs, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **options
         )
         return [found["q_outer"] for found in both]
 

@@ -74,8 +74,8 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
 
 
 def optimum(**problem: Any) -> Optimum:
-    found: Optimum = flashsim.optimum(**problem)
-    return found
+    best: Optimum = flashsim.optimum(**problem)
+    return best
 
 
 @pytest.mark.parametrize("d", [1, 2])
@@ -83,8 +83,8 @@ def optimum(**problem: Any) -> Optimum:
 def test_the_optimum_is_a_plain_dijkstra_s(N_q: int, N_k: int, d: int) -> None:
     least = 2 * d + (d + 1) + (d + 3) + 1
     for M in range(least, least + 3 * d + 4):
-        found = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d + 1, M=M)
-        assert found.lower == found.upper == plain(N_q, N_k, d, d + 1, M)
+        best = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d + 1, M=M)
+        assert best.lower == best.upper == plain(N_q, N_k, d, d + 1, M)
 
 
 def test_rows_are_alike_only_if_their_products_are_of_the_same_columns() -> None:
@@ -140,14 +140,14 @@ def test_optima_in_rows(N: int, room: int, K: int, V: int, wanted: int) -> None:
 
 
 def test_larger_memories_never_cost_more_and_the_bound_is_below() -> None:
-    found = [optimum(N=3, d=2, M=M) for M in range(11, 32, 4)]
-    moved = [one.upper for one in found]
-    assert moved == sorted(moved, reverse=True)
-    assert moved[-1] == found[-1].compulsory
-    for one in found:
-        assert one.proof.bound.accesses <= one.upper
-        for tiles in (one.tiles("q_outer"), one.tiles("snake")):
-            assert tiles is None or one.upper <= tiles.hbm.accesses
+    optima = [optimum(N=3, d=2, M=M) for M in range(11, 32, 4)]
+    accesses = [each.upper for each in optima]
+    assert accesses == sorted(accesses, reverse=True)
+    assert accesses[-1] == optima[-1].compulsory
+    for each in optima:
+        assert each.proof.bound.accesses <= each.upper
+        for tiles in (each.tiles("q_outer"), each.tiles("snake")):
+            assert tiles is None or each.upper <= tiles.hbm.accesses
 
 
 # --------------------------------------------------------------------------------------------------
@@ -164,40 +164,40 @@ PROBLEMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_schedules_are_run_with_real_numbers(problem: dict[str, Any], dtype: str) -> None:
-    found = optimum(**problem)
-    shape = found.shape
+    best = optimum(**problem)
+    shape = best.shape
     rng = np.random.default_rng(3)
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
     run, run_trace = with_trace(
-        found.replay, *(rng.normal(size=size).astype(dtype) for size in lengths)
+        best.replay, *(rng.normal(size=size).astype(dtype) for size in lengths)
     )
-    assert run.hbm.accesses == found.upper == found.moved[-1]
+    assert run.hbm.accesses == best.upper == best.moved[-1]
     assert run.sram.enforced
-    assert run.sram.peak <= found.M
-    assert found.off(run) <= 1
+    assert run.sram.peak <= best.M
+    assert best.off(run) <= 1
     products = {step.tile for step in run_trace.steps if step.label == "line 11"}
     # the player's picture shows the product's own tile
-    assert products == set(zip(*np.nonzero(found.allowed), strict=True))
+    assert products == set(zip(*np.nonzero(best.allowed), strict=True))
 
 
 def test_a_schedule_that_spills_O_brings_it_back() -> None:
-    found = Optimum(N=2, d=3, d_v=2, M=13)
-    found.search.steps = [
+    best = Optimum(N=2, d=3, d_v=2, M=13)
+    best.search.steps = [
         ((0, 0), ()),
         ((1, 0), (("O", 0), ("Q", 0))),
         ((0, 1), (("O", 1), ("Q", 1))),
         ((1, 1), ()),
     ]
     Q, K, V = (np.random.default_rng(1).normal(size=(2, width)) for width in (3, 3, 2))
-    run = found.replay(Q, K, V)
-    assert run.hbm.accesses == found.moved[-1] == found.compulsory + 2 * (3 + 2 * 4)
-    evicted = sum(game.price(found.search.game, gone) for _, gone in found.search.steps)
-    assert run.hbm.accesses == found.compulsory + evicted  # the game's prices are the memory's
-    assert found.off(run) <= 1
+    run = best.replay(Q, K, V)
+    assert run.hbm.accesses == best.moved[-1] == best.compulsory + 2 * (3 + 2 * 4)
+    evicted = sum(game.price(best.search.game, gone) for _, gone in best.search.steps)
+    assert run.hbm.accesses == best.compulsory + evicted  # the game's prices are the memory's
+    assert best.off(run) <= 1
     with pytest.raises(ValueError, match="expected"):
-        found.replay(Q, K, Q)
+        best.replay(Q, K, Q)
     with pytest.raises(ValueError, match=r"V is \[\[1\], \[1, 2\]\]; expected an array"):
-        found.replay(Q, K, [[1], [1, 2]])
+        best.replay(Q, K, [[1], [1, 2]])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -222,9 +222,10 @@ def test_the_checker_is_short_and_knows_no_search() -> None:
 
 
 def test_a_certificate_that_holds() -> None:
-    held = a_certificate()
-    assert f"move {held['optimum']} elements, and no schedule of the row game moves fewer" in check(
-        held
+    certificate = a_certificate()
+    assert (
+        f"move {certificate['optimum']} elements, and no schedule of the row game moves fewer"
+        in check(certificate)
     )
     assert "0 steps move 6 elements" in check(
         optimum(N=2, d=2, M=90, mask=np.zeros((2, 2), bool)).certificate()
@@ -261,33 +262,33 @@ def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> N
 
 
 def test_a_certificate_has_its_fields_and_none_but_them() -> None:
-    held = a_certificate()
-    assert check({**held, "command": "flashsim prove --exact"}) == check(held)
-    for name in held.keys() - {"kind"}:
+    certificate = a_certificate()
+    assert check({**certificate, "command": "flashsim prove --exact"}) == check(certificate)
+    for name in certificate.keys() - {"kind"}:
         with pytest.raises(ValueError, match=f"it has no {name}$"):
-            check({key: value for key, value in held.items() if key != name})
+            check({key: value for key, value in certificate.items() if key != name})
     with pytest.raises(ValueError, match="it has 'bound'; expected"):
-        check({**held, "bound": 1})
+        check({**certificate, "bound": 1})
     with pytest.raises(ValueError, match="allowed is"):
-        check({**held, "allowed": ["11x", "111", "111"]})
+        check({**certificate, "allowed": ["11x", "111", "111"]})
 
 
 def test_every_entry_of_the_table_is_needed_and_none_may_be_higher() -> None:
-    held = a_certificate()
-    assert len(held["table"]) > 9
-    for state, evicted in held["table"].items():
-        less = {name: value for name, value in held["table"].items() if name != state}
+    certificate = a_certificate()
+    assert len(certificate["table"]) > 9
+    for state, evicted in certificate["table"].items():
+        less = {name: value for name, value in certificate["table"].items() if name != state}
         for table in (less, {**less, state: evicted + 1}):
             with pytest.raises(ValueError, match="not in the table"):
-                check({**held, "table": table})
+                check({**certificate, "table": table})
 
 
 def test_a_worse_schedule_is_not_called_the_optimum() -> None:
     """Steps that are legal, said to be optimal at what they cost: the table does not bear it
     out.
     """
-    held = a_certificate()
-    kept = [*held["steps"][:1], [1, 0, ["O0", "Q0"]]]
+    certificate = a_certificate()
+    steps = [*certificate["steps"][:1], [1, 0, ["O0", "Q0"]]]
     search = Search(
         checker.game_of(4, 4, 24), frozenset((i, j) for i in range(3) for j in range(3))
     )
@@ -295,14 +296,14 @@ def test_a_worse_schedule_is_not_called_the_optimum() -> None:
     chooser = random.Random(0)
     while state.todo:
         pair, gone = chooser.choice(list(game.moves(search.game, state, 10**6)))
-        kept.append([*pair, [f"{X}{n}" for X, n in gone]])
+        steps.append([*pair, [f"{X}{n}" for X, n in gone]])
         state = game.after(state, pair, gone)
     with pytest.raises(ValueError, match="steps cost") as refused:
-        check({**held, "steps": kept})
+        check({**certificate, "steps": steps})
     cost = int(re.findall(r"cost (\d+)", str(refused.value))[0])
-    assert cost > held["optimum"]
+    assert cost > certificate["optimum"]
     with pytest.raises(ValueError, match="not in the table"):
-        check({**held, "steps": kept, "optimum": cost})
+        check({**certificate, "steps": steps, "optimum": cost})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -310,24 +311,24 @@ def test_a_worse_schedule_is_not_called_the_optimum() -> None:
 
 
 def test_bounds_hold_while_the_search_goes_on() -> None:
-    told: list[tuple[int, int]] = []
-    found = Optimum(N=4, d=4, M=24)
-    states, _ = found.estimate
+    calls: list[tuple[int, int]] = []
+    best = Optimum(N=4, d=4, M=24)
+    states, _ = best.estimate
     with pytest.raises(ValueError, match="expected a finished search"):
-        found.certificate()
-    found.run(lambda search: told.append((search.lower, search.upper)))
-    assert len(told) > 5
-    assert told == sorted(told)
-    assert all(lower <= found.upper <= upper for lower, upper in told)
-    assert len(found.search.prices) <= 1.5 * states
+        best.certificate()
+    best.run(lambda search: calls.append((search.lower, search.upper)))
+    assert len(calls) > 5
+    assert calls == sorted(calls)
+    assert all(lower <= best.upper <= upper for lower, upper in calls)
+    assert len(best.search.prices) <= 1.5 * states
 
 
 def test_the_estimate_is_no_less_than_what_is_searched() -> None:
     for problem in (*PROBLEMS, {"N": 3, "d": 2, "M": 12}, {"N_q": 3, "N_k": 6, "d": 4, "M": 19}):
-        found = Optimum(**problem)
-        states, _ = found.estimate
-        found.run()
-        assert len(found.search.prices) <= 1.5 * states
+        best = Optimum(**problem)
+        states, _ = best.estimate
+        best.run()
+        assert len(best.search.prices) <= 1.5 * states
 
 
 def test_sizes_that_make_no_sense_or_would_not_end() -> None:

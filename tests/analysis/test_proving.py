@@ -148,8 +148,10 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(
 def test_the_search_comes_near_the_most_of_a_phase(Y: int, d: int, M: int, a: int, b: int) -> None:
     most = brute(Y, d, M, a, b)
     for fine, short in ((12, 1e-6), (3, 1e-4)):
-        found = _about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine)[0, 0]
-        assert 1 - short <= found / most <= 1.002  # of real s and c, brute's are whole
+        computed = _about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine)[
+            0, 0
+        ]
+        assert 1 - short <= computed / most <= 1.002  # of real s and c, brute's are whole
 
 
 @given(d=st.integers(1, 200), Y=st.integers(3, 10**5))
@@ -241,11 +243,11 @@ def a_certificate(direction: str = "forward", /, **changed: Any) -> dict[str, An
 
 @both
 def test_a_certificate_is_checked_apart_from_what_made_it(direction: str) -> None:
-    held = a_certificate(direction)
-    assert held.get("a", 1) > 0  # the combined bound
+    record = a_certificate(direction)
+    assert record.get("a", 1) > 0  # the combined bound
     way = "backward " if direction == "backward" else ""
-    assert f"no {way}schedule moves fewer than {held['bound']} elements" in check(held)
-    assert "causal" in check(held)
+    assert f"no {way}schedule moves fewer than {record['bound']} elements" in check(record)
+    assert "causal" in check(record)
     assert "every input that matters" in check(a_certificate(direction, bound=1000)).lower()
     source = Path(certificate.__file__).read_text(encoding="utf-8")
     imported = [
@@ -306,13 +308,13 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
     """Whatever a number is changed to: what is accepted is true, and one element more than it
     proves is refused.
     """
-    held = json.loads(proved_of_few(direction))
-    assert held.get("a", 1) > 0  # the combined bound
+    record = json.loads(proved_of_few(direction))
+    assert record.get("a", 1) > 0  # the combined bound
     for value in (
-        held[name] + 1,
-        held[name] * 2,
-        held[name] - 1,
-        held[name] // 2,
+        record[name] + 1,
+        record[name] * 2,
+        record[name] - 1,
+        record[name] // 2,
         -1,
         1.5,
         "7",
@@ -320,7 +322,7 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
         True,
         10**400,
     ):
-        changed = {**held, name: value}
+        changed = {**record, name: value}
         try:
             check(changed)
         except ValueError:
@@ -346,24 +348,30 @@ def test_one_element_or_one_phase_more_than_is_proved_is_refused(direction: str)
         check(true)
         with pytest.raises(ValueError, match=rf"bound is {true['bound'] + 1}|prove nothing"):
             check({**true, "bound": true["bound"] + 1})
-    for held in (a_certificate(direction), alone):
-        assert direction == "backward" or (held["a"] > 0) == (held["M"] == 6000)
+    for record in (a_certificate(direction), alone):
+        assert direction == "backward" or (record["a"] > 0) == (record["M"] == 6000)
         with pytest.raises(ValueError, match="are enough"):
-            check({**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]})
+            check(
+                {
+                    **record,
+                    "n": record["n"] + 1,
+                    "bound": record["bound"] + record["Y"] - record["M"],
+                }
+            )
 
 
 @both
 def test_a_certificate_has_its_fields_and_none_but_them(direction: str) -> None:
-    held = a_certificate(direction)
-    assert check({**held, "command": "flashsim prove", "made_with": {}}) == check(held)
-    for name in held.keys() - {"kind", "direction"}:
+    record = a_certificate(direction)
+    assert check({**record, "command": "flashsim prove", "made_with": {}}) == check(record)
+    for name in record.keys() - {"kind", "direction"}:
         with pytest.raises(ValueError, match=f"it has no {name}$"):
-            check({key: value for key, value in held.items() if key != name})
+            check({key: value for key, value in record.items() if key != name})
     with pytest.raises(ValueError, match="its kind is"):
-        check({**held, "kind": "optimum"})
+        check({**record, "kind": "optimum"})
     for name in ("Bound", "mask", "x" * 99):
         with pytest.raises(ValueError, match=f"it has '{name[:50]}'; expected .*bound"):
-            check({**held, name: 1})
+            check({**record, name: 1})
     nothings: list[Any] = [[], None, "bound", {}]
     for module, nothing in product((certificate, certificate_of_optimum), nothings):
         with pytest.raises(ValueError, match=r"certificate is|is not|expected"):
@@ -371,7 +379,7 @@ def test_a_certificate_has_its_fields_and_none_but_them(direction: str) -> None:
     others: list[Any] = ["All", "", None, 7, ["all"], {}]
     for allowed in others:
         with pytest.raises(ValueError, match="allowed is"):
-            check({**held, "allowed": allowed})
+            check({**record, "allowed": allowed})
 
 
 OF_BOTH: list[tuple[dict[str, Any], str]] = [
@@ -412,8 +420,8 @@ def test_pairs_that_no_mask_allows_prove_nothing() -> None:
     """Seven queries and two keys, each of which attends: from 7 to 14 pairs."""
     mask = np.zeros((20, 30), bool)
     mask[2:9, 3:5] = True
-    held = flashsim.prove(N_q=20, N_k=30, d=4, M=8, mask=mask).certificate()
-    assert "124" in check(held)
+    record = flashsim.prove(N_q=20, N_k=30, d=4, M=8, mask=mask).certificate()
+    assert "124" in check(record)
     for change in (
         {"queries": 21},
         {"keys": 31},
@@ -424,7 +432,7 @@ def test_pairs_that_no_mask_allows_prove_nothing() -> None:
         {"queries": 1, "keys": 7, "pairs": 6},
     ):
         with pytest.raises(ValueError, match="no such problem"):
-            check({**held, **change})
+            check({**record, **change})
 
 
 @pytest.mark.parametrize("bound_of", BOUNDS.values(), ids=BOUNDS)
@@ -453,12 +461,12 @@ def test_what_takes_too_many_cells_is_not_shown(
     holds: Any, given: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many cells are too many, be the last one of those that are cut or not."""
-    shown = []
+    verdicts = []
     for cells in range(1, 200):
         monkeypatch.setattr(certificate, "MOST_CELLS", cells)
-        shown.append(holds(*given, math.ceil(most * 1.001)))
-    assert shown == sorted(shown)
-    assert len({*shown[4:]}) == 2
+        verdicts.append(holds(*given, math.ceil(most * 1.001)))
+    assert verdicts == sorted(verdicts)
+    assert len({*verdicts[4:]}) == 2
 
 
 def test_phases_that_are_just_enough_are_enough() -> None:
@@ -520,21 +528,21 @@ def test_the_command_refuses_what_no_certificate_says_well(
     """An optimum of another class of schedules; a schedule that is none; a number of 5,000
     digits.
     """
-    found = flashsim.optimum(N=2, d=2, M=12).certificate()
-    held = json.loads(proved_of_few("forward"))
+    optimum = flashsim.optimum(N=2, d=2, M=12).certificate()
+    record = json.loads(proved_of_few("forward"))
     forged = {
         "its class of schedules is not that of the row game": json.dumps(
-            {**found, "class": "All schedules."}
+            {**optimum, "class": "All schedules."}
         ),
         "its schedule cannot be counted: it is 7; expected its algorithm, B_r, B_c": json.dumps(
-            {**held, "schedule": 7}
+            {**record, "schedule": 7}
         ),
         "it has a number of more than 4300 digits": '{"bound": ' + 5000 * "9" + "}",
     }
-    for said, text in forged.items():
+    for message, text in forged.items():
         (file := tmp_path / "forged.json").write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(file)]) == 1
-        assert f"proves nothing: {said}" in " ".join(capsys.readouterr().out.split())
+        assert f"proves nothing: {message}" in " ".join(capsys.readouterr().out.split())
 
 
 @both
@@ -662,13 +670,13 @@ def test_the_command_proves(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And it says what is proved in Rocq; the checker alone says the same."""
-    told = proved_by_command(tmp_path / "proof.json", capsys, how)
-    assert all(part in told for part in said)
+    out = proved_by_command(tmp_path / "proof.json", capsys, how)
+    assert all(part in out for part in said)
     assert (
-        told.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.")
+        out.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.")
         == 2 * in_rocq
     )
-    assert told.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
+    assert out.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
     if said:
         run: list[str] = [sys.executable, str(certificate.__file__), str(tmp_path / "proof.json")]
         done = subprocess.run(run, capture_output=True, text=True, check=True)
@@ -678,18 +686,18 @@ def test_the_command_proves(
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "proof.json"
     proved_by_command(target, capsys, "--N 1024 --M 25600")
-    held = json.loads(target.read_text(encoding="utf-8"))
-    more = json.dumps({**held, "bound": held["bound"] + 1})
-    twice = json.dumps(held).replace('"n": ', '"n": 1, "n": ')
+    record = json.loads(target.read_text(encoding="utf-8"))
+    more = json.dumps({**record, "bound": record["bound"] + 1})
+    twice = json.dumps(record).replace('"n": ', '"n": 1, "n": ')
     for text in (more, twice, "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
         assert "proves nothing" in " ".join(capsys.readouterr().out.split())
-    moved = held["schedule"]["accesses"]
-    held["schedule"]["accesses"] = 7
-    target.write_text(json.dumps(held), encoding="utf-8")
+    accesses = record["schedule"]["accesses"]
+    record["schedule"]["accesses"] = 7
+    target.write_text(json.dumps(record), encoding="utf-8")
     assert main(["prove", "--check", str(target)]) == 1
-    assert f"counted again, moves {moved:,}; it is said to move 7" in " ".join(
+    assert f"counted again, moves {accesses:,}; it is said to move 7" in " ".join(
         capsys.readouterr().out.split()
     )
     target.write_bytes(b"\xa8\xff")
@@ -706,12 +714,14 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @both
 def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
-    held = prove(N_q=20, N_k=30, d=8, M=900, direction=direction, causal=True).certificate()
-    name, B_r, B_c, accesses = held["schedule"].values()
-    assert recount(held) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
-    assert recount({**held, "schedule": None}) == ""
+    record = prove(N_q=20, N_k=30, d=8, M=900, direction=direction, causal=True).certificate()
+    name, B_r, B_c, accesses = record["schedule"].values()
+    assert (
+        recount(record) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
+    )
+    assert recount({**record, "schedule": None}) == ""
     with pytest.raises(ValueError, match="its class"):
-        recount({**held, "class": "Any schedule."})
+        recount({**record, "class": "Any schedule."})
     for change in (
         {"accesses": accesses + 1},
         {"B_r": 0},
@@ -720,9 +730,9 @@ def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
         {"algorithm": [1]},
     ):
         with pytest.raises(ValueError, match="its schedule"):
-            recount({**held, "schedule": {**held["schedule"], **change}})
+            recount({**record, "schedule": {**record["schedule"], **change}})
     with pytest.raises(ValueError, match="its schedule"):
-        recount({**held, "schedule": 3})
+        recount({**record, "schedule": 3})
 
 
 def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_to_be_counted(
@@ -754,13 +764,13 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
     assert "is not counted again: the certificate does not hold its mask" in " ".join(
         capsys.readouterr().out.split()
     )
-    held = json.loads(proof.read_text(encoding="utf-8"))
-    moved: list[dict[str, Any]] = [
-        {"accesses": accesses} for accesses in (1, held["bound"] - 1, 1e9)
+    record = json.loads(proof.read_text(encoding="utf-8"))
+    changes: list[dict[str, Any]] = [
+        {"accesses": accesses} for accesses in (1, record["bound"] - 1, 1e9)
     ]
-    for change in (*moved, {"algorithm": "flush"}, {"B_r": -1}):
+    for change in (*changes, {"algorithm": "flush"}, {"B_r": -1}):
         proof.write_text(
-            json.dumps({**held, "schedule": {**held["schedule"], **change}}), encoding="utf-8"
+            json.dumps({**record, "schedule": {**record["schedule"], **change}}), encoding="utf-8"
         )
         assert main(["prove", "--check", str(proof)]) == 1, change
         assert "its schedule" in " ".join(capsys.readouterr().out.split())
@@ -769,7 +779,9 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
 @both
 def test_a_schedule_that_leaves_out_tiles_is_counted_again_without_them(direction: str) -> None:
     N_q, d, M = (5, 5, 50) if direction == "forward" else (2, 1, 18)
-    held = prove(N_q=N_q, N_k=1, d=d, M=M, direction=direction, causal=True).certificate()
-    name, B_r, B_c, accesses = held["schedule"].values()
+    record = prove(N_q=N_q, N_k=1, d=d, M=M, direction=direction, causal=True).certificate()
+    name, B_r, B_c, accesses = record["schedule"].values()
     assert {**FORWARD, **BACKWARD}[name].skips_as
-    assert recount(held) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
+    assert (
+        recount(record) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
+    )

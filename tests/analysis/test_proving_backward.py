@@ -91,11 +91,11 @@ def brute(Y: int, delta: int) -> Any:
 
 @given(Y=st.integers(1, 120), delta=st.integers(1, 6))
 def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, delta: int) -> None:
-    tried = brute(Y, delta)
-    assert tried <= most(Y, delta) * (1 + 1e-12)
+    largest = brute(Y, delta)
+    assert largest <= most(Y, delta) * (1 + 1e-12)
     assert most_in_a_phase_backward(Y, delta, int(most(Y, delta) * (1 + 1e-7)) + 1)
-    assert tried < 1 or not most_in_a_phase_backward(
-        Y, delta, int(tried * (1 - 1e-9)) - (tried == int(tried))
+    assert largest < 1 or not most_in_a_phase_backward(
+        Y, delta, int(largest * (1 - 1e-9)) - (largest == int(largest))
     )
 
 
@@ -105,8 +105,8 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, delta
 def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
     A = np.linspace(0, Y, 100_001)
     c = np.maximum((Y - A - A * A / (432**0.5 * delta**2)) / 2, 0)
-    tried = float(((Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c)).max())
-    assert tried == pytest.approx(most(Y, delta), rel=1e-8)
+    largest = float(((Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c)).max())
+    assert largest == pytest.approx(most(Y, delta), rel=1e-8)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ def test_a_phase_more_than_the_terms_need_is_refused() -> None:
     most = math.isqrt((terms * terms - 1) // bound.H) + 1
     for n, wrong in ((most, False), (most + 1, True)):
         phases = {"n": n, "bound": bound.Y + (n - 2) * (bound.Y - 400)}
-        given = {**Proof(bound, "all", 300, 300, None, "backward").certificate(), **phases}
+        forged = {**Proof(bound, "all", 300, 300, None, "backward").certificate(), **phases}
         if wrong:
             with pytest.raises(ValueError, match="phases are enough"):
-                check(given)
+                check(forged)
         else:
-            assert str(phases["bound"]) in check(given)
+            assert str(phases["bound"]) in check(forged)
 
 
 @pytest.mark.slow

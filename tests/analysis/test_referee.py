@@ -101,10 +101,10 @@ def test_backward_one_element_is_all_that_is_between() -> None:
             more = best(row["N"], row["d"], row["M"] + 1, "backward", STREAMED)
             assert more.accesses <= NEAR * row["accesses"]
             sizes = {name: row[name] for name in ("N", "d", "M", "direction")}
-            moved = theory.exact(
+            accesses = theory.exact(
                 ours.algorithm, **sizes, blocks=(ours.blocks.B_r, ours.blocks.B_c)
             ).hbm.by_array
-            own = sum(moved[name].reads + moved[name].writes for name in ("L", "D", "O"))
+            own = sum(accesses[name].reads + accesses[name].writes for name in ("L", "D", "O"))
             without[row["M"]] = row["ours"] - own - row["N"] * row["d"] - row["accesses"]
     assert without == {138: 0, 274: 0}
     ratios = [row["ours"] / row["accesses"] for row in rows]
@@ -155,45 +155,59 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
     here = {"A": "P", "WK": "W_UK", "WV": "W_UV"}
     for row in json.loads((POINTS.parent / "serving.json").read_text(encoding="utf-8")):
         name = row["workload"]
-        at = row["sizes"]
-        theirs = {
+        arguments = row["sizes"]
+        other = {
             (here.get(of, of), way): n
-            for said, n in row["moved"].items()
-            for of, way in [said.split()]
+            for text, n in row["moved"].items()
+            for of, way in [text.split()]
         }
-        H = at.get("H", 1)
-        w = at.get("D", at.get("W"))
+        H = arguments.get("H", 1)
+        w = arguments.get("D", arguments.get("W"))
         M = 10**9
         if name == "gqa":
-            heads: dict[str, Any] = {"heads": at["G"] * at["R"], "kv_heads": at["G"]}
-            tally = flashsim.count("standard", N=at["N"], d=w, **heads, M=M, gqa="grouped")
+            heads: dict[str, Any] = {
+                "heads": arguments["G"] * arguments["R"],
+                "kv_heads": arguments["G"],
+            }
+            tally = flashsim.count("standard", N=arguments["N"], d=w, **heads, M=M, gqa="grouped")
         elif name == "mla":  # a row of C is a key, and its first u columns are a value
             heads = {"heads": H, "kv_heads": 1}
             tally = flashsim.count(
-                "standard", N_q=at["M"], N_k=at["N"], d=w, d_v=at["U"], **heads, M=M, gqa="grouped"
+                "standard",
+                N_q=arguments["M"],
+                N_k=arguments["N"],
+                d=w,
+                d_v=arguments["U"],
+                **heads,
+                M=M,
+                gqa="grouped",
             )
         else:
-            tally = flashsim.count("standard", N_q=at["M"], N_k=at["N"], d=w, heads=H, M=M)
+            tally = flashsim.count(
+                "standard", N_q=arguments["M"], N_k=arguments["N"], d=w, heads=H, M=M
+            )
         ours: Counter[tuple[str, str]] = Counter()
-        for array, moved in tally.hbm.by_array.items():
+        for array, accesses in tally.hbm.by_array.items():
             of = "C" if name == "mla" and array in "KV" else array
-            ours += Counter({(of, "read"): moved.reads, (of, "write"): moved.writes})
+            ours += Counter({(of, "read"): accesses.reads, (of, "write"): accesses.writes})
         if name == "mla_expanded":
             sizes: dict[str, Any] = {
-                "queries": at["M"],
-                "keys": [at["N"]],
+                "queries": arguments["M"],
+                "keys": [arguments["N"]],
                 "d": w,
                 "heads": H,
                 "kv_heads": H,
                 "M": M,
             }
-            made = serving.count("mla_expanded", **sizes, latent=at["W"], rope=0).hbm.by_array
+            made = serving.count(
+                "mla_expanded", **sizes, latent=arguments["W"], rope=0
+            ).hbm.by_array
             for of in ("C", "W_UK", "W_UV"):
                 ours[of, "read"] += made[of].reads
             for of in ("K", "V"):
                 ours[of, "write"] += made[of].writes
-            theirs["C", "read"] *= H
-        assert ours == theirs
+            other["C", "read"] *= H
+        assert ours == other
         assert row["accesses"] == sum(row["moved"].values())
 
 

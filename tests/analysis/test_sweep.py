@@ -47,14 +47,14 @@ def test_rows_are_what_is_counted() -> None:
         "causal": [False, True],
         "direction": ["forward", "backward"],
     }
-    found = flashsim.sweep(["flash", "q_outer", "standard"], **SMALL, **options, check=0)
+    sweep = flashsim.sweep(["flash", "q_outer", "standard"], **SMALL, **options, check=0)
     every = itertools.product(["flash", "q_outer", "standard"], *options.values(), *SMALL.values())
-    assert len(found) == len(list(every)) == 3 * 2 * 2 * 2 * 8
-    for row in found:
-        given = {name: row[name] for name in ("N", "d", "M", "causal", "direction")}
+    assert len(sweep) == len(list(every)) == 3 * 2 * 2 * 2 * 8
+    for row in sweep:
+        arguments = {name: row[name] for name in ("N", "d", "M", "causal", "direction")}
         blocks = None if row["blocks"] is None else (5, 3)
         try:
-            tally = flashsim.count(row["algorithm"], **given, blocks=blocks)
+            tally = flashsim.count(row["algorithm"], **arguments, blocks=blocks)
         except (ValueError, flashsim.SramOverflow):
             assert (row["accesses_elements"], row["status"] == "ok") == (None, False)
             assert row["reason"]
@@ -72,7 +72,7 @@ def test_rows_are_what_is_counted() -> None:
             name: (row[f"{name}_reads_elements"], row[f"{name}_writes_elements"])
             for name in hbm.by_array
         } == {name: (a.reads, a.writes) for name, a in hbm.by_array.items()}
-    assert {status for (status,) in keys(found, "status")} == {"ok", "does not fit"}
+    assert {status for (status,) in keys(sweep, "status")} == {"ok", "does not fit"}
 
 
 def test_formulas_stand_beside_the_counts() -> None:
@@ -101,19 +101,19 @@ def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: st
         "q_outer",
         *(["flash_basic"] if direction == "forward" else ["q_outer_two_pass", "q_outer_streamed"]),
     ]
-    found = flashsim.sweep([*records], N=64, d=8, M=200, direction=direction)
-    said = {row["algorithm"]: row["theta_elements"] for row in found}
-    wanted = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
-    wanted |= {
+    sweep = flashsim.sweep([*records], N=64, d=8, M=200, direction=direction)
+    thetas = {row["algorithm"]: row["theta_elements"] for row in sweep}
+    expected = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
+    expected |= {
         "standard": theory.theorem_2_standard(64, 8),
         "small_cache": theory.theorem_saha_ye(64, 8, 200),
     }
-    assert {name: said[name] for name in wanted} == wanted
-    for name, theta in said.items():
+    assert {name: thetas[name] for name in expected} == expected
+    for name, theta in thetas.items():
         assert (theta is None) == (
             theory.form_of(records[name].forward_pass, "forward").theta is None
         ), name
-    assert all(said.get(name) is None for name in ("snake", "block_sparse", "sliding_window"))
+    assert all(thetas.get(name) is None for name in ("snake", "block_sparse", "sliding_window"))
 
 
 def test_one_value_or_many() -> None:
@@ -154,10 +154,10 @@ def test_what_exceeds_M_is_counted_where_that_is_asked_for() -> None:
 
 
 def test_blocks_of_ones_own_need_no_room_for_line_1() -> None:
-    given: dict[str, Any] = {"N": 16, "d": 128, "M": 100, "blocks": (1, 1), "sizing": "paper"}
-    (row,) = flashsim.sweep("flash", **given, enforce=False, check=0)
+    arguments: dict[str, Any] = {"N": 16, "d": 128, "M": 100, "blocks": (1, 1), "sizing": "paper"}
+    (row,) = flashsim.sweep("flash", **arguments, enforce=False, check=0)
     assert row["status"] == "ok"
-    counted = flashsim.count("flash", **given, enforce=False)
+    counted = flashsim.count("flash", **arguments, enforce=False)
     assert row["accesses_elements"] == counted.hbm.accesses
 
 
@@ -168,8 +168,8 @@ def test_kv_heads_are_the_heads_by_default() -> None:
 
 
 def test_an_option_is_varied_for_those_that_have_it() -> None:
-    found = flashsim.sweep(["flash", "split_kv"], N=[8, 16], d=4, splits=[1, 2])
-    assert keys(found, "algorithm", "splits", "N") == [
+    sweep = flashsim.sweep(["flash", "split_kv"], N=[8, 16], d=4, splits=[1, 2])
+    assert keys(sweep, "algorithm", "splits", "N") == [
         ("flash", None, 8),
         ("flash", None, 16),
         ("split_kv", 1, 8),
@@ -216,14 +216,14 @@ def test_a_point_that_makes_no_sense_is_a_row_with_the_reason(
     what: str, options: dict[str, Any], reason: str
 ) -> None:
     arguments = {"N": 16, "d": 4, **options}
-    found = flashsim.sweep([what, "memory_efficient"], **arguments)
-    row = found[0]
+    sweep = flashsim.sweep([what, "memory_efficient"], **arguments)
+    row = sweep[0]
     assert reason in row["reason"]
     assert row["status"] in ("refused", "does not fit")
     assert row["accesses_elements"] is None
     with pytest.raises((ValueError, flashsim.SramOverflow)):
         flashsim.count(what, **arguments)
-    assert found.refused[0]["algorithm"] == what
+    assert sweep.refused[0]["algorithm"] == what
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_what_is_wrong_everywhere_is_said_at_once(
 
 def test_a_table_s_rows_meet_every_combination_of_the_rest() -> None:
     table = [{"label": "small", "N": 8, "d": 4}, {"label": "large", "N": 16, "d": 8, "M": 100.0}]
-    found = flashsim.sweep(["flash", "standard"], points=table, causal=[False, True])
-    assert keys(found, "label", "N", "d", "M", "algorithm", "causal")[::3] == [
+    sweep = flashsim.sweep(["flash", "standard"], points=table, causal=[False, True])
+    assert keys(sweep, "label", "N", "d", "M", "algorithm", "causal")[::3] == [
         ("small", 8, 4, 25_600, "flash", False),
         ("small", 8, 4, 25_600, "standard", True),
         ("large", 16, 8, 100, "standard", False),
@@ -281,22 +281,22 @@ def test_a_table_s_rows_meet_every_combination_of_the_rest() -> None:
     by_columns = {"label": ["small", "large"], "N": [8, 16], "d": [4, 8], "M": [math.nan, 100.0]}
     assert list(
         flashsim.sweep(["flash", "standard"], points=by_columns, causal=[False, True])
-    ) == list(found)
+    ) == list(sweep)
 
 
 def test_a_sweep_is_a_table(tmp_path: Path) -> None:
     """In Python and as CSV: the same rows come of it."""
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "blocks": [None, (8, 4)],
         "splits": [1, 3],
         "block_mask": ["live", patterns.butterfly],
     }
-    given |= {"N": [9, 24], "d": 4, "M": [60, 700], "direction": ["forward", "backward"]}
-    found = flashsim.sweep(["flash", "split_kv", "block_sparse"], **given, check=0)
-    assert list(flashsim.sweep(points=found, check=0)) == list(found)
+    arguments |= {"N": [9, 24], "d": 4, "M": [60, 700], "direction": ["forward", "backward"]}
+    sweep = flashsim.sweep(["flash", "split_kv", "block_sparse"], **arguments, check=0)
+    assert list(flashsim.sweep(points=sweep, check=0)) == list(sweep)
     csv = tmp_path / "sweep.csv"
     again = tmp_path / "again.csv"
-    found.to_csv(csv)
+    sweep.to_csv(csv)
     assert main(["sweep", "--points", str(csv), "--check", "0", "--csv", str(again)]) == 0
     assert again.read_bytes() == csv.read_bytes()
 
@@ -307,12 +307,12 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 
 def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
     """N_q and N_k, where they are N, and d_v, where it is d, are not arguments of their own."""
-    found = flashsim.sweep(
+    sweep = flashsim.sweep(
         ["flash", "q_outer"], N=[64, 256, 1024], d=[16, 32], heads=[2, 4], M=2000
     )
-    back = flashsim.sweep(points=found)
-    assert back.axes == found.axes
-    assert crossovers.sentences(back) == crossovers.sentences(found) != []
+    back = flashsim.sweep(points=sweep)
+    assert back.axes == sweep.axes
+    assert crossovers.sentences(back) == crossovers.sentences(sweep) != []
     apart = flashsim.sweep(points=flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9]))
     assert {"N_q", "N_k", "d_v"} <= set(apart.axes)
     lengths = [{"N_q": N, "N_k": N, "d": 4} for N in (8, 16)]
@@ -385,8 +385,8 @@ def test_points_can_be_handed_to_other_processes(
     """Of one's own algorithm, too, whose form has a lambda."""
     (tmp_path / "swept_elsewhere.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    mine = importlib.import_module("swept_elsewhere").two_sweeps
-    for direction, passes in (("forward", [*FORWARD, mine]), ("backward", [*BACKWARD])):
+    own_algorithm = importlib.import_module("swept_elsewhere").two_sweeps
+    for direction, passes in (("forward", [*FORWARD, own_algorithm]), ("backward", [*BACKWARD])):
         for point in points.points_of(
             passes, None, {"direction": direction, "N": 8, "d": 4}, flashsim.sweep
         ):
@@ -405,15 +405,15 @@ def test_what_has_no_closed_form_is_counted_and_a_mask_of_ones_own_is_called_by_
         def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
             return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
 
-    shown = repr(flashsim.sweep("flash", N=8, d=4, mask=[Even(), Even() & flashsim.Causal()]))
-    assert "Even()" in shown
-    assert "0x" not in shown
-    mine = two_sweeps(tmp_path / "mine.py")
-    own = flashsim.sweep(mine, N=24, d=4, M=200)[0]
+    text = repr(flashsim.sweep("flash", N=8, d=4, mask=[Even(), Even() & flashsim.Causal()]))
+    assert "Even()" in text
+    assert "0x" not in text
+    own_algorithm = two_sweeps(tmp_path / "mine.py")
+    own = flashsim.sweep(own_algorithm, N=24, d=4, M=200)[0]
     masked = flashsim.sweep("block_sparse", N=24, d=4, M=200, mask=Even(), block_mask="live")[0]
     assert [(row["source"], row["checked"]) for row in (own, masked)] == [("count", False)] * 2
-    assert own["accesses_elements"] == flashsim.count(mine, N=24, d=4, M=200).hbm.accesses
-    assert keys(flashsim.sweep(mine, N=24, d=4, M=200, blocks=(24, 24)), "status") == [
+    assert own["accesses_elements"] == flashsim.count(own_algorithm, N=24, d=4, M=200).hbm.accesses
+    assert keys(flashsim.sweep(own_algorithm, N=24, d=4, M=200, blocks=(24, 24)), "status") == [
         ("does not fit",)
     ]
 
@@ -422,21 +422,21 @@ def test_what_computes_nothing_is_refused_with_its_reason() -> None:
     def nothing(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         return hbm.empty("O", (Q.shape[0], V.shape[1]), Q.dtype, "output")
 
-    found = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
-    assert keys(found, "status")[2:] == [("refused",), ("refused",)]
-    assert all("rows of it were never stored" in row["reason"] for row in [*found][2:])
-    assert [row["intensity_flops_per_byte"] for row in found][2:] == [None, None]
-    assert "null" in found.to_json()
-    found.plot()
+    sweep = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
+    assert keys(sweep, "status")[2:] == [("refused",), ("refused",)]
+    assert all("rows of it were never stored" in row["reason"] for row in [*sweep][2:])
+    assert [row["intensity_flops_per_byte"] for row in sweep][2:] == [None, None]
+    assert "null" in sweep.to_json()
+    sweep.plot()
 
 
 def test_processes_and_progress() -> None:
     from joblib import parallel_config
 
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     arguments: dict[str, Any] = {"N": range(8, 608), "d": [4, 8], "M": 200, "check": 0}
-    alone = flashsim.sweep(**arguments, on_points=lambda done, of: told.append((done, of)))
-    assert told == [(500, 1200), (1000, 1200), (1200, 1200)]
+    alone = flashsim.sweep(**arguments, on_points=lambda done, of: calls.append((done, of)))
+    assert calls == [(500, 1200), (1000, 1200), (1200, 1200)]
     with parallel_config(backend="threading", n_jobs=2):
         for jobs in (None, 3):
             assert list(flashsim.sweep(**arguments, jobs=jobs)) == list(alone)
@@ -461,14 +461,14 @@ def test_a_file_of_rows_gives_them_back_as_they_were(
 ) -> None:
     """Integers of any size, numbers of NumPy, text, certificates; and none is computed again."""
     without = flashsim.sweep(**arguments)
-    kept = tmp_path / "kept"
-    first = flashsim.sweep(**arguments, resume=kept)
-    text = kept.read_bytes()
-    again = flashsim.sweep(**arguments, resume=kept, jobs=no_work)
+    file = tmp_path / "kept"
+    first = flashsim.sweep(**arguments, resume=file)
+    text = file.read_bytes()
+    again = flashsim.sweep(**arguments, resume=file, jobs=no_work)
     assert first.rows == again.rows == without.rows
     assert again.to_csv() == without.to_csv()
     assert again.certificates == without.certificates
-    assert kept.read_bytes() == text
+    assert file.read_bytes() == text
 
 
 def no_work(work: Any, pieces: Any) -> Iterator[Any]:
@@ -478,9 +478,9 @@ def no_work(work: Any, pieces: Any) -> Iterator[Any]:
 
 def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"N": range(8, 128), "d": 4, "M": 200, "check": 0}
-    kept = tmp_path / "kept"
-    whole = flashsim.sweep(**arguments, resume=kept)
-    header, first, second, third = kept.read_text(encoding="utf-8").splitlines()
+    file = tmp_path / "kept"
+    whole = flashsim.sweep(**arguments, resume=file)
+    header, first, second, third = file.read_text(encoding="utf-8").splitlines()
     short = json.loads(second)
     short["rows"].pop()
     other = json.loads(third) | {"piece": 7}
@@ -491,14 +491,14 @@ def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> 
         '{"piece":' + 10_000 * "[",
         "[]",
     ):
-        kept.write_text("\n".join([header, first, line, ""]), encoding="utf-8")
+        file.write_text("\n".join([header, first, line, ""]), encoding="utf-8")
         counted: list[int] = []
 
         def count_pieces(work: Any, pieces: Any, counted: Any = counted) -> Iterator[Any]:
             counted.append(len(pieces))
             return in_any_order(work, pieces, 1)
 
-        assert flashsim.sweep(**arguments, resume=kept, jobs=count_pieces).rows == whole.rows
+        assert flashsim.sweep(**arguments, resume=file, jobs=count_pieces).rows == whole.rows
         assert counted == [2]
 
 
@@ -507,24 +507,28 @@ def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> 
 
 
 def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"N": [9, 2**40], "blocks": [None, (999, 999)], "causal": [False, True]}
-    found = flashsim.sweep(["flash", "standard"], **given, d=4, M=200)
-    assert found.to_csv(tmp_path / "rows.csv") is None
-    lines = list(csv.DictReader(io.StringIO(found.to_csv())))
-    assert (tmp_path / "rows.csv").read_bytes().decode() == found.to_csv()
-    loaded = json.loads(found.to_json())
-    assert found.to_json(tmp_path / "rows.json") is None
+    arguments: dict[str, Any] = {
+        "N": [9, 2**40],
+        "blocks": [None, (999, 999)],
+        "causal": [False, True],
+    }
+    sweep = flashsim.sweep(["flash", "standard"], **arguments, d=4, M=200)
+    assert sweep.to_csv(tmp_path / "rows.csv") is None
+    lines = list(csv.DictReader(io.StringIO(sweep.to_csv())))
+    assert (tmp_path / "rows.csv").read_bytes().decode() == sweep.to_csv()
+    loaded = json.loads(sweep.to_json())
+    assert sweep.to_json(tmp_path / "rows.json") is None
     assert loaded == json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
-    assert loaded["rows"] == list(found)
+    assert loaded["rows"] == list(sweep)
     assert (loaded["flashsim"], loaded["points"], loaded["ok"]) == (
         flashsim.__version__,
         16,
-        len(found.ok),
+        len(sweep.ok),
     )
     assert loaded["ok"] + loaded["does_not_fit"] + loaded["refused"] == 16
-    assert loaded["cross_checked"] == found.checked == 16
-    assert list(loaded["columns"]) == list(found.columns) == list(lines[0])
-    for line, row in zip(lines, found, strict=True):
+    assert loaded["cross_checked"] == sweep.checked == 16
+    assert list(loaded["columns"]) == list(sweep.columns) == list(lines[0])
+    for line, row in zip(lines, sweep, strict=True):
         assert line == {
             name: ""
             if value is None
@@ -533,8 +537,8 @@ def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
             else str(value)
             for name, value in row.items()
         }
-    assert max(row["matmul_flops"] or 0 for row in found) > 2**63
-    assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in found.columns)
+    assert max(row["matmul_flops"] or 0 for row in sweep) > 2**63
+    assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in sweep.columns)
 
 
 def test_no_text_of_a_csv_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -552,10 +556,10 @@ def test_what_a_terminal_would_obey_is_spelled() -> None:
     def rude(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         raise ValueError("\x1b[2J")
 
-    found = flashsim.sweep(
+    sweep = flashsim.sweep(
         ["flash"], d=4, points=[{"N": N, "label": f"\x1b[31m{N}"} for N in (8, 9)]
     )
-    assert "\x1b" not in found.as_text()
+    assert "\x1b" not in sweep.as_text()
     refused = flashsim.sweep(rude, N=8, d=4)[0]
     assert refused["reason"].startswith("\\x1b[2J (at line")
 
@@ -577,42 +581,42 @@ def test_pandas_holds_integers_exactly() -> None:
 
 
 def test_rows_by_index_and_columns_by_short_names() -> None:
-    found = flashsim.sweep(N=[8, 16, 24], d=4)
-    assert (found[-1]["N"], [row["N"] for row in found[1:]], len(found[:2])) == (24, [16, 24], 2)
+    sweep = flashsim.sweep(N=[8, 16, 24], d=4)
+    assert (sweep[-1]["N"], [row["N"] for row in sweep[1:]], len(sweep[:2])) == (24, [16, 24], 2)
     some = flashsim.sweep(N=[8, 16], d=4, blocks=[None, (999, 999)], M=100)
     assert some.ok.columns == some.refused.columns == some[:1].columns == some.columns
     assert len(some.ok.plot().get_lines()) == len(some.plot().get_lines()) == 1
-    assert found.column("accesses") == found.column("accesses_elements")
-    assert found.axes == {"N": [8, 16, 24]}
+    assert sweep.column("accesses") == sweep.column("accesses_elements")
+    assert sweep.axes == {"N": [8, 16, 24]}
     with pytest.raises(IndexError):
-        found[3]
+        sweep[3]
     with pytest.raises(
         ValueError, match="there is no column 'acesses', perhaps you mean 'accesses_elements'"
     ):
-        found.column("acesses")
+        sweep.column("acesses")
 
 
 def test_a_sweep_shows_what_varies() -> None:
-    found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
-    said = repr(found)
+    sweep = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
+    text = repr(sweep)
     assert (
         "400 points over algorithm (2), N (100), M (2): 400 with counts, 32 cross-checked by "
         "counting"
-    ) in said
-    assert "10 of 200 shown" in said
-    assert max(map(len, said.splitlines()[1:])) <= 80
+    ) in text
+    assert "10 of 200 shown" in text
+    assert max(map(len, text.splitlines()[1:])) <= 80
     wide = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000, sizing="paper")
     assert wide.as_text() == wide.as_text(width=80) != wide.as_text(width=81)
-    html = found._repr_html_()
+    html = sweep._repr_html_()
     assert html.count("<tr>") == 11
     assert "<caption>" in html
     assert "1 point makes no sense: N is 0; expected at least 1" in repr(
         flashsim.sweep(N=[8, 0], d=4)
     )
-    assert "1 of 200 shown" in found.as_text(most=1)
+    assert "1 of 200 shown" in sweep.as_text(most=1)
     for most in (0, 2.5):
         with pytest.raises(ValueError, match=f"most is {most}"):
-            found.as_text(most)  # type: ignore[arg-type]
+            sweep.as_text(most)  # type: ignore[arg-type]
     # whatever it is
     refused = flashsim.sweep(N=8, d=[4, [5]], direction=["forward", ["backward"]], heads=[[2]])
     assert len(refused.refused) == len(refused) == 4
@@ -625,8 +629,8 @@ def test_a_sweep_shows_what_varies() -> None:
 
 
 def test_where_one_moves_fewer_than_another() -> None:
-    found = flashsim.sweep(["flash", "standard"], N=range(1, 60), d=[16, 64])
-    for run in found.where_fewer("flash"):
+    sweep = flashsim.sweep(["flash", "standard"], N=range(1, 60), d=[16, 64])
+    for run in sweep.where_fewer("flash"):
         assert (run["algorithm"], run["than"], run["along"], run["of"]) == (
             "flash",
             "standard",
@@ -634,7 +638,7 @@ def test_where_one_moves_fewer_than_another() -> None:
             59,
         )
     for d in (16, 64):
-        runs = [run for run in found.where_fewer("flash", "standard", along="N") if run["d"] == d]
+        runs = [run for run in sweep.where_fewer("flash", "standard", along="N") if run["d"] == d]
         fewer = [
             N
             for N in range(1, 60)
@@ -647,22 +651,22 @@ def test_where_one_moves_fewer_than_another() -> None:
     with pytest.raises(
         ValueError, match="there are no counts of 'q_outer'; there are of 'flash', 'standard'"
     ):
-        found.where_fewer("q_outer")
+        sweep.where_fewer("q_outer")
     with pytest.raises(ValueError, match="no argument of numbers varies"):
         flashsim.sweep(["flash", "standard"], N=8, d=4).where_fewer("flash")
 
 
 def test_only_what_can_be_compared_is_compared() -> None:
-    found = flashsim.sweep(["flash", "standard"], N=[32, 64], d=4, M=100, blocks=[None, (2, 2)])
+    sweep = flashsim.sweep(["flash", "standard"], N=[32, 64], d=4, M=100, blocks=[None, (2, 2)])
     for along in ("blocks", "d", "accesses", "algorithm"):
         with pytest.raises(
             ValueError, match=r"along is .*; expected an argument of numbers that varies: N"
         ):
-            found.where_fewer("flash", along=along)
+            sweep.where_fewer("flash", along=along)
     with pytest.raises(ValueError, match="y is 'status', which is 'ok' in a row; expected numbers"):
-        found.where_fewer("flash", y="status")
+        sweep.where_fewer("flash", y="status")
     with pytest.raises(ValueError, match="than is 'flash', the algorithm itself"):
-        found.where_fewer("flash", than="flash")
+        sweep.where_fewer("flash", than="flash")
     no_theta = flashsim.sweep(["flash", "standard"], N_q=[8, 9], N_k=4, d=4)
     assert no_theta[0]["theta_elements"] is None
     assert no_theta.where_fewer("flash", y="theta") == []
@@ -671,13 +675,13 @@ def test_only_what_can_be_compared_is_compared() -> None:
 def test_points_that_look_alike_are_not_taken_for_one() -> None:
     masks = [np.tril(np.ones((4, 4), bool)), np.eye(4, dtype=bool)]
     common: dict[str, Any] = {"N": 8, "d": [4, 5], "M": 100, "blocks": (2, 2)}
-    found = flashsim.sweep(["block_sparse", "flash"], block_mask=masks, **common)
+    sweep = flashsim.sweep(["block_sparse", "flash"], block_mask=masks, **common)
     with pytest.raises(
         ValueError,
         match="several points of 'block_sparse' at d = 4 have other counts, and look alike",
     ):
-        found.where_fewer("flash")
-    assert crossovers.sentences(found) == []
+        sweep.where_fewer("flash")
+    assert crossovers.sentences(sweep) == []
     alike = flashsim.sweep(["flash", "q_outer"], N=4, d=[4, 5], M=100, mask=masks)
     # not beside each other, where one would hide another
     assert len(alike.as_text().splitlines()) >= 3 + len(alike)
@@ -690,8 +694,8 @@ def test_points_that_look_alike_are_not_taken_for_one() -> None:
 
 
 def test_a_table_holds_the_algorithms_beside_each_other() -> None:
-    found = flashsim.sweep(["flash", "q_outer", "flash_basic"], N=range(8, 208, 8), d=4, M=100)
-    head, _, *lines, omitted, unit = found.as_text(most=5, width=200).splitlines()
+    sweep = flashsim.sweep(["flash", "q_outer", "flash_basic"], N=range(8, 208, 8), d=4, M=100)
+    head, _, *lines, omitted, unit = sweep.as_text(most=5, width=200).splitlines()
     assert head.split() == ["N", "flash", "q_outer", "flash_basic", "fewest"]
     assert [int(line.split()[0]) for line in lines] == [8, 56, 104, 152, 200]
     for line in lines:
@@ -706,10 +710,10 @@ def test_a_table_holds_the_algorithms_beside_each_other() -> None:
 
 
 def test_ratios_are_to_the_first_of_their_own_line() -> None:
-    found = flashsim.sweep("flash", N=[16, 64], d=[4, 8], M=100)
-    head, _, *lines, _ = found.as_text(width=90).splitlines()
+    sweep = flashsim.sweep("flash", N=[16, 64], d=[4, 8], M=100)
+    head, _, *lines, _ = sweep.as_text(width=90).splitlines()
     assert head.split("  ")[2:] == ["accesses", "÷ first", "÷ compulsory", "peak ÷ M", "B_r × B_c"]
-    for row, line in zip(found, lines, strict=True):
+    for row, line in zip(sweep, lines, strict=True):
         first = flashsim.count("flash", N=16, d=row["d"], M=100).hbm.accesses
         ratios = (
             row["accesses_elements"] / first,
@@ -743,10 +747,10 @@ def test_answers_say_no_more_than_was_found() -> None:
     assert crossovers.sentences(equal) == [
         "flash and block_sparse move equally many at all 4 points that both have"
     ]
-    found = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=[100, 300, 1000, 5000])
-    said = crossovers.sentences(found)
-    assert len(said) == 3
-    assert crossovers.sentences(found, most=1) == [said[0], "and 2 more such lines"]
+    sweep = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=[100, 300, 1000, 5000])
+    text = crossovers.sentences(sweep)
+    assert len(text) == 3
+    assert crossovers.sentences(sweep, most=1) == [text[0], "and 2 more such lines"]
     every_other = crossovers._comparison_of_lines(
         "a", "b", "N", {n: -(n % 2) for n in range(10)}, dict.fromkeys(range(10), 0)
     )
@@ -757,10 +761,10 @@ def test_answers_say_no_more_than_was_found() -> None:
 
 
 def test_a_picture_has_a_line_for_each_combination() -> None:
-    found = flashsim.sweep(
+    sweep = flashsim.sweep(
         ["flash", "standard"], N=[64, 8, 512], d=[4, 8], causal=[False, True], M=100
     )
-    ax = found.plot()
+    ax = sweep.plot()
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == (
         "N",
         "HBM accesses (elements)",
@@ -769,15 +773,15 @@ def test_a_picture_has_a_line_for_each_combination() -> None:
     drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in ax.get_lines()}
     assert len(drawn) == 8
     rows = [
-        row for row in found if (row["algorithm"], row["d"], row["causal"]) == ("flash", 8, True)
+        row for row in sweep if (row["algorithm"], row["d"], row["causal"]) == ("flash", 8, True)
     ]
     assert drawn["FlashAttention, d = 8, causal"] == sorted(
         [row["N"], row["accesses_elements"]] for row in rows
     )
-    own = found.plot(x="d", y="peak_over_M", by="algorithm", ax=ax)
+    own = sweep.plot(x="d", y="peak_over_M", by="algorithm", ax=ax)
     assert own is ax
     with pytest.raises(ValueError, match="status is 'ok' in a row; expected numbers to draw"):
-        found.plot(y="status")
+        sweep.plot(y="status")
     with pytest.raises(ValueError, match="no row has both"):
         flashsim.sweep(N=[0, -1], d=4).plot()
     for lengths in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by

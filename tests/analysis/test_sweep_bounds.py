@@ -30,16 +30,16 @@ OPTIONS: dict[str, Any] = {"N": [40, 96], "d": 8, "M": 300, "sizing": "fit", "bo
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_bound_is_that_of_prove(direction: str, causal: bool) -> None:
-    found = flashsim.sweep(["flash", "q_outer"], **OPTIONS, direction=direction, causal=causal)
-    for row in found:
+    sweep = flashsim.sweep(["flash", "q_outer"], **OPTIONS, direction=direction, causal=causal)
+    for row in sweep:
         proof = flashsim.prove(N=row["N"], d=8, M=300, direction=direction, causal=causal)
         assert row["lower_bound_elements"] == proof.bound.accesses
         assert row["over_bound"] == row["accesses_elements"] / proof.bound.accesses >= 1
         assert row["no_bound"] is None
-    assert [each["bound"] for each in found.certificates] == sorted(
-        {row["lower_bound_elements"] for row in found}
+    assert [each["bound"] for each in sweep.certificates] == sorted(
+        {row["lower_bound_elements"] for row in sweep}
     )
-    assert all(certificate.check(each) for each in found.certificates)
+    assert all(certificate.check(each) for each in sweep.certificates)
 
 
 def test_heads_that_share_a_KV_head_are_rows_of_one_problem() -> None:
@@ -96,15 +96,15 @@ def test_what_is_left_out_is_not_bounded() -> None:
 )
 def test_where_none_is_known_the_reason_is_said_once(options: dict[str, Any], why: str) -> None:
     name = "block_sparse" if "block_mask" in options else "flash"
-    found = flashsim.sweep(name, **{**OPTIONS, **options})
+    sweep = flashsim.sweep(name, **{**OPTIONS, **options})
     assert (
-        found.ok.column("lower_bound_elements")
-        == found.ok.column("over_bound")
-        == [None] * len(found)
+        sweep.ok.column("lower_bound_elements")
+        == sweep.ok.column("over_bound")
+        == [None] * len(sweep)
     )
-    assert all(why in said for said in found.column("no_bound"))
-    assert " ".join(found.as_text().split()).count(why) == 1
-    assert found.certificates == []
+    assert all(why in text for text in sweep.column("no_bound"))
+    assert " ".join(sweep.as_text().split()).count(why) == 1
+    assert sweep.certificates == []
 
 
 def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
             sram.store(O[i], sram.on_chip(P @ V_i / P.sum(axis=1, keepdims=True)))
         return O
 
-    found = flashsim.sweep(diagonal, **{**OPTIONS, "N": 96})
-    assert found[0]["over_bound"] < 1
-    assert "1 point below the bound: test_sweep_bounds.py:diagonal computes less" in found.as_text(
+    sweep = flashsim.sweep(diagonal, **{**OPTIONS, "N": 96})
+    assert sweep[0]["over_bound"] < 1
+    assert "1 point below the bound: test_sweep_bounds.py:diagonal computes less" in sweep.as_text(
         width=200
     )
 
@@ -144,15 +144,15 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
 def test_columns_are_there_where_they_were_asked_for() -> None:
     without = flashsim.sweep("flash", **{**OPTIONS, "bound": False})
     assert not {"lower_bound_elements", "over_bound", "no_bound"} & {*without.columns}
-    found = flashsim.sweep("flash", **OPTIONS)
-    assert found.about["over_bound"] == "accesses ÷ lower bound"
-    (first, *_) = csv.DictReader(io.StringIO(found.to_csv()))
-    assert first["lower_bound_elements"] == str(found[0]["lower_bound_elements"])
-    assert json.loads(found.to_json())["rows"][0]["over_bound"] == found[0]["over_bound"]
-    assert "certificate" not in {*first, *json.loads(found.to_json())["rows"][0]}
+    sweep = flashsim.sweep("flash", **OPTIONS)
+    assert sweep.about["over_bound"] == "accesses ÷ lower bound"
+    (first, *_) = csv.DictReader(io.StringIO(sweep.to_csv()))
+    assert first["lower_bound_elements"] == str(sweep[0]["lower_bound_elements"])
+    assert json.loads(sweep.to_json())["rows"][0]["over_bound"] == sweep[0]["over_bound"]
+    assert "certificate" not in {*first, *json.loads(sweep.to_json())["rows"][0]}
     pandas = pytest.importorskip("pandas")
-    assert found.to_pandas()["lower_bound_elements"].dtype in (pandas.Int64Dtype(), np.int64)
-    assert list(flashsim.sweep(points=found, bound=True)) == list(found)
+    assert sweep.to_pandas()["lower_bound_elements"].dtype in (pandas.Int64Dtype(), np.int64)
+    assert list(flashsim.sweep(points=sweep, bound=True)) == list(sweep)
 
 
 def test_tables_show_them() -> None:
@@ -194,11 +194,11 @@ def test_tables_show_them() -> None:
 def test_what_is_fixed_is_below_the_table_and_in_the_title(
     arguments: dict[str, Any], said: str
 ) -> None:
-    found = flashsim.sweep("flash", **arguments)
-    assert said in found.fixed
-    assert f"{found.fixed}; HBM accesses in elements" in found.as_text(width=200)
-    title = found.plot().get_title()
-    assert " ".join(title.split()) == re.sub(r"\b([Nd])_([qkv])\b", r"$\1_\2$", found.fixed)
+    sweep = flashsim.sweep("flash", **arguments)
+    assert said in sweep.fixed
+    assert f"{sweep.fixed}; HBM accesses in elements" in sweep.as_text(width=200)
+    title = sweep.plot().get_title()
+    assert " ".join(title.split()) == re.sub(r"\b([Nd])_([qkv])\b", r"$\1_\2$", sweep.fixed)
 
 
 def looks(sweep: Sweep, **how: Any) -> list[tuple[Any, ...]]:
@@ -217,7 +217,7 @@ def test_no_two_lines_look_alike() -> None:
     """
     many: dict[str, Any] = {"N": [64, 128], "d": 16, "check": 0}
     rooms = [400 + 16 * n for n in range(20)]
-    for found in (
+    for sweep in (
         flashsim.sweep("flash", **many, M=rooms),
         flashsim.sweep(["flash", "q_outer"], **many, M=rooms),
         flashsim.sweep(
@@ -227,7 +227,7 @@ def test_no_two_lines_look_alike() -> None:
             sizing="fit",
         ),
     ):
-        there = looks(found, x="N")
+        there = looks(sweep, x="N")
         assert len(there) >= 5
         assert len({*map(str, there)}) == len(there)
 
@@ -235,8 +235,8 @@ def test_no_two_lines_look_alike() -> None:
 def test_what_is_mixed_in_a_line_is_said_with_what_separates_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = flashsim.sweep(["flash", "q_outer"], N=[64, 128], d=[4, 8], causal=[False, True])
-    data = sweep_data(found, by="algorithm")
+    sweep = flashsim.sweep(["flash", "q_outer"], N=[64, 128], d=[4, 8], causal=[False, True])
+    data = sweep_data(sweep, by="algorithm")
     assert (data["by"], data["mixed"]) == (["algorithm"], ["d", "causal"])
     ax = plot_sweep(data)
     legend = ax.get_legend()
@@ -244,7 +244,7 @@ def test_what_is_mixed_in_a_line_is_said_with_what_separates_it(
     hint = "d and causal vary within a line: --by algorithm d causal"
     assert " ".join(legend.get_title().get_text().split()) == hint
     assert {line.get_linestyle() for line in ax.get_lines()} == {"None"}
-    assert sweep_data(found)["mixed"] == []
+    assert sweep_data(sweep)["mixed"] == []
     assert (
         sweep_data(flashsim.sweep(points=[{"N": 64, "d": 4}, {"N": 128, "d": 8}]), x="N", by=())[
             "mixed"
@@ -260,15 +260,15 @@ def test_what_is_mixed_in_a_line_is_said_with_what_separates_it(
 
 
 def test_the_bound_is_drawn_below_the_lines() -> None:
-    found = flashsim.sweep(["flash", "q_outer"], **OPTIONS)
-    data = sweep_data(found)
+    sweep = flashsim.sweep(["flash", "q_outer"], **OPTIONS)
+    data = sweep_data(sweep)
     ax = plot_sweep(data)
     (line,) = [line for line in ax.get_lines() if line.get_gid() == "lower bound"]
-    bounds = {row["N"]: row["lower_bound_elements"] for row in found}
+    bounds = {row["N"]: row["lower_bound_elements"] for row in sweep}
     assert [*map(tuple, np.asarray(line.get_xydata()))] == sorted(bounds.items())
     assert all(each["bounds"] == sorted(bounds.items()) for each in data["lines"])
     assert figure_of(ax) is not None
-    assert "bounds" not in sweep_data(found, y="over_bound")["lines"][0]
+    assert "bounds" not in sweep_data(sweep, y="over_bound")["lines"][0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_what_cannot_be_bundled_is_said(
     for folder, text in (("a", TWO_SWEEPS), ("b", f"{TWO_SWEEPS}\n# another\n")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(text, encoding="utf-8")
-    for algorithms, said in (
+    for algorithms, message in (
         (
             ["a/mine.py:two_sweeps", "b/mine.py:two_sweeps"],
             "two inputs are called mine.py; expected other names",
@@ -376,25 +376,25 @@ def test_what_cannot_be_bundled_is_said(
         ),
     ):
         assert main(["sweep", *algorithms, "--N", "64", "--d", "8", "--bundle", "out.zip"]) != 0
-        assert f"argument --bundle: {said}" in capsys.readouterr().err
+        assert f"argument --bundle: {message}" in capsys.readouterr().err
         assert os.listdir(tmp_path) == ["a", "b"] or not (tmp_path / "out.zip").exists()
-    for target, said in (
+    for target, message in (
         ("no/out.zip", "argument --bundle: no/out.zip cannot be written"),
         ("rows.txt", "--bundle: got 'rows.txt'; expected a file that ends in .zip"),
     ):
         assert main(["sweep", "flash", "--N", "64", "--d", "8", "--bundle", target]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_an_axis_that_doubles_has_ticks_at_what_was_counted() -> None:
-    for lengths, said in (
+    for lengths, text in (
         ([128, 256, 512, 1024], ["128", "256", "512", "1,024"]),
         ([2**n for n in range(10, 17)], [f"{2**n:,}" for n in range(10, 17)]),
         ([128, 256, 500], None),
     ):
         ax = plot_sweep(sweep_data(flashsim.sweep("flash", N=lengths, d=8, M=300, sizing="fit")))
-        assert ax.get_xscale() == ("log" if said else "linear")
-        assert said in (None, [label.get_text() for label in ax.get_xticklabels()])
+        assert ax.get_xscale() == ("log" if text else "linear")
+        assert text in (None, [label.get_text() for label in ax.get_xticklabels()])
     with mpl.rc_context({"figure.figsize": (3.3, 2.8)}):  # too narrow for all
         ax = plot_sweep(
             sweep_data(

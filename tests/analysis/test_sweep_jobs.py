@@ -24,7 +24,7 @@ def test_over_a_local_dask_cluster() -> None:
     )
     from joblib import parallel_config
 
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
@@ -32,12 +32,12 @@ def test_over_a_local_dask_cluster() -> None:
         distributed.Client(cluster),
         parallel_config(backend="dask"),
     ):
-        found = flashsim.sweep(
-            **ARGUMENTS, jobs=None, on_points=lambda done, of: told.append((done, of))
+        sweep = flashsim.sweep(
+            **ARGUMENTS, jobs=None, on_points=lambda done, of: calls.append((done, of))
         )
-    assert list(found) == list(flashsim.sweep(**ARGUMENTS))
-    assert told[-1] == (4000, 4000)
-    assert len(told) == 8
+    assert list(sweep) == list(flashsim.sweep(**ARGUMENTS))
+    assert calls[-1] == (4000, 4000)
+    assert len(calls) == 8
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ UNMASKED: dict[str, Any] = {"causal": False, "mask": None}
 
 def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     """Run every pair of block sizes on shapes, M enforced, and return the fewest accesses."""
-    found = []
+    counts = []
     if name == "flash" and (options["causal"] or options["mask"] is not None):
         name = "block_sparse"
         options = {**options, "block_mask": "live"}
@@ -41,15 +41,15 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
         try:
             # all tiles must fit
             flashsim.count(name, **{**options, **UNMASKED, "block_mask": None}, blocks=blocks)
-            found.append(flashsim.count(name, **options, blocks=blocks).hbm.accesses)
+            counts.append(flashsim.count(name, **options, blocks=blocks).hbm.accesses)
         except SramOverflow:
             continue
-    return min(found, default=None)
+    return min(counts, default=None)
 
 
 def test_least_is_kept_where_V_is_narrower() -> None:
-    found = tune(N_q=15, N_k=9, d=5, d_v=1, M=86, least=2).by_loops
-    assert all(min(choice.blocks.B_r, choice.blocks.B_c) >= 2 for choice in found.values())
+    tuned = tune(N_q=15, N_k=9, d=5, d_v=1, M=86, least=2).by_loops
+    assert all(min(choice.blocks.B_r, choice.blocks.B_c) >= 2 for choice in tuned.values())
 
 
 @pytest.mark.parametrize("direction", PASSES)
@@ -77,12 +77,15 @@ def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) 
 def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posed, tried = mock.Mock(wraps=OneHead.__post_init__), mock.Mock(wraps=FormAtProblem.accesses)
-    monkeypatch.setattr(OneHead, "__post_init__", lambda p: posed(p))
-    monkeypatch.setattr(FormAtProblem, "accesses", lambda one, *blocks: tried(one, *blocks))
-    found = tune(N=2048, d=64, M=4096, causal=causal)
-    assert tried.call_count > 1_000
-    assert posed.call_count < 10 * len(found.by_loops)
+    problems_made, forms = (
+        mock.Mock(wraps=OneHead.__post_init__),
+        mock.Mock(wraps=FormAtProblem.accesses),
+    )
+    monkeypatch.setattr(OneHead, "__post_init__", lambda p: problems_made(p))
+    monkeypatch.setattr(FormAtProblem, "accesses", lambda one, *blocks: forms(one, *blocks))
+    tuned = tune(N=2048, d=64, M=4096, causal=causal)
+    assert forms.call_count > 1_000
+    assert problems_made.call_count < 10 * len(tuned.by_loops)
 
 
 @given(data=st.data())
@@ -113,12 +116,12 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
         if options["direction"] == "backward"
         else {}
     )
-    tried = [
+    candidates = [
         name
         for name, algorithm in PASSES[options["direction"]].items()
         if algorithm.loops and (least == 1 or by_rows.get(name, 1) == 1)
     ]
-    every = {name: by_trying_all(name, least, options) for name in tried}
+    every = {name: by_trying_all(name, least, options) for name in candidates}
     want = {name: accesses for name, accesses in every.items() if accesses is not None}
     if not want:
         with pytest.raises(ValueError, match="is too small: no algorithm here fits it"):
@@ -167,8 +170,8 @@ def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
         "M": 27,
         "direction": "backward",
     }
-    found = tune(**options).by_loops["small_cache"]
-    assert (found.blocks.B_c, found.accesses) == (4, 1406)
+    tuned = tune(**options).by_loops["small_cache"]
+    assert (tuned.blocks.B_c, tuned.accesses) == (4, 1406)
     assert by_trying_all("small_cache", 1, {**options, **UNMASKED}) == 1406
 
 
@@ -271,28 +274,28 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     """Without a form by running it, with one by the form: the same is found, and no block sizes
     move less.
     """
-    mine = two_sweeps(tmp_path / "mine.py")
+    own_algorithm = two_sweeps(tmp_path / "mine.py")
     options: dict[str, Any] = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
-    tuned = tune(**options, algorithms=[mine, "rabe_staats"])
-    found = tuned.by_loops["mine.py:two_sweeps"]
-    assert found.accesses == by_trying_all(mine, 1, {**options, **UNMASKED})
-    assert found.loops == "two_sweeps"
+    tuned = tune(**options, algorithms=[own_algorithm, "rabe_staats"])
+    result = tuned.by_loops["mine.py:two_sweeps"]
+    assert result.accesses == by_trying_all(own_algorithm, 1, {**options, **UNMASKED})
+    assert result.loops == "two_sweeps"
     assert list(tuned.by_loops) == [
         *(name for name, algorithm in PASSES["forward"].items() if algorithm.loops),
         "mine.py:two_sweeps",
         "rabe_staats",
     ]
     assert (
-        best_of(mine, N=8, d=2, M=50)
-        == tune(N=8, d=2, M=50, algorithms=[mine]).by_loops["mine.py:two_sweeps"]
+        best_of(own_algorithm, N=8, d=2, M=50)
+        == tune(N=8, d=2, M=50, algorithms=[own_algorithm]).by_loops["mine.py:two_sweeps"]
     )
     module = module_of(TWO_SWEEPS + FORM, tmp_path / "formed.py")
     monkeypatch.setitem(sys.modules, "formed", module)
     by_form = tune(**options, algorithms=[module.two_sweeps]).by_loops["formed.py:two_sweeps"]
     assert (by_form.blocks, by_form.accesses, by_form.peak) == (
-        found.blocks,
-        found.accesses,
-        found.peak,
+        result.blocks,
+        result.accesses,
+        result.peak,
     )
     text = (TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k")
     wrong = module_of(text, tmp_path / "wrong.py")
@@ -304,26 +307,26 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
-    tune(N=16, d=2, M=100, on_tried=lambda done, of: told.append((done, of)))
-    tried = sum(bool(algorithm.loops) for algorithm in PASSES["forward"].values())
-    assert told == [(done, tried) for done in range(1, tried + 1)]
+    calls: list[tuple[int, int]] = []
+    tune(N=16, d=2, M=100, on_tried=lambda done, of: calls.append((done, of)))
+    number = sum(bool(algorithm.loops) for algorithm in PASSES["forward"].values())
+    assert calls == [(done, number) for done in range(1, number + 1)]
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["tune", "--N", "256", "--d", "16", "--quiet", "--M"]
-    assert main([*asked, "2000"]) == 0
+    command = ["tune", "--N", "256", "--d", "16", "--quiet", "--M"]
+    assert main([*command, "2000"]) == 0
     text = capsys.readouterr().out
     assert "Fewest: streamed (K, V streamed)" in text
     assert "× the lower bound" in " ".join(text.split())
     assert "of M" in text
-    assert main([*asked, "2000", "--causal", "--backward", "--json", "-"]) == 0
+    assert main([*command, "2000", "--causal", "--backward", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["best"]["accesses"] == min(
         choice["accesses"] for choice in data["by_loops"].values()
     )
     assert data["command"].startswith("flashsim tune")
-    assert main([*asked, "3"]) == 2
+    assert main([*command, "3"]) == 2
     assert "is too small" in capsys.readouterr().err
 
 
@@ -335,8 +338,8 @@ def test_the_frontier_is_of_all_block_sizes() -> None:
     data = plots.FIGURES["pareto"].data(N=24, d=4, M=300)
     for name, drawn in data["algorithms"].items():
         pairs = itertools.product(range(1, 25), range(1, 25))
-        found = (theory.exact(name, N=24, d=4, M=300, blocks=blocks) for blocks in pairs)
-        every = [(exact.sram.peak, exact.accesses) for exact in found]
+        costs = (theory.exact(name, N=24, d=4, M=300, blocks=blocks) for blocks in pairs)
+        every = [(exact.sram.peak, exact.accesses) for exact in costs]
         for _, _, peak, accesses in drawn["frontier"]:
             assert (peak, accesses) in every
             assert not any(p <= peak and a < accesses for p, a in every)
@@ -360,9 +363,9 @@ def test_the_bound_is_below_what_everything_moves() -> None:
     data = plots.FIGURES["cache_size"].data(N=256, d=16)
     assert data["M"][0] == 8
     assert data["M"][-1] <= 4 * 256 * 16
-    for name, moved in data["series"].items():
-        assert moved[-1] is not None
-        for accesses, order in zip(moved, data["bound"], strict=True):
+    for name, counts in data["series"].items():
+        assert counts[-1] is not None
+        for accesses, order in zip(counts, data["bound"], strict=True):
             assert accesses is None or accesses >= max(order, data["floor"]), name
     assert data["series"]["q_outer"][-1] is not None
     assert data["series"]["flash"][0] is None

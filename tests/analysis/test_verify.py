@@ -92,10 +92,12 @@ def test_the_induction_breaks_where_the_algorithm_does(
 
 def tenfold(made: Callable[..., Any]) -> Callable[..., Any]:
     def more(*args: Any, **options: Any) -> Any:
-        found = made(*args, **options)
+        result = made(*args, **options)
         return replace(
-            found,
-            hbm=Traffic({name: moved.times(10) for name, moved in found.hbm.by_array.items()}),
+            result,
+            hbm=Traffic(
+                {name: accesses.times(10) for name, accesses in result.hbm.by_array.items()}
+            ),
         )
 
     return more
@@ -278,24 +280,24 @@ def test_certificates_that_prove_nothing_fail_the_claim(
     monkeypatch.setattr(optimality, "lower_bound", lambda **sizes: one)
     monkeypatch.setattr(*checker, refuses)
     monkeypatch.setattr(optimality, "FORWARD", {"flash": FORWARD["flash"]})
-    found = claim(False)
-    assert not found.holds
-    assert found.data["certificates"] == 0
+    result = claim(False)
+    assert not result.holds
+    assert result.data["certificates"] == 0
 
 
 @pytest.mark.parametrize("accesses", [0, 2])
 def test_approximations_that_move_less_everywhere_or_nowhere_fail_the_claim(
     accesses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = SimpleNamespace(hbm=SimpleNamespace(accesses=accesses))
-    monkeypatch.setattr(approximate, "exact", lambda *_, **__: theirs)
+    other = SimpleNamespace(hbm=SimpleNamespace(accesses=accesses))
+    monkeypatch.setattr(approximate, "exact", lambda *_, **__: other)
     monkeypatch.setattr(theory, "exact", lambda *_, **__: SimpleNamespace(accesses=1))
     assert not section_4.approximations_cross(False).holds
 
 
 def test_the_papers_compression_decides_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = section_4.memory_footprint(False)
+    result = section_4.memory_footprint(False)
     of = approximate.count("linformer", N=128, d=64, k=16, M=25_600).hbm.by_array.values()
-    assert found.data["linformer"][0] == sum(array.size for array in of)
+    assert result.data["linformer"][0] == sum(array.size for array in of)
     monkeypatch.setattr(approximate, "compressed", lambda N: 256)
     assert not section_4.approximations_cross(False).holds

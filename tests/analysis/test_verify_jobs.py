@@ -32,10 +32,10 @@ def alone() -> list[verify.Claim]:
 
 
 def test_claims_over_processes_are_the_same_and_in_order(alone: list[verify.Claim]) -> None:
-    told: list[list[int]] = []
-    assert verify.run(CHECKS, jobs=2, on_claim=told.append) == alone
-    assert [len(left) for left in told] == [4, 3, 2, 1, 0]
-    assert all(left == sorted(left) for left in told)
+    calls: list[list[int]] = []
+    assert verify.run(CHECKS, jobs=2, on_claim=calls.append) == alone
+    assert [len(left) for left in calls] == [4, 3, 2, 1, 0]
+    assert all(left == sorted(left) for left in calls)
     assert [claim.source for claim in alone[:4]] == [
         "Theorem 2",
         "Equation 4",
@@ -82,16 +82,16 @@ def test_verify_writes_the_same_ledger(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "checks", lambda: CHECKS[2:4])
-    said = []
+    outputs = []
     for jobs in ("1", "2"):
         assert main(["verify", "--jobs", jobs, "--json", "ledger.json"]) == 0
-        said.append(
+        outputs.append(
             (
                 capsys.readouterr(),
                 json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"],
             )
         )
-    assert said[0] == said[1]
+    assert outputs[0] == outputs[1]
     assert main(["verify", "--jobs", "0"]) == 2
     assert "--jobs: got '0'; expected a whole number of at least 1" in capsys.readouterr().err
 
@@ -129,14 +129,14 @@ def test_processes_end_with_the_command(how: str) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
     if how != "SIGKILL":
-        said = {"SIGINT": (130, "", "interrupted\n"), "SIGTERM": (143, "", "terminated\n")}
-        assert (running.returncode, out, err) == said[how]
+        expected = {"SIGINT": (130, "", "interrupted\n"), "SIGTERM": (143, "", "terminated\n")}
+        assert (running.returncode, out, err) == expected[how]
         assert took < 10  # of seconds on a busy machine; half a second on a quiet one
 
 
 def _children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in found.read_text().split()] if found.exists() else []
+    file = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in file.read_text().split()] if file.exists() else []
 
 
 def test_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,8 +26,8 @@ def run() -> tuple[flashsim.Result, flashsim.Result]:
 
 def test_a_tally_as_plain_data() -> None:
     assert LARGE.hbm.accesses > 2**63
-    found = LARGE.to_dict()
-    assert found == {
+    record = LARGE.to_dict()
+    assert record == {
         "algorithm": "flash",
         **LARGE.plan.described(),
         "hbm": LARGE.hbm.to_dict(),
@@ -36,7 +36,7 @@ def test_a_tally_as_plain_data() -> None:
         "sizing": "fit",
         "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
     }
-    traffic = found["hbm"]
+    traffic = record["hbm"]
     assert [
         traffic[name] for name in ("reads", "writes", "init_writes", "accesses", "bytes", "extra")
     ] == [
@@ -72,9 +72,9 @@ def test_json_is_the_dictionary(tmp_path: Path) -> None:
         # a notebook shows what its last line returns
         assert result.to_json(tmp_path / "result.json") is None
         assert (tmp_path / "result.json").read_text(encoding="utf-8") == text
-        held = json.loads(text)
-        made = held.pop("made_with")
-        assert held == result.to_dict()
+        record = json.loads(text)
+        made = record.pop("made_with")
+        assert record == result.to_dict()
         assert (made["flashsim"], made["numpy"]) == (flashsim.__version__, np.__version__)
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", made["date"])
         assert "NaN" not in text
@@ -106,9 +106,9 @@ def test_a_command_s_json_says_what_it_was_made_with(capsys: pytest.CaptureFixtu
 
 def test_a_run_says_what_it_was_of() -> None:
     forward, backward = run()
-    found = forward.to_dict()
+    record = forward.to_dict()
     assert {
-        name: found[name]
+        name: record[name]
         for name in ("direction", "N_q", "N_k", "d", "d_v", "leading", "dtype", "scale", "gqa")
     } == {
         "direction": "forward",
@@ -121,10 +121,10 @@ def test_a_run_says_what_it_was_of() -> None:
         "scale": 0.5,
         "gqa": "separate",
     }
-    assert (found["mask"], found["dropout_p"], found["seed"]) == ("Causal()", 0.0, 0)
+    assert (record["mask"], record["dropout_p"], record["seed"]) == ("Causal()", 0.0, 0)
     assert backward.to_dict()["direction"] == "backward"
     assert backward.to_dict()["hbm"] == backward.hbm.to_dict()
-    assert not {"O", "dQ"} & {*found, *backward.to_dict()}
+    assert not {"O", "dQ"} & {*record, *backward.to_dict()}
     Q = np.ones((2, 6, 3, 4))
     shared = flashsim.forward("flash", Q, Q[:, :2], Q[:, :2], M=120, gqa="grouped").to_dict()
     assert (shared["leading"], shared["kv_heads"], shared["gqa"]) == ([2, 6], 4, "grouped")
@@ -160,14 +160,17 @@ def test_without_pandas_the_error_says_what_to_install(
 def test_proofs_and_tunings_are_what_their_commands_write(
     direction: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    at: dict[str, Any] = {"N": 16, "d": 4, "M": 60, "direction": direction}
-    for name, found in (("prove", flashsim.prove(**at)), ("tune", flashsim.tune.tune(**at))):
+    arguments: dict[str, Any] = {"N": 16, "d": 4, "M": 60, "direction": direction}
+    for name, record in (
+        ("prove", flashsim.prove(**arguments)),
+        ("tune", flashsim.tune.tune(**arguments)),
+    ):
         command = [name, "--N", "16", "--d", "4", "--M", "60", "--json", "-"]
         assert main([*command, *["--backward"] * (direction == "backward")]) == 0
         written = json.loads(capsys.readouterr().out)
         assert written.pop("command").startswith(f"flashsim {name} ")
-        assert json.loads(found.to_json()) == written
+        assert json.loads(record.to_json()) == written
         assert {"flashsim", "date", "commit"} <= written["made_with"].keys()
-        assert found.to_json(tmp_path / f"{name}.json") is None
-        assert not hasattr(found, "to_pandas")
+        assert record.to_json(tmp_path / f"{name}.json") is None
+        assert not hasattr(record, "to_pandas")
     assert main(["prove", "--check", str(tmp_path / "prove.json")]) == 0

@@ -84,14 +84,14 @@ def test_links_stay_links(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    found: list[bytes] = []
+    content: list[bytes] = []
     reader = threading.Thread(
-        target=lambda: found.append((tmp_path / "pipe").read_bytes()), daemon=True
+        target=lambda: content.append((tmp_path / "pipe").read_bytes()), daemon=True
     )
     reader.start()
     write_whole(tmp_path / "pipe", "text")
     reader.join(10)
-    assert found == [b"text"]
+    assert content == [b"text"]
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
@@ -190,8 +190,8 @@ def test_text_is_read_and_written_as_utf_8_wherever_it_is() -> None:
         for call in ast.walk(ast.parse(text)) if re.search("(read|write)_text", text) else ():
             name = getattr(getattr(call, "func", None), "attr", "")
             if name in ("read_text", "write_text") and isinstance(call, ast.Call):
-                given = [*call.args[name == "write_text" :], *call.keywords]
-                assert given, f"{path}:{call.lineno} {ast.unparse(call)}"
+                arguments = [*call.args[name == "write_text" :], *call.keywords]
+                assert arguments, f"{path}:{call.lineno} {ast.unparse(call)}"
 
 
 def test_nothing_else_writes_files() -> None:
@@ -202,5 +202,5 @@ def test_nothing_else_writes_files() -> None:
     }  # a sweep's rows are kept as they come
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path not in others}
     assert [
-        f"{path}: {found[0]}" for path, text in texts.items() for found in WRITES.finditer(text)
+        f"{path}: {match[0]}" for path, text in texts.items() for match in WRITES.finditer(text)
     ] == []

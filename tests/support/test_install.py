@@ -111,12 +111,12 @@ def test_all_public_names_are_imported_after_a_plain_install(tmp_path: Path) -> 
     and works.
     """
     required = {re.split(r"\W", each)[0] for each in PROJECT["dependencies"]}
-    wanted = {
+    expected = {
         re.split(r"[^\w-]", each)[0].replace("-", "_")
         for extra in EXTRAS.values()
         for each in extra
     }
-    absent = sorted(wanted - required - {"flashsim", "pytest"})
+    absent = sorted(expected - required - {"flashsim", "pytest"})
     assert "hypothesis" in absent
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\nfrom flashsim import *\n"
@@ -173,8 +173,8 @@ def test_two_copies_are_told_where_they_are_mistaken(
     ]
     (tmp_path / "commands").write_text("q\n", encoding="utf-8")
     clone = a_clone(tmp_path / "clone")
-    said = f"flashsim runs from {install.PACKAGE}, a copy: what you edit in {clone} does not run"
-    for place, told in (
+    text = f"flashsim runs from {install.PACKAGE}, a copy: what you edit in {clone} does not run"
+    for place, is_warned in (
         (tmp_path, False),
         (ROOT, False),
         (ROOT / "docs", False),
@@ -183,7 +183,7 @@ def test_two_copies_are_told_where_they_are_mistaken(
     ):
         monkeypatch.chdir(place)
         assert main(command) == 0
-        assert (said in capsys.readouterr().err) is told, place
+        assert (text in capsys.readouterr().err) is is_warned, place
         bdb.Breakpoint.clearBreakpoints()  # each of a process of its own
 
     def bug() -> int:
@@ -191,7 +191,7 @@ def test_two_copies_are_told_where_they_are_mistaken(
 
     with pytest.raises(ZeroDivisionError) as caught:
         entry.guarded("flashsim", bug)
-    assert said in caught.value.__notes__[0]
+    assert text in caught.value.__notes__[0]
 
 
 def test_the_citation_has_a_date_and_a_place_for_the_doi() -> None:

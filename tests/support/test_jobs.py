@@ -18,14 +18,14 @@ def test_nothing_to_do_is_done_over_any_number_of_processes() -> None:
 
 
 def test_windows_takes_61_processes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    numbers = []
 
     class Threads(ThreadPoolExecutor):
         """In place of a pool of processes, which checks its arguments, too."""
 
         def __init__(self, most: int, context: object, initializer: object) -> None:
             ProcessPoolExecutor(most).shutdown()
-            asked.append(most)
+            numbers.append(most)
             super().__init__(1)
             self._processes: dict[int, object] = {}
 
@@ -33,7 +33,7 @@ def test_windows_takes_61_processes_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     for platform in ("linux", "win32"):
         monkeypatch.setattr(sys, "platform", platform)
         assert len(list(in_any_order(abs, range(-70, 0), 70))) == 70
-    assert asked == [70, 61]
+    assert numbers == [70, 61]
 
 
 def test_processes_that_are_not_its_own_go_on() -> None:
@@ -56,8 +56,8 @@ def test_processes_that_are_not_its_own_go_on() -> None:
 def test_a_process_that_is_killed_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """As Linux does where memory runs out."""
     assert guarded("flashsim verify", lambda: len(list(in_any_order(os._exit, [1, 1], 2)))) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith(
         "flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for "
         "want"
     )
