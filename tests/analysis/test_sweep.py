@@ -489,9 +489,12 @@ def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> 
         json.dumps(other),
         second.replace('"accesses_elements":', '"accesses_elements":"x", "y":'),
         '{"piece":' + 10_000 * "[",
+        '{"x":' + 10_000 * "[",
+        '{"piece":1,"rows":["\udcff"]}',  # a byte that is not UTF-8
         "[]",
     ):
-        file.write_text("\n".join([header, first, line, ""]), encoding="utf-8")
+        text = "\n".join([header, first, line, ""])
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
         counted: list[int] = []
 
         def count_pieces(work: Any, pieces: Any, counted: Any = counted) -> Iterator[Any]:

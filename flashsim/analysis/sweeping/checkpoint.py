@@ -111,7 +111,7 @@ def _decoded(line: bytes, kind: type[T]) -> T | None:
     """Return a line's record; None where it is none of this kind."""
     try:
         return msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
