@@ -117,7 +117,9 @@ def _collectors(code: CodeType) -> dict[int, str | None]:
 
 def _collector_of_instruction(code: CodeType, offset: int) -> str | None:
     instructions = [*dis.get_instructions(code)]
-    number = _number_at(instructions, offset)
+    offsets = [each.offset for each in instructions]
+    # Python 3.12 may stand in the cache behind an instruction
+    number = bisect_right(offsets, offset) - 1
     name = instructions[number].opname
     if name.startswith("FOR_ITER"):
         end = int(instructions[number].argval)
@@ -133,21 +135,19 @@ def is_discarded(code: CodeType, offset: int) -> bool:
     """Return whether nothing is done with what the call at `offset` returns: it is a statement."""
     known = _calls.get((id(code), offset))
     if known is None:
-        instructions = [*dis.get_instructions(code)]
-        number = _number_at(instructions, offset)
-        known = code, instructions[number + 1].opname == "POP_TOP"
+        words = code.co_code
+        following = offset + 2
+        while words[following] == _CACHE:
+            following += 2
+        known = code, words[following] == _POP_TOP
         _calls[id(code), offset] = known
     return known[1]
 
 
+_CACHE = dis.opmap["CACHE"]
+_POP_TOP = dis.opmap["POP_TOP"]
 _calls: dict[tuple[int, int], tuple[CodeType, bool]] = {}
 """What `is_discarded` found so far, with the code, so that its id stays its own."""
-
-
-def _number_at(instructions: list[dis.Instruction], offset: int) -> int:
-    """Return which instruction is at an offset, or, as from Python 3.12 on, before it."""
-    offsets = [each.offset for each in instructions]
-    return bisect_right(offsets, offset) - 1
 
 
 def _appends(body: list[dis.Instruction]) -> bool:
