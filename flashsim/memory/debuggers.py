@@ -30,6 +30,7 @@ STEPPED_OVER = (
     "inspect",
     "namedtuple_*",
     "threading",
+    "typing",
 )
 """Modules that `s` does not enter, as patterns of `bdb.Bdb`'s `skip`."""
 

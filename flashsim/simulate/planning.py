@@ -46,6 +46,7 @@ from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import grouped
 from flashsim.simulate.pipeline import Memory, run_launch
 from flashsim.simulate.sums import matrices_of_sink
+from flashsim.support.sizes import largest_that_fits
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -148,11 +149,35 @@ def _keeps_blocks(algorithm: Algorithm, before: AttentionPlan) -> bool:
     return "block_mask" in algorithm.parts and not (of_tiles is None or isinstance(of_tiles, str))
 
 
+def note_what_fits(plan: AttentionPlan, error: SramOverflow) -> None:
+    """Note what would fit: an M for these blocks, and the largest B_c at their B_r. Of a user's
+    function, that would take many runs.
+    """
+    if plan.is_user_defined:
+        return
+    peak = _peak_by_form(plan)
+    M = plan.M
+    B_r = int(plan.blocks.B_r)
+    B_c = int(plan.blocks.B_c)
+    notes = []
+    needed = peak(B_r, B_c, M)
+    if needed > M >= 1 and peak(B_r, B_c, needed) <= needed:  # some take more where M is larger
+        notes.append(f"blocks ({B_r}, {B_c}) fit M = {needed:,}")
+    most = largest_that_fits(lambda size: peak(B_r, size, M) <= M, B_c)
+    if 0 < most < B_c:
+        notes.append(f"with B_r = {B_r}, the largest B_c that fits M = {M:,} is {most}")
+    elif most == 0:
+        notes.append(f"with B_r = {B_r}, no B_c fits M = {M:,}")
+    notes.append("flashsim tune finds the blocks with the fewest accesses")
+    error.add_note("; ".join(notes))
+
+
 def note_blocks_of_both(plan: AttentionPlan, error: SramOverflow) -> None:
     """Note which blocks fit both passes, where a backward pass does not fit M as it keeps its
     forward pass's blocks.
     """
     if not _keeps_blocks(plan.program, plan):
+        note_what_fits(plan, error)
         return
     try:
         fitting = plan_of(plan.program, plan.problem, plan.options, Fit(), plan.mask).blocks
@@ -272,8 +297,18 @@ def _choose_blocks(plan: AttentionPlan) -> Blocks:
 
 
 def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
-    """Return what says whether a launch with these blocks stays within M: by the closed form of
-    its peak, with every tile.
+    """Return what says whether a launch with these blocks stays within M."""
+    peak = _peak_by_form(plan)
+
+    def fits(blocks: Blocks, M: int) -> bool:
+        return peak(blocks.B_r, blocks.B_c, M) <= M
+
+    return fits
+
+
+def _peak_by_form(plan: AttentionPlan) -> Callable[[int, int, int], int]:
+    """Return what says the peak of a launch with B_r, B_c and M: its closed form, with every
+    tile.
     """
 
     @cache
@@ -286,11 +321,11 @@ def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
             form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None
         )
 
-    def fits(blocks: Blocks, M: int) -> bool:
-        peak: int = form_at_problem().peak(blocks.B_r, blocks.B_c, M)
-        return peak <= M
+    def peak(B_r: int, B_c: int, M: int) -> int:
+        elements: int = form_at_problem().peak(B_r, B_c, M)
+        return elements
 
-    return fits
+    return peak
 
 
 def _fits_by_trial(plan: AttentionPlan, blocks: Blocks, M: int) -> bool:
