@@ -138,7 +138,7 @@ def _rehearse(
     stop: Stop,
     turns: Mapping[str, int],
 ) -> str:
-    """Run a copy once, in which no debugger stops, and return the loops around `stop` in words, with
+    """Run a copy once, in which no debugger stops, and return the loops around `stop` in words, and
     how many turns each has. Raises ValueError for a turn that is not run.
     """
     lines = {line: variable for variable, line in stop.loops}

@@ -38,6 +38,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from flashsim.memory.bytecode import collector_of, is_discarded, is_prompt
 from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow, describe_shape
+from flashsim.memory.folding import Kinds, folded, indices_of, whole_number, with_times
 from flashsim.memory.hbm import HBM, Block, Handle, Tile, is_whole, poison
 from flashsim.memory.lifetimes import Death, Escape, Known, Lifetimes
 from flashsim.memory.shape_only import ONES, ShapeOnly
@@ -121,19 +122,6 @@ def _line_at(code: CodeType, linetable: bytes, offset: int) -> int:
     """
     line = next(line for start, end, line in code.co_lines() if start <= offset < end)
     return line or code.co_firstlineno
-
-
-class Kinds(dict[int, int | Fraction]):
-    """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where
-    turns are too many to list.
-
-    A fraction is an average, where one turn of the outer loop stands for several, and these go
-    round this loop unequally often.
-    """
-
-    def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
-        """Return those of the first `turns`, each with how many it stands for."""
-        return [(index, times) for index, times in self.items() if index < turns]
 
 
 class Lifespan:
@@ -369,7 +357,7 @@ class SRAM:
         if result is over:
             self._rename(over, None, place)
             return over
-        if type(over) is ShapeOnly:
+        if isinstance(over, ShapeOnly):
             result = self._like(over)
         elif (
             result.base is not None
@@ -520,7 +508,8 @@ class SRAM:
                 self._known = inner
                 if counts:
                     self.lifespan = Lifespan()
-                self._weight = outside * times if type(times) is int else _whole(outside * times)
+                weight = outside * times
+                self._weight = weight if type(weight) is int else whole_number(weight)
                 self._loops.append((site, index))
                 if self._observers:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
@@ -711,7 +700,7 @@ class SRAM:
         key = id(tile)
         self._resident[key] = (tile, size, block, place, first)
         self._last_in[id(first)] = key
-        if type(over) is ShapeOnly:
+        if isinstance(over, ShapeOnly):
             over.lifespan = OVER
         elif over.dtype is self.dtype:
             over.fill(nan)
@@ -904,62 +893,14 @@ class Turns(Iterator[int]):
         alike = self._alike
         ordered = isinstance(turns, range) or (backwards and where is None and alike is None)
         if isinstance(where, Kinds) or isinstance(alike, Kinds) or (sram._fold and not ordered):
-            schedule = _folded(cast(int, turns), where, alike)
+            schedule = folded(cast(int, turns), where, alike)
             return schedule[::-1] if backwards else schedule
-        indices = _indices(turns, cast(Any, where))
+        indices = indices_of(turns, cast(Any, where))
         if backwards:
             indices = indices[::-1]
         if sram._watch is not None:
             return sram._watch.turns(self._site, self._unseen, indices, sram)
-        return _of_range(indices, sram._fold)
-
-
-def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[int]:
-    """Return the indices of all turns of a loop."""
-    if where is not None:
-        indices: list[int] = np.flatnonzero(where).tolist()
-        return indices
-    return turns if isinstance(turns, range) else range(turns)
-
-
-def _of_range(indices: Sequence[int], fold: bool) -> Iterable[tuple[int, int]]:
-    """Return (turn, how many it stands for): each, or, to fold them, the ends, and the second
-    for all between.
-    """
-    if not fold or len(indices) < 3:
-        return ((index, 1) for index in indices)
-    return (indices[0], 1), (indices[1], len(indices) - 2), (indices[-1], 1)
-
-
-def _whole(times: int | Fraction) -> int:
-    if times.denominator != 1:
-        raise MemoryModelError(
-            f"a loop's turn stands for {times} turns in all; expected a whole number"
-        )
-    return times.numerator
-
-
-def _folded(
-    turns: int, where: NDArray[np.bool_] | Kinds | None, alike: Sequence[Hashable] | Kinds | None
-) -> Sequence[tuple[int, int | Fraction]]:
-    """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as
-    it may be ragged.
-    """
-    if isinstance(where, Kinds):
-        return where.below(turns)
-    if isinstance(alike, Kinds):
-        return alike.below(turns)
-    if turns == 0:
-        return []
-    last = turns - 1
-    if alike is None:
-        equal = last if where is None else int(np.count_nonzero(where[:last]))
-        first = 0 if where is None or not equal else int(np.argmax(where))
-        return [(first, equal)] * (equal > 0) + [(last, 1)] * bool(where is None or where[last])
-    kinds: dict[Hashable, list[int]] = {}
-    for index in range(turns) if where is None else np.flatnonzero(where).tolist():
-        kinds.setdefault((index == last, alike[index]), [index, 0])[1] += 1
-    return [(index, times) for index, times in kinds.values()]
+        return with_times(indices, sram._fold)
 
 
 def _kind(thing: Any) -> str:

@@ -88,7 +88,7 @@ def followed() -> Iterator[Names]:
         yield names
     finally:
         sys.settrace(before)
-        threading.settrace(before)  # type: ignore[arg-type]
+        threading.settrace(before)
 
 
 def attention(name: str) -> None:
