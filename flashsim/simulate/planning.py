@@ -46,7 +46,7 @@ from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import grouped
 from flashsim.simulate.pipeline import Memory, run_launch
 from flashsim.simulate.sums import matrices_of_sink
-from flashsim.support.sizes import largest_that_fits
+from flashsim.support.sizes import largest_that_fits, smallest_true
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -153,17 +153,24 @@ def note_what_fits(plan: AttentionPlan, error: SramOverflow) -> None:
     """Note what would fit: an M for these blocks, and the largest B_c at their B_r. Of a user's
     function, that would take many runs.
     """
-    if plan.is_user_defined:
+    from flashsim.theory.form import has_form
+
+    if plan.is_user_defined or not has_form(plan.program):
         return
-    peak = _peak_by_form(plan)
+    fits = _fits_by_form(plan)
     M = plan.M
-    B_r = int(plan.blocks.B_r)
-    B_c = int(plan.blocks.B_c)
+    blocks = plan.blocks
+    B_r = int(blocks.B_r)
+    B_c = int(blocks.B_c)
+
+    def fits_with(size: int) -> bool:
+        return fits(Blocks(B_r, size, N_q=blocks.N_q, N_k=blocks.N_k), M)
+
     notes = []
-    needed = peak(B_r, B_c, M)
-    if needed > M >= 1 and peak(B_r, B_c, needed) <= needed:  # some take more where M is larger
+    if not fits(blocks, M):
+        needed = smallest_true(lambda more: fits(blocks, M + more)) + M
         notes.append(f"blocks ({B_r}, {B_c}) fit M = {needed:,}")
-    most = largest_that_fits(lambda size: peak(B_r, size, M) <= M, B_c)
+    most = largest_that_fits(fits_with, B_c)
     if 0 < most < B_c:
         notes.append(f"with B_r = {B_r}, the largest B_c that fits M = {M:,} is {most}")
     elif most == 0:
@@ -297,18 +304,8 @@ def _choose_blocks(plan: AttentionPlan) -> Blocks:
 
 
 def _fits_by_form(plan: AttentionPlan) -> Callable[[Blocks, int], bool]:
-    """Return what says whether a launch with these blocks stays within M."""
-    peak = _peak_by_form(plan)
-
-    def fits(blocks: Blocks, M: int) -> bool:
-        return peak(blocks.B_r, blocks.B_c, M) <= M
-
-    return fits
-
-
-def _peak_by_form(plan: AttentionPlan) -> Callable[[int, int, int], int]:
-    """Return what says the peak of a launch with B_r, B_c and M: its closed form, with every
-    tile.
+    """Return what says whether a launch with these blocks stays within M: by the closed form of
+    its peak, with every tile.
     """
 
     @cache
@@ -321,11 +318,11 @@ def _peak_by_form(plan: AttentionPlan) -> Callable[[int, int, int], int]:
             form, plan.problem, plan.options, plan.row_mask, first, plan.mask.sink is not None
         )
 
-    def peak(B_r: int, B_c: int, M: int) -> int:
-        elements: int = form_at_problem().peak(B_r, B_c, M)
-        return elements
+    def fits(blocks: Blocks, M: int) -> bool:
+        peak: int = form_at_problem().peak(blocks.B_r, blocks.B_c, M)
+        return peak <= M
 
-    return peak
+    return fits
 
 
 def _fits_by_trial(plan: AttentionPlan, blocks: Blocks, M: int) -> bool:
