@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.attention.shapes import Blocks
+from flashsim.memory.folding import Kinds
 from flashsim.memory.hbm import Block, Matrix, Tile
-from flashsim.memory.sram import SRAM, Kinds
+from flashsim.memory.sram import SRAM
 
 
 class MaskFunction(Protocol):

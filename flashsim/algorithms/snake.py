@@ -110,8 +110,11 @@ def snake(
             m_i = on_chip(m_i_new, over=m_i)  # line 13
         # line 14: end for
         for j in sram.loop(ways[i % 2][1:]):  # line 15
-            K_j = sram.load(K[j], over=K_here)  # line 16
-            V_j = sram.load(V[j], over=V_here)  # line 16
+            sram.load(K[j], over=K_here)  # line 16
+            sram.load(V[j], over=V_here)  # line 16
+            rows = K[j].shape[0]
+            K_j = K_here[:rows]
+            V_j = V_here[:rows]
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 17
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 17
             m_i_new = on_chip(maximum(m_i, rowmax(S_masked_ij)))  # line 18

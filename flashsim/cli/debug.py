@@ -24,6 +24,7 @@ from flashsim.cli.parser import Parser
 from flashsim.cli.shared import FILE, add_algorithm, algorithm_in
 from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.sram import Event
+from flashsim.simulate.shadow import trial_of
 from flashsim.support.files import what_is_there
 from flashsim.support.install import two_copies
 from flashsim.tracing.stops import Stop, condition, find_stop, with_breakpoint
@@ -137,8 +138,8 @@ def _rehearse(
     stop: Stop,
     turns: Mapping[str, int],
 ) -> str:
-    """Run once without the debugger, and return the loops around `stop` in words, with how many
-    turns each has. Raises ValueError for a turn that is not run.
+    """Run a copy once, in which no debugger stops, and return the loops around `stop` in words, and
+    how many turns each has. Raises ValueError for a turn that is not run.
     """
     lines = {line: variable for variable, line in stop.loops}
     lengths: dict[str, int] = {}
@@ -158,7 +159,7 @@ def _rehearse(
 
     failure: Exception | None = None
     try:
-        run_pass(algorithm, [watch] if lines else [])
+        run_pass(trial_of(algorithm), [watch] if lines else [])
     except Exception as error:
         if not isinstance(error, MemoryModelError) and not hasattr(error, "__notes__"):
             raise  # else it can be debugged all the same

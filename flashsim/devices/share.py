@@ -19,9 +19,9 @@ from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import allowed_by
 from flashsim.attention.problem import EVERYTHING, Problem
 from flashsim.devices.layouts import Positions, blocks_of
+from flashsim.memory.folding import Kinds
 from flashsim.memory.hbm import Matrix, Tile
 from flashsim.memory.shape_only import ShapeOnly
-from flashsim.memory.sram import Kinds
 
 Bools = NDArray[np.bool_]
 

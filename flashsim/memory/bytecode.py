@@ -131,6 +131,25 @@ def _collector_of_instruction(code: CodeType, offset: int) -> str | None:
     return None if any(each.argval == "next" for each in near) else "a call"
 
 
+def is_discarded(code: CodeType, offset: int) -> bool:
+    """Return whether nothing is done with what the call at `offset` returns: it is a statement."""
+    known = _calls.get((id(code), offset))
+    if known is None:
+        words = code.co_code
+        following = offset + 2
+        while words[following] == _CACHE:
+            following += 2
+        known = code, words[following] == _POP_TOP
+        _calls[id(code), offset] = known
+    return known[1]
+
+
+_CACHE = dis.opmap["CACHE"]
+_POP_TOP = dis.opmap["POP_TOP"]
+_calls: dict[tuple[int, int], tuple[CodeType, bool]] = {}
+"""What `is_discarded` found so far, with the code, so that its id stays its own."""
+
+
 def _appends(body: list[dis.Instruction]) -> bool:
     """Return whether a loop is a comprehension's, which stands in the function itself from
     Python 3.12 on.

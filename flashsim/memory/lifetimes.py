@@ -43,6 +43,7 @@ from flashsim.memory.contents import (
     owner_of,
     print_of,
 )
+from flashsim.memory.debuggers import steps_over_memory
 from flashsim.memory.holders import ARRAY, SERIES, TABLE, TEXT, WHOLE
 from flashsim.memory.reach import Reach
 from flashsim.memory.source import Site
@@ -162,7 +163,7 @@ class Lifetimes:
         """
         start = perf_counter()
         tracer = sys.gettrace()
-        skips = getattr(tracer, SKIPS_LOOKS, False)
+        skips = getattr(tracer, SKIPS_LOOKS, False) or steps_over_memory(tracer)
         if skips:
             sys.settrace(None)
         try:

@@ -8,6 +8,7 @@ end raises LinkError.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from flashsim.memory.debuggers import keep_following
 from flashsim.memory.device import Device, LinkError, Ticket, said
 from flashsim.memory.hbm import HBM, Block, Tile
 from flashsim.memory.source import Site
@@ -98,8 +100,11 @@ class Network:
         if len(self._at) < len(self.devices) or self._error is not None:
             raise LinkError("this network has run; expected a new one")
         returned: list[Any] = [None] * len(self.devices)
+        tracer = sys.gettrace()
 
         def work(device: Device) -> None:
+            if tracer is not None:
+                keep_following(tracer)
             try:
                 with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                     self._until_turn(device.rank)

@@ -36,8 +36,9 @@ import numpy as np
 from numpy import nan, ndarray
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.memory.bytecode import collector_of, is_prompt
+from flashsim.memory.bytecode import collector_of, is_discarded, is_prompt
 from flashsim.memory.errors import MemoryModelError, NotOnChip, SramOverflow, describe_shape
+from flashsim.memory.folding import Kinds, folded, indices_of, whole_number, with_times
 from flashsim.memory.hbm import HBM, Block, Handle, Tile, is_whole, poison
 from flashsim.memory.lifetimes import Death, Escape, Known, Lifetimes
 from flashsim.memory.shape_only import ONES, ShapeOnly
@@ -123,19 +124,6 @@ def _line_at(code: CodeType, linetable: bytes, offset: int) -> int:
     return line or code.co_firstlineno
 
 
-class Kinds(dict[int, int | Fraction]):
-    """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where
-    turns are too many to list.
-
-    A fraction is an average, where one turn of the outer loop stands for several, and these go
-    round this loop unequally often.
-    """
-
-    def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
-        """Return those of the first `turns`, each with how many it stands for."""
-        return [(index, times) for index, times in self.items() if index < turns]
-
-
 class Lifespan:
     """A loop's turn, or the part of one up to a tile's eviction: what is computed in it, and not
     on chip, ends with it.
@@ -144,14 +132,19 @@ class Lifespan:
     ended = False
 
 
-_Resident = tuple[Tile, int, str | None, Place | None]
-"""A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain,
-as it is made often.
+OVER = Lifespan()
+"""That of a tile whose room another took."""
+OVER.ended = True
+
+_Resident = tuple[Tile, int, str | None, Place | None, Tile]
+"""A tile on chip, its size, the block it was loaded from, or else where it was computed; and the
+first tile in its room, which is the tile itself unless it took the room of another. Plain, as it is
+made often.
 """
 
 
-def _name(resident: _Resident) -> str:
-    _, _, block, place = resident
+def _name(block: str | None, place: Place | None) -> str:
+    """Return what a tile on chip is called: its block's name, or the name that its line assigns."""
     return block or target_at(site_of_place(cast(Place, place)), "an unnamed tile")
 
 
@@ -187,7 +180,10 @@ class SRAM:
         self._watch = hbm._watch = watch
         self.occupancy = self._peak = 0
         self._resident: dict[int, _Resident] = {}
-        self._scope: list[int] = []  # what the current loop turn brought on chip
+        # A room is the identity of its first tile; here are the tiles that took it since.
+        self._last_in: dict[int, int] = {}
+        self._scope: list[int] = []  # the rooms of what the current loop turn brought on chip
+        self._scopes = [self._scope]  # those of the turns around it, outermost first, and its own
         self._loops: list[tuple[Site, int]] = []
         self._observers = tuple(observers)
         if self._observers:
@@ -216,8 +212,9 @@ class SRAM:
         """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype`
         (booleans as such).
 
-        With `over`, one block replaces that resident tile, and takes no further room: its first
-        rows, where the block has fewer.
+        With `over`, one block takes the room of that resident tile, which reads as evicted: its
+        first rows, where the block has fewer. A call whose tile is not used writes into that tile
+        instead.
         """
         if not self._loads:
             self._begin(sys._getframe(1))
@@ -231,8 +228,9 @@ class SRAM:
             if block._values is None:
                 tile: Any = ShapeOnly(block.shape, self)
             else:
+                values = block._values if block._rows is None else block._values[block._at]
                 dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
-                tile = np.array(block._values[block._at], dtype, order="C")
+                tile = values.astype(dtype, "C")
             size = self._admit(tile, block._name, None)
             storage.reads += size * self._weight
             tiles.append(tile)
@@ -247,25 +245,31 @@ class SRAM:
             got = ", ".join(map(_kind, blocks))
             raise TypeError(f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {got}")
         (block,) = blocks
-        if id(over) not in self._resident:
-            self._refuse_absent(over, "sram.load(…, over=…)")
-        (rows, columns), room = block.shape, over.shape
-        if columns != room[1] or rows > room[0]:
+        over = self._holder_of_room(over, "sram.load(…, over=…)")
+        rows, columns = block.shape
+        most_rows = over.shape[0]
+        if columns != over.shape[1] or rows > most_rows:
             raise ValueError(
                 f"{block.name}, which is {describe_shape(block.shape)}, cannot be loaded over a "
-                f"{describe_shape(room)} "
+                f"{describe_shape(over.shape)} "
                 "tile"
             )
-        self._end_of_tile(sys._getframe(2))
-        tile: Tile = over if rows == room[0] else over[:rows]
+        frame = sys._getframe(2)
+        self._end_of_tile(frame)
+        whole = over
+        if is_discarded(frame.f_code, frame.f_lasti):
+            self._rename(over, block._name, None)
+        else:
+            whole = self._like(over)
+            self._take_room(over, whole, block._name, None)
+        tile: Tile = whole if rows == most_rows else whole[:rows]
         if block._values is not None:
             tile[...] = block._values[block._at]
-            if rows < room[0]:
-                poison(over[rows:])
-        self._resident[id(over)] = (over, over.size, block._name, None)
+            if rows < most_rows:
+                poison(whole[rows:])
         block._storage.reads += tile.size * self._weight
         if self._observers:
-            self._tell("load", block._name, tile.size, tile, site_of(sys._getframe(2)), block)
+            self._tell("load", block._name, tile.size, tile, site_of(frame), block)
         return tile
 
     def word(self, block: Block) -> int:
@@ -302,10 +306,10 @@ class SRAM:
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
         """Register a computed result as resident, and return it.
 
-        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer,
-        counted once. Of a tile's part, such as `over=O_i[:, c : c + 1]`, it overwrites that part,
-        and returns it. A result already on chip, say one computed with `out=`, is likewise not
-        counted again.
+        With `over=tile` the result takes that tile's room (P̃ over S), counted once, and what the
+        tile was called before, S, reads as evicted. A call whose result is not used, and one over a
+        part of a tile, such as `over=O_i[:, c : c + 1]`, write into the tile instead. A result
+        already on chip, say one computed with `out=`, is not counted again.
         """
         if type(result) is ndarray:
             if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
@@ -324,21 +328,7 @@ class SRAM:
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
         if over is not None:
-            if (
-                id(over) not in self._resident
-                and id(getattr(over, "base", None)) not in self._resident
-            ):
-                self._refuse_absent(over, "on_chip(…, over=…)")
-            if result.shape != over.shape:
-                raise ValueError(
-                    f"a {describe_shape(result.shape)} result cannot overwrite a "
-                    f"{describe_shape(over.shape)} tile"
-                )
-            if type(result) is ndarray and result is not over:
-                over[...] = result
-            if id(over) in self._resident:  # else a part of what is
-                self._resident[id(over)] = (over, over.size, None, place)
-            result = over
+            result = self._put_over(over, result, place)
         elif id(result) not in self._resident:
             if result.base is not None:  # as a view it would be poisoned with the tile it looks at
                 result = (
@@ -351,6 +341,47 @@ class SRAM:
             site = site_of_place(place)
             self._tell("compute", target_at(site, "a result"), result.size, result, site)
         return result
+
+    def _put_over(self, over: Tile, result: Tile, place: Place) -> Tile:
+        """Put a result in the room of a tile, or of a part of one; return the tile that it is."""
+        if id(over) not in self._resident:
+            if id(getattr(over, "base", None)) in self._resident:
+                return self._put_in_part(over, result)
+            over = self._holder_of_room(over, "on_chip(…, over=…)")
+        if result.shape != over.shape:
+            self._refuse_shape(over, result)
+        if is_discarded(*place):
+            if type(result) is ndarray:
+                over[...] = result
+            return over
+        if result is over:
+            self._rename(over, None, place)
+            return over
+        if isinstance(over, ShapeOnly):
+            result = self._like(over)
+        elif (
+            result.base is not None
+            or result.dtype is not over.dtype
+            or not result.flags.c_contiguous
+            or id(result) in self._resident
+        ):
+            result = np.array(result, over.dtype, order="C")
+        self._take_room(over, result, None, place)
+        return result
+
+    def _put_in_part(self, over: Tile, result: Tile) -> Tile:
+        """Write a result into a part of a tile, and return that part."""
+        if result.shape != over.shape:
+            self._refuse_shape(over, result)
+        if type(result) is ndarray and result is not over:
+            over[...] = result
+        return over
+
+    def _refuse_shape(self, over: Tile, result: Tile) -> NoReturn:
+        raise ValueError(
+            f"a {describe_shape(result.shape)} result cannot overwrite a "
+            f"{describe_shape(over.shape)} tile"
+        )
 
     def full(self, shape: tuple[int, ...], value: float) -> Tile:
         """Set registers on chip to a constant, such as an accumulator's zeros. Moves nothing."""
@@ -404,13 +435,15 @@ class SRAM:
             key = id(tile)
             if key not in self._resident:
                 self._refuse_absent(tile, "sram.evict")
-            if key not in self._scope:
-                name = _name(self._resident[key])
+            _, _, block, place, first = self._resident[key]
+            room = id(first)
+            if room not in self._scope:
+                name = _name(block, place)
                 raise MemoryModelError(
                     f"sram.evict: a turn around this one brought {name} on chip, and evicts it"
                 )
-            self._scope.remove(key)
-            self._evict([key], site_of(sys._getframe(1)))
+            self._scope.remove(room)
+            self._evict([room], site_of(sys._getframe(1)))
 
     def loop(
         self,
@@ -456,6 +489,7 @@ class SRAM:
             self._tell("enter", target_at(site, "loop"), number, None, site)
         around = self._scope
         depth = len(self._loops)
+        scopes = len(self._scopes)
         outside = self._weight
         lifespan = self.lifespan
         known = self._known
@@ -470,10 +504,12 @@ class SRAM:
             ended = False
             try:
                 self._scope = scope
+                self._scopes.append(scope)
                 self._known = inner
                 if counts:
                     self.lifespan = Lifespan()
-                self._weight = outside * times if type(times) is int else _whole(outside * times)
+                weight = outside * times
+                self._weight = weight if type(weight) is int else whole_number(weight)
                 self._loops.append((site, index))
                 if self._observers:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
@@ -499,6 +535,7 @@ class SRAM:
                 self._weight = outside
                 self._known = known
                 del self._loops[depth:]
+                del self._scopes[scopes:]
         if watched is not None and not self._loops:
             self._refuse_escape(self._lifetimes_of_users.end(watched, sys._getframe(1)))
         if self._observers:
@@ -523,10 +560,18 @@ class SRAM:
 
     def _held(self) -> dict[str, int]:
         held: dict[str, int] = {}
-        for resident in self._resident.values():
-            name = _name(resident)
-            held[name] = held.get(name, 0) + resident[1]
+        for _, size, block, place, _ in self._in_order():
+            name = _name(block, place)
+            held[name] = held.get(name, 0) + size
         return held
+
+    def _in_order(self) -> list[_Resident]:
+        """Return what is on chip, in order of arrival."""
+        order: dict[int, int] = {}
+        for scope in self._scopes:
+            for room in scope:
+                order[room] = len(order)
+        return sorted(self._resident.values(), key=lambda one: order.get(id(one[4]), len(order)))
 
     def holds(self, tile: Tile) -> bool:
         """Say whether `tile`, or the array it is a view of, is resident."""
@@ -608,10 +653,10 @@ class SRAM:
                 f"{self.peak:,}"
             )
         ]
-        lines += [
-            f"  {_name(r):<12} {describe_shape(r[0].shape):>14} {r[1]:>12,}"
-            for r in self._resident.values()
-        ]
+        for tile, size, block, place, _ in self._in_order():
+            lines.append(
+                f"  {_name(block, place):<12} {describe_shape(tile.shape):>14} {size:>12,}"
+            )
         return "\n".join(lines)
 
     # ----------------------------------------------------------------------------------------------
@@ -622,38 +667,89 @@ class SRAM:
         occupancy = self.occupancy + size
         if occupancy > self._peak:
             if self.enforced and occupancy > self.capacity:
-                raise SramOverflow(
-                    _name((tile, size, block, place)), tile.shape, self._held(), self.capacity
-                )
+                raise SramOverflow(_name(block, place), tile.shape, self._held(), self.capacity)
             self._peak = occupancy
         self.occupancy = occupancy
         key = id(tile)
-        self._resident[key] = (tile, size, block, place)
+        self._resident[key] = (tile, size, block, place, tile)
         self._scope.append(key)
         return size
+
+    def _like(self, tile: Tile) -> Tile:
+        """Return a tile of the same shape and type, whose numbers are not set yet."""
+        if self.hbm.arithmetic:
+            return np.empty(tile.shape, tile.dtype)
+        like = ShapeOnly(tile.shape, self)
+        like.lifespan = cast(Any, tile).lifespan
+        return cast(Tile, like)
+
+    def _holder_of_room(self, tile: Tile, what: str) -> Tile:
+        """Return the tile on chip that has the room of `tile`: it itself, or what took its room, if
+        it was the first there.
+        """
+        if id(tile) in self._resident:
+            return tile
+        last = self._last_in.get(id(tile))
+        if last is None:
+            self._refuse_absent(tile, what)
+        return self._resident[last][0]
+
+    def _take_room(self, over: Tile, tile: Tile, block: str | None, place: Place | None) -> None:
+        """Let `tile` take the room of `over`, which reads as evicted from now on."""
+        _, size, _, _, first = self._resident.pop(id(over))
+        key = id(tile)
+        self._resident[key] = (tile, size, block, place, first)
+        self._last_in[id(first)] = key
+        if isinstance(over, ShapeOnly):
+            over.lifespan = OVER
+        elif over.dtype is self.dtype:
+            over.fill(nan)
+        else:
+            poison(over)
+
+    def _rename(self, tile: Tile, block: str | None, place: Place | None) -> None:
+        """Note that other numbers were written into a tile: those of a block, or computed there."""
+        _, size, _, _, first = self._resident[id(tile)]
+        self._resident[id(tile)] = (tile, size, block, place, first)
+
+    def _leave(self, room: int) -> _Resident:
+        """Take the tile in a room off the chip; return what was known of it."""
+        return self._resident.pop(self._last_in.pop(room, room))
 
     def _refuse_absent(self, tile: Tile, what: str) -> NoReturn:
         if isinstance(tile, Handle):
             tile._refuse()
         raise NotOnChip(
             f"{what}: {_kind(tile)} is not on chip. It was never registered with on_chip(…), "
-            f"or was evicted when its loop turn ended."
+            "or was evicted when its loop turn ended, or another tile took its room (over=)."
         )
 
     def _evict(self, scope: list[int], site: Site | None = None) -> None:
-        for key in scope:
-            gone = self._resident.pop(key)
-            tile, size, _, _ = gone
+        if self._observers:
+            self._evict_observed(scope, site or self._loops[-1][0])
+            return
+        resident = self._resident
+        last_in = self._last_in
+        counts = not self.hbm.arithmetic
+        for room in scope:
+            tile, size, _, _, _ = resident.pop(last_in.pop(room, room))
+            self.occupancy -= size
+            if counts:
+                continue
+            if tile.dtype is self.dtype:
+                tile.fill(nan)
+            else:
+                poison(tile)
+
+    def _evict_observed(self, scope: list[int], site: Site) -> None:
+        for room in scope:
+            tile, size, block, place, _ = self._leave(room)
             try:
-                if self._observers:
-                    self._tell("evict", _name(gone), size, tile, site or self._loops[-1][0])
+                self._tell("evict", _name(block, place), size, tile, site)
             finally:
                 self.occupancy -= size
                 if self.hbm.arithmetic:
-                    if tile.dtype is self.dtype:
-                        tile.fill(nan)
-                    else:
-                        poison(tile)
+                    poison(tile)
 
     def _begin(self, frame: FrameType) -> None:
         """Before the first load, look at what is there; it may stay."""
@@ -731,12 +827,12 @@ class SRAM:
         """
         if known is not None and self._lifetimes is not None and is_users(frame):
             self._escape = self._escape or self._lifetimes.end(known, frame)
-        for key in scope:
-            if key in self._resident:
-                tile = self._resident.pop(key)[0]
+        for room in scope:
+            if self._last_in.get(room, room) in self._resident:
+                tile = self._leave(room)[0]
                 if self.hbm.arithmetic:
                     poison(tile)
-        self.occupancy = sum(size for _, size, _, _ in self._resident.values())
+        self.occupancy = sum(resident[1] for resident in self._resident.values())
 
     def _tell(
         self,
@@ -797,62 +893,14 @@ class Turns(Iterator[int]):
         alike = self._alike
         ordered = isinstance(turns, range) or (backwards and where is None and alike is None)
         if isinstance(where, Kinds) or isinstance(alike, Kinds) or (sram._fold and not ordered):
-            schedule = _folded(cast(int, turns), where, alike)
+            schedule = folded(cast(int, turns), where, alike)
             return schedule[::-1] if backwards else schedule
-        indices = _indices(turns, cast(Any, where))
+        indices = indices_of(turns, cast(Any, where))
         if backwards:
             indices = indices[::-1]
         if sram._watch is not None:
             return sram._watch.turns(self._site, self._unseen, indices, sram)
-        return _of_range(indices, sram._fold)
-
-
-def _indices(turns: int | range, where: NDArray[np.bool_] | None) -> Sequence[int]:
-    """Return the indices of all turns of a loop."""
-    if where is not None:
-        indices: list[int] = np.flatnonzero(where).tolist()
-        return indices
-    return turns if isinstance(turns, range) else range(turns)
-
-
-def _of_range(indices: Sequence[int], fold: bool) -> Iterable[tuple[int, int]]:
-    """Return (turn, how many it stands for): each, or, to fold them, the ends, and the second
-    for all between.
-    """
-    if not fold or len(indices) < 3:
-        return ((index, 1) for index in indices)
-    return (indices[0], 1), (indices[1], len(indices) - 2), (indices[-1], 1)
-
-
-def _whole(times: int | Fraction) -> int:
-    if times.denominator != 1:
-        raise MemoryModelError(
-            f"a loop's turn stands for {times} turns in all; expected a whole number"
-        )
-    return times.numerator
-
-
-def _folded(
-    turns: int, where: NDArray[np.bool_] | Kinds | None, alike: Sequence[Hashable] | Kinds | None
-) -> Sequence[tuple[int, int | Fraction]]:
-    """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as
-    it may be ragged.
-    """
-    if isinstance(where, Kinds):
-        return where.below(turns)
-    if isinstance(alike, Kinds):
-        return alike.below(turns)
-    if turns == 0:
-        return []
-    last = turns - 1
-    if alike is None:
-        equal = last if where is None else int(np.count_nonzero(where[:last]))
-        first = 0 if where is None or not equal else int(np.argmax(where))
-        return [(first, equal)] * (equal > 0) + [(last, 1)] * bool(where is None or where[last])
-    kinds: dict[Hashable, list[int]] = {}
-    for index in range(turns) if where is None else np.flatnonzero(where).tolist():
-        kinds.setdefault((index == last, alike[index]), [index, 0])[1] += 1
-    return [(index, times) for index, times in kinds.values()]
+        return with_times(indices, sram._fold)
 
 
 def _kind(thing: Any) -> str:

@@ -107,7 +107,7 @@ class State:
 
     def _add_memory(self) -> None:
         self._name("what is on chip")
-        for tile, size, _, _ in self._sram._resident.values():
+        for tile, size, *_ in self._sram._in_order():
             self.tokens.append(size)
             self.add(tile)
         self._name("what is in HBM")
@@ -147,7 +147,11 @@ class State:
         self.tokens.append(kind._turn_state(value))
 
     def _add_tile(self, _: type, tile: ShapeOnly) -> None:
-        self.tokens.append(("tile", tile.shape, id(tile) in self._sram._resident))
+        last = self._sram._last_in.get(id(tile))  # what took its room
+        is_resident = id(tile) in self._sram._resident
+        self.tokens.append(("tile", tile.shape, is_resident, last is not None))
+        if last is not None:
+            self.add(self._sram._resident[last][0])
         self.add(tile.base)
 
     def _add_array(self, kind: type, value: Any) -> None:

@@ -32,6 +32,7 @@ from flashsim.simulate.planning import (
     count_plan,
     forward_plan,
     note_blocks_of_both,
+    note_what_fits,
 )
 from flashsim.simulate.results import Result
 from flashsim.simulate.stacking import finished
@@ -133,7 +134,11 @@ def forward(
         if check_layout(layout) == HEADS_FIRST
         else with_heads_first(layout, planned, Q, K, V)
     )
-    outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
+    try:
+        outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
+    except SramOverflow as error:
+        note_what_fits(plan, error)
+        raise
     run = finished(plan, outcome, layout)
     if plan.is_user_defined and outcome.cost:
         from flashsim.simulate.rehearsal import check_moved, check_on_shapes
@@ -259,7 +264,11 @@ def count(
         _options_of(count, before, options) if options or before.options else options,
         check_sizing(sizing, blocks, enforce),
     )
-    outcome = simulate(plan, observers)
+    try:
+        outcome = simulate(plan, observers)
+    except SramOverflow as error:
+        note_what_fits(plan, error)
+        raise
     if plan.is_user_defined and outcome.cost:
         from flashsim.simulate.rehearsal import check_counted
 

@@ -14,7 +14,7 @@ from flashsim.algorithms.parts import Live
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import Bools, Head, Mask
 from flashsim.attention.shapes import Blocks, Shape
-from flashsim.memory.sram import Kinds
+from flashsim.memory.folding import Kinds
 from flashsim.support.sizes import ceil_div
 
 

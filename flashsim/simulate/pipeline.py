@@ -12,6 +12,7 @@ import numpy as np
 
 from flashsim.attention.inputs import chip_dtype
 from flashsim.memory.alike import count_alike
+from flashsim.memory.debuggers import stepping_over_memory
 from flashsim.memory.device import Device
 from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.hbm import HBM, Matrix
@@ -43,7 +44,11 @@ def simulate(
     run = _run_side_by_side if plan.side_by_side else _run_one_by_one
     if not plan.arithmetic:
         return run(plan, observers, on_launch)
-    with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with (
+        stepping_over_memory(),
+        one_blas_thread(),
+        np.errstate(over="ignore", under="ignore", invalid="ignore"),
+    ):
         return run(plan, observers, on_launch)
 
 

@@ -46,6 +46,7 @@ from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.interleaving import grouped
 from flashsim.simulate.pipeline import Memory, run_launch
 from flashsim.simulate.sums import matrices_of_sink
+from flashsim.support.sizes import largest_that_fits, smallest_true
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -148,11 +149,42 @@ def _keeps_blocks(algorithm: Algorithm, before: AttentionPlan) -> bool:
     return "block_mask" in algorithm.parts and not (of_tiles is None or isinstance(of_tiles, str))
 
 
+def note_what_fits(plan: AttentionPlan, error: SramOverflow) -> None:
+    """Note what would fit: an M for these blocks, and the largest B_c at their B_r. Of a user's
+    function, that would take many runs.
+    """
+    from flashsim.theory.form import has_form
+
+    if plan.is_user_defined or not has_form(plan.program):
+        return
+    fits = _fits_by_form(plan)
+    M = plan.M
+    blocks = plan.blocks
+    B_r = int(blocks.B_r)
+    B_c = int(blocks.B_c)
+
+    def fits_with(size: int) -> bool:
+        return fits(Blocks(B_r, size, N_q=blocks.N_q, N_k=blocks.N_k), M)
+
+    notes = []
+    if not fits(blocks, M):
+        needed = smallest_true(lambda more: fits(blocks, M + more)) + M
+        notes.append(f"blocks ({B_r}, {B_c}) fit M = {needed:,}")
+    most = largest_that_fits(fits_with, B_c)
+    if 0 < most < B_c:
+        notes.append(f"with B_r = {B_r}, the largest B_c that fits M = {M:,} is {most}")
+    elif most == 0:
+        notes.append(f"with B_r = {B_r}, no B_c fits M = {M:,}")
+    notes.append("flashsim tune finds the blocks with the fewest accesses")
+    error.add_note("; ".join(notes))
+
+
 def note_blocks_of_both(plan: AttentionPlan, error: SramOverflow) -> None:
     """Note which blocks fit both passes, where a backward pass does not fit M as it keeps its
     forward pass's blocks.
     """
     if not _keeps_blocks(plan.program, plan):
+        note_what_fits(plan, error)
         return
     try:
         fitting = plan_of(plan.program, plan.problem, plan.options, Fit(), plan.mask).blocks

@@ -85,7 +85,8 @@ def returned_nan(plan: AttentionPlan, name: str) -> MemoryModelError:
     else:
         error = MemoryModelError(
             f"{problem_text}: it begins in {event.name}, made of a tile that was evicted at the "
-            "end of its turn (on_chip(…, over=tile) keeps that tile), or of numbers that are too "
+            "end of its turn (on_chip(…, over=tile) keeps that tile), or whose room another tile "
+            "took (after P = on_chip(…, over=S) the numbers are P's), or of numbers that are too "
             "large, or −∞ − −∞"
         )
     error.add_note(at_line(*event.site))

@@ -16,8 +16,9 @@ from flashsim.attention.masks.band import Band, floor_sum
 from flashsim.attention.masks.rules import All, Mask
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.folding import Kinds
 from flashsim.memory.hbm import HBM
-from flashsim.memory.sram import SRAM, Kinds
+from flashsim.memory.sram import SRAM
 from flashsim.simulate import interleaving as groups
 from flashsim.simulate.live_tiles import CountedTiles
 

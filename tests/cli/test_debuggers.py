@@ -116,6 +116,91 @@ def test_pdb_stops_in_a_built_in_algorithm_s_run_alone(tmp_path: Path) -> None:
     assert f"tiles {tiles}\n" in output  # no further stop
 
 
+# --------------------------------------------------------------------------------------------------
+# step by step
+
+WALK = """
+import sys
+import numpy as np
+import flashsim
+
+X = np.random.default_rng(0).normal(size=(3, 6, 2))
+flashsim.forward("flash_basic", *X, M=40)
+print("skips", getattr(getattr(sys.gettrace(), "__self__", None), "skip", None))
+"""
+ALGORITHM_1 = "flashsim/algorithms/algorithm_1_flash_basic.py"
+
+
+def places(output: str) -> list[str]:
+    """Return where pdb stopped: "file.py function"."""
+    return [f"{file} {function}" for file, function in PLACE.findall(output)]
+
+
+PLACE = re.compile(r"> \S*?([^/\s]+)\(\d+\)(\w+)\(\)")
+
+
+def test_pdb_steps_through_an_inner_turn_in_the_algorithm_and_its_notation(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WALK, encoding="utf-8")
+    line = line_of(ROOT / ALGORITHM_1, "Q_i, O_i, l_i, m_i = sram.load")
+    steps = 100
+    typed = [f"b {ALGORITHM_1}:{line}", "c", "c", "cl 1", *["s"] * steps, "c"]
+    output = stops_of_pdb(tmp_path, typed, "-m", "pdb")
+    walked = places(output)
+    assert len(walked) == 2 + steps
+    assert {*walked} == {
+        "algorithm_1_flash_basic.py flash_basic",
+        "notation.py rowmax",
+        "notation.py rowsum",
+        "shapes.py T_r",
+    }
+    lines = re.findall(r"> \S+\((\d+)\)\w+\(\)", output)
+    _, begin, end, *_ = [step for step, shown in enumerate(lines) if shown == str(line)]
+    assert end - begin < 30  # it was 554, with the memory
+    assert "skips None" in output
+
+
+def test_after_a_breakpoint_in_the_function_pdb_steps_from_line_to_line(tmp_path: Path) -> None:
+    written(tmp_path, "breakpoint() if (i, j) == (1, 0) else None")
+    output = stops_of_pdb(tmp_path, [*["s"] * 40, "c"])
+    assert {*places(output)} == {"mine.py attention", "mine.py tile", "shapes.py T_c"}
+    assert len(places(output)) == 41
+
+
+def test_a_breakpoint_in_the_memory_is_hit_and_pdb_walks_on_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WALK, encoding="utf-8")
+    line = line_of(ROOT / "flashsim/memory/sram.py", "if not self._loads:")
+    typed = [f"b flashsim/memory/sram.py:{line}", "c", "n", "n", "s", "q"]
+    walked = places(stops_of_pdb(tmp_path, typed, "-m", "pdb"))
+    assert walked == ["sram.py load"] * 4
+
+
+def test_pdb_stops_on_each_device(tmp_path: Path) -> None:
+    call = "flashsim.devices.forward('ring', *X, P=2, M=900, blocks=(4, 4))"
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, flashsim.devices\n"
+        "X = np.random.default_rng(0).normal(size=(3, 8, 4))\n"
+        f"run = {call}\nprint('at the end')\n"
+    )
+    program = "flashsim/devices/programs/ring.py"
+    line = line_of(ROOT / program, "P_tilde_ij = on_chip")
+    stop = ["c", "p 'seen', device.rank"]
+    output = stops_of_pdb(tmp_path, [f"b {program}:{line}", *stop * 4, "c"], "-m", "pdb")
+    assert re.findall(r"\('seen', (\d)\)", output) == ["0", "1", "1", "0"]
+    assert "at the end" in output
+
+
+def test_a_name_whose_room_another_tile_took_shows_nan(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WALK, encoding="utf-8")
+    line = line_of(ROOT / ALGORITHM_1, "P_tilde_ij = on_chip")
+    shows = ["p 'S', bool(np.isnan(S_ij).all())", "p 'P', P_tilde_ij.max()", "p sram"]
+    typed = [f"b {ALGORITHM_1}:{line}", "c", "!import numpy as np", shows[0], "n", *shows, "q"]
+    output = stops_of_pdb(tmp_path, typed, "-m", "pdb")
+    assert re.findall(r"\('S', (\w+)\)", output) == ["False", "True"]
+    assert re.search(r"\('P', (?:np\.float64\()?1\.0", output)
+    assert "P_tilde_ij " in output.partition("elements in use")[2]
+    assert "S_ij " not in output.partition("elements in use")[2].replace("P_tilde_ij", "")
+
+
 class Client:
     """What an editor says to debugpy: requests and events are JSON behind a length."""
 
@@ -179,10 +264,10 @@ class Client:
 
 @contextlib.contextmanager
 def debugged(
-    folder: Path, script: str, breakpoints: dict[Path, list[dict[str, Any]]]
+    folder: Path, script: str, breakpoints: dict[Path, list[dict[str, Any]]], **how: Any
 ) -> Iterator[Client]:
     """Run a script under debugpy as VS Code's F5 does, and stop at breakpoints of these files
-    and lines.
+    and lines. `how` is as in launch.json.
     """
     pytest.importorskip(
         "debugpy", reason="debugpy is not installed: pip install ipykernel, which brings it"
@@ -212,7 +297,7 @@ def debugged(
                 linesStartAt1=True,
                 columnsStartAt1=True,
             )
-            attached = client.send("attach", justMyCode=False)
+            attached = client.send("attach", **{"justMyCode": False, **how})
             client.event("initialized")
             for file, of in breakpoints.items():
                 breakpoints_set = client.ask(
@@ -295,3 +380,51 @@ def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
         first, *others = stops(client, "(i, j)", "S_ij.round(2).tolist()[0]")
     assert first == ["mine.py:15", "(0, 0)", "[-0.15, -0.04]"]
     assert [at for _, at, _ in others] == ["(0, 1)", "(0, 2)", "(1, 0)", "(1, 1)", "(1, 2)"]
+
+
+def configuration() -> dict[str, Any]:
+    """Return docs/debug.md's launch.json."""
+    page = (ROOT / "docs" / "debug.md").read_text(encoding="utf-8")
+    text = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0]
+    (of_page,) = json.loads(textwrap.dedent(text))["configurations"]
+    return dict(of_page)
+
+
+def test_an_editor_steps_as_the_page_configures_it(tmp_path: Path) -> None:
+    of_page = configuration()
+    (tmp_path / "mine.py").write_text(WALK, encoding="utf-8")
+    algorithm = ROOT / ALGORITHM_1
+    line = line_of(algorithm, "Q_i, O_i, l_i, m_i = sram.load")
+    stop = {"line": line, "condition": "j == 0 and i == 1"}
+    how = {key: of_page[key] for key in ("justMyCode", "rules")}
+    walked = []
+    with debugged(tmp_path, "mine.py", {algorithm: [stop]}, **how) as client:
+        thread = client.event("stopped")["body"]["threadId"]
+        for _ in range(40):
+            client.send("stepIn", threadId=thread)
+            client.event("stopped")
+            frames = client.ask("stackTrace", threadId=thread, startFrame=0, levels=1)
+            (frame,) = frames["stackFrames"]
+            walked.append((Path(frame["source"]["path"]).name, frame["line"]))
+            if walked[-1] == (algorithm.name, line):
+                break
+    assert walked[-1] == (algorithm.name, line)
+    assert len(walked) < 30  # it was 420, with the memory
+    assert {name for name, _ in walked} <= {algorithm.name, "notation.py", "shapes.py"}
+
+
+def test_an_editor_stops_at_breakpoints_in_the_copy_that_debug_runs(tmp_path: Path) -> None:
+    """`flashsim debug` under an editor runs a copy of the algorithm: with breakpoint() in it."""
+    file = written(tmp_path)
+    here = line_of(file, "# here")
+    words = ["debug", "mine.py:attention", "--line", str(here), "--at", "i=1,j=2"]
+    words += ["--N", "6", "--d", "2", "--M", "60", "--blocks", "3", "3"]
+    (tmp_path / "debugging.py").write_text(f"from flashsim.cli import main\nmain({words})\n")
+    of_user = {"line": line_of(file, "O_i = sram.on_chip(O_i + P_ij"), "condition": "i == 1"}
+    with debugged(tmp_path, "debugging.py", {file: [of_user]}) as client:
+        met = list(stops(client, "(i, j)"))
+    assert met == [
+        [f"mine.py:{here}", "(0, 1)"],
+        [f"mine.py:{of_user['line']}", "(1, 0)"],
+        [f"mine.py:{of_user['line']}", "(1, 1)"],
+    ]

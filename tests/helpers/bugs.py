@@ -826,8 +826,8 @@ SCHEDULES: dict[str, Bugs] = {
         ),
         (
             "K over a block of its own",
-            "K_j = sram.load(K[j], over=K_here)",
-            "K_j = sram.load(K[j])",
+            "sram.load(K[j], over=K_here)",
+            "sram.load(K[j])",
             {"exact", "counts"},
         ),
         (

@@ -143,7 +143,7 @@ VARIATIONS: dict[str, dict[str, str]] = {
     "an object that holds the statistics": {
         "# GLOBAL": "class Row:\n    pass",
         "# ROW": "row = Row()\n        row.l = l_i",
-        **changed(L, "over=l_i", "over=row.l", "* l_i", "* row.l"),
+        **changed(L, "l_i =", "row.l = l_i =", "over=l_i", "over=row.l", "* l_i", "* row.l"),
     },
     "a helper": {
         "# GLOBAL": "def scores(q, k):\n    return q @ k.T",

@@ -447,3 +447,50 @@ def test_on_head_is_called_with_how_many_heads_are_done_and_how_many_there_are()
     run = flashsim.forward("flash", X, X, X, M=100, on_head=lambda *numbers: calls.append(numbers))
     flashsim.backward("flash", run, X, M=100, on_head=lambda *numbers: calls.append(numbers))
     assert calls == [(done, 6) for done in range(1, 7)] * 2
+
+
+# --------------------------------------------------------------------------------------------------
+# blocks that do not fit
+
+
+def fits(name: str, B_r: int, B_c: int, M: int, direction: str = "forward") -> bool:
+    try:
+        flashsim.count(name, N=300, d=16, M=M, blocks=(B_r, B_c), direction=direction)
+    except flashsim.SramOverflow:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["flash", "flash_basic", "q_outer"])
+def test_an_overflow_says_what_would_fit(name: str, direction: str) -> None:
+    if name not in (FORWARD if direction == "forward" else BACKWARD):
+        pytest.skip("it has no such pass")
+    M = 9_000
+    with pytest.raises(flashsim.SramOverflow) as caught:
+        flashsim.count(name, N=300, d=16, M=M, blocks=(32, 256), direction=direction)
+    (note,) = caught.value.__notes__
+    said = re.fullmatch(
+        r"blocks \(32, 256\) fit M = ([\d,]+); with B_r = 32, the largest B_c that fits "
+        r"M = 9,000 is (\d+); flashsim tune finds the blocks with the fewest accesses",
+        note,
+    )
+    assert said is not None
+    needed = int(said[1].replace(",", ""))
+    most = int(said[2])
+    assert fits(name, 32, 256, needed, direction)
+    assert not fits(name, 32, 256, needed - 1, direction)
+    assert fits(name, 32, most, M, direction)
+    assert not fits(name, 32, most + 1, M, direction)
+
+
+def test_an_overflow_of_a_run_and_of_a_single_row_says_what_would_fit() -> None:
+    Q = np.random.default_rng(0).normal(size=(40, 16))
+    for M, text in ((700, "largest B_c that fits M = 700 is "), (140, "no B_c fits M = 140")):
+        with pytest.raises(flashsim.SramOverflow) as caught:
+            flashsim.forward("flash", Q, Q, Q, M=M, blocks=(8, 40))
+        assert text in caught.value.__notes__[0]
+    run = flashsim.forward("flash", Q, Q, Q, M=3_000, blocks=(8, 40))
+    with pytest.raises(flashsim.SramOverflow) as caught:
+        flashsim.backward("flash", run, Q, M=3_000, blocks=(8, 40))
+    assert "blocks (8, 40) fit M = " in caught.value.__notes__[0]

@@ -156,6 +156,7 @@ def row_game(
                     over=O_i,
                 )
                 m_i = on_chip(maximum(m_i, S_ij), over=m_i)  # line 14
+            chip["O", i] = O_i, l_i, m_i
         for i in sram.loop(  # line 15
             N_q, where=np.array([("O", i) in turn.done for i in range(N_q)])
         ):
@@ -164,6 +165,7 @@ def row_game(
             L_i = on_chip(m_i + log(l_i), over=l_i)  # line 16
             sram.store(O[i], O_i)  # line 17
             sram.store(L[i], L_i)  # line 17
+            chip["O", i] = O_i, L_i, m_i
         for unit in turn.done:
             sram.evict(*chip.pop(unit))  # line 18
     # line 19: end for
