@@ -31,6 +31,7 @@ from flashsim.attention.inputs import (
 from flashsim.attention.problem import Problem
 from flashsim.attention.shapes import Sizes
 from flashsim.devices import theory
+from flashsim.devices.heads import heads_of
 from flashsim.devices.layouts import positions
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DIRECTIONS, DevicesProgram
@@ -148,7 +149,13 @@ class DevicesPlan(Plan):
     def _arguments(self, hbm: HBM, sram: SRAM) -> list[Any]:
         return [self.columns] if self.program.columns else []
 
-    def keep(self, outcome: Outcome, launch: Launch, hbm: HBM, returned: Sequence[Matrix]) -> None:
+    def keep(
+        self,
+        outcome: Outcome,
+        launch: Launch,
+        hbm: HBM,
+        returned: Sequence[Matrix],
+    ) -> None:
         """Keep a device's results, in the order in which its program returns them."""
         if self.arithmetic:
             for place, matrix in enumerate(returned):
@@ -222,7 +229,9 @@ class DevicesResult(Result):
         data: dict[str, Any] = {"program": self.algorithm, **self.plan.described()}
         data["devices"] = []
         for p, device in enumerate(self.devices):
-            links = {str(to): asdict(link) for to, link in sorted(device.links.items())}
+            links = {}
+            for to, link in sorted(device.links.items()):
+                links[str(to)] = asdict(link)
             data["devices"].append(
                 {
                     "rows": self.share.rows(p),
@@ -283,9 +292,10 @@ def forward(
         Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
     )
     program, share, columns = share_out(name, "forward", problem, P, layout, columns, blocks)
-    plan = DevicesPlan.of(
-        program, share, columns, {X: by_rows(getattr(inputs, X)).copy() for X in "QKV"}
-    )
+    matrices = {}
+    for X in "QKV":
+        matrices[X] = by_rows(getattr(inputs, X)).copy()
+    plan = DevicesPlan.of(program, share, columns, matrices)
     outcome = simulate(plan, observers)
     O = _gathered(share, outcome.matrices["0"])
     L = _gathered(share, outcome.matrices["1"], program.whole_heads)
@@ -318,12 +328,16 @@ def backward(
     program, share, columns = share_out(
         name, "backward", problem, run.P, run.share.where, columns, blocks
     )
-    inputs = {X: cast("Mapping[str, Array]", run.plan.arrays)[X] for X in "QKV"}
-    matrices = inputs | {"O": by_rows(run.O), "dO": by_rows(gradient)}
-    plan = DevicesPlan.of(program, share, columns, matrices | {"L": by_rows(run.lse[..., None])})
+    inputs = cast("Mapping[str, Array]", run.plan.arrays)
+    matrices = {X: inputs[X] for X in "QKV"}
+    matrices["O"] = by_rows(run.O)
+    matrices["dO"] = by_rows(gradient)
+    matrices["L"] = by_rows(run.lse[..., None])
+    plan = DevicesPlan.of(program, share, columns, matrices)
     outcome = simulate(plan)
     gradients: dict[str, Any] = {}
-    for X, parts in zip(("dQ", "dK", "dV"), outcome.matrices.values(), strict=True):
+    parts_of_each = outcome.matrices.values()
+    for X, parts in zip(("dQ", "dK", "dV"), parts_of_each, strict=True):
         gradient = _gathered(share, parts).astype(run.O.dtype)
         leading = run.O.shape[:-2]  # of query heads
         if leading and X != "dQ":
@@ -376,7 +390,7 @@ def form_of(program: DevicesProgram) -> theory.DevicesForm:
 
     Raises NoClosedForm, a ValueError, for the user's own: blocks cannot be chosen by its peak.
     """
-    form = theory.FORMS.get((program.name, program.direction))
+    form = theory.forms().get((program.name, program.direction))
     if form is None or not is_of_package(program.run):
         raise NoClosedForm(
             f"there is no closed form of {program.name!r}, {program.direction}, by which blocks "
@@ -402,7 +416,15 @@ def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
 
 
 def check_operands(
-    Q: Any, K: Any, V: Any, *, M: Any, scale: Any, causal: Any, mask: Any, check_finite: Any
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    M: Any,
+    scale: Any,
+    causal: Any,
+    mask: Any,
+    check_finite: Any,
 ) -> tuple[Inputs, Problem]:
     """Return the arrays and their problem. Raises ValueError."""
     check_finite = check_flag("check_finite", check_finite)
@@ -426,7 +448,13 @@ def check_operands(
 
 
 def share_out(
-    name: Any, direction: Any, problem: Problem, P: Any, layout: Any, columns: Any, blocks: Any
+    name: Any,
+    direction: Any,
+    problem: Problem,
+    P: Any,
+    layout: Any,
+    columns: Any,
+    blocks: Any,
 ) -> tuple[DevicesProgram, Share, int]:
     """Share a problem out over P devices: return the program, the devices' shares in their blocks,
     and the columns of a mesh, else 1. Raises ValueError.
@@ -440,16 +468,21 @@ def share_out(
             f"{name!r} has no backward pass over devices; {', '.join(map(repr, known))} have one"
         )
     program = known[check_choice("name", name, known)]
-    shape, P = problem.shape, check_count("P", P)
+    shape = problem.shape
+    P = check_count("P", P)
     if shape.N_q != shape.N_k and not program.at_root:
         raise ValueError(
             f"Q has N_q = {shape.N_q:,} and K has N_k = {shape.N_k:,}; expected as many queries as "
             "keys over devices"
         )
-    where = (
-        layout if isinstance(layout, list) else positions(layout or program.layout, shape.N_k, P)
-    )
-    queries = [np.arange(shape.N_q), *[np.arange(0)] * (P - 1)] if program.at_root else where
+    if isinstance(layout, list):
+        where = layout
+    else:
+        where = positions(layout or program.layout, shape.N_k, P)
+    queries = where
+    if program.at_root:
+        none = np.arange(0)
+        queries = [np.arange(shape.N_q)] + [none] * (P - 1)
     fixed = check_blocks(blocks)
     if fixed is None:
         form = form_of(program)
@@ -467,7 +500,9 @@ def share_out(
             fits=fits,
         )
         fixed = Fit()(sizing_problem)
-    share = Share(problem, where, queries, min(fixed[0], shape.N_q), min(fixed[1], shape.N_k))
+    B_r = min(fixed[0], shape.N_q)
+    B_c = min(fixed[1], shape.N_k)
+    share = Share(problem, where, queries, B_r, B_c)
     if not program.columns:
         if columns is not None:
             raise ValueError(
@@ -492,19 +527,30 @@ def own_rows(
     """
     shape = share.problem.shape
     rows_by_name = dict[str, Any]()
-    widths = {"Q": shape.d, "K": shape.d, "V": shape.d_v, "O": shape.d_v, "dO": shape.d_v, "L": 1}
+    widths = {
+        "Q": shape.d,
+        "K": shape.d,
+        "V": shape.d_v,
+        "O": shape.d_v,
+        "dO": shape.d_v,
+        "L": 1,
+    }
     for X in program.operands if arrays is None else arrays:
-        heads = range(share.H_kv if X in "KV" else share.H_q)
-        rows = (share.where if X in "KV" else share.queries)[rank]
-        if X == "L" and program.whole_heads:
-            heads = share.heads(rank)
+        if X in "KV":
+            heads = range(share.H_kv)
+            rows = share.where[rank]
+        elif X == "L" and program.whole_heads:
+            heads = heads_of(share, rank)
             rows = np.concatenate([*share.where])
+        else:
+            heads = range(share.H_q)
+            rows = share.queries[rank]
         lengths = len(heads) * len(rows), widths[X]
-        rows_by_name[X] = (
-            lengths
-            if arrays is None
-            else arrays[X][heads.start : heads.stop, rows].reshape(lengths)
-        )
+        if arrays is None:
+            rows_by_name[X] = lengths
+        else:
+            own = arrays[X][heads.start : heads.stop, rows]
+            rows_by_name[X] = own.reshape(lengths)
     return rows_by_name
 
 
@@ -518,9 +564,10 @@ def _gathered(share: Share, parts: Sequence[Array], whole_heads: bool = False) -
     rows come device by device.
     """
     rows = [len(share) if whole_heads else len(queries) for queries in share.queries]
-    arrays = [
-        part.reshape(-1, n, part.shape[1]) for part, n in zip(parts, rows, strict=True) if len(part)
-    ]
+    arrays = []
+    for part, n in zip(parts, rows, strict=True):
+        if len(part):
+            arrays.append(part.reshape(-1, n, part.shape[1]))
     stacked = np.concatenate(arrays, axis=0 if whole_heads else 1)
     in_order = np.empty_like(stacked)
     in_order[:, np.concatenate([*share.queries])] = stacked

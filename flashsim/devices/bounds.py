@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING
+from flashsim.devices.heads import heads_of
+from flashsim.devices.layouts import Positions
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.theory.bounds.words import SharedRows, WordsBound, words_bound
@@ -17,7 +20,11 @@ from flashsim.theory.bounds.words_backward import BackwardWordsBound, words_boun
 
 
 def lower_words(
-    share: Share, most: int | None = None, *, at_root: bool = False, S: int | None = None
+    share: Share,
+    most: int | None = None,
+    *,
+    at_root: bool = False,
+    S: int | None = None,
 ) -> WordsBound:
     """Return the bound for a forward pass.
 
@@ -59,44 +66,71 @@ def allowed(share: Share, rows: Any = None, cols: Any = None) -> int:
     shape = share.problem.shape
     mask = share.problem.mask
     if mask is EVERYTHING:
-        return (shape.N_q if rows is None else len(rows)) * (
-            shape.N_k if cols is None else len(cols)
-        )
-    rows = np.arange(shape.N_q) if rows is None else rows
+        N_q = shape.N_q if rows is None else len(rows)
+        N_k = shape.N_k if cols is None else len(cols)
+        return N_q * N_k
+    if rows is None:
+        rows = np.arange(shape.N_q)
     if cols is None and type(mask) is Causal and mask.offset is None:
-        return int((rows + shape.N_k - shape.N_q + 1).clip(0).sum())
-    cols = np.arange(shape.N_k) if cols is None else cols
-    return sum(
-        int(mask.allows(rows[i : i + 256], cols, shape, ()).sum()) for i in range(0, len(rows), 256)
-    )
+        keys = rows + shape.N_k - shape.N_q + 1
+        return int(keys.clip(0).sum())
+    if cols is None:
+        cols = np.arange(shape.N_k)
+    pairs = 0
+    for first in range(0, len(rows), 256):
+        some = rows[first : first + 256]
+        pairs += int(mask.allows(some, cols, shape, ()).sum())
+    return pairs
 
 
 def most_work(program: DevicesProgram, share: Share, columns: int) -> int:
     """Return the most pairs of heads' rows that a device does under a program."""
-    P = len(share.where)
-    everyone = range(len(share.where))
     mask = share.problem.mask
-    if program.name == "ulysses":
-        return max(len(share.heads(p)) for p in everyone) * allowed(share)
+    if program.whole_heads:
+        heads = [len(heads_of(share, p)) for p in range(len(share.where))]
+        return max(heads) * allowed(share)
     if program.at_root:
-        return share.H_q * max(allowed(share, share.queries[0], cols) for cols in share.where)
+        queries = share.queries[0]
+        return share.H_q * max(allowed(share, queries, cols) for cols in share.where)
     if not program.columns:
         return share.H_q * max(allowed(share, rows) for rows in share.queries)
-    rows = [np.concatenate([*share.queries[p : p + columns]]) for p in range(0, P, columns)]
-    cols = [np.concatenate([*share.where[c::columns]]) for c in range(columns)]
+    rows, cols = _of_lines(share, columns)
     if mask is EVERYTHING:
         return share.H_q * max(map(len, rows)) * max(map(len, cols))
-    if type(mask) is not Causal or mask.offset is not None:
-        return share.H_q * max(allowed(share, r, c) for r in rows for c in cols)
-    # a pass over all positions for each of few
-    few, many = (rows, cols) if len(rows) < len(cols) else (cols, rows)
-    of = np.zeros(len(share), np.int64)
-    most = 0
+    if type(mask) is Causal and mask.offset is None:
+        return share.H_q * _most_causal(len(share), rows, cols)
+    return share.H_q * max(allowed(share, r, c) for r in rows for c in cols)
+
+
+def _of_lines(share: Share, columns: int) -> tuple[list[Positions], list[Positions]]:
+    """Return the positions of queries of each row of a mesh, and those of keys of each column."""
+    rows = []
+    for first in range(0, len(share.where), columns):
+        row = share.queries[first : first + columns]
+        rows.append(np.concatenate([*row]))
+    cols = []
+    for c in range(columns):
+        column = share.where[c::columns]
+        cols.append(np.concatenate([*column]))
+    return rows, cols
+
+
+def _most_causal(N: int, rows: Sequence[Positions], cols: Sequence[Positions]) -> int:
+    """Return the most pairs of one of `rows` and one of `cols`, by a pass over all positions for
+    each of those that are few.
+    """
+    few_rows = len(rows) < len(cols)
+    few, many = (rows, cols) if few_rows else (cols, rows)
+    line = np.zeros(N, np.int64)
     for k, group in enumerate(many):
-        of[group] = k
+        line[group] = k
+    most = 0
     for group in few:
-        inside = np.zeros(len(share), np.int64)
+        inside = np.zeros(N, np.int64)
         inside[group] = 1
-        met = inside[::-1].cumsum()[::-1] if few is rows else inside.cumsum()
-        most = max(most, int(np.bincount(of, weights=met).max()))
-    return share.H_q * most
+        met = inside.cumsum()  # keys up to a row
+        if few_rows:
+            met = inside[::-1].cumsum()[::-1]  # rows at or after a key
+        pairs = np.bincount(line, weights=met)
+        most = max(most, int(pairs.max()))
+    return most

@@ -114,12 +114,21 @@ def forward(
             Q, K, V, M=M, scale=scale, causal=causal, mask=mask, check_finite=check_finite
         )
         shared = share_out(name, "forward", problem, engine.size, layout, columns, blocks)
-        return *shared, {X: by_rows(getattr(inputs, X)) for X in "QKV"}
+        arrays = {X: by_rows(getattr(inputs, X)) for X in "QKV"}
+        return *shared, arrays
 
     program, share, C, inputs = _agreed(engine, agreed)
-    costs, (O, L) = _run(engine, program, share, C, own_rows(program, share, engine.rank, inputs))
-    O = O.reshape(share.H_q, -1, share.problem.shape.d_v)
-    return Part(**costs, program=program, share=share, columns=C, inputs=inputs, O=O, L=L)
+    own = own_rows(program, share, engine.rank, inputs)
+    costs, (O, L) = _run(engine, program, share, C, own)
+    return Part(
+        **costs,
+        program=program,
+        share=share,
+        columns=C,
+        inputs=inputs,
+        O=O.reshape(share.H_q, -1, share.problem.shape.d_v),
+        L=L,
+    )
 
 
 def backward(
@@ -142,9 +151,8 @@ def backward(
     def agreed() -> Any:
         problem = part.share.problem
         finite = check_flag("check_finite", check_finite)
-        O = np.broadcast_to(
-            np.zeros((), problem.dtype), (*problem.leading, problem.shape.N_q, problem.shape.d_v)
-        )
+        shape_of_O = (*problem.leading, problem.shape.N_q, problem.shape.d_v)
+        O = np.broadcast_to(np.zeros((), problem.dtype), shape_of_O)
         gradient = by_rows(check_dO(dO, O, check_finite=finite))
         problem = problem.with_memory(M)
         shared = share_out(
@@ -154,15 +162,21 @@ def backward(
 
     program, share, C, inputs = _agreed(engine, agreed)
     own = own_rows(program, share, engine.rank, inputs)
-    costs, results = _run(
-        engine, program, share, C, own | {"O": part.O.reshape(-1, part.O.shape[-1]), "L": part.L}
+    own["O"] = part.O.reshape(-1, part.O.shape[-1])
+    own["L"] = part.L
+    costs, (dQ, dK, dV) = _run(engine, program, share, C, own)
+    return Gradients(
+        **costs,
+        dQ=_of_heads(dQ, share.H_q, share),
+        dK=_of_heads(dK, share.H_kv, share),
+        dV=_of_heads(dV, share.H_kv, share),
     )
-    dtype = share.problem.dtype
-    heads = (share.H_q, share.H_kv, share.H_kv)
-    dQ, dK, dV = (
-        X.reshape(H, -1, X.shape[1]).astype(dtype) for X, H in zip(results, heads, strict=True)
-    )
-    return Gradients(**costs, dQ=dQ, dK=dK, dV=dV)
+
+
+def _of_heads(rows: Array, heads: int, share: Share) -> Array:
+    """Return a gradient by heads, in the inputs' type."""
+    by_heads = rows.reshape(heads, -1, rows.shape[1])
+    return by_heads.astype(share.problem.dtype)
 
 
 def _agreed(
@@ -183,7 +197,12 @@ def _agreed(
     return arguments
 
 
-def _word(program: DevicesProgram, share: Share, columns: int, inputs: Mapping[str, Array]) -> str:
+def _word(
+    program: DevicesProgram,
+    share: Share,
+    columns: int,
+    inputs: Mapping[str, Array],
+) -> str:
     """Return what all processes must agree on, as a line."""
     problem = share.problem
     sums = hashlib.sha256()
@@ -205,7 +224,8 @@ def _run(
     hbm = HBM()
     handed = engine.handed
     received = engine.received
-    sram = SRAM(hbm, share.problem.M, dtype=chip_dtype(share.problem.dtype), fold=False)
+    dtype = chip_dtype(share.problem.dtype)
+    sram = SRAM(hbm, share.problem.M, dtype=dtype, fold=False)
     device = Device(engine.rank, engine.size, hbm, sram, engine)
     plan = DevicesPlan.of(program, share, columns, own)
     launch = plan.launch(own)

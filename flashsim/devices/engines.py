@@ -63,12 +63,16 @@ class Torch:
         import torch
         import torch.distributed as dist
 
-        self._torch, self._dist, self._timeout = torch, dist, timedelta(seconds=timeout)
+        self._torch = torch
+        self._dist = dist
+        self._timeout = timedelta(seconds=timeout)
         self.device = torch.device(self.device_type)
         if not dist.is_initialized():
             dist.init_process_group(self.backends, timeout=self.patience * self._timeout)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.handed, self.received = 0, cast(int | None, None)
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.handed = 0
+        self.received = cast(int | None, None)
 
     def start(
         self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]]
@@ -128,7 +132,8 @@ class Nccl(Torch):
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
         super().__init__(timeout)
         self.device = torch.device("cuda", index)
-        self._works: dict[int, tuple[list[Any], list[tuple[Any, Any]]]] = {}
+        self._works: dict[int, list[Any]] = {}
+        self._arriving: dict[int, list[tuple[Any, Any]]] = {}
 
     def post(
         self,
@@ -137,21 +142,26 @@ class Nccl(Torch):
         receives: Sequence[tuple[Block, int]],
     ) -> None:
         """Copy blocks to the GPU, and start all of a ticket's messages."""
-        there, here = (
-            [(self._torch.from_numpy(_bytes(X)), to) for X, to in each]
-            for each in (sends, receives)
-        )
+        from_numpy = self._torch.from_numpy
+        leaving = []
+        arriving = []
+        copies = []
         with _named(said(ticket.rank, ticket.site)):
-            arriving = [(data.to(self.device), from_) for data, from_ in here]
-            works = self.start([(data.to(self.device), to) for data, to in there], arriving)
-        self._works[ticket.number] = (
-            works,
-            [(data, into) for (data, _), (into, _) in zip(arriving, here, strict=True)],
-        )
+            for block, from_ in receives:
+                into = from_numpy(_bytes(block))
+                data = into.to(self.device)
+                arriving.append((data, from_))
+                copies.append((data, into))
+            for block, to in sends:
+                data = from_numpy(_bytes(block)).to(self.device)
+                leaving.append((data, to))
+            self._works[ticket.number] = self.start(leaving, arriving)
+        self._arriving[ticket.number] = copies
 
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for all, and copy what has arrived from the GPU."""
-        works, arrived = self._works.pop(ticket.number)
+        works = self._works.pop(ticket.number)
+        arrived = self._arriving.pop(ticket.number)
         with _named(said(ticket.rank, site)):
             for work in works:
                 work.wait()
@@ -216,9 +226,8 @@ class Gloo(Torch):
                 data = self._torch.from_numpy(_bytes(block))
                 length = self._torch.tensor([data.nbytes])
                 self.handed += data.nbytes
-                sent += [
-                    (dist.isend(each, to, tag=tag), each) for each, tag in ((length, 1), (data, 0))
-                ]
+                sent.append((dist.isend(length, to, tag=1), length))
+                sent.append((dist.isend(data, to, tag=0), data))
             for block, from_ in receives:
                 length = self._torch.zeros(1, dtype=self._torch.int64)
                 self._due.append(
@@ -263,10 +272,15 @@ class Mpi:
     def __init__(self, timeout: float = 60.0) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._all, self._timeout = MPI, MPI.COMM_WORLD, timeout
-        self.rank, self.size = self._all.Get_rank(), self._all.Get_size()
-        self.handed, self.received = 0, cast(int | None, 0)
-        self._posted: dict[int, tuple[list[Any], list[tuple[int, int]]]] = {}
+        self._mpi = MPI
+        self._all = MPI.COMM_WORLD
+        self._timeout = timeout
+        self.rank = self._all.Get_rank()
+        self.size = self._all.Get_size()
+        self.handed = 0
+        self.received = cast(int | None, 0)
+        self._requests: dict[int, list[Any]] = {}
+        self._expected: dict[int, list[tuple[int, int]]] = {}
 
     def post(
         self,
@@ -285,11 +299,13 @@ class Mpi:
             data = _bytes(block)
             self.handed += data.nbytes
             requests.append(self._all.Isend([data, self._mpi.BYTE], dest=to))
-        self._posted[ticket.number] = requests, expected
+        self._requests[ticket.number] = requests
+        self._expected[ticket.number] = expected
 
     def wait(self, ticket: Ticket, site: Site) -> None:
         """Wait for all, for `timeout` seconds at most."""
-        requests, expected = self._posted.pop(ticket.number)
+        requests = self._requests.pop(ticket.number)
+        expected = self._expected.pop(ticket.number)
         states = [self._mpi.Status() for _ in requests]
         with _named(said(ticket.rank, site)):
             _until(lambda: self._mpi.Request.Testall(requests, states), self._timeout)
@@ -311,10 +327,10 @@ class Mpi:
 
 def started_by() -> str | None:
     """Return the engine whose launcher started this process; None: no launcher did."""
-    return next(
-        (each for each, set_by in STARTED_BY.items() if any(name in os.environ for name in set_by)),
-        None,
-    )
+    for each, variables in STARTED_BY.items():
+        if any(name in os.environ for name in variables):
+            return each
+    return None
 
 
 def engine(name: str | None = None, timeout: float = 60.0) -> Processes:

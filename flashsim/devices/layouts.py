@@ -29,13 +29,17 @@ def positions(layout: Any, N: int, P: int) -> list[Positions]:
     rows = np.arange(N)
     if known == "striped":
         return [rows[p::P] for p in range(P)]
-    chunk = -(-N // P) if known == "contiguous" else -(-N // (2 * P))
     if known == "contiguous":
-        return [rows[p * chunk : (p + 1) * chunk] for p in range(P)]
-    return [
-        np.concatenate([rows[c * chunk : (c + 1) * chunk] for c in (p, 2 * P - 1 - p)])
-        for p in range(P)
-    ]
+        return _chunks(rows, P)
+    chunks = _chunks(rows, 2 * P)
+    pairs = zip(chunks[:P], reversed(chunks[P:]), strict=True)
+    return [np.concatenate(pair) for pair in pairs]
+
+
+def _chunks(rows: Positions, number: int) -> list[Positions]:
+    """Return rows in so many chunks, all of one length but the last ones."""
+    size = -(-len(rows) // number)
+    return [rows[p * size : (p + 1) * size] for p in range(number)]
 
 
 def blocks_of(where: Positions, size: int) -> Sequence[Positions]:

@@ -10,7 +10,6 @@ messages before and after. HBM is taken to keep up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ import numpy as np
 from flashsim.attention.arguments import check_choice, check_number
 from flashsim.attention.masks.rules import Causal
 from flashsim.attention.problem import EVERYTHING, Problem
-from flashsim.devices import theory
-from flashsim.devices.api import share_out
+from flashsim.devices.api import form_of, share_out
 from flashsim.devices.bounds import lower_words, most_work
 from flashsim.devices.share import Share
 from flashsim.theory.bounds.words import WordsBound
@@ -104,17 +102,17 @@ def plan(
     shape = problem.shape
     layout = layout or program.layout
     where = share.where
-    if name == "ulysses" and share.H_q < P:
+    if program.whole_heads and share.H_q < P:
         raise ValueError(
             f"P is {P}; expected at most {share.H_q} devices under Ulysses, one for each query head"
         )
-    sent_by = {"ring": theory.ring_words, "ulysses": theory.ulysses_words}.get(
-        name, partial(theory.mesh_words, columns=columns)
-    )
-    words = [sent_by(share, p) for p in range(P)]
-    largest = max(range(P), key=lambda p: _size(share, p, name, columns))
+    form = form_of(program)
+    size_of = form.room
+    assert size_of is not None
+    words = [form.words(share, p, columns) for p in range(P)]
+    largest = max(range(P), key=lambda p: size_of(share, p, columns))
     open_share = Share(Problem.of(**fields), where, where, share.B_r, share.B_c)
-    hbm = theory.FORMS[name, "forward"].device(open_share, largest, columns).hbm
+    hbm = form.device(open_share, largest, columns).hbm
     room = sum(array.size for array in hbm.by_array.values()) + problem.M
     work = most_work(program, share, columns)
     bound = lower_words(share, work, S=room)
@@ -142,7 +140,8 @@ def plan(
         steps = np.array(lock_step(share, layout)) * share.H_q * each
         hop = share.most_rows * share.H_kv * (shape.d + shape.d_v) * size
         compute = float(steps.sum())
-        seconds = float(np.maximum(steps[:-1], hop).sum() + steps[-1])
+        all_but_last = np.maximum(steps[:-1], hop)
+        seconds = float(all_but_last.sum() + steps[-1])
     return Plan(**{**vars(result), "compute": compute, "links": links, "seconds": seconds})
 
 
@@ -153,11 +152,16 @@ def lock_step(share: Share, layout: str) -> list[int]:
     P = len(share.where)
     sizes = np.array([*map(len, share.where)])
     if share.problem.mask is EVERYTHING:
-        return [int((sizes * np.roll(sizes, s)).max()) for s in range(P)]
+        pairs = [sizes * np.roll(sizes, s) for s in range(P)]
+        return [int(each.max()) for each in pairs]
     if type(share.problem.mask) is not Causal:
         raise ValueError(f"mask is {share.problem.mask!r}; expected no mask or a causal one")
-    if len({*sizes.tolist()}) == 1 and P > 1 and (layout != "zigzag" or sizes[0] % 2 == 0):
-        return [_causal_step(share, layout, 0), *[_causal_step(share, layout, 1)] * (P - 1)]
+    equal = bool((sizes == sizes[0]).all())
+    equal_chunks = equal and (layout != "zigzag" or sizes[0] % 2 == 0)
+    if equal_chunks and P > 1:
+        first = _causal_step(share, layout, 0)
+        other = _causal_step(share, layout, 1)
+        return [first] + [other] * (P - 1)
     return [_causal_step(share, layout, s) for s in range(P)]
 
 
@@ -171,11 +175,20 @@ def _causal_step(share: Share, layout: str, s: int) -> int:
     y = (x - s) % P
     if layout == "striped":
         n = np.array([*map(len, share.where)])
-        return int((n * (n - 1) // 2 + n * (y <= x)).max())
-    chunk = -(-N // P) if layout == "contiguous" else -(-N // (2 * P))
+        on_diagonal = n * (y <= x)
+        pairs = n * (n - 1) // 2 + on_diagonal
+        return int(pairs.max())
+    if layout == "contiguous":
+        chunk = -(-N // P)
+        row_chunks = [x]
+        key_chunks = [y]
+    else:
+        chunk = -(-N // (2 * P))
+        row_chunks = [x, 2 * P - 1 - x]
+        key_chunks = [y, 2 * P - 1 - y]
     met = np.zeros(P, np.int64)
-    for rows in (x, 2 * P - 1 - x)[: 1 + (layout == "zigzag")]:
-        for keys in (y, 2 * P - 1 - y)[: 1 + (layout == "zigzag")]:
+    for rows in row_chunks:
+        for keys in key_chunks:
             a = np.minimum(rows * chunk, N)
             b = np.minimum(keys * chunk, N)
             h = np.minimum(a + chunk, N) - a
@@ -195,32 +208,21 @@ def _triangle(m: Any) -> Any:
 
 
 def hidden_from(
-    *, heads: int, kv_heads: int, itemsize: int, flops: float, link: float, causal: bool = False
+    *,
+    heads: int,
+    kv_heads: int,
+    itemsize: int,
+    flops: float,
+    link: float,
+    causal: bool = False,
 ) -> float:
     """Return from how many rows a device a step's arithmetic takes longer than its messages:
     H_kv·bytes·F / (2·H_q·B).
 
     From twice as many under a causal mask with zigzag or striped rows, whose steps do half.
     """
-    return (2 if causal else 1) * kv_heads * itemsize * flops / (2 * heads * link)
-
-
-def _size(share: Share, p: int, name: str, columns: int) -> int:
-    """Return what says which device has most in HBM: own rows, those of heads, or of a mesh's
-    row and column, and parts.
-    """
-    shape = share.problem.shape
-    n = share.rows(p)
-    if name == "ring":
-        return n
-    if name == "ulysses":
-        h = len(share.heads(p))
-        kv = len(share.kv_heads(p))
-        w = shape.d + shape.d_v
-        return w * ((share.H_q + share.H_kv) * n + (h + kv) * (len(share) - n)) + h * len(share)
-    row, column = (sum(map(share.rows, line)) for line in theory.lines(share, p, columns))
-    of_queries = row * (shape.d + shape.d_v + 2) + n * (columns * (shape.d_v + 2) - 1)
-    return share.H_q * of_queries + share.H_kv * column * (shape.d + shape.d_v)
+    rows = kv_heads * itemsize * flops / (2 * heads * link)
+    return 2 * rows if causal else rows
 
 
 def star_trail(share: Share) -> tuple[int, int] | None:
@@ -235,9 +237,12 @@ def star_trail(share: Share) -> tuple[int, int] | None:
     P = len(share.where)
     N = len(share)
     w = share.problem.shape.d + share.problem.shape.d_v
-    totals = {
-        C: N * ((C - 1) * (w + 2) * share.H_q + (P // C + C - 2) * w * share.H_kv)
-        for C in range(2, P + 1)
-        if P % C**2 == 0
-    }
-    return min(totals.items(), key=lambda each: each[1]) if totals else None
+    totals = {}
+    for C in range(2, P + 1):
+        if P % C**2 == 0:
+            of_team = (C - 1) * (w + 2) * share.H_q
+            of_keys = (P // C + C - 2) * w * share.H_kv
+            totals[C] = N * (of_team + of_keys)
+    if not totals:
+        return None
+    return min(totals.items(), key=lambda each: each[1])

@@ -4,7 +4,8 @@ To add one:
 
 1. `flashsim/devices/programs/x.py`: the listing, a function of a `Device` and a `Share`, which runs
    on every device, and at the end `PROGRAM = DevicesProgram(…)`, with `bugs=` that tests plant.
-2. In `flashsim/devices/theory.py`, its `DevicesForm`: what each device sends and moves.
+2. `flashsim/devices/theory/x.py`: what each device sends and moves, and at the end
+   `FORM = DevicesForm(…)`.
 3. Its name in the choices of `flashsim/cli/devices.py`. `tests/contract` finds all else: numbers,
    counts, words sent, labels, traces, bugs.
 
@@ -36,4 +37,6 @@ class DevicesProgram(Program):
     @property
     def operands(self) -> tuple[str, ...]:
         """The names of the matrices that it takes, in order."""
-        return ("Q", "K", "V") if self.direction == "forward" else ("Q", "K", "V", "O", "dO", "L")
+        if self.direction == "forward":
+            return ("Q", "K", "V")
+        return ("Q", "K", "V", "O", "dO", "L")

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +23,8 @@ from flashsim.memory.hbm import Matrix, Tile
 from flashsim.memory.shape_only import ShapeOnly
 
 Bools = NDArray[np.bool_]
+Alike = Sequence[Hashable] | None
+"""Which blocks of a loop are of one kind; None: all but the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,6 @@ class Share:
     B_r: int
     B_c: int
     _live: dict[tuple[int, int], Bools] = field(default_factory=dict, init=False)
-    _steps: dict[int, list[list[int]]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Check all fields."""
@@ -57,10 +57,11 @@ class Share:
             )
         check_count("B_r", self.B_r)
         check_count("B_c", self.B_c)
-        for name, positions, length in (
+        lengths = (
             ("where", self.where, problem.shape.N_k),
             ("queries", self.queries, problem.shape.N_q),
-        ):
+        )
+        for name, positions, length in lengths:
             total = sum(map(len, positions))
             if total != length:
                 raise ValueError(f"{name} has {total} positions; expected {length}")
@@ -88,25 +89,6 @@ class Share:
     def __len__(self) -> int:
         return self.problem.shape.N_q
 
-    def heads(self, rank: int) -> range:
-        """Return the query heads that a device computes under Ulysses."""
-        P = len(self.where)
-        return range(rank * self.H_q // P, (rank + 1) * self.H_q // P)
-
-    def kv_heads(self, rank: int) -> range:
-        """Return the KV heads that those share."""
-        mine = self.heads(rank)
-        return range(mine.start // self.group, -(-mine.stop // self.group)) if mine else range(0)
-
-    def family(self, rank: int) -> tuple[int | None, list[int]]:
-        """Return a device's parent in the binary tree whose root is 0, None there, and its
-        children, the nearest first.
-        """
-        P = len(self.where)
-        lowest = rank & -rank or P
-        steps = [2**t for t in range(P.bit_length()) if 2**t < lowest]
-        return (rank - lowest if rank else None), [rank + step for step in steps if rank + step < P]
-
     def rows(self, rank: int) -> int:
         """Return how many rows a device has."""
         return len(self.where[rank])
@@ -133,59 +115,57 @@ class Share:
             cols = self.where[src]
             band = self.problem.mask.band(self.problem.shape, ())
             if band is not None and band.positional:
-                self._live[rank, src] = self._touched(rows, cols, band)
+                live = self._touched(rows, cols, band)
             else:
-                tiles = blocks_of(rows, self.B_r), blocks_of(cols, self.B_c)
-                live = [self._allowed(i, j).any() for i, j in product(*tiles)]
-                self._live[rank, src] = np.array(live, bool).reshape([*map(len, tiles)])
+                live = self._looked_at(rows, cols)
+            self._live[rank, src] = live
         return self._live[rank, src]
+
+    def _looked_at(self, rows: Positions, cols: Positions) -> Bools:
+        """Return the same for any mask, tile by tile."""
+        row_blocks = blocks_of(rows, self.B_r)
+        col_blocks = blocks_of(cols, self.B_c)
+        live = np.zeros((len(row_blocks), len(col_blocks)), bool)
+        for i, row_block in enumerate(row_blocks):
+            for j, col_block in enumerate(col_blocks):
+                live[i, j] = self._allowed(row_block, col_block).any()
+        return live
 
     def _touched(self, rows: Positions, cols: Positions, band: Band) -> Bools:
         """Return the same for a band: each row's keys are a stretch of `cols`, which goes from
         one tile to another.
         """
         shape = self.problem.shape
-        to = np.full(len(rows), band.keys)
         diagonal = rows + shape.N_k - shape.N_q
+        start = np.zeros(len(rows), int)
+        stop = np.full(len(rows), band.keys)
+        if band.left is not None:
+            start = diagonal - band.left
         if band.right is not None:
-            to = np.minimum(to, diagonal + band.right + 1)
-        first = np.searchsorted(cols, diagonal - (diagonal if band.left is None else band.left))
-        end = np.searchsorted(
-            cols, np.where(rows < (shape.N_q if band.queries is None else band.queries), to, 0)
-        )
+            stop = np.minimum(stop, diagonal + band.right + 1)
+        if band.queries is not None:
+            stop = np.where(rows < band.queries, stop, 0)
+        first = np.searchsorted(cols, start)
+        end = np.searchsorted(cols, stop)
         some = np.flatnonzero(first < end)
-        changes = np.zeros((-(-len(rows) // self.B_r), -(-len(cols) // self.B_c) + 1), int)
-        np.add.at(changes, (some // self.B_r, first[some] // self.B_c), 1)
-        np.add.at(changes, (some // self.B_r, (end[some] - 1) // self.B_c + 1), -1)
-        return changes.cumsum(1)[:, :-1] > 0
+        row_block = some // self.B_r
+        first_tile = first[some] // self.B_c
+        last_tile = (end[some] - 1) // self.B_c
+        T_r = len(blocks_of(rows, self.B_r))
+        T_c = len(blocks_of(cols, self.B_c))
+        # +1 where a row's stretch begins, −1 behind its end: the sum is above 0 inside of one
+        changes = np.zeros((T_r, T_c + 1), int)
+        np.add.at(changes, (row_block, first_tile), 1)
+        np.add.at(changes, (row_block, last_tile + 1), -1)
+        return changes.cumsum(axis=1)[:, :-1] > 0
 
-    def steps(self, rank: int) -> list[list[int]]:
-        """Return, for each row block, the ring's steps in which it has a live tile; if none, the
-        first, which writes zeros.
-        """
-        if rank not in self._steps:
-            P = len(self.where)
-            live = np.array([self.live(rank, (rank - s) % P).any(1) for s in range(P)])
-            self._steps[rank] = [np.flatnonzero(block).tolist() or [0] for block in live.T]
-        return self._steps[rank]
-
-    def due(self, rank: int, s: int) -> Bools:
-        """Return which row blocks have something to do in step s of the ring."""
-        return np.array([s in steps for steps in self.steps(rank)], bool)
-
-    def kinds(self, rank: int, s: int) -> Sequence[Hashable]:
-        """Return, for each row block, whether step s of the ring is one of its steps, the first,
-        the last.
-        """
-        return [(s in steps, s == steps[0], s == steps[-1]) for steps in self.steps(rank)]
-
-    def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
+    def row(self, x: int, y: int, i: int, kinds: Alike = None) -> Which:
         """Return which tiles of x's row block i against y's key blocks are live; `kinds` as the
         loop over row blocks has them.
         """
         return cast(Bools, self.live(x, y)[i])
 
-    def column(self, x: int, y: int, j: int, kinds: Sequence[Hashable] | None = None) -> Which:
+    def column(self, x: int, y: int, j: int, kinds: Alike = None) -> Which:
         """Return the same of y's key block j against x's row blocks."""
         return self.live(x, y)[:, j]
 
@@ -195,7 +175,8 @@ class Share:
             return S_ij
         rows = blocks_of(self.queries[rank], self.B_r)[i]
         cols = blocks_of(self.where[src], self.B_c)[j]
-        return np.where(self._allowed(rows, cols), S_ij, np.asarray(-np.inf, S_ij.dtype))
+        forbidden = np.asarray(-np.inf, S_ij.dtype)
+        return np.where(self._allowed(rows, cols), S_ij, forbidden)
 
     def _allowed(self, rows: Positions, cols: Positions) -> Any:
         return allowed_by(self.problem.mask, rows, cols, self.problem.shape, ())
@@ -206,24 +187,26 @@ class CountedShare(Share):
     the mean of their live tiles.
     """
 
-    def row(self, x: int, y: int, i: int, kinds: Sequence[Hashable] | None = None) -> Which:
+    def row(self, x: int, y: int, i: int, kinds: Alike = None) -> Which:
         """Return how many tiles of each kind are live; so does `column`."""
         return _mean(self.live(x, y), i, kinds)
 
-    def column(self, x: int, y: int, j: int, kinds: Sequence[Hashable] | None = None) -> Which:  # noqa: D102
+    def column(self, x: int, y: int, j: int, kinds: Alike = None) -> Which:  # noqa: D102
         return _mean(self.live(x, y).T, j, kinds)
 
 
-def _mean(live: Bools, block: int, kinds: Sequence[Hashable] | None) -> Kinds:
+def _mean(live: Bools, block: int, kinds: Alike) -> Kinds:
     """Return how many tiles, without the last, which may be ragged, and with it alone, the
     blocks have that one stands for.
     """
     last = len(live) - 1
     end = live.shape[1] - 1
-    same = (
-        [b for b in range(last) if kinds is None or kinds[b] == kinds[block]]
-        if block < last
-        else [last]
-    )
-    sums = {0: int(np.count_nonzero(live[same, :-1])), end: int(np.count_nonzero(live[same, -1:]))}
-    return Kinds({tile: Fraction(count, len(same)) for tile, count in sums.items() if count})
+    if block == last:
+        same = [last]
+    else:
+        same = [b for b in range(last) if kinds is None or kinds[b] == kinds[block]]
+    whole_tiles = int(np.count_nonzero(live[same, :-1]))
+    last_tiles = int(np.count_nonzero(live[same, -1:]))
+    sums = {0: whole_tiles, end: last_tiles}
+    means = {tile: Fraction(total, len(same)) for tile, total in sums.items() if total}
+    return Kinds(means)

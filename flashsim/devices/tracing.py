@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsim.attention.arguments import check_count
 from flashsim.attention.shapes import Blocks, Shape
@@ -22,7 +22,16 @@ from flashsim.tracing.traces import Trace
 FOLLOWS = (("m", ("N_q", "1")), ("l", ("N_q", "1")), ("O", ("N_q", "d_v")))
 
 
-def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options: Any) -> Trace:
+def trace(
+    name: str,
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    P: int,
+    rank: int = 0,
+    **options: Any,
+) -> Trace:
     """Run `flashsim.devices.forward(name, Q, K, V, P=P, **options)` on one head; return device
     `rank`'s trace.
 
@@ -33,7 +42,8 @@ def trace(name: str, Q: Any, K: Any, V: Any, *, P: int, rank: int = 0, **options
     """
     check_count("rank", rank, 0, P - 1)
     recorders = [Recorder() for _ in range(P)]
-    run = forward(name, Q, K, V, P=P, observers=[[recorder] for recorder in recorders], **options)
+    observers = [[recorder] for recorder in recorders]
+    run = forward(name, Q, K, V, P=P, observers=observers, **options)
     if run.share.H_q > 1:
         raise ValueError(f"Q has {run.share.H_q} heads; a trace is of one head")
     traces = [_of(run, p, recorder) for p, recorder in enumerate(recorders)]
@@ -44,22 +54,35 @@ def lanes_of(rank: int, traces: Sequence[Recording]) -> Lanes:
     """Return what each device's steps do, and the messages: between two devices the first that
     is posted arrives first.
     """
-    kinds = tuple(tuple(one.events[step.first].kind for step in one.steps) for one in traces)
-    Ends = dict[tuple[int, int], list[tuple[int, str]]]
-    ends: dict[str, Ends] = {"post": defaultdict(list), "wait": defaultdict(list)}
+    kinds = []
+    posts: dict[Pair, list[_End]] = defaultdict(list)
+    waits: dict[Pair, list[_End]] = defaultdict(list)
     for p, one in enumerate(traces):
+        kinds.append(tuple(one.events[step.first].kind for step in one.steps))
         for step in one.steps:
             for event in one.of(step):
-                if event.kind in ends:
-                    name, _, way = event.name.partition("[")  # X[→2], or X[←2]
-                    pair = (p, int(way[1:-1])) if event.kind == "post" else (int(way[1:-1]), p)
-                    ends[event.kind][pair].append((step.number, name))
-    messages = [
-        (*(pair[0], posted), pair[1], arrived, name)
-        for pair, sent in ends["post"].items()
-        for (posted, name), (arrived, _) in zip(sent, ends["wait"][pair], strict=True)
-    ]
-    return Lanes(rank, kinds, tuple(sorted(messages, key=lambda message: message[1])))
+                name, _, way = event.name.partition("[")  # X[→2], or X[←2]
+                if event.kind == "post":
+                    posts[p, int(way[1:-1])].append(_End(step.number, name))
+                elif event.kind == "wait":
+                    waits[int(way[1:-1]), p].append(_End(step.number, name))
+    messages = []
+    for (sender, receiver), posted in posts.items():
+        for post, wait in zip(posted, waits[sender, receiver], strict=True):
+            messages.append((sender, post.step, receiver, wait.step, post.name))
+    messages.sort(key=lambda message: message[1])
+    return Lanes(rank, tuple(kinds), tuple(messages))
+
+
+Pair = tuple[int, int]
+"""Who sends a message, and who receives it."""
+
+
+class _End(NamedTuple):
+    """The step that posts a message, or has waited for it, and the array's name."""
+
+    step: int
+    name: str
 
 
 def _of(run: DevicesResult, p: int, recorder: Recorder) -> Trace:
@@ -69,11 +92,14 @@ def _of(run: DevicesResult, p: int, recorder: Recorder) -> Trace:
     shape = Shape(len(share.queries[p]), share.most_rows, of.d, of.d_v)
     kinds: dict[str, tuple[str, str]] = {}
     assert recorder.sram is not None
-    for array, matrix in (
-        (name, recorder.sram.hbm.matrix(name)) for name in recorder.sram.hbm.traffic.by_array
-    ):
-        narrow = {1: "1", of.d: "d"}.get(matrix.shape[1], "d_v")
-        kinds[array] = ("N_k" if array[0] in "KV" else "N_q", "d_v" if array[0] in "VO" else narrow)
+    hbm = recorder.sram.hbm
+    for array in hbm.traffic.by_array:
+        width = hbm.matrix(array).shape[1]
+        rows = "N_k" if array[0] in "KV" else "N_q"
+        columns = {1: "1", of.d: "d"}.get(width, "d_v")
+        if array[0] in "VO":
+            columns = "d_v"
+        kinds[array] = (rows, columns)
     return trace_of(
         recorder,
         run.plan.program,

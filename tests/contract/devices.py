@@ -13,7 +13,7 @@ from flashsim import devices
 from flashsim.devices.layouts import LAYOUTS
 from flashsim.devices.programs import programs
 from flashsim.devices.record import DevicesProgram
-from flashsim.devices.theory import FORMS
+from flashsim.devices.theory import forms
 from flashsim.devices.tracing import trace
 from flashsim.memory.sram import Observer
 from flashsim.simulate.results import Result
@@ -157,7 +157,7 @@ class DevicesTrial(Trial):
 
     def exact(self, result: Any) -> Any:
         """The form's peak is of whole blocks: no device has more on chip."""
-        most = FORMS[self.program.name, self.program.direction].peak(*self.blocks, *self.widths)
+        most = forms()[self.program.name, self.program.direction].peak(*self.blocks, *self.widths)
         assert self.peak(result) <= most
         return [(device.words, device.hbm) for device in devices.exact(result)]
 

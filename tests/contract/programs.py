@@ -85,7 +85,7 @@ KINDS = {
         programs=devices.PROGRAMS,
         trials=devices.trials,
         samples=devices.samples,
-        forms=devices_theory.FORMS,
+        forms=devices_theory.forms(),
         page="docs/devices.md",
         command="devices",
     ),

@@ -30,6 +30,14 @@ def agrees(tally: devices.DevicesResult) -> None:
         assert exact.hbm == device.hbm
 
 
+@pytest.mark.parametrize("name", sorted(programs()))
+def test_rows_without_a_key_are_zeros(name: str) -> None:
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 5, 2))
+    run = devices.forward(name, Q, K, V, P=2, M=100, blocks=(2, 2), mask=flashsim.KeyPadding(0))
+    assert not run.O.any()
+    agrees(run)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_types_are_the_inputs_and_travel_as_such(dtype: str) -> None:
     rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from flashsim.cli import main
 from flashsim.devices import theory
 from flashsim.devices.bounds import allowed, most_work
 from flashsim.devices.layouts import LAYOUTS, positions
-from flashsim.devices.planning import PLANNED, _size, hidden_from, lock_step, plan, star_trail
+from flashsim.devices.planning import PLANNED, hidden_from, lock_step, plan, star_trail
 from flashsim.devices.programs import programs
 from flashsim.devices.share import Share
 
@@ -237,8 +237,10 @@ def test_what_is_in_hbm_of_a_mesh_is_of_the_device_s_own_row_and_column() -> Non
     where = positions("contiguous", 11, 6)
     _ = problem.shape
     share = Share(problem, where, where, 2, 2)
+    room = theory.forms()["mesh", "forward"].room
+    assert room is not None
     for C in (1, 2, 3, 6):
         for p in range(6):
             row = sum(len(where[x]) for x in range(6) if x // C == p // C)
             column = sum(len(where[y]) for y in range(6) if y % C == p % C)
-            assert _size(share, p, "mesh", C) == row * 7 + len(where[p]) * (4 * C - 1) + column * 5
+            assert room(share, p, C) == row * 7 + len(where[p]) * (4 * C - 1) + column * 5

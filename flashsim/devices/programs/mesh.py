@@ -50,6 +50,8 @@ def mesh(
     H_kv = share.H_kv
     n = share.rows(rank)
     tau = share.tau
+    B_r = share.B_r
+    B_c = share.B_c
     d_v = V.shape[1]
     in_row = [rank - rank % C + c for c in range(C)]
     in_column = [*range(rank % C, P, C)]
@@ -60,35 +62,41 @@ def mesh(
     receives: list[tuple[Matrix, int]] = []
     for x in in_row:
         if x != rank:
-            Q_of[x] = hbm.empty(f"Q_{x}", (H_q * share.rows(x), Q.shape[1]), Q.dtype)
-            sends = [*sends, (Q, x)]
-            receives = [*receives, (Q_of[x], x)]
+            rows = H_q * share.rows(x)
+            Q_of[x] = hbm.empty(f"Q_{x}", (rows, Q.shape[1]), Q.dtype)
+            sends.append((Q, x))
+            receives.append((Q_of[x], x))
     for y in in_column:
         if y != rank:
-            K_of[y] = hbm.empty(f"K_{y}", (H_kv * share.rows(y), K.shape[1]), K.dtype)
-            V_of[y] = hbm.empty(f"V_{y}", (H_kv * share.rows(y), d_v), V.dtype)
-            sends = [*sends, (K, y), (V, y)]
-            receives = [*receives, (K_of[y], y), (V_of[y], y)]
+            rows = H_kv * share.rows(y)
+            K_of[y] = hbm.empty(f"K_{y}", (rows, K.shape[1]), K.dtype)
+            V_of[y] = hbm.empty(f"V_{y}", (rows, d_v), V.dtype)
+            sends += [(K, y), (V, y)]
+            receives += [(K_of[y], y), (V_of[y], y)]
     device.wait(device.post(sends=sends, receives=receives))  # line 1
     sent = {x: _part(device, share, x, f"of_{x}", d_v) for x in in_row}
-    received = {
-        x: sent[x] if x == rank else _part(device, share, rank, f"from_{x}", d_v) for x in in_row
-    }
+    received = {}
+    for x in in_row:
+        if x == rank:
+            received[x] = sent[x]
+        else:
+            received[x] = _part(device, share, rank, f"from_{x}", d_v)
     for x in in_row:  # line 2
         for h in sram.loop(H_q):  # line 2
-            Q_x = share.head(Q_of[x], h, share.rows(x)).divide(share.B_r)
-            O_x, l_x, m_x = (share.head(X, h, share.rows(x)).divide(share.B_r) for X in sent[x])
+            rows = share.rows(x)
+            Q_x = share.head(Q_of[x], h, rows).divide(B_r)
+            O_x, l_x, m_x = (share.head(X, h, rows).divide(B_r) for X in sent[x])
             for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
                 l_i = sram.full(l_x[i].shape, 0.0)  # line 3
                 m_i = sram.full(m_x[i].shape, float("-inf"))  # line 3
                 for y in in_column:  # line 4
-                    K_y, V_y = (
-                        share.head(X[y], h // share.group, share.rows(y)).divide(share.B_c)
-                        for X in (K_of, V_of)
-                    )
-                    for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
+                    h_kv = h // share.group
+                    K_y = share.head(K_of[y], h_kv, share.rows(y)).divide(B_c)
+                    V_y = share.head(V_of[y], h_kv, share.rows(y)).divide(B_c)
+                    live = share.row(x, y, i)  # line 4
+                    for j in sram.loop(len(K_y), where=live):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
@@ -106,18 +114,21 @@ def mesh(
                 sram.store(l_x[i], l_i)  # line 10
                 sram.store(m_x[i], m_i)  # line 10
     # line 11: end for
-    others = [x for x in in_row if x != rank]
-    device.wait(  # line 12
-        device.post(
-            sends=[(X, x) for x in others for X in sent[x]],
-            receives=[(X, x) for x in others for X in received[x]],
-        )
-    )
+    sends = []
+    receives = []
+    for x in in_row:
+        if x != rank:
+            sends += [(X, x) for X in sent[x]]
+            receives += [(X, x) for X in received[x]]
+    device.wait(device.post(sends=sends, receives=receives))  # line 12
     O = hbm.empty("O", (H_q * n, d_v), V.dtype, "output")
     L = hbm.empty("L", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 13
-        O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (O, L))
-        parts = [[share.head(X, h, n).divide(share.B_r) for X in received[x]] for x in in_row]
+        O_h = share.head(O, h, n).divide(B_r)
+        L_h = share.head(L, h, n).divide(B_r)
+        parts = []
+        for x in in_row:
+            parts.append([share.head(X, h, n).divide(B_r) for X in received[x]])
         for i in sram.loop(len(O_h)):  # line 13
             O_i = sram.full(O_h[i].shape, 0.0)  # line 14
             l_i = sram.full(L_h[i].shape, 0.0)  # line 14
@@ -146,10 +157,9 @@ def _part(
     """Return room for O, ℓ, m of device x's rows."""
     rows = share.H_q * share.rows(x)
     dtype = device.sram.dtype
-    O, l, m = (
-        device.hbm.empty(f"{X}_{name}", (rows, w), dtype)
-        for X, w in (("O", d_v), ("l", 1), ("m", 1))
-    )
+    O = device.hbm.empty(f"O_{name}", (rows, d_v), dtype)
+    l = device.hbm.empty(f"l_{name}", (rows, 1), dtype)
+    m = device.hbm.empty(f"m_{name}", (rows, 1), dtype)
     return O, l, m
 
 

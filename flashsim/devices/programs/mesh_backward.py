@@ -64,52 +64,66 @@ def mesh_backward(
     in_column = [*range(rank % C, P, C)]
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
-        O_h, dO_h, D_h = (share.head(X, h, n).divide(B_r) for X in (O, dO, D))
+        O_h = share.head(O, h, n).divide(B_r)
+        dO_h = share.head(dO, h, n).divide(B_r)
+        D_h = share.head(D, h, n).divide(B_r)
         for i in sram.loop(len(D_h)):  # line 1
             O_i, dO_i = sram.load(O_h[i], dO_h[i])  # line 1
             D_i = on_chip(rowsum(dO_i * O_i))  # line 1
             sram.store(D_h[i], D_i)  # line 1
-    operands = [(X, in_row, H_q) for X in (Q, dO, L, D)] + [(X, in_column, H_kv) for X in (K, V)]
-    of = [
-        {
-            x: X
-            if x == rank
-            else hbm.empty(f"{X.name}_{x}", (heads * share.rows(x), X.shape[1]), X.dtype)
-            for x in group
-        }
-        for X, group, heads in operands
-    ]
-    sends = [(X, x) for X, group, _ in operands for x in group if x != rank]
-    device.wait(  # line 2
-        device.post(
-            sends=sends, receives=[(X, x) for X_of in of for x, X in X_of.items() if x != rank]
-        )
-    )
-    Q_of, dO_of, L_of, D_of, K_of, V_of = of
-    dQ_of = {  # line 2
-        x: hbm.full(f"dQ_of_{x}", (H_q * share.rows(x), d), 0.0, sram.dtype) for x in in_row
-    }
-    dK_of, dV_of = (
-        {y: hbm.empty(f"{X}_of_{y}", (H_kv * share.rows(y), w), sram.dtype) for y in in_column}
-        for X, w in (("dK", d), ("dV", d_v))
-    )
+    Q_of = {rank: Q}
+    dO_of = {rank: dO}
+    L_of = {rank: L}
+    D_of = {rank: D}
+    K_of = {rank: K}
+    V_of = {rank: V}
+    sends = []
+    receives = []
+    for X, X_of in ((Q, Q_of), (dO, dO_of), (L, L_of), (D, D_of)):
+        for x in in_row:
+            if x != rank:
+                X_of[x] = _rows_of(device, X, x, H_q * share.rows(x))
+                sends.append((X, x))
+                receives.append((X_of[x], x))
+    for X, X_of in ((K, K_of), (V, V_of)):
+        for y in in_column:
+            if y != rank:
+                X_of[y] = _rows_of(device, X, y, H_kv * share.rows(y))
+                sends.append((X, y))
+                receives.append((X_of[y], y))
+    device.wait(device.post(sends=sends, receives=receives))  # line 2
+    dQ_of = {}
+    for x in in_row:
+        rows = H_q * share.rows(x)
+        dQ_of[x] = hbm.full(f"dQ_of_{x}", (rows, d), 0.0, sram.dtype)  # line 2
+    dK_of = {}
+    dV_of = {}
+    for y in in_column:
+        rows = H_kv * share.rows(y)
+        dK_of[y] = hbm.empty(f"dK_of_{y}", (rows, d), sram.dtype)
+        dV_of[y] = hbm.empty(f"dV_of_{y}", (rows, d_v), sram.dtype)
     for h_kv in sram.loop(H_kv):  # line 3
         for y in in_column:  # line 3
-            K_y, V_y, dK_y, dV_y = (
-                share.head(X_of[y], h_kv, share.rows(y)).divide(B_c)
-                for X_of in (K_of, V_of, dK_of, dV_of)
-            )
+            keys = share.rows(y)
+            K_y = share.head(K_of[y], h_kv, keys).divide(B_c)
+            V_y = share.head(V_of[y], h_kv, keys).divide(B_c)
+            dK_y = share.head(dK_of[y], h_kv, keys).divide(B_c)
+            dV_y = share.head(dV_of[y], h_kv, keys).divide(B_c)
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j = sram.full(K_y[j].shape, 0.0)  # line 4
                 dV_j = sram.full(V_y[j].shape, 0.0)  # line 4
                 for r in sram.loop(g):  # line 5
+                    h = g * h_kv + r
                     for x in in_row:  # line 5
-                        Q_x, dO_x, dQ_x, L_x, D_x = (
-                            share.head(X_of[x], g * h_kv + r, share.rows(x)).divide(B_r)
-                            for X_of in (Q_of, dO_of, dQ_of, L_of, D_of)
-                        )
-                        for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
+                        rows = share.rows(x)
+                        Q_x = share.head(Q_of[x], h, rows).divide(B_r)
+                        dO_x = share.head(dO_of[x], h, rows).divide(B_r)
+                        dQ_x = share.head(dQ_of[x], h, rows).divide(B_r)
+                        L_x = share.head(L_of[x], h, rows).divide(B_r)
+                        D_x = share.head(D_of[x], h, rows).divide(B_r)
+                        live = share.column(x, y, j)  # line 5
+                        for i in sram.loop(len(Q_x), where=live):  # line 5
                             Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 6
                                 Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i]
                             )
@@ -126,32 +140,46 @@ def mesh_backward(
                 sram.store(dK_y[j], dK_j)  # line 13
                 sram.store(dV_y[j], dV_j)  # line 13
     # line 14: end for
-    parts = [("dQ", dQ_of, H_q, B_r, d), ("dK", dK_of, H_kv, B_c, d), ("dV", dV_of, H_kv, B_c, d_v)]
-    received = {
-        (X, x): X_of[x] if x == rank else hbm.empty(f"{X}_from_{x}", (heads * n, w), sram.dtype)
-        for X, X_of, heads, _, w in parts
-        for x in X_of
-    }
-    sends = [(part, x) for _, X_of, *_ in parts for x, part in X_of.items() if x != rank]
-    device.wait(  # line 15
-        device.post(
-            sends=sends, receives=[(part, x) for (_, x), part in received.items() if x != rank]
-        )
+    dQ_from = {rank: dQ_of[rank]}
+    dK_from = {rank: dK_of[rank]}
+    dV_from = {rank: dV_of[rank]}
+    sends = []
+    receives = []
+    for x in in_row:
+        if x != rank:
+            dQ_from[x] = hbm.empty(f"dQ_from_{x}", (H_q * n, d), sram.dtype)
+            sends.append((dQ_of[x], x))
+            receives.append((dQ_from[x], x))
+    for y in in_column:
+        if y != rank:
+            dK_from[y] = hbm.empty(f"dK_from_{y}", (H_kv * n, d), sram.dtype)
+            dV_from[y] = hbm.empty(f"dV_from_{y}", (H_kv * n, d_v), sram.dtype)
+            sends += [(dK_of[y], y), (dV_of[y], y)]
+            receives += [(dK_from[y], y), (dV_from[y], y)]
+    device.wait(device.post(sends=sends, receives=receives))  # line 15
+    dQ = hbm.empty("dQ", (H_q * n, d), sram.dtype, "output")
+    dK = hbm.empty("dK", (H_kv * n, d), sram.dtype, "output")
+    dV = hbm.empty("dV", (H_kv * n, d_v), sram.dtype, "output")
+    sums = (
+        (dQ, [dQ_from[x] for x in in_row], H_q, B_r),
+        (dK, [dK_from[y] for y in in_column], H_kv, B_c),
+        (dV, [dV_from[y] for y in in_column], H_kv, B_c),
     )
-    sums = []
-    for X, X_of, heads, size, w in parts:  # line 16
-        sums.append(hbm.empty(X, (heads * n, w), sram.dtype, "output"))
+    for whole, X_from, heads, size in sums:  # line 16
         for h in sram.loop(heads):  # line 16
-            X_h, *its = (
-                share.head(each, h, n).divide(size)
-                for each in (sums[-1], *(received[X, x] for x in X_of))
-            )
+            X_h = share.head(whole, h, n).divide(size)
+            parts = [share.head(X, h, n).divide(size) for X in X_from]
             for i in sram.loop(len(X_h)):  # line 16
                 X_i = sram.full(X_h[i].shape, 0.0)  # line 16
-                for x in sram.loop(len(its), alike=range(len(its))):  # line 16
-                    X_i = on_chip(X_i + sram.load(its[x][i]), over=X_i)  # line 16
+                for s in sram.loop(len(parts), alike=range(len(parts))):  # line 16
+                    X_i = on_chip(X_i + sram.load(parts[s][i]), over=X_i)  # line 16
                 sram.store(X_h[i], X_i)  # line 16
-    return sums[0], sums[1], sums[2]
+    return dQ, dK, dV
+
+
+def _rows_of(device: Device, X: Matrix, x: int, rows: int) -> Matrix:
+    """Return room for rows of device x's X."""
+    return device.hbm.empty(f"{X.name}_{x}", (rows, X.shape[1]), X.dtype)
 
 
 PROGRAM = DevicesProgram(
@@ -170,8 +198,8 @@ PROGRAM = DevicesProgram(
         ),
         Bug(
             "sums are of one part",
-            "for x in sram.loop(len(its), alike=range(len(its))):",
-            "for x in sram.loop(1):",
+            "for s in sram.loop(len(parts), alike=range(len(parts))):",
+            "for s in sram.loop(1):",
         ),
     ),
 )

@@ -28,6 +28,8 @@ error would grow with the number of devices. Heads lie one below the other: row 
 r of head h.
 """
 
+import numpy as np
+
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.record import Bug
 from flashsim.devices.record import DevicesProgram
@@ -36,7 +38,13 @@ from flashsim.memory.device import Device
 from flashsim.memory.hbm import Matrix
 
 
-def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
+def ring(
+    device: Device,
+    share: Share,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+) -> tuple[Matrix, Matrix]:
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and L
     (H_q·n, 1), in HBM.
     """
@@ -50,45 +58,52 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     n = share.rows(rank)
     most = share.most_rows
     tau = share.tau
+    B_r = share.B_r
+    B_c = share.B_c
     shape = H_q * n, V.shape[1]
     O = hbm.empty("O", shape, V.dtype, "output")
     L = hbm.empty("L", (H_q * n, 1), sram.dtype)
     O_run = hbm.empty("O_run", shape, sram.dtype)
-    l_run, m_run = (hbm.empty(name, (H_q * n, 1), sram.dtype) for name in ("l_run", "m_run"))
-    buffers = [
-        (
-            hbm.empty(f"K_{b}", (H_kv * most, K.shape[1]), K.dtype),
-            hbm.empty(f"V_{b}", (H_kv * most, V.shape[1]), V.dtype),
-        )
-        for b in range(min(P - 1, 2))
-    ]
+    l_run = hbm.empty("l_run", (H_q * n, 1), sram.dtype)
+    m_run = hbm.empty("m_run", (H_q * n, 1), sram.dtype)
+    buffers = []
+    for b in range(min(P - 1, 2)):
+        K_b = hbm.empty(f"K_{b}", (H_kv * most, K.shape[1]), K.dtype)
+        V_b = hbm.empty(f"V_{b}", (H_kv * most, V.shape[1]), V.dtype)
+        buffers.append((K_b, V_b))
+    right = (rank + 1) % P
+    left = (rank - 1) % P
+    live_steps = _live_steps(share, rank)
     cur = K, V  # line 1
     for s in range(P):  # line 2
         if s + 1 < P:
             rows = H_kv * share.rows((rank - s - 1) % P)
             new = [matrix.rows(0, rows) for matrix in buffers[s % 2]]
-            right = (rank + 1) % P
-            left = (rank - 1) % P
             ticket = device.post(  # line 3
-                sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
+                sends=[(X, right) for X in cur],
+                receives=[(X, left) for X in new],
             )
         src = (rank - s) % P  # line 4
-        kinds = share.kinds(rank, s)  # line 4
+        due = np.array([s in steps for steps in live_steps], bool)  # line 5
+        kinds = [(s in steps, s == steps[0], s == steps[-1]) for steps in live_steps]  # line 5
         for h in sram.loop(H_q):  # line 5
-            Q_h, O_h, L_h = (share.head(X, h, n).divide(share.B_r) for X in (Q, O, L))
-            parts = [share.head(X, h, n).divide(share.B_r) for X in (O_run, l_run, m_run)]
-            K_h, V_h = (
-                share.head(X, h // share.group, share.rows(src)).divide(share.B_c) for X in cur
-            )
-            for i in sram.loop(len(Q_h), where=share.due(rank, s), alike=kinds):  # line 5
+            h_kv = h // share.group
+            Q_h = share.head(Q, h, n).divide(B_r)
+            O_h = share.head(O, h, n).divide(B_r)
+            L_h = share.head(L, h, n).divide(B_r)
+            parts = [share.head(X, h, n).divide(B_r) for X in (O_run, l_run, m_run)]
+            K_h = share.head(cur[0], h_kv, share.rows(src)).divide(B_c)
+            V_h = share.head(cur[1], h_kv, share.rows(src)).divide(B_c)
+            for i in sram.loop(len(Q_h), where=due, alike=kinds):  # line 5
                 Q_i = sram.load(Q_h[i])  # line 6
-                if s == share.steps(rank)[i][0]:
+                if s == live_steps[i][0]:
                     O_i = sram.full(O_h[i].shape, 0.0)  # line 6
                     l_i = sram.full(L_h[i].shape, 0.0)  # line 6
                     m_i = sram.full(L_h[i].shape, float("-inf"))  # line 6
                 else:
                     O_i, l_i, m_i = sram.load(*(X[i] for X in parts))  # line 6
-                for j in sram.loop(len(K_h), where=share.row(rank, src, i, kinds)):  # line 7
+                live = share.row(rank, src, i, kinds)  # line 7
+                for j in sram.loop(len(K_h), where=live):  # line 7
                     K_j, V_j = sram.load(K_h[j], V_h[j])  # line 8
                     S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
                     S_ij = on_chip(share.mask(S_ij, rank, i, src, j), over=S_ij)  # line 9
@@ -102,7 +117,7 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
                     )
                     m_i = on_chip(m_i_new, over=m_i)  # line 11
                 # line 12: end for
-                if s == share.steps(rank)[i][-1]:
+                if s == live_steps[i][-1]:
                     O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 13
                     L_i = on_chip(m_i + log(l_i), over=l_i)  # line 13
                     sram.store(O_h[i], O_i)  # line 13
@@ -116,6 +131,19 @@ def ring(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             cur = new[0], new[1]  # line 15
     # line 16: end for
     return O, L
+
+
+def _live_steps(share: Share, rank: int) -> list[list[int]]:
+    """Return, for each row block, the steps in which it has a live tile; if none, the first,
+    which writes zeros.
+    """
+    P = len(share.where)
+    live = []
+    for s in range(P):
+        src = (rank - s) % P
+        live.append(share.live(rank, src).any(axis=1))
+    by_block = np.array(live).T
+    return [np.flatnonzero(steps).tolist() or [0] for steps in by_block]
 
 
 PROGRAM = DevicesProgram(
@@ -134,8 +162,8 @@ PROGRAM = DevicesProgram(
         ),
         Bug(
             "a row block is finished in its first step",
-            "share.steps(rank)[i][-1]",
-            "share.steps(rank)[i][0]",
+            "live_steps[i][-1]",
+            "live_steps[i][0]",
         ),
         Bug(
             "the last device's K, V are left out",

@@ -42,7 +42,14 @@ from flashsim.memory.hbm import Matrix
 
 
 def ring_backward(
-    device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix
+    device: Device,
+    share: Share,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on own rows; return dQ (H_q·n, d), and own dK (H_kv·n, d) and dV (H_kv·n, d_v) in the
     chip's type, in HBM.
@@ -60,38 +67,39 @@ def ring_backward(
     tau = share.tau
     B_r = share.B_r
     B_c = share.B_c
-    widths = (K.shape[1], V.shape[1])
+    d = K.shape[1]
+    d_v = V.shape[1]
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
-        O_h, dO_h, D_h = (share.head(X, h, n).divide(B_r) for X in (O, dO, D))
+        O_h = share.head(O, h, n).divide(B_r)
+        dO_h = share.head(dO, h, n).divide(B_r)
+        D_h = share.head(D, h, n).divide(B_r)
         for i in sram.loop(len(D_h)):  # line 1
             O_i, dO_i = sram.load(O_h[i], dO_h[i])  # line 1
             D_i = on_chip(rowsum(dO_i * O_i))  # line 1
             sram.store(D_h[i], D_i)  # line 1
-    dQ = hbm.full("dQ", (H_q * n, Q.shape[1]), 0.0, sram.dtype, "output")  # line 1
-    buffers = [
-        [
-            hbm.empty(f"{X}_{b}", (H_kv * most, w), V.dtype)
-            for X, w in zip(("K", "V"), widths, strict=True)
-        ]
-        for b in range(min(P - 1, 2))
-    ]
-    sums = [
-        [
-            hbm.empty(f"{X}_{b}", (H_kv * most, w), sram.dtype)
-            for X, w in zip(("dK", "dV"), widths, strict=True)
-        ]
-        for b in range(min(P, 2))
-    ]
+    dQ = hbm.full("dQ", (H_q * n, d), 0.0, sram.dtype, "output")  # line 1
+    buffers = []
+    for b in range(min(P - 1, 2)):
+        K_b = hbm.empty(f"K_{b}", (H_kv * most, d), V.dtype)
+        V_b = hbm.empty(f"V_{b}", (H_kv * most, d_v), V.dtype)
+        buffers.append((K_b, V_b))
+    sums = []
+    for b in range(min(P, 2)):
+        dK_b = hbm.empty(f"dK_{b}", (H_kv * most, d), sram.dtype)
+        dV_b = hbm.empty(f"dV_{b}", (H_kv * most, d_v), sram.dtype)
+        sums.append((dK_b, dV_b))
     right = (rank + 1) % P
     left = (rank - 1) % P
     cur = [K, V]  # line 1
     acc = [X.rows(0, H_kv * n) for X in sums[0]]  # line 1
     for s in range(P):  # line 2
+        next_rows = H_kv * share.rows((rank - s - 1) % P)
         if s + 1 < P:
-            new = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in buffers[s % 2]]
+            new = [X.rows(0, next_rows) for X in buffers[s % 2]]
             ticket = device.post(  # line 3
-                sends=[(X, right) for X in cur], receives=[(X, left) for X in new]
+                sends=[(X, right) for X in cur],
+                receives=[(X, left) for X in new],
             )
         src = (rank - s) % P  # line 4
         rows = share.rows(src)
@@ -100,6 +108,7 @@ def ring_backward(
             K_h, V_h = (share.head(X, h_kv, rows).divide(B_c) for X in cur)
             dK_h, dV_h = (share.head(X, h_kv, rows).divide(B_c) for X in acc)
             for j in sram.loop(len(K_h), where=due):  # line 5
+                live = share.column(rank, src, j, due)  # line 7
                 K_j, V_j = sram.load(K_h[j], V_h[j])  # line 6
                 if s:
                     dK_j, dV_j = sram.load(dK_h[j], dV_h[j])  # line 6
@@ -108,10 +117,12 @@ def ring_backward(
                     dV_j = sram.full(V_h[j].shape, 0.0)  # line 6
                 for r in sram.loop(g):  # line 7
                     h = g * h_kv + r
-                    Q_h, dO_h, dQ_h, L_h, D_h = (
-                        share.head(X, h, n).divide(B_r) for X in (Q, dO, dQ, L, D)
-                    )
-                    for i in sram.loop(len(Q_h), where=share.column(rank, src, j, due)):  # line 7
+                    Q_h = share.head(Q, h, n).divide(B_r)
+                    dO_h = share.head(dO, h, n).divide(B_r)
+                    dQ_h = share.head(dQ, h, n).divide(B_r)
+                    L_h = share.head(L, h, n).divide(B_r)
+                    D_h = share.head(D, h, n).divide(B_r)
+                    for i in sram.loop(len(Q_h), where=live):  # line 7
                         Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 8
                             Q_h[i], dO_h[i], dQ_h[i], L_h[i], D_h[i]
                         )
@@ -132,9 +143,10 @@ def ring_backward(
             device.wait(ticket)  # line 17
             cur = new  # line 17
         if P > 1:
-            back = [X.rows(0, H_kv * share.rows((rank - s - 1) % P)) for X in sums[(s + 1) % 2]]
+            back = [X.rows(0, next_rows) for X in sums[(s + 1) % 2]]
             ticket = device.post(  # line 18
-                sends=[(X, right) for X in acc], receives=[(X, left) for X in back]
+                sends=[(X, right) for X in acc],
+                receives=[(X, left) for X in back],
             )
             device.wait(ticket)  # line 18
             acc = back  # line 18

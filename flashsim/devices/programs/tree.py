@@ -38,7 +38,13 @@ from flashsim.memory.device import Device
 from flashsim.memory.hbm import Matrix
 
 
-def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
+def tree(
+    device: Device,
+    share: Share,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+) -> tuple[Matrix, Matrix]:
     """Run on own K (H_kv·n, d), V (H_kv·n, d_v), device 0 on Q (H_q·N_q, d), too; return O, L
     there, and empty ones elsewhere.
     """
@@ -51,26 +57,29 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
     n = share.rows(rank)
     tau = share.tau
     d_v = V.shape[1]
-    parent, children = share.family(rank)
+    B_r = share.B_r
+    parent = _parent(rank)
+    children = _children(rank, device.size)
     O = hbm.empty("O", (Q.shape[0], d_v), V.dtype, "output")
     L = hbm.empty("L", (Q.shape[0], 1), sram.dtype)
     if parent is not None:
         Q = hbm.empty("Q_here", (H_q * N_q, Q.shape[1]), Q.dtype)
         device.wait(device.post(receives=[(Q, parent)]))  # line 1
     device.wait(device.post(sends=[(Q, child) for child in children]))  # line 1
-    part = [
-        hbm.empty(f"{X}_part", (H_q * N_q, w), sram.dtype)
-        for X, w in (("O", d_v), ("l", 1), ("m", 1))
-    ]
+    part = _part(device, "part", H_q * N_q, d_v)
     for h in sram.loop(H_q):  # line 2
-        Q_h, O_h, l_h, m_h = (share.head(X, h, N_q).divide(share.B_r) for X in (Q, *part))
-        K_h, V_h = (share.head(X, h // share.group, n).divide(share.B_c) for X in (K, V))
+        h_kv = h // share.group
+        Q_h = share.head(Q, h, N_q).divide(B_r)
+        O_h, l_h, m_h = (share.head(X, h, N_q).divide(B_r) for X in part)
+        K_h = share.head(K, h_kv, n).divide(share.B_c)
+        V_h = share.head(V, h_kv, n).divide(share.B_c)
         for i in sram.loop(len(Q_h)):  # line 2
             Q_i = sram.load(Q_h[i])  # line 3
             O_i = sram.full(O_h[i].shape, 0.0)  # line 3
             l_i = sram.full(l_h[i].shape, 0.0)  # line 3
             m_i = sram.full(m_h[i].shape, float("-inf"))  # line 3
-            for j in sram.loop(len(K_h), where=share.row(0, rank, i)):  # line 4
+            live = share.row(0, rank, i)  # line 4
+            for j in sram.loop(len(K_h), where=live):  # line 4
                 K_j, V_j = sram.load(K_h[j], V_h[j])  # line 5
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                 S_ij = on_chip(share.mask(S_ij, 0, i, rank, j), over=S_ij)  # line 6
@@ -89,19 +98,14 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             sram.store(m_h[i], m_i)  # line 10
     # line 11: end for
     for child in children:  # line 12
-        its = [
-            hbm.empty(f"{X}_of_{child}", own.shape, sram.dtype)
-            for X, own in zip("Olm", part, strict=True)
-        ]
+        its = _part(device, f"of_{child}", H_q * N_q, d_v)
         device.wait(device.post(receives=[(X, child) for X in its]))  # line 13
         for h in sram.loop(H_q):  # line 14
-            O_h, l_h, m_h, O_c, l_c, m_c = (
-                share.head(X, h, N_q).divide(share.B_r) for X in (*part, *its)
-            )
+            O_h, l_h, m_h = (share.head(X, h, N_q).divide(B_r) for X in part)
+            O_c, l_c, m_c = (share.head(X, h, N_q).divide(B_r) for X in its)
             for i in sram.loop(len(O_h)):  # line 14
-                O_i, l_i, m_i, O_s, l_s, m_s = sram.load(  # line 14
-                    O_h[i], l_h[i], m_h[i], O_c[i], l_c[i], m_c[i]
-                )
+                O_i, l_i, m_i = sram.load(O_h[i], l_h[i], m_h[i])  # line 14
+                O_s, l_s, m_s = sram.load(O_c[i], l_c[i], m_c[i])  # line 14
                 m_i_new = on_chip(maximum(m_i, m_s))  # line 14
                 O_i = on_chip(  # line 14
                     exp(m_i - finite(m_i_new)) * O_i + exp(m_s - finite(m_i_new)) * O_s, over=O_i
@@ -117,8 +121,9 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
         device.wait(device.post(sends=[(X, parent) for X in part]))  # line 16
         return O, L
     for h in sram.loop(H_q):  # line 16
-        parts = [share.head(X, h, N_q).divide(share.B_r) for X in part]
-        O_h, L_h = (share.head(X, h, N_q).divide(share.B_r) for X in (O, L))
+        parts = [share.head(X, h, N_q).divide(B_r) for X in part]
+        O_h = share.head(O, h, N_q).divide(B_r)
+        L_h = share.head(L, h, N_q).divide(B_r)
         for i in sram.loop(len(O_h)):  # line 16
             O_i, l_i, m_i = sram.load(*(X[i] for X in parts))  # line 16
             O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 16
@@ -126,6 +131,32 @@ def tree(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple
             sram.store(O_h[i], O_i)  # line 16
             sram.store(L_h[i], L_i)  # line 16
     return O, L
+
+
+def _parent(rank: int) -> int | None:
+    """Return a device's parent in the tree; None: it is the root."""
+    lowest = rank & -rank
+    return rank - lowest if rank else None
+
+
+def _children(rank: int, P: int) -> list[int]:
+    """Return a device's children, the nearest first."""
+    lowest = rank & -rank or P
+    children = []
+    step = 1
+    while step < lowest and rank + step < P:
+        children.append(rank + step)
+        step *= 2
+    return children
+
+
+def _part(device: Device, name: str, rows: int, d_v: int) -> tuple[Matrix, Matrix, Matrix]:
+    """Return room for O, ℓ, m of all queries."""
+    dtype = device.sram.dtype
+    O = device.hbm.empty(f"O_{name}", (rows, d_v), dtype)
+    l = device.hbm.empty(f"l_{name}", (rows, 1), dtype)
+    m = device.hbm.empty(f"m_{name}", (rows, 1), dtype)
+    return O, l, m
 
 
 PROGRAM = DevicesProgram(

@@ -24,13 +24,20 @@ a device is one message an array. L stays where it is made.
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.record import Bug
+from flashsim.devices.heads import heads_of, kv_heads_of
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
 from flashsim.memory.hbm import Matrix
 
 
-def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tuple[Matrix, Matrix]:
+def ulysses(
+    device: Device,
+    share: Share,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+) -> tuple[Matrix, Matrix]:
     """Run on own Q (H_q·n, d), K (H_kv·n, d), V (H_kv·n, d_v); return O (H_q·n, d_v), and own
     heads' L (heads·N, 1), in HBM.
     """
@@ -43,41 +50,41 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
     n = share.rows(rank)
     tau = share.tau
     d_v = V.shape[1]
-    mine = share.heads(rank)
-    kv = share.kv_heads(rank)
+    B_r = share.B_r
+    B_c = share.B_c
+    mine = heads_of(share, rank)
+    kv = kv_heads_of(share, rank)
     others = [x for x in range(P) if x != rank]
-    Q_of, K_of, V_of = (
-        {
-            x: hbm.empty(f"{X.name}_{x}", (len(heads) * share.rows(x), X.shape[1]), X.dtype)
-            for x in others
-        }
-        for X, heads in ((Q, mine), (K, kv), (V, kv))
-    )
-    device.wait(  # line 1
-        device.post(
-            sends=[
-                (share.of_heads(X, heads(x), n), x)
-                for x in others
-                for X, heads in ((Q, share.heads), (K, share.kv_heads), (V, share.kv_heads))
-            ],
-            receives=[(X_of[x], x) for x in others for X_of in (Q_of, K_of, V_of)],
-        )
-    )
-    Q_of[rank], K_of[rank], V_of[rank] = (
-        share.of_heads(X, heads, n) for X, heads in ((Q, mine), (K, kv), (V, kv))
-    )
+    Q_of = {rank: share.of_heads(Q, mine, n)}
+    K_of = {rank: share.of_heads(K, kv, n)}
+    V_of = {rank: share.of_heads(V, kv, n)}
+    sends = []
+    receives = []
+    for x in others:
+        queries = len(mine) * share.rows(x)
+        keys = len(kv) * share.rows(x)
+        Q_of[x] = hbm.empty(f"Q_{x}", (queries, Q.shape[1]), Q.dtype)
+        K_of[x] = hbm.empty(f"K_{x}", (keys, K.shape[1]), K.dtype)
+        V_of[x] = hbm.empty(f"V_{x}", (keys, d_v), V.dtype)
+        sends.append((share.of_heads(Q, heads_of(share, x), n), x))
+        sends.append((share.of_heads(K, kv_heads_of(share, x), n), x))
+        sends.append((share.of_heads(V, kv_heads_of(share, x), n), x))
+        receives += [(Q_of[x], x), (K_of[x], x), (V_of[x], x)]
+    device.wait(device.post(sends=sends, receives=receives))  # line 1
     O = hbm.empty("O", (share.H_q * n, d_v), V.dtype, "output")
     L = hbm.empty("L", (len(mine) * N, 1), sram.dtype)
-    O_of = {x: hbm.empty(f"O_{x}", (len(mine) * share.rows(x), d_v), V.dtype) for x in others}
-    O_of[rank] = share.of_heads(O, mine, n)
+    O_of = {rank: share.of_heads(O, mine, n)}
+    for x in others:
+        rows = len(mine) * share.rows(x)
+        O_of[x] = hbm.empty(f"O_{x}", (rows, d_v), V.dtype)
     for h in sram.loop(len(mine)):  # line 2
         top = h * N
         for x in range(P):  # line 2
-            Q_x, O_x = (
-                share.head(X_of[x], h, share.rows(x)).divide(share.B_r) for X_of in (Q_of, O_of)
-            )
-            L_x = L.rows(top, top + share.rows(x)).divide(share.B_r)
-            top = top + share.rows(x)
+            rows = share.rows(x)
+            Q_x = share.head(Q_of[x], h, rows).divide(B_r)
+            O_x = share.head(O_of[x], h, rows).divide(B_r)
+            L_x = L.rows(top, top + rows).divide(B_r)
+            top = top + rows
             for i in sram.loop(len(Q_x)):  # line 2
                 Q_i = sram.load(Q_x[i])  # line 3
                 O_i = sram.full(O_x[i].shape, 0.0)  # line 3
@@ -85,11 +92,10 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 m_i = sram.full(L_x[i].shape, float("-inf"))  # line 3
                 for y in range(P):  # line 4
                     h_kv = (mine.start + h) // share.group - kv.start
-                    K_y, V_y = (
-                        share.head(X_of[y], h_kv, share.rows(y)).divide(share.B_c)
-                        for X_of in (K_of, V_of)
-                    )
-                    for j in sram.loop(len(K_y), where=share.row(x, y, i)):  # line 4
+                    K_y = share.head(K_of[y], h_kv, share.rows(y)).divide(B_c)
+                    V_y = share.head(V_of[y], h_kv, share.rows(y)).divide(B_c)
+                    live = share.row(x, y, i)  # line 4
+                    for j in sram.loop(len(K_y), where=live):  # line 4
                         K_j, V_j = sram.load(K_y[j], V_y[j])  # line 5
                         S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 6
                         S_ij = on_chip(share.mask(S_ij, x, i, y, j), over=S_ij)  # line 6
@@ -108,11 +114,9 @@ def ulysses(device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix) -> tu
                 sram.store(O_x[i], O_i)  # line 10
                 sram.store(L_x[i], L_i)  # line 10
     # line 11: end for
+    home = [(share.of_heads(O, heads_of(share, x), n), x) for x in others]
     device.wait(  # line 12
-        device.post(
-            sends=[(O_of[x], x) for x in others],
-            receives=[(share.of_heads(O, share.heads(x), n), x) for x in others],
-        )
+        device.post(sends=[(O_of[x], x) for x in others], receives=home)
     )
     return O, L
 

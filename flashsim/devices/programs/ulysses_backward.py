@@ -29,6 +29,7 @@ kept, and travel, in the type that the chip computes in.
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.record import Bug
+from flashsim.devices.heads import heads_of, kv_heads_of
 from flashsim.devices.record import DevicesProgram
 from flashsim.devices.share import Share
 from flashsim.memory.device import Device
@@ -36,7 +37,14 @@ from flashsim.memory.hbm import Matrix
 
 
 def ulysses_backward(
-    device: Device, share: Share, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, L: Matrix
+    device: Device,
+    share: Share,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    O: Matrix,
+    dO: Matrix,
+    L: Matrix,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run on own rows, and L (heads·N, 1) of own heads; return own rows of dQ, dK, dV, in the
     chip's type, in HBM.
@@ -52,8 +60,8 @@ def ulysses_backward(
     N = len(share)
     n = share.rows(rank)
     tau = share.tau
-    mine = share.heads(rank)
-    kv = share.kv_heads(rank)
+    mine = heads_of(share, rank)
+    kv = kv_heads_of(share, rank)
     B_r = share.B_r
     B_c = share.B_c
     d = K.shape[1]
@@ -61,43 +69,56 @@ def ulysses_backward(
     others = [x for x in range(P) if x != rank]
     D = hbm.empty("D", (H_q * n, 1), sram.dtype)
     for h in sram.loop(H_q):  # line 1
-        O_h, dO_h, D_h = (share.head(X, h, n).divide(B_r) for X in (O, dO, D))
+        O_h = share.head(O, h, n).divide(B_r)
+        dO_h = share.head(dO, h, n).divide(B_r)
+        D_h = share.head(D, h, n).divide(B_r)
         for i in sram.loop(len(D_h)):  # line 1
             O_i, dO_i = sram.load(O_h[i], dO_h[i])  # line 1
             D_i = on_chip(rowsum(dO_i * O_i))  # line 1
             sram.store(D_h[i], D_i)  # line 1
-    operands = [(X, share.heads) for X in (Q, dO, D)] + [(X, share.kv_heads) for X in (K, V)]
-    of = [
-        {
-            x: hbm.empty(f"{X.name}_{x}", (len(heads(rank)) * share.rows(x), X.shape[1]), X.dtype)
-            for x in others
-        }
-        for X, heads in operands
-    ]
-    sends = [(share.of_heads(X, heads(x), n), x) for x in others for X, heads in operands]
-    device.wait(  # line 2
-        device.post(sends=sends, receives=[(X_of[x], x) for x in others for X_of in of])
-    )
-    for X_of, (X, heads) in zip(of, operands, strict=True):
-        X_of[rank] = share.of_heads(X, heads(rank), n)
-    Q_of, dO_of, D_of, K_of, V_of = of
+    Q_of = {rank: share.of_heads(Q, mine, n)}
+    dO_of = {rank: share.of_heads(dO, mine, n)}
+    D_of = {rank: share.of_heads(D, mine, n)}
+    K_of = {rank: share.of_heads(K, kv, n)}
+    V_of = {rank: share.of_heads(V, kv, n)}
+    sends = []
+    receives = []
+    for x in others:
+        for X, X_of in ((Q, Q_of), (dO, dO_of), (D, D_of)):
+            X_of[x] = _rows_of(device, X, x, len(mine) * share.rows(x))
+            sends.append((share.of_heads(X, heads_of(share, x), n), x))
+            receives.append((X_of[x], x))
+        for X, X_of in ((K, K_of), (V, V_of)):
+            X_of[x] = _rows_of(device, X, x, len(kv) * share.rows(x))
+            sends.append((share.of_heads(X, kv_heads_of(share, x), n), x))
+            receives.append((X_of[x], x))
+    device.wait(device.post(sends=sends, receives=receives))  # line 2
     dQ = hbm.full("dQ", (H_q * n, d), 0.0, sram.dtype, "output")  # line 2
-    dQ_of = {  # line 2
-        x: hbm.full(f"dQ_{x}", (len(mine) * share.rows(x), d), 0.0, sram.dtype) for x in others
-    }
-    dQ_of[rank] = share.of_heads(dQ, mine, n)
-    dK_of, dV_of = (
-        {y: hbm.empty(f"{X}_of_{y}", (len(kv) * share.rows(y), w), sram.dtype) for y in range(P)}
-        for X, w in (("dK", d), ("dV", d_v))
-    )
-    sharing = [range(max(mine.start, g * k), min(mine.stop, g * (k + 1))) for k in kv]
-    tops = [sum(share.rows(y) for y in range(x)) for x in range(P)]
+    dQ_of = {rank: share.of_heads(dQ, mine, n)}
+    for x in others:
+        rows = len(mine) * share.rows(x)
+        dQ_of[x] = hbm.full(f"dQ_{x}", (rows, d), 0.0, sram.dtype)  # line 2
+    dK_of = {}
+    dV_of = {}
+    for y in range(P):
+        rows = len(kv) * share.rows(y)
+        dK_of[y] = hbm.empty(f"dK_of_{y}", (rows, d), sram.dtype)
+        dV_of[y] = hbm.empty(f"dV_of_{y}", (rows, d_v), sram.dtype)
+    sharing = []  # own query heads of each own KV head
+    for k in kv:
+        first = max(mine.start, g * k)
+        stop = min(mine.stop, g * (k + 1))
+        sharing.append(range(first, stop))
+    tops = [0]  # where each device's rows begin in a head of L
+    for x in range(P):
+        tops.append(tops[x] + share.rows(x))
     for k in sram.loop(len(kv), alike=[*map(len, sharing)]):  # line 3
         for y in range(P):  # line 3
-            K_y, V_y, dK_y, dV_y = (
-                share.head(X_of[y], k, share.rows(y)).divide(B_c)
-                for X_of in (K_of, V_of, dK_of, dV_of)
-            )
+            keys = share.rows(y)
+            K_y = share.head(K_of[y], k, keys).divide(B_c)
+            V_y = share.head(V_of[y], k, keys).divide(B_c)
+            dK_y = share.head(dK_of[y], k, keys).divide(B_c)
+            dV_y = share.head(dV_of[y], k, keys).divide(B_c)
             for j in sram.loop(len(K_y)):  # line 3
                 K_j, V_j = sram.load(K_y[j], V_y[j])  # line 4
                 dK_j = sram.full(K_y[j].shape, 0.0)  # line 4
@@ -105,12 +126,14 @@ def ulysses_backward(
                 for r in sram.loop(len(sharing[k])):  # line 5
                     h = sharing[k].start - mine.start + r
                     for x in range(P):  # line 5
-                        Q_x, dO_x, D_x, dQ_x = (
-                            share.head(X_of[x], h, share.rows(x)).divide(B_r)
-                            for X_of in (Q_of, dO_of, D_of, dQ_of)
-                        )
-                        L_x = L.rows(h * N + tops[x], h * N + tops[x] + share.rows(x)).divide(B_r)
-                        for i in sram.loop(len(Q_x), where=share.column(x, y, j)):  # line 5
+                        rows = share.rows(x)
+                        Q_x = share.head(Q_of[x], h, rows).divide(B_r)
+                        dO_x = share.head(dO_of[x], h, rows).divide(B_r)
+                        D_x = share.head(D_of[x], h, rows).divide(B_r)
+                        dQ_x = share.head(dQ_of[x], h, rows).divide(B_r)
+                        L_x = L.rows(h * N + tops[x], h * N + tops[x + 1]).divide(B_r)
+                        live = share.column(x, y, j)  # line 5
+                        for i in sram.loop(len(Q_x), where=live):  # line 5
                             Q_i, dO_i, dQ_i, L_i, D_i = sram.load(  # line 6
                                 Q_x[i], dO_x[i], dQ_x[i], L_x[i], D_x[i]
                             )
@@ -127,41 +150,39 @@ def ulysses_backward(
                 sram.store(dK_y[j], dK_j)  # line 13
                 sram.store(dV_y[j], dV_j)  # line 13
     # line 14: end for
-    received = {rank: (dK_of[rank], dV_of[rank])}
+    dK_from = {rank: dK_of[rank]}
+    dV_from = {rank: dV_of[rank]}
+    sends = []
+    receives = []
     for x in others:
-        rows = len(share.kv_heads(x)) * n
-        received[x] = (
-            hbm.empty(f"dK_from_{x}", (rows, d), sram.dtype),
-            hbm.empty(f"dV_from_{x}", (rows, d_v), sram.dtype),
-        )
-    home = [(share.of_heads(dQ, share.heads(x), n), x) for x in others]
-    device.wait(  # line 15
-        device.post(
-            sends=[(X_of[x], x) for x in others for X_of in (dQ_of, dK_of, dV_of)],
-            receives=[
-                each
-                for to, x in home
-                for each in ((to, x), (received[x][0], x), (received[x][1], x))
-            ],
-        )
-    )
-    dK, dV = (
-        hbm.empty(X, (H_kv * n, w), sram.dtype, "output") for X, w in (("dK", d), ("dV", d_v))
-    )
+        rows = len(kv_heads_of(share, x)) * n
+        dK_from[x] = hbm.empty(f"dK_from_{x}", (rows, d), sram.dtype)
+        dV_from[x] = hbm.empty(f"dV_from_{x}", (rows, d_v), sram.dtype)
+        sends += [(dQ_of[x], x), (dK_of[x], x), (dV_of[x], x)]
+        receives.append((share.of_heads(dQ, heads_of(share, x), n), x))
+        receives += [(dK_from[x], x), (dV_from[x], x)]
+    device.wait(device.post(sends=sends, receives=receives))  # line 15
+    dK = hbm.empty("dK", (H_kv * n, d), sram.dtype, "output")
+    dV = hbm.empty("dV", (H_kv * n, d_v), sram.dtype, "output")
     for k in range(H_kv):  # line 16
-        users = [x for x in range(P) if k in share.kv_heads(x)]
-        for which, whole in enumerate((dK, dV)):  # line 16
+        users = [x for x in range(P) if k in kv_heads_of(share, x)]
+        for whole, X_from in ((dK, dK_from), (dV, dV_from)):  # line 16
             sums = share.head(whole, k, n).divide(B_c)
-            parts = [
-                share.head(received[x][which], k - share.kv_heads(x).start, n).divide(B_c)
-                for x in users
-            ]
+            parts = []
+            for x in users:
+                h_kv = k - kv_heads_of(share, x).start
+                parts.append(share.head(X_from[x], h_kv, n).divide(B_c))
             for j in sram.loop(len(sums)):  # line 16
                 X_j = sram.full(sums[j].shape, 0.0)  # line 16
                 for x in sram.loop(len(parts), alike=range(len(parts))):  # line 16
                     X_j = on_chip(X_j + sram.load(parts[x][j]), over=X_j)  # line 16
                 sram.store(sums[j], X_j)  # line 16
     return dQ, dK, dV
+
+
+def _rows_of(device: Device, X: Matrix, x: int, rows: int) -> Matrix:
+    """Return room for rows of device x's X."""
+    return device.hbm.empty(f"{X.name}_{x}", (rows, X.shape[1]), X.dtype)
 
 
 PROGRAM = DevicesProgram(
@@ -179,8 +200,8 @@ PROGRAM = DevicesProgram(
         ),
         Bug(
             "L is the first head's",
-            "L.rows(h * N + tops[x], h * N + tops[x] + share.rows(x))",
-            "L.rows(tops[x], tops[x] + share.rows(x))",
+            "L.rows(h * N + tops[x], h * N + tops[x + 1])",
+            "L.rows(tops[x], tops[x + 1])",
         ),
         Bug(
             "K, V are loaded for each row block",
