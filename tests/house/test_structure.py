@@ -358,8 +358,8 @@ FILLED = {  # as something goes on
     "memory.network._Message",
     "memory.network._Posted",
     "simulate.outcome.Outcome",
-    "testing.running.Survey",
-    "testing.running.Tally",
+    "testing.survey.Survey",
+    "testing.survey.Tally",
     "tracing.observers.InductionInvariant",
     "tracing.observers.Ledger",
 }

@@ -18,8 +18,8 @@ import flashsim
 from flashsim import Causal, KeyPadding, SlidingWindow, SoftCap
 from flashsim.attention.inputs import Array
 from flashsim.testing import CHECKS, Case, wrap
-from flashsim.testing.running import try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.survey import try_check
 
 onnx = pytest.importorskip("onnx", reason='onnx is not installed: pip install -e ".[onnx]"')
 pytestmark = pytest.mark.packages
@@ -163,6 +163,6 @@ def test_the_kit_finds_a_bug_of_onnx_s_reference(case: Case, right: bool) -> Non
     """
     operator = importlib.import_module("onnx.reference.ops.op_attention").Attention
     kernel = wrap(operator.eval, "numpy", convention="onnx")
-    found = try_check(CHECKS["oracle"], Subject(kernel, kernel.spec()), case)
+    found = try_check(CHECKS["oracle"], Kernel(kernel, kernel.spec()), case)
     assert found is not None
     assert found.failed != right

@@ -13,8 +13,8 @@ import pytest
 from flashsim.cli import check
 from flashsim.testing import CHECKS, Case, Spec, wrap
 from flashsim.testing.conventions import CONVENTIONS
-from flashsim.testing.running import try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.survey import try_check
 from flashsim.tracing.planting import mutated
 from tests.helpers import libraries
 
@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(convention: str, *changes: tuple[str, str]) -> Subject:
+def made(convention: str, *changes: tuple[str, str]) -> Kernel:
     """Return a stand-in, with changes to its text, as the kit has it."""
     function, more, promises = KINDS[convention]
     fn: Any = partial(mutated(function, *changes) if changes else function, **more)
@@ -60,7 +60,7 @@ def made(convention: str, *changes: tuple[str, str]) -> Subject:
     kernel = wrap(
         fn, "numpy", convention=convention, page=2 if CONVENTIONS[convention].page else None
     )
-    return Subject(kernel, kernel.spec(**promises))
+    return Kernel(kernel, kernel.spec(**promises))
 
 
 def case_for(spec: Spec, name: str) -> Case:
@@ -76,10 +76,10 @@ def case_for(spec: Spec, name: str) -> Case:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("convention", KINDS)
 def test_a_right_function_passes_every_check(convention: str, name: str) -> None:
-    subject = made(convention)
-    for each in (each for each in CHECKS.values() if not each.needs(subject)):
+    kernel = made(convention)
+    for each in (each for each in CHECKS.values() if not each.needs(kernel)):
         if (convention, each.name) != ("onnx", "masked_kv_poison"):  # 0 · NaN, as in its reference
-            found = try_check(each, subject, case_for(subject.spec, name))
+            found = try_check(each, kernel, case_for(kernel.spec, name))
             assert found is None or not found.failed, (each.name, found)
 
 
@@ -157,8 +157,8 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_shows(bug: str) -> None:
     convention, shows, name, before, after = BUGS[bug]
-    subject = made(convention, (before, after))
-    found = try_check(CHECKS[shows], subject, case_for(subject.spec, name))
+    kernel = made(convention, (before, after))
+    found = try_check(CHECKS[shows], kernel, case_for(kernel.spec, name))
     assert found is not None
     assert found.failed
     assert not found.broken  # it answers, and wrongly
@@ -178,7 +178,7 @@ def test_flashinfer_s_pages_read_wrongly_show(wrong: str) -> None:
     kernel = wrap(
         Wrong("HND" if wrong == "layout" else "NHD"), "numpy", convention="flashinfer", page=2
     )
-    found = try_check(CHECKS["oracle"], Subject(kernel, kernel.spec(head_dims=None)), CASE)
+    found = try_check(CHECKS["oracle"], Kernel(kernel, kernel.spec(head_dims=None)), CASE)
     assert found is not None
     assert found.failed
     assert not found.broken

@@ -15,13 +15,13 @@ import pytest
 from flashsim.attention.inputs import Array
 from flashsim.testing import Case, Spec, check_attention, mla, mutants, paged, replay, varlen
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.diagnosis.experiments import _split_otherwise
+from flashsim.testing.diagnosis.experiments import _split_by_batch
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import BASES, OUTSIDE, SERVING, Mutant
 from flashsim.testing.mutants.mutant import SERVING as CORRECT
 from flashsim.testing.regimes import SINKS
-from flashsim.testing.running import survey, try_check
 from flashsim.testing.spec import FP8
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import survey, try_check
 from tests.helpers.libraries import attention
 from tests.helpers.pages import ROOT
 
@@ -113,15 +113,17 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_kernels_that_serve_pass(name: str) -> None:
-    kernel = CORRECT[name]
-    subject = Subject(kernel, kernel.spec, kernel.backward)
-    case = replace(CASE, dtype=kernel.spec.dtypes[0], d_v=None if kernel.spec.scales else 3)
-    cases = [case] if kernel.spec.scales else [replace(case, **word) for word in WORDS.values()]
-    for check, case in (
-        (check, case) for check in CHECKS.values() if not check.needs(subject) for case in cases
-    ):
-        found = try_check(check, subject, case)
-        assert found is None or not found.failed, (check.name, found)
+    attention = CORRECT[name]
+    spec = attention.spec
+    kernel = Kernel(attention, spec, attention.backward)
+    case = replace(CASE, dtype=spec.dtypes[0], d_v=None if spec.scales else 3)
+    cases = [case] if spec.scales else [replace(case, **word) for word in WORDS.values()]
+    for check in CHECKS.values():
+        if check.needs(kernel):
+            continue
+        for case in cases:
+            finding = try_check(check, kernel, case)
+            assert finding is None or not finding.failed, (check.name, finding)
 
 
 # what shows each bug in a case or two: the check, and what the case has
@@ -161,13 +163,13 @@ def test_a_bug_shows_and_the_correct_kernel_does_not_have_it(name: str) -> None:
     mutant = next(each for each in (*SERVING, *OUTSIDE) if each.name == name)
     check, changes = SHOWN[name]
     serves = {"": "eight_bits_by_head" if mutant.spec.scales else "served"}.get(
-        mutant.by, mutant.by
+        mutant.adapter, mutant.adapter
     )
     correct = BASES[mutant.base] if mutant.base in BASES else CORRECT[serves]
     case = replace(CASE, dtype=mutant.spec.dtypes[0], d_v=3 if mutant.spec.d_v else None, **changes)
     failed = []
     for kernel in (mutant.build(), correct):
-        found = try_check(CHECKS[check], Subject(kernel, kernel.spec, kernel.backward), case)
+        found = try_check(CHECKS[check], Kernel(kernel, kernel.spec, kernel.backward), case)
         assert found is not None
         failed.append(found.failed)
     assert failed == [True, False]
@@ -184,7 +186,7 @@ def test_a_lazy_maximum_may_lag_by_what_8_bits_hold() -> None:
             replace(case, seed=steep),
         )
     kernel = mutants.lazy_maximum_saturates
-    found = survey(Subject(kernel, kernel.spec), 60, 0, ["oracle"], until_failure=True)
+    found = survey(Kernel(kernel, kernel.spec), 60, 0, ["oracle"], until_failure=True)
     assert found.tallies["oracle"].failed
 
 
@@ -193,7 +195,7 @@ def test_a_lazy_maximum_may_lag_by_what_8_bits_hold() -> None:
 def test_every_bug_of_a_kernel_that_serves_is_caught_within_300_examples(mutant: Mutant) -> None:
     kernel = mutant.build()
     found = survey(
-        Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True
+        Kernel(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True
     )
     assert [name for name, tally in found.tallies.items() if tally.failed], mutant.bug
 
@@ -356,13 +358,13 @@ def test_a_packed_backward_pass_is_checked() -> None:
     ],
 )
 def test_the_cuts_of_a_sum_are_told(N_k: int, said: str) -> None:
-    kernel = mutants.splits_follow_the_batch
-    subject = Subject(kernel, kernel.spec)
-    found = try_check(CHECKS["batch_invariance"], subject, Case(B=2, H_kv=2, N_k=N_k, block=(8, 4)))
+    mutant = mutants.splits_follow_the_batch
+    kernel = Kernel(mutant, mutant.spec)
+    found = try_check(CHECKS["batch_invariance"], kernel, Case(B=2, H_kv=2, N_k=N_k, block=(8, 4)))
     assert found is not None
-    (told,) = _split_otherwise(subject, found)
+    (told,) = _split_by_batch(kernel, found)
     assert said in told
-    assert not _split_otherwise(Subject(BASES["tiled"], kernel.spec), found)
+    assert not _split_by_batch(Kernel(BASES["tiled"], kernel.spec), found)
 
 
 def test_sinks_are_drawn_for_each_head() -> None:
@@ -387,6 +389,6 @@ def test_keys_are_appended_where_slopes_or_a_bias_of_no_keys_are(case: Case) -> 
         )
 
     spec = Spec(masks=True, bias=True, alibi=True, zero_keys=True)
-    found = try_check(CHECKS["appended_masked_keys"], Subject(kernel, spec), case)
+    found = try_check(CHECKS["appended_masked_keys"], Kernel(kernel, spec), case)
     assert found is not None
     assert not found.failed

@@ -13,9 +13,9 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.testing import Spec, check_attention
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.problem import Problem
-from flashsim.testing.subject import Subject
-from flashsim.testing.unchecked import NO_WORD, undeclared
+from flashsim.testing.unchecked import NOT_IN_SPECS, undeclared
 from tests.helpers.by_pytest import by_pytest
 
 KERNELS = """
@@ -119,13 +119,13 @@ def test_python_is_warned() -> None:
     report = check_attention(leaks, Spec(), max_examples=3, on_fail="return")
     assert report.ok
     assert not report.complete
-    assert list(undeclared(Subject(leaks, Spec()))) == ["causal"]
+    assert list(undeclared(Kernel(leaks, Spec()))) == ["causal"]
 
 
 def test_list_says_what_there_is_no_word_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
     out = said(capsys)
-    for names, what in NO_WORD.items():
+    for names, what in NOT_IN_SPECS.items():
         assert names[0] in out
         assert what in out
 

@@ -11,10 +11,10 @@ import pytest
 from flashsim.attention.inputs import Array
 from flashsim.testing import Case, Report, Spec, check_attention
 from flashsim.testing.conventions import _flash_attn
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES
-from flashsim.testing.running import survey
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import survey
 
 SPEC = Spec(
     window="bottom_right", bias=True, causal="bottom_right", masks=True, lse="natural", gqa=True
@@ -99,9 +99,9 @@ def test_a_right_kernel_with_windows_and_biases_passes() -> None:
 def test_they_are_drawn_and_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Case] = []
     monkeypatch.setattr(
-        "flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case)
+        "flashsim.testing.survey.try_check", lambda check, kernel, case, trial: seen.append(case)
     )
-    survey(Subject(kernel(), SPEC), 300, 0, ["oracle"])
+    survey(Kernel(kernel(), SPEC), 300, 0, ["oracle"])
     assert {case.bias for case in seen} == {None, *BIASES}
     windows = {case.window for case in seen}
     assert {None, (0, 0), (3, -1), (-1, 2), (15, 0)} <= windows

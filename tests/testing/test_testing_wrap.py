@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flashsim.cli import main
-from flashsim.testing.bridges import BRIDGES, Bridge, Sent, _surroundings
+from flashsim.testing.bridges import BRIDGES, Bridge, NativeArray, _surroundings
 from flashsim.testing.checkup import check_attention
 from flashsim.testing.conventions import _sdpa
 from flashsim.testing.probe import parameters
@@ -84,8 +84,8 @@ class Boxed(Plain):
 
     kind = Tensor
 
-    def send(self, name: str, array: Any) -> Sent:
-        return Sent(name, array.view(Tensor))
+    def send(self, name: str, array: Any) -> NativeArray:
+        return NativeArray(name, array.view(Tensor))
 
 
 OWN_BACKWARD = """

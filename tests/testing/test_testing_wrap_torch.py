@@ -16,8 +16,8 @@ from flashsim.attention.inputs import Array, float_dtype
 from flashsim.cli import main
 from flashsim.reference import attention, attention_with_statistics, gradients
 from flashsim.testing import CHECKS, Case, Spec, check_attention
-from flashsim.testing.running import try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.survey import try_check
 from flashsim.testing.wrapping import wrap
 from tests.helpers.wrapping import (
     DTYPES,
@@ -402,23 +402,23 @@ FLEX: dict[str, dict[str, Any]] = {
 def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     if how == "return_aux":
-        kernel = functools.partial(flex.flex_attention, return_aux=flex.AuxRequest(lse=True))
+        attention = functools.partial(flex.flex_attention, return_aux=flex.AuxRequest(lse=True))
     else:
-        kernel = functools.partial(flex.flex_attention, return_lse=True)
-    wrapped = wrap(kernel, "torch", convention="flex_attention", device=device)
-    subject = Subject(wrapped, wrapped.spec(lse="natural"))
+        attention = functools.partial(flex.flex_attention, return_lse=True)
+    wrapped = wrap(attention, "torch", convention="flex_attention", device=device)
+    kernel = Kernel(wrapped, wrapped.spec(lse="natural"))
     for name, changes in FLEX.items():
         case = Case(**{"B": 2, "H_kv": 2, "N_q": 3, "N_k": 5, "d": 8, **changes})
         for check in ("oracle", "log_sum_exp", "empty_rows"):
-            found = try_check(CHECKS[check], subject, case)
+            found = try_check(CHECKS[check], kernel, case)
             assert found is None or not found.failed, (name, found)
 
     def capped_late(q: Any, k: Any, v: Any, score_mod: Any, **more: Any) -> Any:
-        return kernel(q, k, v, lambda s, *at: 0.5 * torch.tanh(score_mod(s, *at) / 0.5), **more)
+        return attention(q, k, v, lambda s, *at: 0.5 * torch.tanh(score_mod(s, *at) / 0.5), **more)
 
     def at_the_bottom(q: Any, k: Any, v: Any, block_mask: Any, **more: Any) -> Any:
         moved = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731
-        return kernel(
+        return attention(
             q,
             k,
             v,
@@ -432,8 +432,8 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
         (at_the_bottom, {"causal": True}),
     ):
         wrapped = wrap(wrong, "torch", convention="flex_attention", device=device)
-        subject = Subject(wrapped, wrapped.spec(lse="natural"))
-        found = try_check(CHECKS["oracle"], subject, Case(N_q=3, N_k=5, d=8, **changes))
+        kernel = Kernel(wrapped, wrapped.spec(lse="natural"))
+        found = try_check(CHECKS["oracle"], kernel, Case(N_q=3, N_k=5, d=8, **changes))
         assert found is not None
         assert found.failed
         assert not found.broken
