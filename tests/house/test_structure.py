@@ -353,7 +353,7 @@ FILLED = {  # as something goes on
     "analysis.sweeping.records.Row",
     "gpu.launching.Repeated",
     "hardware.cache.CacheTraffic",
-    "learn.exercises.judging.Turns",
+    "learn.exercises.checks.TurnRecorder",
     "memory.hbm.Storage",
     "memory.network._Message",
     "memory.network._Posted",

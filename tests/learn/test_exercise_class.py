@@ -13,12 +13,12 @@ import pytest
 from flashsim.attention.shapes import Blocks
 from flashsim.cli import main
 from flashsim.learn.exercises import exercise, exercises
-from flashsim.learn.exercises.apart import Apart, Limits, again
-from flashsim.learn.exercises.classes import Row, asked_for, grade_file, mistakes
+from flashsim.learn.exercises.checks import ExerciseMemory
+from flashsim.learn.exercises.classes import Row, exercise_named, grade_file, mistakes
 from flashsim.learn.exercises.grading import Grade, exercise_of, grade
-from flashsim.learn.exercises.judging import Stage
-from flashsim.learn.exercises.messages import packed, unpacked
-from flashsim.learn.exercises.work import Wrong
+from flashsim.learn.exercises.messages import pack, unpack
+from flashsim.learn.exercises.submission import Mistake
+from flashsim.learn.exercises.submission_process import Limits, SubmissionProcess, replay
 from tests.helpers.exercise_solutions import MISTAKES, SOLUTIONS
 
 INNER = SOLUTIONS["inner_loop"]
@@ -38,10 +38,10 @@ def handed_in(folder: Path, **files: str) -> Path:
 def apart(path: Path, name: str, limits: Limits | None = None) -> Grade:
     found = exercise(name)
     try:
-        with Apart(path, found, limits or Limits()) as work:
+        with SubmissionProcess(path, found, limits or Limits()) as work:
             return Grade(found, True, found.grade(work))
-    except Wrong as wrong:
-        return Grade(found, False, wrong.seen, wrong.hint)
+    except Mistake as wrong:
+        return Grade(found, False, wrong.message, wrong.hint)
 
 
 WRONG = [
@@ -73,11 +73,11 @@ CHEATS = {
     "leaves when called": f"def flash(*a):\n    {OS}._exit(0)\n",
     "patches numpy": f"import numpy as np\nnp.allclose = np.isclose = lambda *a, **k: True\n{FORGOTTEN}",
     "patches the judge": (
-        "from flashsim.learn.exercises import judging\njudging.expect = lambda *a: None\ndef "
+        "from flashsim.learn.exercises import checks\njudging.expect = lambda *a: None\ndef "
         "flash(*a): pass\n"
     ),
     "patches the judge, imported by name": (
-        '__import__("sys").modules["flashsim.learn.exercises.work"].Work.function = lambda *a: '
+        '__import__("sys").modules["flashsim.learn.exercises.submission"].Submission.function = lambda *a: '
         "print\n"
     ),
     "says that it is verified": "print('Verified: m, l and O were right')\nraise SystemExit(0)\n",
@@ -219,8 +219,8 @@ def test_a_name_says_which_exercise_a_file_is_of_and_the_option_before_it(tmp_pa
         "05_inner_loop (1)",
         "05_inner_loop_notebook",
     ):
-        assert asked_for(Path(f"{name}.py")) == exercise("5")
-    assert asked_for(Path("notes.py")) is None
+        assert exercise_named(Path(f"{name}.py")) == exercise("5")
+    assert exercise_named(Path("notes.py")) is None
     (path := tmp_path / "03_mine.py").write_text(
         f'"""Exercise 5: …"""\n{SOFTMAX}', encoding="utf-8"
     )
@@ -234,7 +234,7 @@ def test_a_name_says_which_exercise_a_file_is_of_and_the_option_before_it(tmp_pa
 OWN = (
     '''
 import numpy as np
-from flashsim.learn.exercises.judging import expect
+from flashsim.learn.exercises.checks import expect
 NUMBER, TITLE, HINTS = 21, "twice", ("2 * x",)
 TEXT = """
 Return twice x.
@@ -292,12 +292,12 @@ def test_what_is_packed_is_unpacked() -> None:
         Blocks(1, 2, N_q=3, N_k=4),
     ]
     for value in values:
-        found = unpacked(json.loads(json.dumps(packed(value))))
+        found = unpack(json.loads(json.dumps(pack(value))))
         assert type(found) is type(value)
         assert str(found) == str(value)
     # of what is not a number the name alone is kept
     for thing in ({1: 2}, 10**5000, np.array([None]), lambda: 0):
-        found = unpacked(json.loads(json.dumps(packed(thing))))
+        found = unpack(json.loads(json.dumps(pack(thing))))
         assert type(found).__name__ == type(thing).__name__
         assert found != thing
 
@@ -314,25 +314,25 @@ def test_what_is_no_value_or_cannot_have_been_done_to_a_memory_is_refused() -> N
     ]
     for message in messages:
         with pytest.raises((ValueError, TypeError)):
-            unpacked(message)
+            unpack(message)
     entries: list[Any] = [
         ["load", "X", [0, 9, 0, 2], None],
         ["load", "X", [-1, 1, 0, 2], None],
         ["load", "Z", [0, 1, 0, 2], None],
         ["load", "X", [1, 1, 0, 2], None],
-        ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))],
-        ["store", "X", [0, 1, 0, 2], packed(3)],
-        ["compute", "S", packed(1)],
+        ["store", "X", [0, 1, 0, 2], pack(np.ones((2, 2)))],
+        ["store", "X", [0, 1, 0, 2], pack(3)],
+        ["compute", "S", pack(1)],
         ["turn end", []],
         ["evict"],
         7,
     ]
     for entry in entries:
-        stage = Stage({"X": np.ones((3, 2))})
-        again(stage.hbm, stage.sram, ["load", "X", [0, 2, 0, 2], None])
-        assert stage.moved("X") == (4, 0)
+        memory = ExerciseMemory({"X": np.ones((3, 2))})
+        replay(memory.hbm, memory.sram, ["load", "X", [0, 2, 0, 2], None])
+        assert memory.accesses("X") == (4, 0)
         with pytest.raises((ValueError, KeyError, IndexError)):
-            again(stage.hbm, stage.sram, entry)
+            replay(memory.hbm, memory.sram, entry)
 
 
 def test_the_most_common_mistake_comes_first() -> None:

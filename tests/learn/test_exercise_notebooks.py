@@ -34,7 +34,7 @@ def test_a_notebook_says_what_the_file_says(name: str, tmp_path: Path) -> None:
     notebook = made(found.number, tmp_path)
     nbformat.validate(notebook)
     text, holes, *_ = ("".join(cell["source"]) for cell in notebook["cells"])
-    explained, _, code = found.fresh().partition('\n"""\n')
+    explained, _, code = found.starting_text().partition('\n"""\n')
     explained = explained.removeprefix('"""').partition("\n\nCheck it:")[0]
     unfenced = re.sub(r"^```(?:text)?\n|\n```$", "", text, flags=re.MULTILINE)
     assert unfenced.removeprefix("# ").startswith(explained.replace(".", "", 1))

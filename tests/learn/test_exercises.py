@@ -10,9 +10,9 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.learn.exercises import exercises
-from flashsim.learn.exercises.apart import Limits
 from flashsim.learn.exercises.classes import grade_file
 from flashsim.learn.exercises.grading import PROGRESS, grade, progress, start
+from flashsim.learn.exercises.submission_process import Limits
 from flashsim.tracing.planting import changed
 from tests.helpers.exercise_solutions import MISTAKES, SOLUTIONS
 from tests.helpers.pages import ROOT, blocks
@@ -22,7 +22,7 @@ EXERCISES = exercises()
 
 def solved(name: str, *changes: tuple[str, str]) -> str:
     """The student's file with a solution in place of the holes, and changes to it."""
-    explained, _, _ = EXERCISES[name].fresh().partition('\n"""\n')
+    explained, _, _ = EXERCISES[name].starting_text().partition('\n"""\n')
     return f'{explained}\n"""\n{changed(SOLUTIONS[name], changes, name)}'
 
 
@@ -68,7 +68,7 @@ def test_each_exercise_has_a_solution_and_mistakes() -> None:
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_solution_is_right_and_a_fresh_file_is_not(name: str, tmp_path: Path) -> None:
     found = grade(written(tmp_path, name, solved(name)))
-    assert (found.solved, found.hint) == (True, ""), found.said
+    assert (found.solved, found.hint) == (True, ""), found.message
     fresh = start(name, tmp_path, overwrite=True)
     assert not grade(fresh).solved
     lines = fresh.read_text(encoding="utf-8").splitlines()
@@ -85,7 +85,10 @@ def test_a_class_is_graded_by_the_command_that_is_shown(
         if "grade handed_in --csv" in block
     )
     monkeypatch.chdir(tmp_path)
-    for student, text in (("ada", solved("inner_loop")), ("bob", EXERCISES["inner_loop"].fresh())):
+    for student, text in (
+        ("ada", solved("inner_loop")),
+        ("bob", EXERCISES["inner_loop"].starting_text()),
+    ):
         (tmp_path / "handed_in" / student).mkdir(parents=True)
         written(tmp_path / "handed_in" / student, "inner_loop", text)
     assert main(shown.splitlines()[0].split()[1:]) == 1
@@ -135,14 +138,14 @@ def test_an_error_is_said_at_the_student_s_line(tmp_path: Path) -> None:
     text = solved("online_softmax", ("rowmax(s)", "rowmx(s)"))
     line = text[: text.index("rowmx")].count("\n") + 1
     found = grade(written(tmp_path, "online_softmax", text))
-    assert found.said.startswith(f"Line {line}: NameError: name 'rowmx' is not defined")
-    assert "m_new = maximum(m, rowmx(s))" in found.said
+    assert found.message.startswith(f"Line {line}: NameError: name 'rowmx' is not defined")
+    assert "m_new = maximum(m, rowmx(s))" in found.message
     assert "Is it spelt" in found.hint
     broken = grade(written(tmp_path, "online_softmax", text.replace("    return", "    return (")))
-    assert broken.said.startswith("Line ")
-    assert "Python cannot read this" in broken.said
+    assert broken.message.startswith("Line ")
+    assert "Python cannot read this" in broken.message
     gone = grade(written(tmp_path, "online_softmax", text.replace("def step", "def stop")))
-    assert "defines no function step" in gone.said
+    assert "defines no function step" in gone.message
 
 
 def test_ctrl_c_shows_where_an_endless_loop_is(
@@ -170,7 +173,7 @@ def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path
         )
     )
     assert not found.solved
-    assert found.said
+    assert found.message
 
 
 RAGGED = "([[1, 2], [3]],) * 3"
@@ -201,7 +204,7 @@ def test_arrays_that_make_no_sense_are_no_traceback(
 ) -> None:
     head, _, _ = SOLUTIONS[name].partition(":\n")
     text = f'"""{EXERCISES[name].heading}"""\nimport numpy as np\n{head}:\n    return {returned}\n'
-    assert said in grade(written(tmp_path, name, text)).said
+    assert said in grade(written(tmp_path, name, text)).message
 
 
 @pytest.mark.parametrize("name", ["inner_loop", "planted_bug", "divide_once"])
@@ -219,7 +222,7 @@ def test_turns_that_no_loop_of_the_memory_made_are_not_called_right(
         )
     )
     assert not found.solved
-    assert "0 turns of the inner loop" in found.said
+    assert "0 turns of the inner loop" in found.message
     assert "sram.loop" in found.hint
 
 
@@ -228,13 +231,13 @@ def test_dots_within_brackets_are_no_hole_and_a_byte_order_mark_no_mistake(tmp_p
     assert grade(written(tmp_path, "softmax", columns)).solved
     assert grade(written(tmp_path, "softmax", f"\ufeff{columns}")).solved
     fewer = grade(written(tmp_path, "softmax", columns.replace("exp(S - m)", "...")))
-    assert fewer.said.startswith("One hole is left")
+    assert fewer.message.startswith("One hole is left")
 
 
 def test_a_small_error_is_an_error_and_can_be_seen(tmp_path: Path) -> None:
     found = grade(written(tmp_path, "merge", solved("merge", ("L = m +", "L = 1e-7 + m +"))))
     assert not found.solved
-    got, want = found.said.split(" is ")[1].rstrip(".").split("; expected ")
+    got, want = found.message.split(" is ")[1].rstrip(".").split("; expected ")
     assert abs(float(got) - float(want) - 1e-7) < 1e-9
 
 
@@ -337,7 +340,7 @@ def test_a_file_that_is_there_is_overwritten_only_when_told(
     assert "is there already" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == "mine\n"
     assert main(["exercise", "start", "9", str(tmp_path), "--overwrite"]) == 0
-    assert path.read_text(encoding="utf-8") == EXERCISES["merge"].fresh()
+    assert path.read_text(encoding="utf-8") == EXERCISES["merge"].starting_text()
 
 
 def test_a_command_to_type_is_quoted_as_the_system_s_shell_wants_it(

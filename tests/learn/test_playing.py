@@ -12,7 +12,7 @@ from flashsim.learn.exercises.grading import start
 from tests.helpers.exercise_solutions import SOLUTIONS
 
 Shown = Callable[[], Any]
-PLAYED = {name: found for name, found in exercises().items() if found.whole}
+PLAYED = {name: found for name, found in exercises().items() if found.as_algorithm}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_mistake_parts_at_its_line(
 
 def test_the_planted_bug_parts_at_line_12(shown: Any) -> None:
     exercise = exercises()["planted_bug"]
-    page = shown("planted_bug", exercise.fresh())
+    page = shown("planted_bug", exercise.starting_text())
     page.click("#next-difference")
     assert page.locator(".view").first.locator(".now b").first.inner_text() == "line 12"
     changed = page.locator(".source:visible .changed").all_inner_texts()
