@@ -109,8 +109,7 @@ class _Inference:
         self.notes |= dict.fromkeys(changes, note)
 
     def infer_convention(self) -> None:
-        """Change what the caller declared, by a convention perhaps, and the kernel does not take.
-        """
+        """Change fields that the caller, or a convention, declared and the kernel does not take."""
         if not self.fixed:
             return
         for mismatch in mismatches(self._kernel()):

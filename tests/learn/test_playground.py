@@ -14,7 +14,7 @@ from flashsim import theory
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.cli import main
 from flashsim.learn import playground
-from flashsim.learn.playground.javascript import Script, Symbol, expression, traced
+from flashsim.learn.playground.javascript import Script, Symbol, expression, formulas_of
 from tests.conftest import DESK
 
 
@@ -239,7 +239,7 @@ def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
 
 
 def test_forms_are_traced_in_symbols() -> None:
-    q_outer = traced(theory.form_of("q_outer", "forward"))
+    q_outer = formulas_of(theory.form_of("q_outer", "forward"))
     assert q_outer["K"] == ("(s.tiles.C * s.d)", "0n")
     assert q_outer["O"] == ("0n", "(s.N_q * s.d_v)")
     with pytest.raises(TypeError, match=r"whether .* is true is not known"):

@@ -1,5 +1,4 @@
-"""Features that failing cases have in common: what a diagnosis says if no known bug explains them.
-"""
+"""Features that failing cases have in common: for failures that no known bug explains."""
 
 import math
 from collections.abc import Callable, Sequence
