@@ -14,7 +14,7 @@ from flashsim.analysis.verify.serving import document_stream
 from flashsim.attention.arguments import check_count
 from flashsim.attention.masks.paddings import KeyPadding
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, ticks, title_x
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.api import count
 
@@ -35,7 +35,7 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     """
     d = check_count("d", d)
     workers = check_count("workers", workers)
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "d": d,
         "workers": workers,
         "pages": [],
@@ -45,58 +45,58 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     }
     lengths = range(373, 629)
     for page in [2**power for power in range(9)]:
-        kept: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "queries": 1,
             "keys": lengths,
             "dtype": "float16",
             "page": page,
             "blocks": (1, page),
         }
-        moved = serving.count("paged", **kept, d=d, M=ROOM).hbm.by_array
+        moved = serving.count("paged", **arguments, d=d, M=ROOM).hbm.by_array
         share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
-        found["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
+        data["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
     for n in [4**power for power in range(9)]:
         times = []
         for B_r in (16, 64, 128):
-            how: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "queries": 1,
                 "d": d,
                 "dtype": "float16",
                 "M": ROOM,
                 "blocks": (B_r, 64),
             }
-            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **how)
+            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **arguments)
             times.append(
-                serving.count("cascade", keys=[128 + n] * 128, **how).hbm.accesses
+                serving.count("cascade", keys=[128 + n] * 128, **arguments).hbm.accesses
                 / shared.hbm.accesses
             )
-        found["prefix"].append((n, times))
+        data["prefix"].append((n, times))
     N, whole = 512, count("q_outer", N=512, d=d, blocks=(64, 64), M=ROOM).hbm.accesses
     for least in range(512, 0, -56):
-        of = np.linspace(least, N, 16).round().astype(int).tolist()
+        lengths = np.linspace(least, N, 16).round().astype(int).tolist()
         packed = serving.count(
-            "varlen", queries=of, keys=of, d=d, blocks=(64, 64), M=ROOM, causal=False
+            "varlen", queries=lengths, keys=lengths, d=d, blocks=(64, 64), M=ROOM, causal=False
         ).hbm.accesses
         live = sum(
             count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses
-            for n in of
+            for n in lengths
         )
-        moves = (16 * whole, live, document_stream(of, d, 64))
-        found["padding"].append((1 - sum(of) / (16 * N), [each / packed for each in moves]))
+        moves = (16 * whole, live, document_stream(lengths, d, 64))
+        data["padding"].append((1 - sum(lengths) / (16 * N), [each / packed for each in moves]))
     batch = serving.count(
         "decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)
     ).problem
     best = schedule_of(batch, "stream_k", workers, 1)
     fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
-    found["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]
-    return found
+    data["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]
+    return data
 
 
-_WHAT = "what serving moves: pages, a shared prefix, padding, splits"
+_ABOUT = "what serving moves: pages, a shared prefix, padding, splits"
 
 
-@chart("serving", serving_data, _WHAT, 8.9, panels=4, slide=10.6)
-def plot_serving(data: Data, axes: Several) -> None:
+@chart("serving", serving_data, _ABOUT, 8.9, panels=4, slide=10.6)
+def plot_serving(data: Data, axes: AxesList) -> None:
     """Draw the four panels below each other."""
     pages, prefix, padding, splits = axes
     shares = [(waste or np.nan, share) for _, waste, share in data["pages"]]

@@ -729,7 +729,7 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
     assert figure.get_figheight() < 9
     assert_readable(figure)
-    assert chart.what
+    assert chart.about
 
 
 GPU_PICTURES: Any = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))["DRAWN"]
@@ -1110,12 +1110,12 @@ def test_all_are_drawn_by_the_commands_of_the_records(
             found: dict[str, Any] = kept(name)["data"]
             return found
 
-        return replace(chart, data=data, on=lambda data, axes: None)
+        return replace(chart, data=data, draw_on=lambda data, axes: None)
 
     charts = {name: recorded(name, chart) for name, chart in plots.FIGURES.items()}
     monkeypatch.setattr(plots, "FIGURES", charts)
     assert main(["plot", "--all", "-o", "figures"]) == 0
-    assert asked == {name: chart.shown for name, chart in charts.items()}
+    assert asked == {name: chart.docs_arguments for name, chart in charts.items()}
     for name, saved in zip(charts, capsys.readouterr().out.splitlines(), strict=True):
         assert saved == "Saved " + ", ".join(
             f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json")
