@@ -85,12 +85,7 @@ def plot_words_sent(data: Data, axes: AxesList) -> None:
     kv_heads = by_kv_heads["kv_heads"]
     devices = by_kv_heads["P"]
     _draw(axes[0], data["P"], data, data["P"])
-    _draw(
-        axes[1],
-        by_kv_heads["kv_heads"],
-        by_kv_heads,
-        [by_kv_heads["P"]] * len(by_kv_heads["kv_heads"]),
-    )
+    _draw(axes[1], kv_heads, by_kv_heads, [devices] * len(kv_heads))
     axes[0].set_xlabel(f"devices, with {data['kv_heads']} KV heads")
     axes[0].legend(loc="lower left", frameon=False)
     axes[1].set_xlabel(

@@ -37,9 +37,9 @@ MERGING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", MERGING, ids=str)
 def test_log_sum_exps_of_correct_attentions_merge(changes: dict[str, Any]) -> None:
-    found = tried(BASES["unfused"], "mergeable_lse", **changes)
-    assert found.tried > 5
-    assert found.worst < 1
+    result = tried(BASES["unfused"], "mergeable_lse", **changes)
+    assert result.tried > 5
+    assert result.worst < 1
 
 
 def test_a_wrong_log_sum_exp_that_the_output_hides_does_not_merge() -> None:
@@ -59,12 +59,12 @@ def test_rows_whose_stored_scores_may_overflow_need_not_merge() -> None:
 
     for regime in ("gaussian", "massive"):
         case = Case(d=64, N_k=9, dtype="float16", regime=regime)
-        found = try_check(CHECKS["mergeable_lse"], Kernel(overflows, spec), case)
+        result = try_check(CHECKS["mergeable_lse"], Kernel(overflows, spec), case)
         if case.problem(spec).overflowing.all():
-            assert found is None  # nothing is asked
+            assert result is None  # nothing is asked
         else:
-            assert found is not None
-            assert not found.failed
+            assert result is not None
+            assert not result.failed
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_an_empty_part_counts_as_what_is_returned_of_it() -> None:
 # NumPy sums in "split" as the shape of the whole batch says
 @pytest.mark.parametrize("name", ["tiled", "unfused"])
 def test_correct_attentions_are_batch_invariant(name: str) -> None:
-    found = tried(BASES[name], "batch_invariance", batch_invariant=True)
-    assert found.tried == 24
-    assert found.worst == 0
+    result = tried(BASES[name], "batch_invariance", batch_invariant=True)
+    assert result.tried == 24
+    assert result.worst == 0
 
 
 @pytest.mark.parametrize("name", ["splits_follow_the_batch", "tiles_follow_the_batch"])
@@ -98,12 +98,12 @@ def test_the_smallest_batch_and_the_first_bit_are_shown() -> None:
     kernel = Kernel(mutant, mutant.spec)
     simplest = tried(mutant, "batch_invariance", 200, until_failure=True).simplest
     assert simplest is not None
-    found = shrink(check, kernel, simplest.case)
-    assert found is not None
-    assert found.case.B < simplest.case.B or found.case.B == 2
-    assert 8 < found.case.N_k <= 17  # more keys than one part has, and few parts
+    result = shrink(check, kernel, simplest.case)
+    assert result is not None
+    assert result.case.B < simplest.case.B or result.case.B == 2
+    assert 8 < result.case.N_k <= 17  # more keys than one part has, and few parts
     with pytest.raises(AssertionError, match=r"in a batch of(.|\n)*first differ in bit \d+ of"):
-        replay(mutant, mutant.spec, "batch_invariance", found.case)
+        replay(mutant, mutant.spec, "batch_invariance", result.case)
 
 
 def test_no_sequence_within_one_part_shows_how_sequences_are_split() -> None:

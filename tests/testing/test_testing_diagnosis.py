@@ -67,21 +67,23 @@ def kernel_with(model: BugModel | None, back: BugModel | None = None, spec: Spec
     """
 
     def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-        problem, kept = problem_of(q, k, v, options, spec)
+        problem, keep_mask = problem_of(q, k, v, options, spec)
         right = problem.solution
-        found = [right.O if kept is None else problem.dropped(kept)[0], right.lse]
+        suspicions = [right.O if keep_mask is None else problem.dropped(keep_mask)[0], right.lse]
         for n, aspect in enumerate(("O", "lse")):
             if model is not None and (
-                answers := model.answers(Inputs(problem, kept, aspect, (found[n],)))
+                answers := model.answers(Inputs(problem, keep_mask, aspect, (suspicions[n],)))
             ):
-                found[n] = answers[0][0]
-        return found[0].astype(q.dtype), found[1]
+                suspicions[n] = answers[0][0]
+        return suspicions[0].astype(q.dtype), suspicions[1]
 
     def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> list[Array]:
-        problem, kept = problem_of(q, k, v, options, spec)
-        exact = problem.gradients(kept).exact
+        problem, keep_mask = problem_of(q, k, v, options, spec)
+        exact = problem.gradients(keep_mask).exact
         problem.__dict__["dO"] = do
-        answers = [] if back is None else back.answers(Inputs(problem, kept, "gradients", exact))
+        answers = (
+            [] if back is None else back.answers(Inputs(problem, keep_mask, "gradients", exact))
+        )
         return [a.astype(q.dtype) for a in (answers[-1] if answers else exact)]
 
     return Kernel(forward, spec, backward, keep)
@@ -90,12 +92,12 @@ def kernel_with(model: BugModel | None, back: BugModel | None = None, spec: Spec
 def gathered(
     kernel: Kernel, check: str, examples: int = 60
 ) -> tuple[list[Finding], list[tuple[Case, bool]]]:
-    found = survey(kernel, examples, 0, [check])
-    if not found.tallies[check].failed:
-        found = survey(kernel, 5 * examples, 1, [check])
-    simplest = found.tallies[check].simplest
+    suspicions = survey(kernel, examples, 0, [check])
+    if not suspicions.tallies[check].failed:
+        suspicions = survey(kernel, 5 * examples, 1, [check])
+    simplest = suspicions.tallies[check].simplest
     assert simplest is not None, "no case fails"
-    verdicts = [(case, passed) for case, passed, _ in found.verdicts]
+    verdicts = [(case, passed) for case, passed, _ in suspicions.verdicts]
     with np.errstate(all="ignore"):
         others = [
             try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed
@@ -107,9 +109,9 @@ def diagnosed(kernel: Kernel, check: str, examples: int = 60) -> list[Suspicion]
     return diagnose(kernel, *gathered(kernel, check, examples))
 
 
-def families(found: list[Suspicion]) -> list[str]:
+def families(suspicions: list[Suspicion]) -> list[str]:
     by_words = {s.says: s.family for s in MODELS}
-    return [by_words.get(s.says.removeprefix("In the backward pass: "), s.says) for s in found]
+    return [by_words.get(s.says.removeprefix("In the backward pass: "), s.says) for s in suspicions]
 
 
 def check_for(model: BugModel) -> tuple[str, bool]:
@@ -160,8 +162,10 @@ def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
     check, _ = check_for(model)
     if backward:
         check = "dropout_gradients" if "dropout" in model.says.lower() else "gradients"
-    found = diagnosed(kernel_with(None if backward else model, model if backward else None), check)
-    assert family in families(found), (model.says, found)
+    suspicions = diagnosed(
+        kernel_with(None if backward else model, model if backward else None), check
+    )
+    assert family in families(suspicions), (model.says, suspicions)
 
 
 SLOWER = [
@@ -175,9 +179,9 @@ SLOWER = [
 def test_a_wrong_reading_is_told_from_gradients_too(family: str) -> None:
     model = FAMILIES[family][0]
     for forward in (model, None):
-        found = diagnosed(kernel_with(forward, model), "gradients")
-        assert families(found)[0] == family
-        assert found[0].says.startswith("In the backward pass: ")
+        suspicions = diagnosed(kernel_with(forward, model), "gradients")
+        assert families(suspicions)[0] == family
+        assert suspicions[0].says.startswith("In the backward pass: ")
 
 
 # The museum's kernels know nothing of the models: what is said of them, in part.
@@ -227,8 +231,8 @@ def test_kernels_of_the_museum_are_told(name: str) -> None:
     check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(
         mutant.part, CHECK_OF.get(name, "oracle")
     )
-    found = diagnosed(Kernel(built.forward, built.spec, built.backward, built.keep), check, 25)
-    assert MUSEUM[name] in found[0].says, found
+    suspicions = diagnosed(Kernel(built.forward, built.spec, built.backward, built.keep), check, 25)
+    assert MUSEUM[name] in suspicions[0].says, suspicions
 
 
 def right(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
@@ -283,8 +287,8 @@ def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -
     cases = [Case(N_q=n, N_k=n, d=4) for n in range(2, 10)] + [Case(N_q=6, N_k=6, d=3)]
     findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in cases]
     assert all(finding is not None and finding.failed for finding in findings)
-    found = diagnose(Kernel(kernel, SPEC), [f for f in findings if f is not None], [])
-    assert families(found) == ([] if contradicted else ["scale_missing"])
+    suspicions = diagnose(Kernel(kernel, SPEC), [f for f in findings if f is not None], [])
+    assert families(suspicions) == ([] if contradicted else ["scale_missing"])
 
 
 def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
@@ -300,10 +304,10 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
     findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in (shown, other)]
     in_common = Suspicion("What they have in common", (), "")
     monkeypatch.setattr("flashsim.testing.diagnosis.in_common", lambda *_: [in_common])
-    for order, said in ((findings, True), (findings[::-1], False)):
+    for order, text in ((findings, True), (findings[::-1], False)):
         bug, more = diagnose(Kernel(kernel, SPEC), [f for f in order if f is not None], [])
         assert "aligned at the top left" in bug.says
-        assert ("in 1 of 2 examined failing cases, not in the one shown" in bug.evidence) == said
+        assert ("in 1 of 2 examined failing cases, not in the one shown" in bug.evidence) == text
         assert more == in_common
     (bug,) = diagnose(Kernel(kernel, SPEC), [f for f in findings[1:] if f is not None], [])
     assert "aligned at the top left" in bug.says
@@ -312,12 +316,14 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
 def test_what_failing_cases_have_in_common_is_said_and_reading_beyond_the_arrays_is_noticed() -> (
     None
 ):
-    found = diagnosed(Kernel(off_if_long_and_causal, SPEC), "oracle", 120)
-    assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]
-    assert "in 0 of " in found[0].evidence
-    assert found[0].threads
-    found = diagnosed(Kernel(beyond_the_end, SPEC), "oracle", 40)
-    assert found[0].says.startswith("Memory outside of the arrays")
+    suspicions = diagnosed(Kernel(off_if_long_and_causal, SPEC), "oracle", 120)
+    assert [s.says.split(":")[0] for s in suspicions] == [
+        "It fails only with causal and H_q > H_kv"
+    ]
+    assert "in 0 of " in suspicions[0].evidence
+    assert suspicions[0].threads
+    suspicions = diagnosed(Kernel(beyond_the_end, SPEC), "oracle", 40)
+    assert suspicions[0].says.startswith("Memory outside of the arrays")
 
 
 @pytest.mark.parametrize("kernel", [one_percent_off, raises, right, garbage])
@@ -325,12 +331,12 @@ def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
     assert diagnose(Kernel(kernel, SPEC), [], []) == []
     tiny = Finding("oracle", Case(), 2.0)
     for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
-        found = diagnose(
+        suspicions = diagnose(
             Kernel(kernel, SPEC),
             [tiny, Finding("dropout_gradients", case, 2.0)],
             [(case, False)] * 20,
         )
-        assert len(found) <= 3
+        assert len(suspicions) <= 3
 
 
 @pytest.mark.parametrize("check", ["empty_rows", "oracle"])
@@ -365,10 +371,10 @@ def test_what_is_wrong_in_empty_rows_is_told() -> None:
         (divides, keyless, "every key is masked is NaN"),  # which is not a mean of values
         (finite, SPEC, "is a finite number, not −∞"),
     ]
-    for kernel, spec, said in kernels:
-        found = diagnosed(Kernel(kernel, spec), "empty_rows")
-        assert said in found[0].says
-        assert len(found) == 1 or kernel is not divides
+    for kernel, spec, text in kernels:
+        suspicions = diagnosed(Kernel(kernel, spec), "empty_rows")
+        assert text in suspicions[0].says
+        assert len(suspicions) == 1 or kernel is not divides
 
 
 def test_a_diagnosis_is_quick() -> None:
@@ -394,11 +400,11 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one() -> None:
 
 
 def answer_of(
-    family: str, problem: Problem, aspect: str, kept: Array | None = None, number: int = 0
+    family: str, problem: Problem, aspect: str, keep_mask: Array | None = None, number: int = 0
 ) -> Any:
-    right = problem.gradients(kept).exact if aspect == "gradients" else (problem.solution.O,)
-    found = FAMILIES[family][number].answers(Inputs(problem, kept, aspect, right))
-    return found[0] if found else None
+    right = problem.gradients(keep_mask).exact if aspect == "gradients" else (problem.solution.O,)
+    suspicions = FAMILIES[family][number].answers(Inputs(problem, keep_mask, aspect, right))
+    return suspicions[0] if suspicions else None
 
 
 def test_models_of_bugs_compute_what_they_say() -> None:
@@ -418,11 +424,12 @@ def test_models_of_bugs_compute_what_they_say() -> None:
     assert np.isnan(answer_of("tail_nan", problem.but(causal=False), "O")[0]).all()
 
     dropping = problem.but(dropout_p=0.75)
-    kept = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
-    weights = np.where(kept[0, 0], P, 0)
+    keep_mask = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
+    weights = np.where(keep_mask[0, 0], P, 0)
     O = weights @ v / weights.sum(1, keepdims=True)
     answers = [
-        answer_of("dropout_renormalised", dropping, "O", kept, number)[0][0, 0] for number in (0, 1)
+        answer_of("dropout_renormalised", dropping, "O", keep_mask, number)[0][0, 0]
+        for number in (0, 1)
     ]
     for got, want in zip(answers, (O, 4 * O), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
@@ -450,12 +457,14 @@ def causal_by(shift: Callable[[int, int], int]) -> Kernel:
     return Kernel(kernel, Spec(causal="bottom_right"))
 
 
-def told(kernel: Kernel, examples: int = 50, **options: Any) -> dict[str, list[str]]:
+def diagnosis_of(kernel: Kernel, examples: int = 50, **options: Any) -> dict[str, list[str]]:
     """Return what a check-up says of each failing check."""
-    found = check_attention(
+    suspicions = check_attention(
         kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options
     )
-    return {failure.check: [s.says for s in failure.suspicions] for failure in found.failures[:3]}
+    return {
+        failure.check: [s.says for s in failure.suspicions] for failure in suspicions.failures[:3]
+    }
 
 
 @pytest.mark.slow
@@ -473,9 +482,9 @@ def told(kernel: Kernel, examples: int = 50, **options: Any) -> dict[str, list[s
 def test_a_causal_offset_is_told_as_no_other_that_a_case_contradicts(
     shift: Callable[[int, int], int], bug: str, fail_fast: bool
 ) -> None:
-    said = told(causal_by(shift), fail_fast=fail_fast, checks=["oracle", "causal_no_leak"])
-    assert said
-    for check, suspicions in said.items():
+    text = diagnosis_of(causal_by(shift), fail_fast=fail_fast, checks=["oracle", "causal_no_leak"])
+    assert text
+    for check, suspicions in text.items():
         assert bug in suspicions[0], (check, suspicions)
         if not fail_fast:
             assert len(suspicions) == 1, (check, suspicions)
@@ -503,11 +512,11 @@ def overflowing(before: bool) -> Kernel:
 @pytest.mark.parametrize("before", [False, True])
 @np.errstate(all="ignore")
 def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> None:
-    said = told(overflowing(before), 80, checks=["oracle"])["oracle"]
-    assert said[0].startswith(
+    text = diagnosis_of(overflowing(before), 80, checks=["oracle"])["oracle"]
+    assert text[0].startswith(
         "The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before
     )
-    assert len(said) == 1, said
+    assert len(text) == 1, text
 
 
 # ---------------------------------------------------- what public kernels did, and was told wrongly
@@ -540,10 +549,10 @@ def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
         whole = whole.base
     flat = whole.ravel()
     start = (v.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // v.itemsize
-    at = start + sum(
+    bound = start + sum(
         np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape)
     )
-    return np.asarray(plain(q, k, flat[np.minimum(at, flat.size - 1)])[0].astype(q.dtype))
+    return np.asarray(plain(q, k, flat[np.minimum(bound, flat.size - 1)])[0].astype(q.dtype))
 
 
 def query_rounded(q: Array, k: Array, v: Array) -> Array:
@@ -590,10 +599,10 @@ def test_what_public_kernels_did_is_told(
         def kernel(q: Array, k: Array, v: Array) -> Array:
             return np.asarray(inner(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2))
 
-    said = told(Kernel(kernel, spec), 100, checks=["oracle"])["oracle"]
-    assert said[0].startswith(says), said
+    text = diagnosis_of(Kernel(kernel, spec), 100, checks=["oracle"])["oracle"]
+    assert text[0].startswith(says), text
     if kernel is query_rounded:  # it passes where stored scores are declared
-        assert "oracle" not in told(
+        assert "oracle" not in diagnosis_of(
             Kernel(query_rounded, replace(HALF, stores="scores")), 100, checks=["oracle"]
         )
 
@@ -606,10 +615,10 @@ def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset
         return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
 
     for few in (3, 4):
-        said = told(
+        text = diagnosis_of(
             Kernel(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"]
         )["oracle"]
-        assert not [each for each in said if "offset" in each], (few, said)
+        assert not [each for each in text if "offset" in each], (few, text)
 
 
 def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_too() -> None:
@@ -623,5 +632,5 @@ def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_
             np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype)
         )
 
-    said = told(Kernel(far_below, Spec()), 200, checks=["oracle"])["oracle"]
-    assert [each.partition(":")[0] for each in said] == ["It fails only with regime negative"]
+    text = diagnosis_of(Kernel(far_below, Spec()), 200, checks=["oracle"])["oracle"]
+    assert [each.partition(":")[0] for each in text] == ["It fails only with regime negative"]

@@ -212,8 +212,9 @@ def _holes(tree: ast.AST) -> list[int]:
             within_brackets |= {id(part) for part in ast.walk(node.slice)}
     lines = set()
     for node in ast.walk(tree):
-        is_hole = isinstance(node, ast.Constant) and node.value is ...
-        if is_hole and id(node) not in within_brackets:
+        if id(node) in within_brackets:
+            continue
+        if isinstance(node, ast.Constant) and node.value is ...:
             lines.add(node.lineno)
     return sorted(lines)
 
