@@ -185,8 +185,8 @@ def blocks_rows(data: Data) -> list[dict[str, Any]]:
                 ("standard", direction, numbers["standard"]),
             ]
     for label, direction, point in points:
-        sizes = [point[key] for key in ("B_r", "B_c", "accesses", "peak")]
-        rows.append(_row(label, direction, *sizes, data["M"]))
+        blocks = point["B_r"], point["B_c"]
+        rows.append(_row(label, direction, *blocks, point["accesses"], point["peak"], data["M"]))
     return rows
 
 

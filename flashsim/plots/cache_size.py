@@ -112,17 +112,12 @@ def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def _point(data: Data) -> str:
-    near = min(
-        (
-            M
-            for M, accesses in zip(data["M"], data["series"]["flash"], strict=True)
-            if accesses is not None
-        ),
-        key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),
-    )
-    flash, small = (
-        data["series"][name][data["M"].index(near)] for name in ("flash", "small_cache")
-    )
+    points = zip(data["M"], data["series"]["flash"], strict=True)
+    rooms = [M for M, accesses in points if accesses is not None]
+    near = min(rooms, key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))))
+    index = data["M"].index(near)
+    flash = data["series"]["flash"][index]
+    small = data["series"]["small_cache"][index]
     if not small or not flash:
         return "HBM accesses against M"
     more = f"at M = {near:,} it moves {flash / small:.1f} × what small cache does"

@@ -118,8 +118,8 @@ def pays_from(
 
     def lead_at(index: int) -> float | None:
         """Return the logarithm of their lead at an M; None if nothing of one side fits."""
-        ours = []
-        others = []
+        ours: list[int] = []
+        others: list[int] = []
         for name, counts in accesses.items():
             count = counts[index]
             if count is not None:
@@ -136,7 +136,8 @@ def pays_from(
             if next_lead is None:
                 return None
             part = -lead / (next_lead - lead)
-            return rooms[index] * (rooms[index + 1] / rooms[index]) ** part
+            between: float = rooms[index] * (rooms[index + 1] / rooms[index]) ** part
+            return between
         first = float(rooms[index])
     return first
 

@@ -111,7 +111,10 @@ def plot_l2(data: Data, ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each
     (dotted).
     """
-    (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]
+    N = data["N"]
+    d = data["d"]
+    sizes = data["sizes"]
+    curves = data["curves"]
     forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
     beside: dict[str, Any] = {"textcoords": "offset points"}
     for name, look in looks(curves).items():

@@ -52,9 +52,10 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
             "page": page,
             "blocks": (1, page),
         }
-        moved = serving.count("paged", **arguments, d=d, M=ROOM).hbm.by_array
-        share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
-        data["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
+        arrays = serving.count("paged", **arguments, d=d, M=ROOM).hbm.by_array
+        share = arrays["table"].bytes / (arrays["K"].bytes + arrays["V"].bytes)
+        waste = arrays["K"].size / (d * sum(lengths)) - 1
+        data["pages"].append((page, waste, share))
     for n in [4**power for power in range(9)]:
         times = []
         for B_r in (16, 64, 128):
@@ -66,29 +67,30 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
                 "blocks": (B_r, 64),
             }
             shared = serving.count("cascade", keys=[128] * 128, prefix=n, **arguments)
-            times.append(
-                serving.count("cascade", keys=[128 + n] * 128, **arguments).hbm.accesses
-                / shared.hbm.accesses
-            )
+            alone = serving.count("cascade", keys=[128 + n] * 128, **arguments)
+            times.append(alone.hbm.accesses / shared.hbm.accesses)
         data["prefix"].append((n, times))
-    N, whole = 512, count("q_outer", N=512, d=d, blocks=(64, 64), M=ROOM).hbm.accesses
+    N = 512
+    dense: dict[str, Any] = {"N": N, "d": d, "blocks": (64, 64), "M": ROOM}
+    whole = count("q_outer", **dense).hbm.accesses
     for least in range(512, 0, -56):
         lengths = np.linspace(least, N, 16).round().astype(int).tolist()
-        packed = serving.count(
-            "varlen", queries=lengths, keys=lengths, d=d, blocks=(64, 64), M=ROOM, causal=False
-        ).hbm.accesses
-        live = sum(
-            count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses
-            for n in lengths
-        )
-        moves = (16 * whole, live, document_stream(lengths, d, 64))
-        data["padding"].append((1 - sum(lengths) / (16 * N), [each / packed for each in moves]))
-    batch = serving.count(
-        "decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)
-    ).problem
-    best = schedule_of(batch, "stream_k", workers, 1)
-    fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
-    data["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]
+        batch: dict[str, Any] = {"queries": lengths, "keys": lengths, "causal": False}
+        tally = serving.count("varlen", **batch, d=d, blocks=(64, 64), M=ROOM)
+        packed = tally.hbm.accesses
+        live = 0
+        for length in lengths:
+            live += count("q_outer", **dense, mask=KeyPadding(length)).hbm.accesses
+        accesses = (16 * whole, live, document_stream(lengths, d, 64))
+        padding = 1 - sum(lengths) / (16 * N)
+        data["padding"].append((padding, [number / packed for number in accesses]))
+    decode: dict[str, Any] = {"queries": 1, "keys": [4096] * 32, "blocks": (1, 64)}
+    problem = serving.count("decode", **decode, d=d, workers=workers, M=ROOM).problem
+    best = schedule_of(problem, "stream_k", workers, 1)
+    schedules = [(0, best)]
+    schedules += [(t, schedule_of(problem, "fixed", workers, t)) for t in range(1, 65)]
+    for t, schedule in schedules:
+        data["splits"].append((t, schedule.busiest / best.busiest, schedule.parts))
     return data
 
 

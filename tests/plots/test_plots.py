@@ -615,9 +615,9 @@ def test_each_panel_of_a_theorem_says_what_its_own_blocks_need(name: str, direct
         ]
         needs = [tally.sram.peak / size["M"] for tally, size in zip(tallies, sizes, strict=True)]
         least, most = (f"{share:.0%}" for share in (min(needs), max(needs)))
-        needs = least if least == most else f"{least} to {most}"
+        words = least if least == most else f"{least} to {most}"
         assert ax.get_xlabel().endswith(
-            f"{data['dtype']}, one head\nline 1's blocks: they need {needs} of M"
+            f"{data['dtype']}, one head\nline 1's blocks: they need {words} of M"
         )
 
 

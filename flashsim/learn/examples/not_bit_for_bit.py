@@ -129,7 +129,7 @@ def lines(run: NotBitForBit) -> Iterator[str]:
     )
     for dtype in dict.fromkeys(comparison.dtype for comparison in run.comparisons):
         yield ""
-        rows = [(dtype, "", "differ", "", "at most", "of bound")]
+        rows: list[tuple[str, ...]] = [(dtype, "", "differ", "", "at most", "of bound")]
         for comparison in run.comparisons:
             if comparison.dtype == dtype:
                 rows.append(_row(comparison))

@@ -237,8 +237,8 @@ def body_of(function: Callable[..., object]) -> str:
     names = set()
     for statement in tree.body:
         names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-    from_others = []
-    from_flashsim = []
+    from_others: list[str] = []
+    from_flashsim: list[str] = []
     file = Path(inspect.getfile(function))
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
