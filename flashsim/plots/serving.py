@@ -59,15 +59,15 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     for n in [4**power for power in range(9)]:
         times = []
         for B_r in (16, 64, 128):
-            arguments: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "queries": 1,
                 "d": d,
                 "dtype": "float16",
                 "M": ROOM,
                 "blocks": (B_r, 64),
             }
-            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **arguments)
-            alone = serving.count("cascade", keys=[128 + n] * 128, **arguments)
+            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **options)
+            alone = serving.count("cascade", keys=[128 + n] * 128, **options)
             times.append(alone.hbm.accesses / shared.hbm.accesses)
         data["prefix"].append((n, times))
     N = 512
