@@ -183,7 +183,7 @@ ARRAYS = "(np.ones((2, 3)), np.ones((2, 3)))"
 
 
 @pytest.mark.parametrize(
-    ("name", "returned", "said"),
+    ("name", "returned", "message"),
     [
         ("causal_skip", "np.ones((2, 3))", "expected True or False"),
         ("choose_blocks", ARRAYS, "expected two whole numbers"),
