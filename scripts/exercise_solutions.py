@@ -180,9 +180,9 @@ def main(folder: Path) -> None:
     from flashsim.support.files import write_whole
 
     for name, found in exercises().items():
-        explained, _ = found.parts()
+        explanation, _ = found.explanation_and_code()
         path = folder / found.file
-        write_whole(path, f'"""{found.heading}.\n\n{explained}\n"""\n{SOLUTIONS[name]}')
+        write_whole(path, f'"""{found.heading}.\n\n{explanation}\n"""\n{SOLUTIONS[name]}')
         print(f"Wrote {path}")
 
 

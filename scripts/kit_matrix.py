@@ -42,9 +42,9 @@ from flashsim.plots.saving import figure_of
 from flashsim.support.entry import run_script
 from flashsim.support.files import read_record, write_whole
 from flashsim.testing.checks import CHECKS
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL, EARLY, LATE, SERVING, Implementation, Mutant
-from flashsim.testing.running import applicable, survey
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import applicable, survey
 
 EXAMPLES = 300
 SEEDS = 5
@@ -92,22 +92,20 @@ def matrix(
     }
 
 
-def _subject(built: Implementation) -> Subject:
-    return Subject(built, built.spec, built.backward, built.keep)
+def _kernel(built: Implementation) -> Kernel:
+    return Kernel(built, built.spec, built.backward, built.keep)
 
 
 def _lacking(mutant: Mutant, known: Row | None) -> list[str]:
     """Return the checks that apply to a mutant and that its row lacks."""
     had = {} if known is None else known["failed"]
-    return [
-        check.name for check in applicable(_subject(mutant.build()))[0] if check.name not in had
-    ]
+    return [check.name for check in applicable(_kernel(mutant.build()))[0] if check.name not in had]
 
 
 def _row(at: int, known: Row | None) -> Row:
     mutant = MUTANTS[at]
     built = mutant.build()
-    kernel = _subject(built)
+    kernel = _kernel(built)
     found = survey(kernel, CASES, 0, _lacking(mutant, known))
     first = []
     for seed in range(SEEDS):

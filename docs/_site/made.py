@@ -110,7 +110,7 @@ def anchored(text: str) -> str:
 def shown(figures: Path) -> Iterator[str]:
     """Yield the lines of each figure: what it shows, the picture, and the command of its record."""
     for name, chart in FIGURES.items():
-        title = chart.what[0].upper() + chart.what[1:]
+        title = chart.about[0].upper() + chart.about[1:]
         command = json.loads((figures / f"{name}.json").read_text(encoding="utf-8"))["command"]
         # a phone scrolls in it
         shown = f'<div class="wide"><img src="../figures/{name}.png" alt="{title}"></div>'

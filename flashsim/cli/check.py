@@ -24,7 +24,7 @@ from flashsim.support.files import command_line, write_whole
 
 if TYPE_CHECKING:
     from flashsim.testing import Spec
-    from flashsim.testing.endings import Attempt
+    from flashsim.testing.crashes import Attempt
 
 EXAMPLES = (
     "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse "
@@ -212,7 +212,7 @@ def _add_spec_options(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         from flashsim import testing
-        from flashsim.testing.endings import Attempt
+        from flashsim.testing.crashes import Attempt
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     if options.list:
@@ -299,13 +299,13 @@ def report_crash(options: argparse.Namespace, ending: forks.Ending) -> int:
 
 
 def _shrink(options: argparse.Namespace, attempt: Attempt) -> int:
-    from flashsim.testing.checkup import subject_of
-    from flashsim.testing.endings import smallest
+    from flashsim.testing.checkup import kernel_of
+    from flashsim.testing.crashes import smallest
 
     with suppress(KeyboardInterrupt):
         fn, backward, dropout = _kernel(options)
-        subject = subject_of(fn, _spec(fn, options), backward, dropout)
-        forks.last_words(smallest(subject, attempt))
+        kernel = kernel_of(fn, _spec(fn, options), backward, dropout)
+        forks.last_words(smallest(kernel, attempt))
     return 0
 
 
@@ -364,7 +364,7 @@ def _automatic(fn: Any) -> Any:
 def _init(fn: Any, backward_fn: Any, options: argparse.Namespace) -> int:
     """Write a spec and tests for a kernel, and print what is in them."""
     from flashsim.testing.first_tests import first_files
-    from flashsim.testing.inferring import infer
+    from flashsim.testing.spec_inference import infer
 
     where, _, name = options.function.rpartition(":")
     file = Path(where) if where.endswith(".py") else None

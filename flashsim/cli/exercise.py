@@ -167,7 +167,7 @@ def _check(path: Path, exercise: str | None, hint: str | None) -> int:
     heading = result.exercise.heading
     if result.solved:
         print(f"{heading}: solved.\n")
-        print(_paragraphs(f"Verified: {result.said}."))
+        print(_paragraphs(f"Verified: {result.message}."))
         keep(path.parent, result.exercise, solved=True)
         next_number = result.exercise.number + 1
         if any(other.number == next_number for other in exercises().values()):
@@ -176,14 +176,14 @@ def _check(path: Path, exercise: str | None, hint: str | None) -> int:
             print("\nThat was the last one.")
     else:
         print(f"{heading}: not yet.\n")
-        print(_paragraphs(result.said))
+        print(_paragraphs(result.message))
         if result.hint:
             print(f"\n{_paragraphs(result.hint)}")
     if hint is not None:
         print(f"\n{_hint(result, path, number)}")
     elif not result.solved:
         print(f"\nMore: {_check_command(path)} --hint")
-        if result.exercise.whole:
+        if result.exercise.as_algorithm:
             step = command_line(["flashsim", "step", str(path), "--open"])
             print(f"Where it parts from the right run: {step}")
     return 0 if result.solved else 1
@@ -191,8 +191,8 @@ def _check(path: Path, exercise: str | None, hint: str | None) -> int:
 
 def _grade(options: argparse.Namespace, folder: Path) -> int:
     from flashsim.learn.exercises import exercise
-    from flashsim.learn.exercises.apart import Limits
     from flashsim.learn.exercises.classes import NOT_GRADED, NOT_YET, SOLVED, grade_folder, mistakes
+    from flashsim.learn.exercises.submission_process import Limits
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected the one with what was handed in")

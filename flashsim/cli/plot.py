@@ -87,7 +87,7 @@ def add_options(parser: Parser) -> None:
     from flashsim.plots import FIGURES
 
     width = max(map(len, FIGURES))
-    lines = [f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items()]
+    lines = [f"  {name:{width}}  {chart.about}\n" for name, chart in FIGURES.items()]
     parser.notes = f"figures:\n{''.join(lines)}\n"
     which = parser.add_mutually_exclusive_group()
     figure: dict[str, Any] = {"nargs": "?", "type": _figure, "choices": list(FIGURES)}
@@ -206,12 +206,12 @@ def _all(options: argparse.Namespace) -> int:
     for name, chart in FIGURES.items():
         stem = figure_stem(options, folder / name, "")
         words = ["flashsim", "plot", name]
-        for option, value in chart.shown.items():
+        for option, value in chart.docs_arguments.items():
             words += [_flag(option), str(value)]
         if options.wide:
             words.append("--wide")
         words += ["-o", name_of(stem)]
-        _, files = _draw(chart, chart.shown, stem, options, command_line(words))
+        _, files = _draw(chart, chart.docs_arguments, stem, options, command_line(words))
         print(f"Saved {', '.join(map(str, files))}", flush=True)
     return 0
 
@@ -226,6 +226,6 @@ def _draw(
     from flashsim.plots import save
 
     with progress(options) as update:
-        observer = {"on_done": update} if chart.says_progress else {}
+        observer = {"on_done": update} if chart.reports_progress else {}
         data = chart.data(**arguments, **observer)
         return data, save(chart.draw(data, wide=options.wide), stem, data, command)

@@ -151,12 +151,12 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     beside = [resolve(options.vs, direction)] if options.vs else []
     exercise = _exercise(options)
     if exercise is not None:
-        from flashsim.learn.exercises.grading import played
+        from flashsim.learn.exercises.grading import algorithms_of
 
         if options.M is None and options.blocks is None:
             # M is then what the student's run needs, which may be more than the right one's
             options = argparse.Namespace(**{**vars(options), "blocks": BLOCKS})
-        student, right = played(exercise)
+        student, right = algorithms_of(exercise)
         passes = [student, *(beside or [right])]
         if options.text or options.gif:
             passes = [student]

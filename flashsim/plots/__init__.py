@@ -1,14 +1,15 @@
 """Pictures: the paper's Figures 2 and 3 as models, Theorems 2 and 5, Appendix B.5, and a run's
 accesses by array.
 
-`draw("pareto", N=2048, M="228KB", ax=ax)` draws one by name, and returns the axes; `FIGURES` has
-them all, and says what options each takes. Nothing is shown and no global state is kept: no pyplot.
+`draw("pareto", N=2048, M="228KB", ax=ax)` draws a figure by its name, and returns the axes.
+`FIGURES` has all figures, and the options that each takes. No window opens and no global state
+changes: pyplot is not used.
 
-A file a figure: a `*_data` function counts, and a `plot_*` function draws that on axes. A `Chart`
-makes these one.
+Each figure has a file: a `*_data` function counts, and a `plot_*` function draws the numbers on
+axes. A `Chart` joins the two.
 
 Many `*_data` take `M` (by default 100 KB of the dtype), `sizing` ("paper": line 1's blocks),
-`blocks` ((B_r, B_c) of all; M is enforced) and `algorithms` (others to draw, one's own too);
+`blocks` ((B_r, B_c) of all; M is enforced) and `algorithms` (others to draw, the user's own too);
 `sram_peak` is then the most that FlashAttention has on chip.
 """
 
@@ -43,12 +44,11 @@ __all__ = [
     "sweep_data",
 ]
 
-FIGURES: dict[str, Chart] = {
-    found.name: found
-    for file in pkgutil.iter_modules(__path__)
-    for found in vars(import_module(f"{__name__}.{file.name}")).values()
-    if isinstance(found, Chart)
-}
+FIGURES: dict[str, Chart] = {}
+for file in pkgutil.iter_modules(__path__):
+    for value in vars(import_module(f"{__name__}.{file.name}")).values():
+        if isinstance(value, Chart):
+            FIGURES[value.name] = value
 
 
 def draw(
@@ -70,5 +70,5 @@ def draw(
             )
     if wide and ax is not None:
         raise ValueError("wide is for a new figure; with ax the size is that of its own")
-    drawn: Axes | Sequence[Axes] = chart(chart.data(**options), ax=ax, wide=wide)
-    return drawn
+    axes: Axes | Sequence[Axes] = chart(chart.data(**options), ax=ax, wide=wide)
+    return axes

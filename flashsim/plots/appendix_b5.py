@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
-from flashsim.plots.chart import Data, chart, said, setting
+from flashsim.plots.chart import Data, chart, describe, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -117,17 +117,16 @@ def plot_appendix_b5(data: Data, ax: Axes) -> None:
             labels.append((y, look.label))
             y += 1
         y += 0.4
-    ax.set_yticks([at for at, _ in labels], [label for _, label in labels])
+    heights, names = zip(*labels, strict=True)
+    ax.set_yticks(heights, names)
     ax.set_ylim(y - 0.7, -0.6)
     ax.tick_params(axis="y", left=False)
     ax.spines["left"].set_visible(False)
     ticks(ax.xaxis, FixedLocator([1, 10, 100]), FixedFormatter(["1×", "10×", "100×"]))
-    ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
+    ax.set_xlabel(f"times FlashAttention's\n{describe(data, 'N', 'd', 'M')}")
     both = (data["measures"][f"{way} accesses"] for way in ("forward", "backward"))
-    said_more = (
+    more = (
         " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both)
         + " the accesses"
     )
-    ax.set_title(
-        f"Rabe & Staats: {said_more},\nmore memory and one product more", x=title_x(ax, -0.4)
-    )
+    ax.set_title(f"Rabe & Staats: {more},\nmore memory and one product more", x=title_x(ax, -0.4))

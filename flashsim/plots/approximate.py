@@ -1,8 +1,9 @@
-"""Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate
-attention against N.
+"""Figure 3 of the paper, as a model: accesses, FLOPs and extra memory against N, of exact and
+approximate attention.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib.ticker import LogLocator
@@ -27,8 +28,8 @@ from flashsim.drawing.style import (
 )
 from flashsim.extensions import approximate
 from flashsim.memory.traffic import Occupancy
-from flashsim.plots.chart import Data, Several, chart, said, setting
-from flashsim.support.sizes import Size
+from flashsim.plots.chart import AxesList, Data, chart, describe, setting
+from flashsim.support.sizes import Size, ceil_div
 
 EXACT = ("standard", "flash", "q_outer")
 BETWEEN = (512, 1024)
@@ -46,12 +47,12 @@ PAPER = {
     ),
     "between": BETWEEN,
 }
-_WHAT = "Figure 3: exact and approximate attention against N"
+_ABOUT = "Figure 3: exact and approximate attention against N"
 _LENGTHS = [2**e for e in range(7, 17)]
 # where crossings are looked for
 _STEP = 64
 _LAST = 2048
-_TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
+_MARKED = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
 _MOST_TILES = 2**25  # of the butterfly, which lists them
 _CLUSTER = 64  # rows, if they fit
 _LONG = 2**20  # an N at which clusters take the most room
@@ -72,7 +73,7 @@ _SIZES = {
     "reformer": 5,
     "smyrf": 4,
 }
-_DRAWN = {
+_LOOKS = {
     "block_sparse": Look("block-sparse, butterfly", SKY, "s", "-"),
     "sliding_window": Look("sliding window", PURPLE, "v", "-"),
     "linformer": Look("Linformer", GREEN, "P", "--"),
@@ -107,38 +108,41 @@ def approximate_data(
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
     del shape["N"], shape["sizing"]
-    names = (*EXACT, *_DRAWN)
+    names = (*EXACT, *_LOOKS)
     if k is not None:
         check_count("k", k)
     clusters = {"rounds": check_count("rounds", rounds), "C": _cluster(C, rounds, shape)}
     near = range(_STEP, _LAST + 1, _STEP)
-    moved = {
+    costs = {
         name: {N: _cost(name, N, k, clusters, shape) for N in {*_LENGTHS, *near}} for name in names
     }
+    series = {}
+    for name in names:
+        series[name] = {
+            measure: [costs[name][N][index] for N in _LENGTHS]
+            for index, measure in enumerate(_MEASURES)
+        }
+    crosses: dict[str, dict[str, int | None]] = {name: {} for name in _LOOKS}
+    for name, exact_name in product(_LOOKS, EXACT):
+        accesses = {N: cost[0] for N, cost in costs[name].items()}
+        not_fewer = [N for N in accesses if accesses[N] >= costs[exact_name][N][0]]
+        crosses[name][exact_name] = _from(not_fewer)
     return {
         **shape,
         "sizing": "fit",
         "k": k,
         **clusters,
         "N": _LENGTHS,
-        "series": {
-            name: {
-                what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)
-            }
-            for name in names
-        },
-        "crosses": {
-            name: {
-                of: _from([N for N in moved[name] if moved[name][N][0] >= moved[of][N][0]])
-                for of in EXACT
-            }
-            for name in _DRAWN
-        },
+        "series": series,
+        "crosses": crosses,
         "paper": PAPER,
     }
 
 
 def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
+    """Return C, or, for None, the largest C up to 64 that fits. Raises ValueError for another that
+    does not.
+    """
 
     def fits(C: int) -> bool:
         costs = (
@@ -165,29 +169,27 @@ def _cost(
         clusters = {**clusters, "C": min(clusters["C"], max(1, k // clusters["rounds"]))}
     if name in approximate.CLUSTERS:
         method = approximate.exact(name, N=N, **clusters, **shape)
-        tables = sum(
-            a.size
-            for array, a in method.hbm.by_array.items()
-            if a.role == "input" and array not in "QKV"
-        )
+        tables = 0
+        for array, traffic in method.hbm.by_array.items():
+            if traffic.role == "input" and array not in "QKV":
+                tables += traffic.size
         return _costs(method, tables)
     if name in approximate.METHODS:
         method = approximate.exact(name, N=N, k=k, **shape)
         _check_fits(name, method.sram)
         return _costs(method)
-    more: dict[str, Any] = {}
+    pattern: dict[str, Any] = {}
     if name == "sliding_window":
-        more["window"] = (k // 2, k - 1 - k // 2)
+        pattern["window"] = (k // 2, k - 1 - k // 2)
     if name == "block_sparse":
         tiles = theory.exact("flash", N=N, sizing="fit", **shape).blocks
         if tiles.T_r * tiles.T_c > _MOST_TILES:
             raise ValueError(
                 f"M is {shape['M']:,}, which cuts N = {N:,} into {tiles.T_r:,} × {tiles.T_c:,} "
-                "tiles; expected an M "
-                f"for at most {_MOST_TILES:,}, as the butterfly lists them"
+                f"tiles; expected an M for at most {_MOST_TILES:,}, as the butterfly lists them"
             )
-        more["block_mask"] = patterns.butterfly(tiles.T_r, tiles.T_c)
-    exact = theory.exact(name, N=N, sizing="fit", **shape, **more)
+        pattern["block_mask"] = patterns.butterfly(tiles.T_r, tiles.T_c)
+    exact = theory.exact(name, N=N, sizing="fit", **shape, **pattern)
     _check_fits(name, exact.sram)
     return _costs(exact)
 
@@ -206,53 +208,53 @@ def _check_fits(name: str, use: Occupancy) -> None:
 
 
 def _from(not_fewer: Sequence[int]) -> int | None:
+    """Return the multiple of 64 after the last N that has not fewer accesses; None: past 2,048."""
     last = max(not_fewer, default=0)
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
 
 
-@chart("approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
-def plot_approximate(data: Data, axes: Several) -> None:
-    """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a
-    bar where accesses do.
+@chart("approximate", approximate_data, _ABOUT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
+def plot_approximate(data: Data, axes: AxesList) -> None:
+    """Draw the three against N, log-log. In the first, the paper's runtimes cross where it is grey,
+    and accesses at the vertical lines.
     """
-    known = looks(EXACT) | _DRAWN
-    for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
+    all_looks = looks(EXACT) | _LOOKS
+    for panel, (measure, label) in zip(axes, _MEASURES.items(), strict=True):
         for name, series in data["series"].items():
-            look = known[name]
-            gid = f"{name} {what}"
+            look = all_looks[name]
+            gid = f"{name} {measure}"
             line = {**look.line, "markerfacecolor": "none", "markersize": _SIZES[name]}
-            panel.plot(data["N"], series[what], **line, label=look.label, gid=gid)
+            panel.plot(data["N"], series[measure], **line, label=look.label, gid=gid)
         panel.set_ylabel(label)
         ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
         ticks(panel.yaxis, LogLocator(100), as_power)
     axes[0].axvspan(*data["paper"]["between"], **BAND)
     axes[0].legend(handles=axes[0].patches, loc="lower right")
-    for name in _TOLD:
-        at = data["crosses"][name]["q_outer"]
-        if at is not None:
-            look = _DRAWN[name]
-            axes[0].axvline(
-                at, color=look.colour, linestyle=look.dashes, linewidth=0.9, gid=f"{name} crosses"
-            )
+    for name in _MARKED:
+        crossing = data["crosses"][name]["q_outer"]
+        if crossing is not None:
+            look = _LOOKS[name]
+            style: dict[str, Any] = {"linestyle": look.dashes, "linewidth": 0.9}
+            axes[0].axvline(crossing, color=look.colour, gid=f"{name} crosses", **style)
     axes[1].set_ylim(top=axes[1].get_ylim()[1] * 1000)  # room for the legend
     axes[1].legend(loc="upper left")
     k = "min(N/8, 256), as in the paper" if data["k"] is None else f"{data['k']:,}"
     at_most = "up to " if data["k"] is None else ""
     clusters = f"clusters of {at_most}{data['C']} in {data['rounds']} rounds"
-    axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'M')}\nk = {k}\n{clusters}")
+    axes[2].set_xlabel(f"sequence length N\n{describe(data, 'd', 'M')}\nk = {k}\n{clusters}")
     axes[0].set_title(_point(data), x=title_x(axes[0], -0.19))
 
 
 def _point(data: Data) -> str:
-    found: dict[int, list[str]] = {}
-    for name in _TOLD:
-        at = data["crosses"][name]["q_outer"]
-        if at is None:
+    labels_at: dict[int, list[str]] = {}
+    for name in _MARKED:
+        crossing = data["crosses"][name]["q_outer"]
+        if crossing is None:
             return "Exact and approximate attention against N"
-        found.setdefault(at, []).append(_DRAWN[name].label)
-    words = [f"{at:,} ({', '.join(names)})" for at, names in sorted(found.items())]
-    half = -(-len(words) // 2)
+        labels_at.setdefault(crossing, []).append(_LOOKS[name].label)
+    words = [f"{N:,} ({', '.join(labels)})" for N, labels in sorted(labels_at.items())]
+    half = ceil_div(len(words), 2)
     return (
-        f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n"
-        f"{', '.join(words[half:])}"
+        f"Fewer accesses than with loops exchanged from\n"
+        f"N = {', '.join(words[:half])},\n{', '.join(words[half:])}"
     )

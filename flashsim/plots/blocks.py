@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
+from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import resolve
 from flashsim.analysis.tune import cost
@@ -31,10 +32,10 @@ from flashsim.drawing.style import (
 from flashsim.plots.chart import Data, chart
 from flashsim.simulate.api import count, forward
 from flashsim.simulate.results import Result
-from flashsim.support.sizes import human_bytes
+from flashsim.support.sizes import ceil_div, human_bytes
 from flashsim.theory import Exact, exact
 
-_WHAT = "Figure 2 (middle): accesses against block size"
+_ABOUT = "Figure 2 (middle): accesses against block size"
 MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone
 (_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
@@ -74,11 +75,11 @@ def blocks_data(
     `others`.
     """
     stored = float_dtype(dtype)
-    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
-    N_q, d_v = (
-        check_count("N_q", N if N_q is None else N_q),
-        check_count("d_v", d if d_v is None else d_v),
-    )
+    N = check_count("N", N)
+    d = check_count("d", d)
+    M = check_M(M, stored.itemsize)
+    N_q = check_count("N_q", N if N_q is None else N_q)
+    d_v = check_count("d_v", d if d_v is None else d_v)
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N, "d": d, "d_v": d_v, "dtype": dtype}
 
     def exact_at(B_c: int) -> Exact:
@@ -87,14 +88,14 @@ def blocks_data(
     fitting = _last_that_fits(exact_at, N, M)
     first = min(16, max(N // 8, 1), max(fitting // 4, 1))
     powers = [2**e for e in range(N.bit_length())]
-    chosen_sizes = sorted(
-        {B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N}
-    )
+    powers += [power * 3 // 2 for power in powers]
+    simulated_sizes = sorted({N, *(B_c for B_c in powers if first <= B_c <= N)})
     spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
-    every = sorted({int(B_c) for B_c in spread} | set(chosen_sizes))
+    all_sizes = sorted({int(B_c) for B_c in spread} | set(simulated_sizes))
 
-    as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
-    if as_run:
+    most_tiles = ceil_div(N_q, min(first, d)) * ceil_div(N, first)
+    with_numbers = most_tiles <= MOST_TILES
+    if with_numbers:
         random = np.random.default_rng(2205_14135)
         Q, K, V = (
             random.standard_normal(size, np.float32).astype(stored)
@@ -102,63 +103,62 @@ def blocks_data(
         )
 
     def simulate(B_c: int) -> dict[str, Any]:
-        how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
-        return _numbers(
-            forward("flash_basic", Q, K, V, **how)
-            if as_run
-            else count("flash_basic", **shape, **how)
-        )
+        sizes: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
+        if with_numbers:
+            return _numbers(forward("flash_basic", Q, K, V, **sizes))
+        return _numbers(count("flash_basic", **shape, **sizes))
 
     def backward_at(B_c: int) -> Result:
-        return count(
-            "flash",
-            **shape,
-            M=M,
-            direction="backward",
-            sizing=Fixed(min(B_c, d), B_c, enforced=False),
-        )
+        blocks = Fixed(min(B_c, d), B_c, enforced=False)
+        return count("flash", **shape, M=M, direction="backward", sizing=blocks)
 
-    def one_pass(paper: str, direction: str, at: Callable[[int], Exact | Result]) -> dict[str, Any]:
-        how: dict[str, Any] = {**shape, "M": M, "direction": direction}
+    def one_pass(
+        algorithm: str, direction: str, count_at: Callable[[int], Exact | Result]
+    ) -> dict[str, Any]:
+        options: dict[str, Any] = {**shape, "M": M, "direction": direction}
         try:
-            standard = count("standard", **how, sizing="fit")
+            standard = count("standard", **options, sizing="fit")
         except ValueError:  # M is too small for single rows
-            standard = count("standard", **how, sizing="paper")
-        fitting = _last_that_fits(at, N, M)
+            standard = count("standard", **options, sizing="paper")
+        fitting = _last_that_fits(count_at, N, M)
+        floor = N_q * d + N * (d + d_v) + N_q * d_v
         return {
-            "paper": _numbers(count(paper, **how, sizing="paper")),
+            "paper": _numbers(count(algorithm, **options, sizing="paper")),
             "standard": _numbers(standard),
-            "largest_that_fits": fitting if fitting >= every[0] else None,
-            "floor": (N_q * d + N * (d + d_v) + N_q * d_v) * (1 if direction == "forward" else 2),
+            "largest_that_fits": fitting if fitting >= all_sizes[0] else None,
+            "floor": floor if direction == "forward" else 2 * floor,
         }
 
-    def other(what: Any) -> tuple[str, dict[str, Any]]:
-        algorithm = resolve(what, "forward")
-        costs = (cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in chosen_sizes)
-        return algorithm.name, _curve(chosen_sizes, costs)
+    def other_curve(algorithm: Algorithm) -> dict[str, Any]:
+        costs = [
+            cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in simulated_sizes
+        ]
+        return _curve(simulated_sizes, costs)
 
-    if backward:
-        back = {
-            "curve": _curve(every, map(backward_at, every)),
-            **one_pass("flash", "backward", backward_at),
-        }
-    return {
+    data = {
         "N": N,
         **shape,
         "M": M,
         "itemsize": stored.itemsize,
-        "theory": _curve(every, map(exact_at, every)),
-        "simulator_ran_on": "numbers" if as_run else "shapes",
-        "simulator": [simulate(B_c) for B_c in chosen_sizes],
+        "theory": _curve(all_sizes, map(exact_at, all_sizes)),
+        "simulator_ran_on": "numbers" if with_numbers else "shapes",
+        "simulator": [simulate(B_c) for B_c in simulated_sizes],
         **one_pass("flash_basic", "forward", exact_at),
-        **({"backward": back} if backward else {}),
-        **({"others": dict(map(other, algorithms))} if algorithms else {}),
     }
+    if backward:
+        data["backward"] = {
+            "curve": _curve(all_sizes, map(backward_at, all_sizes)),
+            **one_pass("flash", "backward", backward_at),
+        }
+    if algorithms:
+        others = [resolve(algorithm, "forward") for algorithm in algorithms]
+        data["others"] = {algorithm.name: other_curve(algorithm) for algorithm in others}
+    return data
 
 
-def _last_that_fits(at: Callable[[int], Exact | Result], N: int, M: int) -> int:
+def _last_that_fits(count_at: Callable[[int], Exact | Result], N: int, M: int) -> int:
     """Return the last B_c up to N that fits M, 0 if none does: the peak grows with B_c."""
-    return bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)
+    return bisect_right(range(1, N + 1), M, key=lambda B_c: count_at(B_c).sram.peak)
 
 
 def blocks_rows(data: Data) -> list[dict[str, Any]]:
@@ -170,9 +170,11 @@ def blocks_rows(data: Data) -> list[dict[str, Any]]:
         curves.append(("count", "backward", data["backward"]["curve"]))
     curves += [(name, "forward", curve) for name, curve in data.get("others", {}).items()]
     rows = []
-    for what, direction, curve in curves:
-        for B_c, accesses, peak in zip(curve["B_c"], curve["accesses"], curve["peak"], strict=True):
-            rows.append(_row(what, direction, min(B_c, data["d"]), B_c, accesses, peak, data["M"]))
+    for label, direction, curve in curves:
+        points_of_curve = zip(curve["B_c"], curve["accesses"], curve["peak"], strict=True)
+        for B_c, accesses, peak in points_of_curve:
+            B_r = min(B_c, data["d"])
+            rows.append(_row(label, direction, B_r, B_c, accesses, peak, data["M"]))
     ran = "run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     points = [(ran, "forward", point) for point in data["simulator"]]
     for direction in ("forward", "backward"):
@@ -182,40 +184,33 @@ def blocks_rows(data: Data) -> list[dict[str, Any]]:
                 ("line 1's blocks", direction, numbers["paper"]),
                 ("standard", direction, numbers["standard"]),
             ]
-    for what, direction, point in points:
-        rows.append(
-            _row(
-                what,
-                direction,
-                point["B_r"],
-                point["B_c"],
-                point["accesses"],
-                point["peak"],
-                data["M"],
-            )
-        )
+    for label, direction, point in points:
+        blocks = point["B_r"], point["B_c"]
+        rows.append(_row(label, direction, *blocks, point["accesses"], point["peak"], data["M"]))
     return rows
 
 
 def _row(
-    what: str, direction: str, B_r: int, B_c: int, accesses: int, peak: int, M: int
+    label: str, direction: str, B_r: int, B_c: int, accesses: int, peak: int, M: int
 ) -> dict[str, Any]:
     sizes = {"B_r": B_r, "B_c": B_c, "accesses_elements": accesses, "peak_elements": peak}
-    return {"curve": what, "direction": direction, **sizes, "fits": peak <= M}
+    return {"curve": label, "direction": direction, **sizes, "fits": peak <= M}
 
 
 def _curve(sizes: list[int], costs: Iterable[Any]) -> dict[str, list[int]]:
-    accesses, peak = zip(*((at.hbm.accesses, at.sram.peak) for at in costs), strict=True)
-    return {"B_c": sizes, "accesses": list(accesses), "peak": list(peak)}
+    runs = list(costs)
+    accesses = [run.hbm.accesses for run in runs]
+    peak = [run.sram.peak for run in runs]
+    return {"B_c": sizes, "accesses": accesses, "peak": peak}
 
 
-def _numbers(run: Result | Result) -> dict[str, Any]:
+def _numbers(run: Result) -> dict[str, Any]:
     costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
 @chart(
-    "blocks", blocks_data, _WHAT, lambda data: 4.4 if "backward" in data else 3.6, rows=blocks_rows
+    "blocks", blocks_data, _ABOUT, lambda data: 4.4 if "backward" in data else 3.6, rows=blocks_rows
 )
 def plot_blocks(data: Data, ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has
@@ -231,26 +226,25 @@ def plot_blocks(data: Data, ax: Axes) -> None:
     for direction, numbers in passes.items():
         _draw_pass(ax, direction, numbers, data)
     points = [point for point in data["simulator"] if point["peak"] <= data["M"]]
-    at = [p["B_c"] for p in points]
-    accesses = [p["accesses"] for p in points]
-    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator")
+    sizes = [point["B_c"] for point in points]
+    accesses = [point["accesses"] for point in points]
+    ax.plot(sizes, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator")
     for name, look in looks(data.get("others", {})).items():
-        moved = _fitting(data["others"][name], data["M"])
-        ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name)
+        curve = _fitting(data["others"][name], data["M"])
+        ax.plot(curve["B_c"], curve["accesses"], **look.line, gid=name)
     B_c = data["paper"]["B_c"]
     for direction, numbers in passes.items():
         if ax.get_xlim()[0] <= B_c <= ax.get_xlim()[1]:
             edge = BY_DIRECTION[direction] if "backward" in data else BLACK
             diamond: dict[str, Any] = {"color": edge, "markerfacecolor": ORANGE, "markersize": 6}
-            ax.plot(
-                [B_c], [numbers["paper"]["accesses"]], "D", **diamond, gid=_gid("paper", direction)
-            )
+            gid = _gid("paper", direction)
+            ax.plot([B_c], [numbers["paper"]["accesses"]], "D", **diamond, gid=gid)
     _name_axes(ax, data)
     _label(ax, data, passes)
 
 
-def _gid(what: str, direction: str) -> str:
-    return what if direction == "forward" else f"{direction} {what}"
+def _gid(part: str, direction: str) -> str:
+    return part if direction == "forward" else f"{direction} {part}"
 
 
 def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
@@ -269,13 +263,11 @@ def _set_ends(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> 
     if limit is not None:
         right = min(right, limit * (limit / left) ** (GREY_PART / (1 - GREY_PART)))
     ax.set_xlim(left, right)
-    shown = [
-        number for p in passes.values() for number in _fitting(p["curve"], data["M"])["accesses"]
-    ]
-    ax.set_ylim(
-        data["floor"] / 1.7,
-        1.7 * max([*shown, *(p["standard"]["accesses"] for p in passes.values())]),
-    )
+    highest = 0
+    for numbers in passes.values():
+        on_curve = _fitting(numbers["curve"], data["M"])["accesses"]
+        highest = max(highest, numbers["standard"]["accesses"], *on_curve)
+    ax.set_ylim(data["floor"] / 1.7, 1.7 * highest)
 
 
 def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data) -> None:
@@ -291,25 +283,12 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Data)
         colour = BY_DIRECTION[direction]
         gid = _gid("limit", direction)
         if direction == "forward":
-            ax.plot(
-                [limit, limit],
-                [floor, top],
-                color=colour,
-                linestyle=(0, (1, 1.5)),
-                linewidth=1,
-                gid=gid,
-            )
+            dotted: dict[str, Any] = {"linestyle": (0, (1, 1.5)), "linewidth": 1}
+            ax.plot([limit, limit], [floor, top], color=colour, **dotted, gid=gid)
         else:  # the curve's end alone: words are on both of its sides
             last = _fitting(numbers["curve"], data["M"])["accesses"][-1:]
-            ax.plot(
-                [limit][: len(last)],
-                last,
-                "|",
-                color=colour,
-                markersize=9,
-                markeredgewidth=1.2,
-                gid=gid,
-            )
+            bar: dict[str, Any] = {"markersize": 9, "markeredgewidth": 1.2}
+            ax.plot([limit][: len(last)], last, "|", color=colour, **bar, gid=gid)
     ax.axhline(
         numbers["standard"]["accesses"],
         color=_STANDARD.colour,
@@ -337,11 +316,9 @@ def _name_axes(ax: Axes, data: Data) -> None:
     ticks(ax.yaxis, LogLocator(10, (1, 2, 5)))
     say_in(ax.yaxis, power)
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
-    widths = (
-        f"d = {data['d']:,}"
-        if data["d_v"] == data["d"]
-        else f"d = {data['d']:,}, d_v = {data['d_v']:,}"
-    )
+    widths = f"d = {data['d']:,}"
+    if data["d_v"] != data["d"]:
+        widths += f", d_v = {data['d_v']:,}"
     ax.set_xlabel(
         f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head"
     )
@@ -364,13 +341,13 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
     M = data["M"]
     floor = data["floor"]
     limit = data["largest_that_fits"]
-    (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
+    left, right = ax.get_xlim()
+    top = ax.get_ylim()[1]
     ax.set_title(ax.get_title(loc="left"), x=title_x(ax, left_edge(ax)))
     end = right if limit is None or limit >= N else limit
     form = ": 4Nd" if floor == 4 * N * data["d"] else ""
-    labels.put(
-        f"read Q, K, V, write O once{form}", [Spot(left, floor, 3, -2, "left", "top")], color=GREY
-    )
+    spot = Spot(left, floor, 3, -2, "left", "top")
+    labels.put(f"read Q, K, V, write O once{form}", [spot], color=GREY)
     if limit is not None and limit < N:
         _say_what_does_not_fit(labels, ax, data)
         if not both:
@@ -385,11 +362,10 @@ def _label(ax: Axes, data: Data, passes: Mapping[str, Mapping[str, Any]]) -> Non
         name = f"standard, {direction}" if both else "standard attention"
         _name_standard(labels, name, numbers["standard"]["accesses"], left, end)
     for name, look in looks(data.get("others", {})).items():
-        moved = _fitting(data["others"][name], M)
-        if moved["B_c"]:
-            labels.put(
-                look.label, _around(moved["B_c"][-1], moved["accesses"][-1]), color=look.colour
-            )
+        curve = _fitting(data["others"][name], M)
+        if curve["B_c"]:
+            spots = _around(curve["B_c"][-1], curve["accesses"][-1])
+            labels.put(look.label, spots, color=look.colour)
     _name_paper(labels, ax, data, passes)
 
 
@@ -400,13 +376,16 @@ def _say_what_does_not_fit(labels: Labels, ax: Axes, data: Data) -> None:
     right = ax.transData.transform((ax.get_xlim()[1], 1))[0]
     figure = ax.get_figure(root=True)
     assert figure is not None
-    points = (right - ax.transData.transform((limit, 1))[0]) * 72 / figure.dpi
+    left = ax.transData.transform((limit, 1))[0]
+    points = (right - left) * 72 / figure.dpi
     lines = ["does not fit", f"M = {M:,}", f"({human_bytes(M * data['itemsize'])})"]
     room = int((points - 4) / LINE)
     words = "\n".join(lines[:room]) if room > 1 else " ".join(lines[:2])
     top = ax.get_ylim()[1]
     floor = data["floor"]
-    spots = [Spot(limit, top, 3, -3, "left", "top"), Spot(limit, floor, 3, 3, "left", "bottom")]
+    above = Spot(limit, top, 3, -3, "left", "top")
+    below = Spot(limit, floor, 3, 3, "left", "bottom")
+    spots = [above, below]
     labels.put(words, spots, rotation=90, gid="why")
 
 
@@ -436,8 +415,10 @@ def _name_curve(
             words.append(f"fits up to $B_c$ = {most:,}")
     if direction == "forward" and not both:
         words.append(_circles(data))
-    first, last = ((curve["B_c"][at], curve["accesses"][at]) for at in (0, -1))
-    middle = curve["B_c"][len(curve["B_c"]) // 2], curve["accesses"][len(curve["B_c"]) // 2]
+    points = list(zip(curve["B_c"], curve["accesses"], strict=True))
+    first = points[0]
+    middle = points[len(points) // 2]
+    last = points[-1]
     above = [
         Spot(*first, 8, 2, "left", "bottom"),
         Spot(*middle, 6, 4, "left", "bottom"),
@@ -459,11 +440,9 @@ def _around(x: float, y: float) -> list[Spot]:
 
 
 def _circles(data: Data) -> str:
-    return (
-        "circles: simulated runs"
-        if data["simulator_ran_on"] == "numbers"
-        else "circles: the simulator's counts"
-    )
+    if data["simulator_ran_on"] == "numbers":
+        return "circles: simulated runs"
+    return "circles: the simulator's counts"
 
 
 def _name_paper(
@@ -473,9 +452,8 @@ def _name_paper(
     B_c = data["paper"]["B_c"]
     N = data["N"]
     size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
-    needs = " and ".join(
-        f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values()
-    )
+    peaks = [numbers["paper"]["peak"] for numbers in passes.values()]
+    needs = " and ".join(f"{peak / data['M']:.0%}" for peak in peaks)
     left, right = ax.get_xlim()
     lowest = min(numbers["paper"]["accesses"] for numbers in passes.values())
     spot = Spot(right, data["floor"], -3, 4, "right", "bottom")

@@ -26,7 +26,7 @@ from flashsim.drawing.bars import (
 )
 from flashsim.drawing.style import column_figure, compared_both_ways, left_edge, looks, styled
 from flashsim.plots.blocks import blocks_data, plot_blocks
-from flashsim.plots.chart import Data, Several, chart, said, setting
+from flashsim.plots.chart import AxesList, Data, chart, describe, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -56,25 +56,27 @@ def arrays_data(
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     heads, shared = check_heads(heads, kv_heads)
-    asked: dict[str, Any] = {"causal": causal} if causal else {}
+    mask_and_heads: dict[str, Any] = {"causal": causal} if causal else {}
     if heads > 1:
-        asked |= {"heads": heads, "kv_heads": shared, "gqa": "grouped"}
+        mask_and_heads |= {"heads": heads, "kv_heads": shared, "gqa": "grouped"}
     peaks: dict[str, int] = {}
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
-    for what in (*compared_both_ways(), "block_sparse", *algorithms):
-        forward = resolve(what, "forward")
+    for name_or_record in (*compared_both_ways(), "block_sparse", *algorithms):
+        forward = resolve(name_or_record, "forward")
         passes = [forward]
         with suppress(ValueError):
             passes.append(backward_of(forward))
-        for one in passes:
+        for algorithm in passes:
             mask = butterfly if "block_mask" in forward.parts else None
-            tally = count(one, **shape, **asked, direction=one.direction, block_mask=mask)
-            directions[one.direction][forward.name] = numbers(tally)
+            direction = algorithm.direction
+            options: dict[str, Any] = {"direction": direction, "block_mask": mask}
+            tally = count(algorithm, **shape, **mask_and_heads, **options)
+            directions[direction][forward.name] = numbers(tally)
             if forward.name == "flash":
-                peaks[one.direction] = tally.sram.peak
+                peaks[direction] = tally.sram.peak
     return {
         **shape,
-        **asked,
+        **mask_and_heads,
         "sram_peak": peaks,
         "block_mask": "butterfly",
         "directions": directions,
@@ -90,7 +92,7 @@ def arrays_data(
     columns=2.1,
     slide=9.2,
 )
-def plot_arrays(data: Data, axes: Several) -> None:
+def plot_arrays(data: Data, axes: AxesList) -> None:
     """Draw stacked bars, forward beside backward, a far longer one cut. Below each bar stand its
     eight or six largest arrays.
     """
@@ -98,13 +100,13 @@ def plot_arrays(data: Data, axes: Several) -> None:
         totals = [total_of(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))
         for row, (name, look) in enumerate(looks(bars).items()):
-            sparse = (
-                ", butterfly" if name in FORWARD and "block_mask" in FORWARD[name].parts else ""
-            )
-            draw_bar(panel, row, look.label + sparse, bars[name], most)
+            label = look.label
+            if name in FORWARD and "block_mask" in FORWARD[name].parts:
+                label += ", butterfly"
+            draw_bar(panel, row, label, bars[name], most)
         finish(panel, len(bars), most)
-        at = {**data, "sram_peak": data["sram_peak"][direction]}
-        panel.set_xlabel(f"HBM accesses ({unit(most)}), {direction}\n{said(at, 'N', 'd', 'M')}")
+        shape = describe({**data, "sram_peak": data["sram_peak"][direction]}, "N", "d", "M")
+        panel.set_xlabel(f"HBM accesses ({unit(most)}), {direction}\n{shape}")
         flash = total_of(bars["flash"])
         standard = total_of(bars["standard"])
         panel.set_title(

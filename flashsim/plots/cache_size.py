@@ -33,7 +33,7 @@ def cache_size_data(
     d = check_count("d", d)
     rooms = [2**e for e in range(3, (4 * N * d).bit_length())]
     series = {}
-    for algorithm in (resolve(what, "forward") for what in (*compared(), *algorithms)):
+    for algorithm in (resolve(name, "forward") for name in (*compared(), *algorithms)):
         choices = (best_of(algorithm, N=N, d=d, M=M) for M in rooms)
         series[algorithm.name] = [choice.accesses if choice else None for choice in choices]
     bound = [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms]
@@ -58,17 +58,17 @@ def plot_cache_size(data: Data, ax: Axes) -> None:
     rooms = data["M"]
     drawn: list[list[int | None]] = []
     for name, look in looks(data["series"]).items():
-        moved = data["series"][name]
-        alike = sum(_alike(moved, other) for other in drawn)
+        accesses = data["series"][name]
+        alike = sum(_alike(accesses, other) for other in drawn)
         style = {"markersize": 3 + 2 * alike} | ({"linestyle": "none"} if alike else {})
         ax.plot(
             rooms,
-            moved,
+            accesses,
             label=look.label,
             gid=name,
             **{**look.line, "markerfacecolor": "none", **style},
         )
-        drawn.append(moved)
+        drawn.append(accesses)
     bound = [max(order, data["floor"]) for order in data["bound"]]
     ax.plot(
         rooms,
@@ -80,7 +80,7 @@ def plot_cache_size(data: Data, ax: Axes) -> None:
         gid="bound",
     )
     bottom = data["floor"] / 2
-    most = max(moved for curve in drawn for moved in curve if moved is not None)
+    most = max(accesses for curve in drawn for accesses in curve if accesses is not None)
     ax.set_ylim(bottom, 20 * most)  # room for the legend
     for M, label in ((d * d, "M = d²"), (N * d, "M = Nd")):
         ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
@@ -112,17 +112,12 @@ def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def _point(data: Data) -> str:
-    near = min(
-        (
-            M
-            for M, moved in zip(data["M"], data["series"]["flash"], strict=True)
-            if moved is not None
-        ),
-        key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),
-    )
-    flash, small = (
-        data["series"][name][data["M"].index(near)] for name in ("flash", "small_cache")
-    )
+    points = zip(data["M"], data["series"]["flash"], strict=True)
+    rooms = [M for M, accesses in points if accesses is not None]
+    near = min(rooms, key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))))
+    index = data["M"].index(near)
+    flash = data["series"]["flash"][index]
+    small = data["series"]["small_cache"][index]
     if not small or not flash:
         return "HBM accesses against M"
     more = f"at M = {near:,} it moves {flash / small:.1f} × what small cache does"

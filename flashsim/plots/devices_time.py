@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from flashsim.attention.arguments import check_count, check_heads
 from flashsim.devices.planning import plan
 from flashsim.drawing.style import BLACK, BLUE, GREEN, ORANGE, ticks
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 from flashsim.support.exporting import plain
 
 LINES = {
@@ -52,15 +52,16 @@ def devices_time_data(
     }
 
     def lines(link: float, points: Sequence[tuple[int, int]]) -> dict[str, list[float | None]]:
-        found: dict[str, list[float | None]] = {said: [] for said in LINES}
-        for (size, N), (said, (name, layout, *_)) in product(points, LINES.items()):
+        ratios: dict[str, list[float | None]] = {label: [] for label in LINES}
+        for (size, N), (label, (name, layout, *_)) in product(points, LINES.items()):
             if name == "ulysses" and size > heads:
-                found[said].append(None)
+                ratios[label].append(None)
                 continue
-            of = plan(name, P=size, layout=layout, link=link, causal=True, **setting | {"N": N})
-            assert of.seconds is not None
-            found[said].append(round(of.seconds * flops / (of.mean * 4 * d), 4))
-        return found
+            options = setting | {"N": N, "causal": True}
+            work = plan(name, P=size, layout=layout, link=link, **options)
+            assert work.seconds is not None
+            ratios[label].append(round(work.seconds * flops / (work.mean * 4 * d), 4))
+        return ratios
 
     panels = [
         {"link": link, "lines": lines(link, [(size, N) for size in counts])} for link in links
@@ -81,7 +82,7 @@ def devices_time_data(
     x=2,
     y=2,
 )
-def plot_devices_time(data: Data, axes: Several) -> None:
+def plot_devices_time(data: Data, axes: AxesList) -> None:
     """Draw a panel for each speed of links, and one against N: a line for each program and
     layout, and the arithmetic alone.
     """
@@ -104,14 +105,14 @@ def plot_devices_time(data: Data, axes: Several) -> None:
 
 
 def _draw(ax: Axes, x: Sequence[int], lines: Mapping[str, Any]) -> None:
-    for said, (_, _, colour, marker, style) in LINES.items():
+    for label, (_, _, colour, marker, style) in LINES.items():
         look: dict[str, Any] = {
             "color": colour,
             "marker": marker,
             "markersize": 4,
             "linestyle": style,
         }
-        ax.plot(x, lines[said], **look, label=said, gid=said)
+        ax.plot(x, lines[label], **look, label=label, gid=label)
     ax.axhline(1, color=BLACK, linewidth=0.8)
     ax.xaxis.set_minor_locator(NullLocator())
     ticks(ax.yaxis, LogLocator(2, (1,)), "{x:.0f}")

@@ -1,13 +1,12 @@
-"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with its arrays, what travels
-between, and the score matrix.
+"""`film`: steps of a trace as an animated GIF. A picture shows SRAM with its blocks, HBM with its
+arrays, the blocks that move between them, and the score matrix.
 
-Drawn by matplotlib and written by Pillow, which it brings, so that a film needs no browser.
+matplotlib draws it, and Pillow, which matplotlib needs anyway, writes it; no browser is needed.
 figures/loop.gif is one.
 """
 
 from collections.abc import Iterator, Sequence
 from io import BytesIO
-from itertools import starmap
 from math import isqrt
 from pathlib import Path
 from textwrap import fill
@@ -51,8 +50,9 @@ Point = tuple[float, float]
 
 
 def film(trace: Recording, first: int, last: int, path: Path) -> Path:
-    """Write the steps first … last as an animated GIF. ValueError for a range that the trace
-    does not have, or a long one.
+    """Write the steps first … last as an animated GIF, and return its path.
+
+    Raises ValueError if the trace has not all of these steps, or they are more than `MOST_STEPS`.
     """
     steps = len(trace.steps)
     if not 0 <= first <= last < steps:
@@ -63,9 +63,10 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
         )
     from PIL import Image
 
-    pictures, times = zip(*_Camera(trace, trace.steps[first : last + 1]).roll(), strict=True)
-    few = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)]))
-    palette = few.quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+    camera = _Camera(trace, trace.steps[first : last + 1])
+    pictures, times = zip(*camera.roll(), strict=True)
+    sample = Image.fromarray(np.concatenate(pictures[:: max(1, len(pictures) // 8)]))
+    palette = sample.quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     colours = np.array(palette.getpalette(), np.int64).reshape(-1, 3)
     # the paper, which Pillow mixes with what is nearly white
     colours[colours.min(axis=1) > 248] = 255
@@ -88,6 +89,8 @@ def film(trace: Recording, first: int, last: int, path: Path) -> Path:
 
 
 class _Camera:
+    """Draws the pictures of steps of a trace, in order."""
+
     def __init__(self, trace: Recording, steps: tuple[Step, ...]) -> None:
         self._trace = trace
         self._steps = steps
@@ -95,7 +98,7 @@ class _Camera:
         self._canvas = FigureCanvasAgg(self._figure)
         self._listing = {label_of(line): line.split(maxsplit=1)[-1] for line in trace.about.listing}
         self._visits: dict[tuple[int, int], int] = {
-            s.tile: s.number for s in trace.steps if s.tile is not None
+            step.tile: step.number for step in trace.steps if step.tile is not None
         }
         self._values: dict[str, NDArray[Any]] = {}
         self._most: dict[str, float] = {}
@@ -103,34 +106,43 @@ class _Camera:
         for event in trace.events:
             if event.value is not None:
                 finite = np.abs(event.value[np.isfinite(event.value)])
-                of = quantity(event.name)
+                name = quantity(event.name)
                 shape = event.value.shape
-                self._most[of] = max(self._most.get(of, 0.0), float(finite.max(initial=0)))
-                self._shapes[event.name] = tuple(
-                    map(max, shape, self._shapes.get(event.name, shape))
-                )
-        sets = {tuple(starmap(self._shape, trace.events[step.last].resident)) for step in steps}
-        fits = (
-            cell
-            for cell in np.geomspace(0.32, 0.001, 60)
-            if all(_fits(set_, cell) for set_ in sets)
-        )
-        self._cell = float(next(fits, 0.001))
+                known_shape = self._shapes.get(event.name, shape)
+                self._most[name] = max(self._most.get(name, 0.0), float(finite.max(initial=0)))
+                self._shapes[event.name] = tuple(map(max, shape, known_shape))
+        self._cell = self._largest_cell()
         self._accesses = trace.events[-1].reads + trace.events[-1].writes
         arrays = trace.about.arrays
-        self._beside = [a.name for a in arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
-        self._above = [a.name for a in arrays if a.kind[0] == "N_k"]
+        self._beside = [
+            array.name for array in arrays if array.kind[0] == "N_q" and array.kind[1] != "N_k"
+        ]
+        self._above = [array.name for array in arrays if array.kind[0] == "N_k"]
         # a matrix as large as the scores is in HBM
-        self._stored = any(a.kind == ("N_q", "N_k") for a in arrays)
+        self._stored = any(array.kind == ("N_q", "N_k") for array in arrays)
         # not all of S at once
-        strips = not trace.about.sizes and any(a.name == "S" for a in arrays)
-        self._kept = "stored in strips" if strips else "never stored"
-        self._pitch = min(0.32, 1.7 / max(len(self._beside), len(self._above), 1))
+        strips = not trace.about.sizes and any(array.name == "S" for array in arrays)
+        self._storage = "stored in strips" if strips else "never stored"
+        most_arrays = max(len(self._beside), len(self._above), 1)
+        self._pitch = min(0.32, 1.7 / most_arrays)
         letters = max((len(name) for name in self._beside), default=1)
         self._label = min(POINTS, 72 * self._pitch / (0.8 * letters))
         self._left = HBM_LEFT + 0.3 + self._pitch * len(self._beside)
         self._top = 1.0 + self._pitch * len(self._above) + (0.4 if self._stored else ASIDE)
         self._next = 0  # the first event that is not in `_values` yet
+
+    def _largest_cell(self) -> float:
+        """Return the largest side of an element, in inches, with which every step's blocks have
+        room in SRAM.
+        """
+        sets_of_shapes = set()
+        for step in self._steps:
+            resident = self._trace.events[step.last].resident
+            sets_of_shapes.add(tuple(self._shape(name, size) for name, size in resident))
+        for cell in np.geomspace(0.32, 0.001, 60):
+            if all(_fits(shapes, cell) for shapes in sets_of_shapes):
+                return float(cell)
+        return 0.001
 
     @property
     def _outline(self) -> list[Point]:
@@ -149,10 +161,9 @@ class _Camera:
     def roll(self) -> Iterator[tuple[NDArray[np.uint8], int]]:
         """Yield each picture, (height, width, 3), and for how many milliseconds it stays."""
         for step in self._steps:
-            for share in (
-                ON_THE_WAY if any(event.kind in MOVES for event in self._trace.of(step)) else ()
-            ):
-                yield self.frame(step, share), MOVE
+            if any(event.kind in MOVES for event in self._trace.of(step)):
+                for share in ON_THE_WAY:
+                    yield self.frame(step, share), MOVE
             yield self.frame(step), STAY
 
     def frame(self, step: Step, share: float = 1.0) -> NDArray[np.uint8]:
@@ -166,54 +177,47 @@ class _Camera:
         self._next = step.last + 1
         self._figure.clear()
         loops = ", ".join(f"{_math(name)} = {index + 1}" for name, index in step.loops)
-        said = " · ".join(filter(None, (f"step {step.number}", step.label, loops)))
-        self._figure.text(0.02, 1 - 0.1 / TALL, said, size=POINTS, weight="bold", va="top")
-        line = self._listing.get(step.label, "").split(". ")[0]
-        self._figure.text(
-            0.02, 1 - 0.45 / TALL, fill(line, 56), size=POINTS - 2, va="top", linespacing=1.05
-        )
+        title = " · ".join(filter(None, (f"step {step.number}", step.label, loops)))
+        self._figure.text(0.02, 1 - 0.1 / TALL, title, size=POINTS, weight="bold", va="top")
+        line = fill(self._listing.get(step.label, "").split(". ")[0], 56)
+        look: dict[str, Any] = {"size": POINTS - 2, "va": "top", "linespacing": 1.05}
+        self._figure.text(0.02, 1 - 0.45 / TALL, line, **look)
         below = (TALL - HEAD, 0)
-        axes: Axes = self._figure.add_axes(
-            (0.0, 0.0, 1.0, below[0] / TALL), xlim=(0, WIDE), ylim=below
-        )
+        box_of_axes = (0.0, 0.0, 1.0, below[0] / TALL)
+        axes: Axes = self._figure.add_axes(box_of_axes, xlim=(0, WIDE), ylim=below)
         axes.axis("off")
         last = trace.events[step.last]
-        used = f"SRAM: {last.occupancy:,} of\nM = {trace.about.M:,}"
-        moved = f"HBM: {last.reads + last.writes:,} of\n{self._accesses:,} accesses"
-        box = [(0.1, 0.05), (CHIP_RIGHT, 0.05), (CHIP_RIGHT, FLOOR), (0.1, FLOOR)]
-        for outline, name in ((box, used), (self._outline, moved)):
+        on_sram = f"SRAM: {last.occupancy:,} of\nM = {trace.about.M:,}"
+        on_hbm = f"HBM: {last.reads + last.writes:,} of\n{self._accesses:,} accesses"
+        chip = [(0.1, 0.05), (CHIP_RIGHT, 0.05), (CHIP_RIGHT, FLOOR), (0.1, FLOOR)]
+        for outline, name in ((chip, on_sram), (self._outline, on_hbm)):
             axes.add_patch(Polygon(outline, fill=False, ec="#5d616b", lw=1.2))
             axes.text(outline[0][0] + 0.08, 0.12, name, size=POINTS, weight="bold", va="top")
         if not self._stored:
-            words = f"S: by tiles,\n{self._kept}"
-            axes.text(
-                self._left, self._top - 0.05, words, size=POINTS, color="#5d616b", linespacing=1
-            )
+            words = f"S: by tiles,\n{self._storage}"
+            look = {"size": POINTS, "color": "#5d616b", "linespacing": 1}
+            axes.text(self._left, self._top - 0.05, words, **look)
         moves = [event for event in trace.of(step) if event.kind in MOVES]
         places = self._hbm(axes, step, moves)
         coming = {event.name for event in moves if event.kind == "load" and share < 1}
         slots = self._sram(axes, last, {event.name for event in trace.of(step)}, coming)
         for event, place in zip(moves, places, strict=True):
-            # what is stored was made last
-            alike = [name for name in slots if quantity(name) == event.array]
-            held = event.name if event.kind == "load" else alike[-1] if alike else None
-            slot = slots.get(held or "", (CHIP_RIGHT / 2, FLOOR - 0.6))
-            ends = (place, slot) if event.kind == "load" else (slot, place)
-            colour = LOAD if event.kind == "load" else CHIP
-            axes.add_patch(
-                FancyArrowPatch(
-                    *ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85
-                )
-            )
+            outside = (CHIP_RIGHT / 2, FLOOR - 0.6)
+            if event.kind == "load":
+                start = place
+                end = slots.get(event.name, outside)
+                colour = LOAD
+            else:  # the last block of this array is the one that is stored
+                blocks = [name for name in slots if quantity(name) == event.array]
+                start = slots[blocks[-1]] if blocks else outside
+                end = place
+                colour = CHIP
+            arrow: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 12}
+            axes.add_patch(FancyArrowPatch(start, end, color=colour, lw=1.6, alpha=0.85, **arrow))
             if share < 1:
-                (x, y), (to_x, to_y) = ends
-                self._tile(
-                    axes,
-                    event.name,
-                    event.elements,
-                    (x + (to_x - x) * share, y + (to_y - y) * share),
-                    colour,
-                )
+                x = start[0] + (end[0] - start[0]) * share
+                y = start[1] + (end[1] - start[1]) * share
+                self._tile(axes, event.name, event.elements, (x, y), colour)
         axes.set(xlim=(0, WIDE), ylim=below)
         self._canvas.draw()  # type: ignore[no-untyped-call]
 
@@ -224,7 +228,9 @@ class _Camera:
         where the blocks that move are.
         """
         about = self._trace.about
-        (N_q, N_k), blocks = (about.shape.N_q, about.shape.N_k), about.blocks
+        N_q = about.shape.N_q
+        N_k = about.shape.N_k
+        blocks = about.blocks
         beside = self._beside
         above = self._above
         pitch = self._pitch
@@ -240,21 +246,22 @@ class _Camera:
             length = rows[1] - rows[0]
             down = top + rows[0] * y
             if name in beside:
-                return (HBM_LEFT + 0.1 + beside.index(name) * pitch, down), pitch * 0.75, length * y
+                corner = HBM_LEFT + 0.1 + beside.index(name) * pitch, down
+                return corner, pitch * 0.75, length * y
             if name in above:
-                return (
-                    (left + rows[0] * x, 0.85 + above.index(name) * pitch),
-                    length * x,
-                    pitch * 0.75,
-                )
-            return (left + cols[0] * x, down), (cols[1] - cols[0]) * x, length * y
+                corner = left + rows[0] * x, 0.85 + above.index(name) * pitch
+                return corner, length * x, pitch * 0.75
+            corner = left + cols[0] * x, down
+            return corner, (cols[1] - cols[0]) * x, length * y
 
         for i in range(blocks.T_r):
             for j in range(blocks.T_c):
-                colour = DONE if -1 < self._visits.get((i, j), -1) < step.number else "white"
+                visit = self._visits.get((i, j), step.number)
+                colour = DONE if visit < step.number else "white"
                 rows = i * blocks.B_r, min((i + 1) * blocks.B_r, N_q)
                 cols = j * blocks.B_c, min((j + 1) * blocks.B_c, N_k)
-                axes.add_patch(Rectangle(*place("S", rows, cols), fc=colour, ec="#8b909a", lw=0.8))
+                tile = place("S", rows, cols)
+                axes.add_patch(Rectangle(*tile, fc=colour, ec="#8b909a", lw=0.8))
         if step.rows or step.cols:
             tile = place("S", step.rows or (0, N_q), step.cols or (0, N_k))
             axes.add_patch(Rectangle(*tile, fill=False, ec=CURRENT, lw=2.2))
@@ -263,29 +270,40 @@ class _Camera:
         on_chip |= {quantity(name): LOAD for name in resident if "[" in name}
         for names, span, length in ((beside, step.rows, N_q), (above, step.cols, N_k)):
             for name in names:
-                (at, down), *size = place(name, (0, length), (0, 0))
-                axes.add_patch(Rectangle((at, down), *size, fill=False, ec="#5d616b", lw=0.8))
+                (across, down), *size = place(name, (0, length), (0, 0))
+                axes.add_patch(Rectangle((across, down), *size, fill=False, ec="#5d616b", lw=0.8))
                 if span is not None and name in on_chip:
-                    axes.add_patch(Rectangle(*place(name, span, (0, 0)), color=on_chip[name]))
-                where = (at, top - 0.06) if names is beside else (left - 0.08, down + pitch * 0.75)
-                axes.text(
-                    *where, _math(name), size=self._label, ha="left" if names is beside else "right"
-                )
-        parts = (place(event.array or "", *(event.where or ((0, 0), (0, 0)))) for event in moves)
-        return [(x + width / 2, y + height / 2) for (x, y), width, height in parts]
+                    part = place(name, span, (0, 0))
+                    axes.add_patch(Rectangle(*part, color=on_chip[name]))
+                if names is beside:
+                    corner, side = (across, top - 0.06), "left"
+                else:
+                    corner, side = (left - 0.08, down + pitch * 0.75), "right"
+                axes.text(*corner, _math(name), size=self._label, ha=side)
+        middles = []
+        for event in moves:
+            spans = event.where or ((0, 0), (0, 0))
+            (across, down), width, height = place(event.array or "", *spans)
+            middles.append((across + width / 2, down + height / 2))
+        return middles
 
     def _sram(
         self, axes: Axes, event: TraceEvent, fresh: set[str], coming: set[str]
     ) -> dict[str, Point]:
         """Draw what is on chip but `coming`, in rows; return the middle of each block."""
         shapes = [self._shape(name, size) for name, size in event.resident]
-        corners, _ = _laid(shapes, self._cell)
+        corners, _ = _lay_out(shapes, self._cell)
         middles = {}
         for (name, size), shape, (x, y) in zip(event.resident, shapes, corners, strict=True):
-            middles[name] = x + shape[1] * self._cell / 2, y + shape[0] * self._cell / 2
+            height, width = shape[0] * self._cell, shape[1] * self._cell
+            middles[name] = x + width / 2, y + height / 2
             if name not in coming:
-                edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
-                self._tile(axes, name, size, middles[name], edge, 2 if name in fresh else 1)
+                edge = LOAD if "[" in name else CHIP
+                line = 1
+                if name in fresh:
+                    edge = CURRENT
+                    line = 2
+                self._tile(axes, name, size, middles[name], edge, line)
                 axes.text(x, y - 0.03, _math(name), size=POINTS, va="bottom")
         return middles
 
@@ -298,9 +316,9 @@ class _Camera:
         x = middle[0] - width / 2
         y = middle[1] - height / 2
         most = 1.4 * (self._most.get(quantity(name), 0.0) or 1.0)
-        shown = np.where(np.isfinite(tile), tile, np.nan)
+        finite = np.where(np.isfinite(tile), tile, np.nan)
         axes.imshow(
-            shown,
+            finite,
             cmap="RdBu_r",
             vmin=-most,
             vmax=most,
@@ -310,9 +328,10 @@ class _Camera:
         axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=line))
 
 
-def _laid(
+def _lay_out(
     shapes: Sequence[tuple[int, ...]], cell: float
 ) -> tuple[list[tuple[float, float]], float]:
+    """Return the corners of blocks laid in rows on the chip, and how far down they reach."""
     x = 0.2
     y = 1.15
     tall = 0.0
@@ -330,14 +349,15 @@ def _laid(
 
 
 def _fits(shapes: Sequence[tuple[int, ...]], cell: float) -> bool:
-    return _laid(shapes, cell)[1] < FLOOR - 0.1 and all(
-        columns * cell <= CHIP_RIGHT - 0.3 for _, columns in shapes
-    )
+    if any(columns * cell > CHIP_RIGHT - 0.3 for _, columns in shapes):
+        return False
+    _, bottom = _lay_out(shapes, cell)
+    return bottom < FLOOR - 0.1
 
 
 def _math(name: str) -> str:
-    """Return a name of the program in matplotlib's mathematics: K[0] as K_1, m_tilde_ij with its
-    tilde. Others as they are.
+    """Return a name of the program in matplotlib's mathematics, as K[0] as K_1 and m_tilde_ij with
+    its tilde; or the name itself, if it has no such form.
     """
     base, bracket, index = name.partition("[")
     letter, *rest = base.split("_")
@@ -351,12 +371,9 @@ def _math(name: str) -> str:
     lower = [part for part in rest if len(part) <= 2]
     upper = [part for part in rest if len(part) > 2]
     if bracket:
-        lower.append(
-            ",".join(
-                str(int(n) + 1) if n.strip().isdecimal() else n
-                for n in index.rstrip("]").split(",")
-            )
-        )
+        numbers = index.rstrip("]").split(",")
+        from_one = [str(int(n) + 1) if n.strip().isdecimal() else n for n in numbers]
+        lower.append(",".join(from_one))
     below = f"_{{{' '.join(lower)}}}" if lower else ""
     above = rf"^{{\mathrm{{{' '.join(upper)}}}}}" if upper else ""
     return f"${letter}{below}{above}$"

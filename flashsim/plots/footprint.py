@@ -13,7 +13,7 @@ from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
 from flashsim.memory.traffic import ArrayTraffic
-from flashsim.plots.chart import Data, chart, said_blocks, setting
+from flashsim.plots.chart import Data, chart, describe_blocks, setting
 from flashsim.support.sizes import Size, smallest_true
 from flashsim.theory import Exact, exact
 
@@ -45,47 +45,45 @@ def memory_data(
     del shape["N"]
 
     def need(N: int, name: str, extra: bool) -> int:
+        arrays = _arrays(name, N, shape).values()
         return sum(
-            a.size * a.itemsize
-            for a in _held(name, N, shape).values()
-            if (a.role == "extra") == extra
+            array.size * array.itemsize for array in arrays if (array.role == "extra") == extra
         )
 
     def everything(N: int, name: str) -> int:
         return need(N, name, extra=True) + need(N, "flash", extra=False)
 
-    given = _held("flash", _LENGTHS[0], shape)
+    extra_arrays = {}
+    for name in _LOOKS:
+        arrays = _arrays(name, _LENGTHS[0], shape)
+        extra_arrays[name] = [name for name, array in arrays.items() if array.role == "extra"]
+    arrays = _arrays("flash", _LENGTHS[0], shape)
+    inputs_outputs = [name for name, array in arrays.items() if array.role != "extra"]
     return {
         **shape,
         "sram_peak": max(tally.sram.peak for tally in _passes("flash", _LENGTHS[-1], shape)),
         "heads": HEADS,
         "limit": LIMIT,
         "N": _LENGTHS,
-        "arrays": {
-            name: [
-                array
-                for array, held in _held(name, _LENGTHS[0], shape).items()
-                if held.role == "extra"
-            ]
-            for name in _LOOKS
-        },
+        "arrays": extra_arrays,
         "extra": {name: [need(N, name=name, extra=True) for N in _LENGTHS] for name in _LOOKS},
         "crosses": {name: _last(partial(need, name=name, extra=True)) for name in _LOOKS},
         "fills": {name: _last(partial(everything, name=name)) for name in _LOOKS},
         "inputs_outputs": {
-            "arrays": [array for array, held in given.items() if held.role != "extra"],
+            "arrays": inputs_outputs,
             "bytes": [need(N, name="flash", extra=False) for N in _LENGTHS],
             "crosses": _last(partial(need, name="flash", extra=False)),
         },
     }
 
 
-def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic]:
-    """Return every array that the two passes have in HBM. One that the forward pass made keeps
-    the role it had there.
+def _arrays(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic]:
+    """Return every array that the two passes have in HBM. An array that the forward pass made has
+    its role from there.
     """
     forward, backward = (tally.hbm.by_array for tally in _passes(name, N, shape))
-    return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
+    only_backward = {name: array for name, array in backward.items() if name not in forward}
+    return {**forward, **only_backward}
 
 
 def _passes(name: str, N: int, shape: Mapping[str, Any]) -> Iterator[Exact]:
@@ -105,7 +103,7 @@ def _last(need: Callable[[int], int]) -> int:
     4.3,
     x=10,
     y=10,
-    shown={"dtype": "float16"},
+    docs_arguments={"dtype": "float16"},
 )
 def plot_memory(data: Data, ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
@@ -113,46 +111,37 @@ def plot_memory(data: Data, ax: Axes) -> None:
     limit = data["limit"]
     ax.set_xlim(N[0], N[-1] * 1.3)
     ax.set_ylim(4e5, 4e14)
-    given = data["inputs_outputs"]
     ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
-    shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= limit]
-    ax.plot(
-        *zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs"
-    )
+    points = zip(N, data["inputs_outputs"]["bytes"], strict=True)
+    lengths, nbytes = zip(*(point for point in points if point[1] <= limit), strict=True)
+    style: dict[str, Any] = {"color": GREY, "linestyle": "-.", "linewidth": 1}
+    ax.plot(lengths, nbytes, **style, gid="inputs and outputs")
     for name, look in _LOOKS.items():
         # FlashAttention's line covers this one
         below = {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
         ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
-        ax.plot(
-            [data["crosses"][name]],
-            [limit],
-            "D",
-            color=look.colour,
-            mec=BLACK,
-            ms=6,
-            gid=f"{name} crosses",
-            zorder=5,
-        )
+        diamond: dict[str, Any] = {"color": look.colour, "mec": BLACK, "ms": 6, "zorder": 5}
+        ax.plot([data["crosses"][name]], [limit], "D", **diamond, gid=f"{name} crosses")
     _label(ax, data)
 
 
 def _label(ax: Axes, data: Data) -> None:
     limit = data["limit"]
     crosses = data["crosses"]
-    at = data["N"]
-    ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
+    lengths = data["N"]
+    ax.text(lengths[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
     labels = {
-        "standard": ("standard:\nS, P, dP, dS", at[0] * 1.15, 2e14, "left", "top"),
+        "standard": ("standard:\nS, P, dP, dS", lengths[0] * 1.15, 2e14, "left", "top"),
         "rabe_staats": (
             "Rabe & Staats,\n$O_j$ by block of keys",
-            at[-1] * 1.25,
+            lengths[-1] * 1.25,
             1e13,
             "right",
             "top",
         ),
         "flash": (
             "FlashAttention: ℓ, m\n(closed form: L, D)",
-            at[-1] * 1.25,
+            lengths[-1] * 1.25,
             1e6,
             "right",
             "bottom",
@@ -162,18 +151,17 @@ def _label(ax: Axes, data: Data) -> None:
         words = f"{label}\nalone up to N = {crosses[name]:,}"
         colour = _LOOKS[name].colour
         ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
-    given = data["inputs_outputs"]["crosses"]
     full = (
-        f"Q, K, V, O, gradients fill it\nat N = {given:,}, with\nℓ, m at {data['fills']['flash']:,}"
+        f"Q, K, V, O, gradients fill it\nat N = {data['inputs_outputs']['crosses']:,}, with\n"
+        f"ℓ, m at {data['fills']['flash']:,}"
     )
-    ax.text(
-        at[-1] * 1.25, limit * 1.2, full, color=GREY, ha="right", va="bottom", multialignment="left"
-    )
+    style: dict[str, Any] = {"ha": "right", "va": "bottom", "multialignment": "left"}
+    ax.text(lengths[-1] * 1.25, limit * 1.2, full, color=GREY, **style)
     ax.xaxis.set_major_locator(LogLocator(10))
     ax.xaxis.set_major_formatter(as_power)
     ax.xaxis.set_minor_formatter(NullFormatter())
     ticks(ax.yaxis, LogLocator(1000), EngFormatter("B"))
     sizes = f"d = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}"
-    ax.set_xlabel(f"sequence length N\n{sizes}\n{said_blocks(data)}")
+    ax.set_xlabel(f"sequence length N\n{sizes}\n{describe_blocks(data)}")
     ax.set_ylabel("extra HBM, forward + backward")
     ax.set_title("FlashAttention's extra memory is linear in N", x=title_x(ax, -0.2))

@@ -14,9 +14,9 @@ from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import DEFAULT_DTYPE
 from flashsim.drawing.style import BLUE, GREY, ORANGE, VERMILLION, Look, looks, ticks, title_x
 from flashsim.extensions import mlp
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 
-_WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
+_ABOUT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
 _WAYS: dict[str, tuple[dict[str, Any], Look]] = {
     "fused": ({}, Look("fused", BLUE, "o", "-")),
     "unfused, rows": ({"fused": False}, Look("unfused, rows", VERMILLION, "s", "--")),
@@ -39,11 +39,11 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
     rooms = [M for M in dict.fromkeys(rooms) if d <= M]
     f = 4 * d
     layers = {
-        name: [_moved(mlp.exact(N=N, d=d, f=f, M=M, **how)) for M in rooms]
-        for name, (how, _) in _WAYS.items()
+        name: [_accesses(mlp.exact(N=N, d=d, f=f, M=M, **options)) for M in rooms]
+        for name, (options, _) in _WAYS.items()
     }
     scores = {
-        name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms]
+        name: [_accesses(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms]
         for name in _ATTENTION
     }
     return {
@@ -57,8 +57,8 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
     }
 
 
-@chart("fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)
-def plot_fusing(data: Data, axes: Several) -> None:
+@chart("fusing", fusing_data, _ABOUT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)
+def plot_fusing(data: Data, axes: AxesList) -> None:
     """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over
     M/d², log-log.
     """
@@ -73,16 +73,16 @@ def plot_fusing(data: Data, axes: Several) -> None:
         ),
         ("attention", looks(_ATTENTION), "S (N × N)", N * N),
     )
-    for panel, (what, its, matrix, size) in zip(axes, panels, strict=True):
-        for name, look in its.items():
-            moved = np.array(data[what][name], float)  # nan where nothing fits
-            if not np.isnan(moved).all():
+    for panel, (key, looks_of_lines, matrix, size) in zip(axes, panels, strict=True):
+        for name, look in looks_of_lines.items():
+            accesses = np.array(data[key][name], float)  # nan where nothing fits
+            if not np.isnan(accesses).all():
                 style = {**look.line, "marker": None}
                 panel.plot(
                     np.array(data["M"]) / d**2,
-                    moved / size,
+                    accesses / size,
                     label=look.label,
-                    gid=f"{what} {name}",
+                    gid=f"{key} {name}",
                     **style,
                 )
         panel.axvline(1, color=GREY, linewidth=0.6, gid="border")
@@ -110,44 +110,44 @@ def plot_fusing(data: Data, axes: Several) -> None:
 
 
 def pays_from(
-    rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], what: Sequence[str]
+    rooms: Sequence[int], accesses: Mapping[str, Sequence[int | None]], names: Sequence[str]
 ) -> float | None:
-    """Return the M from which on `what` moves less than the others do, between two M on a
-    log-log line; None: never.
+    """Return the M from which on the curves of these names move less than the others do. It lies
+    between two M of `rooms`, on a log-log line. None: there is no such M.
     """
 
-    def ahead(at: int) -> float | None:
-        """Say by how much it is ahead, as a logarithm; None where nothing of one of them fits."""
-        fits = {name: count for name, counts in moved.items() if (count := counts[at]) is not None}
-        ones, others = (
-            [n for name, n in fits.items() if (name in what) == which] for which in (True, False)
-        )
-        return math.log(min(others) / min(ones)) if ones and others else None
+    def lead_at(index: int) -> float | None:
+        """Return the logarithm of their lead at an M; None if nothing of one side fits."""
+        ours: list[int] = []
+        others: list[int] = []
+        for name, counts in accesses.items():
+            count = counts[index]
+            if count is not None:
+                (ours if name in names else others).append(count)
+        return math.log(min(others) / min(ours)) if ours and others else None
 
-    found = None
-    for at in reversed(range(len(rooms))):
-        lead = ahead(at)
+    first = None
+    for index in reversed(range(len(rooms))):
+        lead = lead_at(index)
         if lead is None:
             break
         if lead <= 0:
-            after = ahead(at + 1) if at + 1 < len(rooms) else None
-            return (
-                None
-                if after is None
-                else rooms[at] * (rooms[at + 1] / rooms[at]) ** (-lead / (after - lead))
-            )
-        found = float(rooms[at])
-    return found
+            next_lead = lead_at(index + 1) if index + 1 < len(rooms) else None
+            if next_lead is None:
+                return None
+            part = -lead / (next_lead - lead)
+            between: float = rooms[index] * (rooms[index + 1] / rooms[index]) ** part
+            return between
+        first = float(rooms[index])
+    return first
 
 
-def _point(data: Data, what: str, names: Sequence[str], of: str) -> str:
-    least = pays_from(data["M"], data[what], names)
-    return (
-        f"{of} never pays here"
-        if least is None
-        else f"{of} pays\nfrom M = {least / data['d'] ** 2:.1f} d² on"
-    )
+def _point(data: Data, key: str, names: Sequence[str], subject: str) -> str:
+    least = pays_from(data["M"], data[key], names)
+    if least is None:
+        return f"{subject} never pays here"
+    return f"{subject} pays\nfrom M = {least / data['d'] ** 2:.1f} d² on"
 
 
-def _moved(exact: theory.Exact) -> int | None:
+def _accesses(exact: theory.Exact) -> int | None:
     return exact.hbm.accesses if exact.sram.peak <= exact.sram.capacity else None

@@ -20,7 +20,7 @@ from flashsim.reference import attention
 from flashsim.support.exporting import plain
 from flashsim.tracing.planting import mutated
 
-KEPT = ('hbm.empty("O_run", shape, sram.dtype)', 'hbm.empty("O_run", shape, V.dtype)')
+CHANGE = ('hbm.empty("O_run", shape, sram.dtype)', 'hbm.empty("O_run", shape, V.dtype)')
 SEEDS = 2
 LOOKS = {
     "float32": (BLUE, "s", "float32, as the ring here"),
@@ -39,26 +39,26 @@ def hops_data(*, N: int = 512, d: int = 32, P: Sequence[int] = (1, 2, 4, 8, 16))
     d = check_count("d", d)
     counts = [check_count("P", n) for n in P]
     ring = programs()["ring"]
-    kept = {
+    rings = {
         "float32": ring,
-        "bfloat16": replace(ring, run=mutated(ring.run, KEPT, name="bfloat16 parts")),
+        "bfloat16": replace(ring, run=mutated(ring.run, CHANGE, name="bfloat16 parts")),
     }
-    errors: dict[str, list[float]] = {name: [] for name in kept}
+    errors: dict[str, list[float]] = {name: [] for name in rings}
     normal = (np.random.default_rng(seed).normal(size=(3, N, d)) for seed in range(SEEDS))
-    drawn = [one.astype(float_dtype("bfloat16")) for one in normal]
-    wanted = [attention(*(X.astype(float) for X in one)) for one in drawn]
+    drawn = [inputs.astype(float_dtype("bfloat16")) for inputs in normal]
+    expected = [attention(*(X.astype(float) for X in inputs)) for inputs in drawn]
     for size in counts:
-        for name, program in kept.items():
+        for name, program in rings.items():
             how: dict[str, Any] = {
                 "P": size,
                 "layout": "contiguous",
                 "blocks": (32, 32),
                 "M": "100KB",
             }
-            found = [devices.forward(program, *one, **how).O for one in drawn]
+            outputs = [devices.forward(program, *inputs, **how).O for inputs in drawn]
             squares = [
-                np.square(O.astype(float) - want).mean()
-                for O, want in zip(found, wanted, strict=True)
+                np.square(O.astype(float) - reference).mean()
+                for O, reference in zip(outputs, expected, strict=True)
             ]
             errors[name].append(round(float(np.sqrt(np.mean(squares)) * 2**8), 5))
     data: dict[str, Any] = plain({"N": N, "d": d, "P": counts, "seeds": SEEDS, "kept": errors})
@@ -70,14 +70,14 @@ def hops_data(*, N: int = 512, d: int = 32, P: Sequence[int] = (1, 2, 4, 8, 16))
 )
 def plot_hops(data: Data, ax: Axes) -> None:
     """Draw a line for each type that unfinished O is kept in."""
-    for name, (colour, marker, said) in LOOKS.items():
+    for name, (colour, marker, label) in LOOKS.items():
         ax.plot(
             data["P"],
             data["kept"][name],
             color=colour,
             marker=marker,
             markersize=4,
-            label=said,
+            label=label,
             gid=name,
         )
     ticks(ax.xaxis, FixedLocator(data["P"]), "{x:.0f}")

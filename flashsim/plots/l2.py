@@ -16,7 +16,7 @@ from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine
 from flashsim.hardware.reading import machine_of
 from flashsim.memory.sram import Event
-from flashsim.plots.chart import Data, chart, said, setting
+from flashsim.plots.chart import Data, chart, describe, setting
 from flashsim.simulate.api import count, forward
 from flashsim.support.sizes import Size
 
@@ -50,19 +50,19 @@ def l2_data(
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     N = shape["N"]
     d = shape["d"]
-    how = {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}
+    options = {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # only the order of accesses matters
     curves = {}
     peak = 0
-    all_of = [resolve(what, "forward") for what in ("standard", "flash", *algorithms)]
-    followed: list[_Progress] = []
+    resolved = [resolve(what, "forward") for what in ("standard", "flash", *algorithms)]
+    observers: list[_Progress] = []
     if on_done is not None:
-        counted = (count(algorithm, N=N, d=d, **how) for algorithm in all_of)
-        followed = [_Progress(sum(tally.hbm.accesses for tally in counted), on_done)]
-    for algorithm in all_of:
+        tallies = (count(algorithm, N=N, d=d, **options) for algorithm in resolved)
+        observers = [_Progress(sum(tally.hbm.accesses for tally in tallies), on_done)]
+    for algorithm in resolved:
         caches = [L2(size, line=d) for size in _SIZES]
         everything = L2(10**9, line=d)
-        run = forward(algorithm, Q, K, V, **how, observers=[*caches, everything, *followed])
+        run = forward(algorithm, Q, K, V, **options, observers=[*caches, everything, *observers])
         for l2 in (*caches, everything):
             l2.flush()
         if algorithm.name == "flash":
@@ -111,7 +111,10 @@ def plot_l2(data: Data, ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each
     (dotted).
     """
-    (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]
+    N = data["N"]
+    d = data["d"]
+    sizes = data["sizes"]
+    curves = data["curves"]
     forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
     beside: dict[str, Any] = {"textcoords": "offset points"}
     for name, look in looks(curves).items():
@@ -130,15 +133,15 @@ def plot_l2(data: Data, ax: Axes) -> None:
     for machine, share in shares.items():
         ax.axvline(share, color=GREY, linestyle="-.", linewidth=0.8, gid=machine)
     names = " and ".join(machine.removesuffix("-40GB") for machine in shares)
-    at = max(shares.values())
+    largest = max(shares.values())
     above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top"}
     ax.annotate(
-        f"an SM's share\nof the L2: {names}", (at, 1), (3, 0), color=GREY, **above, **beside
+        f"an SM's share\nof the L2: {names}", (largest, 1), (3, 0), color=GREY, **above, **beside
     )
     ax.set_ylim(1.5e5, 1.6e7)
     ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.1)
     ticks(ax.xaxis, LogLocator(4), lambda x, _: f"$2^{{{round(math.log2(x))}}}$")
-    ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
+    ax.set_xlabel(f"size of the L2 (elements)\n{describe(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
     ax.set_title(
         "An L2 that holds Q and O leaves FlashAttention\nonly what it must move",

@@ -1,5 +1,5 @@
-"""How near schedules come to what none can beat: accesses divided by the lower bound, forward
-and backward.
+"""Accesses of each schedule divided by the lower bound, which no schedule can beat; forward and
+backward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from flashsim.analysis.tune import best_of
 from flashsim.attention.arguments import check_count
 from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, check_M, float_dtype
 from flashsim.drawing.style import GREY, Look, looks, ticks, title_x
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 from flashsim.theory import lower_bound, lower_bound_backward
 
 FORWARD = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")
@@ -33,16 +33,16 @@ def lower_data(
     """
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
-    def at(N: int, M: int) -> dict[str, Any]:
+    def point(N: int, M: int) -> dict[str, Any]:
         return {
             "N": N,
             "M": M,
             "bound": lower_bound(N=N, d=d, M=M).accesses,
-            "accesses": _moved(FORWARD, N=N, d=d, M=M),
+            "accesses": _accesses(FORWARD, N=N, d=d, M=M),
         }
 
-    by_N = [at(length, M) for length in LENGTHS]
-    by_M = [at(N, int(part * d * d)) for part in CACHES]
+    by_N = [point(length, M) for length in LENGTHS]
+    by_M = [point(N, int(part * d * d)) for part in CACHES]
     return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}
 
 
@@ -52,30 +52,33 @@ def lower_backward_data(*, N: int = 16_384, d: int = REFERENCE_D) -> dict[str, A
     """
     N, d = check_count("N", N), check_count("d", d)
 
-    def at(M: int) -> dict[str, Any]:
-        moved = _moved(BACKWARD, N=N, d=d, M=M, direction="backward")
-        return {"M": M, "bound": lower_bound_backward(N=N, d=d, M=M).accesses, "accesses": moved}
+    def point(M: int) -> dict[str, Any]:
+        accesses = _accesses(BACKWARD, N=N, d=d, M=M, direction="backward")
+        return {"M": M, "bound": lower_bound_backward(N=N, d=d, M=M).accesses, "accesses": accesses}
 
     return {
         "N": N,
         "d": d,
         "dtype": DEFAULT_DTYPE,
-        "by_M": [at(max(int(part * d * d), 1)) for part in CACHES],
+        "by_M": [point(max(int(part * d * d), 1)) for part in CACHES],
     }
 
 
-def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
-    found = {name: best_of(name, **sizes) for name in names}
-    return {name: choice.accesses if choice else None for name, choice in found.items()}
+def _accesses(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
+    choices = {name: best_of(name, **sizes) for name in names}
+    return {name: choice.accesses if choice else None for name, choice in choices.items()}
 
 
 @chart("lower", lower_data, "accesses ÷ lower bound, forward", 5.8, panels=2, x=2, y=10)
-def plot_lower(data: Data, axes: Several) -> None:
+def plot_lower(data: Data, axes: AxesList) -> None:
     """Draw accesses ÷ bound, log-log, with Saha and Ye's border at M = d²."""
-    (above, below), d = axes, data["d"]
+    above, below = axes
+    d = data["d"]
+    lengths = [point["N"] for point in data["by_N"]]
+    parts = [point["M"] / d**2 for point in data["by_M"]]
     panels: list[tuple[Axes, list[dict[str, Any]], list[float]]] = [
-        (above, data["by_N"], [at["N"] for at in data["by_N"]]),
-        (below, data["by_M"], [at["M"] / d**2 for at in data["by_M"]]),
+        (above, data["by_N"], lengths),
+        (below, data["by_M"], parts),
     ]
     for ax, points, x in panels:
         drawn = looks(points[0]["accesses"])
@@ -132,13 +135,15 @@ def _draw_ratios(
 ) -> float:
     most = 1.0
     for name, look in drawn.items():
-        moved = [
-            (at, point["accesses"][name], point["bound"])
-            for at, point in zip(x, points, strict=True)
-        ]
-        there = [(at, accesses / bound) for at, accesses, bound in moved if accesses is not None]
-        most = max([most, *(ratio for _, ratio in there)])
-        ax.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)
+        positions = []
+        ratios = []
+        for position, point in zip(x, points, strict=True):
+            accesses = point["accesses"][name]
+            if accesses is not None:
+                positions.append(position)
+                ratios.append(accesses / point["bound"])
+        most = max([most, *ratios])
+        ax.plot(positions, ratios, **look.line, label=look.label, gid=name)
     ax.axhline(1, color=GREY, linewidth=0.8, gid="bound")
     ticks(ax.yaxis, FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]), lambda y, _: f"{y:g}")
     ax.set_ylabel("accesses ÷ lower bound")

@@ -39,24 +39,24 @@ def pareto_data(
     """
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
-    def at(algorithm: Any, **sizes: Any) -> list[int]:
-        moved = cost(algorithm, N=N, d=d, M=M, dtype=dtype, **sizes)
-        return [moved.blocks.B_r, moved.blocks.B_c, moved.sram.peak, moved.hbm.accesses]
+    def point_of(algorithm: Any, **sizes: Any) -> list[int]:
+        run = cost(algorithm, N=N, d=d, M=M, dtype=dtype, **sizes)
+        return [run.blocks.B_r, run.blocks.B_c, run.sram.peak, run.hbm.accesses]
 
     few = sorted(
         {size for e in range(N.bit_length()) for size in (2**e, 3 * 2**e // 2) if 1 <= size <= N}
         | {N}
     )
     drawn = {}
-    for algorithm in (resolve(what, "forward") for what in (*LOOPS, *algorithms)):
+    for algorithm in (resolve(name, "forward") for name in (*LOOPS, *algorithms)):
         frontier = _frontier(
-            at(algorithm, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N)
+            point_of(algorithm, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N)
         )
         fitting = [point for point in frontier if point[2] <= M]
         drawn[algorithm.name] = {
-            "points": [at(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few],
+            "points": [point_of(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few],
             "frontier": frontier,
-            "paper": at(algorithm, sizing="paper"),
+            "paper": point_of(algorithm, sizing="paper"),
             "best": fitting[-1] if fitting else None,
         }
     return {
@@ -70,11 +70,11 @@ def pareto_data(
 
 
 def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
-    kept: list[list[int]] = []
+    frontier: list[list[int]] = []
     for point in sorted(points, key=lambda p: (p[2], p[3])):
-        if not kept or point[3] < kept[-1][3]:
-            kept.append(point)
-    return kept
+        if not frontier or point[3] < frontier[-1][3]:
+            frontier.append(point)
+    return frontier
 
 
 @chart(

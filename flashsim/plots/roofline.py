@@ -1,5 +1,5 @@
-"""The roofline of a machine, and where the algorithms and the book chapter's tiles stand under
-it.
+"""The roofline of a machine, and the points of the algorithms and of the book chapter's tiles
+under it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from flashsim.drawing.style import BLACK, GREY, compared_both_ways, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
-from flashsim.plots.chart import Data, Several, chart, said, setting
+from flashsim.plots.chart import AxesList, Data, chart, describe, setting
 from flashsim.simulate.api import backward, count, forward
 
 _THROUGH_L2 = ("standard", "flash")
@@ -48,45 +48,48 @@ def roofline_data(
     they have such a pass. Raises ValueError for a machine that is neither in `MACHINES` nor in a
     file (`flashsim.hardware.reading`), or cannot compute in `dtype`.
     """
-    on = machine_of(machine)
-    dtype = usual_dtype(on) if dtype is None else dtype
-    shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks, sizing=sizing)
-    counts = {name: value for name, value in shape.items() if name != "M"}
+    machine = machine_of(machine)
+    dtype = usual_dtype(machine) if dtype is None else dtype
+    M = machine.M(dtype)
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    shape_without_M = {name: value for name, value in shape.items() if name != "M"}
     others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
-    for what in algorithms:
-        algorithm = resolve(what, "forward")
+    for name_or_record in algorithms:
+        algorithm = resolve(name_or_record, "forward")
         others["forward"][algorithm.name] = algorithm
         with suppress(ValueError):
             others["backward"][algorithm.name] = backward_of(algorithm)
-    through_l2 = _dram_bytes(on, **shape)
+    dram_bytes = _dram_bytes(machine, **shape)
     directions: dict[str, Any] = {}
     for direction, table in PASSES.items():
         passes = {**{name: name for name in table}, **others[direction]}
-        counted = {
-            name: predict(on, what, **counts, direction=direction) for name, what in passes.items()
+        times = {
+            name: predict(machine, algorithm, **shape_without_M, direction=direction)
+            for name, algorithm in passes.items()
         }
+        through_l2 = {}
+        for name, nbytes in dram_bytes.items():
+            line = roofline(machine, nbytes[direction], times[name].flops, dtype)
+            through_l2[name] = _numbers(line)
         directions[direction] = {
-            "algorithms": {name: _numbers(line) for name, line in counted.items()},
-            "through_l2": {
-                name: _numbers(roofline(on, moved[direction], counted[name].flops, dtype))
-                for name, moved in through_l2.items()
-            },
+            "algorithms": {name: _numbers(line) for name, line in times.items()},
+            "through_l2": through_l2,
         }
     itemsize = float_dtype(dtype).itemsize
     chapter = {}
     for name, B_q in _QUERIES.items():
         tile = kv_tile(B_q=B_q, B_k=32, d=128, itemsize=itemsize)
         chapter[name] = {
-            **_numbers(roofline(on, tile.nbytes, tile.flops, dtype)),
+            **_numbers(roofline(machine, tile.nbytes, tile.flops, dtype)),
             "printed": float(tile.as_printed),
         }
     return {
-        "machine": on.name,
-        "bandwidth": on.bandwidth,
-        "peak": on.peak_for(dtype),
-        "plain": max(on.peak.values()) > on.peak_for(dtype),
-        "ridge": on.ridge(dtype),
-        "l2_share": on.l2_share(dtype),
+        "machine": machine.name,
+        "bandwidth": machine.bandwidth,
+        "peak": machine.peak_for(dtype),
+        "plain": max(machine.peak.values()) > machine.peak_for(dtype),
+        "ridge": machine.ridge(dtype),
+        "l2_share": machine.l2_share(dtype),
         **shape,
         "sram_peak": max(count("flash", **shape, direction=way).sram.peak for way in PASSES),
         "directions": directions,
@@ -95,40 +98,42 @@ def roofline_data(
     }
 
 
-def usual_dtype(on: Machine) -> str:
+def usual_dtype(machine: Machine) -> str:
     """Return the type that attention runs on: the first of 16 bits that the machine computes in,
     else its first.
     """
-    halves = [name for name in on.peak if float_dtype(name).itemsize == 2]
-    return (halves or [*on.peak])[0]
+    halves = [name for name in machine.peak if float_dtype(name).itemsize == 2]
+    return (halves or [*machine.peak])[0]
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:
     return {
         "bytes": line.nbytes,
-        **{
-            name: getattr(line, name) for name in ("flops", "intensity", "time", "reached", "bound")
-        },
+        "flops": line.flops,
+        "intensity": line.intensity,
+        "time": line.time,
+        "reached": line.reached,
+        "bound": line.bound,
     }
 
 
 def _dram_bytes(
-    on: Machine, N: int, d: int, M: int, dtype: str, **how: Any
+    machine: Machine, N: int, d: int, M: int, dtype: str, **blocks: Any
 ) -> dict[str, dict[Direction, int]]:
     """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
     zeros = np.zeros((N, d), dtype)
-    moved = {}
+    nbytes = {}
     for name in _THROUGH_L2:
-        caches = {direction: L2(on.l2_share(dtype)) for direction in PASSES}
-        run = forward(name, zeros, zeros, zeros, M=M, **how, observers=[caches["forward"]])
+        caches = {direction: L2(machine.l2_share(dtype)) for direction in PASSES}
+        run = forward(name, zeros, zeros, zeros, M=M, **blocks, observers=[caches["forward"]])
         gradients = backward(name, run, zeros, observers=[caches["backward"]])
         for l2 in caches.values():
             l2.flush()
         traffic = {"forward": run.hbm, "backward": gradients.hbm}
-        moved[name] = {
+        nbytes[name] = {
             direction: l2.dram_bytes(traffic[direction]) for direction, l2 in caches.items()
         }
-    return moved
+    return nbytes
 
 
 _QUERIES = {"prefill": 32, "decode": 1}
@@ -145,7 +150,7 @@ _APART = 1.05  # points nearer than this factor are not drawn twice
     x=10,
     y=10,
 )
-def plot_roofline(data: Data, axes: Several) -> None:
+def plot_roofline(data: Data, axes: AxesList) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and
     backward.
 
@@ -169,60 +174,62 @@ _BINDS = {"compute": "arithmetic", "bandwidth": "bandwidth"}
 
 
 def _point(points: Mapping[str, Any]) -> str:
-    """Say what binds the two: as every access reaches DRAM, and, where that is not the same,
-    through the L2.
+    """Return a sentence on what binds the two: where every access reaches DRAM and, where that
+    is not the same, through the L2.
     """
     names = {"flash": "FlashAttention", "standard": "standard"}
-    plain, cached = (
-        {name: points[kind][name]["bound"] for name in names}
-        for kind in ("algorithms", "through_l2")
-    )
-    said = f"{_BINDS[plain['standard']]} binds standard, {_BINDS[plain['flash']]} FlashAttention"
+    plain = {name: _BINDS[points["algorithms"][name]["bound"]] for name in names}
+    cached = {name: _BINDS[points["through_l2"][name]["bound"]] for name in names}
+    sentence = f"{plain['standard']} binds standard, {plain['flash']} FlashAttention"
     if plain["standard"] == plain["flash"]:
-        said = f"{_BINDS[plain['flash']]} binds FlashAttention and standard"
-    changed = [name for name in names if cached[name] != plain[name]]
-    if changed:
-        now: dict[str, list[str]] = {}
-        for name in changed:
-            now.setdefault(_BINDS[cached[name]], []).append(names[name])
-        clauses = (f"{what} binds {' and '.join(bound)}" for what, bound in now.items())
-        said += f";\nwith the L2, {', '.join(clauses)}"
-    return said[0].upper() + said[1:]
+        sentence = f"{plain['flash']} binds FlashAttention and standard"
+    bound_by: dict[str, list[str]] = {}
+    for name, label in names.items():
+        if cached[name] != plain[name]:
+            bound_by.setdefault(cached[name], []).append(label)
+    if bound_by:
+        clauses = [f"{limit} binds {' and '.join(labels)}" for limit, labels in bound_by.items()]
+        sentence += f";\nwith the L2, {', '.join(clauses)}"
+    return sentence[0].upper() + sentence[1:]
 
 
 def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> None:
-    bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
+    bandwidth = data["bandwidth"]
+    peak = data["peak"]
+    ridge = data["ridge"]
     plain = points["algorithms"]
     cached = points["through_l2"]
-    kinds = [kind for way in data["directions"].values() for kind in way.values()]
+    highest = ridge
+    for kinds in data["directions"].values():
+        for rooflines in kinds.values():
+            highest = max(highest, *(line["intensity"] for line in rooflines.values()))
     left = 0.2
-    right = 4 * max(ridge, *(at["intensity"] for kind in kinds for at in kind.values()))
+    right = 4 * highest
     bottom = left * bandwidth / 2
     ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
-    ax.plot(
-        [ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge"
-    )
+    above = [peak, peak * 5]
+    ax.plot([ridge, ridge], above, color=GREY, linestyle="-.", linewidth=0.8, gid="ridge")
     if direction == "forward":
         for name, label in _CHAPTER.items():
-            at = data["chapter"][name]
-            look: dict[str, Any] = {
+            tile = data["chapter"][name]
+            style: dict[str, Any] = {
                 "color": BLACK,
                 "marker": "*" if name == "prefill" else "x",
                 "markersize": 7,
             }
-            _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
+            _mark(ax, tile, name, label=f"{label}: {tile['intensity']:.3g}", **style)
     arrow = ""
-    for name, one in looks(
-        [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
-    ).items():
-        look = {"color": one.colour, "marker": one.marker}
-        text = f"{one.label}: {plain[name]['intensity']:.3g}"
-        if name in cached and _apart(cached[name], plain[name]):
+    others = [name for name in data.get("others", ()) if name in plain]
+    for name, look in looks([*compared_both_ways(), *others]).items():
+        style = {"color": look.colour, "marker": look.marker}
+        text = f"{look.label}: {plain[name]['intensity']:.3g}"
+        if name in cached and _are_apart(cached[name], plain[name]):
             arrow = " → with L2"
             text = f"{text} → {cached[name]['intensity']:.3g}"
-            _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
-        if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
-            _mark(ax, plain[name], name, label=text, **look)
+            _mark(ax, cached[name], f"{name} through L2", mfc="white", **style)
+        named = name == "flash" or name in others
+        if named or _are_apart(plain[name], plain["flash"]):
+            _mark(ax, plain[name], name, label=text, **style)
     ax.legend(
         loc="lower right",
         title=f"FLOP/byte{arrow}\n(ridge {ridge:.3g})",
@@ -234,15 +241,15 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Data) -> No
     ax.set_ylim(bottom, peak * 5)
     ticks(ax.yaxis, LogLocator(10), lambda y, _: f"{y / 1e12:g}")
     ticks(ax.xaxis, LogLocator(10), lambda x, _: f"{x:g}")
-    shape = f"\n{said(data, 'N', 'd', 'M')}" if direction == "backward" else ""
+    shape = f"\n{describe(data, 'N', 'd', 'M')}" if direction == "backward" else ""
     ax.set_xlabel(f"{direction}: FLOP / DRAM byte{shape}")
     ax.set_ylabel("attainable TFLOP/s")
 
 
-def _apart(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    low, high = sorted((one["intensity"], other["intensity"]))
+def _are_apart(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    low, high = sorted((first["intensity"], second["intensity"]))
     return high > _APART * low
 
 
-def _mark(ax: Axes, at: Mapping[str, float], gid: str, **look: Any) -> None:
-    ax.plot(at["intensity"], at["reached"], linestyle="none", gid=gid, **look)
+def _mark(ax: Axes, line: Mapping[str, float], gid: str, **style: Any) -> None:
+    ax.plot(line["intensity"], line["reached"], linestyle="none", gid=gid, **style)

@@ -12,9 +12,9 @@ from flashsim.attention.arguments import check_count
 from flashsim.drawing.style import BLACK, GREY, PURPLE, looks, on_slide, ticks, title_x
 from flashsim.learn.examples import as_json
 from flashsim.learn.examples.same_curve import EARLY, STEPS, WITHIN, compute
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 
-_WHAT = "§4.1: one training curve, whichever attention trains it"
+_ABOUT = "§4.1: one training curve, whichever attention trains it"
 _BUGS = (BLACK, PURPLE)
 _WIDTHS = {"standard": 4.0, "flash": 2.2}  # what is drawn over by others is wider
 _DASHES = {"float64": "-", "float32": ":"}
@@ -32,8 +32,8 @@ def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
     return found
 
 
-@chart("same_curve", same_curve_data, _WHAT, 5.4, panels=2, exact=False)
-def plot_same_curve(data: Data, axes: Several) -> None:
+@chart("same_curve", same_curve_data, _ABOUT, 5.4, panels=2, exact=False)
+def plot_same_curve(data: Data, axes: AxesList) -> None:
     """Draw the curves, and how far each is from standard attention's in its dtype."""
     above, below = axes
     curves = [curve for curve in data["curves"] if len(curve["losses"]) == data["steps"]]

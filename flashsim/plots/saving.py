@@ -1,6 +1,4 @@
-"""A picture as files: PNG to look at, SVG to print, JSON with the numbers and how they were
-made.
-"""
+"""A picture as files: PNG for the screen, SVG for print, JSON with the numbers and the command."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from flashsim.version import __version__
 
 
 def figure_of(ax: Axes | Sequence[Axes]) -> Figure:
-    """Return the whole figure that axes are on: what a `plot_*` function returned, one or
-    several.
-    """
+    """Return the figure of axes, one or several, as a `plot_*` function returns them."""
     figure = (ax if isinstance(ax, Axes) else ax[0]).figure
     assert isinstance(figure, Figure), (
         "flashsim draws on figures of its own, which have no subfigures"
@@ -43,16 +39,16 @@ def save(
 ) -> list[Path]:
     """Write stem.png (200 dpi), stem.svg (text as paths) and stem.json; return the three paths.
 
-    The same figure gives the same bytes every time. `command` is what to type to make it again.
-    `machine`: where the numbers were measured; None for counts, which are the same anywhere.
+    The same figure gives the same bytes every time. `command` makes it again. `machine` is where
+    the numbers were measured; None for counts, which are the same anywhere.
     """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = contents(figure, data, command, machine=machine)
-    return [
-        write_whole(stem.with_name(stem.name + suffix), content)
-        for suffix, content in files.items()
-    ]
+    paths = []
+    for suffix, content in files.items():
+        paths.append(write_whole(stem.with_name(stem.name + suffix), content))
+    return paths
 
 
 @styled
@@ -60,17 +56,17 @@ def contents(
     figure: Figure, data: dict[str, Any], command: str, *, machine: str | None = None
 ) -> dict[str, str | bytes]:
     """Return what `save` writes, by suffix."""
-    versions = {
-        "numpy": np.__version__,
-        "matplotlib": matplotlib.__version__,
-        "flashsim": __version__,
+    record = {
+        "command": command,
+        "made_with": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "matplotlib": matplotlib.__version__,
+            "flashsim": __version__,
+        },
+        "machine": machine or "any: these are counts, the same on every machine",
+        "data": data,
     }
-    made_with = {"python": platform.python_version(), **versions}
-    on = machine or "any: these are counts, the same on every machine"
-    text = json.dumps(
-        {"command": command, "made_with": made_with, "machine": on, "data": data},
-        indent=1,
-        ensure_ascii=False,
-    )
+    text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r'\n\s*(?=[^\[\]{}"]*\])', " ", text)  # a list of numbers on one line
     return {".png": drawn(figure, "png"), ".svg": drawn(figure, "svg"), ".json": text + "\n"}

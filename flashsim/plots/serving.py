@@ -14,7 +14,7 @@ from flashsim.analysis.verify.serving import document_stream
 from flashsim.attention.arguments import check_count
 from flashsim.attention.masks.paddings import KeyPadding
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, VERMILLION, ticks, title_x
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.api import count
 
@@ -35,7 +35,7 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     """
     d = check_count("d", d)
     workers = check_count("workers", workers)
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "d": d,
         "workers": workers,
         "pages": [],
@@ -45,58 +45,60 @@ def serving_data(*, d: int = 128, workers: int = 108) -> dict[str, Any]:
     }
     lengths = range(373, 629)
     for page in [2**power for power in range(9)]:
-        kept: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "queries": 1,
             "keys": lengths,
             "dtype": "float16",
             "page": page,
             "blocks": (1, page),
         }
-        moved = serving.count("paged", **kept, d=d, M=ROOM).hbm.by_array
-        share = moved["table"].bytes / (moved["K"].bytes + moved["V"].bytes)
-        found["pages"].append((page, moved["K"].size / (d * sum(lengths)) - 1, share))
+        arrays = serving.count("paged", **arguments, d=d, M=ROOM).hbm.by_array
+        share = arrays["table"].bytes / (arrays["K"].bytes + arrays["V"].bytes)
+        waste = arrays["K"].size / (d * sum(lengths)) - 1
+        data["pages"].append((page, waste, share))
     for n in [4**power for power in range(9)]:
         times = []
         for B_r in (16, 64, 128):
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "queries": 1,
                 "d": d,
                 "dtype": "float16",
                 "M": ROOM,
                 "blocks": (B_r, 64),
             }
-            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **how)
-            times.append(
-                serving.count("cascade", keys=[128 + n] * 128, **how).hbm.accesses
-                / shared.hbm.accesses
-            )
-        found["prefix"].append((n, times))
-    N, whole = 512, count("q_outer", N=512, d=d, blocks=(64, 64), M=ROOM).hbm.accesses
+            shared = serving.count("cascade", keys=[128] * 128, prefix=n, **options)
+            alone = serving.count("cascade", keys=[128 + n] * 128, **options)
+            times.append(alone.hbm.accesses / shared.hbm.accesses)
+        data["prefix"].append((n, times))
+    N = 512
+    dense: dict[str, Any] = {"N": N, "d": d, "blocks": (64, 64), "M": ROOM}
+    whole = count("q_outer", **dense).hbm.accesses
     for least in range(512, 0, -56):
-        of = np.linspace(least, N, 16).round().astype(int).tolist()
-        packed = serving.count(
-            "varlen", queries=of, keys=of, d=d, blocks=(64, 64), M=ROOM, causal=False
-        ).hbm.accesses
-        live = sum(
-            count("q_outer", N=N, d=d, blocks=(64, 64), M=ROOM, mask=KeyPadding(n)).hbm.accesses
-            for n in of
-        )
-        moves = (16 * whole, live, document_stream(of, d, 64))
-        found["padding"].append((1 - sum(of) / (16 * N), [each / packed for each in moves]))
-    batch = serving.count(
-        "decode", queries=1, keys=[4096] * 32, d=d, workers=workers, M=ROOM, blocks=(1, 64)
-    ).problem
-    best = schedule_of(batch, "stream_k", workers, 1)
-    fixed = [(t, schedule_of(batch, "fixed", workers, t)) for t in range(1, 65)]
-    found["splits"] = [(t, one.busiest / best.busiest, one.parts) for t, one in ((0, best), *fixed)]
-    return found
+        lengths = np.linspace(least, N, 16).round().astype(int).tolist()
+        batch: dict[str, Any] = {"queries": lengths, "keys": lengths, "causal": False}
+        tally = serving.count("varlen", **batch, d=d, blocks=(64, 64), M=ROOM)
+        packed = tally.hbm.accesses
+        live = 0
+        for length in lengths:
+            live += count("q_outer", **dense, mask=KeyPadding(length)).hbm.accesses
+        accesses = (16 * whole, live, document_stream(lengths, d, 64))
+        padding = 1 - sum(lengths) / (16 * N)
+        data["padding"].append((padding, [number / packed for number in accesses]))
+    decode: dict[str, Any] = {"queries": 1, "keys": [4096] * 32, "blocks": (1, 64)}
+    problem = serving.count("decode", **decode, d=d, workers=workers, M=ROOM).problem
+    best = schedule_of(problem, "stream_k", workers, 1)
+    schedules = [(0, best)]
+    schedules += [(t, schedule_of(problem, "fixed", workers, t)) for t in range(1, 65)]
+    for t, schedule in schedules:
+        data["splits"].append((t, schedule.busiest / best.busiest, schedule.parts))
+    return data
 
 
-_WHAT = "what serving moves: pages, a shared prefix, padding, splits"
+_ABOUT = "what serving moves: pages, a shared prefix, padding, splits"
 
 
-@chart("serving", serving_data, _WHAT, 8.9, panels=4, slide=10.6)
-def plot_serving(data: Data, axes: Several) -> None:
+@chart("serving", serving_data, _ABOUT, 8.9, panels=4, slide=10.6)
+def plot_serving(data: Data, axes: AxesList) -> None:
     """Draw the four panels below each other."""
     pages, prefix, padding, splits = axes
     shares = [(waste or np.nan, share) for _, waste, share in data["pages"]]

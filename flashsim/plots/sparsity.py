@@ -16,7 +16,7 @@ from flashsim.attention.inputs import REFERENCE_D
 from flashsim.attention.masks import patterns
 from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BY_DIRECTION, GREY, ticks, title_x
-from flashsim.plots.chart import Data, chart, said, setting
+from flashsim.plots.chart import Data, chart, describe, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -49,11 +49,11 @@ def sparsity_data(
     blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks and
     `sram_peak` are those of the backward pass.
     """
-    asked = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    larger = count("block_sparse", **asked, direction="backward")
+    arguments = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    larger = count("block_sparse", **arguments, direction="backward")
     sizes = larger.blocks
     peak = larger.sram.peak
-    shape = {name: value for name, value in asked.items() if name not in ("sizing", "blocks")}
+    shape = {name: value for name, value in arguments.items() if name not in ("sizing", "blocks")}
     shape["sizing"] = Fixed(sizes.B_r, sizes.B_c, enforced=sizing != "paper" or blocks is not None)
     T = sizes.T_r, sizes.T_c
     total = T[0] * T[1]
@@ -61,18 +61,18 @@ def sparsity_data(
     def accesses(name: str, direction: str, mask: NDArray[np.bool_] | None = None) -> int:
         return count(name, **shape, direction=direction, block_mask=mask).hbm.accesses
 
-    def at(mask: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
+    def points_of(mask: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
         tiles = int(np.count_nonzero(mask))
-        moved = {direction: accesses("block_sparse", direction, mask) for direction in BY_DIRECTION}
-        return {
-            direction: {"s": tiles / total, "tiles": tiles, "accesses": n}
-            for direction, n in moved.items()
-        }
+        points = {}
+        for direction in BY_DIRECTION:
+            number = accesses("block_sparse", direction, mask)
+            points[direction] = {"s": tiles / total, "tiles": tiles, "accesses": number}
+        return points
 
-    random = [at(mask) for mask in _random_masks(T)]
-    named = {name: at(pattern(*T)) for name, pattern in _PATTERNS.items()}
+    random = [points_of(mask) for mask in _random_masks(T)]
+    named = {name: points_of(pattern(*T)) for name, pattern in _PATTERNS.items()}
     return {
-        **asked,
+        **arguments,
         "sram_peak": peak,
         **sizes.to_dict(),
         "seed": SEED,
@@ -89,8 +89,8 @@ def sparsity_data(
 
 
 def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
-    """Yield a seeded random mask (T_r, T_c) of each density: one at a time, and drawn by rows,
-    as they may be large.
+    """Yield a seeded random mask (T_r, T_c) of each density. A mask may be large, so there is one
+    at a time, and its random numbers are drawn by rows.
     """
     random = np.random.default_rng(SEED)
     row = np.empty(T[1])
@@ -114,7 +114,7 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
     to compute, the floor.
     """
     tiles = data["T_r"] * data["T_c"]
-    every = np.geomspace(2.0**-13, 1, 200)
+    shares = np.geomspace(2.0**-13, 1, 200)
     left = 2.0**-13
     right = 1.35
     forward = data["directions"]["forward"]
@@ -125,8 +125,8 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
         floor = numbers["floor"]
         flash = numbers["flash"]
         ax.plot(
-            every,
-            floor + (flash - floor) * every,
+            shares,
+            floor + (flash - floor) * shares,
             color=colour,
             linewidth=1,
             gid=f"{direction} line",
@@ -135,21 +135,22 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
             ("o", {"mfc": "white"}),
             ("D", {"mec": "black", "ms": 5.5}),
         )
-        for what, points, (marker, look) in zip(
+        for kind, points, (marker, look) in zip(
             ("random", "patterns"),
             (numbers["random"], numbers["patterns"].values()),
             looks,
             strict=True,
         ):
-            s = [p["tiles"] / tiles for p in points]
-            moved = [p["accesses"] for p in points]
-            ax.plot(s, moved, marker, color=colour, gid=f"{direction} {what}", **look)
+            s = [point["tiles"] / tiles for point in points]
+            accesses = [point["accesses"] for point in points]
+            ax.plot(s, accesses, marker, color=colour, gid=f"{direction} {kind}", **look)
         ax.axhline(flash, color=colour, linestyle="--", gid=f"{direction} flash")
         ax.axhline(floor, color=GREY, linestyle="-.", linewidth=1, gid=f"{direction} floor")
-    at = left * 1.2
+    left_of_labels = left * 1.2
     for direction, colour in BY_DIRECTION.items():
         numbers = data["directions"][direction]
-        ax.text(at, numbers["flash"] * 1.05, f"all tiles, {direction}", color=colour, va="bottom")
+        words = f"all tiles, {direction}"
+        ax.text(left_of_labels, numbers["flash"] * 1.05, words, color=colour, va="bottom")
         ax.text(
             right / 1.05,
             numbers["floor"] / 1.08,
@@ -165,7 +166,7 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
         )
     middle = np.sqrt(forward["flash"] * data["directions"]["backward"]["floor"])
     ax.text(
-        at,
+        left_of_labels,
         middle * 1.6,
         "circles: tiles at random\nline: floor + s · (all − floor)",
         va="center",
@@ -179,7 +180,7 @@ def plot_sparsity(data: Data, ax: Axes) -> None:
     say_in(ax.yaxis, power)
     ax.set_xlabel(
         f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n"
-        f"{said(data, 'N', 'd', 'M')}"
+        f"{describe(data, 'N', 'd', 'M')}"
     )
     ax.set_ylabel(f"HBM accesses ({in_units(power)})")
     ax.set_title(

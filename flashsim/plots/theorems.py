@@ -1,5 +1,5 @@
-"""Theorem 2, and Theorem 5 for the backward pass, as three log-log plots each: HBM accesses
-against N, d and M.
+"""Theorem 2, and Theorem 5, which is about the backward pass: of each, three log-log plots of HBM
+accesses, against N, d and M.
 """
 
 import math
@@ -17,7 +17,7 @@ from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import resolve
 from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, looks, on_slide, ticks, title_x
-from flashsim.plots.chart import Chart, Data, Several, setting
+from flashsim.plots.chart import AxesList, Chart, Data, setting
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -48,8 +48,8 @@ def theorem_data(
     dtype: str = "float32",
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those
-    given, and their log-log fits.
+    """Return HBM accesses (elements) of one head against each of N, d and M, with the other two
+    fixed, and their log-log fits.
 
     By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and
     `standard` as counted by the simulator, and of `proof`, the standard attention that reads each
@@ -63,18 +63,18 @@ def theorem_data(
     theorem = _THEOREMS[number]
     checked = setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
-    others = [resolve(what, theorem.direction) for what in algorithms]
+    others = [resolve(algorithm, theorem.direction) for algorithm in algorithms]
     panels = {
         variable: _panel(variable, values, fixed, theorem, others)
         for variable, values in _ranges(**fixed).items()
     }
-    said = {
+    return {
         "theorem": number,
         "direction": theorem.direction,
         "dtype": checked["dtype"],
         "sizing": "paper",
+        "panels": panels,
     }
-    return {**said, "panels": panels}
 
 
 theorem2_data = partial(theorem_data, 2)
@@ -82,8 +82,8 @@ theorem5_data = partial(theorem_data, 5)
 
 
 def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
-    """Return the sizes on each panel's axis, all of which have d ≤ M ≤ Nd. Raises ValueError
-    where they are fewer than three.
+    """Return the sizes on each panel's axis, all of which have d ≤ M ≤ Nd. Raises ValueError if
+    an axis has fewer than three.
     """
     first = (2 * M // d).bit_length()  # N from twice what M holds
     ranges = {
@@ -94,8 +94,8 @@ def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
     }
     for variable, sizes in ranges.items():
         if len(sizes) < 3:
-            said = f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw"
-            raise ValueError(f"{said}; expected M far above d, far below Nd")
+            message = f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw"
+            raise ValueError(f"{message}; expected M far above d, far below Nd")
     return ranges
 
 
@@ -106,24 +106,32 @@ def _panel(
     theorem: _Theorem,
     others: Sequence[Algorithm],
 ) -> dict[str, Any]:
-    at: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
-    named: dict[str, str | Algorithm] = {name: name for name in (theorem.flash, "standard")}
-    named |= {other.name: other for other in others}
-    how: dict[str, Any] = {"direction": theorem.direction, "sizing": "paper"}
-    tallies = {name: [count(what, **x, **how) for x in at] for name, what in named.items()}
-    series = {name: [tally.hbm.accesses for tally in counted] for name, counted in tallies.items()}
-    series["proof"] = [
-        sum(theory.proof_accounting(x["N"], x["d"], direction=theorem.direction)) for x in at
-    ]
+    points: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
+    algorithms: dict[str, str | Algorithm] = {name: name for name in (theorem.flash, "standard")}
+    algorithms |= {other.name: other for other in others}
+    options: dict[str, Any] = {"direction": theorem.direction, "sizing": "paper"}
+    series = {}
+    needs = []
+    for name, algorithm in algorithms.items():
+        tallies = [count(algorithm, **point, **options) for point in points]
+        series[name] = [tally.hbm.accesses for tally in tallies]
+        if name == theorem.flash:
+            needs = [round(tally.sram.peak / tally.sram.capacity, 4) for tally in tallies]
+    proof = []
+    band = []
+    for point in points:
+        accesses = theory.proof_accounting(point["N"], point["d"], direction=theorem.direction)
+        proof.append(sum(accesses))
+        order = theory.theorem_2_flash(**point)
+        band.append([constant * order for constant in theorem.constants(point["d"])])
+    series["proof"] = proof
     return {
         "fixed": {name: value for name, value in fixed.items() if name != variable},
         "values": values,
         **series,
-        "needs": [
-            round(tally.sram.peak / tally.sram.capacity, 4) for tally in tallies[theorem.flash]
-        ],
+        "needs": needs,
         **({"others": [other.name for other in others]} if others else {}),
-        "band": [[c * theory.theorem_2_flash(**x) for c in theorem.constants(x["d"])] for x in at],
+        "band": band,
         "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
     }
 
@@ -133,8 +141,9 @@ def _fit(x: Sequence[int], y: Sequence[int]) -> dict[str, float]:
     log_y = np.log10(y)
     slope, intercept = np.polyfit(log_x, log_y, 1)
     residual = np.abs(log_y - (slope * log_x + intercept)).max()
-    rounded = (round(float(x), 6) + 0.0 for x in (slope, intercept, residual))  # + 0.0: no −0
-    return dict(zip(("slope", "intercept", "residual"), rounded, strict=True))
+    fit = {"slope": slope, "intercept": intercept, "residual": residual}
+    # + 0.0 makes 0 of −0
+    return {name: round(float(number), 6) + 0.0 for name, number in fit.items()}
 
 
 _STANDARD, _FLASH = looks(("standard", "flash")).values()
@@ -146,7 +155,7 @@ _TITLES = {
 }
 
 
-def plot_theorem(data: Data, axes: Several) -> None:
+def plot_theorem(data: Data, axes: AxesList) -> None:
     """Draw Theorem 2, or 5, in three panels, HBM accesses (elements) against N, d and M, log-log,
     with fitted slopes.
 
@@ -157,12 +166,12 @@ def plot_theorem(data: Data, axes: Several) -> None:
     """
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
-        needs = dict.fromkeys(
-            f"{share:.0%}" for share in (min(numbers["needs"]), max(numbers["needs"]))
-        )
+        least = f"{min(numbers['needs']):.0%}"
+        most = f"{max(numbers['needs']):.0%}"
+        needs = least if least == most else f"{least} to {most}"
         panel.set_xlabel(
-            f"{panel.get_xlabel()}, {data['dtype']}, one head\nline 1's blocks: they need "
-            f"{' to '.join(needs)} of M"
+            f"{panel.get_xlabel()}, {data['dtype']}, one head\n"
+            f"line 1's blocks: they need {needs} of M"
         )
 
 
@@ -182,19 +191,16 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
         **others,
     }
     for name, (label, style) in series.items():
-        slope, intercept, residual = (
-            panel["fits"][name][k] for k in ("slope", "intercept", "residual")
-        )
-        fitted = f"slope {slope:.2f}" + ("" if on_slide(ax) else f", residual {residual:.3f}")
-        fitted = fitted if residual < _POWER else "bends, no one slope"
-        handles.append(Line2D([], [], **style, label=f"{label}: {fitted}".replace("-", "−")))
+        fit = panel["fits"][name]
+        words = "bends, no one slope"
+        if fit["residual"] < _POWER:
+            words = f"slope {fit['slope']:.2f}"
+            if not on_slide(ax):
+                words += f", residual {fit['residual']:.3f}"
+        handles.append(Line2D([], [], **style, label=f"{label}: {words}".replace("-", "−")))
         if name == theorem.flash:
-            ax.plot(
-                values,
-                10**intercept * np.array(values, float) ** slope,
-                color=style["color"],
-                gid="fit",
-            )
+            powers = 10 ** fit["intercept"] * np.array(values, float) ** fit["slope"]
+            ax.plot(values, powers, color=style["color"], gid="fit")
             style = {**style, "linestyle": "none"}
         ax.plot(values, panel[name], **style, gid=name)
     if variable != "N":
@@ -203,29 +209,17 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
         ax.text(turn, 1, " M = d²", color=GREY, transform=ax.get_xaxis_transform(), va="top")
     x, side = (0.02, "left") if variable == "M" else (1, "right")
     band = f"band: N²d²/M\ntimes {theorem.band}"
-    ax.text(
-        x,
-        0.03,
-        band,
-        color=BLUE,
-        transform=ax.transAxes,
-        ha=side,
-        va="bottom",
-        multialignment="left",
-    )
+    look: dict[str, Any] = {"ha": side, "va": "bottom", "multialignment": "left"}
+    ax.text(x, 0.03, band, color=BLUE, transform=ax.transAxes, **look)
     ax.margins(x=0.04)
-    ax.set_xlabel(
-        _LABELS[variable] + "\n" + ", ".join(f"{name} = {value:,}" for name, value in fixed.items())
-    )
-    ax.set_ylabel(
-        ("" if theorem.direction == "forward" else "backward\n") + "HBM accesses (elements)"
-    )
+    sizes = ", ".join(f"{name} = {value:,}" for name, value in fixed.items())
+    ax.set_xlabel(f"{_LABELS[variable]}\n{sizes}")
+    direction = "" if theorem.direction == "forward" else "backward\n"
+    ax.set_ylabel(f"{direction}HBM accesses (elements)")
     ticks(ax.yaxis, LogLocator(10, numticks=8))
-    heading = (
-        "residual: greatest |log₁₀(accesses / fit)|"
-        if variable == "N" and not on_slide(ax)
-        else None
-    )
+    heading = None
+    if variable == "N" and not on_slide(ax):
+        heading = "residual: greatest |log₁₀(accesses / fit)|"
     ax.legend(
         handles=handles,
         loc="lower left",
@@ -239,8 +233,8 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
 
 
 _PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}
-_WHAT = "Theorem 2: accesses against N, d, M, with fitted exponents"
-plot_theorem2 = Chart("theorem2", theorem2_data, _WHAT, 8.6, plot_theorem, **_PANELS)
+_ABOUT = "Theorem 2: accesses against N, d, M, with fitted exponents"
+plot_theorem2 = Chart("theorem2", theorem2_data, _ABOUT, 8.6, plot_theorem, **_PANELS)
 plot_theorem5 = Chart(
     "theorem5",
     theorem5_data,

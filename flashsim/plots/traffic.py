@@ -32,12 +32,12 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from flashsim.drawing.style import BLACK, looks, title_x
 from flashsim.memory.sram import Event
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 from flashsim.simulate.api import count
 from flashsim.simulate.results import Result
 from flashsim.theory.measured import FIGURE_2
 
-_WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
+_ABOUT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "heads": 16 * 64, "dtype": "float16"}
 _VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
 # the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
@@ -45,6 +45,7 @@ _KB = (100, 192, 512)
 _WAYS = ("forward", "backward")
 
 _LOOKS = looks(("standard", "flash"))
+_ALGORITHM = {"forward": "Algorithm 2", "backward": "Algorithm 4"}
 _PASSES = {
     "Q, K → S": "QKᵀ",
     "S → S": "mask",
@@ -69,7 +70,9 @@ def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
     KB 1,024 bytes. `product_flops` is 2N²d for all heads: the paper's GFLOPs are not for all of
     them (see the module's text).
     """
-    N, d, heads = (_SHAPE[k] for k in ("N", "d", "heads"))
+    N = _SHAPE["N"]
+    d = _SHAPE["d"]
+    heads = _SHAPE["heads"]
     return {
         **_SHAPE,
         **_VARIANT,
@@ -83,21 +86,28 @@ def traffic_data(*, sizing: str = "fit") -> dict[str, Any]:
 def _model(name: str, sizing: str) -> dict[str, Any]:
     by_M = []
     for kilobytes in _KB:
-        pair = [_count(name, way, sizing, kilobytes) for way in _WAYS]
-        at = {
-            "KB": kilobytes,
-            "M": pair[0].sram.capacity,
-            "peak": max(tally.sram.peak for tally in pair),
-        }
-        tiles = {
-            sides: max(getattr(tally.blocks, sides) for tally in pair) for sides in ("T_r", "T_c")
-        }
-        by_M.append({**at, **tiles, "bytes": sum(tally.hbm.bytes for tally in pair)})
+        tallies = [_count(name, way, sizing, kilobytes) for way in _WAYS]
+        by_M.append(
+            {
+                "KB": kilobytes,
+                "M": tallies[0].sram.capacity,
+                "peak": max(tally.sram.peak for tally in tallies),
+                "T_r": max(tally.blocks.T_r for tally in tallies),
+                "T_c": max(tally.blocks.T_c for tally in tallies),
+                "bytes": sum(tally.hbm.bytes for tally in tallies),
+            }
+        )
     flops = [_count(name, way, sizing, _KB[0]).flops for way in _WAYS]
+    passes = []
+    for way in _WAYS:
+        passes += _passes(name, way, sizing)
     return {
         "by_M": by_M,
-        "flops": {"matmul": sum(f.matmul for f in flops), "total": sum(f.total for f in flops)},
-        "passes": [one for way in _WAYS for one in _passes(name, way, sizing)],
+        "flops": {
+            "matmul": sum(tally.matmul for tally in flops),
+            "total": sum(tally.total for tally in flops),
+        },
+        "passes": passes,
     }
 
 
@@ -120,8 +130,8 @@ def _count(
 
 
 def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
-    """Return what each pass over the data, that is, each outermost loop, moves, with what is
-    moved before it.
+    """Return what each pass over the data moves. A pass is an outermost loop, with what is moved
+    before it.
     """
     passes: list[dict[str, Counter[str]]] = [{"reads": Counter(), "writes": Counter()}]
 
@@ -136,20 +146,16 @@ def _passes(name: str, way: str, sizing: str) -> list[dict[str, Any]]:
 
     def in_bytes(elements: Mapping[str, int]) -> dict[str, int]:
         return {
-            array: n * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize
-            for array, n in elements.items()
+            array: number * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize
+            for array, number in elements.items()
         }
 
     rows = []
-    for one in passes[:-1]:  # after the last loop nothing moves
-        moves = f"{', '.join(one['reads'])} → {', '.join(one['writes'])}"
-        title = (
-            {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
-            if name == "flash"
-            else _PASSES[moves]
-        )
-        reads = in_bytes(one["reads"])
-        writes = in_bytes(one["writes"])
+    for elements in passes[:-1]:  # after the last loop nothing moves
+        moves = f"{', '.join(elements['reads'])} → {', '.join(elements['writes'])}"
+        title = _ALGORITHM[way] if name == "flash" else _PASSES[moves]
+        reads = in_bytes(elements["reads"])
+        writes = in_bytes(elements["writes"])
         sums = {"reads": sum(reads.values()), "writes": sum(writes.values())}
         rows.append(
             {
@@ -168,16 +174,17 @@ _KEYS = (("read", ""), ("written", _WRITTEN))
 _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
 
 
-@chart("traffic", traffic_data, _WHAT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
-def plot_traffic(data: Data, axes: Several) -> None:
+@chart("traffic", traffic_data, _ABOUT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
+def plot_traffic(data: Data, axes: AxesList) -> None:
     """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios
     likewise, and the model's passes.
     """
     for panel in axes:
         panel.spines["left"].set_visible(False)
         panel.tick_params(axis="y", left=False)
-    for part, panel in zip((_draw_bytes, _draw_flops, _draw_passes), axes, strict=True):
-        part(panel, data)
+    _draw_bytes(axes[0], data)
+    _draw_flops(axes[1], data)
+    _draw_passes(axes[2], data)
 
 
 class _Rows:
@@ -188,17 +195,15 @@ class _Rows:
 
     def heading(self, text: str, colour: str) -> None:
         self._y += 0.35 if self._labels else 0
-        self._ax.text(
-            0, self._y, text, color=colour, transform=self._ax.get_yaxis_transform(), va="center"
-        )
+        beside_axis = self._ax.get_yaxis_transform()
+        self._ax.text(0, self._y, text, color=colour, transform=beside_axis, va="center")
         self._y += 0.95
 
     def bar(self, label: str, parts: Mapping[str, float], text: str, colour: str) -> None:
         left = 0.0
         for (gid, part), hatch in zip(parts.items(), ("", _WRITTEN), strict=False):
-            self._ax.barh(self._y, part, 0.75, left, color=colour, hatch=hatch, **_EDGE)[0].set_gid(
-                gid
-            )
+            bars = self._ax.barh(self._y, part, 0.75, left, color=colour, hatch=hatch, **_EDGE)
+            bars[0].set_gid(gid)
             left += part
         self._ax.annotate(text, (left, self._y), (3, 0), textcoords="offset points", va="center")
         self._labels.append((self._y, label))
@@ -207,7 +212,8 @@ class _Rows:
     def finish(
         self, xlim: float, xlabel: str, title: str, pad: float = 6, unit: float = 1e9
     ) -> None:
-        self._ax.set_yticks([y for y, _ in self._labels], [label for _, label in self._labels])
+        heights, labels = zip(*self._labels, strict=True)
+        self._ax.set_yticks(heights, labels)
         self._ax.yaxis.set_minor_locator(NullLocator())
         self._ax.set_ylim(self._y - 0.4, -0.6)
         self._ax.set_xlim(0, xlim)
@@ -222,21 +228,24 @@ def _draw_bytes(ax: Axes, data: Data) -> None:
     paper = data["paper"]
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
-        for at in model["by_M"]:
-            once = at["T_r" if name == "standard" else "T_c"] == 1
-            text = f"{at['bytes'] / 1e9:.3g}" + ("  all read once" if once else "")
-            text += f"  needs {at['peak'] / at['M']:.0%} of M" if at["peak"] > at["M"] else ""
-            rows.bar(
-                f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _LOOKS[name].colour
-            )
+        for point in model["by_M"]:
+            KB = point["KB"]
+            text = f"{point['bytes'] / 1e9:.3g}"
+            if point["T_r" if name == "standard" else "T_c"] == 1:
+                text += "  all read once"
+            if point["peak"] > point["M"]:
+                text += f"  needs {point['peak'] / point['M']:.0%} of M"
+            parts = {f"{name} {KB}": point["bytes"]}
+            rows.bar(f"M = {KB} KB", parts, text, _LOOKS[name].colour)
         measured = paper[name]["GB"]
         rows.bar("paper", {f"{name} paper": measured * 1e9}, f"{measured}  A100, measured", "white")
     standard, flash = (data["model"][name]["by_M"] for name in _LOOKS)
-    less = [a["bytes"] / b["bytes"] for a, b in zip(standard, flash, strict=True)]
+    most = standard[0]["bytes"] / flash[0]["bytes"]
+    least = standard[-1]["bytes"] / flash[-1]["bytes"]
     in_paper = paper["standard"]["GB"] / paper["flash"]["GB"]
-    title = f"{less[0]:.1f}× to {less[-1]:.1f}× less HBM traffic (paper: {in_paper:.1f}×)"
-    whose = {"fit": "the largest blocks that fit M", "paper": "line 1's blocks"}[data["sizing"]]
-    rows.finish(88e9, f"HBM reads + writes, forward + backward (GB)\n{whose}", title)
+    title = f"{most:.1f}× to {least:.1f}× less HBM traffic (paper: {in_paper:.1f}×)"
+    blocks = {"fit": "the largest blocks that fit M", "paper": "line 1's blocks"}[data["sizing"]]
+    rows.finish(88e9, f"HBM reads + writes, forward + backward (GB)\n{blocks}", title)
 
 
 def _draw_flops(ax: Axes, data: Data) -> None:
@@ -248,18 +257,10 @@ def _draw_flops(ax: Axes, data: Data) -> None:
         printed = paper[name]["GFLOPs"]
         ratio = flops / data["model"]["standard"]["flops"]["total"]
         in_paper = printed / paper["standard"]["GFLOPs"]
-        rows.bar(
-            "model",
-            {f"{name} flops": ratio},
-            f"{ratio:.3g}  ({flops / 1e9:.3g} GFLOPs)",
-            _LOOKS[name].colour,
-        )
-        rows.bar(
-            "paper",
-            {f"{name} paper flops": in_paper},
-            f"{in_paper:.3g}  ({printed} GFLOPs)",
-            "white",
-        )
+        text = f"{ratio:.3g}  ({flops / 1e9:.3g} GFLOPs)"
+        rows.bar("model", {f"{name} flops": ratio}, text, _LOOKS[name].colour)
+        text = f"{in_paper:.3g}  ({printed} GFLOPs)"
+        rows.bar("paper", {f"{name} paper flops": in_paper}, text, "white")
     xlabel = (
         f"FLOPs over standard attention's\nmodel: {data['heads']:,} heads; paper: not of as many"
     )
@@ -268,30 +269,27 @@ def _draw_flops(ax: Axes, data: Data) -> None:
 
 def _draw_passes(ax: Axes, data: Data) -> None:
     rows = _Rows(ax)
+    longest = 0
     for name, model in data["model"].items():
         heading = ""
-        for one in model["passes"]:
-            direction, reads, writes = (one[k] for k in ("direction", "reads", "writes"))
-            above = (
-                f"standard, {direction}"
-                if name == "standard"
-                else "FlashAttention, forward and backward"
-            )
+        for row in model["passes"]:
+            direction = row["direction"]
+            reads = row["reads"]
+            writes = row["writes"]
+            longest = max(longest, reads + writes)
+            above = "FlashAttention, forward and backward"
+            if name == "standard":
+                above = f"standard, {direction}"
             if above != heading:
                 heading = above
                 rows.heading(heading, _LOOKS[name].colour)
-            gid = f"{name} {direction} {one['pass']}"
+            gid = f"{name} {direction} {row['pass']}"
             parts = {f"{gid} reads": reads, f"{gid} writes": writes}
-            rows.bar(
-                one["pass"], parts, f"{reads / 1e9:.2f} + {writes / 1e9:.2f}", _LOOKS[name].colour
-            )
-    N, d, heads = (data[k] for k in ("N", "d", "heads"))
+            text = f"{reads / 1e9:.2f} + {writes / 1e9:.2f}"
+            rows.bar(row["pass"], parts, text, _LOOKS[name].colour)
     total = data["model"]["standard"]["by_M"][0]["bytes"] / 1e9
-    shape = f"N = {N:,}, d = {d}, {heads:,} heads, {data['dtype']}"
+    shape = f"N = {data['N']:,}, d = {data['d']}, {data['heads']:,} heads, {data['dtype']}"
     xlabel = f"HBM reads + writes (GB), M = {_KB[0]} KB\n{shape}"
-    longest = max(
-        one["reads"] + one["writes"] for model in data["model"].values() for one in model["passes"]
-    )
     rows.finish(1.4 * longest, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
     keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
     ax.legend(

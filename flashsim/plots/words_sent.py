@@ -15,7 +15,7 @@ from flashsim.devices.layouts import positions
 from flashsim.devices.share import Share
 from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BLUE, GREEN, GREY, ORANGE, ticks
-from flashsim.plots.chart import Data, Several, chart
+from flashsim.plots.chart import AxesList, Data, chart
 from flashsim.support.exporting import plain
 
 LOOKS = {"ring": (ORANGE, "o"), "ulysses": (BLUE, "s"), "mesh": (GREEN, "^")}
@@ -40,19 +40,21 @@ def words_sent_data(
     heads, kv_heads = check_heads(heads, kv_heads)
     shared = [H_kv for H_kv in range(1, heads + 1) if heads % H_kv == 0]
 
-    def lines(of: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        found: dict[str, Any] = {"words": {name: [] for name in LOOKS}, "columns": []}
-        for size, H_kv in of:
-            where = positions("contiguous", N, size)
-            share = Share(Problem.of(N=N, d=d, heads=heads, kv_heads=H_kv), where, where, 1, 1)
-            C, (ring, ulysses, mesh) = theory.fewest_columns(share), found["words"].values()
-            ring.append(max(theory.ring_words(share, p) for p in range(size)))
-            ulysses.append(
+    def lines(points: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        words: dict[str, list[int | None]] = {name: [] for name in LOOKS}
+        columns = []
+        for size, H_kv in points:
+            rows = positions("contiguous", N, size)
+            problem = Problem.of(N=N, d=d, heads=heads, kv_heads=H_kv)
+            share = Share(problem, rows, rows, 1, 1)
+            C = theory.fewest_columns(share)
+            words["ring"].append(max(theory.ring_words(share, p) for p in range(size)))
+            words["ulysses"].append(
                 max(theory.ulysses_words(share, p) for p in range(size)) if size <= heads else None
             )
-            mesh.append(max(theory.mesh_words(share, p, C) for p in range(size)))
-            found["columns"].append(C)
-        return found
+            words["mesh"].append(max(theory.mesh_words(share, p, C) for p in range(size)))
+            columns.append(C)
+        return {"words": words, "columns": columns}
 
     of_shared = {
         "P": check_count("devices", devices),
@@ -75,51 +77,55 @@ def words_sent_data(
     x=2,
     y=10,
 )
-def plot_words_sent(data: Data, axes: Several) -> None:
+def plot_words_sent(data: Data, axes: AxesList) -> None:
     """Draw a line for each program, log-log; under the mesh's markers stand its rows × columns.
     A grey line: g = P − 1.
     """
-    of = data["of_shared"]
+    by_kv_heads = data["of_shared"]
+    kv_heads = by_kv_heads["kv_heads"]
+    devices = by_kv_heads["P"]
     _draw(axes[0], data["P"], data, data["P"])
-    _draw(axes[1], of["kv_heads"], of, [of["P"]] * len(of["kv_heads"]))
+    _draw(axes[1], kv_heads, by_kv_heads, [devices] * len(kv_heads))
     axes[0].set_xlabel(f"devices, with {data['kv_heads']} KV heads")
     axes[0].legend(loc="lower left", frameon=False)
     axes[1].set_xlabel(
-        f"KV heads, on {of['P']} devices\n(N = {data['N']:,}, d = {data['d']}, {data['heads']} "
-        "query heads)"
+        f"KV heads, on {devices} devices\n"
+        f"(N = {data['N']:,}, d = {data['d']}, {data['heads']} query heads)"
     )
-    if of["P"] > 2:
-        axes[1].axvline(data["heads"] / (of["P"] - 1), color=GREY, linewidth=0.8, gid="g = P − 1")
-        how: dict[str, Any] = {
+    if devices > 2:
+        border = data["heads"] / (devices - 1)
+        axes[1].axvline(border, color=GREY, linewidth=0.8, gid="g = P − 1")
+        style: dict[str, Any] = {
             "transform": axes[1].get_xaxis_transform(),
             "fontsize": 8,
             "ha": "right",
             "color": GREY,
         }
-        axes[1].text(data["heads"] / (of["P"] - 1), 0.95, "groups of P − 1  ", **how)
+        axes[1].text(border, 0.95, "groups of P − 1  ", **style)
 
 
 def _draw(ax: Axes, x: Sequence[int], lines: Mapping[str, Any], counts: Sequence[int]) -> None:
     for name, (colour, marker) in LOOKS.items():
-        drawn = [(at, words) for at, words in zip(x, lines["words"][name], strict=True) if words]
-        if drawn:
+        points = [point for point in zip(x, lines["words"][name], strict=True) if point[1]]
+        if points:
             ax.plot(
-                *zip(*drawn, strict=True),
+                *zip(*points, strict=True),
                 color=colour,
                 marker=marker,
                 markersize=4,
                 label=name,
                 gid=name,
             )
-    for at, P, C, words in zip(x, counts, lines["columns"], lines["words"]["mesh"], strict=True):
+    of_mesh = zip(x, counts, lines["columns"], lines["words"]["mesh"], strict=True)
+    for across, P, C, words in of_mesh:
         if words:
-            how: dict[str, Any] = {
+            style: dict[str, Any] = {
                 "textcoords": "offset points",
                 "fontsize": 8,
                 "ha": "center",
                 "color": GREEN,
             }
-            ax.annotate(f"{P // C}×{C}", (at, words), xytext=(0, -11), **how)
+            ax.annotate(f"{P // C}×{C}", (across, words), xytext=(0, -11), **style)
     ax.margins(y=0.12)
     ticks(ax.xaxis, FixedLocator(x), "{x:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())

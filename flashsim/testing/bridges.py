@@ -1,5 +1,5 @@
-"""NumPy arrays as those of another package, and back: on the same memory, or as copies with the
-same strides.
+"""Bridges between NumPy arrays and those of another package, on the same memory, or as copies with
+the same strides.
 """
 
 from __future__ import annotations
@@ -16,62 +16,68 @@ from numpy.lib.array_utils import byte_bounds
 from flashsim.attention.arguments import check_count, shown
 from flashsim.attention.inputs import Array, float_dtype
 from flashsim.support.install import OTHERS
-from flashsim.testing.subject import memory_of
+from flashsim.testing.kernel import memory_of
 
-INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # an element's bits
+# integers with as many bits, by the size of an element
+INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @dataclass(frozen=True)
-class Sent:
-    """One array as fn gets it: `native`. Where that is a copy, `lent` is what was copied, and
-    `fetch` reads it back.
+class NativeArray:
+    """An array of the other package.
+
+    name    of the argument
+    native  the array
+    source  the NumPy memory that it is a copy of; None if it is on the same memory
+    fetch   reads the copy back
     """
 
     name: str
     native: Any
-    lent: Lent | None = None
+    source: SourceMemory | None = None
     fetch: Callable[[], Any] | None = None
 
-    def settle(self, function: str) -> None:
-        """Write back what fn changed in its copy, or ValueError where the caller's array is
-        read-only.
+    def write_back(self, function: str) -> None:
+        """Write what the function changed in its copy to the caller's memory. Raises ValueError if
+        that is read-only.
         """
-        if self.lent is None or self.fetch is None:
+        if self.source is None or self.fetch is None:
             return
-        home = self.lent.home
-        now = np.asarray(self.fetch()).reshape(home.shape)
-        changed = now != self.lent.before
+        memory = self.source.memory
+        after = np.asarray(self.fetch()).reshape(memory.shape)
+        changed = after != self.source.copy
         if changed.any():
-            if not home.flags.writeable:
+            if not memory.flags.writeable:
                 raise ValueError(f"{function} wrote into {self.name}, which is read-only")
-            home[changed] = now[changed]
+            memory[changed] = after[changed]
 
 
-class Lent(NamedTuple):
-    """The memory around an array, to be copied elsewhere as one row, and where the array lies in
+class SourceMemory(NamedTuple):
+    """The memory around an array, which is copied to a device as one row, and the array's place in
     it.
 
-    home     the caller's memory: all that the array is a view of, as integers; if that is not a
-             row, the array's elements
-    before   a copy
-    start    where the array's first element is in the row
+    memory   the caller's: all that the array is a view of, as integers; if that is not a row, the
+             array's elements
+    copy     of it
+    start    the index of the array's first element in the row
     strides  of the array, in elements
     """
 
-    home: Array
-    before: Array
+    memory: Array
+    copy: Array
     start: int
     strides: tuple[int, ...]
 
 
 class Bridge:
-    """To the arrays of one package, here NumPy's own. One that can differentiate has `gradients`
-    too.
+    """A bridge to the arrays of one package; this class is that to NumPy itself.
+
+    gradients  (output, inputs, do) -> the gradients of Σ do ∘ output(*inputs); bridges to packages
+               that cannot differentiate do not have it
     """
 
     package = "numpy"
-    kind: Any = np.ndarray  # of its arrays
-    # of Σ do ∘ output(*inputs)
+    kind: Any = np.ndarray  # the type of its arrays
     gradients: Callable[[Callable[..., Any], tuple[Any, ...], Any], tuple[Any, ...]]
 
     def __init__(self, device: Any = None) -> None:
@@ -81,21 +87,21 @@ class Bridge:
             )
 
     def use(self) -> AbstractContextManager[Any]:
-        """The context in which everything runs."""
+        """Return the context in which the package is used."""
         return nullcontext()
 
-    def send(self, name: str, array: Array) -> Sent:
-        """Return the package's array of what `array` holds."""
-        return Sent(name, array)
+    def send(self, name: str, array: Array) -> NativeArray:
+        """Return the package's array with the numbers of `array`."""
+        return NativeArray(name, array)
 
     def receive(self, result: Any) -> Array:
-        """Return a NumPy array of the package's array."""
+        """Return the package's array as a NumPy array."""
         return np.asarray(result)
 
 
 class _Torch(Bridge):
-    """To torch tensors: on the same memory where torch can have it, else of the same strides on
-    a copy.
+    """A bridge to torch tensors, on the same memory if torch can use it, else copies with the same
+    strides.
     """
 
     package = "torch"
@@ -110,15 +116,15 @@ class _Torch(Bridge):
                 f"device is {shown(device)}; expected what torch.device takes: {error}"
             ) from None
 
-    def send(self, name: str, array: Array) -> Sent:
+    def send(self, name: str, array: Array) -> NativeArray:
         torch = self.torch
         dtype = self._dtype(name, array)
-        if self.device.type == "cpu" and _as_it_is(array) and array.flags.writeable:
-            return Sent(name, torch.from_dlpack(_bits(array)).view(dtype))
-        lent = _lend(array)
-        there = torch.from_dlpack(lent.before.flatten()).to(self.device)
-        native = there.as_strided(array.shape, lent.strides, lent.start).view(dtype)
-        return Sent(name, native, lent, lambda: there.cpu().numpy())
+        if self.device.type == "cpu" and _can_be_shared(array) and array.flags.writeable:
+            return NativeArray(name, torch.from_dlpack(_bits(array)).view(dtype))
+        source = _source_memory(array)
+        row = torch.from_dlpack(source.copy.flatten()).to(self.device)
+        native = row.as_strided(array.shape, source.strides, source.start).view(dtype)
+        return NativeArray(name, native, source, lambda: row.cpu().numpy())
 
     def receive(self, result: Any) -> Array:
         tensor = result.detach().cpu()
@@ -138,21 +144,21 @@ class _Torch(Bridge):
                     "the output does not require grad; expected a function that autograd can go "
                     "through"
                 )
-            # None for an input that the output does not depend on
-            found = torch.autograd.grad(out, leaves, do, allow_unused=True)
-        return tuple(
-            torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)
-        )
+            gradients = list(torch.autograd.grad(out, leaves, do, allow_unused=True))
+        for i, leaf in enumerate(leaves):
+            if gradients[i] is None:  # the output does not depend on this input
+                gradients[i] = torch.zeros_like(leaf)
+        return tuple(gradients)
 
     def _dtype(self, name: str, array: Array) -> Any:
-        found = getattr(self.torch, array.dtype.name, None)
-        if not isinstance(found, self.torch.dtype) or array.dtype.kind == "c":
+        dtype = getattr(self.torch, array.dtype.name, None)
+        if not isinstance(dtype, self.torch.dtype) or array.dtype.kind == "c":
             raise ValueError(f"{name} has dtype {array.dtype}; expected one that torch has")
-        return found
+        return dtype
 
 
 class _Cupy(Bridge):
-    """To CuPy arrays, copies of the same strides. There is no `gradients`."""
+    """A bridge to CuPy arrays, copies with the same strides. It has no `gradients`."""
 
     package = "cupy"
 
@@ -162,32 +168,33 @@ class _Cupy(Bridge):
         self.device = None if device is None else check_count("device", device, 0)
 
     def use(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = (
-            nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
-        )
-        return context
+        if self.device is None:
+            return nullcontext()
+        device: AbstractContextManager[Any] = self.cupy.cuda.Device(self.device)
+        return device
 
-    def send(self, name: str, array: Array) -> Sent:
-        lent = _lend(array)
-        there = self.cupy.asarray(lent.before.ravel())
+    def send(self, name: str, array: Array) -> NativeArray:
+        source = _source_memory(array)
+        row = self.cupy.asarray(source.copy.ravel())
         try:
-            native = there.view(array.dtype)
+            elements = row.view(array.dtype)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name} has dtype {array.dtype}, which this CuPy ({self.cupy.__version__}) does "
                 "not have; "
                 "bfloat16 came with CuPy 14"
             ) from error
-        strides = [n * array.itemsize for n in lent.strides]
-        native = self.cupy.lib.stride_tricks.as_strided(native[lent.start :], array.shape, strides)
-        return Sent(name, native, lent, lambda: self.cupy.asnumpy(there))
+        strides = [n * array.itemsize for n in source.strides]
+        as_strided = self.cupy.lib.stride_tricks.as_strided
+        native = as_strided(elements[source.start :], array.shape, strides)
+        return NativeArray(name, native, source, lambda: self.cupy.asnumpy(row))
 
     def receive(self, result: Any) -> Array:
         return np.asarray(self.cupy.asnumpy(result))
 
 
 class _Jax(Bridge):
-    """To JAX arrays, contiguous copies."""
+    """A bridge to JAX arrays, contiguous copies."""
 
     package = "jax"
 
@@ -203,13 +210,14 @@ class _Jax(Bridge):
                 f"device is {shown(device)}; expected a jax.Device, or a platform's name"
             )
 
-    def send(self, name: str, array: Array) -> Sent:
+    def send(self, name: str, array: Array) -> NativeArray:
         if array.dtype.itemsize == 8 and not self.jax.config.jax_enable_x64:
             raise ValueError(
                 f"{name} has dtype {array.dtype}, which JAX would make one of 32 bits; "
                 'expected jax.config.update("jax_enable_x64", True)'
             )
-        return Sent(name, self.jax.device_put(self.jax.numpy.array(array, copy=True), self.device))
+        copy = self.jax.numpy.array(array, copy=True)
+        return NativeArray(name, self.jax.device_put(copy, self.device))
 
     def receive(self, result: Any) -> Array:
         return np.array(result)
@@ -244,33 +252,36 @@ def _bits(array: Array) -> Array:
     return array.view(INTEGERS[array.dtype.itemsize])
 
 
-def _as_it_is(array: Array) -> bool:
-    """Whether another package can read it in place: aligned, whole elements from one to the next,
-    no negative strides.
+def _can_be_shared(array: Array) -> bool:
+    """Return whether another package can use an array's memory: it is aligned, its strides are
+    whole elements, and none is negative.
 
     torch.from_dlpack does not refuse negative strides: it ends the process.
     """
-    return bool(array.flags.aligned) and all(
-        s >= 0 and s % array.itemsize == 0 for s in array.strides
-    )
+    whole = all(s >= 0 and s % array.itemsize == 0 for s in array.strides)
+    return bool(array.flags.aligned) and whole
 
 
-def _lend(array: Array) -> Lent:
-    """Return the memory that the array is a view of: a copy has what is around it, too."""
-    home = _bits(array)
+def _source_memory(array: Array) -> SourceMemory:
+    """Return the memory that the array is a view of, and a copy of it."""
+    memory = _bits(array)
     start = 0
     strides = np.empty(array.shape, array.dtype).strides
-    if array.size and _as_it_is(array):
+    if array.size and _can_be_shared(array):
         strides = array.strides
-        home, start = _surroundings(home)
+        memory, start = _surroundings(memory)
     if not array.flags.writeable:
-        home.flags.writeable = False
-    return Lent(home, np.array(home, order="C"), start, tuple(n // array.itemsize for n in strides))
+        memory.flags.writeable = False
+    in_elements = tuple(n // array.itemsize for n in strides)
+    return SourceMemory(memory, np.array(memory, order="C"), start, in_elements)
 
 
 def _surroundings(bits: Array) -> tuple[Array, int]:
-    """Return the whole array that `bits` is a view of, as a row, and where in it `bits` begins."""
-    owner, (begin, end) = memory_of(bits), byte_bounds(bits)
+    """Return the whole array that `bits` is a view of, as a row, and the index at which `bits`
+    begins in it.
+    """
+    owner = memory_of(bits)
+    begin, end = byte_bounds(bits)
     if owner.flags.forc and not owner.dtype.hasobject:
         memory = owner.ravel(order="A").view(np.uint8)
         low, high = byte_bounds(memory)
@@ -279,6 +290,5 @@ def _surroundings(bits: Array) -> tuple[Array, int]:
             last = first + (memory.size - first) // bits.itemsize * bits.itemsize
             return memory[first:last].view(bits.dtype), (begin - low) // bits.itemsize
     # from the first element to the last
-    return np.lib.stride_tricks.as_strided(
-        bits, ((end - begin) // bits.itemsize,), (bits.itemsize,)
-    ), 0
+    count = (end - begin) // bits.itemsize
+    return np.lib.stride_tricks.as_strided(bits, (count,), (bits.itemsize,)), 0

@@ -1,4 +1,4 @@
-"""One test case in a line of text, and the arrays of the attention problem that it stands for."""
+"""`Case`: a test case, which fits in a line of text. `Case.problem` makes its arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from flashsim.attention.arguments import check_choice, check_count, check_flag, check_number, shown
 from flashsim.attention.inputs import Array
 from flashsim.testing.problem import Problem
-from flashsim.testing.regimes import BIASES, MASKS, REGIMES, SINKS, sinks, slopes, stored, values
+from flashsim.testing.regimes import BIASES, MASKS, REGIMES, SINKS, in_8_bits, sinks, slopes, values
 from flashsim.testing.spec import DTYPES, FP8, Spec, call_of, dtype_of
 
 MOST_ELEMENTS = 2**28
@@ -38,15 +38,15 @@ FEATURES = (
     "causal",
     "dropout_p",
 )
-"""What a case may do without: in this order a failing case is made simpler."""
-# keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
+"""What a case may lack: in this order they are taken from a failing case, to make it simpler."""
+# keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = the weight is kept
 Keep = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What to call a kernel with. Everything is made from these few values; the defaults are the
-    simplest case.
+    """A test case: the few values from which the arrays and the options of a call are made. The
+    defaults are the simplest case.
 
     group    query heads to a KV head: H_q = group · H_kv
     d_v      None: d
@@ -56,10 +56,10 @@ class Case:
     bias     a key of `flashsim.testing.regimes.BIASES`, or None
     softcap  a number, or None
     alibi    whether heads have slopes
-    sink     a key of `flashsim.testing.regimes.SINKS`, the first head's, or None
+    sink     a key of `flashsim.testing.regimes.SINKS`, for the first head, or None
     strides  how the arrays lie in memory: one of `STRIDES`
-    block    (B_r, B_c), which some masks follow
-    seed     of all the numbers, and of dropout
+    block    (B_r, B_c), on which some masks depend
+    seed     of all random numbers, and of dropout
 
     Raises ValueError for a value that makes no sense.
     """
@@ -95,7 +95,8 @@ class Case:
         if self.d_v is not None:
             checked["d_v"] = check_count("Case: d_v", self.d_v)
         for name, known in CHOICES.items():
-            if getattr(self, name) is not None or getattr(Case, name) is not None:  # its default
+            default = getattr(Case, name)
+            if getattr(self, name) is not None or default is not None:
                 check_choice(f"Case: {name}", getattr(self, name), known)
         for name in ("causal", "alibi"):
             checked[name] = check_flag(f"Case: {name}", getattr(self, name))
@@ -120,9 +121,11 @@ class Case:
                 )
             checked["window"] = tuple(check_count("Case: window", side, -1) for side in self.window)
         for name, value in checked.items():
+            # a frozen dataclass can replace what it was given by plain numbers only in this way
             object.__setattr__(self, name, value)
         longest = max(self.N_q, self.N_k)
-        elements = self.B * self.H_kv * self.group * longest * max(self.N_k, self.d, self.d_v or 0)
+        widest = max(self.N_k, self.d, self.d_v or 0)
+        elements = self.B * self.H_kv * self.group * longest * widest
         if elements > MOST_ELEMENTS:
             raise ValueError(
                 f"Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to {shown(elements)} "
@@ -131,80 +134,78 @@ class Case:
             )
 
     def problem(self, spec: Spec) -> Problem:
-        """Return the arrays that this case stands for. `spec` says how causal is aligned, and
-        what to expect.
+        """Return the problem of this case, with its arrays. `spec` says how causal masks and
+        windows are aligned, and what is expected of the kernel.
         """
-        rng = np.random.default_rng(self.seed)
-        q = rng.normal(size=(self.B, self.group * self.H_kv, self.N_q, self.d))
-        k = rng.normal(size=(self.B, self.H_kv, self.N_k, self.d))
-        if self.N_k:
-            q, k = REGIMES[self.regime](rng, q, k)
-        v = values(
-            rng,
-            (self.B, self.H_kv, self.N_k, self.d if self.d_v is None else self.d_v),
-            self.regime,
-        )
+        q, k, v = self._floats()
         dtype = dtype_of(self.dtype)
-        H_q = q.shape[1]
-        wide = np.dtype(np.float32) if self.dtype in FP8 else dtype
-        allowed = None
+        B, H_q, N_q, _ = q.shape
+        score_shape = (B, H_q, N_q, self.N_k)
+        mask = None
         if self.mask is not None:
-            allowed = MASKS[self.mask](
-                np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block
-            )
+            mask = MASKS[self.mask](self._rng(1), score_shape, self.block)
         bias = None
         if self.bias is not None:
-            bias = BIASES[self.bias](
-                np.random.default_rng((self.seed, 4)), (*q.shape[:3], self.N_k)
-            ).astype(wide)
+            bias_dtype = np.dtype(np.float32) if self.dtype in FP8 else dtype
+            bias = BIASES[self.bias](self._rng(4), score_shape).astype(bias_dtype)
         large = max(float(np.abs(a).max(initial=0)) for a in (q, k, v)) > 100
         # or float16's gradients would overflow
         dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0
         scales = None
         if self.dtype in FP8:
-            rng = np.random.default_rng((self.seed, 5))
+            rng = self._rng(5)
             B_r, B_c = spec.block
-            pairs = [
-                stored(rng, a, dtype, spec.scales, B) for a, B in ((q, B_r), (k, B_c), (v, B_c))
-            ]
-            (q, k, v), scales = (
-                (a for a, _ in pairs),
-                tuple(scale for _, scale in pairs if scale is not None) or None,
-            )
+            q, q_scale = in_8_bits(rng, q, dtype, spec.scales, B_r)
+            k, k_scale = in_8_bits(rng, k, dtype, spec.scales, B_c)
+            v, v_scale = in_8_bits(rng, v, dtype, spec.scales, B_c)
+            if q_scale is not None and k_scale is not None and v_scale is not None:
+                scales = (q_scale, k_scale, v_scale)
         return Problem(
             q.astype(dtype),
             k.astype(dtype),
             v.astype(dtype),
             spec,
-            self.causal,
-            self.scale,
-            allowed,
-            self.dropout_p,
-            self.seed,
-            dO_size,
-            self.window,
-            bias,
-            self.softcap,
-            slopes(np.random.default_rng((self.seed, 6)), H_q) if self.alibi else None,
-            None
-            if self.sink is None
-            else sinks(np.random.default_rng((self.seed, 7)), H_q, self.sink),
-            scales,
+            causal=self.causal,
+            scale=self.scale,
+            mask=mask,
+            dropout_p=self.dropout_p,
+            seed=self.seed,
+            dO_size=dO_size,
+            window=self.window,
+            bias=bias,
+            softcap=self.softcap,
+            slopes=slopes(self._rng(6), H_q) if self.alibi else None,
+            sink=None if self.sink is None else sinks(self._rng(7), H_q, self.sink),
+            scales=scales,
         )
+
+    def _floats(self) -> tuple[Array, Array, Array]:
+        """Return q, k, v in float64."""
+        rng = np.random.default_rng(self.seed)
+        d_v = self.d if self.d_v is None else self.d_v
+        q = rng.normal(size=(self.B, self.group * self.H_kv, self.N_q, self.d))
+        k = rng.normal(size=(self.B, self.H_kv, self.N_k, self.d))
+        if self.N_k:
+            q, k = REGIMES[self.regime](rng, q, k)
+        v = values(rng, (self.B, self.H_kv, self.N_k, d_v), self.regime)
+        return q, k, v
+
+    def _rng(self, stream: int) -> np.random.Generator:
+        """Return random numbers that depend on the case's seed and on `stream` alone."""
+        return np.random.default_rng((self.seed, stream))
 
     @property
     def scores(self) -> int:
-        """How many scores there are."""
+        """How many scores the problem has."""
         return self.B * self.H_kv * self.group * self.N_q * self.N_k
 
     def arrays(self, spec: Spec | None = None) -> tuple[Array, Array, Array, dict[str, Any]]:
         """Return q, k, v (contiguous, in `spec`'s layout) and the keyword arguments of the call."""
         problem = self.problem(Spec() if spec is None else spec)
-        swap = spec is not None and spec.layout == "BNHD"
-        q, k, v = (
-            np.ascontiguousarray(a.swapaxes(1, 2)) if swap else a
-            for a in (problem.q, problem.k, problem.v)
-        )
+        arrays = [problem.q, problem.k, problem.v]
+        if problem.spec.layout == "BNHD":
+            arrays = [np.ascontiguousarray(a.swapaxes(1, 2)) for a in arrays]
+        q, k, v = arrays
         return q, k, v, problem.options
 
     def __repr__(self) -> str:

@@ -1,6 +1,4 @@
-"""How functions that people run are called, and what they promise: a record each, in
-`CONVENTIONS`.
-"""
+"""`CONVENTIONS`: how well-known functions are called, and what they promise, a record each."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +11,13 @@ from flashsim.attention.arguments import shown
 from flashsim.testing.adapters import flashinfer, paged, varlen, vllm
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not left out."""
+def _without_none(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _called(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Return what `fn` does; of a forward function O, or (O, lse), alone."""
+def _call(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Return the result of `fn`; of a forward function O, or (O, lse), alone."""
     result = fn(*arrays, **keywords)
     if not isinstance(result, tuple | list) or len(arrays) > 3:
         return result
@@ -30,14 +28,12 @@ def _called(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
 class Convention(NamedTuple):
     """How a well-known function is called, and what it promises.
 
-    keywords  (q, k, the kit's keywords, and the adapter's) -> what the function is given besides
-              its arrays
+    keywords  (q, k, the kit's keywords, and the adapter's) -> the function's keywords
     promises  fields of the Spec
     packages  whose arrays it takes
-    adapter   makes a function on packs or pages one on batches, as the kit has them; None: it takes
-              batches
-    page      rows of a page, by default; 0: it has none
-    calls     (fn, its arrays, its keywords) -> what it returns
+    adapter   makes a function of a batch from one of packs or pages; None: it takes a batch
+    page      rows of a page by default; 0: it has no pages
+    calls     (fn, its arrays, its keywords) -> its result
     """
 
     keywords: Callable[..., dict[str, Any]]
@@ -45,29 +41,28 @@ class Convention(NamedTuple):
     packages: tuple[str, ...] = ("torch",)
     adapter: Callable[..., Callable[..., Any]] | None = None
     page: int = 0
-    calls: Callable[..., Any] = _called
+    calls: Callable[..., Any] = _call
 
     def call(self, fn: Any, *arrays: Any, seed: int | None = None, **keywords: Any) -> Any:
-        """Return what `fn` does. A `seed` seeds torch's generators for the call; their state is
+        """Return the result of `fn`. A `seed` seeds torch's generators for the call; their state is
         restored.
         """
-        given = self.keywords(*arrays[:2], **keywords)
+        options = self.keywords(*arrays[:2], **keywords)
         if seed is None:
-            return self.calls(fn, arrays, given)
+            return self.calls(fn, arrays, options)
         if not type(arrays[0]).__module__.startswith("torch"):
             raise ValueError(
                 f"seed is {shown(seed)}; expected none: in a convention only torch's generator has "
                 "one"
             )
         torch: Any = importlib.import_module("torch")
-        with torch.random.fork_rng(
-            devices=[arrays[0].device] if arrays[0].device.type == "cuda" else []
-        ):
+        device = arrays[0].device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            return self.calls(fn, arrays, given)
+            return self.calls(fn, arrays, options)
 
-    def adapted(self, fn: Callable[..., Any], page: int) -> Callable[..., Any]:
-        """Return a function on the arrays that this one takes as one on batches."""
+    def of_batch(self, fn: Callable[..., Any], page: int) -> Callable[..., Any]:
+        """Return a function of a batch that calls `fn`."""
         if self.adapter is None:
             return fn
         return self.adapter(fn, page=page) if page else self.adapter(fn)
@@ -86,21 +81,22 @@ def _sdpa(
     dropout_p: float = 0.0,
     bias: Any = None,
 ) -> dict[str, Any]:
-    keywords = _given(
-        scale=scale, dropout_p=dropout_p or None, enable_gqa=q.shape[1] != k.shape[1] or None
-    )
+    grouped = q.shape[1] != k.shape[1]
+    keywords = _without_none(scale=scale, dropout_p=dropout_p or None, enable_gqa=grouped or None)
+    N_q = q.shape[-2]
+    N_k = k.shape[-2]
     if bias is not None:
         if causal:
-            tril = bias.new_ones(q.shape[-2], k.shape[-2]).bool().tril()
+            tril = bias.new_ones(N_q, N_k).bool().tril()
             mask = tril if mask is None else mask & tril
         if mask is not None:
             bias = bias + bias.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
         keywords["attn_mask"] = bias
     elif mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # its flash backend takes masks of 2 or 4 axes
-        keywords["attn_mask"] = (
-            mask & mask.new_ones(q.shape[-2], k.shape[-2]).tril() if causal else mask
-        )
+        if causal:
+            mask = mask & mask.new_ones(N_q, N_k).tril()
+        keywords["attn_mask"] = mask
     elif causal:
         keywords["is_causal"] = True
     return keywords
@@ -117,30 +113,41 @@ def _flex(
     softcap: float | None = None,
     alibi_slopes: Any = None,
 ) -> dict[str, Any]:
-    """Return a block mask of all that forbids, and a score_mod of all that changes scores, in
-    the kit's order.
+    """Return a block mask of causal, mask and window, and a score_mod of soft cap, slopes and bias,
+    in the kit's order.
     """
     torch: Any = importlib.import_module("torch")
     flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    every = {name: a.expand(shape) for name, a in (("mask", mask), ("bias", bias)) if a is not None}
+    B, H_q, N_q, _ = q.shape
+    N_k = k.shape[2]
+    shape = (B, H_q, N_q, N_k)
+    whole_mask = None if mask is None else mask.expand(shape)
+    whole_bias = None if bias is None else bias.expand(shape)
     left, right = (side if side >= 0 else sum(shape) for side in (window or (-1, -1)))
 
-    def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
-        near = (i - j <= left) & (j - i <= right)
-        near = near & (i >= j) if causal else near
-        return near & every["mask"][b, h, i, j] if mask is not None else near
+    def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+        allowed = (i - j <= left) & (j - i <= right)
+        if causal:
+            allowed = allowed & (i >= j)
+        if whole_mask is not None:
+            allowed = allowed & whole_mask[b, h, i, j]
+        return allowed
 
-    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        s = s if softcap is None else softcap * torch.tanh(s / softcap)
-        s = s if alibi_slopes is None else s - alibi_slopes[h] * (i + shape[3] - shape[2] - j).abs()
-        return s if bias is None else s + every["bias"][b, h, i, j]
+    def score_mod(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        if softcap is not None:
+            s = softcap * torch.tanh(s / softcap)
+        if alibi_slopes is not None:
+            s = s - alibi_slopes[h] * (i + N_k - N_q - j).abs()
+        if whole_bias is not None:
+            s = s + whole_bias[b, h, i, j]
+        return s
 
-    keywords = _given(scale=scale, enable_gqa=q.shape[1] != k.shape[1] or None)
+    grouped = q.shape[1] != k.shape[1]
+    keywords = _without_none(scale=scale, enable_gqa=grouped or None)
     if causal or mask is not None or window is not None:
-        keywords["block_mask"] = flex.create_block_mask(allowed, *shape, device=q.device)
-    if any(each is not None for each in (softcap, alibi_slopes, bias)):
-        keywords["score_mod"] = score
+        keywords["block_mask"] = flex.create_block_mask(mask_mod, *shape, device=q.device)
+    if any(option is not None for option in (softcap, alibi_slopes, bias)):
+        keywords["score_mod"] = score_mod
     return keywords
 
 
@@ -156,32 +163,34 @@ def _flash_attn(
     mask: Any = None,
     dropout_p: float = 0.0,
     window: tuple[int, int] | None = None,
-    **given: Any,
+    **others: Any,
 ) -> dict[str, Any]:
     if mask is not None:
         raise ValueError("mask is given; expected none, which flash_attn does not take")
-    return given | _given(
+    return others | _without_none(
         softmax_scale=scale, window_size=window, causal=causal or None, dropout_p=dropout_p or None
     )
 
 
 def _flashinfer(
-    q: Any, cache: Any, scale: float | None = None, softcap: float | None = None, **given: Any
+    q: Any, cache: Any, scale: float | None = None, softcap: float | None = None, **others: Any
 ) -> dict[str, Any]:
-    return given | _given(sm_scale=scale, logits_soft_cap=softcap)
+    return others | _without_none(sm_scale=scale, logits_soft_cap=softcap)
 
 
-def _planned(layout: str, fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Return what a wrapper of FlashInfer's does that is planned and run; a function is called."""
+def _plan_and_run(layout: str, fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Return the result of a wrapper of FlashInfer, which is planned and run, or of a function."""
     if not hasattr(fn, "plan"):
-        return _called(fn, arrays, keywords)
+        return _call(fn, arrays, keywords)
     q, cache = arrays
-    lists = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
-    page, heads = cache.shape[2:4] if layout == "NHD" else cache.shape[3:1:-1]
-    more = {name: value for name, value in keywords.items() if name not in lists}
-    fn.plan(
-        *map(keywords.get, lists), q.shape[1], heads, q.shape[2], page, q_data_type=q.dtype, **more
-    )
+    names = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+    lists = [keywords.get(name) for name in names]
+    options = {name: value for name, value in keywords.items() if name not in names}
+    if layout == "NHD":
+        page, H_kv = cache.shape[2:4]
+    else:
+        H_kv, page = cache.shape[2:4]
+    fn.plan(*lists, q.shape[1], H_kv, q.shape[2], page, q_data_type=q.dtype, **options)
     return fn.run(q, cache, return_lse=True)
 
 
@@ -199,29 +208,33 @@ def _onnx(
     window: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     left, right = (None, None) if window is None else window
-    sides = {"left_window_size": left, "right_window_size": right}
-    keywords = _given(is_causal=1 if causal else None, softcap=softcap, **sides)
-    added = (
-        mask
-        if bias is None
-        else bias
-        if mask is None
-        else np.where(mask, bias, np.asarray(-np.inf, bias.dtype))
+    keywords = _without_none(
+        is_causal=1 if causal else None,
+        softcap=softcap,
+        left_window_size=left,
+        right_window_size=right,
     )
-    if added is None:
-        return keywords
-    # a last axis of 1 would be padded by −∞, and not broadcast
-    return keywords | {"attn_mask": np.broadcast_to(added, (*added.shape[:-1], k.shape[2]))}
+    attn_mask = mask
+    if bias is not None:
+        attn_mask = bias
+        if mask is not None:
+            attn_mask = np.where(mask, bias, np.asarray(-np.inf, bias.dtype))
+    if attn_mask is not None:
+        # a last axis of 1 would be padded by −∞, and not broadcast
+        shape = (*attn_mask.shape[:-1], k.shape[2])
+        keywords["attn_mask"] = np.broadcast_to(attn_mask, shape)
+    return keywords
 
 
 def _operator(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Return the first output of an operator, whose inputs come by position and whose attributes
+    """Return the first output of an operator. It takes its inputs by position, and its attributes
     by name.
     """
-    inputs = [keywords[name] for name in ("attn_mask",) if name in keywords]
-    result = fn(
-        *arrays, *inputs, **{name: value for name, value in keywords.items() if name != "attn_mask"}
-    )
+    inputs = list(arrays)
+    attributes = dict(keywords)
+    if "attn_mask" in attributes:
+        inputs.append(attributes.pop("attn_mask"))
+    result = fn(*inputs, **attributes)
     return result[0] if isinstance(result, tuple | list) else result
 
 
@@ -231,7 +244,10 @@ def _operator(fn: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> An
 TORCH: Mapping[str, Any] = {
     "dtypes": ("float32", "float16", "bfloat16"),
     "causal": "top_left",
-    **dict.fromkeys(("gqa", "masks", "scale", "d_v"), True),
+    "gqa": True,
+    "masks": True,
+    "scale": True,
+    "d_v": True,
 }
 FLASH: Mapping[str, Any] = {
     "dtypes": ("float16", "bfloat16"),
@@ -244,8 +260,13 @@ FLASH: Mapping[str, Any] = {
 }
 _FLASHINFER = {**FLASH, "lse": "base2", "head_dims": (64, 128, 256)}
 _ONNX = {
-    **dict.fromkeys(("causal", "window"), "top_left"),
-    **dict.fromkeys(("gqa", "masks", "bias", "softcap", "d_v"), True),
+    "causal": "top_left",
+    "window": "top_left",
+    "gqa": True,
+    "masks": True,
+    "bias": True,
+    "softcap": True,
+    "d_v": True,
 }
 _ANY = ("torch", "numpy")
 CONVENTIONS = {
@@ -266,7 +287,7 @@ CONVENTIONS = {
     "flash_attn_with_kvcache": Convention(_flash_attn, FLASH, _ANY, paged, page=256),
     "vllm": Convention(_flash_attn, FLASH, _ANY, vllm, page=16),
     "flashinfer": Convention(
-        _flashinfer, _FLASHINFER, _ANY, flashinfer, 16, partial(_planned, "NHD")
+        _flashinfer, _FLASHINFER, _ANY, flashinfer, 16, partial(_plan_and_run, "NHD")
     ),
     "flashinfer_hnd": Convention(
         _flashinfer,
@@ -274,7 +295,7 @@ CONVENTIONS = {
         _ANY,
         partial(flashinfer, layout="HND"),
         16,
-        partial(_planned, "HND"),
+        partial(_plan_and_run, "HND"),
     ),
     "onnx": Convention(_onnx, _ONNX, ("numpy",), calls=_operator),
 }

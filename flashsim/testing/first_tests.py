@@ -1,5 +1,5 @@
 """A kernel's first tests, as files: its spec, a test for each check, and one that fails until
-what is doubtful is confirmed.
+somebody has confirmed what is doubtful.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from dataclasses import fields
 from pathlib import Path
 from textwrap import wrap
 
-from flashsim.testing.inferring import Inferred
 from flashsim.testing.spec import Spec
+from flashsim.testing.spec_inference import Inference
 
 SPEC_FILE = '''\
 """What {name} takes and promises, as a few calls show: check each line.
 
-What is not here has its default; help(flashsim.testing.Spec) lists it all. Written by
+Other fields have their defaults; help(flashsim.testing.Spec) lists them all. Written by
 {command}
 """
 
@@ -23,7 +23,7 @@ SPEC = Spec({arguments})
 {doubtful}'''
 
 DOUBTFUL = """
-# A test fails until nothing is left here: look at each, mend the spec or the kernel, and strike it out.
+# A test fails until this is empty: look at each entry, correct the spec or the kernel, and delete the entry.
 DOUBTFUL = {{
 {doubts}
 }}
@@ -49,14 +49,14 @@ def test_{name}_spec_is_confirmed():
 
 
 def paths(name: str, folder: Path) -> tuple[Path, Path]:
-    """Return where a kernel's spec and its tests go."""
+    """Return the paths of the files for a kernel's spec and its tests."""
     return folder / f"{name}_spec.py", folder / f"test_{name}.py"
 
 
 def first_files(
     module: str,
     name: str,
-    inferred: Inferred,
+    inference: Inference,
     folder: Path,
     command: str,
     *,
@@ -67,64 +67,64 @@ def first_files(
 ) -> Mapping[Path, str]:
     """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
 
-    module, name  from where, and under which name, the kernel is imported
-    command       what writes the files
-    wrapped       Python that wraps it, as `unwrapped`, or ""
-    backward      its backward function: Python, such as "attention.backward", or "" for none
-    backward_import  the line that it needs, or ""
+    module, name  the module from which the kernel is imported, and its name
+    command       the command that writes the files
+    wrapped       Python that wraps the kernel, which is called `unwrapped`, or ""
+    backward      Python of its backward function, such as "attention.backward", or ""
+    backward_import  the line that imports it, or ""
     expected      checks that are known to fail
     """
     spec, test = paths(name, folder)
-    doubt = "DOUBTFUL, " if inferred.doubtful else ""
+    doubt = "DOUBTFUL, " if inference.doubtful else ""
     if wrapped:
-        fetched = (
+        spec_imports = (
             f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n"
             f"\n{name} = {wrapped}"
         )
         imports = [f"from {name}_spec import {doubt}SPEC, {name}"]
     else:
-        fetched = "from flashsim.testing import Spec"
+        spec_imports = "from flashsim.testing import Spec"
         imports = [f"from {module} import {name}", f"from {name}_spec import {doubt}SPEC"]
-    imports += [backward_import] if backward_import else []
-    given = [name, "SPEC", *([f"backward={backward}"] if backward else [])]
-    given += [f"expected_failures={dict.fromkeys(expected, 'known')}"] if expected else []
-    bound = ", ".join(given)
-    if len(bound) >= 80:
-        bound = "\n    " + ",\n    ".join(given) + ",\n"
-    doubts = "\n".join(f"    {field!r}: {inferred.notes[field]!r}," for field in inferred.doubtful)
-    kit = (
-        "parametrize_with_checks, wrap"
-        if backward.startswith("wrap(")
-        else "parametrize_with_checks"
+    if backward_import:
+        imports.append(backward_import)
+    arguments = [name, "SPEC"]
+    if backward:
+        arguments.append(f"backward={backward}")
+    if expected:
+        arguments.append(f"expected_failures={dict.fromkeys(expected, 'known')}")
+    joined = ", ".join(arguments)
+    if len(joined) >= 80:
+        joined = "\n    " + ",\n    ".join(arguments) + ",\n"
+    entries = []
+    for field in inference.doubtful:
+        entries.append(f"    {field!r}: {inference.notes[field]!r},")
+    kit = "parametrize_with_checks"
+    if backward.startswith("wrap("):
+        kit = "parametrize_with_checks, wrap"
+    spec_text = SPEC_FILE.format(
+        name=name,
+        command=command.replace("\\", r"\\").replace('"', r"\""),  # in a docstring
+        imports=spec_imports,
+        arguments=_arguments(inference),
+        doubtful=DOUBTFUL.format(doubts="\n".join(entries)) if doubt else "",
     )
-    command = command.replace("\\", r"\\").replace('"', r"\"")  # in a docstring
-    doubtful = DOUBTFUL.format(doubts=doubts) if doubt else ""
-    confirmed = CONFIRMED.format(name=name, spec=spec.name) if doubt else ""
-    said = {
-        "name": name,
-        "file": test.name,
-        "kit": kit,
-        "imports": "\n".join(sorted(imports)),
-        "arguments": bound,
-    }
-    return {
-        spec: SPEC_FILE.format(
-            name=name,
-            command=command,
-            imports=fetched,
-            arguments=_arguments(inferred),
-            doubtful=doubtful,
-        ),
-        test: TEST_FILE.format(**said, confirmed=confirmed),
-    }
+    test_text = TEST_FILE.format(
+        name=name,
+        file=test.name,
+        kit=kit,
+        imports="\n".join(sorted(imports)),
+        arguments=joined,
+        confirmed=CONFIRMED.format(name=name, spec=spec.name) if doubt else "",
+    )
+    return {spec: spec_text, test: test_text}
 
 
-# a line each, with how it was found as a comment before it
-def _arguments(inferred: Inferred) -> str:
+def _arguments(inference: Inference) -> str:
+    """Return the arguments of Spec, a line each, after a comment that says how each was inferred."""
     lines = []
     for field in fields(Spec):
-        note = inferred.notes.get(field.name, "")
-        value = getattr(inferred.spec, field.name)
+        note = inference.notes.get(field.name, "")
+        value = getattr(inference.spec, field.name)
         if note:
             lines += wrap(
                 note,

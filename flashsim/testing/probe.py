@@ -1,4 +1,4 @@
-"""A kernel called once, for one thing that its spec may say: what it takes and what it returns."""
+"""Probes: single calls of a kernel that show what it takes and returns."""
 
 import inspect
 import warnings
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from flashsim.attention.inputs import FLOATS, float_dtype
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.running import Finding, try_check
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import pool
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import Finding, try_check
 
 
 class Feature(NamedTuple):
@@ -21,9 +21,9 @@ class Feature(NamedTuple):
 
     field    its name in a spec
     keyword  its name in a call, or "" if it has none
-    in_case  what a case with it has
-    aliases  names that other packages have for the keyword
-    values   of the spec's field, to try in this order
+    in_case  the fields of a case that has it
+    aliases  names of the keyword in other packages
+    values   of the spec's field, in the order in which they are tried
     """
 
     field: str
@@ -34,9 +34,10 @@ class Feature(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it is called in a sentence."""
-        said = {"gqa": "fewer KV heads (2) than query heads (4)", "d_v": "V of another width"}
-        return said.get(self.field, f"{self.keyword}=")
+        """Its name in a sentence."""
+        if self.field == "gqa":
+            return "fewer KV heads (2) than query heads (4)"
+        return "V of another width" if self.field == "d_v" else f"{self.keyword}="
 
     def put_into(self, case: Case) -> Case:
         """Return the case with it."""
@@ -67,7 +68,7 @@ FEATURES = (
 
 
 def plain(spec: Spec) -> Case:
-    """Return an ordinary case that the spec allows: two heads, N_q ≠ N_k, no option."""
+    """Return a simple case that the spec allows: two heads, N_q ≠ N_k, no option."""
     if spec.max_shapes is not None:
         return Case(**pool(spec).shapes[0], dtype=spec.dtypes[0], block=spec.block)
     d = min(spec.head_dims) if spec.head_dims else 8
@@ -76,74 +77,90 @@ def plain(spec: Spec) -> Case:
 
 
 def smallest(case: Case, spec: Spec) -> Case:
-    """Return the case with as little of everything as its kind has."""
+    """Return the case with the smallest batch, heads and lengths that its features allow."""
     N_q, N_k = spec.lengths(1, min(case.N_k, 1))
     return replace(case, B=1, H_kv=1 if case.group == 1 else case.H_kv, N_q=N_q, N_k=N_k)
 
 
-def _tried(subject: Subject, case: Case, checks: Sequence[str]) -> Finding | None:
-    """Return the worst finding of checks, by default of what is returned; None where the case
-    may not be tried.
+def _worst_finding(kernel: Kernel, case: Case, checks: Sequence[str]) -> Finding | None:
+    """Return the worst finding of checks, by default those of the forward pass. Return None if the
+    kernel may not be called with the case.
     """
-    names = checks or (("oracle", "log_sum_exp") if subject.spec.lse else ("oracle",))
+    names = checks or (("oracle", "log_sum_exp") if kernel.spec.lse else ("oracle",))
+    findings = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [
-            finding
-            for name in names
-            if (finding := try_check(CHECKS[name], subject, case)) is not None
-        ]
-    return max(found, key=lambda finding: finding.ratio, default=None)
+        for name in names:
+            finding = try_check(CHECKS[name], kernel, case)
+            if finding is not None:
+                findings.append(finding)
+    return max(findings, key=lambda finding: finding.ratio, default=None)
 
 
-def broken_by(subject: Subject, case: Case, *checks: str) -> str:
-    """Return how a call goes wrong, or "" where it gives an answer, be it a wrong one."""
-    finding = _tried(subject, case, checks)
+def broken_by(kernel: Kernel, case: Case, *checks: str) -> str:
+    """Return how a call fails, or "" if it returns a result, right or wrong."""
+    finding = _worst_finding(kernel, case, checks)
     return "" if finding is None else finding.broken
 
 
 def fits(fn: Callable[..., Any], spec: Spec, case: Case | None = None, *checks: str) -> bool:
-    """Return whether the case, by default a plain one, may be tried and is answered rightly."""
-    finding = _tried(Subject(fn, spec), plain(spec) if case is None else case, checks)
+    """Return whether the kernel may be called with the case, by default a plain one, and is
+    right.
+    """
+    finding = _worst_finding(Kernel(fn, spec), plain(spec) if case is None else case, checks)
     return finding is not None and not finding.failed
 
 
 def parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters, without *args and **kwargs; none where they
-    cannot be known.
+    """Return the names of a function's parameters, without *args and **kwargs; none if the
+    function has no signature.
     """
     try:
-        found = inspect.signature(fn).parameters.values()
+        signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return ()
-    return tuple(
-        each.name for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    )
+    names = []
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            names.append(parameter.name)
+    return tuple(names)
 
 
 def other_specs(spec: Spec) -> Iterator[dict[str, Any]]:
-    """Yield changes to how a plain call looks and what it returns, the fewest first."""
+    """Yield changes to a spec's basic fields: arrays, results and lengths of a plain call. The
+    fewest changes come first.
+    """
     if spec.max_shapes is not None:
         return
+    lse = [kind for kind in ("natural", "base2", None) if kind != spec.lse]
+    dtypes = [(name,) for name in FLOATS if name not in spec.dtypes and exists(name)]
+    head_dims = [(16,), (64,), (128,)] if spec.head_dims is None else []
+    multiples = [(n, n) for n in (16, 32, 64, 128)] if spec.multiples == (1, 1) else []
     choices: list[list[dict[str, Any]]] = [
-        [{}, *({"lse": lse} for lse in ("natural", "base2", None) if lse != spec.lse)],
-        [{}, {"layout": "BNHD" if spec.layout == "BHND" else "BHND"}],
-        [
-            {},
-            *({"dtypes": (name,)} for name in FLOATS if name not in spec.dtypes and there_is(name)),
-        ],
-        [{}, *({"head_dims": (d,)} for d in (16, 64, 128) if spec.head_dims is None)],
-        [{}, *([{"cross": False}] if spec.cross else [])],
-        [{}, *({"multiples": (n, n)} for n in (16, 32, 64, 128) if spec.multiples == (1, 1))],
+        _choices("lse", lse),
+        _choices("layout", ["BNHD" if spec.layout == "BHND" else "BHND"]),
+        _choices("dtypes", dtypes),
+        _choices("head_dims", head_dims),
+        _choices("cross", [False] if spec.cross else []),
+        _choices("multiples", multiples),
     ]
-    merged: list[dict[str, Any]] = [
-        {k: v for part in parts for k, v in part.items()} for parts in product(*choices)
-    ]
-    yield from sorted((changes for changes in merged if 0 < len(changes) <= 3), key=len)
+    specs = []
+    for parts in product(*choices):
+        changes: dict[str, Any] = {}
+        for part in parts:
+            changes |= part
+        if 0 < len(changes) <= 3:
+            specs.append(changes)
+    yield from sorted(specs, key=len)
 
 
-def there_is(dtype: str) -> bool:
-    """Return whether arrays of that dtype can be made: bfloat16 needs its package."""
+def _choices(field: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return no change, and one for each value of a field."""
+    return [{}, *({field: value} for value in values)]
+
+
+def exists(dtype: str) -> bool:
+    """Return whether NumPy can make arrays of that dtype: bfloat16 needs a package."""
     try:
         float_dtype(dtype)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a kernel's check-up found, in words."""
+"""`Report` and `Failure`: the results of a kernel's check-up, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from flashsim.attention.inputs import Array
 from flashsim.support.tables import aligned
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch
 from flashsim.testing.problem import Problem
-from flashsim.testing.running import Finding, Tally, size
 from flashsim.testing.spec import FP8
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import Finding, Tally, size
 from flashsim.testing.unchecked import incomplete
 from flashsim.testing.wrapping import Wrapped
 
 NOT_SHRUNK = "the simplest drawn, not shrunk"
 WIDTH = 80  # of a terminal
-PRINTED = 64  # elements of q, k and v together, up to which a failure shows them
+NOT_OF_NUMPY = ("bfloat16", *FP8)  # types that ml_dtypes has
+PRINTED = 64  # the most elements of q, k and v together that a failure prints
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A check that failed, on the simplest case found, and what the bug may be.
+    """A check that failed, the simplest case on which it did, and which bug the kernel may have.
 
-    finding     the case, the worst element, what the kernel returned there, what was expected, and
-                the budget
-    failed, tried  how many cases of the survey failed, of how many
-    suspicions  known bugs that fit, the likeliest first
-    message     all of that in words, with code that shows the failure again
+    finding     the case, the worst element, the kernel's number there, the right one, and the
+    budget failed, tried  how many cases of the survey failed, of how many suspicions  known bugs
+    that explain the failure, the likeliest first message     all of that in words, with code that
+    shows the failure again
     """
 
     check: str
@@ -63,18 +63,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check-up found.
+    """The results of a check-up.
 
-    name, spec, examples, seed  what was checked, on how many cases
-    tallies    for each check: cases tried and failed, and the worst error as a part of its budget
+    name, spec, examples, seed  the kernel, its spec, the number of cases, and their seed
+    tallies    of each check: cases tried and failed, and the worst error divided by its budget
     left_out   checks that do not apply, and why
     failures   failures that were not expected
-    expected   checks expected to fail, and why
-    mismatches what in the spec does not fit the kernel's first calls: cases are drawn without it,
-               or no case is drawn
+    expected   checks that are expected to fail, and why
+    mismatches differences between the spec and the kernel's first calls: cases are drawn without
+               these features, or no case is drawn
     undeclared keywords of the kit that the function has and the spec does not declare, each with
-               the values that fit
-    defaulted  its other parameters, which the kit never gives
+               the values with which a call is right
+    defaulted  the function's other parameters, which the kit never gives
     """
 
     name: str
@@ -96,8 +96,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the kernel fits its spec, all checks passed, and those expected to fail did
-        fail.
+        """Whether the kernel fits its spec, and all checks passed but those that are expected to
+        fail, which failed.
         """
         return not self.mismatches and not self.failures and not self.unexpected_passes
 
@@ -122,21 +122,22 @@ class Report:
 
     @property
     def worst(self) -> float:
-        """The worst error as a part of its budget, over the checks that were not expected to
+        """The largest error divided by its budget, over the checks that are not expected to
         fail.
         """
-        return max(
-            (t.worst for name, t in self.tallies.items() if name not in self.expected), default=0.0
-        )
+        tallies = [tally for name, tally in self.tallies.items() if name not in self.expected]
+        return max((tally.worst for tally in tallies), default=0.0)
 
     def verdict(self, name: str) -> str:
-        """Return how a check fared, in a few words."""
+        """Return the result of a check, in a few words."""
         tally = self.tallies[name]
-        if name in self.expected:
-            said = "passes, though expected to fail" if not tally.failed else "fails, as expected"
-            reason = f": {self.expected[name]}" if self.expected[name] else ""
-            return f"{said}{reason}" if tally.tried else "no case"
-        return "no case" if not tally.tried else "FAILS" if tally.failed else "passes"
+        if not tally.tried:
+            return "no case"
+        if name not in self.expected:
+            return "FAILS" if tally.failed else "passes"
+        words = "fails, as expected" if tally.failed else "passes, though expected to fail"
+        reason = self.expected[name]
+        return f"{words}: {reason}" if reason else words
 
     def table(self) -> str:
         """Return the checks with their cases, worst errors and verdicts, as text."""
@@ -152,15 +153,18 @@ class Report:
         return "\n".join(lines)
 
     def missed(self) -> str:
-        """Return what in the spec does not fit the kernel's first calls, as text; empty if all
-        does.
+        """Return the differences between the spec and the kernel's first calls, as text; empty if
+        there are none.
         """
         if not self.mismatches:
             return ""
-        stopped = any(mismatch.stops for mismatch in self.mismatches)
-        then = "So nothing was checked" if stopped else "The checks leave these out"
-        head = _wrapped(f"A few first calls show that {self.name} does not fit its spec. {then}.")
-        return "\n".join([head, *(_wrapped(f"* {mismatch}", "  ") for mismatch in self.mismatches)])
+        stops = any(mismatch.stops for mismatch in self.mismatches)
+        result = "So nothing was checked" if stops else "The checks leave these out"
+        head = f"A few first calls show that {self.name} does not fit its spec. {result}."
+        lines = [_wrapped(head)]
+        for mismatch in self.mismatches:
+            lines.append(_wrapped(f"* {mismatch}", "  "))
+        return "\n".join(lines)
 
     def incomplete(self) -> str:
         """Return what no check tried, as text; empty if everything was tried."""
@@ -188,34 +192,31 @@ class Report:
         if simplest is None:
             return []
         others = [failure for failure in self.failures if failure is not simplest]
-        lines = (
-            f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}"
-            for failure in others
-        )
-        short = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
-        more = (
-            ["Other checks that fail, in brief (--check NAME shows one in full):", *short]
-            if others
-            else []
-        )
-        return [simplest.message, "\n".join(more)]
+        if not others:
+            return [simplest.message]
+        lines = ["Other checks that fail, in brief (--check NAME shows one in full):"]
+        for failure in others:
+            line = f"  {failure.check}: {_difference(failure.finding).splitlines()[0]}"
+            lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…")
+        return [simplest.message, "\n".join(lines)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        checks = {
-            name: {
-                "cases": t.tried,
-                "failed": t.failed,
-                "first": t.first,
-                "worst": t.worst if np.isfinite(t.worst) else "inf",
+        checks = {}
+        for name, tally in self.tallies.items():
+            checks[name] = {
+                "cases": tally.tried,
+                "failed": tally.failed,
+                "first": tally.first,
+                "worst": tally.worst if np.isfinite(tally.worst) else "inf",
             }
-            for name, t in self.tallies.items()
-        }
         return {
             "kernel": self.name,
-            **{
-                name: getattr(self, name) for name in ("spec", "examples", "seed", "ok", "complete")
-            },
+            "spec": self.spec,
+            "examples": self.examples,
+            "seed": self.seed,
+            "ok": self.ok,
+            "complete": self.complete,
             "checks": checks,
             "left_out": self.left_out,
             "expected_failures": self.expected,
@@ -226,9 +227,10 @@ class Report:
         }
 
 
-def _wrapped(text: str, then: str = "") -> str:
+def _wrapped(text: str, indent: str = "") -> str:
+    """Return text in lines of `WIDTH`; `indent` is before all but the first."""
     return textwrap.fill(
-        text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -237,126 +239,140 @@ def _wrapped(text: str, then: str = "") -> str:
 
 
 def describe(
-    subject: Subject, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str
+    kernel: Kernel, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], origin: str
 ) -> str:
-    """Return the message of a failure. `how` says how its case was found."""
-    drawn = f"{tally.failed} of {tally.tried} cases drawn fail{'s' if tally.failed == 1 else ''}"
+    """Return the message of a failure. `origin` says where its case comes from."""
+    verb = "fails" if tally.failed == 1 else "fail"
+    count = f"{tally.failed} of {tally.tried} cases drawn {verb}"
+    difference = _difference(finding).splitlines()
     parts = [
-        _wrapped(f"{subject.name} fails {finding.check!r}: {CHECKS[finding.check].about}"),
-        f"  {finding.case}\n  ({how}; {drawn})",
-        "\n".join(_wrapped(f"  {said}", "    ") for said in _what_differs(finding).splitlines()),
+        _wrapped(f"{kernel.name} fails {finding.check!r}: {CHECKS[finding.check].about}"),
+        f"  {finding.case}\n  ({origin}; {count})",
+        "\n".join(_wrapped(f"  {line}", "    ") for line in difference),
     ]
-    if how == NOT_SHRUNK:
+    if origin == NOT_SHRUNK:
         return "\n\n".join(parts)
     for suspicion in suspicions:
         known = f" Known: {', '.join(suspicion.threads)}." if suspicion.threads else ""
-        parts.append(_wrapped(f"  Likely: {suspicion.says} ({suspicion.evidence}.){known}", "    "))
-    parts.append("  To see it again:\n\n" + textwrap.indent(code(subject, finding), "    "))
+        text = f"  Likely: {suspicion.says} ({suspicion.evidence}.){known}"
+        parts.append(_wrapped(text, "    "))
+    parts.append("  To see it again:\n\n" + textwrap.indent(code(kernel, finding), "    "))
     return "\n\n".join(parts)
 
 
-def _what_differs(finding: Finding) -> str:
+def _difference(finding: Finding) -> str:
+    """Say how the kernel's worst number differs from the right one."""
     if finding.broken:
         return f"it {finding.broken}"
     comparison = finding.comparison
     assert comparison is not None
-    at = finding.index
-    got, want = (float(np.asarray(a)[at]) for a in (comparison.got, comparison.want))
-    budget = float(
-        np.broadcast_to(np.asarray(comparison.budget, float), np.shape(comparison.want))[at]
-    )
-    where = f"{list(at)}" if at else ""
-    if np.isnan(got):
-        return f"{comparison.what} {where} is nan; expected {want:.9g}"
+    index = finding.index
+    actual = float(np.asarray(comparison.actual)[index])
+    expected = float(np.asarray(comparison.expected)[index])
+    budgets = np.broadcast_to(comparison.budget, np.shape(comparison.expected))
+    budget = float(budgets[index])
+    element = f"{comparison.label} {list(index)}" if index else comparison.label
+    if np.isnan(actual):
+        return f"{element} is nan; expected {expected:.9g}"
     if budget == 0:
-        bits = (
-            f"\n{_first_bit(got, want)}"
-            if got and want and np.isfinite(got) and np.isfinite(want)
-            else ""
-        )
-        return f"{comparison.what} {where} is {got:.9g}; expected exactly {want:.9g}{bits}"
-    off = abs(got - want)
+        text = f"{element} is {actual:.9g}; expected exactly {expected:.9g}"
+        if actual and expected and np.isfinite(actual) and np.isfinite(expected):
+            text += f"\n{_first_bit(actual, expected)}"
+        return text
+    error = abs(actual - expected)
     return (
-        f"{comparison.what} {where} is {got:.9g}; expected {want:.9g} ± {budget:.2g}\n"
-        f"off by {off:.3g}, which is {finding.ratio:.3g} × its budget"
+        f"{element} is {actual:.9g}; expected {expected:.9g} ± {budget:.2g}\n"
+        f"off by {error:.3g}, which is {finding.ratio:.3g} × its budget"
     )
 
 
-def _first_bit(got: float, want: float) -> str:
+def _first_bit(actual: float, expected: float) -> str:
     """Say where two numbers first differ, from the sign on."""
-    one, other = (int(np.float64(x).view(np.uint64)) for x in (got, want))
-    last = (one ^ other).bit_length()
-    where = (
-        "the sign"
-        if last == 64
-        else "the exponent"
-        if last > 52
-        else f"bit {53 - last} of the fraction"
-    )
-    return f"{got.hex()} and {want.hex()} first differ in {where}"
+    actual_bits = int(np.float64(actual).view(np.uint64))
+    expected_bits = int(np.float64(expected).view(np.uint64))
+    last = (actual_bits ^ expected_bits).bit_length()
+    if last == 64:
+        place = "the sign"
+    elif last > 52:
+        place = "the exponent"
+    else:
+        place = f"bit {53 - last} of the fraction"
+    return f"{actual.hex()} and {expected.hex()} first differ in {place}"
 
 
-def code(subject: Subject, finding: Finding) -> str:
-    """Return Python that shows a failure again, by its case and, if they are few, by its
+def code(kernel: Kernel, finding: Finding) -> str:
+    """Return Python that shows a failure again: by its case and, if there are few, by its
     numbers.
     """
-    call = subject.name if subject.name.isidentifier() else "my_attention"
-    fetched = _fetched(call, subject.fn)
-    more = ""
-    for name, function in (("backward", subject.back), ("dropout", subject.keep_mask)):
-        if function is None or name not in CHECKS[finding.check].asks:
-            continue
-        attribute = next(
-            (a for a in (name, "keep") if getattr(subject.fn, a, None) == function), None
-        )
-        own = getattr(function, "__name__", "")
-        said = f"{call}.{attribute}" if attribute else own if own.isidentifier() else f"my_{name}"
-        more += f", {name}={said}"
-        if not attribute:
-            fetched += _fetched(said, function)
+    name = kernel.name if kernel.name.isidentifier() else "my_attention"
+    imports = _import_lines(name, kernel.fn)
+    options = ""
+    for option, function in (("backward", kernel.back), ("dropout", kernel.keep_mask)):
+        if function is not None and option in CHECKS[finding.check].asks:
+            expression, lines = _function_expression(name, kernel.fn, option, function)
+            options += f", {option}={expression}"
+            imports += lines
+    wrap = ", wrap" if isinstance(kernel.fn, Wrapped) else ""
     lines = [
-        (
-            "from flashsim.testing import Case, Spec, "
-            f"replay{', wrap' if isinstance(subject.fn, Wrapped) else ''}"
-        ),
-        *fetched,
-        f"spec = {subject.spec!r}",
-        f"replay({call}, spec, {finding.check!r}, {finding.case!r}{more})",
+        f"from flashsim.testing import Case, Spec, replay{wrap}",
+        *imports,
+        f"spec = {kernel.spec!r}",
+        f"replay({name}, spec, {finding.check!r}, {finding.case!r}{options})",
     ]
     problem = None if finding.comparison is None else finding.comparison.problem
     if problem is not None and problem.q.size + problem.k.size + problem.v.size <= PRINTED:
-        lines += ["", *_literally(call, problem, subject.spec.layout == "BNHD")]
+        lines += ["", *_literal_call(name, problem, kernel.spec.layout == "BNHD")]
     return "\n".join(lines)
 
 
-def _fetched(name: str, function: Any) -> list[str]:
+def _function_expression(
+    kernel_name: str, kernel_fn: Any, option: str, function: Any
+) -> tuple[str, list[str]]:
+    """Return Python for a backward function or a keep mask, and the lines that import it."""
+    for attribute in (option, "keep"):
+        if getattr(kernel_fn, attribute, None) == function:
+            return f"{kernel_name}.{attribute}", []
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        name = f"my_{option}"
+    return name, _import_lines(name, function)
+
+
+def _import_lines(name: str, function: Any) -> list[str]:
     """Return lines that import a function under that name, or a comment if it cannot be
     imported.
     """
     if isinstance(function, Wrapped):
-        inner = _import(getattr(function.fn, "__name__", ""), function.fn)
-        return (
-            [*inner, f"{name} = {function.code()}"] if inner else [f"# {name}: the one under test"]
-        )
-    return _import(name, function) or [f"# {name}: the one under test"]
+        lines = _import(getattr(function.fn, "__name__", ""), function.fn)
+        if lines:
+            lines.append(f"{name} = {function.code()}")
+    else:
+        lines = _import(name, function)
+    return lines or [f"# {name}: the one under test"]
 
 
 def _import(name: str, function: Any) -> list[str]:
     """Return the import of a function, from its own module or, for one in C, from a public
     module that has it.
     """
-    own = getattr(function, "__module__", None) or ""
-    public = sorted(
-        (module for module in sys.modules if "._" not in f".{module}"), key=lambda m: (len(m), m)
-    )
-    if not name.isidentifier() or own == "__main__":
+    home = getattr(function, "__module__", None) or ""
+    if not name.isidentifier() or home == "__main__":
         return []
-    for module in (*([] if "._" in f".{own}" else [own]), *public, own):
+    modules = [module for module in sys.modules if not _is_private(module)]
+    modules.sort(key=lambda module: (len(module), module))
+    modules.append(home)
+    if not _is_private(home):
+        modules.insert(0, home)
+    for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
             continue
         if vars(sys.modules.get(module) or object).get(name) is function:
             return [*_path_to(module), f"from {module} import {name}"]
     return []
+
+
+def _is_private(module: str) -> bool:
+    return any(part.startswith("_") for part in module.split("."))
 
 
 def _path_to(module: str) -> list[str]:
@@ -372,34 +388,39 @@ def _path_to(module: str) -> list[str]:
     return ["import sys", f"sys.path.insert(0, {str(folder)!r})"]
 
 
-def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
+def _literal_call(kernel_name: str, problem: Problem, swapped: bool) -> list[str]:
+    """Return lines that call a kernel with the problem's numbers."""
     dtype = problem.q.dtype.name
-    options = problem.options
-    narrow = ("bfloat16", *FP8)  # NumPy does not have these
-    arrays = {
-        name: a.swapaxes(1, 2) if swapped else a
-        for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
-    }
-    arrays |= {name: value for name, value in options.items() if isinstance(value, np.ndarray)}
-    given = [f"{name}={name if name in arrays else repr(value)}" for name, value in options.items()]
-    return [
-        "import numpy as np",
-        *([f"from ml_dtypes import {dtype}"] if dtype in narrow else []),
-        "nan, inf = np.nan, np.inf",
-        *(
-            f"{name} = {_literal(a, 'np.' * (a.dtype.name not in narrow) + a.dtype.name)}"
-            for name, a in arrays.items()
-        ),
-        f"print({call}({', '.join(['q, k, v', *given])}))",
-    ]
+    arrays = {"q": problem.q, "k": problem.k, "v": problem.v}
+    if swapped:
+        arrays = {name: a.swapaxes(1, 2) for name, a in arrays.items()}
+    arguments = ["q", "k", "v"]
+    for name, value in problem.options.items():
+        if isinstance(value, np.ndarray):
+            arrays[name] = value
+            arguments.append(f"{name}={name}")
+        else:
+            arguments.append(f"{name}={value!r}")
+    lines = ["import numpy as np"]
+    if dtype in NOT_OF_NUMPY:
+        lines.append(f"from ml_dtypes import {dtype}")
+    lines.append("nan, inf = np.nan, np.inf")
+    for name, a in arrays.items():
+        lines.append(f"{name} = {_literal(a)}")
+    lines.append(f"print({kernel_name}({', '.join(arguments)}))")
+    return lines
 
 
-def _literal(array: Array, kind: str) -> str:
+def _literal(array: Array) -> str:
+    """Return Python that makes an array."""
     if array.dtype == bool:
         return f"np.array({array.tolist()})" if array.size else f"np.zeros({array.shape}, bool)"
+    dtype = array.dtype.name
+    if dtype not in NOT_OF_NUMPY:
+        dtype = f"np.{dtype}"
     if not array.size:
-        return f"np.zeros({array.shape}, {kind})"
+        return f"np.zeros({array.shape}, {dtype})"
     native = array if array.dtype.itemsize == 4 else array.astype(np.float64)
     # the shortest decimals that round to these very numbers
-    short = [float(str(x)) for x in native.ravel()]
-    return f"np.array({np.array(short).reshape(array.shape).tolist()}, {kind})"
+    decimals = [float(str(x)) for x in native.ravel()]
+    return f"np.array({np.array(decimals).reshape(array.shape).tolist()}, {dtype})"

@@ -1,4 +1,4 @@
-"""What a kernel under test promises: only what it declares is asked of it."""
+"""`Spec`: what a kernel takes and promises. The kit tests only what the spec declares."""
 
 from __future__ import annotations
 
@@ -133,31 +133,33 @@ class Spec:
         }
         if not is_one_of(self.zero_keys, ("forward",)):
             checked["zero_keys"] = check_flag("Spec: zero_keys", self.zero_keys)
-        checked["dtypes"], checked["unchecked"] = _dtypes(self.dtypes), _names(self.unchecked)
+        checked["dtypes"] = _check_dtypes(self.dtypes)
+        checked["unchecked"] = _check_names(self.unchecked)
         for name in ("block", "multiples"):
-            checked[name] = _whole(name, getattr(self, name), LARGEST_BLOCK, count=2)
+            checked[name] = _check_whole(name, getattr(self, name), LARGEST_BLOCK, count=2)
         if self.head_dims is not None:
-            checked["head_dims"] = _whole("head_dims", self.head_dims, WIDEST_HEAD)
+            checked["head_dims"] = _check_whole("head_dims", self.head_dims, WIDEST_HEAD)
         if self.max_shapes is not None:
-            (checked["max_shapes"],) = _whole("max_shapes", self.max_shapes, LARGEST, count=1)
+            (checked["max_shapes"],) = _check_whole("max_shapes", self.max_shapes, LARGEST, count=1)
         checked["C"] = check_number(
             "Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf
         )
         for name, value in checked.items():
+            # a frozen dataclass can replace what it was given by plain values only in this way
             object.__setattr__(self, name, value)
 
     def lengths(self, N_q: int, N_k: int) -> tuple[int, int]:
-        """Return the least lengths, from these up, that are allowed."""
+        """Return the smallest allowed lengths that are at least N_q and N_k."""
         n, m = self.multiples
         if not self.cross:
             n = m = math.lcm(n, m)
         return -(-N_q // n) * n, -(-N_k // m) * m
 
     def chip(self, dtype: str) -> np.dtype[Any]:
-        """Return the type that sums are kept in, for inputs of that dtype."""
-        return (
-            chip_dtype(dtype_of(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
-        )
+        """Return the type in which the kernel sums, for inputs of that dtype."""
+        if self.accumulate is None:
+            return chip_dtype(dtype_of(dtype))
+        return float_dtype(self.accumulate)
 
     def __repr__(self) -> str:
         return call_of(self)
@@ -170,65 +172,70 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return stored_type(name) if name in FP8 else float_dtype(name)
 
 
-def call_of(made: Any) -> str:
-    """Return the call that makes a dataclass's instance again, without what is its default."""
-    given = {
-        f.name: getattr(made, f.name) for f in fields(made) if getattr(made, f.name) != f.default
-    }
-    return (
-        f"{type(made).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-    )
+def call_of(instance: Any) -> str:
+    """Return Python that makes a dataclass's instance: a call with the fields that differ from
+    their defaults.
+    """
+    arguments = []
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        if value != field.default:
+            arguments.append(f"{field.name}={value!r}")
+    return f"{type(instance).__name__}({', '.join(arguments)})"
 
 
 def check_spec(spec: Any) -> Spec:
-    """Return it, or ValueError where it is something else."""
+    """Return the spec. Raises ValueError if it is not a Spec."""
     if not isinstance(spec, Spec):
         raise ValueError(f"spec is {shown(spec)}; expected a flashsim.testing.Spec")
     return spec
 
 
-def _several(given: Any) -> tuple[Any, ...]:
-    """Return what is given as a tuple: a word, a type, or an array of no axes is one thing."""
-    one = (
-        isinstance(given, str | type)
-        or not isinstance(given, Iterable)
-        or not getattr(given, "ndim", True)
-    )
-    return (given,) if one else tuple(given)
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return a value as a tuple. A string, a type and an array without axes are single values."""
+    is_iterable = isinstance(value, Iterable) and getattr(value, "ndim", True)
+    if isinstance(value, str | type) or not is_iterable:
+        return (value,)
+    return tuple(value)
 
 
-def _dtypes(given: Any) -> tuple[str, ...]:
-    names = _several(given)
+def _check_dtypes(value: Any) -> tuple[str, ...]:
+    names = _as_tuple(value)
+    choices = ", ".join(map(repr, DTYPES))
     if not names:
-        raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, DTYPES))}")
+        raise ValueError(f"Spec: dtypes is empty; expected some of {choices}")
     for name in names:
         if not is_one_of(name, DTYPES):
-            raise ValueError(
-                f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, DTYPES))}"
-            )
+            raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {choices}")
         dtype_of(name)  # some need a package
     return names
 
 
-def _names(given: Any) -> tuple[str, ...]:
-    names = _several(given)
-    if isinstance(given, str) or not all(
-        isinstance(name, str) and name.isidentifier() for name in names
-    ):
-        raise ValueError(f"Spec: unchecked is {shown(given)}; expected names of parameters")
+def _check_names(value: Any) -> tuple[str, ...]:
+    names = _as_tuple(value)
+    are_names = all(isinstance(name, str) and name.isidentifier() for name in names)
+    if isinstance(value, str) or not are_names:
+        raise ValueError(f"Spec: unchecked is {shown(value)}; expected names of parameters")
     return names
 
 
-def _whole(name: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
-    what = {None: "positive whole numbers", 1: "a positive whole number"}.get(
-        count, f"{count} positive whole numbers"
-    )
-    what += f" of at most {most:,}"
-    values = _several(given)
-    good = all(
-        isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= most
-        for n in values
-    )
-    if not good or not values or (count is not None and len(values) != count):
-        raise ValueError(f"Spec: {name} is {shown(given)}; expected {what}")
-    return tuple(int(n) for n in values)
+def _check_whole(name: str, value: Any, largest: int, count: int | None = None) -> tuple[int, ...]:
+    """Return positive whole numbers as a tuple. Raises ValueError for other values, numbers above
+    `largest`, and unless there are `count` numbers.
+    """
+    expected = "positive whole numbers"
+    if count == 1:
+        expected = "a positive whole number"
+    elif count is not None:
+        expected = f"{count} positive whole numbers"
+    numbers = _as_tuple(value)
+    are_whole = all(_is_whole(n) and 0 < n <= largest for n in numbers)
+    if not numbers or not are_whole or (count is not None and len(numbers) != count):
+        raise ValueError(
+            f"Spec: {name} is {shown(value)}; expected {expected} of at most {largest:,}"
+        )
+    return tuple(int(n) for n in numbers)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

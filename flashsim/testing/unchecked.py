@@ -1,20 +1,20 @@
-"""A kernel's parameters that no check tries, since its spec does not declare them, or no spec
+"""A kernel's parameters that no check tries, because its spec does not declare them, or no spec
 can.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import flag
 from flashsim.testing.probe import FEATURES, fits, parameters, plain
 from flashsim.testing.problem import DESCALES
-from flashsim.testing.subject import Subject
 from flashsim.testing.wrapping import Wrapped
 
-# Kernels' names for parameters that the kit never gives.
-NO_WORD: Mapping[tuple[str, ...], str] = {
+# Names of parameters that the kit never gives, and what to do about them.
+NOT_IN_SPECS: Mapping[tuple[str, ...], str] = {
     (
         "cu_seqlens",
         "cu_seqlens_q",
@@ -43,93 +43,102 @@ NO_WORD: Mapping[tuple[str, ...], str] = {
 }
 
 
-def undeclared(subject: Subject) -> dict[str, tuple[Any, ...]]:
+def undeclared(kernel: Kernel) -> dict[str, tuple[Any, ...]]:
     """Return keywords of the kit that the function has and the spec does not declare, each with
-    the values that fit.
+    the values of the spec's field with which a call is right.
     """
-    named = _open(subject.fn)
-    spec = subject.spec
-    found = {}
+    names = _open_parameters(kernel.fn)
+    spec = kernel.spec
+    keywords = {}
     for feature in FEATURES:
-        field = feature.field
         keyword = feature.keyword
-        if keyword not in named or keyword in spec.unchecked or getattr(spec, field):
+        declared = getattr(spec, feature.field)
+        if keyword not in names or keyword in spec.unchecked or declared:
             continue
-        declared = {value: replace(spec, **{field: value}) for value in feature.values}
-        found[keyword] = tuple(
-            value
-            for value, there in declared.items()
-            if fits(subject.fn, there, feature.put_into(plain(there)))
-        )
-    return found
+        right = []
+        for value in feature.values:
+            with_feature = replace(spec, **{feature.field: value})
+            if fits(kernel.fn, with_feature, feature.put_into(plain(with_feature))):
+                right.append(value)
+        keywords[keyword] = tuple(right)
+    return keywords
 
 
-def at_their_defaults(subject: Subject) -> list[str]:
-    """Return the other parameters, which the kit never gives, each with the kit's name for it if
-    there is one.
+def at_their_defaults(kernel: Kernel) -> list[str]:
+    """Return the other parameters, which the kit never gives. In parentheses after each is the
+    kit's name for it, if there is one.
     """
-    given = {feature.keyword for feature in FEATURES} | set(subject.spec.unchecked)
-    given |= set(DESCALES) if subject.spec.scales else set()
-    given |= set() if subject.keep_mask is None else {"dropout_p", "seed"}
-    ours = {
-        alias: f" (the kit's name is {feature.keyword})"
-        for feature in FEATURES
-        for alias in feature.aliases
-    }
-    ours |= {
-        name: " (no spec can declare it, see flashsim check --list)"
-        for names in NO_WORD
-        for name in names
-    }
-    return [f"{name}{ours.get(name, '')}" for name in _open(subject.fn)[3:] if name not in given]
+    tried = {feature.keyword for feature in FEATURES} | set(kernel.spec.unchecked)
+    if kernel.spec.scales:
+        tried |= set(DESCALES)
+    if kernel.keep_mask is not None:
+        tried |= {"dropout_p", "seed"}
+    remarks = {}
+    for feature in FEATURES:
+        for alias in feature.aliases:
+            remarks[alias] = f" (the kit's name is {feature.keyword})"
+    for names in NOT_IN_SPECS:
+        for name in names:
+            remarks[name] = " (no spec can declare it, see flashsim check --list)"
+    defaulted = []
+    for name in _open_parameters(kernel.fn)[3:]:  # after q, k, v
+        if name not in tried:
+            defaulted.append(f"{name}{remarks.get(name, '')}")
+    return defaulted
 
 
-def _open(fn: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters that no functools.partial gives."""
+def _open_parameters(fn: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters that no functools.partial binds."""
     inner = fn.fn if isinstance(fn, Wrapped) else fn
     bound = inner.keywords if isinstance(inner, partial) else {}
     return [name for name in parameters(fn) if name not in bound]
 
 
 def incomplete(name: str, keywords: Mapping[str, Sequence[Any]], defaulted: Sequence[str]) -> str:
-    """Say what no check tried, and which options would; "" if everything was tried."""
-    said = []
+    """Return sentences about what no check tried, and which options would; "" if everything was
+    tried.
+    """
+    sentences = []
     if keywords:
-        them = "it" if len(keywords) == 1 else "them"
-        said.append(f"{name} takes {_keywords(keywords)}, and the spec does not declare {them}.")
-        if wrong := [keyword for keyword, values in keywords.items() if not values]:
-            said.append(f"A call with {_keywords(wrong)} gives a wrong answer, or fails.")
-        said.append(f"Give {_to_declare(keywords)}.")
+        pronoun = "it" if len(keywords) == 1 else "them"
+        sentences.append(
+            f"{name} takes {_with_signs(keywords)}, and the spec does not declare {pronoun}."
+        )
+        wrong = [keyword for keyword, values in keywords.items() if not values]
+        if wrong:
+            sentences.append(f"A call with {_with_signs(wrong)} gives a wrong answer, or fails.")
+        sentences.append(f"Give {_to_declare(keywords)}.")
     if defaulted:
-        said.append(f"Only the default of {', '.join(defaulted)} is tried.")
-    if said:
-        left = (*keywords, *(each.partition(" ")[0] for each in defaulted))
-        give = f"give --unchecked {' '.join(left)}, or in Python Spec(unchecked={left!r})"
-        said.append(f"If they stay at their defaults on purpose, {give}.")
-    return f"INCOMPLETE: {' '.join(said)}" if said else ""
+        sentences.append(f"Only the default of {', '.join(defaulted)} is tried.")
+    if not sentences:
+        return ""
+    names = (*keywords, *(text.partition(" ")[0] for text in defaulted))
+    options = f"give --unchecked {' '.join(names)}, or in Python Spec(unchecked={names!r})"
+    sentences.append(f"If they stay at their defaults on purpose, {options}.")
+    return f"INCOMPLETE: {' '.join(sentences)}"
 
 
-def _keywords(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}=" for name in names)
+def _with_signs(keywords: Iterable[str]) -> str:
+    return ", ".join(f"{keyword}=" for keyword in keywords)
 
 
 def _to_declare(keywords: Mapping[str, Sequence[Any]]) -> str:
-    """Return how keywords are declared, on the command line and in Python."""
-    given = [
-        (each.field, keywords[each.keyword] or each.values)
-        for each in FEATURES
-        if each.keyword in keywords
-    ]
-    flags = (
-        " or ".join([flag(field, values[0]), *map(str, values[1:])]) for field, values in given
-    )
-    python = ", ".join(f"{field}={values[0]!r}" for field, values in given)
-    return f"{' '.join(flags)}, or in Python Spec({python})"
+    """Return the options that declare keywords, on the command line and in Python."""
+    options = []
+    arguments = []
+    for feature in FEATURES:
+        if feature.keyword in keywords:
+            values = keywords[feature.keyword] or feature.values
+            alternatives = [flag(feature.field, values[0]), *map(str, values[1:])]
+            options.append(" or ".join(alternatives))
+            arguments.append(f"{feature.field}={values[0]!r}")
+    return f"{' '.join(options)}, or in Python Spec({', '.join(arguments)})"
 
 
 def without_words() -> str:
     """Return what a spec cannot declare, a line each, as text."""
-    lines = [
-        f"  {names[0]}{', …' if len(names) > 1 else ''}: {what}" for names, what in NO_WORD.items()
-    ]
-    return "\n".join(["No spec can declare these, and no check tries them:", *lines])
+    lines = ["No spec can declare these, and no check tries them:"]
+    for names, advice in NOT_IN_SPECS.items():
+        more = ", …" if len(names) > 1 else ""
+        lines.append(f"  {names[0]}{more}: {advice}")
+    return "\n".join(lines)

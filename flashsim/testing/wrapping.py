@@ -1,5 +1,5 @@
-"""An attention on other arrays, called in its own way, as one on NumPy arrays that is called as
-the kit does.
+"""`wrap`: it makes an attention on another package's arrays, which is called in its own way, into a
+function of NumPy arrays, which the kit can call.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Wrapped:
         self.__name__ = str(getattr(inner, "__name__", type(inner).__name__))
         self.__qualname__ = self.__name__
         self._bridge = bridge
-        self._forward = self._adapted(self._native)
-        if convention is None:  # which names what it takes in its own way
+        self._forward = self._of_batch(self._call_native)
+        if convention is None:  # a convention's function has other names for its parameters
             with suppress(TypeError, ValueError):
                 self.__signature__ = inspect.signature(fn)
 
@@ -64,7 +64,7 @@ class Wrapped:
             raise AttributeError(
                 f"no backward for {self.__name__}: convention {self.convention!r} is for decoding"
             )
-        return self._adapted(self._backward)
+        return self._of_batch(self._backward)
 
     def spec(self, **overrides: Any) -> Spec:
         """Return what fn promises by its convention, changed by `overrides`; without a convention,
@@ -92,80 +92,98 @@ class Wrapped:
         multiplied by its root, so none ≤ 0 is taken.
         """
         defaults = {} if self.convention is None else CONVENTIONS[self.convention].promises
-        own = defaults.get("layout", "BHND")
-        if self.convention is not None and (layout := overrides.get("layout", own)) != own:
-            raise ValueError(f"layout is {layout!r}; expected {own!r}, that of {self.convention}")
+        default = defaults.get("layout", "BHND")
+        layout = overrides.get("layout", default)
+        if self.convention is not None and layout != default:
+            raise ValueError(
+                f"layout is {layout!r}; expected {default!r}, that of {self.convention}"
+            )
         return Spec(**{**defaults, **overrides})
 
     def code(self, name: str = "") -> str:
-        """Return Python that wraps the function again, which is there by that name, or by its
-        own.
+        """Return Python that wraps the function again. `name` is the function's name there, by
+        default its own.
         """
-        said = {"convention": self.convention, "device": self.device, "page": self.page}
-        more = "".join(f", {name}={value!r}" for name, value in said.items() if value is not None)
-        return f"wrap({name or self.__name__}, {self._bridge.package!r}{more})"
+        arguments = [name or self.__name__, repr(self._bridge.package)]
+        options = {"convention": self.convention, "device": self.device, "page": self.page}
+        for option, value in options.items():
+            if value is not None:
+                arguments.append(f"{option}={value!r}")
+        return f"wrap({', '.join(arguments)})"
 
     def __repr__(self) -> str:
         return f"<{self.__name__} on {self._bridge.package}, wrapped for NumPy>"
 
-    def _adapted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _of_batch(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of a batch that calls `fn`, which may take packs or pages."""
         if self.convention is None:
             return fn
         convention = CONVENTIONS[self.convention]
-        return convention.adapted(fn, self.page or convention.page)
+        return convention.of_batch(fn, self.page or convention.page)
 
-    def _native(self, *arrays: Any, **keywords: Any) -> Any:
+    def _call_native(self, *arrays: Any, **keywords: Any) -> Any:
+        """Call the function with the package's arrays, and return NumPy arrays."""
         names = ("q", "cache") if len(arrays) == 2 else ("q", "k", "v", "do")
-        with self._sent(dict(zip(names, arrays, strict=False)), keywords) as (inputs, keywords):
-            return self._results(self._call(*inputs, **keywords))
+        by_name = dict(zip(names, arrays, strict=False))
+        with self._native_arguments(by_name, keywords) as (inputs, options):
+            return self._as_numpy(self._call(*inputs, **options))
 
     def _backward(
         self, q: Any, k: Any, v: Any, do: Any, **keywords: Any
     ) -> tuple[Array, Array, Array]:
-        with self._sent({"q": q, "k": k, "v": v, "do": do}, keywords) as ((*inputs, do), keywords):
+        by_name = {"q": q, "k": k, "v": v, "do": do}
+        with self._native_arguments(by_name, keywords) as (inputs, options):
+            native_q, native_k, native_v, native_do = inputs
 
             def output(q: Any, k: Any, v: Any) -> Any:
-                result = self._call(q, k, v, **keywords)
+                result = self._call(q, k, v, **options)
                 return result[0] if isinstance(result, tuple | list) else result
 
-            dq, dk, dv = (
-                self._bridge.receive(g) for g in self._bridge.gradients(output, tuple(inputs), do)
-            )
+            gradients = self._bridge.gradients(output, (native_q, native_k, native_v), native_do)
+            dq, dk, dv = map(self._bridge.receive, gradients)
         return dq, dk, dv
 
     @contextmanager
-    def _sent(
+    def _native_arguments(
         self, arrays: dict[str, Any], keywords: dict[str, Any]
     ) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-        """Give the inputs and the keywords for fn; after the call, settle what it changed."""
+        """Yield the package's arrays and the options of a call. After the call, write back what the
+        function changed in copies.
+        """
         with self._bridge.use():
-            sent = [self._bridge.send(name, np.asarray(a)) for name, a in arrays.items()]
-            more = {
-                name: self._bridge.send(name, a)
-                for name, a in keywords.items()
-                if isinstance(a, np.ndarray)
-            }
-            plain = {
-                name: a.item() if isinstance(a, np.generic) else a for name, a in keywords.items()
-            }
-            yield (
-                [one.native for one in sent],
-                plain | {name: one.native for name, one in more.items()},
-            )
-            for one in (*sent, *more.values()):
-                one.settle(self.__name__)
+            inputs = []
+            copies = []
+            for name, a in arrays.items():
+                native_array = self._bridge.send(name, np.asarray(a))
+                copies.append(native_array)
+                inputs.append(native_array.native)
+            options = {}
+            for name, value in keywords.items():
+                if isinstance(value, np.ndarray):
+                    native_array = self._bridge.send(name, value)
+                    copies.append(native_array)
+                    options[name] = native_array.native
+                else:
+                    options[name] = value.item() if isinstance(value, np.generic) else value
+            yield inputs, options
+            for native_array in copies:
+                native_array.write_back(self.__name__)
 
     def _call(self, *inputs: Any, **keywords: Any) -> Any:
         if self.convention is None:
             return self.fn(*inputs, **keywords)
         return CONVENTIONS[self.convention].call(self.fn, *inputs, **keywords)
 
-    def _results(self, result: Any) -> Any:
+    def _as_numpy(self, result: Any) -> Any:
+        """Return the package's array, or several, as NumPy arrays. Raises ValueError for anything
+        else.
+        """
         several = isinstance(result, tuple | list)
-        for one in result if several else (result,):
-            if not isinstance(one, self._bridge.kind):
+        for array in result if several else (result,):
+            if not isinstance(array, self._bridge.kind):
+                kind = type(array).__name__
                 raise ValueError(
-                    f"{self.__name__} returned an object of type {type(one).__name__}; expected a "
+                    f"{self.__name__} returned an object of type {kind}; expected a "
                     f"{self._bridge.package} array"
                 )
         return tuple(map(self._bridge.receive, result)) if several else self._bridge.receive(result)
@@ -181,12 +199,11 @@ def wrap(
     platform's name. By default the package's own (for torch, the CPU).
 
     torch on the CPU works on the caller's memory. On another device, and for arrays that torch
-    cannot take as they are, it works on a copy, with the same strides. All the memory that an array
-    is a view of is copied, so that fn reads the same around it and between its elements, and
-    whatever fn changes there is written back after the call, so that one can see that it modified
-    its inputs. Arrays with negative strides are copied to contiguous ones. A function that writes
-    into a read-only array raises ValueError. CuPy likewise. JAX arrays are immutable, contiguous
-    copies.
+    cannot take as they are, it works on a copy with the same strides. The copy has all the memory
+    that an array is a view of, so that fn reads the same around it and between its elements.
+    Whatever fn changes there is written back after the call, so that a modified input shows. Arrays
+    with negative strides are copied to contiguous ones. A function that writes into a read-only
+    array raises ValueError. CuPy likewise. JAX arrays are immutable, contiguous copies.
 
     `convention` says how fn is called:
 
@@ -241,7 +258,8 @@ def wrap(
         if not is_one_of(convention, CONVENTIONS):
             known = ", ".join(map(repr, (None, *CONVENTIONS)))
             raise ValueError(f"convention is {shown(convention)}; expected one of {known}")
-        if xp not in (packages := CONVENTIONS[convention].packages):
+        packages = CONVENTIONS[convention].packages
+        if xp not in packages:
             expected = " or ".join(map(repr, packages))
             raise ValueError(
                 f"xp is {xp!r}; expected {expected}, which convention {convention!r} is of"

@@ -18,7 +18,7 @@ from flashsim.cli.check import EXAMPLES, SPEC_OPTIONS
 from flashsim.cli.loading import load
 from flashsim.testing import CHECKS, AttentionCheckFailed, Spec
 from flashsim.testing.first_tests import first_files
-from flashsim.testing.inferring import infer
+from flashsim.testing.spec_inference import infer
 from tests.helpers.by_pytest import by_pytest
 
 KERNELS = '''

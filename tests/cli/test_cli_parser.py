@@ -136,7 +136,7 @@ def test_only_the_command_that_is_called_is_imported(command: str) -> None:
 )
 def test_a_command_leaves_its_options_as_they_are(command: str) -> None:
     exercise = exercises()["inner_loop"]
-    explanation, _, _ = exercise.fresh().partition('\n"""\n')
+    explanation, _, _ = exercise.starting_text().partition('\n"""\n')
     solution = f'{explanation}\n"""\n{SOLUTIONS["inner_loop"]}'
     Path(exercise.file).write_text(solution, encoding="utf-8")
     options = parse(command.split())

@@ -59,7 +59,7 @@ def same(value: Any, printed: str) -> bool:
 def flat(items: Any) -> list[Any]:
     """Return the numbers or texts in order, out of whatever tuples and arrays hold them."""
     return (
-        [one for item in items for one in flat(item)]
+        [number for item in items for number in flat(item)]
         if isinstance(items, tuple | np.ndarray)
         else [items]
     )
@@ -134,8 +134,8 @@ def test_prefill_s_printed() -> None:
     for i, (row, numbers, printed) in enumerate(zip(tile.rows, exact, PREFILL_ROWS, strict=True)):
         assert row.correction == 0
         assert row.new_maximum
-        found = (row.m, row.weights, row.O, row.s, run.query_tiles[0].output[i])
-        for number, computed, text in zip(flat(numbers), flat(found), flat(printed), strict=True):
+        result = (row.m, row.weights, row.O, row.s, run.query_tiles[0].output[i])
+        for number, computed, text in zip(flat(numbers), flat(result), flat(printed), strict=True):
             assert as_printed(number, text) == text
             assert same(computed, text)
 
@@ -241,16 +241,16 @@ def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tiled_attention_is_not_standard_attention_bit_for_bit() -> None:
     run = not_bit_for_bit.compute()
-    assert {at.dtype for at in run.comparisons} == {"float32", "float64"}
+    assert {row.dtype for row in run.comparisons} == {"float32", "float64"}
     assert len(run.comparisons) == 2 * (len(not_bit_for_bit.TILINGS) + 2)
-    for at in run.comparisons:
-        if at.other == f"{at.one}, again":
-            assert (at.differing, at.largest) == (0, 0)
+    for row in run.comparisons:
+        if row.other == f"{row.one}, again":
+            assert (row.differing, row.largest) == (0, 0)
             continue
-        assert at.elements == run.N * run.d
-        assert at.differing > at.elements / 10
-        assert 0 < at.largest < {"float32": 1e-5, "float64": 1e-14}[at.dtype]
-        assert 0 < at.of_bound < 1
+        assert row.elements == run.N * run.d
+        assert row.differing > row.elements / 10
+        assert 0 < row.largest < {"float32": 1e-5, "float64": 1e-14}[row.dtype]
+        assert 0 < row.of_bound < 1
     assert run.left_to_right != run.right_to_left
 
 
@@ -269,21 +269,21 @@ def test_the_same_at_other_sizes_and_counted_otherwise(dtype: Any, blocks: tuple
     )
     assert not_bit_for_bit.bits_differ(standard.O, tiled.O) == differing > 0
     exact = attention(Q, K, V)
-    for found in (standard, tiled):
-        allowed = error_bound(Q, K, V, **rounding(found.algorithm, found.blocks)) + error_bound(
+    for result in (standard, tiled):
+        allowed = error_bound(Q, K, V, **rounding(result.algorithm, result.blocks)) + error_bound(
             *(a.astype(np.float64) for a in (Q, K, V))
         )
-        assert (abs(found.O - exact) <= allowed).all()
+        assert (abs(result.O - exact) <= allowed).all()
     (compared, again) = not_bit_for_bit.compare(Q, K, V, [blocks])
     assert (compared.differing, again.differing) == (differing, 0)
 
 
 def test_which_results_are_compared() -> None:
     X = np.ones((4, 2))
-    found = not_bit_for_bit.compare(X, X, X, [(4, 4), (2, 4), (2, 2), (4, 2)])
+    result = not_bit_for_bit.compare(X, X, X, [(4, 4), (2, 4), (2, 2), (4, 2)])
     tiled = [f"Algorithm 1, {blocks}" for blocks in ("4 × 4", "2 × 4", "2 × 2", "4 × 2")]
-    assert [each.one for each in found] == [*4 * ["Algorithm 0"], tiled[1], tiled[0]]
-    assert [each.other for each in found] == [*tiled, tiled[2], f"{tiled[0]}, again"]
+    assert [each.one for each in result] == [*4 * ["Algorithm 0"], tiled[1], tiled[0]]
+    assert [each.other for each in result] == [*tiled, tiled[2], f"{tiled[0]}, again"]
 
 
 def test_bits_tell_minus_zero_from_zero() -> None:
@@ -292,12 +292,12 @@ def test_bits_tell_minus_zero_from_zero() -> None:
 
 def test_exp_of_100_is_infinite_in_float32() -> None:
     run = exp_overflow.compute()
-    claims = {f"{at.x:g}": at for at in run.claims}
+    claims = {f"{row.x:g}": row for row in run.claims}
     assert claims.keys() == {x for x, _, _ in EXPONENTIALS}
     largest = d(float(np.finfo(np.float32).max))
-    for x, printed, said in EXPONENTIALS:
+    for x, printed, fate in EXPONENTIALS:
         exact = d(x).exp()
-        at = claims[x]
+        row = claims[x]
         if printed is not None:
             digits = len(printed.partition("e")[0].partition(".")[2])
             rounded = (
@@ -306,10 +306,10 @@ def test_exp_of_100_is_infinite_in_float32() -> None:
                 else as_printed(exact, printed)
             )
             assert rounded == printed
-        assert at.claimed == said
-        assert (exact > largest) == np.isinf(at.in_float32)
-        assert at.in_float64 == pytest.approx(float(exact), rel=1e-15)
-        assert at.right == (x not in WRONG_IN_FLOAT32)
+        assert row.claimed == fate
+        assert (exact > largest) == np.isinf(row.in_float32)
+        assert row.in_float64 == pytest.approx(float(exact), rel=1e-15)
+        assert row.right == (x not in WRONG_IN_FLOAT32)
     assert claims["100"].in_float32 == np.inf
     assert claims["85"].in_float32 == pytest.approx(8.223e36, rel=1e-4)  # the chapter: "overflow"
     # and yet the chapter has only the first overflow
@@ -484,16 +484,16 @@ def test_the_transformer_s_gradients_are_slopes_of_its_loss(name: str) -> None:
 
 
 def test_right_attentions_train_alike_and_a_bug_shows_in_two_steps() -> None:
-    for at in two_steps().distances:
-        assert at.shows == (2 if at.bug else None), at
+    for row in two_steps().distances:
+        assert row.shows == (2 if row.bug else None), row
         assert (
-            at.all > 1e-5
-            if at.bug
-            else at.all <= 1e-12
-            if at.dtype == "float64"
-            else at.early <= 1e-5
+            row.all > 1e-5
+            if row.bug
+            else row.all <= 1e-12
+            if row.dtype == "float64"
+            else row.early <= 1e-5
         )
-    assert {(at.title.partition(",")[0], at.bug) for at in two_steps().distances if at.bug} == {
+    assert {(row.title.partition(",")[0], row.bug) for row in two_steps().distances if row.bug} == {
         (name, bug.what)
         for name in (
             "standard",
@@ -509,13 +509,13 @@ def test_in_float32_a_bug_shows_in_the_first_steps_and_drift_is_none() -> None:
     right = [4.0] * 12
 
     def shown(step: int, by: float) -> int | None:
-        losses = [loss + by if at >= step - 1 else loss for at, loss in enumerate(right)]
+        losses = [loss + by if index >= step - 1 else loss for index, loss in enumerate(right)]
         curves = (
             same_curve.Curve(name, "float32", "", tuple(of))
             for name, of in (("standard", right), ("gpu", losses))
         )
-        (found,) = same_curve.distances(tuple(curves))
-        return found.shows
+        (result,) = same_curve.distances(tuple(curves))
+        return result.shows
 
     assert [
         shown(2, 2e-5),
@@ -546,10 +546,10 @@ def test_curves_that_differ_are_said_to() -> None:
 
 @pytest.mark.slow
 def test_forty_steps_of_training_in_float64() -> None:
-    every = [at for at in same_curve.setups(40) if at.dtype == "float64" and at.bug is None]
+    every = [row for row in same_curve.setups(40) if row.dtype == "float64" and row.bug is None]
     curves = [curve for _, curve in sorted(in_any_order(same_curve.train, every, 2))]
-    found = list(same_curve.distances(curves))
-    assert [(at.steps, at.shows) for at in found] == [(40, None)] * 2
+    result = list(same_curve.distances(curves))
+    assert [(row.steps, row.shows) for row in result] == [(40, None)] * 2
     assert curves[0].losses == pytest.approx(recorded()["curves"][0]["losses"][:40], abs=1e-9)
 
 
@@ -561,11 +561,13 @@ def recorded() -> dict[str, Any]:
 
 def test_the_recorded_curves_agree_and_show_a_bug_that_the_eye_does_not_see() -> None:
     data = recorded()
-    for at in data["distances"]:
-        assert at["shows"] == (2 if at["bug"] else None), at
-        assert at["bug"] or at["all"] <= 1e-12 or at["dtype"] == "float32", at
+    for row in data["distances"]:
+        assert row["shows"] == (2 if row["bug"] else None), row
+        assert row["bug"] or row["all"] <= 1e-12 or row["dtype"] == "float32", row
     right = data["curves"][0]
-    ends = {at["bug"]: at["end"] for at in data["distances"] if at["bug"] and at["steps"] == 300}
+    ends = {
+        row["bug"]: row["end"] for row in data["distances"] if row["bug"] and row["steps"] == 300
+    }
     end = float(np.mean(right["losses"][-20:]))
     assert ends[same_curve.SCALED_TWICE.what] == pytest.approx(end, rel=0.02)
     assert ends[same_curve.NO_D.what] > end + 0.2

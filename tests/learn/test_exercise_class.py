@@ -13,12 +13,12 @@ import pytest
 from flashsim.attention.shapes import Blocks
 from flashsim.cli import main
 from flashsim.learn.exercises import exercise, exercises
-from flashsim.learn.exercises.apart import Apart, Limits, again
-from flashsim.learn.exercises.classes import Row, asked_for, grade_file, mistakes
+from flashsim.learn.exercises.checks import ExerciseMemory
+from flashsim.learn.exercises.classes import Row, exercise_named, grade_file, mistakes
 from flashsim.learn.exercises.grading import Grade, exercise_of, grade
-from flashsim.learn.exercises.judging import Stage
-from flashsim.learn.exercises.messages import packed, unpacked
-from flashsim.learn.exercises.work import Wrong
+from flashsim.learn.exercises.messages import pack, unpack
+from flashsim.learn.exercises.submission import Mistake
+from flashsim.learn.exercises.submission_process import Limits, SubmissionProcess, replay
 from tests.helpers.exercise_solutions import MISTAKES, SOLUTIONS
 
 INNER = SOLUTIONS["inner_loop"]
@@ -36,12 +36,12 @@ def handed_in(folder: Path, **files: str) -> Path:
 
 
 def apart(path: Path, name: str, limits: Limits | None = None) -> Grade:
-    found = exercise(name)
+    task = exercise(name)
     try:
-        with Apart(path, found, limits or Limits()) as work:
-            return Grade(found, True, found.grade(work))
-    except Wrong as wrong:
-        return Grade(found, False, wrong.seen, wrong.hint)
+        with SubmissionProcess(path, task, limits or Limits()) as work:
+            return Grade(task, True, task.grade(work))
+    except Mistake as wrong:
+        return Grade(task, False, wrong.message, wrong.hint)
 
 
 WRONG = [
@@ -49,8 +49,8 @@ WRONG = [
     for name, kinds in MISTAKES.items()
     for before, after, _ in kinds
 ]
-ANSWERS = [(*of, at % 3) for at, of in enumerate(SOLUTIONS.items())] + [
-    (*of, at % 9) for at, of in enumerate(WRONG[::3])
+ANSWERS = [(*of, index % 3) for index, of in enumerate(SOLUTIONS.items())] + [
+    (*of, index % 9) for index, of in enumerate(WRONG[::3])
 ]
 
 
@@ -61,9 +61,9 @@ ANSWERS = [(*of, at % 3) for at, of in enumerate(SOLUTIONS.items())] + [
 def test_an_answer_is_judged_apart_as_it_is_here(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / exercise(name).file
     path.write_text(text, encoding="utf-8")
-    found = apart(path, name)
-    assert found == grade(path)
-    assert found.solved == (text == SOLUTIONS[name])
+    result = apart(path, name)
+    assert result == grade(path)
+    assert result.solved == (text == SOLUTIONS[name])
 
 
 CHEATS = {
@@ -73,11 +73,11 @@ CHEATS = {
     "leaves when called": f"def flash(*a):\n    {OS}._exit(0)\n",
     "patches numpy": f"import numpy as np\nnp.allclose = np.isclose = lambda *a, **k: True\n{FORGOTTEN}",
     "patches the judge": (
-        "from flashsim.learn.exercises import judging\njudging.expect = lambda *a: None\ndef "
+        "from flashsim.learn.exercises import checks\njudging.expect = lambda *a: None\ndef "
         "flash(*a): pass\n"
     ),
     "patches the judge, imported by name": (
-        '__import__("sys").modules["flashsim.learn.exercises.work"].Work.function = lambda *a: '
+        '__import__("sys").modules["flashsim.learn.exercises.submission"].Submission.function = lambda *a: '
         "print\n"
     ),
     "says that it is verified": "print('Verified: m, l and O were right')\nraise SystemExit(0)\n",
@@ -205,10 +205,10 @@ def test_a_link_and_a_notebook_are_said_and_not_left_out(tmp_path: Path) -> None
     grades = tmp_path / "grades.csv"
     assert main(["exercise", "grade", str(tmp_path), "--csv", str(grades)]) == 3
     with grades.open(newline="", encoding="utf-8") as file:
-        said = [(row["verdict"], row["seen"]) for row in csv.DictReader(file)]
-    assert [verdict for verdict, _ in said] == ["solved", "not graded", "not graded"]
-    assert "a link" in said[1][1]
-    assert "a notebook" in said[2][1]
+        message = [(row["verdict"], row["seen"]) for row in csv.DictReader(file)]
+    assert [verdict for verdict, _ in message] == ["solved", "not graded", "not graded"]
+    assert "a link" in message[1][1]
+    assert "a notebook" in message[2][1]
 
 
 def test_a_name_says_which_exercise_a_file_is_of_and_the_option_before_it(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_a_name_says_which_exercise_a_file_is_of_and_the_option_before_it(tmp_pa
         "05_inner_loop (1)",
         "05_inner_loop_notebook",
     ):
-        assert asked_for(Path(f"{name}.py")) == exercise("5")
-    assert asked_for(Path("notes.py")) is None
+        assert exercise_named(Path(f"{name}.py")) == exercise("5")
+    assert exercise_named(Path("notes.py")) is None
     (path := tmp_path / "03_mine.py").write_text(
         f'"""Exercise 5: …"""\n{SOFTMAX}', encoding="utf-8"
     )
@@ -234,7 +234,7 @@ def test_a_name_says_which_exercise_a_file_is_of_and_the_option_before_it(tmp_pa
 OWN = (
     '''
 import numpy as np
-from flashsim.learn.exercises.judging import expect
+from flashsim.learn.exercises.checks import expect
 NUMBER, TITLE, HINTS = 21, "twice", ("2 * x",)
 TEXT = """
 Return twice x.
@@ -266,12 +266,12 @@ def test_an_exercise_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text(text.replace("...", "2 * x"), encoding="utf-8")
     assert main(["exercise", "check", str(path), "--exercise", str(own)]) == 0
     assert main(["exercise", "grade", str(folder), "--exercise", str(own)]) == 0
-    for text, said in (
+    for text, message in (
         ("NUMBER = 1\n", "is not an exercise"),
         ("1 / 0\n", r"doubling\.py, line 1: ZeroDivisionError"),
     ):
         own.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             exercise(str(own))
     with pytest.raises(ValueError, match="there is no file"):
         exercise("none.py")
@@ -292,14 +292,14 @@ def test_what_is_packed_is_unpacked() -> None:
         Blocks(1, 2, N_q=3, N_k=4),
     ]
     for value in values:
-        found = unpacked(json.loads(json.dumps(packed(value))))
-        assert type(found) is type(value)
-        assert str(found) == str(value)
+        result = unpack(json.loads(json.dumps(pack(value))))
+        assert type(result) is type(value)
+        assert str(result) == str(value)
     # of what is not a number the name alone is kept
     for thing in ({1: 2}, 10**5000, np.array([None]), lambda: 0):
-        found = unpacked(json.loads(json.dumps(packed(thing))))
-        assert type(found).__name__ == type(thing).__name__
-        assert found != thing
+        result = unpack(json.loads(json.dumps(pack(thing))))
+        assert type(result).__name__ == type(thing).__name__
+        assert result != thing
 
 
 def test_what_is_no_value_or_cannot_have_been_done_to_a_memory_is_refused() -> None:
@@ -314,25 +314,25 @@ def test_what_is_no_value_or_cannot_have_been_done_to_a_memory_is_refused() -> N
     ]
     for message in messages:
         with pytest.raises((ValueError, TypeError)):
-            unpacked(message)
+            unpack(message)
     entries: list[Any] = [
         ["load", "X", [0, 9, 0, 2], None],
         ["load", "X", [-1, 1, 0, 2], None],
         ["load", "Z", [0, 1, 0, 2], None],
         ["load", "X", [1, 1, 0, 2], None],
-        ["store", "X", [0, 1, 0, 2], packed(np.ones((2, 2)))],
-        ["store", "X", [0, 1, 0, 2], packed(3)],
-        ["compute", "S", packed(1)],
+        ["store", "X", [0, 1, 0, 2], pack(np.ones((2, 2)))],
+        ["store", "X", [0, 1, 0, 2], pack(3)],
+        ["compute", "S", pack(1)],
         ["turn end", []],
         ["evict"],
         7,
     ]
     for entry in entries:
-        stage = Stage({"X": np.ones((3, 2))})
-        again(stage.hbm, stage.sram, ["load", "X", [0, 2, 0, 2], None])
-        assert stage.moved("X") == (4, 0)
+        memory = ExerciseMemory({"X": np.ones((3, 2))})
+        replay(memory.hbm, memory.sram, ["load", "X", [0, 2, 0, 2], None])
+        assert memory.accesses("X") == (4, 0)
         with pytest.raises((ValueError, KeyError, IndexError)):
-            again(stage.hbm, stage.sram, entry)
+            replay(memory.hbm, memory.sram, entry)
 
 
 def test_the_most_common_mistake_comes_first() -> None:

@@ -19,22 +19,22 @@ FIRST = list(EXERCISES)[:3]
 def made(number: int, folder: Path) -> dict[str, Any]:
     """The notebook that the command writes."""
     assert main(["exercise", "notebook", str(number), str(folder)]) == 0
-    found: dict[str, Any] = json.loads(
+    result: dict[str, Any] = json.loads(
         (folder / EXERCISES[list(EXERCISES)[number - 1]].notebook).read_text("utf-8")
     )
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_notebook_says_what_the_file_says(name: str, tmp_path: Path) -> None:
-    found = EXERCISES[name]
+    exercise = EXERCISES[name]
     nbformat = pytest.importorskip(
         "nbformat", reason="nbformat is not installed: pip install nbclient"
     )
-    notebook = made(found.number, tmp_path)
+    notebook = made(exercise.number, tmp_path)
     nbformat.validate(notebook)
     text, holes, *_ = ("".join(cell["source"]) for cell in notebook["cells"])
-    explained, _, code = found.fresh().partition('\n"""\n')
+    explained, _, code = exercise.starting_text().partition('\n"""\n')
     explained = explained.removeprefix('"""').partition("\n\nCheck it:")[0]
     unfenced = re.sub(r"^```(?:text)?\n|\n```$", "", text, flags=re.MULTILINE)
     assert unfenced.removeprefix("# ").startswith(explained.replace(".", "", 1))
@@ -92,23 +92,25 @@ def test_the_first_notebooks_run_with_holes_and_solved(
         solved = {**holes, "source": holes.source.partition("\n")[0] + SOLUTIONS[name]}
         cells += [text, holes, check, *hints, solved, check]
     whole = nbformat.v4.new_notebook(
-        cells=[nbformat.from_dict({**cell, "id": f"cell-{at}"}) for at, cell in enumerate(cells)]
+        cells=[
+            nbformat.from_dict({**cell, "id": f"cell-{index}"}) for index, cell in enumerate(cells)
+        ]
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Jupyter's own
         nbclient.NotebookClient(
             whole, timeout=30, resources={"metadata": {"path": str(tmp_path)}}
         ).execute()
-    for at, name in enumerate(FIRST):
-        _, _, with_holes, _, hint, _, solved = whole.cells[7 * at : 7 * at + 7]
+    for index, name in enumerate(FIRST):
+        _, _, with_holes, _, hint, _, solved = whole.cells[7 * index : 7 * index + 7]
         heading = EXERCISES[name].heading
-        assert said(with_holes).startswith(f"{heading}: not yet.")
-        assert "left, at line" in said(with_holes)
-        assert f"Hint 1 of {len(EXERCISES[name].hints)}: " in said(hint)
-        assert said(solved).startswith(f"{heading}: solved.")
+        assert output_of(with_holes).startswith(f"{heading}: not yet.")
+        assert "left, at line" in output_of(with_holes)
+        assert f"Hint 1 of {len(EXERCISES[name].hints)}: " in output_of(hint)
+        assert output_of(solved).startswith(f"{heading}: solved.")
 
 
-def said(cell: Any) -> str:
+def output_of(cell: Any) -> str:
     """All that a cell printed, in as many pieces as the kernel flushed; nothing else may come of
     it.
     """

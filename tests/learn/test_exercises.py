@@ -10,9 +10,9 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.learn.exercises import exercises
-from flashsim.learn.exercises.apart import Limits
 from flashsim.learn.exercises.classes import grade_file
 from flashsim.learn.exercises.grading import PROGRESS, grade, progress, start
+from flashsim.learn.exercises.submission_process import Limits
 from flashsim.tracing.planting import changed
 from tests.helpers.exercise_solutions import MISTAKES, SOLUTIONS
 from tests.helpers.pages import ROOT, blocks
@@ -22,7 +22,7 @@ EXERCISES = exercises()
 
 def solved(name: str, *changes: tuple[str, str]) -> str:
     """The student's file with a solution in place of the holes, and changes to it."""
-    explained, _, _ = EXERCISES[name].fresh().partition('\n"""\n')
+    explained, _, _ = EXERCISES[name].starting_text().partition('\n"""\n')
     return f'{explained}\n"""\n{changed(SOLUTIONS[name], changes, name)}'
 
 
@@ -55,20 +55,22 @@ def test_a_file_that_ends_the_process_in_c_is_not_solved(tmp_path: Path) -> None
     )
     command = [sys.executable, "-m", "flashsim", "exercise", "check", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = f"flashsim exercise: error: {path} ended the process (exit status 0)\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    message = f"flashsim exercise: error: {path} ended the process (exit status 0)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_each_exercise_has_a_solution_and_mistakes() -> None:
     assert list(SOLUTIONS) == list(MISTAKES) == list(EXERCISES)
-    assert [found.number for found in EXERCISES.values()] == list(range(1, len(EXERCISES) + 1))
+    assert [exercise.number for exercise in EXERCISES.values()] == list(
+        range(1, len(EXERCISES) + 1)
+    )
     assert min(map(len, MISTAKES.values())) >= 2
 
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_solution_is_right_and_a_fresh_file_is_not(name: str, tmp_path: Path) -> None:
-    found = grade(written(tmp_path, name, solved(name)))
-    assert (found.solved, found.hint) == (True, ""), found.said
+    result = grade(written(tmp_path, name, solved(name)))
+    assert (result.solved, result.hint) == (True, ""), result.message
     fresh = start(name, tmp_path, overwrite=True)
     assert not grade(fresh).solved
     lines = fresh.read_text(encoding="utf-8").splitlines()
@@ -85,7 +87,10 @@ def test_a_class_is_graded_by_the_command_that_is_shown(
         if "grade handed_in --csv" in block
     )
     monkeypatch.chdir(tmp_path)
-    for student, text in (("ada", solved("inner_loop")), ("bob", EXERCISES["inner_loop"].fresh())):
+    for student, text in (
+        ("ada", solved("inner_loop")),
+        ("bob", EXERCISES["inner_loop"].starting_text()),
+    ):
         (tmp_path / "handed_in" / student).mkdir(parents=True)
         written(tmp_path / "handed_in" / student, "inner_loop", text)
     assert main(shown.splitlines()[0].split()[1:]) == 1
@@ -97,11 +102,11 @@ def test_a_class_is_graded_by_the_command_that_is_shown(
 def test_each_mistake_gets_its_own_hint(name: str, tmp_path: Path) -> None:
     hints = []
     for before, after, hint in MISTAKES[name]:
-        found = grade(written(tmp_path, name, solved(name, (before, after))))
-        assert not found.solved, after
-        assert hint in found.hint, (after, found)
-        assert found.hint, (after, found)
-        hints.append(found.hint)
+        result = grade(written(tmp_path, name, solved(name, (before, after))))
+        assert not result.solved, after
+        assert hint in result.hint, (after, result)
+        assert result.hint, (after, result)
+        hints.append(result.hint)
     assert len(set(hints)) >= len(hints) - 1, hints
 
 
@@ -124,8 +129,8 @@ def test_each_mistake_gets_its_own_hint(name: str, tmp_path: Path) -> None:
 def test_dividing_at_each_turn_is_told_however_it_is_written(
     before: str, after: str, tmp_path: Path
 ) -> None:
-    found = grade(written(tmp_path, "divide_once", solved("divide_once", (before, after))))
-    assert "O_i is divided by l_i within the inner loop" in found.hint
+    result = grade(written(tmp_path, "divide_once", solved("divide_once", (before, after))))
+    assert "O_i is divided by l_i within the inner loop" in result.hint
 
 
 # -------------------------------------------------------------------------- as a student meets them
@@ -134,15 +139,15 @@ def test_dividing_at_each_turn_is_told_however_it_is_written(
 def test_an_error_is_said_at_the_student_s_line(tmp_path: Path) -> None:
     text = solved("online_softmax", ("rowmax(s)", "rowmx(s)"))
     line = text[: text.index("rowmx")].count("\n") + 1
-    found = grade(written(tmp_path, "online_softmax", text))
-    assert found.said.startswith(f"Line {line}: NameError: name 'rowmx' is not defined")
-    assert "m_new = maximum(m, rowmx(s))" in found.said
-    assert "Is it spelt" in found.hint
+    result = grade(written(tmp_path, "online_softmax", text))
+    assert result.message.startswith(f"Line {line}: NameError: name 'rowmx' is not defined")
+    assert "m_new = maximum(m, rowmx(s))" in result.message
+    assert "Is it spelt" in result.hint
     broken = grade(written(tmp_path, "online_softmax", text.replace("    return", "    return (")))
-    assert broken.said.startswith("Line ")
-    assert "Python cannot read this" in broken.said
+    assert broken.message.startswith("Line ")
+    assert "Python cannot read this" in broken.message
     gone = grade(written(tmp_path, "online_softmax", text.replace("def step", "def stop")))
-    assert "defines no function step" in gone.said
+    assert "defines no function step" in gone.message
 
 
 def test_ctrl_c_shows_where_an_endless_loop_is(
@@ -164,13 +169,13 @@ def test_ctrl_c_shows_where_an_endless_loop_is(
 @pytest.mark.parametrize("returned", ["None", "'x'", "(1, 2, 3)", "1.5"])
 def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path) -> None:
     head, _, _ = SOLUTIONS[name].partition(":\n")
-    found = grade(
+    result = grade(
         written(
             tmp_path, name, f'"""{EXERCISES[name].heading}"""\n{head}:\n    return {returned}\n'
         )
     )
-    assert not found.solved
-    assert found.said
+    assert not result.solved
+    assert result.message
 
 
 RAGGED = "([[1, 2], [3]],) * 3"
@@ -178,7 +183,7 @@ ARRAYS = "(np.ones((2, 3)), np.ones((2, 3)))"
 
 
 @pytest.mark.parametrize(
-    ("name", "returned", "said"),
+    ("name", "returned", "message"),
     [
         ("causal_skip", "np.ones((2, 3))", "expected True or False"),
         ("choose_blocks", ARRAYS, "expected two whole numbers"),
@@ -197,11 +202,11 @@ ARRAYS = "(np.ones((2, 3)), np.ones((2, 3)))"
     ],
 )
 def test_arrays_that_make_no_sense_are_no_traceback(
-    name: str, returned: str, said: str, tmp_path: Path
+    name: str, returned: str, message: str, tmp_path: Path
 ) -> None:
     head, _, _ = SOLUTIONS[name].partition(":\n")
     text = f'"""{EXERCISES[name].heading}"""\nimport numpy as np\n{head}:\n    return {returned}\n'
-    assert said in grade(written(tmp_path, name, text)).said
+    assert message in grade(written(tmp_path, name, text)).message
 
 
 @pytest.mark.parametrize("name", ["inner_loop", "planted_bug", "divide_once"])
@@ -211,16 +216,16 @@ def test_turns_that_no_loop_of_the_memory_made_are_not_called_right(
     """Wrong numbers behind `range` would be seen by nobody: what is judged are the turns of
     sram.loop.
     """
-    found = grade(
+    result = grade(
         written(
             tmp_path,
             name,
             solved(name).replace("sram.loop(", "range(").replace("exp(m_i", "exp(0 * m_i"),
         )
     )
-    assert not found.solved
-    assert "0 turns of the inner loop" in found.said
-    assert "sram.loop" in found.hint
+    assert not result.solved
+    assert "0 turns of the inner loop" in result.message
+    assert "sram.loop" in result.hint
 
 
 def test_dots_within_brackets_are_no_hole_and_a_byte_order_mark_no_mistake(tmp_path: Path) -> None:
@@ -228,13 +233,13 @@ def test_dots_within_brackets_are_no_hole_and_a_byte_order_mark_no_mistake(tmp_p
     assert grade(written(tmp_path, "softmax", columns)).solved
     assert grade(written(tmp_path, "softmax", f"\ufeff{columns}")).solved
     fewer = grade(written(tmp_path, "softmax", columns.replace("exp(S - m)", "...")))
-    assert fewer.said.startswith("One hole is left")
+    assert fewer.message.startswith("One hole is left")
 
 
 def test_a_small_error_is_an_error_and_can_be_seen(tmp_path: Path) -> None:
-    found = grade(written(tmp_path, "merge", solved("merge", ("L = m +", "L = 1e-7 + m +"))))
-    assert not found.solved
-    got, want = found.said.split(" is ")[1].rstrip(".").split("; expected ")
+    result = grade(written(tmp_path, "merge", solved("merge", ("L = m +", "L = 1e-7 + m +"))))
+    assert not result.solved
+    got, want = result.message.split(" is ")[1].rstrip(".").split("; expected ")
     assert abs(float(got) - float(want) - 1e-7) < 1e-9
 
 
@@ -296,8 +301,8 @@ def test_the_list_shows_progress_and_what_is_next(
     assert following == "Next: flashsim exercise check 02_scores.py"
     (tmp_path / PROGRESS).write_text('{"softmax": {"hints": 99}}', encoding="utf-8")
     assert progress(tmp_path)["softmax"]["hints"] == len(EXERCISES["softmax"].hints)
-    for kept in ("not JSON", '{"softmax": {"hints": "x", "solved": 1}, "merge": 3}'):
-        (tmp_path / PROGRESS).write_text(kept, encoding="utf-8")
+    for text_of_file in ("not JSON", '{"softmax": {"hints": "x", "solved": 1}, "merge": 3}'):
+        (tmp_path / PROGRESS).write_text(text_of_file, encoding="utf-8")
         assert main(["exercise"]) == 0
     assert f"0 of {len(EXERCISES)} solved" in capsys.readouterr().out
 
@@ -337,7 +342,7 @@ def test_a_file_that_is_there_is_overwritten_only_when_told(
     assert "is there already" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == "mine\n"
     assert main(["exercise", "start", "9", str(tmp_path), "--overwrite"]) == 0
-    assert path.read_text(encoding="utf-8") == EXERCISES["merge"].fresh()
+    assert path.read_text(encoding="utf-8") == EXERCISES["merge"].starting_text()
 
 
 def test_a_command_to_type_is_quoted_as_the_system_s_shell_wants_it(
@@ -348,13 +353,13 @@ def test_a_command_to_type_is_quoted_as_the_system_s_shell_wants_it(
     path.parent.mkdir()
     for platform, quote in (("linux", "'"), ("win32", '"')):
         monkeypatch.setattr(sys, "platform", platform)
-        said = f"flashsim exercise check {quote}{path}{quote}"
+        message = f"flashsim exercise check {quote}{path}{quote}"
         assert main(["exercise", "start", "1", "my files", "--overwrite"]) == 0
-        assert capsys.readouterr().out.endswith(f"{said}\n")
+        assert capsys.readouterr().out.endswith(f"{message}\n")
         assert main(["exercise", "check", str(path)]) == 1
-        assert capsys.readouterr().out.endswith(f"{said} --hint\n")
+        assert capsys.readouterr().out.endswith(f"{message} --hint\n")
         assert main(["exercise", "list", "my files"]) == 0
-        assert capsys.readouterr().out.endswith(f"{said}\n")
+        assert capsys.readouterr().out.endswith(f"{message}\n")
 
 
 def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
@@ -374,17 +379,17 @@ def test_a_return_within_the_loop_is_told(name: str, returned: str, tmp_path: Pa
     assert returned in last
     indent = last[: len(last) - len(last.lstrip())]
     file = tmp_path / EXERCISES[name].file
-    for text, told in (
+    for text, returns_early in (
         ([*before, last, f"{indent}return O"], True),
         ([*before, last, "    return O"], False),
     ):
         file.write_text("\n".join(text) + "\n", encoding="utf-8")
         row = grade_file(file, file.name, None, Limits())
-        found = grade(file)
-        assert found.solved != told
+        result = grade(file)
+        assert result.solved != returns_early
         assert (
-            (f"Line {len(text)} returns within the loop" in found.hint)
-            == told
+            (f"Line {len(text)} returns within the loop" in result.hint)
+            == returns_early
             == ("returns within" in row.hint)
         )
 

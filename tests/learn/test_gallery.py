@@ -52,15 +52,15 @@ def made() -> dict[str, str]:
 
 
 def data_of(page: str) -> list[dict[str, Any]]:
-    found = TRACE.search(page)
-    assert found is not None
-    data: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(found[0])))
+    match = TRACE.search(page)
+    assert match is not None
+    data: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(match[0])))
     return data
 
 
 @cache
 def traces(name: str) -> list[Trace]:
-    return [trace_of(one) for one in data_of(made()[f"{name}.html"])]
+    return [trace_of(data) for data in data_of(made()[f"{name}.html"])]
 
 
 @dataclass(frozen=True)
@@ -220,9 +220,9 @@ def test_another_lesson_changes_no_other_s_page(monkeypatch: pytest.MonkeyPatch)
 
 
 def article(name: str) -> str:
-    found = re.search(rf'<article id="{name}">(.*?)</article>', made()["index.html"], re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf'<article id="{name}">(.*?)</article>', made()["index.html"], re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def broken(page: Page) -> list[str]:
@@ -248,11 +248,11 @@ def broken(page: Page) -> list[str]:
         <= MOST_STEPS,
     }
     for stop in lesson.stops:
-        said = f"its question {stop.asks!r}"
+        text = f"its question {stop.asks!r}"
         rules |= {
-            f"{said} is asked before the first step; expected a later one": stop.step > 0,
-            f"{said} ends with no question mark and no full stop": stop.asks.endswith(("?", ".")),
-            f"{said} has {len(stop.choices)} choice; expected two or more": len(stop.choices) > 1,
+            f"{text} is asked before the first step; expected a later one": stop.step > 0,
+            f"{text} ends with no question mark and no full stop": stop.asks.endswith(("?", ".")),
+            f"{text} has {len(stop.choices)} choice; expected two or more": len(stop.choices) > 1,
         }
     return [f"{page.name}: {rule}" for rule, holds in rules.items() if not holds]
 
@@ -308,12 +308,12 @@ def test_the_index_has_each_lesson_s_text_and_folds_what_it_asks_before_it_shows
     lesson = gallery.pages()[name].lesson
     later = re.findall(r'<div class="after" hidden><p>(.*?)</p></div>', page, re.DOTALL)
     for paragraph in paragraphs(page):
-        told = (
+        text = (
             f"</summary><span>{paragraph}</span></details>"
             if paragraph in later
             else f"<p>{paragraph}</p>"
         )
-        assert told in article(name)
+        assert text in article(name)
     promised = re.findall(
         r'#t=(\d+)"(?:(?!</li>).)*<summary>the page asks first</summary>',
         lesson.html(f"{name}.html"),
@@ -359,8 +359,8 @@ def test_the_same_commands_make_the_same_runs(
         path = tmp_path / "page.html"
         assert main([*shlex.split(command)[1:], "-o", str(path)]) == 0
         fresh = data_of(path.read_text(encoding="utf-8"))
-        for one in fresh:
-            one["about"]["command"] = command  # without -o …
+        for data in fresh:
+            data["about"]["command"] = command  # without -o …
     else:
         monkeypatch.chdir(tmp_path)  # the code writes the page where it runs
         exec(code, {})
@@ -473,15 +473,15 @@ def holds(name: str, link: Link) -> bool:
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_links_are_in_the_trace_and_what_they_are_said_to_be(name: str) -> None:
-    found = links(article(name))
-    assert [link.step for link in found] == sorted({link.step for link in found})
-    for link in found:
+    page_links = links(article(name))
+    assert [link.step for link in page_links] == sorted({link.step for link in page_links})
+    for link in page_links:
         assert link.page == name
         assert link.step < len(traces(name)[0].steps)
         assert holds(name, link), link
     in_page = links(made()[f"{name}.html"])
     assert [(link.step, link.event, link.words) for link in in_page] == [
-        (k.step, k.event, k.words) for k in found
+        (k.step, k.event, k.words) for k in page_links
     ]
 
 
@@ -494,12 +494,12 @@ def test_online_softmax_has_the_numbers_of_its_scores() -> None:
     m = [max(scores[:i]) for i in range(1, 5)]
     s = [np.exp(scores[:i] - most).sum() for i, most in enumerate(m, 1)]
     trace = traces("online_softmax")[0]
-    shown = [
+    drawings = [
         e.value.item()
         for e in trace.events
         if e.name == "l_i" and e.value is not None and e.label == "line 5"
     ]
-    np.testing.assert_allclose(shown, s, rtol=1e-6)
+    np.testing.assert_allclose(drawings, s, rtol=1e-6)
     assert len(trace.about.listing) == 9
     assert not [line for line in trace.about.listing if "MASK" in line or "dropout" in line.lower()]
     (rise,) = [i for i in range(1, 4) if m[i] > m[i - 1]]
@@ -548,35 +548,35 @@ def test_counts_in_texts_are_the_closed_forms(
     exact = theory.exact(
         algorithm, N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks, **options
     )
-    said = text_of(name) + plain(article(name))
-    assert f"{exact.hbm.accesses:,} " in said
+    text = text_of(name) + plain(article(name))
+    assert f"{exact.hbm.accesses:,} " in text
     if name == "causal":
         by_array = exact.hbm.by_array
         whole = theory.exact("q_outer", N=12, d=4, M=about.M, blocks=blocks).hbm
-        assert f"K and V cost {by_array['K'].reads + by_array['V'].reads} accesses" in said
+        assert f"K and V cost {by_array['K'].reads + by_array['V'].reads} accesses" in text
         assert (
             "without the mask they would cost "
             f"{whole.by_array['K'].reads + whole.by_array['V'].reads}."
-        ) in said
-        assert f"{exact.hbm.accesses} accesses of {whole.accesses} without a mask" in said
+        ) in text
+        assert f"{exact.hbm.accesses} accesses of {whole.accesses} without a mask" in text
     if name == "block_sparse":
         dense = theory.exact("flash", N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks)
         most = f"{dense.hbm.accesses:,}"
         assert (
             f"This run makes {exact.hbm.accesses:,} accesses, and with all tiles it would make "
             f"{most}."
-        ) in said
+        ) in text
     if name in ("flash_basic", "backward"):
         direction = options.get("direction", "forward")
         standard = theory.exact(
             "standard", N=about.shape.N_q, d=about.shape.d, M=about.M, direction=direction
         )
-        assert f"{standard.hbm.accesses:,}." in said
+        assert f"{standard.hbm.accesses:,}." in text
 
 
 def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
     """Each side has its best blocks at the same M, of all that fit."""
-    said = text_of("streamed") + plain(article("streamed"))
+    text = text_of("streamed") + plain(article("streamed"))
     sides = {}
     for trace, name in zip(traces("streamed"), ("streamed", "q_outer"), strict=True):
         pairs = [(B_r, B_c) for B_r in range(1, 7) for B_c in range(1, 7)]
@@ -590,36 +590,36 @@ def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
     (few, peak, rows), (many, other, fewer) = sides["streamed"], sides["q_outer"]
     assert (
         f"{6 // rows} times instead of {6 // fewer}: {few} accesses, and q_outer makes {many} with"
-        in said
+        in text
     )
-    assert f"At most {peak} elements are on chip here, and {other} there." in said
+    assert f"At most {peak} elements are on chip here, and {other} there." in text
     loads = [e for e in traces("streamed")[0].events if e.kind == "load" and e.array in ("K", "V")]
     assert {np.size(e.value) for e in loads if e.value is not None} == {1}
     long = {
         name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name].accesses for name in sides
     }
-    assert f"that is {long['streamed']:,} accesses against {long['q_outer']:,}: 4.3% fewer." in said
+    assert f"that is {long['streamed']:,} accesses against {long['q_outer']:,}: 4.3% fewer." in text
     assert 100 * (1 - long["streamed"] / long["q_outer"]) == pytest.approx(4.3, abs=0.05)
 
 
 def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
-    said = text_of("sparse_mlp")
+    text = text_of("sparse_mlp")
     mask = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
     small: dict[str, Any] = {"N": 4, "d": 4, "f": 8, "o": 2, "mask1": mask, "blocks": (2, 2, 2, 2)}
     fused, unfused = (mlp.count(**small, fused=fused).hbm.accesses for fused in (True, False))
     assert (
         f"This run moves {fused} elements; with H in HBM and the same blocks it would be {unfused}."
-        in said
+        in text
     )
     for M, words in (
         (1024**2 // 9, "moves {0:g} elements for each element of H if fused, and {1:g} in"),
         (1024**2, "{0:g} instead of {1:g}."),
     ):
         ways: tuple[dict[str, Any], ...] = ({}, {"fused": False, "tiles": "square"})
-        moved = (
+        accesses = (
             mlp.exact(N=2048, d=1024, f=4096, M=M, **way).hbm.accesses / 2048 / 4096 for way in ways
         )
-        assert words.format(*moved) in said
+        assert words.format(*accesses) in text
 
 
 def test_the_missing_rescale_is_wrong_where_it_says() -> None:
@@ -658,14 +658,16 @@ def short_trace() -> Trace:
 
 
 def test_symbols_are_set_and_all_else_is_escaped() -> None:
-    found = typeset("m_i^new of B_r rows, a factor e^{−3}, 10^{−14} & <b>; row’s `S_ij` L6-v2 A")
-    assert plain(found) == "mnewi of Br rows, a factor e−3, 10−14 & <b>; row’s S_ij L6-v2 A"
-    assert found.startswith(
+    html_text = typeset(
+        "m_i^new of B_r rows, a factor e^{−3}, 10^{−14} & <b>; row’s `S_ij` L6-v2 A"
+    )
+    assert plain(html_text) == "mnewi of Br rows, a factor e−3, 10−14 & <b>; row’s S_ij L6-v2 A"
+    assert html_text.startswith(
         '<span class="symbol"><i>m</i><span '
         'class="ss"><sup>new</sup><sub><i>i</i></sub></span></span> of '
     )
-    assert "10<sup>−14</sup> &amp; &lt;" in found
-    assert found.endswith("row’s <code>S_ij</code> L6-v2 A")
+    assert "10<sup>−14</sup> &amp; &lt;" in html_text
+    assert html_text.endswith("row’s <code>S_ij</code> L6-v2 A")
     assert (
         typeset("loss_i of loss")
         == '<span class="symbol"><i>loss</i><sub><i>i</i></sub></span> of loss'
@@ -704,13 +706,13 @@ def page(browser: Any, folder: str) -> Iterator[Any]:
     for, and no complaint made.
     """
     context = browser.new_context(viewport=DESK, base_url=folder)
-    found = context.new_page()
+    new_page = context.new_page()
     complaints: list[str] = []
     requests: list[str] = []
-    found.on("console", lambda message: complaints.append(message.text))
-    found.on("pageerror", lambda error: complaints.append(str(error)))
-    found.on("request", lambda request: requests.append(request.url))
-    yield found
+    new_page.on("console", lambda message: complaints.append(message.text))
+    new_page.on("pageerror", lambda error: complaints.append(str(error)))
+    new_page.on("request", lambda request: requests.append(request.url))
+    yield new_page
     context.close()
     assert complaints == []
     assert [
@@ -754,8 +756,8 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
         if link.event == "last step":
             assert page.evaluate("player.t === player.length - 1")
             # a search's schedule has no closed form
-            said = "times this run's" if name == "optimum" else "equal the prediction."
-            assert said in page.locator(".versus").first.text_content()
+            text = "times this run's" if name == "optimum" else "equal the prediction."
+            assert text in page.locator(".versus").first.text_content()
     assert page.locator("#lesson .moments .here").count() == 1
     page.evaluate("player.lesson.stops = []")
     page.keyboard.press("Home")
@@ -888,8 +890,8 @@ def test_what_a_step_is_about_is_seen_without_scrolling(
 def test_a_covered_part_is_found(page: Any) -> None:
     opened(page, "flash_basic", "#t=30")
     page.evaluate("document.querySelector('.listing').scrollTop = 0")
-    found = page.evaluate(UNSEEN, list(SEEN))
-    assert [part for part in found if "cut off by listing" in part]
+    unseen = page.evaluate(UNSEEN, list(SEEN))
+    assert [part for part in unseen if "cut off by listing" in part]
     page.evaluate("document.querySelector('#views').style.flex = 'none'")
     assert [
         part
@@ -1007,9 +1009,9 @@ def test_no_text_answers_its_question_before_it_is_asked(name: str) -> None:
     """What answers it is told by the page once it has asked, and is folded in the index."""
     lesson = gallery.pages()[name].lesson
     answer = ANSWERS[name]
-    told = re.sub(r'<ul class="moments">.*', "", lesson.html(), flags=re.DOTALL)
-    assert answer in html.unescape(re.sub(r"<[^>]*>", "", told))
-    before = re.sub(r'<div class="after" hidden>.*?</div>', "", told, flags=re.DOTALL)
+    text = re.sub(r'<ul class="moments">.*', "", lesson.html(), flags=re.DOTALL)
+    assert answer in html.unescape(re.sub(r"<[^>]*>", "", text))
+    before = re.sub(r'<div class="after" hidden>.*?</div>', "", text, flags=re.DOTALL)
     assert answer not in html.unescape(re.sub(r"<[^>]*>", "", before))
 
 
@@ -1049,8 +1051,8 @@ def test_lessons_lead_to_each_other_through_the_index(page: Any) -> None:
 
 
 def right_answers(name: str) -> list[str]:
-    found = re.findall(r"<button data-right>(.*?)</button>", made()[f"{name}.html"])
-    return [plain(answer) for answer in found]
+    answers = re.findall(r"<button data-right>(.*?)</button>", made()[f"{name}.html"])
+    return [plain(answer) for answer in answers]
 
 
 def test_right_answers_are_right() -> None:

@@ -14,7 +14,7 @@ from flashsim import theory
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.cli import main
 from flashsim.learn import playground
-from flashsim.learn.playground.javascript import Script, Symbol, expression, traced
+from flashsim.learn.playground.javascript import Script, Symbol, expression, formulas_of
 from tests.conftest import DESK
 
 
@@ -25,15 +25,15 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     """
     path = tmp_path_factory.mktemp("playground") / "page.html"
     path.write_text(playground.page(), encoding="utf-8")
-    found = browser.new_page(viewport=DESK)
-    said: list[str] = []
-    found.on("console", lambda message: said.append(message.text))
-    found.on("pageerror", lambda error: said.append(str(error)))
-    found.on("request", lambda request: said.append(request.url))
-    found.goto(path.as_uri())
-    yield found
-    found.close()
-    assert said == [path.as_uri()]
+    page = browser.new_page(viewport=DESK)
+    seen: list[str] = []
+    page.on("console", lambda message: seen.append(message.text))
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.on("request", lambda request: seen.append(request.url))
+    page.goto(path.as_uri())
+    yield page
+    page.close()
+    assert seen == [path.as_uri()]
 
 
 COUNTED = """(settings) => settings.map(([name, direction, ...sizes]) => {
@@ -67,7 +67,7 @@ def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
         )
         N_k = (N_q, N_k, max(N_q + rng.randint(-9, 9), 1))[rng.randrange(3)]
         settings.append((*forms[n % len(forms)], N_q, N_k, d, M, B_r, B_c, rng.random() < 0.5))
-    found = page.evaluate(
+    result = page.evaluate(
         COUNTED,
         [
             [*names, *map(str, sizes), causal]
@@ -76,7 +76,7 @@ def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
         ],
     )
     largest = 0
-    for setting, (arrays, peak, fit, paper) in zip(settings, found, strict=True):
+    for setting, (arrays, peak, fit, paper) in zip(settings, result, strict=True):
         name, direction, N_q, N_k, d, M, B_r, B_c, causal = setting
         sizes: dict[str, Any] = {
             "N_q": N_q,
@@ -182,8 +182,8 @@ def test_it_refuses_what_a_run_refuses(page: Any) -> None:
     with pytest.raises(flashsim.SramOverflow):
         flashsim.count("flash", **sizes, blocks=(8, 40))
     over = theory.exact("flash", **sizes, blocks=(8, 40)).sram.over
-    said = f"A run refuses these blocks: they need {over} elements more than M = 200."
-    assert page.locator("#accesses tbody tr").all_inner_texts() == [said]
+    message = f"A run refuses these blocks: they need {over} elements more than M = 200."
+    assert page.locator("#accesses tbody tr").all_inner_texts() == [message]
     assert page.inner_text("#versus") == ""
     assert page.evaluate("find('#sum').textContent").startswith("no run; ")
     page.wait_for_timeout(350)
@@ -225,10 +225,10 @@ def test_every_step_of_a_slider_is_another_size(page: Any) -> None:
 def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
     page.evaluate("location.hash = '#algorithm=q_outer&N_q=6&N_k=9&d=4&M=4000&B_r=2&B_c=3'")
     page.wait_for_timeout(50)
-    asked: dict[str, Any] = {"N_q": 6, "N_k": 9, "d": 4, "M": 4000, "blocks": (2, 3)}
+    options: dict[str, Any] = {"N_q": 6, "N_k": 9, "d": 4, "M": 4000, "blocks": (2, 3)}
     for causal in (False, True):
         page.set_checked("#causal", causal)
-        exact = theory.exact("q_outer", **asked, causal=causal)
+        exact = theory.exact("q_outer", **options, causal=causal)
         assert page.locator("#accesses tbody tr.sum").inner_text().split("\t")[1] == str(
             exact.reads
         )
@@ -239,7 +239,7 @@ def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
 
 
 def test_forms_are_traced_in_symbols() -> None:
-    q_outer = traced(theory.form_of("q_outer", "forward"))
+    q_outer = formulas_of(theory.form_of("q_outer", "forward"))
     assert q_outer["K"] == ("(s.tiles.C * s.d)", "0n")
     assert q_outer["O"] == ("0n", "(s.N_q * s.d_v)")
     with pytest.raises(TypeError, match=r"whether .* is true is not known"):
@@ -291,7 +291,7 @@ def test_it_begins_at_the_reference_and_a_slider_of_M_over_d2_ends_at_the_papers
     """What is saved, by count, at both ends, and what is said of it; the reference is `flashsim
     count`'s default.
     """
-    asked: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "sizing": "fit"}
+    options: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "sizing": "fit"}
     begun = page.evaluate("Object.entries(REFERENCE).map(([name, size]) => [name, Number(size)])")
     M = dict(begun)["M"]
     assert dict(begun) == {"N_q": REFERENCE_N, "N_k": REFERENCE_N, "d": REFERENCE_D, "M": 25_600}
@@ -300,13 +300,13 @@ def test_it_begins_at_the_reference_and_a_slider_of_M_over_d2_ends_at_the_papers
     page.click("#fit")
     for M in (25_600, 98_304):
         standard, flash = (
-            theory.exact(name, **asked, M=M).accesses for name in ("standard", "flash")
+            theory.exact(name, **options, M=M).accesses for name in ("standard", "flash")
         )
-        said = page.inner_text("#versus")
-        assert f"makes {standard:,}: {1000 * standard // flash / 1000:g} times" in said
-        assert f"The factor follows M/d², here {M / REFERENCE_D**2:g}." in said
+        message = page.inner_text("#versus")
+        assert f"makes {standard:,}: {1000 * standard // flash / 1000:g} times" in message
+        assert f"The factor follows M/d², here {M / REFERENCE_D**2:g}." in message
         assert page.inner_text("#share") == f"{M / REFERENCE_D**2:g}"
-        assert ("the paper’s Figure 2" in said) == (M == 98_304)
+        assert ("the paper’s Figure 2" in message) == (M == 98_304)
         page.focus("#saved")
         page.keyboard.press("End")
     assert page.evaluate("String(playground.sizes.M)") == "98304"

@@ -12,11 +12,11 @@ from flashsim.learn.exercises.grading import start
 from tests.helpers.exercise_solutions import SOLUTIONS
 
 Shown = Callable[[], Any]
-PLAYED = {name: found for name, found in exercises().items() if found.whole}
+PLAYED = {name: task for name, task in exercises().items() if task.as_algorithm}
 
 
 @pytest.fixture
-def shown(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def open_player(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Open the page that `flashsim step FILE` writes of a text, and return what it is asked."""
     monkeypatch.chdir(tmp_path)
     opened = []
@@ -38,8 +38,8 @@ def shown(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "--N 10 --d 3 --blocks 4 3"])
 @pytest.mark.parametrize("name", sorted(PLAYED.keys() & SOLUTIONS.keys()))
-def test_a_solution_parts_nowhere(name: str, options: str, shown: Any) -> None:
-    page = shown(name, SOLUTIONS[name], *options.split())
+def test_a_solution_parts_nowhere(name: str, options: str, open_player: Any) -> None:
+    page = open_player(name, SOLUTIONS[name], *options.split())
     assert page.locator("#next-difference").is_hidden()
     assert page.locator(".source:visible .changed").count() == 0
 
@@ -58,10 +58,10 @@ def test_a_solution_parts_nowhere(name: str, options: str, shown: Any) -> None:
     ],
 )
 def test_a_mistake_parts_at_its_line(
-    name: str, right: str, wrong: str, parts: str, shown: Any
+    name: str, right: str, wrong: str, parts: str, open_player: Any
 ) -> None:
     assert SOLUTIONS[name].count(right) == 1
-    page = shown(name, SOLUTIONS[name].replace(right, wrong))
+    page = open_player(name, SOLUTIONS[name].replace(right, wrong))
     page.click("#next-difference")
     now = page.locator(".view").first.locator(".now").inner_text()
     assert parts in now, now
@@ -72,9 +72,9 @@ def test_a_mistake_parts_at_its_line(
         assert mine.locator(".pairs .differs, .tile .differs").count() > 0
 
 
-def test_the_planted_bug_parts_at_line_12(shown: Any) -> None:
+def test_the_planted_bug_parts_at_line_12(open_player: Any) -> None:
     exercise = exercises()["planted_bug"]
-    page = shown("planted_bug", exercise.fresh())
+    page = open_player("planted_bug", exercise.starting_text())
     page.click("#next-difference")
     assert page.locator(".view").first.locator(".now b").first.inner_text() == "line 12"
     changed = page.locator(".source:visible .changed").all_inner_texts()
@@ -90,7 +90,7 @@ def test_what_cannot_be_played_is_said(
     Path("06_x.py").write_text(
         SOLUTIONS["divide_once"].replace("m_i = sram.full", "m_i = sram.ful"), encoding="utf-8"
     )
-    for typed, said in {
+    for typed, message in {
         "05_inner_loop.py": "05_inner_loop.py cannot be played yet: 8 holes are left, at lines ",
         "01_load_a_tile.py": "is of exercise 1, which is not a whole algorithm; 5, 6, 13 can be played",
         "06_x.py": "06_x.py cannot be played yet: Line 8: AttributeError",
@@ -100,7 +100,7 @@ def test_what_cannot_be_played_is_said(
         assert main(["step", *typed.split()]) == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert said in err
+        assert message in err
         assert err.count("\n") == 1
     assert main(["exercise", "check", "05_inner_loop.py"]) == 1
     assert (

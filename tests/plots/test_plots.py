@@ -54,8 +54,8 @@ LENGTH = 512  # of the sequences below that blocks of every size cut up
 
 
 def line(ax: Axes, gid: str) -> Line2D:
-    (found,) = [x for x in ax.get_lines() if x.get_gid() == gid]
-    return found
+    (result,) = [x for x in ax.get_lines() if x.get_gid() == gid]
+    return result
 
 
 def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
@@ -63,9 +63,9 @@ def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
 
 
 def area(ax: Axes, gid: str) -> PolyCollection:
-    (found,) = [x for x in ax.collections if x.get_gid() == gid]
-    assert isinstance(found, PolyCollection)
-    return found
+    (result,) = [x for x in ax.collections if x.get_gid() == gid]
+    assert isinstance(result, PolyCollection)
+    return result
 
 
 def legend_texts(ax: Axes) -> list[str]:
@@ -101,8 +101,8 @@ def assert_readable(figure: Figure) -> None:
         [box.padded(-0.5).get_points() for box in texts.values()], axis=1
     ).swapaxes(0, 1)
     before = (lows[:, None] <= highs).all(axis=2)
-    said = [text.get_text() for text in texts]
-    assert [(said[a], said[b]) for a, b in np.argwhere(np.triu(before & before.T, 1))] == []
+    words = [text.get_text() for text in texts]
+    assert [(words[a], words[b]) for a, b in np.argwhere(np.triu(before & before.T, 1))] == []
 
 
 # -------------------------------------------------------------------------------------------------
@@ -142,10 +142,10 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     points = xy(blocks, "simulator")
     assert [x for x, _ in points] == [16, 24, 32, 48, 64, 96, 128, 192]
     assert set(points) <= set(curve)
-    (said,) = (text for text in said_beside(blocks) if "⌈M/4d⌉ = 200" in text)
+    (words,) = (text for text in said_beside(blocks) if "⌈M/4d⌉ = 200" in text)
     how: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "sizing": "paper"}
     peaks = [flashsim.count(name, **how, direction=way).sram.peak for name, way in PASSES]
-    assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in said
+    assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in words
     assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", **how).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
     for which in ("", "backward "):  # a diamond's edge says of which pass it is
@@ -191,10 +191,10 @@ def test_blocks_is_of_the_forward_pass_unless_both_are_asked_for() -> None:
 def test_blocks_limit_is_where_a_run_stops_fitting(name: str, direction: str, blocks: Axes) -> None:
     which = "backward " * (direction == "backward")
     (limit,) = {int(x) for x, _ in xy(blocks, f"{which}limit")}
-    at: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": direction}
-    flashsim.count(name, **at, blocks=(D, limit))
+    point: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": direction}
+    flashsim.count(name, **point, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
-        flashsim.count(name, **at, blocks=(D, limit + 1))
+        flashsim.count(name, **point, blocks=(D, limit + 1))
     (outline,) = area(blocks, "does not fit").get_paths()  # of neither pass
     assert outline.get_extents().x0 == max(xy(blocks, "limit")[0][0], limit)
     assert outline.get_extents().x1 == pytest.approx(blocks.get_xlim()[1])
@@ -265,8 +265,8 @@ def test_data_of_blocks_is_of_what_is_asked() -> None:
     assert (single["simulator_ran_on"], data["simulator_ran_on"]) == ("numbers", "shapes")
     curve = dict(zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True))
     assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= curve.items()
-    for wrong, said in (({"dtype": "int8"}, "int8"), ({"N": 0}, "N")):
-        with pytest.raises(ValueError, match=said):
+    for wrong, message in (({"dtype": "int8"}, "int8"), ({"N": 0}, "N")):
+        with pytest.raises(ValueError, match=message):
             blocks_data(**wrong)
 
 
@@ -328,20 +328,20 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
         band = np.asarray(area(ax, "band").get_paths()[0].vertices)
         for name in (own, "standard"):
             for value, accesses in xy(ax, name):
-                at: dict[str, Any] = {**fixed, variable: int(value)}
-                assert at["d"] <= at["M"] <= at["N"] * at["d"]
+                point: dict[str, Any] = {**fixed, variable: int(value)}
+                assert point["d"] <= point["M"] <= point["N"] * point["d"]
                 assert (
                     accesses
-                    == theory.exact(name, **at, direction=direction, sizing="paper").accesses
+                    == theory.exact(name, **point, direction=direction, sizing="paper").accesses
                 )
                 if name == own:
                     low, high = sorted({float(y) for x, y in band if x == value})
                     assert low <= accesses <= high
-                    unit = theory.theorem_2_flash(**at)
-                    assert (low, high) == pytest.approx([c * unit for c in constants(at["d"])])
+                    unit = theory.theorem_2_flash(**point)
+                    assert (low, high) == pytest.approx([c * unit for c in constants(point["d"])])
         for value, accesses in xy(ax, "proof"):
-            at = {**fixed, variable: int(value)}
-            assert accesses == sum(theory.proof_accounting(at["N"], at["d"], direction))
+            point = {**fixed, variable: int(value)}
+            assert accesses == sum(theory.proof_accounting(point["N"], point["d"], direction))
         assert any(
             "FlashAttention: slope" in text and "residual 0.0" in text for text in legend_texts(ax)
         )
@@ -371,9 +371,9 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     drawn = widths(by_bytes)
     for name, gigabytes in (("standard", 40.3), ("flash", 4.4)):
         for kilobytes in (100, 192, 512):
-            asked: dict[str, Any] = {"M": 512 * kilobytes, "sizing": "fit"}
+            options: dict[str, Any] = {"M": 512 * kilobytes, "sizing": "fit"}
             tallies = [
-                flashsim.count(name, **run, **asked, direction=w) for w in ("forward", "backward")
+                flashsim.count(name, **run, **options, direction=w) for w in ("forward", "backward")
             ]
             assert all(tally.sram.over == 0 for tally in tallies)
             assert drawn.pop(f"{name} {kilobytes}") == sum(t.hbm.bytes for t in tallies)
@@ -392,15 +392,15 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     for name in ("standard", "flash"):
         passes = data["model"][name]["passes"]
         assert (
-            sum(one["reads"] + one["writes"] for one in passes)
+            sum(row["reads"] + row["writes"] for row in passes)
             == data["model"][name]["by_M"][0]["bytes"]
         )
     drawn = widths(by_pass)
     assert len(drawn) == 2 * (11 + 2)
     for name in ("standard", "flash"):
-        for one in data["model"][name]["passes"]:
+        for row in data["model"][name]["passes"]:
             for way in ("reads", "writes"):
-                assert drawn[f"{name} {one['direction']} {one['pass']} {way}"] == one[way]
+                assert drawn[f"{name} {row['direction']} {row['pass']} {way}"] == row[way]
     data = data["model"]  # the passes are those of Algorithms 0 and 3
     passes = [
         "QKᵀ",
@@ -415,20 +415,20 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
         "dQ",
         "dK",
     ]
-    assert [one["pass"] for one in data["standard"]["passes"]] == passes
+    assert [row["pass"] for row in data["standard"]["passes"]] == passes
     # bytes
     N_by_N = 2 * 1024**2 * 1024
     N_by_d = 2 * 1024 * 64 * 1024
     QK, mask, softmax, dropout, PV, *_ = data["standard"]["passes"]
     T_r = data["standard"]["by_M"][0]["T_r"]
     assert (QK["reads"], QK["writes"]) == ((1 + T_r) * N_by_d, N_by_N)
-    assert all((one["reads"], one["writes"]) == (N_by_N, N_by_N) for one in (mask, softmax))
+    assert all((row["reads"], row["writes"]) == (N_by_N, N_by_N) for row in (mask, softmax))
     # Z is a byte an element
     assert (dropout["reads"], dropout["writes"]) == (N_by_N, N_by_N + N_by_N // 2)
     assert (PV["reads"], PV["writes"]) == (N_by_N + T_r * N_by_d, N_by_d)
     once = data["standard"]["by_M"][-1]  # in blocks of 1,024 × 64
     assert (once["T_r"], once["bytes"]) == (1, 18 * N_by_N + 12 * N_by_d)
-    assert [one["pass"] for one in data["flash"]["passes"]] == ["Algorithm 2", "Algorithm 4"]
+    assert [row["pass"] for row in data["flash"]["passes"]] == ["Algorithm 2", "Algorithm 4"]
 
 
 # ----------------------------------------------------------------- Figure 2, right; Figure 3, right
@@ -533,13 +533,13 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
         drawn = widths(ax)
         for (name, by_array), text in zip(bars.items(), bar_titles(ax), strict=True):
             pattern = flashsim.patterns.butterfly if name == "block_sparse" else None
-            asked: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "M": 51_200,
                 "sizing": "fit",
                 "direction": direction,
                 "block_mask": pattern,
             }
-            tally = flashsim.count(name, N=N, d=D, **asked)
+            tally = flashsim.count(name, N=N, d=D, **options)
             assert tally.sram.over == 0
             assert {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()} == {
                 array: (a["reads"], a["writes"]) for array, a in by_array.items()
@@ -568,10 +568,10 @@ def test_figures_of_all_M_name_their_setting(name: str, blocks: str) -> None:
     """N, d, M, the dtype, who chose the blocks, and how many heads: below each axis, or along
     it.
     """
-    data = kept(name)["data"]
-    said = [text for ax in plots.FIGURES[name].draw(data).axes if (text := ax.get_xlabel())]
-    assert said
-    for text in said:
+    data = record_of(name)["data"]
+    words = [text for ax in plots.FIGURES[name].draw(data).axes if (text := ax.get_xlabel())]
+    assert words
+    for text in words:
         for part in ("N", f"d = {data['d']:,}", "float32", blocks, "one head"):
             assert part in text, text
         assert "M = " in text or "M / d²" in text or "size M" in text
@@ -583,13 +583,15 @@ def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> No
     need.
     """
     chart = plots.FIGURES[name]
-    for asked, said in (
+    for options, words in (
         ({}, "the largest blocks that fit M"),
         ({"sizing": "paper"}, "line 1's blocks: needs "),
     ):
-        data = chart.data(N=96, d=8, M=600, **asked)
+        data = chart.data(N=96, d=8, M=600, **options)
         panels = chart.draw(data).axes
-        assert all(said in ax.get_xlabel() and "float32" in ax.get_xlabel() for ax in panels), asked
+        assert all(words in ax.get_xlabel() and "float32" in ax.get_xlabel() for ax in panels), (
+            options
+        )
     peaks = data["sram_peak"] if name == "arrays" else {"": data["sram_peak"]}
     for ax, peak in zip(panels, peaks.values(), strict=True):
         assert f"needs {peak / 600:.0%} of M" in ax.get_xlabel()
@@ -603,7 +605,7 @@ def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> No
 
 @pytest.mark.parametrize(("name", "direction"), [("theorem2", "forward"), ("theorem5", "backward")])
 def test_each_panel_of_a_theorem_says_what_its_own_blocks_need(name: str, direction: str) -> None:
-    data = kept(name)["data"]
+    data = record_of(name)["data"]
     for ax, (variable, panel) in zip(
         plots.FIGURES[name].draw(data).axes, data["panels"].items(), strict=True
     ):
@@ -613,9 +615,9 @@ def test_each_panel_of_a_theorem_says_what_its_own_blocks_need(name: str, direct
         ]
         needs = [tally.sram.peak / size["M"] for tally, size in zip(tallies, sizes, strict=True)]
         least, most = (f"{share:.0%}" for share in (min(needs), max(needs)))
-        said = least if least == most else f"{least} to {most}"
+        words = least if least == most else f"{least} to {most}"
         assert ax.get_xlabel().endswith(
-            f"{data['dtype']}, one head\nline 1's blocks: they need {said} of M"
+            f"{data['dtype']}, one head\nline 1's blocks: they need {words} of M"
         )
 
 
@@ -654,12 +656,12 @@ def test_run_draws_every_read_and_write(
     assert_readable(figure_of(ax))
     run = flashsim.forward("flash_basic", *np.random.default_rng(0).standard_normal((3, 64, 8)))
     small = flashsim.count("flash_basic", N=64, d=8, M=64)
-    for given, title in (
+    for arguments, title in (
         ({"flash": run}, "flash: HBM accesses by array"),
         ({"a": run, "b": run}, "b: as many HBM accesses"),
         ({"flash": run, "small": small}, "small: .*× more HBM accesses"),
     ):
-        assert re.match(title, plots.plot_run(given).get_title(loc="left"))
+        assert re.match(title, plots.plot_run(arguments).get_title(loc="left"))
     with pytest.raises(ValueError, match="empty"):
         plots.plot_run({})
 
@@ -685,10 +687,10 @@ def test_the_main_figure_is_of_one_head() -> None:
     assert figure.get_figwidth() == 3.5
     assert_readable(figure)
     by_array, by_block = figure.axes
-    one = flashsim.count("flash_basic", **size, sizing="fit").hbm
-    assert f"flash_basic: {one.accesses:,}" in [text.get_text() for text in by_array.texts]
-    at = dict(xy(by_block, "theory"))
-    assert one.accesses == at[flashsim.count("flash_basic", **size, sizing="fit").blocks.B_c]
+    hbm = flashsim.count("flash_basic", **size, sizing="fit").hbm
+    assert f"flash_basic: {hbm.accesses:,}" in [text.get_text() for text in by_array.texts]
+    point = dict(xy(by_block, "theory"))
+    assert hbm.accesses == point[flashsim.count("flash_basic", **size, sizing="fit").blocks.B_c]
     assert by_array.get_title(loc="left").startswith("Algorithm 1: ")
     assert by_array.get_xlabel() == "HBM accesses (elements), one head"
     assert by_block.get_ylabel() == "HBM accesses (10³ elements)"
@@ -704,8 +706,8 @@ def test_given_axes_are_returned_and_settings_kept(
     before = dict(matplotlib.rcParams)
     axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
     assert plot_blocks(blocks_data(N=32, d=8), ax=axes[0]) is axes[0]
-    given = axes[1:4]
-    assert plot_theorem2(ax=given) is given
+    arguments = axes[1:4]
+    assert plot_theorem2(ax=arguments) is arguments
     assert plots.plot_run(tallies, ax=axes[4]) is axes[4]
     for name, draw_on, ax in (
         ("sparsity", plot_sparsity, axes[5]),
@@ -715,7 +717,7 @@ def test_given_axes_are_returned_and_settings_kept(
         ("traffic", plot_traffic, axes[11:14]),
         ("arrays", plot_arrays, axes[14:]),
     ):
-        assert draw_on(kept(name)["data"], ax=ax) is ax
+        assert draw_on(record_of(name)["data"], ax=ax) is ax
     assert dict(matplotlib.rcParams) == before
 
 
@@ -725,11 +727,11 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     `test_the_command_of_a_record_makes_its_data`'s.
     """
     chart = plots.FIGURES[name]
-    figure = chart.draw(kept(name)["data"])
+    figure = chart.draw(record_of(name)["data"])
     assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
     assert figure.get_figheight() < 9
     assert_readable(figure)
-    assert chart.what
+    assert chart.about
 
 
 GPU_PICTURES: Any = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))["DRAWN"]
@@ -745,12 +747,12 @@ GPU_PICTURES: Any = runpy.run_path(str(ROOT / "scripts" / "gpu_figures.py"))["DR
 )
 def test_a_gpu_s_picture_names_it_and_is_readable_on_a_phone(record: str, draw_it: Any) -> None:
     """One printed column, 3.5 inches: on a phone 8 points are 11 pixels."""
-    measured = kept(record)
+    measured = record_of(record)
     figure = figure_of(draw_it(measured))
     assert figure.get_figwidth() == 3.5
     assert_readable(figure)
     assert [text for text in words(figure) if MILLION.search(text)] == []
-    assert any(measured["machine"]["gpu"] in said for said in words(figure))
+    assert any(measured["machine"]["gpu"] in text for text in words(figure))
 
 
 MILLION = re.compile(r"\d ?[MG](?![A-Za-z/])")
@@ -767,7 +769,7 @@ def test_a_million_is_told_from_M() -> None:
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_M_is_the_size_of_sram_and_never_a_million(name: str, wide: bool) -> None:
-    figure = plots.FIGURES[name].draw(kept(name)["data"], wide=wide)
+    figure = plots.FIGURES[name].draw(record_of(name)["data"], wide=wide)
     figure.draw_without_rendering()
     assert [text for text in words(figure) if MILLION.search(text)] == []
 
@@ -786,19 +788,19 @@ def keys(figure: Figure) -> dict[str, Any]:
 
 
 def test_grey_bands_and_the_colours_of_bars_have_keys() -> None:
-    approximate = plots.FIGURES["approximate"].draw(kept("approximate")["data"])
-    for figure in (figure_of(plot_figure_3(kept("gpu_figure_3"))), approximate):
+    approximate = plots.FIGURES["approximate"].draw(record_of("approximate")["data"])
+    for figure in (figure_of(plot_figure_3(record_of("gpu_figure_3"))), approximate):
         (band,) = (
             patch for ax in figure.axes for patch in ax.patches if patch.get_gid() == "paper"
         )
         assert keys(figure)["the paper's crossings"].get_facecolor() == band.get_facecolor()
-    figure = figure_of(plot_ladder(kept("gpu_ladder")))
-    shown = {bar.get_facecolor() for bar in figure.axes[0].patches}
+    figure = figure_of(plot_ladder(record_of("gpu_ladder")))
+    colours = {bar.get_facecolor() for bar in figure.axes[0].patches}
     keyed = [
         handle.get_facecolor() for handle in keys(figure).values() if isinstance(handle, Rectangle)
     ]
-    assert len(shown) == 3
-    assert sorted(shown) == sorted(keyed)
+    assert len(colours) == 3
+    assert sorted(colours) == sorted(keyed)
 
 
 SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 4000, "blocks": (8, 12)}
@@ -835,29 +837,31 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
     theorem = name.startswith("theorem")
     small = {"N": 16_384, "d": 48, "M": 20_000} if theorem else SMALL
     other = {**OTHER, "N": 8192, "algorithms": ["q_outer"]} if theorem else OTHER
-    given = {option: value for option, value in small.items() if option in chart.takes}
-    given |= {"P": (1, 2)} if name == "hops" else {}
-    asked = set(chart.takes) & set(OTHER)
-    before = json.dumps(chart.data(**given)) if asked else ""
-    drawn = words(chart.draw(json.loads(before))) if asked else []
-    for option in asked:
+    arguments = {option: value for option, value in small.items() if option in chart.takes}
+    arguments |= {"P": (1, 2)} if name == "hops" else {}
+    options = set(chart.takes) & set(OTHER)
+    before = json.dumps(chart.data(**arguments)) if options else ""
+    drawn = words(chart.draw(json.loads(before))) if options else []
+    for option in options:
         # what, given, would leave this nothing to change
         freed = {"dtype": "M", "M": "blocks"}.get(option)
-        without = {name: value for name, value in given.items() if name != freed}
-        at = before if without == given else json.dumps(chart.data(**without))
+        without = {name: value for name, value in arguments.items() if name != freed}
+        point = before if without == arguments else json.dumps(chart.data(**without))
         numbers = json.loads(json.dumps(chart.data(**without | {option: other[option]})))
         claimed = () if option == "algorithms" else (option,)
         assert [
-            key for key in numbers if key not in claimed and numbers[key] != json.loads(at).get(key)
+            key
+            for key in numbers
+            if key not in claimed and numbers[key] != json.loads(point).get(key)
         ], option
-        assert without != given or words(chart.draw(numbers)) != drawn, option
-    for option in set(OTHER) - asked:
+        assert without != arguments or words(chart.draw(numbers)) != drawn, option
+    for option in set(OTHER) - options:
         with pytest.raises(TypeError, match=option):
             chart.data(**{option: OTHER[option]})
 
 
 def test_the_legend_of_cache_size_covers_no_point() -> None:
-    figure = plots.FIGURES["cache_size"].draw(kept("cache_size")["data"])
+    figure = plots.FIGURES["cache_size"].draw(record_of("cache_size")["data"])
     figure.draw_without_rendering()
     (ax,) = figure.axes
     legend = ax.get_legend()
@@ -877,7 +881,7 @@ def test_slides_titles_are_whole_and_free() -> None:
     stays below it.
     """
     chart = plots.FIGURES["same_curve"]
-    figure = chart.draw(kept("same_curve")["data"], wide=True)
+    figure = chart.draw(record_of("same_curve")["data"], wide=True)
     figure.draw_without_rendering()
     assert all(
         box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in readable(figure))
@@ -904,34 +908,34 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
         )
         assert figure.get_figwidth() * 9 == pytest.approx(figure.get_figheight() * 16)
         assert_readable(figure)
-    for wrong, said in (
+    for wrong, words in (
         ({"name": "nothing"}, "no figure 'nothing'"),
         ({"name": "traffic", "N": 64}, "traffic does not take N; it takes sizing"),
         ({"name": "cache_size", "M": 64}, "cache_size does not take M; it takes N, d, algorithms"),
         ({"name": "theorem2", "ax": Figure().subplots()}, "ax: got one; expected 3 axes"),
         ({"name": "blocks", "ax": ax, "wide": True}, "wide is for a new figure"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=words):
             plots.draw(**wrong)
 
 
 def test_figures_have_the_same_defaults_as_counts() -> None:
-    asked = inspect.signature(flashsim.count).parameters
+    options = inspect.signature(flashsim.count).parameters
     for chart in plots.FIGURES.values():
         # times are of the type that rates are of
         of_rates = "flops" in chart.takes or chart.name == "roofline"
         for name in ("M",) if of_rates else ("M", "dtype"):
-            assert chart.takes.get(name, asked[name].default) == asked[name].default
+            assert chart.takes.get(name, options[name].default) == options[name].default
 
 
 def test_the_size_asked_for_is_the_size_counted() -> None:
     data = plots.FIGURES["pareto"].data(N=128, d=8, M="2KB", dtype="float16")
     assert (data["N"], data["M"]) == (128, 1024)
-    B_r, B_c, peak, moved = data["algorithms"]["flash"]["best"]
+    B_r, B_c, peak, accesses = data["algorithms"]["flash"]["best"]
     tally = flashsim.count("flash", N=128, d=8, M="2KB", dtype="float16", blocks=(B_r, B_c))
-    assert (tally.sram.peak, tally.hbm.accesses) == (peak, moved)
-    moved = appendix_b5_data(N=96, d=8, blocks=(8, 12))["measures"]["forward accesses"]["flash"]
-    assert moved == flashsim.count("flash", N=96, d=8, blocks=(8, 12)).hbm.accesses
+    assert (tally.sram.peak, tally.hbm.accesses) == (peak, accesses)
+    accesses = appendix_b5_data(N=96, d=8, blocks=(8, 12))["measures"]["forward accesses"]["flash"]
+    assert accesses == flashsim.count("flash", N=96, d=8, blocks=(8, 12)).hbm.accesses
     with pytest.raises(flashsim.SramOverflow):
         arrays_data(N=96, d=8, M=600, blocks=(64, 64))
     with pytest.raises(ValueError, match="no range of"):
@@ -952,13 +956,13 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
     axes = plots.FIGURES["approximate"].draw(data).axes
     shape: dict[str, Any] = {"d": 16, "M": 4096}
     for name in ("linformer", "performer"):
-        at = data["crosses"][name]["q_outer"]
-        for N, fewer in ((at - 64, False), (at, True), (at + 64, True)):
-            moved = approximate.count(name, N=N, k=64, **shape).hbm.accesses
+        point = data["crosses"][name]["q_outer"]
+        for N, fewer in ((point - 64, False), (point, True), (point + 64, True)):
+            accesses = approximate.count(name, N=N, k=64, **shape).hbm.accesses
             assert (
-                moved < flashsim.count("q_outer", N=N, sizing="fit", **shape).hbm.accesses
+                accesses < flashsim.count("q_outer", N=N, sizing="fit", **shape).hbm.accesses
             ) == fewer
-        assert {x for x, _ in xy(axes[0], f"{name} crosses")} == {at}
+        assert {x for x, _ in xy(axes[0], f"{name} crosses")} == {point}
         tally = approximate.count(name, N=512, k=64, **shape)
         assert (512, tally.hbm.accesses) in xy(axes[0], f"{name} accesses")
         assert (512, tally.flops.matmul) in xy(axes[1], f"{name} flops")
@@ -1026,9 +1030,9 @@ def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_every_algorithm_has_a_look_of_its_own() -> None:
-    found = looks([*FORWARD, "mine.py:f", "mine.py:g"])
-    assert found["flash"] == looks(["flash"])["flash"]
-    assert found["mine.py:f"].label == "mine.py:f"
+    result = looks([*FORWARD, "mine.py:f", "mine.py:g"])
+    assert result["flash"] == looks(["flash"])["flash"]
+    assert result["mine.py:f"].label == "mine.py:f"
     drawn = looks([*compared(), "mine.py:f", "mine.py:g"]).values()
     assert (
         len({(look.colour, look.marker) for look in drawn})
@@ -1059,17 +1063,19 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
 
     match name:
         case "pareto":
-            frontier = [(peak, moved) for _, _, peak, moved in data["algorithms"][own]["frontier"]]
+            frontier = [
+                (peak, accesses) for _, _, peak, accesses in data["algorithms"][own]["frontier"]
+            ]
             assert xy(axes[0], f"{own} frontier") == frontier
-            B_r, B_c, _, moved = data["algorithms"][own]["best"]
-            assert moved == counted(**size, blocks=(B_r, B_c))
+            B_r, B_c, _, accesses = data["algorithms"][own]["best"]
+            assert accesses == counted(**size, blocks=(B_r, B_c))
         case "cache_size":
             assert xy(axes[0], own)[-1][1] == best_of(mine, N=16, d=2, M=data["M"][-1]).accesses  # type: ignore[union-attr]
         case "blocks":
             assert xy(axes[0], own)[-1] == (16, counted(N=16, d=4, M=10**6, blocks=(4, 16)))
         case "arrays":
-            moved = counted(N=N, d=D)
-            assert f"{own}: {moved:,}" in [text.get_text() for text in axes[0].texts]
+            accesses = counted(N=N, d=D)
+            assert f"{own}: {accesses:,}" in [text.get_text() for text in axes[0].texts]
             assert own not in data["directions"]["backward"]
         case "theorem2":
             assert xy(axes[0], own)[0] == (1024, counted(N=1024, d=64, sizing="paper"))
@@ -1078,17 +1084,17 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
 
 def test_where_fusing_pays_is_read_off_the_curves() -> None:
     rooms = [1, 2, 4, 8]
-    for moved, M in (
+    for accesses, M in (
         ({"x": [80, 40, 20, 10], "y": [40, 40, 40, 40], "z": [99, 99, 99, 30]}, 2),
         ({"x": [80, 40, 20, 10], "y": [28.3, 28.3, 28.3, 28.3]}, 2**1.5),
         ({"x": [None, 40, 20, 10], "y": [50, 50, 50, 50]}, 2),
         ({"x": [9, 9, 9, 9], "y": [5, 50, 50, 5]}, None),
     ):
-        found = pays_from(rooms, moved, ["x"])  # type: ignore[arg-type]
-        assert found == (None if M is None else pytest.approx(M, rel=1e-3))
+        result = pays_from(rooms, accesses, ["x"])  # type: ignore[arg-type]
+        assert result == (None if M is None else pytest.approx(M, rel=1e-3))
 
 
-def kept(name: str) -> dict[str, Any]:
+def record_of(name: str) -> dict[str, Any]:
     """Return the record of a figure that the repository keeps."""
     record: dict[str, Any] = json.loads(
         (ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8")
@@ -1102,26 +1108,29 @@ def test_all_are_drawn_by_the_commands_of_the_records(
 ) -> None:
     """With the records' data and bare axes, which two tests here count and draw."""
     monkeypatch.chdir(tmp_path)
-    asked: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, Any]] = {}
 
     def recorded(name: str, chart: plots.Chart) -> plots.Chart:
-        def data(**given: Any) -> dict[str, Any]:
-            asked[name] = given
-            found: dict[str, Any] = kept(name)["data"]
-            return found
+        def data(**arguments: Any) -> dict[str, Any]:
+            options[name] = arguments
+            result: dict[str, Any] = record_of(name)["data"]
+            return result
 
-        return replace(chart, data=data, on=lambda data, axes: None)
+        return replace(chart, data=data, draw_on=lambda data, axes: None)
 
     charts = {name: recorded(name, chart) for name, chart in plots.FIGURES.items()}
     monkeypatch.setattr(plots, "FIGURES", charts)
     assert main(["plot", "--all", "-o", "figures"]) == 0
-    assert asked == {name: chart.shown for name, chart in charts.items()}
+    assert options == {name: chart.docs_arguments for name, chart in charts.items()}
     for name, saved in zip(charts, capsys.readouterr().out.splitlines(), strict=True):
         assert saved == "Saved " + ", ".join(
             f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json")
         )
         made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-        assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
+        assert (made["command"], made["data"]) == (
+            record_of(name)["command"],
+            record_of(name)["data"],
+        )
 
 
 @pytest.mark.slow
@@ -1131,9 +1140,9 @@ def test_the_command_of_a_record_makes_its_data(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(kept(name)["command"])[1:]) == 0
+    assert main(shlex.split(record_of(name)["command"])[1:]) == 0
     made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-    assert (made["command"], made["data"]) == (kept(name)["command"], kept(name)["data"])
+    assert (made["command"], made["data"]) == (record_of(name)["command"], record_of(name)["data"])
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ def arguments(
     draw: st.DrawFn, valid: Mapping[str, st.SearchStrategy[Any]], most: int = 2
 ) -> dict[str, Any]:
     """Some of the valid arguments, and up to `most` of them junk."""
-    asked = draw(st.lists(st.sampled_from(sorted(valid)), unique=True, max_size=5))
+    keywords = draw(st.lists(st.sampled_from(sorted(valid)), unique=True, max_size=5))
     spoiled = draw(st.lists(st.sampled_from(sorted(valid)), max_size=most))
-    return {name: draw(valid[name]) for name in asked} | {name: draw(junk) for name in spoiled}
+    return {name: draw(valid[name]) for name in keywords} | {name: draw(junk) for name in spoiled}
 
 
 def outcome(call: Callable[..., Any], /, *values: Any, **named: Any) -> Any:
@@ -163,10 +163,10 @@ def outcome(call: Callable[..., Any], /, *values: Any, **named: Any) -> Any:
     return None
 
 
-@given(asked=arguments(VALID_SPEC))
+@given(keywords=arguments(VALID_SPEC))
 @FUZZ
-def test_a_spec_is_made_or_refused_and_cases_are_drawn_from_it(asked: dict[str, Any]) -> None:
-    spec = outcome(Spec, **asked)
+def test_a_spec_is_made_or_refused_and_cases_are_drawn_from_it(keywords: dict[str, Any]) -> None:
+    spec = outcome(Spec, **keywords)
     if spec is None:
         return
     assert eval(repr(spec), {"Spec": Spec}) == spec
@@ -179,16 +179,16 @@ def test_a_spec_is_made_or_refused_and_cases_are_drawn_from_it(asked: dict[str, 
 
 
 @given(
-    asked=arguments(VALID_CASE),
+    keywords=arguments(VALID_CASE),
     spec=arguments(VALID_SPEC, most=0),
     name=st.sampled_from(sorted(CHECKS)) | junk,
 )
 @FUZZ
 def test_a_case_is_made_or_refused_and_replayed(
-    asked: dict[str, Any], spec: dict[str, Any], name: Any
+    keywords: dict[str, Any], spec: dict[str, Any], name: Any
 ) -> None:
     declared = Spec(**spec)
-    case = outcome(Case, **asked)
+    case = outcome(Case, **keywords)
     if case is None:
         return
     assert eval(repr(case), {"Case": Case}) == case
@@ -210,20 +210,20 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@given(fn=CALLABLE | junk, spec=st.just(PLAIN) | junk, asked=arguments(OPTIONS), other=junk)
+@given(fn=CALLABLE | junk, spec=st.just(PLAIN) | junk, keywords=arguments(OPTIONS), other=junk)
 @FUZZ
 def test_the_entry_points_take_what_makes_sense(
-    fn: Any, spec: Any, asked: dict[str, Any], other: Any
+    fn: Any, spec: Any, keywords: dict[str, Any], other: Any
 ) -> None:
-    asked.setdefault("max_examples", 2)
+    keywords.setdefault("max_examples", 2)
     try:
-        report = outcome(check_attention, fn, spec, **asked)
+        report = outcome(check_attention, fn, spec, **keywords)
     except AttentionCheckFailed as failed:
         report = failed.report
     assert report is None or isinstance(report, Report)
     few = {
         name: value
-        for name, value in asked.items()
+        for name, value in keywords.items()
         if name not in ("checks", "on_fail", "progress")
     }
     outcome(parametrize_with_checks, fn, spec, **few)
@@ -234,12 +234,12 @@ def test_the_entry_points_take_what_makes_sense(
 @given(
     fn=CALLABLE | junk,
     xp=st.sampled_from(("torch", "jax", "cupy")) | junk,
-    asked=arguments({"convention": st.sampled_from((None, "sdpa")), "device": st.none()}),
+    keywords=arguments({"convention": st.sampled_from((None, "sdpa")), "device": st.none()}),
 )
 @FUZZ
-def test_wrap_takes_what_makes_sense(fn: Any, xp: Any, asked: dict[str, Any]) -> None:
+def test_wrap_takes_what_makes_sense(fn: Any, xp: Any, keywords: dict[str, Any]) -> None:
     try:
-        outcome(wrap, fn, xp, **asked)
+        outcome(wrap, fn, xp, **keywords)
     except ModuleNotFoundError as missing:
         if find_spec(missing.name or "") is not None or "pip install" not in str(missing):
             raise

@@ -18,8 +18,8 @@ import flashsim
 from flashsim import Causal, KeyPadding, SlidingWindow, SoftCap
 from flashsim.attention.inputs import Array
 from flashsim.testing import CHECKS, Case, wrap
-from flashsim.testing.running import try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.survey import try_check
 
 onnx = pytest.importorskip("onnx", reason='onnx is not installed: pip install -e ".[onnx]"')
 pytestmark = pytest.mark.packages
@@ -104,7 +104,7 @@ def attention(
         )
 
     O = run("flash", cap + masks).O
-    found = {
+    result = {
         "Y": O.swapaxes(1, 2).reshape(len(O), N_q, -1) if flat else O,
         "present_key": K,
         "present_value": V,
@@ -122,8 +122,8 @@ def attention(
         of_heads = [
             hbm.peek("P" if qk_matmul_output_mode == 3 else "S") for hbm in memories.values()
         ]
-        found["qk_matmul_output"] = np.reshape(of_heads, (*Q.shape[:3], N_k))
-    return found
+        result["qk_matmul_output"] = np.reshape(of_heads, (*Q.shape[:3], N_k))
+    return result
 
 
 def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(
@@ -133,12 +133,12 @@ def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(
     wrong = []
     assert len(tests) >= 93  # version 1.23 has these; none has gone
     for name, (attributes, inputs, outputs) in tests.items():
-        found = attention(outputs, **inputs, **attributes)
+        result = attention(outputs, **inputs, **attributes)
         close = CLOSE[inputs["Q"].dtype.name]
         for output, expected in outputs.items():
-            assert found[output].shape == expected.shape, name
+            assert result[output].shape == expected.shape, name
             if not np.allclose(
-                found[output].astype(float), expected.astype(float), rtol=close, atol=close
+                result[output].astype(float), expected.astype(float), rtol=close, atol=close
             ):
                 wrong.append((name, output))
     assert not wrong
@@ -163,6 +163,6 @@ def test_the_kit_finds_a_bug_of_onnx_s_reference(case: Case, right: bool) -> Non
     """
     operator = importlib.import_module("onnx.reference.ops.op_attention").Attention
     kernel = wrap(operator.eval, "numpy", convention="onnx")
-    found = try_check(CHECKS["oracle"], Subject(kernel, kernel.spec()), case)
-    assert found is not None
-    assert found.failed != right
+    result = try_check(CHECKS["oracle"], Kernel(kernel, kernel.spec()), case)
+    assert result is not None
+    assert result.failed != right

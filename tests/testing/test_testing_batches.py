@@ -10,21 +10,21 @@ import pytest
 
 from flashsim.testing import Case, Spec, check_attention, mutants, replay
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.checks.itself import LARGE
+from flashsim.testing.checks.self_consistency import MOST_SCORES
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import BASES, Implementation
-from flashsim.testing.running import Tally, shrink, survey, try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import Tally, shrink, survey, try_check
 
 
 def tried(
-    kernel: Implementation,
+    attention: Implementation,
     name: str,
     examples: int = 24,
     until_failure: bool = False,
     **changes: Any,
 ) -> Tally:
-    subject = Subject(kernel, replace(kernel.spec, **changes))
-    return survey(subject, examples, 0, [name], until_failure=until_failure).tallies[name]
+    kernel = Kernel(attention, replace(attention.spec, **changes))
+    return survey(kernel, examples, 0, [name], until_failure=until_failure).tallies[name]
 
 
 MERGING: list[dict[str, Any]] = [
@@ -37,9 +37,9 @@ MERGING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", MERGING, ids=str)
 def test_log_sum_exps_of_correct_attentions_merge(changes: dict[str, Any]) -> None:
-    found = tried(BASES["unfused"], "mergeable_lse", **changes)
-    assert found.tried > 5
-    assert found.worst < 1
+    result = tried(BASES["unfused"], "mergeable_lse", **changes)
+    assert result.tried > 5
+    assert result.worst < 1
 
 
 def test_a_wrong_log_sum_exp_that_the_output_hides_does_not_merge() -> None:
@@ -59,12 +59,12 @@ def test_rows_whose_stored_scores_may_overflow_need_not_merge() -> None:
 
     for regime in ("gaussian", "massive"):
         case = Case(d=64, N_k=9, dtype="float16", regime=regime)
-        found = try_check(CHECKS["mergeable_lse"], Subject(overflows, spec), case)
+        result = try_check(CHECKS["mergeable_lse"], Kernel(overflows, spec), case)
         if case.problem(spec).overflowing.all():
-            assert found is None  # nothing is asked
+            assert result is None  # nothing is asked
         else:
-            assert found is not None
-            assert not found.failed
+            assert result is not None
+            assert not result.failed
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_an_empty_part_counts_as_what_is_returned_of_it() -> None:
 # NumPy sums in "split" as the shape of the whole batch says
 @pytest.mark.parametrize("name", ["tiled", "unfused"])
 def test_correct_attentions_are_batch_invariant(name: str) -> None:
-    found = tried(BASES[name], "batch_invariance", batch_invariant=True)
-    assert found.tried == 24
-    assert found.worst == 0
+    result = tried(BASES[name], "batch_invariance", batch_invariant=True)
+    assert result.tried == 24
+    assert result.worst == 0
 
 
 @pytest.mark.parametrize("name", ["splits_follow_the_batch", "tiles_follow_the_batch"])
@@ -93,17 +93,17 @@ def test_sums_that_follow_the_batch_are_noticed_where_bits_are_promised(name: st
 
 
 def test_the_smallest_batch_and_the_first_bit_are_shown() -> None:
-    kernel = mutants.splits_follow_the_batch
+    mutant = mutants.splits_follow_the_batch
     check = CHECKS["batch_invariance"]
-    subject = Subject(kernel, kernel.spec)
-    simplest = tried(kernel, "batch_invariance", 200, until_failure=True).simplest
+    kernel = Kernel(mutant, mutant.spec)
+    simplest = tried(mutant, "batch_invariance", 200, until_failure=True).simplest
     assert simplest is not None
-    found = shrink(check, subject, simplest.case)
-    assert found is not None
-    assert found.case.B < simplest.case.B or found.case.B == 2
-    assert 8 < found.case.N_k <= 17  # more keys than one part has, and few parts
+    result = shrink(check, kernel, simplest.case)
+    assert result is not None
+    assert result.case.B < simplest.case.B or result.case.B == 2
+    assert 8 < result.case.N_k <= 17  # more keys than one part has, and few parts
     with pytest.raises(AssertionError, match=r"in a batch of(.|\n)*first differ in bit \d+ of"):
-        replay(kernel, kernel.spec, "batch_invariance", found.case)
+        replay(mutant, mutant.spec, "batch_invariance", result.case)
 
 
 def test_no_sequence_within_one_part_shows_how_sequences_are_split() -> None:
@@ -123,19 +123,19 @@ def test_a_sequence_that_reads_its_neighbour_fails_without_a_promise() -> None:
 
 def test_a_batch_is_made_where_a_case_has_one_sequence() -> None:
     fit = CHECKS["batch_invariance"].fit
-    subject = Subject(BASES["split"], BASES["split"].spec)
-    made = [fit(Case(seed=seed, block=(8, 4)), subject) for seed in range(128)]
+    kernel = Kernel(BASES["split"], BASES["split"].spec)
+    made = [fit(Case(seed=seed, block=(8, 4)), kernel) for seed in range(128)]
     assert {case.B for case in made if case} == {2, 3, 5, 17}
     around = {m * 4 + off for m in (1, 2, 3, 5) for off in (-1, 0, 1, 2)}
     assert {case.N_k for case in made if case} == {1, *(n for n in around if n > 4)}
-    assert all(case and fit(case, subject) == case for case in made)  # or nothing would shrink
-    long = fit(Case(N_k=4100, N_q=3), subject)
+    assert all(case and fit(case, kernel) == case for case in made)  # or nothing would shrink
+    long = fit(Case(N_k=4100, N_q=3), kernel)
     assert long is not None
     assert long.B == 2
-    assert long.scores > LARGE
+    assert long.scores > MOST_SCORES
     # two would be more than a case may have
-    assert fit(Case(H_kv=4, N_k=6000, N_q=6000), subject) is None
-    few = replace(subject, spec=replace(subject.spec, max_shapes=3))
+    assert fit(Case(H_kv=4, N_k=6000, N_q=6000), kernel) is None
+    few = replace(kernel, spec=replace(kernel.spec, max_shapes=3))
     assert fit(Case(), few) is None
     assert fit(Case(B=2), few) == Case(B=2)
 
@@ -150,7 +150,7 @@ def test_a_batch_keeps_the_lengths_that_are_declared(changes: dict[str, Any]) ->
     N_q, N_k = spec.lengths(1, 1)
     for seed in range(32):
         case = CHECKS["batch_invariance"].fit(
-            Case(N_q=N_q, N_k=N_k, seed=seed), Subject(BASES["split"], spec)
+            Case(N_q=N_q, N_k=N_k, seed=seed), Kernel(BASES["split"], spec)
         )
         assert case is not None
         assert spec.lengths(case.N_q, case.N_k) == (case.N_q, case.N_k)

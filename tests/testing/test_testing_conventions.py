@@ -13,8 +13,8 @@ import pytest
 from flashsim.cli import check
 from flashsim.testing import CHECKS, Case, Spec, wrap
 from flashsim.testing.conventions import CONVENTIONS
-from flashsim.testing.running import try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.survey import try_check
 from flashsim.tracing.planting import mutated
 from tests.helpers import libraries
 
@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(convention: str, *changes: tuple[str, str]) -> Subject:
+def made(convention: str, *changes: tuple[str, str]) -> Kernel:
     """Return a stand-in, with changes to its text, as the kit has it."""
     function, more, promises = KINDS[convention]
     fn: Any = partial(mutated(function, *changes) if changes else function, **more)
@@ -60,7 +60,7 @@ def made(convention: str, *changes: tuple[str, str]) -> Subject:
     kernel = wrap(
         fn, "numpy", convention=convention, page=2 if CONVENTIONS[convention].page else None
     )
-    return Subject(kernel, kernel.spec(**promises))
+    return Kernel(kernel, kernel.spec(**promises))
 
 
 def case_for(spec: Spec, name: str) -> Case:
@@ -76,11 +76,11 @@ def case_for(spec: Spec, name: str) -> Case:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("convention", KINDS)
 def test_a_right_function_passes_every_check(convention: str, name: str) -> None:
-    subject = made(convention)
-    for each in (each for each in CHECKS.values() if not each.needs(subject)):
+    kernel = made(convention)
+    for each in (each for each in CHECKS.values() if not each.needs(kernel)):
         if (convention, each.name) != ("onnx", "masked_kv_poison"):  # 0 · NaN, as in its reference
-            found = try_check(each, subject, case_for(subject.spec, name))
-            assert found is None or not found.failed, (each.name, found)
+            result = try_check(each, kernel, case_for(kernel.spec, name))
+            assert result is None or not result.failed, (each.name, result)
 
 
 BUGS = {
@@ -157,38 +157,38 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_shows(bug: str) -> None:
     convention, shows, name, before, after = BUGS[bug]
-    subject = made(convention, (before, after))
-    found = try_check(CHECKS[shows], subject, case_for(subject.spec, name))
-    assert found is not None
-    assert found.failed
-    assert not found.broken  # it answers, and wrongly
+    kernel = made(convention, (before, after))
+    result = try_check(CHECKS[shows], kernel, case_for(kernel.spec, name))
+    assert result is not None
+    assert result.failed
+    assert not result.broken  # it answers, and wrongly
 
 
 @pytest.mark.parametrize("wrong", ["layout", "last"])
 def test_flashinfer_s_pages_read_wrongly_show(wrong: str) -> None:
     class Wrong(libraries.BatchPrefillWithPagedKVCacheWrapper):
         def plan(  # type: ignore[override]
-            self, qo: Any, indptr: Any, indices: Any, last: Any, *more: Any, **given: Any
+            self, qo: Any, indptr: Any, indices: Any, last: Any, *more: Any, **keywords: Any
         ) -> None:
             super().plan(
-                qo, indptr, indices, 2 * (last > 0) if wrong == "last" else last, *more, **given
+                qo, indptr, indices, 2 * (last > 0) if wrong == "last" else last, *more, **keywords
             )
 
     # 2 rows a page, and 2 heads: no shape tells the layout
     kernel = wrap(
         Wrong("HND" if wrong == "layout" else "NHD"), "numpy", convention="flashinfer", page=2
     )
-    found = try_check(CHECKS["oracle"], Subject(kernel, kernel.spec(head_dims=None)), CASE)
-    assert found is not None
-    assert found.failed
-    assert not found.broken
+    result = try_check(CHECKS["oracle"], Kernel(kernel, kernel.spec(head_dims=None)), CASE)
+    assert result is not None
+    assert result.failed
+    assert not result.broken
 
 
 def test_calls_are_as_documented() -> None:
     got: list[Any] = []
 
-    def records(*arrays: Any, **given: Any) -> Any:
-        got.append((arrays, given))
+    def records(*arrays: Any, **keywords: Any) -> Any:
+        got.append((arrays, keywords))
         return np.zeros_like(arrays[0])
 
     q, k, v, _ = CASE.arrays(Spec(gqa=True, dtypes=("float16",)))
@@ -219,7 +219,7 @@ def test_calls_are_as_documented() -> None:
     assert indptr[-1] == len(lists[1]["paged_kv_indices"])
     assert ((last > 0) == (np.diff(indptr) > 0)).all()
     assert {
-        a.dtype.name for _, given in got for a in given.values() if isinstance(a, np.ndarray)
+        a.dtype.name for _, keywords in got for a in keywords.values() if isinstance(a, np.ndarray)
     } == {"int32"}
 
 
@@ -243,7 +243,7 @@ def test_what_a_convention_does_not_have_is_refused() -> None:
         kernel.spec(layout="BNHD")
     with pytest.raises(ValueError, match="seed is 3; expected none"):
         kernel(*(np.zeros((1, 1, 2, 8), np.float16),) * 3, seed=3)
-    kernel._bridge.gradients = lambda *given: given
+    kernel._bridge.gradients = lambda *keywords: keywords
     with pytest.raises(AttributeError, match="convention 'vllm' is for decoding"):
         _ = kernel.backward
 

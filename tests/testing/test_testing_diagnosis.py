@@ -14,16 +14,16 @@ import pytest
 
 from flashsim.attention.inputs import Array
 from flashsim.testing import check_attention
+from flashsim.testing.bug_models import BugModel, Inputs, models_for
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion, diagnose
-from flashsim.testing.diagnosis.exhibits import aspects
+from flashsim.testing.diagnosis.kernel_results import kernel_results
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL
 from flashsim.testing.problem import Problem
-from flashsim.testing.running import Finding, survey, try_check
 from flashsim.testing.spec import Spec
-from flashsim.testing.subject import Subject
-from flashsim.testing.suspects import Question, Suspect, suspects
+from flashsim.testing.survey import Finding, survey, try_check
 
 SPEC = Spec(
     dtypes=("float32", "float16"),
@@ -36,10 +36,10 @@ SPEC = Spec(
     d_v=True,
     strides="last_contiguous",
 )
-SUSPECTS = suspects(SPEC)
+MODELS = models_for(SPEC)
 FAMILIES = {
-    family: [s for s in SUSPECTS if s.family == family]
-    for family in dict.fromkeys(s.family for s in SUSPECTS)
+    family: [s for s in MODELS if s.family == family]
+    for family in dict.fromkeys(s.family for s in MODELS)
 }
 IN_EMPTY_ROWS = {"lse_of_empty_row", "empty_row_nan", "empty_row_mean", "sentinel"}
 # what the spec, or the kernel, says; told in other tests
@@ -61,41 +61,43 @@ def problem_of(
     ) if problem.dropout_p else None
 
 
-def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec = SPEC) -> Subject:
+def kernel_with(model: BugModel | None, back: BugModel | None = None, spec: Spec = SPEC) -> Kernel:
     """Return a kernel that computes what the model does, in the forward or the backward pass,
     and is right otherwise.
     """
 
     def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-        problem, kept = problem_of(q, k, v, options, spec)
+        problem, keep_mask = problem_of(q, k, v, options, spec)
         right = problem.solution
-        found = [right.O if kept is None else problem.dropped(kept)[0], right.lse]
+        suspicions = [right.O if keep_mask is None else problem.dropped(keep_mask)[0], right.lse]
         for n, aspect in enumerate(("O", "lse")):
-            if suspect is not None and (
-                answers := suspect.answers(Question(problem, kept, aspect, (found[n],)))
+            if model is not None and (
+                answers := model.answers(Inputs(problem, keep_mask, aspect, (suspicions[n],)))
             ):
-                found[n] = answers[0][0]
-        return found[0].astype(q.dtype), found[1]
+                suspicions[n] = answers[0][0]
+        return suspicions[0].astype(q.dtype), suspicions[1]
 
     def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> list[Array]:
-        problem, kept = problem_of(q, k, v, options, spec)
-        exact = problem.gradients(kept).exact
+        problem, keep_mask = problem_of(q, k, v, options, spec)
+        exact = problem.gradients(keep_mask).exact
         problem.__dict__["dO"] = do
-        answers = [] if back is None else back.answers(Question(problem, kept, "gradients", exact))
+        answers = (
+            [] if back is None else back.answers(Inputs(problem, keep_mask, "gradients", exact))
+        )
         return [a.astype(q.dtype) for a in (answers[-1] if answers else exact)]
 
-    return Subject(forward, spec, backward, keep)
+    return Kernel(forward, spec, backward, keep)
 
 
 def gathered(
-    kernel: Subject, check: str, examples: int = 60
+    kernel: Kernel, check: str, examples: int = 60
 ) -> tuple[list[Finding], list[tuple[Case, bool]]]:
-    found = survey(kernel, examples, 0, [check])
-    if not found.tallies[check].failed:
-        found = survey(kernel, 5 * examples, 1, [check])
-    simplest = found.tallies[check].simplest
+    suspicions = survey(kernel, examples, 0, [check])
+    if not suspicions.tallies[check].failed:
+        suspicions = survey(kernel, 5 * examples, 1, [check])
+    simplest = suspicions.tallies[check].simplest
     assert simplest is not None, "no case fails"
-    verdicts = [(case, passed) for case, passed, _ in found.verdicts]
+    verdicts = [(case, passed) for case, passed, _ in suspicions.verdicts]
     with np.errstate(all="ignore"):
         others = [
             try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed
@@ -103,32 +105,32 @@ def gathered(
     return [simplest, *(f for f in others if f is not None)], verdicts
 
 
-def diagnosed(kernel: Subject, check: str, examples: int = 60) -> list[Suspicion]:
+def diagnosed(kernel: Kernel, check: str, examples: int = 60) -> list[Suspicion]:
     return diagnose(kernel, *gathered(kernel, check, examples))
 
 
-def families(found: list[Suspicion]) -> list[str]:
-    by_words = {s.says: s.family for s in SUSPECTS}
-    return [by_words.get(s.says.removeprefix("In the backward pass: "), s.says) for s in found]
+def families(suspicions: list[Suspicion]) -> list[str]:
+    by_words = {s.says: s.family for s in MODELS}
+    return [by_words.get(s.says.removeprefix("In the backward pass: "), s.says) for s in suspicions]
 
 
-def check_for(suspect: Suspect) -> tuple[str, bool]:
+def check_for(model: BugModel) -> tuple[str, bool]:
     """Return the check that shows the bug, and whether it is one of the backward pass."""
     problem = Case(B=2, H_kv=2, group=2, N_q=5, N_k=7, d=3, dropout_p=0.5).problem(SPEC)
-    question = Question(
+    inputs = Inputs(
         problem, keep(problem.score_shape, 0.5, 0), "gradients", problem.gradients().exact
     )
     with np.errstate(all="ignore"):
-        of_gradients = bool(suspect.answers(question))
-    forward = bool(suspect.answers(Question(problem, question.keep, "O", (problem.solution.O,))))
-    dropout = "dropout" in suspect.says.lower()
+        of_gradients = bool(model.answers(inputs))
+    forward = bool(model.answers(Inputs(problem, inputs.keep, "O", (problem.solution.O,))))
+    dropout = "dropout" in model.says.lower()
     if of_gradients and not forward:
         return ("dropout_gradients" if dropout else "gradients"), True
     if dropout:
         return "dropout", False
-    if suspect.family in IN_EMPTY_ROWS:
+    if model.family in IN_EMPTY_ROWS:
         return "empty_rows", False
-    return ("log_sum_exp" if suspect.family.startswith(("lse", "sum_in_16")) else "oracle"), False
+    return ("log_sum_exp" if model.family.startswith(("lse", "sum_in_16")) else "oracle"), False
 
 
 @pytest.mark.slow
@@ -137,7 +139,7 @@ def check_for(suspect: Suspect) -> tuple[str, bool]:
 )
 @np.errstate(all="ignore")
 def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
-    suspect = FAMILIES[family][0]
+    model = FAMILIES[family][0]
     backward = family in {
         "gradient_unscaled",
         "gradient_scaled_twice",
@@ -157,13 +159,13 @@ def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
         "dv_undivided",
         "dP_undivided",
     }
-    check, _ = check_for(suspect)
+    check, _ = check_for(model)
     if backward:
-        check = "dropout_gradients" if "dropout" in suspect.says.lower() else "gradients"
-    found = diagnosed(
-        kernel_with(None if backward else suspect, suspect if backward else None), check
+        check = "dropout_gradients" if "dropout" in model.says.lower() else "gradients"
+    suspicions = diagnosed(
+        kernel_with(None if backward else model, model if backward else None), check
     )
-    assert family in families(found), (suspect.says, found)
+    assert family in families(suspicions), (model.says, suspicions)
 
 
 SLOWER = [
@@ -175,11 +177,11 @@ SLOWER = [
 @pytest.mark.parametrize("family", ["scale_missing", *SLOWER])
 @np.errstate(all="ignore")
 def test_a_wrong_reading_is_told_from_gradients_too(family: str) -> None:
-    suspect = FAMILIES[family][0]
-    for forward in (suspect, None):
-        found = diagnosed(kernel_with(forward, suspect), "gradients")
-        assert families(found)[0] == family
-        assert found[0].says.startswith("In the backward pass: ")
+    model = FAMILIES[family][0]
+    for forward in (model, None):
+        suspicions = diagnosed(kernel_with(forward, model), "gradients")
+        assert families(suspicions)[0] == family
+        assert suspicions[0].says.startswith("In the backward pass: ")
 
 
 # The museum's kernels know nothing of the models: what is said of them, in part.
@@ -229,8 +231,8 @@ def test_kernels_of_the_museum_are_told(name: str) -> None:
     check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(
         mutant.part, CHECK_OF.get(name, "oracle")
     )
-    found = diagnosed(Subject(built.forward, built.spec, built.backward, built.keep), check, 25)
-    assert MUSEUM[name] in found[0].says, found
+    suspicions = diagnosed(Kernel(built.forward, built.spec, built.backward, built.keep), check, 25)
+    assert MUSEUM[name] in suspicions[0].says, suspicions
 
 
 def right(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
@@ -269,24 +271,24 @@ def raises(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
 
 def test_an_unknown_bug_is_no_known_one() -> None:
     for kernel in (one_percent_off, garbage, raises):
-        assert diagnosed(Subject(kernel, SPEC), "oracle", 30 if kernel is raises else 60) == []
+        assert diagnosed(Kernel(kernel, SPEC), "oracle", 30 if kernel is raises else 60) == []
 
 
 @pytest.mark.parametrize("contradicted", [False, True])
 def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -> None:
     """Of nine failing cases, eight give the bug's numbers, and one gives others."""
-    (suspect,) = FAMILIES["scale_missing"]
-    exact = kernel_with(suspect)
+    (model,) = FAMILIES["scale_missing"]
+    exact = kernel_with(model)
 
     def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
         out = exact.fn(q, k, v, **options)
         return (out[0] * 1.5 if contradicted and q.shape[-1] == 3 else out[0]), out[1]
 
     cases = [Case(N_q=n, N_k=n, d=4) for n in range(2, 10)] + [Case(N_q=6, N_k=6, d=3)]
-    findings = [try_check(CHECKS["oracle"], Subject(kernel, SPEC), case) for case in cases]
+    findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in cases]
     assert all(finding is not None and finding.failed for finding in findings)
-    found = diagnose(Subject(kernel, SPEC), [f for f in findings if f is not None], [])
-    assert families(found) == ([] if contradicted else ["scale_missing"])
+    suspicions = diagnose(Kernel(kernel, SPEC), [f for f in findings if f is not None], [])
+    assert families(suspicions) == ([] if contradicted else ["scale_missing"])
 
 
 def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
@@ -299,47 +301,51 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
 
     shown = Case(N_q=2, N_k=5, d=4)
     other = Case(N_q=3, N_k=7, d=4, causal=True)
-    findings = [try_check(CHECKS["oracle"], Subject(kernel, SPEC), case) for case in (shown, other)]
+    findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in (shown, other)]
     in_common = Suspicion("What they have in common", (), "")
     monkeypatch.setattr("flashsim.testing.diagnosis.in_common", lambda *_: [in_common])
-    for order, said in ((findings, True), (findings[::-1], False)):
-        bug, more = diagnose(Subject(kernel, SPEC), [f for f in order if f is not None], [])
+    for order, text in ((findings, True), (findings[::-1], False)):
+        bug, more = diagnose(Kernel(kernel, SPEC), [f for f in order if f is not None], [])
         assert "aligned at the top left" in bug.says
-        assert ("in 1 of 2 examined failing cases, not in the one shown" in bug.evidence) == said
+        assert ("in 1 of 2 examined failing cases, not in the one shown" in bug.evidence) == text
         assert more == in_common
-    (bug,) = diagnose(Subject(kernel, SPEC), [f for f in findings[1:] if f is not None], [])
+    (bug,) = diagnose(Kernel(kernel, SPEC), [f for f in findings[1:] if f is not None], [])
     assert "aligned at the top left" in bug.says
 
 
 def test_what_failing_cases_have_in_common_is_said_and_reading_beyond_the_arrays_is_noticed() -> (
     None
 ):
-    found = diagnosed(Subject(off_if_long_and_causal, SPEC), "oracle", 120)
-    assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]
-    assert "in 0 of " in found[0].evidence
-    assert found[0].threads
-    found = diagnosed(Subject(beyond_the_end, SPEC), "oracle", 40)
-    assert found[0].says.startswith("Memory outside of the arrays")
+    suspicions = diagnosed(Kernel(off_if_long_and_causal, SPEC), "oracle", 120)
+    assert [s.says.split(":")[0] for s in suspicions] == [
+        "It fails only with causal and H_q > H_kv"
+    ]
+    assert "in 0 of " in suspicions[0].evidence
+    assert suspicions[0].threads
+    suspicions = diagnosed(Kernel(beyond_the_end, SPEC), "oracle", 40)
+    assert suspicions[0].says.startswith("Memory outside of the arrays")
 
 
 @pytest.mark.parametrize("kernel", [one_percent_off, raises, right, garbage])
 def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
-    assert diagnose(Subject(kernel, SPEC), [], []) == []
+    assert diagnose(Kernel(kernel, SPEC), [], []) == []
     tiny = Finding("oracle", Case(), 2.0)
     for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
-        found = diagnose(
-            Subject(kernel, SPEC),
+        suspicions = diagnose(
+            Kernel(kernel, SPEC),
             [tiny, Finding("dropout_gradients", case, 2.0)],
             [(case, False)] * 20,
         )
-        assert len(found) <= 3
+        assert len(suspicions) <= 3
 
 
 @pytest.mark.parametrize("check", ["empty_rows", "oracle"])
 def test_what_a_check_is_about_is_looked_at_first(check: str) -> None:
     problem = Case(N_q=3, N_k=2, d=2, causal=True).problem(SPEC)
-    first = next(aspects(Subject(right, SPEC), Finding(check, Case(), 2.0), problem)).asked[0]
-    assert np.ravel(first.at).tolist() == [
+    first = next(
+        kernel_results(Kernel(right, SPEC), Finding(check, Case(), 2.0), problem)
+    ).comparisons[0]
+    assert np.ravel(first.where).tolist() == [
         check == "empty_rows",
         check == "oracle",
         check == "oracle",
@@ -365,10 +371,10 @@ def test_what_is_wrong_in_empty_rows_is_told() -> None:
         (divides, keyless, "every key is masked is NaN"),  # which is not a mean of values
         (finite, SPEC, "is a finite number, not −∞"),
     ]
-    for kernel, spec, said in kernels:
-        found = diagnosed(Subject(kernel, spec), "empty_rows")
-        assert said in found[0].says
-        assert len(found) == 1 or kernel is not divides
+    for kernel, spec, text in kernels:
+        suspicions = diagnosed(Kernel(kernel, spec), "empty_rows")
+        assert text in suspicions[0].says
+        assert len(suspicions) == 1 or kernel is not divides
 
 
 def test_a_diagnosis_is_quick() -> None:
@@ -385,8 +391,8 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one() -> None:
     q, k, v = (random.standard_normal((1, 1, 5, 4), np.float32) for _ in range(3))
     for mask, causal in product((None, random.random((1, 1, 5, 5)) > 0.4), (False, True)):
         problem = Problem(q, k, v, SPEC, causal=causal, mask=mask)
-        question = Question(problem, None, "O", (problem.solution.O,))
-        answered = {name for name in FAMILIES if FAMILIES[name][0].answers(question)}
+        inputs = Inputs(problem, None, "O", (problem.solution.O,))
+        answered = {name for name in FAMILIES if FAMILIES[name][0].answers(inputs)}
         assert {"mask_ignored", "mask_inverted"} & answered == (
             set() if mask is None else {"mask_ignored", "mask_inverted"}
         )
@@ -394,11 +400,11 @@ def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one() -> None:
 
 
 def answer_of(
-    family: str, problem: Problem, aspect: str, kept: Array | None = None, number: int = 0
+    family: str, problem: Problem, aspect: str, keep_mask: Array | None = None, number: int = 0
 ) -> Any:
-    right = problem.gradients(kept).exact if aspect == "gradients" else (problem.solution.O,)
-    found = FAMILIES[family][number].answers(Question(problem, kept, aspect, right))
-    return found[0] if found else None
+    right = problem.gradients(keep_mask).exact if aspect == "gradients" else (problem.solution.O,)
+    suspicions = FAMILIES[family][number].answers(Inputs(problem, keep_mask, aspect, right))
+    return suspicions[0] if suspicions else None
 
 
 def test_models_of_bugs_compute_what_they_say() -> None:
@@ -418,11 +424,12 @@ def test_models_of_bugs_compute_what_they_say() -> None:
     assert np.isnan(answer_of("tail_nan", problem.but(causal=False), "O")[0]).all()
 
     dropping = problem.but(dropout_p=0.75)
-    kept = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
-    weights = np.where(kept[0, 0], P, 0)
+    keep_mask = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
+    weights = np.where(keep_mask[0, 0], P, 0)
     O = weights @ v / weights.sum(1, keepdims=True)
     answers = [
-        answer_of("dropout_renormalised", dropping, "O", kept, number)[0][0, 0] for number in (0, 1)
+        answer_of("dropout_renormalised", dropping, "O", keep_mask, number)[0][0, 0]
+        for number in (0, 1)
     ]
     for got, want in zip(answers, (O, 4 * O), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
@@ -431,7 +438,7 @@ def test_models_of_bugs_compute_what_they_say() -> None:
 # --------------------------------------------------------------- no suspect that a case contradicts
 
 
-def causal_by(shift: Callable[[int, int], int]) -> Subject:
+def causal_by(shift: Callable[[int, int], int]) -> Kernel:
     """Return a kernel that is right but for the causal diagonal, which is moved by another
     number.
     """
@@ -447,15 +454,17 @@ def causal_by(shift: Callable[[int, int], int]) -> Subject:
         l = p.sum(-1, keepdims=True)
         return np.asarray((p / np.where(l == 0, 1, l) @ v.astype(float)).astype(q.dtype))
 
-    return Subject(kernel, Spec(causal="bottom_right"))
+    return Kernel(kernel, Spec(causal="bottom_right"))
 
 
-def told(kernel: Subject, examples: int = 50, **options: Any) -> dict[str, list[str]]:
+def diagnosis_of(kernel: Kernel, examples: int = 50, **options: Any) -> dict[str, list[str]]:
     """Return what a check-up says of each failing check."""
-    found = check_attention(
+    suspicions = check_attention(
         kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options
     )
-    return {failure.check: [s.says for s in failure.suspicions] for failure in found.failures[:3]}
+    return {
+        failure.check: [s.says for s in failure.suspicions] for failure in suspicions.failures[:3]
+    }
 
 
 @pytest.mark.slow
@@ -473,15 +482,15 @@ def told(kernel: Subject, examples: int = 50, **options: Any) -> dict[str, list[
 def test_a_causal_offset_is_told_as_no_other_that_a_case_contradicts(
     shift: Callable[[int, int], int], bug: str, fail_fast: bool
 ) -> None:
-    said = told(causal_by(shift), fail_fast=fail_fast, checks=["oracle", "causal_no_leak"])
-    assert said
-    for check, suspicions in said.items():
+    text = diagnosis_of(causal_by(shift), fail_fast=fail_fast, checks=["oracle", "causal_no_leak"])
+    assert text
+    for check, suspicions in text.items():
         assert bug in suspicions[0], (check, suspicions)
         if not fail_fast:
             assert len(suspicions) == 1, (check, suspicions)
 
 
-def overflowing(before: bool) -> Subject:
+def overflowing(before: bool) -> Kernel:
     """Return a kernel that keeps its scores in float16, before or after they are scaled."""
 
     def kernel(q: Array, k: Array, v: Array) -> Array:
@@ -497,17 +506,17 @@ def overflowing(before: bool) -> Subject:
         l = p.sum(-1, keepdims=True)
         return np.asarray((p @ v.astype(np.float32) / np.where(l == 0, 1, l)).astype(q.dtype))
 
-    return Subject(kernel, Spec(dtypes=("float16",), block=(8, 4), d_v=True, strides="contiguous"))
+    return Kernel(kernel, Spec(dtypes=("float16",), block=(8, 4), d_v=True, strides="contiguous"))
 
 
 @pytest.mark.parametrize("before", [False, True])
 @np.errstate(all="ignore")
 def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> None:
-    said = told(overflowing(before), 80, checks=["oracle"])["oracle"]
-    assert said[0].startswith(
+    text = diagnosis_of(overflowing(before), 80, checks=["oracle"])["oracle"]
+    assert text[0].startswith(
         "The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before
     )
-    assert len(said) == 1, said
+    assert len(text) == 1, text
 
 
 # ---------------------------------------------------- what public kernels did, and was told wrongly
@@ -540,10 +549,10 @@ def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
         whole = whole.base
     flat = whole.ravel()
     start = (v.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // v.itemsize
-    at = start + sum(
+    bound = start + sum(
         np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape)
     )
-    return np.asarray(plain(q, k, flat[np.minimum(at, flat.size - 1)])[0].astype(q.dtype))
+    return np.asarray(plain(q, k, flat[np.minimum(bound, flat.size - 1)])[0].astype(q.dtype))
 
 
 def query_rounded(q: Array, k: Array, v: Array) -> Array:
@@ -590,11 +599,11 @@ def test_what_public_kernels_did_is_told(
         def kernel(q: Array, k: Array, v: Array) -> Array:
             return np.asarray(inner(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2))
 
-    said = told(Subject(kernel, spec), 100, checks=["oracle"])["oracle"]
-    assert said[0].startswith(says), said
+    text = diagnosis_of(Kernel(kernel, spec), 100, checks=["oracle"])["oracle"]
+    assert text[0].startswith(says), text
     if kernel is query_rounded:  # it passes where stored scores are declared
-        assert "oracle" not in told(
-            Subject(query_rounded, replace(HALF, stores="scores")), 100, checks=["oracle"]
+        assert "oracle" not in diagnosis_of(
+            Kernel(query_rounded, replace(HALF, stores="scores")), 100, checks=["oracle"]
         )
 
 
@@ -606,10 +615,10 @@ def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset
         return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
 
     for few in (3, 4):
-        said = told(
-            Subject(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"]
+        text = diagnosis_of(
+            Kernel(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"]
         )["oracle"]
-        assert not [each for each in said if "offset" in each], (few, said)
+        assert not [each for each in text if "offset" in each], (few, text)
 
 
 def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_too() -> None:
@@ -623,5 +632,5 @@ def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_
             np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype)
         )
 
-    said = told(Subject(far_below, Spec()), 200, checks=["oracle"])["oracle"]
-    assert [each.partition(":")[0] for each in said] == ["It fails only with regime negative"]
+    text = diagnosis_of(Kernel(far_below, Spec()), 200, checks=["oracle"])["oracle"]
+    assert [each.partition(":")[0] for each in text] == ["It fails only with regime negative"]

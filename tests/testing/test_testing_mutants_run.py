@@ -181,11 +181,11 @@ def results(implementation: Implementation, case: Case) -> tuple[Array, ...]:
     q, k, v, do = case.arrays()
     options = case.options()
     with np.errstate(all="ignore"):
-        found = (
+        result = (
             *implementation(q, k, v, **options),
             *implementation.backward(q, k, v, do, **options),
         )
-    return *found, q, k, v, do
+    return *result, q, k, v, do
 
 
 def differs(mutant: Mutant, built: Implementation, case: Case) -> set[str]:
@@ -219,17 +219,19 @@ def test_the_bug_is_one(mutant: Mutant) -> None:
     hiding = mutant.build()
     assert not all(differs(mutant, hiding, case) for case in TRIED)
     built = mutant.build()  # anew: some bugs are in what a kernel remembers
-    shown = (differs(mutant, built, case) for case in TRIED)
+    difference = (differs(mutant, built, case) for case in TRIED)
     if mutant.part == "forward":
-        assert any(shown)
+        assert any(difference)
         return
-    noticed = [*shown]
+    noticed = [*difference]
     assert any(noticed)
     if mutant.part == "backward":
         assert not set().union(*noticed) & {"O", "lse"}
     if mutant.part == "dropout":
         assert not any(
-            shown for shown, case in zip(noticed, TRIED, strict=True) if case.dropout_p == 0
+            difference
+            for difference, case in zip(noticed, TRIED, strict=True)
+            if case.dropout_p == 0
         )
 
 

@@ -33,7 +33,7 @@ def test_the_smallest_case_keeps_what_its_kind_is() -> None:
 def test_other_specs_change_up_to_three_things_the_fewest_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probe, "there_is", lambda dtype: dtype != "bfloat16")
+    monkeypatch.setattr(probe, "exists", lambda dtype: dtype != "bfloat16")
     changes = list(probe.other_specs(Spec(dtypes=("float32",), lse=None)))
     sizes = [len(each) for each in changes]
     assert sizes == sorted(sizes)
@@ -47,6 +47,6 @@ def test_a_type_without_its_package_is_not_there(monkeypatch: pytest.MonkeyPatch
     def missing(_: Any) -> Any:
         raise ValueError("bfloat16 needs ml_dtypes")
 
-    assert probe.there_is("float32")
+    assert probe.exists("float32")
     monkeypatch.setattr(probe, "float_dtype", missing)
-    assert not probe.there_is("bfloat16")
+    assert not probe.exists("bfloat16")

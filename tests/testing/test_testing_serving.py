@@ -15,13 +15,13 @@ import pytest
 from flashsim.attention.inputs import Array
 from flashsim.testing import Case, Spec, check_attention, mla, mutants, paged, replay, varlen
 from flashsim.testing.checks import CHECKS
-from flashsim.testing.diagnosis.experiments import _split_otherwise
+from flashsim.testing.diagnosis.experiments import _split_by_batch
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import BASES, OUTSIDE, SERVING, Mutant
 from flashsim.testing.mutants.mutant import SERVING as CORRECT
 from flashsim.testing.regimes import SINKS
-from flashsim.testing.running import survey, try_check
 from flashsim.testing.spec import FP8
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import survey, try_check
 from tests.helpers.libraries import attention
 from tests.helpers.pages import ROOT
 
@@ -48,13 +48,15 @@ def plain(
         K, V = (a[b, h // case.group].astype(float) for a in (k, v))
         S = K @ q[b, h, i].astype(float) / np.sqrt(q.shape[-1])
         S = S if case.softcap is None else case.softcap * np.tanh(S / case.softcap)
-        at = i + len(K) - q.shape[2] - np.arange(len(K))
-        S = S if slopes is None else S - float(slopes[h]) * np.abs(at)
+        position = i + len(K) - q.shape[2] - np.arange(len(K))
+        S = S if slopes is None else S - float(slopes[h]) * np.abs(position)
         S = S[
-            (at >= 0 if case.causal else True) & (at <= case.window[0] if case.window else at == at)
+            (position >= 0 if case.causal else True)
+            & (position <= case.window[0] if case.window else position == position)
         ]
         V = V[
-            (at >= 0 if case.causal else True) & (at <= case.window[0] if case.window else at == at)
+            (position >= 0 if case.causal else True)
+            & (position <= case.window[0] if case.window else position == position)
         ]
         weights = np.exp(S.astype(np.longdouble))  # a sink of 800 is within its range
         total = weights.sum() + (0.0 if sink is None else np.exp(np.longdouble(sink[h])))
@@ -104,7 +106,7 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
         blocks = [(1,), (2,), (2,)] if scales == "block" else 3 * [()]
         heads = [(2, 4), (2, 2), (2, 2)]
         assert [a.shape for a in problem.scales] == [
-            one + more for one, more in zip(heads, blocks, strict=True)
+            head + more for head, more in zip(heads, blocks, strict=True)
         ]
         assert all(np.unique(a).size == a.size for a in problem.scales)
         assert set(problem.options) == {"q_descale", "k_descale", "v_descale"}
@@ -113,15 +115,17 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_kernels_that_serve_pass(name: str) -> None:
-    kernel = CORRECT[name]
-    subject = Subject(kernel, kernel.spec, kernel.backward)
-    case = replace(CASE, dtype=kernel.spec.dtypes[0], d_v=None if kernel.spec.scales else 3)
-    cases = [case] if kernel.spec.scales else [replace(case, **word) for word in WORDS.values()]
-    for check, case in (
-        (check, case) for check in CHECKS.values() if not check.needs(subject) for case in cases
-    ):
-        found = try_check(check, subject, case)
-        assert found is None or not found.failed, (check.name, found)
+    attention = CORRECT[name]
+    spec = attention.spec
+    kernel = Kernel(attention, spec, attention.backward)
+    case = replace(CASE, dtype=spec.dtypes[0], d_v=None if spec.scales else 3)
+    cases = [case] if spec.scales else [replace(case, **word) for word in WORDS.values()]
+    for check in CHECKS.values():
+        if check.needs(kernel):
+            continue
+        for case in cases:
+            finding = try_check(check, kernel, case)
+            assert finding is None or not finding.failed, (check.name, finding)
 
 
 # what shows each bug in a case or two: the check, and what the case has
@@ -161,15 +165,15 @@ def test_a_bug_shows_and_the_correct_kernel_does_not_have_it(name: str) -> None:
     mutant = next(each for each in (*SERVING, *OUTSIDE) if each.name == name)
     check, changes = SHOWN[name]
     serves = {"": "eight_bits_by_head" if mutant.spec.scales else "served"}.get(
-        mutant.by, mutant.by
+        mutant.adapter, mutant.adapter
     )
     correct = BASES[mutant.base] if mutant.base in BASES else CORRECT[serves]
     case = replace(CASE, dtype=mutant.spec.dtypes[0], d_v=3 if mutant.spec.d_v else None, **changes)
     failed = []
     for kernel in (mutant.build(), correct):
-        found = try_check(CHECKS[check], Subject(kernel, kernel.spec, kernel.backward), case)
-        assert found is not None
-        failed.append(found.failed)
+        result = try_check(CHECKS[check], Kernel(kernel, kernel.spec, kernel.backward), case)
+        assert result is not None
+        failed.append(result.failed)
     assert failed == [True, False]
 
 
@@ -184,18 +188,18 @@ def test_a_lazy_maximum_may_lag_by_what_8_bits_hold() -> None:
             replace(case, seed=steep),
         )
     kernel = mutants.lazy_maximum_saturates
-    found = survey(Subject(kernel, kernel.spec), 60, 0, ["oracle"], until_failure=True)
-    assert found.tallies["oracle"].failed
+    result = survey(Kernel(kernel, kernel.spec), 60, 0, ["oracle"], until_failure=True)
+    assert result.tallies["oracle"].failed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", SERVING, ids=lambda mutant: mutant.name)
 def test_every_bug_of_a_kernel_that_serves_is_caught_within_300_examples(mutant: Mutant) -> None:
     kernel = mutant.build()
-    found = survey(
-        Subject(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True
+    result = survey(
+        Kernel(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True
     )
-    assert [name for name, tally in found.tallies.items() if tally.failed], mutant.bug
+    assert [name for name, tally in result.tallies.items() if tally.failed], mutant.bug
 
 
 def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
@@ -208,7 +212,7 @@ def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
     for name, value in {"MUTANTS": named, "CASES": 1, "EXAMPLES": 1, "SEEDS": 1}.items():
         monkeypatch.setattr(script, name, value)
     monkeypatch.setattr("sys.argv", ["kit_matrix.py", "-o", str(tmp_path / "it")])
-    kept = tmp_path / "it.rows.json"
+    rows_file = tmp_path / "it.rows.json"
     written = []
 
     def stop(path: Path, text: str) -> None:
@@ -219,7 +223,7 @@ def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
         patched.setattr(script, "write_whole", stop)
         with pytest.raises(KeyboardInterrupt):
             script.main()
-    assert kept.exists()
+    assert rows_file.exists()
     monkeypatch.setattr(script, "_write", lambda stem, data, *how: written.append(data))
     script.main()
     first, *others = written[0]["mutants"]
@@ -228,7 +232,7 @@ def test_the_matrix_has_bugs_of_8_bits_and_goes_on_from_where_it_was_stopped(
     assert rows == [("lse_not_stored", "serving", False), ("scales_ignored", "serving", None)]
     assert others[0]["tried"].keys() > others[1]["tried"].keys() > {"oracle"}
     assert "| – |" in script.as_markdown(written[0])
-    assert not kept.exists()
+    assert not rows_file.exists()
 
 
 def test_names_of_bugs_are_unique_and_each_is_a_change() -> None:
@@ -319,29 +323,29 @@ def test_a_packed_backward_pass_is_checked() -> None:
         cu_seqlens_k: Array,
         **longest: Any,
     ) -> Any:
-        given = [np.zeros_like(a) for a in (q, k, v)]
+        gradients = [np.zeros_like(a) for a in (q, k, v)]
         for a, b, c, d in zip(
             cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False
         ):
             of_q = slice(a, b)
             of_k = slice(c, d)
             if b > a and d > c:
-                one = (
+                head = (
                     X[rows].swapaxes(0, 1)[None]
                     for X, rows in ((q, of_q), (k, of_k), (v, of_k), (do, of_q))
                 )
                 for to, rows, gradient in zip(
-                    given, (of_q, of_k, of_k), unfused(*one), strict=True
+                    gradients, (of_q, of_k, of_k), unfused(*head), strict=True
                 ):
                     to[rows] = gradient[0].swapaxes(0, 1)
-        return tuple(given)
+        return tuple(gradients)
 
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "backward": varlen(backward),
         "checks": ["gradients"],
         "max_examples": 12,
     }
-    assert check_attention(CORRECT["varlen"], Spec(lse="natural"), **asked).ok
+    assert check_attention(CORRECT["varlen"], Spec(lse="natural"), **options).ok
 
 
 # --------------------------------------------------------------------------------------------------
@@ -349,20 +353,20 @@ def test_a_packed_backward_pass_is_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("N_k", "said"),
+    ("N_k", "message"),
     [
         (17, "begin at 6, 12 if a sequence is alone, and at 9 in a batch of 2"),
         (24, "begin at 8, 16 if a sequence is alone, and"),
     ],
 )
-def test_the_cuts_of_a_sum_are_told(N_k: int, said: str) -> None:
-    kernel = mutants.splits_follow_the_batch
-    subject = Subject(kernel, kernel.spec)
-    found = try_check(CHECKS["batch_invariance"], subject, Case(B=2, H_kv=2, N_k=N_k, block=(8, 4)))
-    assert found is not None
-    (told,) = _split_otherwise(subject, found)
-    assert said in told
-    assert not _split_otherwise(Subject(BASES["tiled"], kernel.spec), found)
+def test_the_cuts_of_a_sum_are_told(N_k: int, message: str) -> None:
+    mutant = mutants.splits_follow_the_batch
+    kernel = Kernel(mutant, mutant.spec)
+    result = try_check(CHECKS["batch_invariance"], kernel, Case(B=2, H_kv=2, N_k=N_k, block=(8, 4)))
+    assert result is not None
+    (sentence,) = _split_by_batch(kernel, result)
+    assert message in sentence
+    assert not _split_by_batch(Kernel(BASES["tiled"], kernel.spec), result)
 
 
 def test_sinks_are_drawn_for_each_head() -> None:
@@ -387,6 +391,6 @@ def test_keys_are_appended_where_slopes_or_a_bias_of_no_keys_are(case: Case) -> 
         )
 
     spec = Spec(masks=True, bias=True, alibi=True, zero_keys=True)
-    found = try_check(CHECKS["appended_masked_keys"], Subject(kernel, spec), case)
-    assert found is not None
-    assert not found.failed
+    result = try_check(CHECKS["appended_masked_keys"], Kernel(kernel, spec), case)
+    assert result is not None
+    assert not result.failed

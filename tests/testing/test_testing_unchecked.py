@@ -13,9 +13,9 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.testing import Spec, check_attention
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.problem import Problem
-from flashsim.testing.subject import Subject
-from flashsim.testing.unchecked import NO_WORD, undeclared
+from flashsim.testing.unchecked import NOT_IN_SPECS, undeclared
 from tests.helpers.by_pytest import by_pytest
 
 KERNELS = """
@@ -56,7 +56,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(KERNELS, encoding="utf-8")
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -64,7 +64,7 @@ def test_a_keyword_that_nothing_tried_is_said_on_top_and_exits_with_3(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", "mine.py:leaks", "--examples", "3"]) == 3
-    out = said(capsys)
+    out = printed(capsys)
     assert out.startswith("INCOMPLETE: leaks takes causal=, and the spec does not declare it.")
     assert (
         "gives a wrong answer, or fails. Give --causal bottom_right or top_left, or in Python "
@@ -74,7 +74,7 @@ def test_a_keyword_that_nothing_tried_is_said_on_top_and_exits_with_3(
 
 def test_the_value_that_a_call_fits_is_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "mine.py:causal_by_hand", "--examples", "3"]) == 3
-    out = said(capsys)
+    out = printed(capsys)
     assert "Give --causal top_left, or in Python Spec(causal='top_left')" in out
     assert "bottom_right" not in out
     assert "Only the default of block_m is tried." in out
@@ -89,13 +89,13 @@ def test_what_is_left_at_its_default_on_purpose_is_not_missing(
 ) -> None:
     command = ["check", "mine.py:causal_by_hand", "--causal", "top_left", "--examples", "3"]
     assert main([*command, "--unchecked", "block_m"]) == 0
-    assert "INCOMPLETE" not in said(capsys)
+    assert "INCOMPLETE" not in printed(capsys)
     assert main(["check", "mine.py:leaks", "--unchecked", "causal", "--examples", "3"]) == 0
 
 
 def test_what_has_another_name_or_no_word_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "mine.py:packed", "--examples", "3"]) == 3
-    out = said(capsys)
+    out = printed(capsys)
     assert "attn_mask (the kit's name is mask)" in out
     assert "cu_seqlens_q (no spec can declare it, see flashsim check --list)" in out
 
@@ -119,13 +119,13 @@ def test_python_is_warned() -> None:
     report = check_attention(leaks, Spec(), max_examples=3, on_fail="return")
     assert report.ok
     assert not report.complete
-    assert list(undeclared(Subject(leaks, Spec()))) == ["causal"]
+    assert list(undeclared(Kernel(leaks, Spec()))) == ["causal"]
 
 
 def test_list_says_what_there_is_no_word_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
-    out = said(capsys)
-    for names, what in NO_WORD.items():
+    out = printed(capsys)
+    for names, what in NOT_IN_SPECS.items():
         assert names[0] in out
         assert what in out
 
@@ -153,7 +153,7 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["check", "--init", "mine.py:rows_of_nan"]) == 0
-    assert "Doubtful: empty_rows: a fully masked row gave NaN" in said(capsys)
+    assert "Doubtful: empty_rows: a fully masked row gave NaN" in printed(capsys)
     status, out = pytest_on("test_rows_of_nan.py")
     assert (status, "1 failed, 1 passed" in out) == (1, True), out
     assert "empty_rows: a fully masked row gave NaN" in out
@@ -169,8 +169,9 @@ def test_a_doubtful_finding_is_a_failing_test_until_it_is_confirmed(
 @pytest.mark.slow
 def test_what_nothing_tries_is_doubtful_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--init", "mine.py:packed"]) == 0
-    assert "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it" in said(
-        capsys
+    assert (
+        "Doubtful: unchecked: only the default of cu_seqlens_q (no spec can declare it"
+        in printed(capsys)
     )
     text = Path("packed_spec.py").read_text(encoding="utf-8")
     assert "unchecked=('cu_seqlens_q', 'attn_mask')" in text
@@ -198,7 +199,7 @@ def test_what_is_declared_and_no_call_takes_is_left_out_and_doubtful(
         )
         == 0
     )
-    out = said(capsys)
+    out = printed(capsys)
     assert "Doubtful: masks: It does not take mask=: it raised TypeError" in out
     assert (
         "Doubtful: gqa: It does not take fewer KV heads (2) than query heads (4): it raised "
@@ -272,7 +273,7 @@ def test_no_keys_may_be_declared_for_the_forward_pass_alone(
         "    return tuple(a.astype(q.dtype) for a in p.gradients().exact)\n"
     )
     assert main(["check", "--init", "half.py:half", "--backward", "half.py:half_backward"]) == 0
-    assert "zero_keys='forward'" in said(capsys)
+    assert "zero_keys='forward'" in printed(capsys)
     command = ["check", "half.py:half", "--backward", "half.py:half_backward", "--examples", "15"]
     assert main([*command, "--zero-keys", "forward"]) == 0
     assert main([*command, "--zero-keys"]) == 1

@@ -11,10 +11,10 @@ import pytest
 from flashsim.attention.inputs import Array
 from flashsim.testing import Case, Report, Spec, check_attention
 from flashsim.testing.conventions import _flash_attn
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES
-from flashsim.testing.running import survey
-from flashsim.testing.subject import Subject
+from flashsim.testing.survey import survey
 
 SPEC = Spec(
     window="bottom_right", bias=True, causal="bottom_right", masks=True, lse="natural", gqa=True
@@ -99,9 +99,9 @@ def test_a_right_kernel_with_windows_and_biases_passes() -> None:
 def test_they_are_drawn_and_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Case] = []
     monkeypatch.setattr(
-        "flashsim.testing.running.try_check", lambda check, kernel, case, trial: seen.append(case)
+        "flashsim.testing.survey.try_check", lambda check, kernel, case, trial: seen.append(case)
     )
-    survey(Subject(kernel(), SPEC), 300, 0, ["oracle"])
+    survey(Kernel(kernel(), SPEC), 300, 0, ["oracle"])
     assert {case.bias for case in seen} == {None, *BIASES}
     windows = {case.window for case in seen}
     assert {None, (0, 0), (3, -1), (-1, 2), (15, 0)} <= windows
@@ -182,14 +182,14 @@ def test_a_failing_window_shrinks_to_a_small_case() -> None:
 
 def test_empty_rows_are_asked_for_by_what_the_spec_declares() -> None:
     """A kernel without causal attention is not called with it to make an empty row."""
-    given: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def my_attention(q: Array, k: Array, v: Array, **options: Any) -> Array:
-        given.append(options)
+        calls.append(options)
         return Problem(q, k, v, Spec()).solution.O.astype(q.dtype)
 
     check_attention(my_attention, Spec(zero_keys=True), checks=["empty_rows"], max_examples=40)
-    assert {name for options in given for name in options} == set()
+    assert {name for options in calls for name in options} == set()
     only = replace(SPEC, causal=None, masks=False, bias=False, lse=None, gqa=False)
 
     def windowed(q: Array, k: Array, v: Array, **options: Any) -> Array:
@@ -200,7 +200,7 @@ def test_empty_rows_are_asked_for_by_what_the_spec_declares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (
             lambda: Spec(window=True),  # type: ignore[arg-type]
@@ -212,8 +212,8 @@ def test_empty_rows_are_asked_for_by_what_the_spec_declares() -> None:
         (lambda: Case(bias="slope"), "Case: bias is 'slope'; expected"),
     ],
 )
-def test_words_that_make_no_sense_are_refused(made: Callable[[], Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_words_that_make_no_sense_are_refused(made: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         made()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flashsim.cli import main
-from flashsim.testing.bridges import BRIDGES, Bridge, Sent, _surroundings
+from flashsim.testing.bridges import BRIDGES, Bridge, NativeArray, _surroundings
 from flashsim.testing.checkup import check_attention
 from flashsim.testing.conventions import _sdpa
 from flashsim.testing.probe import parameters
@@ -47,8 +47,8 @@ def test_unknown_arguments_are_refused() -> None:
         ValueError, match="xp is 'numba'; expected one of 'numpy', 'torch', 'cupy', 'jax'"
     ):
         wrap(lambda q, k, v: q, "numba")
-    said = "convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
-    with pytest.raises(ValueError, match=said):
+    message = "convention is 'flash'; expected one of None, 'sdpa', 'flex_attention', 'flash_attn',"
+    with pytest.raises(ValueError, match=message):
         wrap(lambda q, k, v: q, "torch", convention="flash")
     with pytest.raises(ValueError, match="xp is 'jax'; expected 'torch'"):
         wrap(lambda q, k, v: q, "jax", convention="sdpa")
@@ -84,8 +84,8 @@ class Boxed(Plain):
 
     kind = Tensor
 
-    def send(self, name: str, array: Any) -> Sent:
-        return Sent(name, array.view(Tensor))
+    def send(self, name: str, array: Any) -> NativeArray:
+        return NativeArray(name, array.view(Tensor))
 
 
 OWN_BACKWARD = """
@@ -109,9 +109,9 @@ def test_a_backward_function_of_one_s_own_is_wrapped_like_the_forward_one() -> N
     exec(OWN_BACKWARD, own)
     names = ("attend", "attend_backward", "attend_wrongly")
     forward, backward, wrong = (Wrapped(own[name], Boxed(), None) for name in names)
-    asked: dict[str, Any] = {"checks": ["gradients", "inputs_unmodified"], "max_examples": 20}
-    assert check_attention(forward, Spec(), backward=backward, **asked).tallies["gradients"].tried
-    report = check_attention(forward, Spec(), backward=wrong, **asked, on_fail="return")
+    options: dict[str, Any] = {"checks": ["gradients", "inputs_unmodified"], "max_examples": 20}
+    assert check_attention(forward, Spec(), backward=backward, **options).tallies["gradients"].tried
+    report = check_attention(forward, Spec(), backward=wrong, **options, on_fail="return")
     assert [failure.check for failure in report.failures] == ["gradients"]
     # there is nowhere to import it from
     assert "attend_wrongly = wrap(attend_wrongly, 'torch')" not in str(report)
@@ -166,9 +166,9 @@ def test_who_wraps_already_is_not_told_to() -> None:
     def attention(q: Any, k: Any, v: Any) -> Any:
         raise RuntimeError("torch has no device")
 
-    said = str(check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return"))
-    assert "it raised RuntimeError: torch has no device" in " ".join(said.split())
-    assert "--wrap" not in said
+    message = str(check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return"))
+    assert "it raised RuntimeError: torch has no device" in " ".join(message.split())
+    assert "--wrap" not in message
     assert "give --wrap torch" in " ".join(
         str(check_attention(attention, Spec(), on_fail="return")).split()
     )
@@ -178,8 +178,8 @@ def test_who_uses_a_method_of_other_arrays_is_told_to_wrap() -> None:
     def attention(q: Any, k: Any, v: Any) -> Any:
         return q.float() @ k
 
-    said = " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
-    assert "If it takes another package's arrays, give --wrap torch or jax or cupy." in said
+    message = " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
+    assert "If it takes another package's arrays, give --wrap torch or jax or cupy." in message
     assert "--wrap" not in str(
         check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return")
     )

@@ -43,12 +43,12 @@ JAX_CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_jax_against_the_reference(case: str, dtype: str) -> None:
     (q, k, v), keywords, mask = problem(JAX_CASES[case], dtype)
-    found = wrap(jax_attention, "jax")(q, k, v, **keywords)
-    assert type(found) is np.ndarray
-    assert found.dtype == q.dtype
+    result = wrap(jax_attention, "jax")(q, k, v, **keywords)
+    assert type(result) is np.ndarray
+    assert result.dtype == q.dtype
     K, V = (grouped(a, q.shape[1]) for a in (k, v))
     expected = attention(q, K, V, scale=keywords.get("scale"), mask=mask)
-    close(found, expected, {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype])
+    close(result, expected, {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype])
 
 
 def test_jax_masks_and_gradients() -> None:
@@ -76,10 +76,10 @@ def test_jax_gets_and_gives_the_very_bits(dtype: str, layout: str) -> None:
 def test_jax_holds_no_memory_of_the_caller() -> None:
     import jax
 
-    kept: list[Any] = []
+    arrays: list[Any] = []
 
     def keeps(q: Any, k: Any, v: Any) -> Any:
-        kept.append(q)
+        arrays.append(q)
         assert isinstance(q, jax.Array)
         return q
 
@@ -87,9 +87,9 @@ def test_jax_holds_no_memory_of_the_caller() -> None:
     result = wrap(keeps, "jax")(q, k, v)
     before = q.copy()
     q[:] = 0
-    assert same_bits(np.asarray(kept[0]), before)
+    assert same_bits(np.asarray(arrays[0]), before)
     result[:] = 0
-    assert same_bits(np.asarray(kept[0]), before)
+    assert same_bits(np.asarray(arrays[0]), before)
 
 
 def test_jax_has_float64_only_where_it_is_enabled() -> None:
@@ -104,11 +104,11 @@ def test_jax_has_float64_only_where_it_is_enabled() -> None:
         kernel(q, k, v)
     jax.config.update("jax_enable_x64", True)
     try:
-        found = wrap(lambda q, k, v: jax.nn.softmax(q @ k.mT / 8**0.5) @ v, "jax")(q, k, v)
+        result = wrap(lambda q, k, v: jax.nn.softmax(q @ k.mT / 8**0.5) @ v, "jax")(q, k, v)
     finally:
         jax.config.update("jax_enable_x64", False)
-    assert found.dtype == np.float64
-    close(found, attention(q, k, v), 1e-13)
+    assert result.dtype == np.float64
+    close(result, attention(q, k, v), 1e-13)
 
 
 KERNELS = """

@@ -16,8 +16,8 @@ from flashsim.attention.inputs import Array, float_dtype
 from flashsim.cli import main
 from flashsim.reference import attention, attention_with_statistics, gradients
 from flashsim.testing import CHECKS, Case, Spec, check_attention
-from flashsim.testing.running import try_check
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.survey import try_check
 from flashsim.testing.wrapping import wrap
 from tests.helpers.wrapping import (
     DTYPES,
@@ -43,8 +43,8 @@ DEVICES = (
 
 
 def sdpa() -> Callable[..., Any]:
-    found: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
-    return found
+    result: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
+    return result
 
 
 def backend(name: str | None) -> Any:
@@ -72,7 +72,7 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(
         seen.append((str(q.dtype), q.device.type, q.shape, q.stride(), q.data_ptr()))
         return q.clone()
 
-    found = wrap(first, "torch", device=device)(array, array, array)
+    result = wrap(first, "torch", device=device)(array, array, array)
     kind, on, shape, stride, address = seen[0]
     assert (kind, on, shape) == (f"torch.{dtype}", device, array.shape)
     if array.size:
@@ -81,7 +81,7 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(
         assert (address == array.ctypes.data) == (
             device == "cpu" and array.flags.writeable and array.flags.aligned
         )
-    assert same_bits(found, array)
+    assert same_bits(result, array)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -245,14 +245,14 @@ def test_sdpa_against_the_reference(device: str, name: str | None, dtype: str, c
     (q, k, v), keywords, mask = problem(SDPA_CASES[case], dtype)
     kernel = wrap(sdpa(), "torch", convention="sdpa", device=device)
     with backend(name):
-        found = kernel(q, k, v, **keywords)
+        result = kernel(q, k, v, **keywords)
     if k.shape[2]:
         K, V = (grouped(a, q.shape[1]) for a in (k, v))
         expected = attention(q, K, V, scale=keywords.get("scale"), mask=mask)
     else:
         expected = np.zeros((*q.shape[:3], v.shape[3]))
-    assert found.dtype == q.dtype
-    close(found, expected, {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype])
+    assert result.dtype == q.dtype
+    close(result, expected, {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -271,8 +271,8 @@ def test_sdpa_gradients_against_the_reference(device: str, name: str | None, cas
     K, V = (grouped(a, q.shape[1]) for a in (k, v))
     expected = gradients(q, K, V, do, scale=keywords.get("scale"), mask=mask)
     close(dq, expected.dQ)
-    for found, whole, a in ((dk, expected.dK, k), (dv, expected.dV, v)):
-        close(found, whole.reshape(a.shape[0], a.shape[1], -1, *a.shape[2:]).sum(axis=2))
+    for result, whole, a in ((dk, expected.dK, k), (dv, expected.dV, v)):
+        close(result, whole.reshape(a.shape[0], a.shape[1], -1, *a.shape[2:]).sum(axis=2))
     assert all(same_bits(a, b) for a, b in zip((q, k, v, do), untouched, strict=True))
 
 
@@ -402,28 +402,28 @@ FLEX: dict[str, dict[str, Any]] = {
 def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     if how == "return_aux":
-        kernel = functools.partial(flex.flex_attention, return_aux=flex.AuxRequest(lse=True))
+        attention = functools.partial(flex.flex_attention, return_aux=flex.AuxRequest(lse=True))
     else:
-        kernel = functools.partial(flex.flex_attention, return_lse=True)
-    wrapped = wrap(kernel, "torch", convention="flex_attention", device=device)
-    subject = Subject(wrapped, wrapped.spec(lse="natural"))
+        attention = functools.partial(flex.flex_attention, return_lse=True)
+    wrapped = wrap(attention, "torch", convention="flex_attention", device=device)
+    kernel = Kernel(wrapped, wrapped.spec(lse="natural"))
     for name, changes in FLEX.items():
         case = Case(**{"B": 2, "H_kv": 2, "N_q": 3, "N_k": 5, "d": 8, **changes})
         for check in ("oracle", "log_sum_exp", "empty_rows"):
-            found = try_check(CHECKS[check], subject, case)
-            assert found is None or not found.failed, (name, found)
+            result = try_check(CHECKS[check], kernel, case)
+            assert result is None or not result.failed, (name, result)
 
     def capped_late(q: Any, k: Any, v: Any, score_mod: Any, **more: Any) -> Any:
-        return kernel(q, k, v, lambda s, *at: 0.5 * torch.tanh(score_mod(s, *at) / 0.5), **more)
+        return attention(q, k, v, lambda s, *at: 0.5 * torch.tanh(score_mod(s, *at) / 0.5), **more)
 
     def at_the_bottom(q: Any, k: Any, v: Any, block_mask: Any, **more: Any) -> Any:
-        moved = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731
-        return kernel(
+        causal_mask = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731
+        return attention(
             q,
             k,
             v,
             None,
-            flex.create_block_mask(moved, None, None, q.shape[2], k.shape[2], device),
+            flex.create_block_mask(causal_mask, None, None, q.shape[2], k.shape[2], device),
             **more,
         )
 
@@ -432,11 +432,11 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
         (at_the_bottom, {"causal": True}),
     ):
         wrapped = wrap(wrong, "torch", convention="flex_attention", device=device)
-        subject = Subject(wrapped, wrapped.spec(lse="natural"))
-        found = try_check(CHECKS["oracle"], subject, Case(N_q=3, N_k=5, d=8, **changes))
-        assert found is not None
-        assert found.failed
-        assert not found.broken
+        kernel = Kernel(wrapped, wrapped.spec(lse="natural"))
+        result = try_check(CHECKS["oracle"], kernel, Case(N_q=3, N_k=5, d=8, **changes))
+        assert result is not None
+        assert result.failed
+        assert not result.broken
 
 
 def test_a_packed_function_s_gradients_are_those_of_autograd() -> None:
@@ -585,6 +585,8 @@ def test_a_backward_pass_of_one_s_own_is_checked_in_python_and_by_the_command(
     exec(OWN, own)
     fn = wrap(own[forward], "torch")
     back = fn.backward if backward == "auto" else wrap(own[backward], "torch")
-    asked: dict[str, Any] = {"checks": OF_GRADIENTS, "max_examples": 40, "on_fail": "return"}
-    found = check_attention(fn, Spec(**DECLARED), backward=back, **asked)
-    assert {each.check for each in found.failures} == {each["check"] for each in report["failures"]}
+    arguments: dict[str, Any] = {"checks": OF_GRADIENTS, "max_examples": 40, "on_fail": "return"}
+    result = check_attention(fn, Spec(**DECLARED), backward=back, **arguments)
+    assert {each.check for each in result.failures} == {
+        each["check"] for each in report["failures"]
+    }

@@ -1471,6 +1471,6 @@ def test_the_middle_of_a_block_of_a_film_lies_in_it() -> None:
 
     middles = camera._sram(Figure().subplots(), event, set(), {name for name, _ in event.resident})
     shapes = [camera._shape(name, size) for name, size in event.resident]
-    corners, _ = filming._laid(shapes, camera._cell)
+    corners, _ = filming._lay_out(shapes, camera._cell)
     for (name, _), (rows, columns), (x, y) in zip(event.resident, shapes, corners, strict=True):
         assert middles[name] == (x + columns * camera._cell / 2, y + rows * camera._cell / 2)

@@ -1,14 +1,14 @@
-"""Worked examples, step by step: a book chapter's causal tiles, two of its statements that are
-wrong, and two examples of ours.
+"""Worked examples, step by step: a book chapter's causal tiles, two statements of the chapter that
+are wrong, and two examples of ours.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
     EXAMPLES[name].lines(steps) the same as text, in pieces of a line or more
     as_json(steps)              the same as plain data; JSON has no infinities, so these become
                                 "inf", "-inf", "nan"
 
-Nothing is written down beforehand: each number is computed from the example's inputs, at full
-precision, and rounded only to be shown. The chapter is "FlashAttention: Theory and Practice"; its m
-is the paper's m, its s the paper's ℓ, its O not yet divided by s.
+Each number is computed from the example's inputs, at full precision, and rounded only when it is
+printed. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the
+paper's ℓ, its O not yet divided by s.
 """
 
 import math
@@ -31,8 +31,12 @@ __all__ = ["EXAMPLES", "Example", "as_json"]
 
 @dataclass(frozen=True)
 class Example:
-    """One example: what it is about, where in flashsim the same step is, its steps, and their
-    text.
+    """A worked example.
+
+    about    its subject, in a line
+    where    the same step in flashsim's algorithms
+    compute  returns its steps
+    lines    returns the steps as text
     """
 
     about: str
@@ -65,7 +69,8 @@ def as_json(steps: Any) -> Any:
     """Return dataclasses, arrays and numbers as plain data that JSON can hold."""
     if is_dataclass(steps):
         names = [field.name for field in fields(steps)]
-        names += [name for name, held in vars(type(steps)).items() if isinstance(held, property)]
+        attributes = vars(type(steps)).items()
+        names += [name for name, value in attributes if isinstance(value, property)]
         return {name: as_json(getattr(steps, name)) for name in names}
     if isinstance(steps, np.ndarray | np.generic):
         return as_json(steps.tolist())

@@ -40,7 +40,7 @@ class Claim:
     @property
     def right(self) -> bool:
         """Whether it is finite, infinite, or zero in float32, as the chapter says."""
-        return what(self.in_float32) == self.claimed
+        return kind_of(self.in_float32) == self.claimed
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,11 @@ def exp(x: Any, dtype: DTypeLike) -> float:
         return float(np.exp(np.dtype(dtype).type(x)))
 
 
-def what(y: float) -> Literal["finite", "overflow", "zero"]:
-    """Say whether an exponential overflowed, or underflowed to 0."""
-    return "overflow" if np.isinf(y) else "zero" if y == 0 else "finite"
+def kind_of(y: float) -> Literal["finite", "overflow", "zero"]:
+    """Return whether an exponential overflowed, or underflowed to 0."""
+    if np.isinf(y):
+        return "overflow"
+    return "zero" if y == 0 else "finite"
 
 
 def limits(dtype: DTypeLike) -> Limits:
@@ -91,25 +93,23 @@ def limits(dtype: DTypeLike) -> Limits:
     and where 0.
     """
     info: Any = np.finfo(np.dtype(dtype))
-    last_finite, first_infinite = _edge(dtype, np.log(info.max), np.inf, lambda y: not np.isinf(y))
-    last_nonzero, first_zero = _edge(
-        dtype, np.log(np.float64(info.smallest_subnormal)), -np.inf, lambda y: y != 0
+    normal = info.smallest_normal
+    log_subnormal = np.log(np.float64(info.smallest_subnormal))
+    finite, infinite = _edge(dtype, np.log(info.max), np.inf, lambda y: not np.isinf(y))
+    nonzero, zero = _edge(dtype, log_subnormal, -np.inf, lambda y: y != 0)
+    last_normal, _ = _edge(dtype, np.log(normal), -np.inf, lambda y: y >= normal)
+    return Limits(
+        dtype=np.dtype(dtype).name,
+        largest=float(info.max),
+        smallest_normal=float(normal),
+        smallest_subnormal=float(info.smallest_subnormal),
+        last_finite_x=finite,
+        exp_of_last_finite_x=exp(finite, dtype),
+        first_infinite_x=infinite,
+        last_normal_x=last_normal,
+        last_nonzero_x=nonzero,
+        first_zero_x=zero,
     )
-    last_normal, _ = _edge(
-        dtype, np.log(info.smallest_normal), -np.inf, lambda y: y >= info.smallest_normal
-    )
-    most, normal, subnormal = (
-        float(x) for x in (info.max, info.smallest_normal, info.smallest_subnormal)
-    )
-    around = (
-        last_finite,
-        exp(last_finite, dtype),
-        first_infinite,
-        last_normal,
-        last_nonzero,
-        first_zero,
-    )
-    return Limits(np.dtype(dtype).name, most, normal, subnormal, *around)
 
 
 def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[float, float]:
@@ -122,23 +122,25 @@ def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[flo
     outer = type_(guess + sign)
     while np.nextafter(inner, type_(outward)) != outer:
         middle = type_((float(inner) + float(outer)) / 2)
-        inner, outer = (middle, outer) if holds(exp(middle, dtype)) else (inner, middle)
+        if holds(exp(middle, dtype)):
+            inner = middle
+        else:
+            outer = middle
     return float(inner), float(outer)
 
 
 def compute() -> ExpOverflow:
     """Compute each exponential that the chapter names, in float32 and float64."""
-    claims = tuple(
-        Claim(x, said, claimed, exp(x, np.float32), exp(x, np.float64))
-        for x, said, claimed in CLAIMS
-    )
-    both = tuple(limits(dtype) for dtype in (np.float32, np.float64))
+    claims = []
+    for x, chapter, claimed in CLAIMS:
+        claims.append(Claim(x, chapter, claimed, exp(x, np.float32), exp(x, np.float64)))
+    both = (limits(np.float32), limits(np.float64))
     scores = np.array(SCORES, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         exponentials = np.exp(scores)
         unsafe = exponentials / exponentials.sum()
     weights = np.exp(scores - scores.max())
-    return ExpOverflow(claims, both, scores, exponentials, unsafe, weights / weights.sum())
+    return ExpOverflow(tuple(claims), both, scores, exponentials, unsafe, weights / weights.sum())
 
 
 def lines(run: ExpOverflow) -> Iterator[str]:
@@ -146,39 +148,37 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     yield "Is exp(100) fine in float32, as a book chapter says? No."
     yield ""
     rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
-    for at in run.claims:
-        name = f"exp({fixed(at.x, 0)})"
-        verdict = "right" if at.right else "WRONG"
-        rows.append(
-            (name, at.chapter, scientific(at.in_float32), scientific(at.in_float64), verdict)
-        )
+    for claim in run.claims:
+        name = f"exp({fixed(claim.x, 0)})"
+        in_float32 = scientific(claim.in_float32)
+        in_float64 = scientific(claim.in_float64)
+        verdict = "right" if claim.right else "WRONG"
+        rows.append((name, claim.chapter, in_float32, in_float64, verdict))
     yield from table(rows, left=(0, 1))
     yield "  Right or wrong: whether exp(x) is finite, infinite or 0 in float32."
     for end in run.limits:
         yield f"\n{end.dtype}: largest number {scientific(end.largest, 4)}"
         digits = 5 if end.dtype == "float32" else 4
-        finite, normal, nonzero = (
-            fixed(x, digits) for x in (end.last_finite_x, end.last_normal_x, end.last_nonzero_x)
-        )
         ends = [
             (
                 "largest x with a finite exp(x)",
-                finite,
+                fixed(end.last_finite_x, digits),
                 f"exp = {scientific(end.exp_of_last_finite_x, 4)}",
             ),
             (
                 "least x of full precision",
-                normal,
+                fixed(end.last_normal_x, digits),
                 f"smallest normal {scientific(end.smallest_normal)}",
             ),
             (
                 "least x with exp(x) above 0",
-                nonzero,
+                fixed(end.last_nonzero_x, digits),
                 f"smallest subnormal {scientific(end.smallest_subnormal)}",
             ),
         ]
         yield from table(ends, left=(0, 2))
-    small = next(at for at in run.claims if at.x == -100)
+    by_x = {claim.x: claim for claim in run.claims}
+    small = by_x[-100]
     off = abs(small.in_float32 / small.in_float64 - 1)
     steps = small.in_float32 / run.limits[0].smallest_subnormal
     yield from paragraph(
@@ -192,7 +192,8 @@ def lines(run: ExpOverflow) -> Iterator[str]:
         f"[{_list(run.unsafe)}]"
     )
     yield f"  exp(z − max) / sum:                 {vector(run.safe)}"
-    hundred, eighty_five = (next(at for at in run.claims if at.x == x) for x in (100, 85))
+    hundred = by_x[100]
+    eighty_five = by_x[85]
     yield from paragraph(
         f"The chapter is {CHAPTER}. exp(100) is {scientific(hundred.in_float64)}, as it says, but "
         "in float64: it is far above "

@@ -1,4 +1,4 @@
-"""Why a kernel product takes its distances of differences, x − z: by squares they cancel.
+"""Why a kernel product computes distances from differences, x − z: from squares, they cancel.
 
 In flashsim: flashsim.kernels.product, whose order "x_outer" is
 flashsim/extensions/programs/kernel_x_outer.py: line 8 is k(x, z). The distances are those of
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashsim.attention.inputs import Array
 from flashsim.extensions.parts.kernel_functions import distances
 from flashsim.learn.examples.text import number, paragraph, scientific, table
 
@@ -34,23 +35,30 @@ class KernelProduct:
     far: tuple[Far, ...]
 
 
-def far(offset: float) -> Far:
+def error_at(offset: float) -> Far:
     """Compare squared distances of 20 points and 20 others, random in three dimensions, with
     those in float64.
     """
-    x, z = (
-        (np.random.default_rng(seed).normal(size=(20, 3)) + offset).astype(np.float32)
-        for seed in (0, 1)
-    )
+    x = _cloud(0, offset)
+    z = _cloud(1, offset)
     exact = distances(x.astype(np.float64), z.astype(np.float64)) ** 2
-    squares = (x**2).sum(axis=1)[:, None] + (z**2).sum(axis=1) - 2 * (x @ z.T)
-    errors = (np.abs(found - exact).max() for found in (distances(x, z) ** 2, squares))
-    return Far(offset, *map(float, errors))
+    by_differences = distances(x, z) ** 2
+    by_squares = (x**2).sum(axis=1)[:, None] + (z**2).sum(axis=1) - 2 * (x @ z.T)
+    return Far(
+        offset,
+        differences=float(np.abs(by_differences - exact).max()),
+        squares=float(np.abs(by_squares - exact).max()),
+    )
+
+
+def _cloud(seed: int, offset: float) -> Array:
+    points = np.random.default_rng(seed).normal(size=(20, 3)) + offset
+    return points.astype(np.float32)
 
 
 def compute() -> KernelProduct:
     """Move the clouds away, step by step."""
-    return KernelProduct(tuple(map(far, OFFSETS)))
+    return KernelProduct(tuple(map(error_at, OFFSETS)))
 
 
 def lines(run: KernelProduct) -> Iterator[str]:
@@ -62,15 +70,12 @@ def lines(run: KernelProduct) -> Iterator[str]:
         "is a small difference of large squares. Errors of ‖x − z‖² in float32, at most:"
     )
     yield ""
-    yield from table(
-        [
-            ("both clouds moved by", "by differences", "by squares"),
-            *(
-                (number(each.offset), scientific(each.differences, 1), scientific(each.squares, 1))
-                for each in run.far
-            ),
-        ]
-    )
+    rows = [("both clouds moved by", "by differences", "by squares")]
+    for far in run.far:
+        differences = scientific(far.differences, 1)
+        squares = scientific(far.squares, 1)
+        rows.append((number(far.offset), differences, squares))
+    yield from table(rows)
     yield from paragraph(
         "The product itself, tile by tile, is a lesson: flashsim lessons kernel_product --open"
     )

@@ -49,59 +49,67 @@ class NotBitForBit:
     right_to_left: float
 
 
-def bits_differ(one: Array, other: Array) -> int:
+def bits_differ(a: Array, b: Array) -> int:
     """Return in how many elements two arrays of one dtype differ in any bit."""
-    words = np.dtype(f"u{one.itemsize}")
-    return int(
-        (np.ascontiguousarray(one).view(words) != np.ascontiguousarray(other).view(words)).sum()
-    )
+    words = np.dtype(f"u{a.itemsize}")
+    a_bits = np.ascontiguousarray(a).view(words)
+    b_bits = np.ascontiguousarray(b).view(words)
+    return int((a_bits != b_bits).sum())
 
 
 def compare(
     Q: Array, K: Array, V: Array, tilings: Sequence[tuple[int, int]] = TILINGS
 ) -> list[Comparison]:
-    """Compare Algorithm 0 to Algorithm 1 in each tiling; the second tiling to the third; and the
-    first to itself, run again.
+    """Compare Algorithm 0 with Algorithm 1 in each tiling; the second tiling with the third; and
+    the first with itself, run again.
 
     Both results lie within their own bound around exact attention, so they differ by no more than
     the two bounds together.
     """
 
-    def run(name: str, blocks: tuple[int, int] | None = None) -> tuple[Array, Array]:
-        found = forward(name, Q, K, V, M=M, blocks=blocks)
-        return found.O, error_bound(Q, K, V, **rounding(name, found.blocks))
+    def run(algorithm: str, blocks: tuple[int, int] | None = None) -> tuple[Array, Array]:
+        result = forward(algorithm, Q, K, V, M=M, blocks=blocks)
+        return result.O, error_bound(Q, K, V, **rounding(algorithm, result.blocks))
 
     standard = "Algorithm 0"
-    flash = [f"Algorithm 1, {B_r} × {B_c}" for B_r, B_c in tilings]
+    results = {standard: run("standard")}
+    flash = []
+    for blocks in tilings:
+        name = f"Algorithm 1, {blocks[0]} × {blocks[1]}"
+        flash.append(name)
+        results[name] = run("flash_basic", blocks)
     again = f"{flash[0]}, again"
-    results = {standard: run("standard"), again: run("flash_basic", tilings[0])}
-    results |= {
-        name: run("flash_basic", blocks) for name, blocks in zip(flash, tilings, strict=True)
-    }
-    pairs = [
-        *((standard, name) for name in flash),
-        *([(flash[1], flash[2])] if len(flash) > 2 else []),
-        (flash[0], again),
-    ]
-
-    def compared(one: str, other: str) -> Comparison:
-        (a, bound_a), (b, bound_b) = results[one], results[other]
-        apart = np.abs(a.astype(np.float64) - b)
-        of_bound = float((apart / (bound_a + bound_b)).max())
-        return Comparison(
-            Q.dtype.name, one, other, a.size, bits_differ(a, b), float(apart.max()), of_bound
+    results[again] = run("flash_basic", tilings[0])
+    pairs = [(standard, name) for name in flash]
+    if len(flash) > 2:
+        pairs.append((flash[1], flash[2]))
+    pairs.append((flash[0], again))
+    comparisons = []
+    for one, other in pairs:
+        a, a_bound = results[one]
+        b, b_bound = results[other]
+        error = np.abs(a.astype(np.float64) - b)
+        comparisons.append(
+            Comparison(
+                dtype=Q.dtype.name,
+                one=one,
+                other=other,
+                elements=a.size,
+                differing=bits_differ(a, b),
+                largest=float(error.max()),
+                of_bound=float((error / (a_bound + b_bound)).max()),
+            )
         )
-
-    return [compared(*pair) for pair in pairs]
+    return comparisons
 
 
 def compute() -> NotBitForBit:
     """Run standard and tiled attention on the same random numbers, in float32 and float64."""
     rng = np.random.default_rng(SEED)
-    given = [rng.normal(size=(N, D)) for _ in range(3)]
+    operands = rng.normal(size=(3, N, D))
     comparisons: list[Comparison] = []
     for dtype in (np.float32, np.float64):
-        Q, K, V = (a.astype(dtype) for a in given)
+        Q, K, V = operands.astype(dtype)
         comparisons += compare(Q, K, V)
     return NotBitForBit(N, D, SEED, tuple(comparisons), (0.1 + 0.2) + 0.3, 0.1 + (0.2 + 0.3))
 
@@ -119,17 +127,14 @@ def lines(run: NotBitForBit) -> Iterator[str]:
         "many of the "
         f"{run.comparisons[0].elements:,} elements of O differ in their bits:"
     )
-    for dtype in dict.fromkeys(at.dtype for at in run.comparisons):
+    for dtype in dict.fromkeys(comparison.dtype for comparison in run.comparisons):
         yield ""
-        rows = [(dtype, "", "differ", "", "at most", "of bound")]
-        for at in (at for at in run.comparisons if at.dtype == dtype):
-            share = f"{at.differing / at.elements:.0%}"
-            one, other = (name.replace("Algorithm", "Alg.") for name in (at.one, at.other))
-            rows.append(
-                (one, other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}")
-            )
+        rows: list[tuple[str, ...]] = [(dtype, "", "differ", "", "at most", "of bound")]
+        for comparison in run.comparisons:
+            if comparison.dtype == dtype:
+                rows.append(_row(comparison))
         yield from table(rows, left=(0, 1), gap="  ")
-    most = max(at.of_bound for at in run.comparisons)
+    most = max(comparison.of_bound for comparison in run.comparisons)
     verdict = "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."
     yield from paragraph(
         "Its bound: both results lie within flashsim.reference.error_bound of exact attention, so "
@@ -149,4 +154,15 @@ def lines(run: NotBitForBit) -> Iterator[str]:
         "What is true: in exact arithmetic the results are equal (Theorem 1). In floating point "
         "they agree within rounding; "
         "tiling approximates nothing."
+    )
+
+
+def _row(comparison: Comparison) -> tuple[str, ...]:
+    return (
+        comparison.one.replace("Algorithm", "Alg."),
+        comparison.other.replace("Algorithm", "Alg."),
+        f"{comparison.differing:,}",
+        f"{comparison.differing / comparison.elements:.0%}",
+        tiny(comparison.largest),
+        f"{comparison.of_bound:.3f}",
     )

@@ -35,7 +35,7 @@ K = ((0.3, 0.7), (0.6, 0.2), (-0.1, 0.8), (0.4, -0.3), (0.9, 0.1), (0.2, 0.5))
 V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.3, 0.7), (0.6, 0.4))
 B_q = 2
 B_k = 3
-nothing = partial(np.zeros, (0, 0))
+no_scores = partial(np.zeros, (0, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +70,9 @@ class Tile:
 
     queries: range
     keys: range
-    products: Array = field(default_factory=nothing)
-    S: Array = field(default_factory=nothing)
-    S_masked: Array = field(default_factory=nothing)
+    products: Array = field(default_factory=no_scores)
+    S: Array = field(default_factory=no_scores)
+    S_masked: Array = field(default_factory=no_scores)
     rows: tuple[Row, ...] = ()
 
     @property
@@ -179,34 +179,31 @@ def lines(run: Prefill) -> Iterator[str]:
     root = fixed(math.sqrt(d), 3)
     yield f"Causal prefill in tiles: n = {n}, d = {d}, B_q = {run.B_q}, B_k = {run.B_k}"
     yield ""
-    given = (
-        (str(i), *("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V)))
-        for i in range(n)
-    )
-    yield from table([("", "Q", "K", "V"), *given])
+    operands = [("", "Q", "K", "V")]
+    for i in range(n):
+        operands.append((str(i), _aligned(run.Q[i]), _aligned(run.K[i]), _aligned(run.V[i])))
+    yield from table(operands)
     yield from paragraph("All numbers are computed unrounded, and rounded only to be shown.")
     yield f"\nScores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
     yield ""
-    done = [("", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles))]
+    grid = [["", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles)]]
     for row in run.query_tiles:
-        done.append(
-            (
-                _named("queries", row.queries),
-                *("skipped" if t.skipped else "computed" for t in row.tiles),
-            )
-        )
-    yield from table(done, left=(0, 1, 2))
-    for at, row in enumerate(run.query_tiles):
-        none = vector([0] * run.V.shape[1])
+        states = ["skipped" if tile.skipped else "computed" for tile in row.tiles]
+        grid.append([_named("queries", row.queries), *states])
+    yield from table(grid, left=(0, 1, 2))
+    zero = vector([0] * run.V.shape[1])
+    for i, row in enumerate(run.query_tiles):
         yield (
-            f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in "
+            f"\nQuery tile {i} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {zero} in "
             "each row"
         )
         for j, tile in enumerate(row.tiles):
-            yield f"\n  Key tile {j} ({_named('keys', tile.keys)})" + (
-                ": skipped" if tile.skipped else ""
-            )
-            yield from _skipped_lines(tile) if tile.skipped else _tile_lines(run, tile, root)
+            skipped = ": skipped" if tile.skipped else ""
+            yield f"\n  Key tile {j} ({_named('keys', tile.keys)}){skipped}"
+            if tile.skipped:
+                yield from _skipped_lines(tile)
+            else:
+                yield from _tile_lines(run, tile, root)
         yield "\n  Normalize: O / s"
         for i, query in enumerate(row.queries):
             yield (
@@ -214,8 +211,10 @@ def lines(run: Prefill) -> Iterator[str]:
                 f"{vector(row.output[i], 3)}"
             )
     yield "\nCheck by naive attention with the causal mask (flashsim.reference.attention):"
-    both = ((f"O[{i}]", vector(run.output[i], 3), vector(run.naive[i], 3)) for i in range(n))
-    yield from table([("", "tiled", "naive"), *both], left=(0, 1, 2))
+    rows = [("", "tiled", "naive")]
+    for i in range(n):
+        rows.append((f"O[{i}]", vector(run.output[i], 3), vector(run.naive[i], 3)))
+    yield from table(rows, left=(0, 1, 2))
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
     yield from paragraph(
         f"This example is of a book chapter, {CHAPTER}. Its printed numbers are all right to their "
@@ -224,8 +223,12 @@ def lines(run: Prefill) -> Iterator[str]:
     )
 
 
-def _named(what: str, indices: range) -> str:
-    return f"{what} {indices[0]}–{indices[-1]}"
+def _aligned(numbers: Array) -> str:
+    return "  ".join(f"{number(x):>4}" for x in numbers)
+
+
+def _named(noun: str, indices: range) -> str:
+    return f"{noun} {indices[0]}–{indices[-1]}"
 
 
 def _skipped_lines(tile: Tile) -> Iterator[str]:
@@ -244,9 +247,8 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
     rows = []
     for i, query in enumerate(tile.queries):
         for j, key in enumerate(tile.keys):
-            terms = " + ".join(
-                f"{factor(a)}·{factor(b)}" for a, b in zip(run.Q[query], run.K[key], strict=True)
-            )
+            pairs = zip(run.Q[query], run.K[key], strict=True)
+            terms = " + ".join(f"{factor(a)}·{factor(b)}" for a, b in pairs)
             dot = fixed(tile.products[i, j], 2)
             score = fixed(tile.S[i, j], 3)
             rows.append((f"Q[{query}]·K[{key}] = {terms}", f"= {dot:>5}  / {root} = {score:>6}"))
@@ -254,58 +256,57 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
     yield ""
     masked = bool(np.isinf(tile.S_masked).any())
     header = [f"key {key}" for key in tile.keys]
-    scores = [("S", *header, *(("  masked", *header) if masked else ()))]
+    scores = [["S", *header]]
+    if masked:
+        scores[0] += ["  masked", *header]
     for query, S, S_masked in zip(tile.queries, tile.S, tile.S_masked, strict=True):
-        after = ("", *(fixed(x, 3) for x in S_masked)) if masked else ()
-        scores.append((f"query {query}", *(fixed(x, 3) for x in S), *after))
+        row = [f"query {query}", *(fixed(x, 3) for x in S)]
+        if masked:
+            row += ["", *(fixed(x, 3) for x in S_masked)]
+        scores.append(row)
     yield from table(scores, "    ")
     if not masked:
         yield "    (No key here comes after a query: nothing to mask.)"
-    for row, S_masked in zip(tile.rows, tile.S_masked, strict=True):
-        yield from _row_lines(run, tile, row, S_masked)
+    for update_of_row, S_masked in zip(tile.rows, tile.S_masked, strict=True):
+        yield from _row_lines(run, tile, update_of_row, S_masked)
 
 
 def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[str]:
-    m_old, m = (fixed(x, 3) for x in (row.m_old, row.m))
-    seen = [
-        (key, score) for key, score in zip(tile.keys, scores, strict=True) if np.isfinite(score)
-    ]
-    weights = [
-        number(weight)
-        for weight, score in zip(row.weights, scores, strict=True)
-        if np.isfinite(score)
-    ]
+    m_old = fixed(row.m_old, 3)
+    m = fixed(row.m, 3)
+    visible = []  # (key, score, weight)
+    masked = []
+    for key, score, weight in zip(tile.keys, scores, row.weights, strict=True):
+        if np.isfinite(score):
+            visible.append((key, score, number(weight)))
+        else:
+            masked.append(str(key))
     yield f"\n    Row {row.query}"
-    if not seen:
+    if not visible:
         yield from wrapped(
             "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.",
             "      ",
         )
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
-    top = ", ".join(fixed(score, 3) for _, score in seen)
-    yield f"      m_new = max({m_old}, {top}) = {m}" + (
-        "   ← new maximum" if row.new_maximum else ""
-    )
-    yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
-    yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
-    yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"
-    for (key, score), weight in zip(seen, weights, strict=True):
+    candidates = ", ".join(fixed(score, 3) for _, score, _ in visible)
+    remark = "   ← new maximum" if row.new_maximum else ""
+    correction = number(row.correction)
+    yield f"      m_new = max({m_old}, {candidates}) = {m}{remark}"
+    yield f"      correction = exp({m_old} − {bracketed(m)}) = {correction}"
+    yield f"      O = {vector(row.O_old)} · {correction} = {vector(row.O_corrected)}"
+    yield f"      s = {number(row.s_old)} · {correction} = {number(row.s_corrected)}"
+    for key, score, weight in visible:
         inner = "" if score == row.m else f" = exp({fixed(score - row.m, 3)})"
         yield (
             f"      weight of key {key} = exp({fixed(score, 3)} − {bracketed(m)}){inner} = {weight}"
         )
-    if hidden := [
-        str(key) for key, score in zip(tile.keys, scores, strict=True) if not np.isfinite(score)
-    ]:
-        yield (
-            f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight "
-            "exp(−∞) = 0)"
-        )
-    added = " + ".join(
-        f"{weight}·{vector(run.V[key])}" for (key, _), weight in zip(seen, weights, strict=True)
-    )
-    yield from wrapped(f"O = {vector(row.O_corrected)} + {added}", "      ")
+    if masked:
+        plural = "s" if len(masked) > 1 else ""
+        yield f"      (masked: key{plural} {', '.join(masked)}, of weight exp(−∞) = 0)"
+    products = " + ".join(f"{weight}·{vector(run.V[key])}" for key, _, weight in visible)
+    yield from wrapped(f"O = {vector(row.O_corrected)} + {products}", "      ")
     yield f"        = {vector(row.O)}"
-    yield f"      s = {' + '.join([number(row.s_corrected), *weights])} = {number(row.s)}"
+    terms = [number(row.s_corrected), *(weight for _, _, weight in visible)]
+    yield f"      s = {' + '.join(terms)} = {number(row.s)}"
     yield f"      m = {m}"

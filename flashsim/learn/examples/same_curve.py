@@ -88,11 +88,10 @@ class Setup:
     @property
     def title(self) -> str:
         """Its name and tiles."""
-        return (
-            self.name
-            if self.blocks is None
-            else f"{self.name}, {self.blocks[0]} × {self.blocks[1]}"
-        )
+        if self.blocks is None:
+            return self.name
+        B_r, B_c = self.blocks
+        return f"{self.name}, {B_r} × {B_c}"
 
     def attend(self) -> Attend:
         """Return its attention as the transformer takes it."""
@@ -165,11 +164,11 @@ def simulated(
     """Causal attention on the counted memory, and its backward pass."""
     run = forward(algorithm, Q, K, V, causal=True, blocks=blocks)
 
-    def turned_back(dO: Array) -> tuple[Array, Array, Array]:
-        found = backward(back, run, dO)
-        return found.dQ, found.dK, found.dV
+    def back_pass(dO: Array) -> tuple[Array, Array, Array]:
+        gradients = backward(back, run, dO)
+        return gradients.dQ, gradients.dK, gradients.dV
 
-    return run.O, turned_back
+    return run.O, back_pass
 
 
 def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back]:
@@ -182,18 +181,19 @@ def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back
     from flashsim.gpu.kernel_bugs import planted
 
     d = Q.shape[-1]
-    wide = [cupy.asarray(np.pad(x, [(0, 0)] * 3 + [(0, 32 - d)])) for x in (Q, K, V)]
+    padding = [(0, 0), (0, 0), (0, 0), (0, 32 - d)]
+    wide = [cupy.asarray(np.pad(x, padding)) for x in (Q, K, V)]
     o, lse = gpu.forward(*wide, causal=True, scale=d**-0.5, return_lse=True)
 
-    def turned_back(dO: Array) -> tuple[Array, Array, Array]:
-        do = cupy.asarray(np.pad(dO, [(0, 0)] * 3 + [(0, 32 - d)]))
+    def back_pass(dO: Array) -> tuple[Array, Array, Array]:
+        do = cupy.asarray(np.pad(dO, padding))
         q, k, v = wide
         with planted(bug.file, (bug.before, bug.after)) if bug else nullcontext():
-            found = gpu.backward(q, k, v, o, lse, do, causal=True, scale=d**-0.5)
-        dq, dk, dv = (cupy.asnumpy(g)[..., :d] for g in found)
+            gradients = gpu.backward(q, k, v, o, lse, do, causal=True, scale=d**-0.5)
+        dq, dk, dv = (cupy.asnumpy(gradient)[..., :d] for gradient in gradients)
         return dq, dk, dv
 
-    return cupy.asnumpy(o)[..., :d], turned_back
+    return cupy.asnumpy(o)[..., :d], back_pass
 
 
 @cache
@@ -208,7 +208,8 @@ def text() -> tuple[Array, int]:
 
 def train(setup: Setup) -> Curve:
     """Train from the same weights on the same batches as every other."""
-    (characters, distinct), attend = text(), setup.attend()
+    characters, distinct = text()
+    attend = setup.attend()
     weights = initial(distinct, SEED, setup.dtype)
     adam = Adam(weights)
     rng = np.random.default_rng(SEED)
@@ -216,33 +217,35 @@ def train(setup: Setup) -> Curve:
     with one_blas_thread():
         for _ in range(setup.steps):
             starts = rng.integers(0, len(characters) - CONTEXT, size=BATCH)
-            loss, gradients = loss_and_gradients(
-                weights, np.stack([characters[at : at + CONTEXT + 1] for at in starts]), attend
-            )
+            passages = [characters[start : start + CONTEXT + 1] for start in starts]
+            loss, gradients = loss_and_gradients(weights, np.stack(passages), attend)
             adam.step(gradients)
             losses.append(loss)
     return Curve(setup.title, setup.dtype, setup.bug.what if setup.bug else "", tuple(losses))
 
 
 def setups(steps: int) -> list[Setup]:
-    """Return all that train, standard attention first in either dtype. A few steps show most
-    bugs.
-    """
+    """Return all setups, standard attention first in either dtype. A few steps show most bugs."""
     standard: Tiled = ("standard", None)
     flash: Tiled = ("flash", (32, 16))
     q_outer: Tiled = ("q_outer", (16, 32))
-    every = [
-        Setup(*which, dtype, steps) for dtype in WITHIN for which in (standard, flash, q_outer)
-    ]
+    every = []
+    for dtype in WITHIN:
+        for name, blocks in (standard, flash, q_outer):
+            every.append(Setup(name, blocks, dtype, steps))
     few = min(steps, EARLY)
     if has_gpu():
-        every += [
-            Setup(GPU, None, "float32", steps),
-            *(Setup(GPU, None, "float32", few, bug) for bug in ON_GPU),
-        ]
-    every += [Setup(*flash, "float64", steps, bug) for bug in (SCALED_TWICE, NO_D)]
-    every += [Setup(*standard, "float64", few, bug) for bug in (SCALED_TWICE, NO_D_IN_ROWS)]
-    return every + [Setup(*q_outer, "float64", few, bug) for bug in (SCALED_TWICE, NO_D)]
+        every.append(Setup(GPU, None, "float32", steps))
+        for bug in ON_GPU:
+            every.append(Setup(GPU, None, "float32", few, bug))
+    for (name, blocks), length, bugs in (
+        (flash, steps, (SCALED_TWICE, NO_D)),
+        (standard, few, (SCALED_TWICE, NO_D_IN_ROWS)),
+        (q_outer, few, (SCALED_TWICE, NO_D)),
+    ):
+        for bug in bugs:
+            every.append(Setup(name, blocks, "float64", length, bug))
+    return every
 
 
 def has_gpu() -> bool:
@@ -257,27 +260,32 @@ def has_gpu() -> bool:
 
 
 def distances(curves: Sequence[Curve]) -> Iterator[Distance]:
-    """Yield how far each is from the first of its dtype."""
+    """Yield how far each curve is from the first of its dtype."""
     for curve in curves:
         first = next(c for c in curves if c.dtype == curve.dtype)
         if curve is first:
             continue
-        apart = np.abs(np.subtract(curve.losses, first.losses[: len(curve.losses)]))
-        looked_at = apart if curve.dtype == "float64" else apart[:EARLY]
-        (beyond,) = np.nonzero(~(looked_at <= WITHIN[curve.dtype]))
-        shows = int(beyond[0]) + 1 if len(beyond) else None
-        early = float(apart[:EARLY].max())
-        most = float(apart.max())
+        distance = np.abs(np.subtract(curve.losses, first.losses[: len(curve.losses)]))
+        compared = distance if curve.dtype == "float64" else distance[:EARLY]
+        (beyond,) = np.nonzero(~(compared <= WITHIN[curve.dtype]))
         yield Distance(
-            curve.title, curve.dtype, curve.bug, early, most, curve.end, len(apart), shows
+            title=curve.title,
+            dtype=curve.dtype,
+            bug=curve.bug,
+            early=float(distance[:EARLY].max()),
+            all=float(distance.max()),
+            end=curve.end,
+            steps=len(distance),
+            shows=int(beyond[0]) + 1 if len(beyond) else None,
         )
 
 
 def compute(steps: int = STEPS, jobs: int | None = None) -> SameCurve:
     """Train every curve, over `jobs` processes; None: over all cores."""
-    every, (characters, distinct) = setups(steps), text()
-    found = dict(in_any_order(train, every, jobs or os.cpu_count() or 1))
-    curves = tuple(found[number] for number in range(len(every)))
+    every = setups(steps)
+    characters, distinct = text()
+    by_number = dict(in_any_order(train, every, jobs or os.cpu_count() or 1))
+    curves = tuple(by_number[number] for number in range(len(every)))
     return SameCurve(len(characters), distinct, steps, curves, tuple(distances(curves)))
 
 
@@ -298,19 +306,21 @@ def lines(run: SameCurve) -> Iterator[str]:
     for dtype in WITHIN:
         first = next(curve for curve in run.curves if curve.dtype == dtype)
         rows.append((first.title, dtype, fixed(first.end, 3), "", ""))
-        right = (at for at in run.distances if at.dtype == dtype and not at.bug)
-        rows += [(at.title, dtype, fixed(at.end, 3), tiny(at.early), tiny(at.all)) for at in right]
+        for curve in run.distances:
+            if curve.dtype == dtype and not curve.bug:
+                early = tiny(curve.early)
+                rows.append((curve.title, dtype, fixed(curve.end, 3), early, tiny(curve.all)))
     yield from table(rows, left=(0, 1))
     yield from paragraph(_verdict(run))
-    on_gpu = any(at.title == GPU and at.bug for at in run.distances)
-    yield "\nWith a bug planted in the backward pass, float64" + (
-        ", on the GPU float32:" if on_gpu else ":"
-    )
+    buggy = [curve for curve in run.distances if curve.bug]
+    on_gpu = ", on the GPU float32" if any(curve.title == GPU for curve in buggy) else ""
+    yield f"\nWith a bug planted in the backward pass, float64{on_gpu}:"
     yield ""
     rows = [("", "bug", "end", "shows at step", "apart, all")]
-    for at in (at for at in run.distances if at.bug):
-        end = fixed(at.end, 3) if at.steps == run.steps else f"({at.steps} steps)"
-        rows.append((at.title, at.bug, end, str(at.shows or "never"), tiny(at.all)))
+    for curve in buggy:
+        end = fixed(curve.end, 3) if curve.steps == run.steps else f"({curve.steps} steps)"
+        step = str(curve.shows or "never")
+        rows.append((curve.title, curve.bug, end, step, tiny(curve.all)))
     yield from table(rows, left=(0, 1), gap="  ")
     yield from paragraph(
         "A curve is a weak test: with a bug it falls too, and the eye may find nothing wrong with "
@@ -323,11 +333,10 @@ def lines(run: SameCurve) -> Iterator[str]:
 
 
 def _verdict(run: SameCurve) -> str:
-    wrong = [
-        f"{at.title} ({at.dtype}, from step {at.shows})"
-        for at in run.distances
-        if not at.bug and at.shows
-    ]
+    wrong = []
+    for curve in run.distances:
+        if not curve.bug and curve.shows:
+            wrong.append(f"{curve.title} ({curve.dtype}, from step {curve.shows})")
     if wrong:
         return "THE CURVES ARE NOT THE SAME: " + "; ".join(wrong) + "."
     return (

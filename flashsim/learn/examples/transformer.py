@@ -1,12 +1,12 @@
-"""A small character transformer whose gradients are written out by hand, and whose attention is
-passed in.
+"""A small character transformer. Its gradients are written out by hand, and its attention is an
+argument.
 
     loss, gradients = loss_and_gradients(weights, tokens, attend)
 
 Two layers, each attention and a perceptron behind a root-mean-square norm, without biases or gains.
 For each step of the forward pass there is one of the backward pass, in the reverse order.
 `attend(Q, K, V)` takes (batch, heads, N, d) arrays and returns O, of that shape, and a function
-that turns dO into dQ, dK, dV: causal attention, and nothing else is asked of it.
+from dO to dQ, dK, dV. It must be causal attention.
 
 In flashsim: `same_curve`, which trains it with one attention after the other.
 """
@@ -42,32 +42,35 @@ def initial(characters: int, seed: int, dtype: str) -> Weights:
             f"down {n}": (4 * D, D),
         }
     shapes["logits"] = (D, characters)
-    return {
-        name: (rng.normal(size=shape) * shape[0] ** -0.5).astype(dtype)
-        for name, shape in shapes.items()
-    }
+    weights = {}
+    for name, shape in shapes.items():
+        numbers = rng.normal(size=shape) * shape[0] ** -0.5
+        weights[name] = numbers.astype(dtype)
+    return weights
 
 
 def norm(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Return y, x divided by the root mean square of its rows, and a function that turns dy into
-    dx.
-    """
+    """Return y, x divided by the root mean square of its rows, and a function from dy to dx."""
     rms = np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
     y = x / rms
-    return y, lambda dy: (dy - y * (dy * y).mean(-1, keepdims=True)) / rms
+
+    def back(dy: Array) -> Array:
+        return np.asarray((dy - y * (dy * y).mean(-1, keepdims=True)) / rms)
+
+    return y, back
 
 
-def apart(x: Array) -> Array:
+def split_heads(x: Array) -> Array:
     """Return (batch, N, heads·d) as (batch, heads, N, d)."""
     return x.reshape(*x.shape[:2], HEADS, -1).transpose(0, 2, 1, 3)
 
 
-def together(x: Array) -> Array:
+def merge_heads(x: Array) -> Array:
     """Return (batch, heads, N, d) as (batch, N, heads·d)."""
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
 
-def rows(x: Array) -> Array:
+def as_matrix(x: Array) -> Array:
     """Return x as a matrix of its rows."""
     return x.reshape(-1, x.shape[-1])
 
@@ -87,9 +90,9 @@ def loss_and_gradients(weights: Weights, tokens: Array, attend: Attend) -> tuple
     x = W["embed"][before] + W["place"][:N]
     for n in range(LAYERS):
         a, norm_1 = norm(x)
-        Q, K, V = (apart(part) for part in np.split(a @ W[f"qkv {n}"], 3, axis=-1))
+        Q, K, V = map(split_heads, np.split(a @ W[f"qkv {n}"], 3, axis=-1))
         O, back = attend(Q, K, V)
-        o = together(O)
+        o = merge_heads(O)
         x = x + o @ W[f"out {n}"]
         b, norm_2 = norm(x)
         h = np.maximum(b @ W[f"up {n}"], 0)
@@ -103,17 +106,18 @@ def loss_and_gradients(weights: Weights, tokens: Array, attend: Attend) -> tuple
     loss = -(log_p * label).sum() / after.size
 
     ds = (np.exp(log_p) - label) / after.size
-    gradients["logits"] = rows(y).T @ rows(ds)
+    gradients["logits"] = as_matrix(y).T @ as_matrix(ds)
     dx = norm_0(ds @ W["logits"].T)
     for n in reversed(range(LAYERS)):
         a, norm_1, back, o, b, norm_2, h = steps[n]
-        gradients[f"down {n}"] = rows(h).T @ rows(dx)
+        gradients[f"down {n}"] = as_matrix(h).T @ as_matrix(dx)
         dh = (dx @ W[f"down {n}"].T) * (h > 0)
-        gradients[f"up {n}"] = rows(b).T @ rows(dh)
+        gradients[f"up {n}"] = as_matrix(b).T @ as_matrix(dh)
         dx = dx + norm_2(dh @ W[f"up {n}"].T)
-        gradients[f"out {n}"] = rows(o).T @ rows(dx)
-        dQKV = np.concatenate([together(g) for g in back(apart(dx @ W[f"out {n}"].T))], axis=-1)
-        gradients[f"qkv {n}"] = rows(a).T @ rows(dQKV)
+        gradients[f"out {n}"] = as_matrix(o).T @ as_matrix(dx)
+        dO = split_heads(dx @ W[f"out {n}"].T)
+        dQKV = np.concatenate([merge_heads(gradient) for gradient in back(dO)], axis=-1)
+        gradients[f"qkv {n}"] = as_matrix(a).T @ as_matrix(dQKV)
         dx = dx + norm_1(dQKV @ W[f"qkv {n}"].T)
     gradients["place"] = np.zeros_like(W["place"])
     gradients["place"][:N] = dx.sum(0)
@@ -135,7 +139,8 @@ class Adam:
         self.b1 = b1
         self.b2 = b2
         self.t = 0
-        self.m, self.v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+        self.m = {name: np.zeros_like(w) for name, w in weights.items()}
+        self.v = {name: np.zeros_like(w) for name, w in weights.items()}
 
     def step(self, gradients: Weights) -> None:
         """Change the weights in place."""

@@ -1,12 +1,12 @@
 """Exercise 7: the causal mask of one tile."""
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from flashsim.attention.inputs import Array
-from flashsim.learn.exercises.judging import expect, explained, same
-from flashsim.learn.exercises.work import Work
+from flashsim.learn.exercises.checks import common_mistake, equal, expect
+from flashsim.learn.exercises.submission import Submission
 
 NUMBER = 7
 TITLE = "a mask, tile by tile"
@@ -40,70 +40,90 @@ HINTS = (
 SHAPES = ((6, 6, 2, 3), (3, 8, 2, 3), (8, 5, 3, 2))
 
 
-def grade(work: Work) -> str:
-    causal = work.function("causal")
+def grade(submission: Submission) -> str:
+    causal = submission.function("causal")
     when = {
         "broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."
     }
-    tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
-    got = [causal(S.copy(), *at, when=when) for S, *at in tiles]
-    masked = [_masked(*tile) for tile in tiles]
-    hint = explained(
-        ((found, wrongs) for found, (_, wrongs) in zip(got, masked, strict=True)), same
-    )
-    for found, (want, _), (_, i, j, B_r, B_c, N_q, N_k) in zip(got, masked, tiles, strict=True):
-        expect(
-            f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)",
-            found,
-            want,
-            {hint: found},
+    tiles: list[Tile] = []
+    for N_q, N_k, B_r, B_c in SHAPES:
+        tiles += _tiles(N_q, N_k, B_r, B_c)
+    results = []
+    mistakes = []
+    for tile in tiles:
+        results.append(causal(tile.S.copy(), *tile[1:], when=when))
+        mistakes.append(_mistakes(tile))
+    hint = common_mistake(zip(results, mistakes, strict=True), equal)
+    for tile, result in zip(tiles, results, strict=True):
+        label = (
+            f"Tile ({tile.i}, {tile.j}) of N_q = {tile.N_q}, N_k = {tile.N_k}, blocks ({tile.B_r}, "
+            f"{tile.B_c}): causal(S)"
         )
+        right = np.where(_live(tile), tile.S, -np.inf)
+        expect(label, result, right, {hint: result})
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 
-def _tiles(
-    N_q: int, N_k: int, B_r: int, B_c: int
-) -> Iterator[tuple[Array, int, int, int, int, int, int]]:
+class Tile(NamedTuple):
+    """The arguments of `causal`."""
+
+    S: Array
+    i: int
+    j: int
+    B_r: int
+    B_c: int
+    N_q: int
+    N_k: int
+
+
+def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> list[Tile]:
     S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
+    tiles = []
     for i in range(-(-N_q // B_r)):
+        rows = slice(i * B_r, (i + 1) * B_r)
         for j in range(-(-N_k // B_c)):
-            yield S[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c], i, j, B_r, B_c, N_q, N_k
+            columns = slice(j * B_c, (j + 1) * B_c)
+            tiles.append(Tile(S[rows, columns], i, j, B_r, B_c, N_q, N_k))
+    return tiles
 
 
-def _masked(
-    S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int
-) -> tuple[Array, dict[str, Array]]:
-    """Return a tile as it should be, and what each mistake makes of it."""
+def _live(tile: Tile) -> Array:
+    """Return which scores count."""
+    rows, columns = tile.S.shape
+    q = tile.i * tile.B_r + np.arange(rows)[:, None]
+    k = tile.j * tile.B_c + np.arange(columns)
+    return np.asarray(k <= q + tile.N_k - tile.N_q)
+
+
+def _mistakes(tile: Tile) -> dict[str, Array]:
+    """Return hints, each with what a mistake makes of a tile."""
+    S, i, j, B_r, B_c, N_q, N_k = tile
     rows = np.arange(S.shape[0])[:, None]
     columns = np.arange(S.shape[1])
-    more = N_k - N_q
+    shift = N_k - N_q
     q = i * B_r + rows
     k = j * B_c + columns
-    right = k <= q + more
-    kept = {
-        "The diagonal is masked too: a query sees itself, so <= and not <.": (k < q + more),
+    right = k <= q + shift
+    conditions = {
+        "The diagonal is masked too: a query sees itself, so <= and not <.": k < q + shift,
         (
             "N_k - N_q is missing: the mask is aligned at the top left, and the last query does "
             "not see the last key."
-        ): (k <= q),
+        ): k <= q,
         "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
-            columns <= rows + more
+            columns <= rows + shift
         ),
         "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (
-            k >= q + more
+            k >= q + shift
         ),
-        "The sign of N_k - N_q is wrong.": (k <= q - more),
+        "The sign of N_k - N_q is wrong.": k <= q - shift,
         "j belongs to the keys and i to the queries; here they are exchanged.": (
-            i * B_c + columns <= j * B_r + rows + more
+            i * B_c + columns <= j * B_r + rows + shift
         ),
     }
-    return np.where(right, S, -np.inf), {
-        hint: np.where(stays, S, -np.inf) for hint, stays in kept.items()
-    } | {
-        "Past and future are exchanged: np.where keeps S where its condition is true.": np.where(
-            right, -np.inf, S
-        ),
-        "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": np.where(
-            right, S, 0.0
-        ),
-    }
+    tiles = {hint: np.where(condition, S, -np.inf) for hint, condition in conditions.items()}
+    hint = "Past and future are exchanged: np.where keeps S where its condition is true."
+    tiles[hint] = np.where(right, -np.inf, S)
+    hint = "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity."
+    tiles[hint] = np.where(right, S, 0.0)
+    return tiles

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from flashsim.attention.arguments import shown
-from flashsim.learn.exercises.judging import WHOLE, explained, is_whole, pair
-from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.learn.exercises.checks import WHOLE, check_results, common_mistake, is_whole
+from flashsim.learn.exercises.submission import Mistake, Submission
 from flashsim.memory.errors import SramOverflow
 from flashsim.simulate.api import count
 
@@ -45,65 +45,68 @@ CASES = ((296, 4), (1000, 8), (5000, 16), (25600, 64))
 
 
 def elements(B_c: int, d: int) -> int:
-    """Return what Algorithm 1 holds on chip."""
+    """Return how many elements Algorithm 1 has on chip, with B_r = min(B_c, d)."""
     B_r = min(B_c, d)
     return 2 * d * (B_c + B_r) + B_r * B_c + 6 * B_r
 
 
-def largest(M: int, of: Callable[[int], int]) -> int:
-    """Return the largest B_c of which `of` is at most M."""
+def largest(M: int, elements_of: Callable[[int], int]) -> int:
+    """Return the largest B_c with elements_of(B_c) ≤ M."""
     B_c = 1
-    while of(B_c + 1) <= M:
+    while elements_of(B_c + 1) <= M:
         B_c += 1
     return B_c
 
 
-def grade(work: Work) -> str:
-    blocks = work.function("blocks")
-    answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
-    for (M, d), sides in answers.items():
+def grade(submission: Submission) -> str:
+    blocks = submission.function("blocks")
+    answers = {}
+    for M, d in CASES:
+        sides = check_results("blocks", blocks(M, d), "B_r, B_c")
         if not all(is_whole(n) and 0 < n < 10**18 for n in sides):
-            raise Wrong(
-                (
-                    f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from "
-                    "1 to 10¹⁸."
-                ),
+            raise Mistake(
+                f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to "
+                "10¹⁸.",
                 WHOLE,
             )
-    hint = explained((B_c, _wrongs(*case)) for case, (_, B_c) in answers.items())
+        answers[M, d] = sides
+    hint = common_mistake((B_c, _mistakes(M, d)) for (M, d), (_, B_c) in answers.items())
     for (M, d), (B_r, B_c) in answers.items():
-        said = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"
-        if B_r != min(B_c, d):
-            raise Wrong(f"{said}: B_r is {B_r}; expected min(B_c, d) = {min(B_c, d)}.")
-        best = largest(M, lambda n, d=d: elements(n, d))  # type: ignore[misc]
-        N = 4 * best  # a smaller B_c makes more blocks of it
-        try:
-            got = count("flash_basic", N=N, d=d, M=M, blocks=(B_r, B_c)).hbm.accesses
-        except SramOverflow as error:
-            raise Wrong(
-                f"{said} do not fit. {str(error).partition(' Take a larger')[0]}", hint
-            ) from None
-        want = count("flash_basic", N=N, d=d, M=M, blocks=(min(best, d), best)).hbm.accesses
-        if got != want:
-            used = elements(B_c, d)
-            raise Wrong(
-                f"{said} fit, with {used:,} elements, and move {got:,} elements at N = {N:,}; a "
-                "larger B_c fits too, and moves "
-                f"{want:,}.",
-                hint,
-            )
+        _check_blocks(M, d, B_r, B_c, hint)
     return (
         f"for {len(CASES)} pairs (M, d) the blocks fit, and no larger ones do: the accesses are "
         "the least, =="
     )
 
 
-def _wrongs(M: int, d: int) -> dict[str, int]:
+def _check_blocks(M: int, d: int, B_r: int, B_c: int, hint: str) -> None:
+    label = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"
+    if B_r != min(B_c, d):
+        raise Mistake(f"{label}: B_r is {B_r}; expected min(B_c, d) = {min(B_c, d)}.")
+    best = largest(M, lambda n: elements(n, d))
+    N = 4 * best  # a smaller B_c makes more blocks of it
+    try:
+        accesses = count("flash_basic", N=N, d=d, M=M, blocks=(B_r, B_c)).hbm.accesses
+    except SramOverflow as error:
+        reason = str(error).partition(" Take a larger")[0]
+        raise Mistake(f"{label} do not fit. {reason}", hint) from None
+    least = count("flash_basic", N=N, d=d, M=M, blocks=(min(best, d), best)).hbm.accesses
+    if accesses != least:
+        raise Mistake(
+            f"{label} fit, with {elements(B_c, d):,} elements, and move {accesses:,} elements at N "
+            f"= {N:,}; a larger B_c fits too, and moves {least:,}.",
+            hint,
+        )
+
+
+def _mistakes(M: int, d: int) -> dict[str, int]:
+    """Return hints, each with the B_c that a mistake leads to."""
     best = largest(M, lambda n: elements(n, d))
     return {
         "This is the paper's line 1. It leaves no room for S_ij and the columns.": -(-M // (4 * d)),
-        "This is the paper's line 1, rounded down. S_ij and the columns need room too.": M
-        // (4 * d),
+        "This is the paper's line 1, rounded down. S_ij and the columns need room too.": (
+            M // (4 * d)
+        ),
         "The columns need room too: l_i, m_i, m~_ij, l~_ij and the new m and l, 6 B_r.": (
             largest(M, lambda n: elements(n, d) - 6 * min(n, d))
         ),
@@ -111,11 +114,11 @@ def _wrongs(M: int, d: int) -> dict[str, int]:
             largest(M, lambda n: elements(n, d) - 4 * min(n, d))
         ),
         "S_ij needs room too, B_r B_c.": largest(M, lambda n: elements(n, d) - min(n, d) * n),
-        "P~_ij was given room of its own: it overwrites S_ij.": largest(
-            M, lambda n: elements(n, d) + min(n, d) * n
+        "P~_ij was given room of its own: it overwrites S_ij.": (
+            largest(M, lambda n: elements(n, d) + min(n, d) * n)
         ),
-        "The next one fits too: M itself may be used, so <= and not <.": largest(
-            M - 1, lambda n: elements(n, d)
+        "The next one fits too: M itself may be used, so <= and not <.": (
+            largest(M - 1, lambda n: elements(n, d))
         ),
         "One too many: the test is whether B_c fits, but B_c + 1 is taken.": best + 1,
         "B_c did not grow.": 1,

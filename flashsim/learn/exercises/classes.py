@@ -1,4 +1,4 @@
-"""What a class handed in, graded: each file in a process of its own, each verdict the grader's."""
+"""Grades of a class: each file runs in a process of its own, and only the grader gives verdicts."""
 
 import csv
 import io
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.learn.exercises import exercises
-from flashsim.learn.exercises.apart import Apart, Limits
 from flashsim.learn.exercises.record import Exercise
-from flashsim.learn.exercises.work import Wrong, hint_on_return
+from flashsim.learn.exercises.submission import Mistake, hint_on_return
+from flashsim.learn.exercises.submission_process import Limits, SubmissionProcess
 from flashsim.support.entry import one_line
 from flashsim.support.exporting import csv_cell
 
@@ -25,8 +25,8 @@ NOT_GRADED = "not graded"
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one file: a verdict, what was verified or what is wrong, and the hint that
-    fits it.
+    """The result of one file. `seen` says what was verified, or what is wrong; `hint` is a hint on
+    the mistake.
     """
 
     file: str
@@ -37,97 +37,85 @@ class Row:
     seconds: float = 0.0
 
 
-def handed_in(folder: Path) -> list[Path]:
-    """Return the files of Python, and notebooks, in a folder and in those within it, but for
-    hidden ones.
+def submitted_files(folder: Path) -> list[Path]:
+    """Return the Python files and the notebooks in a folder and its subfolders, except hidden
+    ones.
     """
-    found = (
-        path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not path.is_dir()
-    )
-    return [
-        path
-        for path in found
-        if not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
-    ]
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in SUFFIXES or path.is_dir():
+            continue
+        parts = path.relative_to(folder).parts
+        if not any(part.startswith((".", "__")) for part in parts):
+            files.append(path)
+    return files
 
 
-def asked_for(path: Path) -> Exercise | None:
-    """Return the exercise that a file is handed in for, by its name alone: ada_05_inner_loop.py,
-    05_ada.py.
-    """
-    known = exercises().values()
-    whole = [found for found in known if found.file.removesuffix(".py") in path.stem]
-    begun = [found for found in known if path.stem.startswith(f"{found.number:02}_")]
-    return next(iter([*whole, *begun]), None)
+def exercise_named(path: Path) -> Exercise | None:
+    """Return the exercise of a file by its name alone: ada_05_inner_loop.py, 05_ada.py."""
+    for record in exercises().values():
+        if record.file.removesuffix(".py") in path.stem:
+            return record
+    for record in exercises().values():
+        if path.stem.startswith(f"{record.number:02}_"):
+            return record
+    return None
 
 
 def grade_file(path: Path, name: str, exercise: Exercise | None, limits: Limits) -> Row:
-    """Grade one file, called `name`, in a process of its own; a link or a notebook is not
+    """Grade one file, called `name`, in a process of its own. Links and notebooks are not
     graded.
     """
     if path.is_symlink():
         return Row(name, "", NOT_GRADED, "It is a link; expected a file.")
     if path.suffix == ".ipynb":
-        return Row(
-            name,
-            "",
-            NOT_GRADED,
-            (
-                "It is a notebook; expected the file that its first cell writes, such as "
-                "*_notebook.py."
-            ),
+        reason = (
+            "It is a notebook; expected the file that its first cell writes, such as *_notebook.py."
         )
-    exercise = exercise or asked_for(path)
+        return Row(name, "", NOT_GRADED, reason)
+    exercise = exercise or exercise_named(path)
     if exercise is None:
-        return Row(
-            name, "", NOT_GRADED, "Its name says no exercise; expected such as 05_inner_loop.py."
-        )
-    begun = time.monotonic()
+        reason = "Its name says no exercise; expected such as 05_inner_loop.py."
+        return Row(name, "", NOT_GRADED, reason)
+    start = time.monotonic()
+    hint = ""
     try:
-        with Apart(path, exercise, limits) as work:
+        with SubmissionProcess(path, exercise, limits) as submission:
             verdict = SOLVED
-            seen = exercise.grade(work)
-            hint = ""
-    except Wrong as wrong:
+            message = exercise.grade(submission)
+    except Mistake as mistake:
         verdict = NOT_YET
-        seen = wrong.seen
-        hint = hint_on_return(path) or wrong.hint
-    except Exception as error:  # the file's answers were such that the judge cannot compare them
+        message = mistake.message
+        hint = hint_on_return(path) or mistake.hint
+    except Exception as error:  # the grader cannot compare the file's results
         verdict = NOT_GRADED
-        seen = f"The judge failed: {type(error).__name__}: {error}"
-        hint = ""
-    return Row(
-        name,
-        exercise.name,
-        verdict,
-        one_line(seen),
-        one_line(hint),
-        round(time.monotonic() - begun, 1),
-    )
+        message = f"The judge failed: {type(error).__name__}: {error}"
+    seconds = round(time.monotonic() - start, 1)
+    return Row(name, exercise.name, verdict, one_line(message), one_line(hint), seconds)
 
 
 def grade_folder(
     folder: Path,
     exercise: Exercise | None,
     limits: Limits,
-    told: Callable[..., None],
+    update: Callable[..., None],
     rows: list[Row],
 ) -> None:
-    """Grade what is in a folder, and put the rows into `rows` as they come. Raises ValueError
-    where there is nothing.
+    """Grade the files in a folder, and append a row to `rows` after each. Before each, call
+    update(number of files before it, of all, its name). Raises ValueError if there are no files.
     """
-    paths = handed_in(folder)
+    paths = submitted_files(folder)
     if not paths and exercise is not None:
         rows.append(Row("", exercise.name, NOT_YET, "No .py file was handed in."))
     elif not paths:
         raise ValueError(
             f"{folder} holds no .py file; expected what was handed in, in folders or not"
         )
-    for done, path in enumerate(paths):
+    for number, path in enumerate(paths):
         name = str(path.relative_to(folder))
-        told(done, len(paths), name)
+        update(number, len(paths), name)
         rows.append(grade_file(path, name, exercise, limits))
-    told(len(paths), len(paths), "")
+    update(len(paths), len(paths), "")
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -140,25 +128,25 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def as_gradescope(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what Gradescope reads from results.json: a test for each file, of 1 point."""
-    tests = [
-        {
-            "name": f"{row.file}: {row.exercise or 'no exercise'}",
-            "score": float(row.verdict == SOLVED),
-            "max_score": 1.0,
-            "status": "passed" if row.verdict == SOLVED else "failed",
-            "output": "\n\n".join(filter(None, (row.seen, row.hint))),
-        }
-        for row in rows
-    ]
+    """Return the content of Gradescope's results.json: a test for each file, of 1 point."""
+    tests = []
+    for row in rows:
+        solved = row.verdict == SOLVED
+        tests.append(
+            {
+                "name": f"{row.file}: {row.exercise or 'no exercise'}",
+                "score": float(solved),
+                "max_score": 1.0,
+                "status": "passed" if solved else "failed",
+                "output": "\n\n".join(filter(None, (row.seen, row.hint))),
+            }
+        )
     return {"visibility": "visible", "stdout_visibility": "hidden", "tests": tests}
 
 
 def mistakes(rows: Sequence[Row]) -> list[tuple[int, str, str]]:
-    """Return how often each mistake was made, in which exercise, and its hint, or what was seen:
-    the most common first.
+    """Return each mistake with how often it was made, its exercise, and its hint or message. The
+    most common is the first.
     """
-    counted = Counter(
-        (row.exercise, row.hint or row.seen) for row in rows if row.verdict == NOT_YET
-    )
-    return [(times, exercise, said) for (exercise, said), times in counted.most_common()]
+    counts = Counter((row.exercise, row.hint or row.seen) for row in rows if row.verdict == NOT_YET)
+    return [(count, exercise, text) for (exercise, text), count in counts.most_common()]

@@ -7,24 +7,25 @@ import numpy as np
 
 from flashsim.attention.inputs import Array
 from flashsim.attention.shapes import Blocks
+from flashsim.learn.exercises.checks import TurnRecorder, expect, expect_count
 from flashsim.learn.exercises.inner_loop import (
     FACTOR,
     INVERSE,
     PROBLEMS,
     SCALED_P,
-    Problem,
-    over,
+    ExerciseProblem,
+    Turn,
     scaled,
     scaled_sum,
+    state_over,
 )
-from flashsim.learn.exercises.judging import Turns, expect, expect_count
-from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.learn.exercises.submission import Mistake, Submission
 from flashsim.memory.hbm import HBM, Matrix
 from flashsim.memory.sram import SRAM
 
 NUMBER = 6
 TITLE = "the loops exchanged, and one division"
-RIGHT = "q_outer"
+ALGORITHM = "q_outer"
 TEXT = '''
 Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
 loops exchanged, queries outside and keys inside, O_i, l_i and m_i stay in SRAM
@@ -76,7 +77,7 @@ HINTS = (
 )
 
 
-def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
+def as_algorithm(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]:
     """Return a student's loops with the lines around them, as a forward pass."""
 
     def q_outer(
@@ -91,8 +92,8 @@ def whole(attention: Callable[..., object]) -> Callable[..., tuple[Matrix, ...]]
     return q_outer
 
 
-def grade(work: Work) -> str:
-    attention = work.function("attention")
+def grade(submission: Submission) -> str:
+    attention = submission.function("attention")
     turns = sum(_run(attention, problem) for problem in PROBLEMS)
     return (
         f"m, l and O were right after each of {turns} inner turns; O was written once and never "
@@ -100,111 +101,119 @@ def grade(work: Work) -> str:
     )
 
 
-def _run(attention: Callable[..., object], problem: Problem) -> int:
-    (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
+def _run(attention: Callable[..., object], problem: ExerciseProblem) -> int:
+    """Run a student's loops once and check them. Return the number of inner turns."""
+    N_q, d = problem.Q.shape
+    N_k = len(problem.K)
+    blocks = problem.blocks
     T_r = blocks.T_r
     T_c = blocks.T_c
-    stage, divided = problem.placed(watched := Turns(tiles=("m_i", "l_i", "O_i")))
-    divided.append(stage.output("O", (N_q, d), blocks.B_r))
-    watched.judge(
-        lambda: attention(stage.hbm, stage.sram, *divided, blocks),
-        partial(_judge, problem),
+    recorder = TurnRecorder(tiles=("m_i", "l_i", "O_i"))
+    memory, matrices = problem.in_memory(recorder)
+    matrices.append(memory.output("O", (N_q, d), blocks.B_r))
+    recorder.check(
+        lambda: attention(memory.hbm, memory.sram, *matrices, blocks),
+        partial(_check_turn, problem),
         T_r * T_c,
     )
-    want = over(*problem[:3])
-    last = np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
+    right = state_over(problem.Q, problem.K, problem.V)
+    in_last_block = np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
     mistakes = {
-        "O was never stored: what HBM has not been given reads as NaN.": np.full_like(
-            want.O, np.nan
+        "O was never stored: what HBM has not been given reads as NaN.": (
+            np.full_like(right.O, np.nan)
         ),
-        "O is not divided by l_i: the sum itself was stored.": want.O * want.l,
-        "O is divided by l_i twice.": want.O / want.l,
+        "O is not divided by l_i: the sum itself was stored.": right.O * right.l,
+        "O is divided by l_i twice.": right.O / right.l,
         (
             "Only the last row block was stored, and the rest is NaN: the store is outside the "
             "loop of i."
-        ): (np.where(last, want.O, np.nan)),
+        ): np.where(in_last_block, right.O, np.nan),
     }
-    expect("O", stage.hbm.peek("O"), want.O, mistakes)
+    expect("O", memory.hbm.peek("O"), right.O, mistakes)
     inside = (
         "O is stored in the inner loop, once for each block of keys. Store it once, after that "
         "loop."
     )
     both = "O is stored in the inner loop and once more after it. Store it only after it."
-    writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
-    expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
+    size = N_q * d
+    write_mistakes = {inside: T_c * size, both: (T_c + 1) * size, "O is stored twice.": 2 * size}
+    reads, writes = memory.accesses("O")
+    expect_count("Elements of O written", writes, size, write_mistakes)
     loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."
-    expect_count(
-        "Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d}
-    )
-    expect_count(
-        "Elements of Q read",
-        stage.moved("Q")[0],
-        N_q * d,
-        {"Q[i] is loaded for each j.": T_c * N_q * d},
-    )
+    expect_count("Elements of O read", reads, 0, {loaded: size, f"{loaded} ": T_c * size})
+    reads, _ = memory.accesses("Q")
+    read_mistakes = {"Q[i] is loaded for each j.": T_c * size}
+    expect_count("Elements of Q read", reads, size, read_mistakes)
     for name in "KV":
-        expect_count(f"Elements of {name} read", stage.moved(name)[0], T_r * N_k * d, {})
+        reads, _ = memory.accesses(name)
+        expect_count(f"Elements of {name} read", reads, T_r * N_k * d, {})
     return T_r * T_c
 
 
-def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
-    rows, keys, before, want = problem.at(i, j)
-    S = problem.Q[rows] @ problem.K[keys].T
-    V = problem.V[keys]
-    P = np.exp(S - want.m)
+def _check_turn(problem: ExerciseProblem, values: dict[str, Array], i: int, j: int) -> None:
+    """Check m_i, l_i and O_i on chip after a turn. Raises Mistake."""
+    turn = problem.turn(i, j)
+    after = turn.after
     with np.errstate(all="ignore"):
-        a = np.exp(before.m - want.m)
-        inverse = before.l / a
+        mistakes = _mistakes(problem, turn)
+    right = {"m_i": after.m, "l_i": after.l, "O_i": after.O * after.l}  # O_i is not divided yet
+    label = f"After turn i = {i + 1}, j = {j + 1} (keys 0 to {turn.keys.stop - 1})"
+    for name, expected in right.items():
+        tile = values.get(name)
+        if tile is None:
+            raise Mistake(
+                f"{label}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})"
+            )
+        expect(f"{label}, {name}", tile, expected, mistakes[name])
+
+
+def _mistakes(problem: ExerciseProblem, turn: Turn) -> dict[str, dict[str, Array]]:
+    """Return hints for m_i, l_i and O_i, each with the numbers that a mistake leads to."""
+    before = turn.before
+    after = turn.after
+    S = problem.Q[turn.rows] @ problem.K[turn.keys].T
+    P = np.exp(S - after.m)
+    P_sum = P.sum(1, keepdims=True)
+    PV = P @ problem.V[turn.keys]
+    factor = np.exp(before.m - after.m)
     l = before.l
     O = before.O * before.l
-    P_sum = P.sum(1, keepdims=True)
-    PV = P @ V
-    sums = want._replace(O=want.O * want.l)
     early = (
         "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide "
         "once, after it."
     )
-    undone = (
+    as_in_algorithm_1 = (
         "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never "
         "divided."
     )
-    mistakes = {
-        "m_i": {
-            "m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m
-        }
-        | scaled(want.m, problem),
-        "l_i": {
-            (
-                "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too "
-                "early."
-            ): l + P_sum,
-            f"The old l_i is {INVERSE}. {FACTOR}.": inverse + P_sum,
-            "This is the block's sum alone. Where is the old l_i?": P_sum,
-            "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
-            SCALED_P: a * l + scaled_sum(S - want.m, problem),
-        },
-        "O_i": {
-            (
-                "The old O_i is not rescaled: it was summed against the old maximum. The factor is "
-                "exp(m_i - m_new)."
-            ): O + PV,
-            (
-                "O_i began as O[i], in which nothing was written yet, and not as 0 on chip; or it "
-                f"is {INVERSE}. {FACTOR}."
-            ): (np.full_like(O, np.nan)),
-            early: sums.O / sums.l,
-            early + " ": (a * before.O + PV) / sums.l,
-            "This is the block's product alone. Where is the old O_i?": PV,
-            undone: sums.l * a * O + PV,
-            f"{undone} ": l * a * O + PV,
-            "The factor multiplies both terms. P_ij is against m_new already.": a * (O + PV),
-        },
+    m_mistakes = {
+        "m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m,
+        **scaled(after.m, problem),
     }
-    said = f"After turn i = {i + 1}, j = {j + 1} (keys 0 to {keys.stop - 1})"
-    for name, value in (("m_i", sums.m), ("l_i", sums.l), ("O_i", sums.O)):
-        got = values.get(name)
-        if got is None:
-            raise Wrong(
-                f"{said}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})"
-            )
-        expect(f"{said}, {name}", got, value, mistakes[name])
+    l_mistakes = {
+        (
+            "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too "
+            "early."
+        ): l + P_sum,
+        f"The old l_i is {INVERSE}. {FACTOR}.": l / factor + P_sum,
+        "This is the block's sum alone. Where is the old l_i?": P_sum,
+        "The factor multiplies both terms. P_ij is against m_new already.": factor * (l + P_sum),
+        SCALED_P: factor * l + scaled_sum(S - after.m, problem),
+    }
+    O_mistakes = {
+        (
+            "The old O_i is not rescaled: it was summed against the old maximum. The factor is "
+            "exp(m_i - m_new)."
+        ): O + PV,
+        (
+            "O_i began as O[i], in which nothing was written yet, and not as 0 on chip; or it "
+            f"is {INVERSE}. {FACTOR}."
+        ): np.full_like(O, np.nan),
+        early: after.O,
+        f"{early} ": (factor * before.O + PV) / after.l,
+        "This is the block's product alone. Where is the old O_i?": PV,
+        as_in_algorithm_1: after.l * factor * O + PV,
+        f"{as_in_algorithm_1} ": l * factor * O + PV,
+        "The factor multiplies both terms. P_ij is against m_new already.": factor * (O + PV),
+    }
+    return {"m_i": m_mistakes, "l_i": l_mistakes, "O_i": O_mistakes}

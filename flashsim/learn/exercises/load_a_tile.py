@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from flashsim.learn.exercises.judging import Stage, expect, expect_count
-from flashsim.learn.exercises.work import Work
+from flashsim.learn.exercises.checks import ExerciseMemory, expect, expect_count
+from flashsim.learn.exercises.submission import Submission
 
 NUMBER = 1
 TITLE = "load a tile"
@@ -38,32 +38,34 @@ HINTS = (
 )
 
 
-def grade(work: Work) -> str:
-    square = work.function("square")
+def grade(submission: Submission) -> str:
+    square = submission.function("square")
     for N, d, rows in ((12, 4, 3), (7, 3, 2)):
         values = np.random.default_rng(N).normal(size=(N, d))
-        stage = Stage({"X": values}, M=3 * rows * d)
-        X = stage.divided("X", rows)
-        Y = stage.output("Y", (N, d), rows)
-        square(stage.hbm, stage.sram, X, Y)
-        got = stage.hbm.peek("Y")
+        memory = ExerciseMemory({"X": values}, M=3 * rows * d)
+        X = memory.in_blocks("X", rows)
+        Y = memory.output("Y", (N, d), rows)
+        square(memory.hbm, memory.sram, X, Y)
+        result = memory.hbm.peek("Y")
         nan = np.full((N, d), np.nan)
-        first = np.where(np.arange(N)[:, None] < rows, values**2, np.nan)
-        over = np.where(np.arange(N)[:, None] < rows, np.roll(values, rows, axis=0) ** 2, np.nan)
+        in_first_block = np.arange(N)[:, None] < rows
+        last_block = np.roll(values, rows, axis=0)
+        first = np.where(in_first_block, values**2, np.nan)
+        overwritten = np.where(in_first_block, last_block**2, np.nan)
         mistakes = {
             "Y was never stored: what HBM has not been given reads as NaN. sram.store(Y[i], …)": nan,
             "Only the first block was stored. Use i, not 0.": first,
-            "All blocks were stored to Y[0], one over the other. Use i, not 0.": over,
+            "All blocks were stored to Y[0], one over the other. Use i, not 0.": overwritten,
             "This is X, not its square: what was stored is the tile that was loaded.": values,
             "This is 2·X. The square is X_i * X_i.": 2 * values,
         }
-        expect(f"With {N} rows in blocks of {rows}, Y", got, values**2, mistakes)
-        reads = stage.moved("X")[0]
-        writes = stage.moved("Y")[1]
+        expect(f"With {N} rows in blocks of {rows}, Y", result, values**2, mistakes)
+        reads, _ = memory.accesses("X")
+        _, writes = memory.accesses("Y")
         twice = "Each block is loaded twice. Load it once, and use the tile twice: X_i * X_i."
         expect_count(f"Elements of X read, of {N} × {d}", reads, N * d, {twice: 2 * N * d})
-        again = "Each block is stored twice. One sram.store a turn is enough."
-        expect_count(f"Elements of Y written, of {N} × {d}", writes, N * d, {again: 2 * N * d})
+        replay = "Each block is stored twice. One sram.store a turn is enough."
+        expect_count(f"Elements of Y written, of {N} × {d}", writes, N * d, {replay: 2 * N * d})
     return (
         "Y is X², also with a short last block; N·d elements were read and N·d written, a tile at "
         "a time"

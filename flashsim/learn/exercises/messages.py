@@ -1,8 +1,8 @@
-"""Messages between a grader and the process that runs a student's file: numbers and text, none of
-which is ever unpickled.
+"""Messages between a grader and the process that runs a student's file. They have numbers and text,
+in JSON; nothing is unpickled.
 
-A value is a list, its kind first: ["plain", 3], ["array", "<f8", [2, 3], bytes in base 64]. What
-has no kind is ["other", its type, text].
+A value is a list that begins with its kind: ["plain", 3], ["array", "<f8", [2, 3], bytes in base
+64]. A value of any other type is ["other", its type, text].
 """
 
 import json
@@ -21,7 +21,7 @@ MOST_BITS = 10_000  # of a whole number
 
 
 def send(stream: BinaryIO, message: Any) -> None:
-    """Write a message, its length first. Raises ValueError for one that is too long."""
+    """Write the length of a message, and the message. Raises ValueError if it is too long."""
     text = json.dumps(message).encode()
     if len(text) > LARGEST:
         raise ValueError(f"an answer of {len(text):,} bytes; expected at most {LARGEST:,}")
@@ -30,11 +30,12 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Read a message. Raises EOFError where there is none, ValueError for what is not a message."""
+    """Read a message. Raises EOFError if there is none, ValueError if it is too long or no JSON."""
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError
-    if (length := int.from_bytes(head, "big")) > LARGEST:
+    length = int.from_bytes(head, "big")
+    if length > LARGEST:
         raise ValueError(f"a message of {length:,} bytes; expected at most {LARGEST:,}")
     text = stream.read(length)
     if len(text) < length:
@@ -42,27 +43,19 @@ def receive(stream: BinaryIO) -> Any:
     return json.loads(text)
 
 
-def packed(value: Any) -> list[Any]:
-    """Return a value as it goes into a message. Raises ValueError for an array that is too large
-    for one.
-    """
-    if (
-        value is None
-        or isinstance(value, bool | float | str)
-        or (isinstance(value, int) and fits(value))
-    ):
+def pack(value: Any) -> list[Any]:
+    """Return a value as it is in a message. Raises ValueError for an array that is too large."""
+    if value is None or isinstance(value, bool | float | str):
         return ["plain", value]
-    if (
-        isinstance(value, np.ndarray | np.generic)
-        and value.dtype.kind in "biuf"
-        and value.dtype.itemsize <= 8
-    ):
+    if isinstance(value, int) and fits(value):
+        return ["plain", value]
+    if isinstance(value, np.ndarray | np.generic) and _has_numbers(value.dtype):
         if value.nbytes > LARGEST:
             raise ValueError(f"an array of {value.nbytes:,} bytes; expected at most {LARGEST:,}")
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return [kind, value.dtype.str, list(value.shape), b64encode(value.tobytes()).decode()]
     if isinstance(value, list | tuple):
-        return ["list", [packed(one) for one in value]]
+        return ["list", [pack(element) for element in value]]
     if isinstance(value, Blocks):
         return ["blocks", [int(value.B_r), int(value.B_c), value.N_q, value.N_k]]
     if isinstance(value, Matrix):
@@ -72,14 +65,18 @@ def packed(value: Any) -> list[Any]:
     return ["other", type(value).__name__, "a thing that is not a number"]
 
 
+def _has_numbers(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.itemsize <= 8
+
+
 def fits(number: int) -> bool:
-    """Say whether a whole number is short enough for a message."""
+    """Return whether a whole number is short enough for a message."""
     return number.bit_length() <= MOST_BITS
 
 
-def unpacked(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> Any:
-    """Return the value that was packed; `memory` reads parts of a memory. Raises ValueError or
-    TypeError for anything else.
+def unpack(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> Any:
+    """Return the value of a packed one. `memory` makes matrices and memories of theirs. Raises
+    ValueError or TypeError for anything else.
     """
     match value:
         case ["plain", None | bool() | int() | float() | str() as plain]:
@@ -88,10 +85,11 @@ def unpacked(value: Any, memory: Callable[[list[Any]], Any] | None = None) -> An
             dtype = np.dtype(name)
             if dtype.kind not in "biuf" or not all(type(n) is int and n >= 0 for n in shape):
                 raise ValueError("no array of numbers")
-            array = np.frombuffer(b64decode(text, validate=True), dtype).reshape(shape).copy()
+            data = b64decode(text, validate=True)
+            array = np.frombuffer(data, dtype).reshape(shape).copy()
             return array if kind == "array" else array[()]
         case ["list", [*values]]:
-            return tuple(unpacked(one, memory) for one in values)
+            return tuple(unpack(element, memory) for element in values)
         case ["blocks", [int() as B_r, int() as B_c, int() as N_q, int() as N_k]]:
             return Blocks(B_r, B_c, N_q=N_q, N_k=N_k)
         case ["other", str() as name, str() as text]:

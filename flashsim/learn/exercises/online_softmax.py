@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from flashsim.learn.exercises.judging import expect, pair
-from flashsim.learn.exercises.work import Work
+from flashsim.attention.inputs import Array
+from flashsim.learn.exercises.checks import check_results, expect
+from flashsim.learn.exercises.submission import Submission
 
 NUMBER = 4
 TITLE = "the online softmax"
@@ -38,62 +39,64 @@ HINTS = (
 )
 
 
-def grade(work: Work) -> str:
-    step = work.function("step")
-    blocks = [
-        *(
-            np.random.default_rng(0).normal(size=(5, 3, 4)) * 2
-            + np.array([0, 3, -2, 5, 1])[:, None, None]
-        )
-    ]
+def grade(submission: Submission) -> str:
+    step = submission.function("step")
+    offsets = np.array([0, 3, -2, 5, 1])[:, None, None]
+    blocks = np.random.default_rng(0).normal(size=(5, 3, 4)) * 2 + offsets
     m = np.full((3, 1), -np.inf)
     l = np.zeros((3, 1))
     for j, s in enumerate(blocks):
-        seen = np.concatenate(blocks[: j + 1], axis=1)
-        top = seen.max(1, keepdims=True)
-        want = np.exp(seen - top).sum(1, keepdims=True)
-        m_got, l_got = pair("step", step(m.copy(), l.copy(), s.copy()), "m_new, l_new")
-        own = s.max(1, keepdims=True)
+        scores = np.concatenate(blocks[: j + 1], axis=1)
+        right_m = scores.max(1, keepdims=True)
+        right_l = _sum_against(right_m, scores)
+        result = step(m.copy(), l.copy(), s.copy())
+        m_new, l_new = check_results("step", result, "m_new, l_new")
+        block_m = s.max(1, keepdims=True)
         mistakes = {
             (
                 "This is the block's maximum. m is that of all the scores so far: compare with the "
                 "old m, too."
-            ): own,
-            "This is the smaller of the two maxima.": np.minimum(m, own),
+            ): block_m,
+            "This is the smaller of the two maxima.": np.minimum(m, block_m),
             "m is one number for each row: rowmax, not max of the whole block.": np.full_like(
-                top, s.max()
+                right_m, s.max()
             ),
             "m stays as it was. Where does the block come in?": m,
         }
-        expect(f"After block {j}, m", m_got, top, mistakes)
+        expect(f"After block {j}, m", m_new, right_m, mistakes)
         with np.errstate(all="ignore"):
-            factor = np.exp(m - top)
-            new, of_own, of_old = (np.exp(s - most).sum(1, keepdims=True) for most in (top, own, m))
+            factor = np.exp(m - right_m)
+            block_l = _sum_against(right_m, s)
             mistakes = {
                 (
                     "The old l is not rescaled. Where the maximum rose, its terms are too large, "
                     "by exp(m_new - m)."
-                ): l + new,
+                ): l + block_l,
                 (
                     "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m "
                     "- m_new)."
-                ): l / factor + new,
+                ): l / factor + block_l,
                 (
                     "The block's weights are taken against its own maximum; they must be against "
                     "m_new, as the old ones are."
-                ): (factor * l + of_own),
-                "The block's weights are taken against the old m, which may be too small.": factor
-                * l
-                + of_old,
-                "This is the block's sum alone. Where is the old l?": new,
-                f"The factor multiplies both terms. {ONLY}": factor * (l + new),
+                ): factor * l + _sum_against(block_m, s),
+                "The block's weights are taken against the old m, which may be too small.": (
+                    factor * l + _sum_against(m, s)
+                ),
+                "This is the block's sum alone. Where is the old l?": block_l,
+                f"The factor multiplies both terms. {ONLY}": factor * (l + block_l),
             }
-        expect(f"After block {j}, l", l_got, want, mistakes)
-        m = np.asarray(m_got)
-        l = np.asarray(l_got)
+        expect(f"After block {j}, l", l_new, right_l, mistakes)
+        m = np.asarray(m_new)
+        l = np.asarray(l_new)
     return (
         "after each of 5 blocks, maxima rising and falling, m and l are those of all scores so far"
     )
+
+
+def _sum_against(m: Array, scores: Array) -> Array:
+    """Return each row's sum of exp(score - m), a column."""
+    return np.asarray(np.exp(scores - m).sum(1, keepdims=True))
 
 
 ONLY = "Only the old l needs it: the block's weights are against m_new already."

@@ -4,22 +4,24 @@ import inspect
 
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
 from flashsim.learn.exercises import inner_loop
-from flashsim.learn.exercises.work import Work, Wrong
+from flashsim.learn.exercises.submission import Mistake, Submission
 from flashsim.tracing.planting import changed, pattern_of
 
 NUMBER = 13
 TITLE = "find the planted bug"
-RIGHT = inner_loop.RIGHT
-whole = inner_loop.whole
+ALGORITHM = inner_loop.ALGORITHM
+as_algorithm = inner_loop.as_algorithm
 BUG = (
     "l_i * exp(m_i - m_i_new) * O_i",
     "l_i * exp(m_tilde_ij - m_i_new) * O_i",
 )
-"""(before, after), of line 12."""
+"""(before, after) in line 12."""
 
 
 def _function() -> str:
-    """Return the text of the function with the bug, from line 5 on as `inner_loop` calls it."""
+    """Return the text of a function with lines 5 to 14 of Algorithm 1, and the bug. `inner_loop`
+    calls it.
+    """
     source = inspect.getsource(flash_basic)
     loops = source[source.index("    for j in sram.loop") : source.index("    # line 15")]
     head = "def flash(hbm, sram, Q, K, V, O, l, m, blocks):\n    on_chip = sram.on_chip\n"
@@ -57,20 +59,21 @@ HINTS = (
 )
 
 
-def grade(work: Work) -> str:
-    flash = work.function("flash")
+def grade(submission: Submission) -> str:
+    flash = submission.function("flash")
     try:
         turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)
-    except Wrong as wrong:
-        untouched = pattern_of(BUG[1]).search(work.path.read_text(encoding="utf-8"))
-        raise Wrong(wrong.seen, UNTOUCHED if untouched else wrong.hint or ELSEWHERE) from None
+    except Mistake as mistake:
+        has_bug = pattern_of(BUG[1]).search(submission.path.read_text(encoding="utf-8"))
+        hint = HAS_BUG if has_bug else mistake.hint or OTHER_BUG
+        raise Mistake(mistake.message, hint) from None
     return (
         f"m, l and O are right after each of {turns} inner turns, and the counts are what they were"
     )
 
 
-UNTOUCHED = (
+HAS_BUG = (
     "The bug is still there. m and l are right in this turn, and with j = 1 so was O. What counts "
     "only later?"
 )
-ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."
+OTHER_BUG = "The planted bug is gone, but this change makes another. The paper's lines are above."

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from flashsim.learn.exercises.judging import Stage, expect, expect_count
-from flashsim.learn.exercises.work import Work
+from flashsim.learn.exercises.checks import ExerciseMemory, expect, expect_count
+from flashsim.learn.exercises.submission import Submission
 
 NUMBER = 2
 TITLE = "a tile of scores"
@@ -36,8 +36,8 @@ HINTS = (
 )
 
 
-def grade(work: Work) -> str:
-    scores = work.function("scores")
+def grade(submission: Submission) -> str:
+    scores = submission.function("scores")
     when = {
         "matmul": (
             "The shapes of a product must meet: (B_r, d) @ (d, B_c). Which of the two is to be "
@@ -48,46 +48,39 @@ def grade(work: Work) -> str:
         rng = np.random.default_rng(N_q)
         Q = rng.normal(size=(N_q, d))
         K = rng.normal(size=(N_k, d))
-        stage = Stage({"Q": Q, "K": K})
+        memory = ExerciseMemory({"Q": Q, "K": K})
         T_r = -(-N_q // B_r)
         T_c = -(-N_k // B_c)
-        S = stage.hbm.empty("S", (N_q, N_k), np.float64, "output").divide(B_r, B_c)
-        scores(
-            stage.hbm,
-            stage.sram,
-            stage.divided("Q", B_r),
-            stage.divided("K", B_c),
-            S,
-            T_r,
-            T_c,
-            when=when,
-        )
-        want = Q @ K.T
+        S = memory.hbm.empty("S", (N_q, N_k), np.float64, "output").divide(B_r, B_c)
+        Q_blocks = memory.in_blocks("Q", B_r)
+        K_blocks = memory.in_blocks("K", B_c)
+        scores(memory.hbm, memory.sram, Q_blocks, K_blocks, S, T_r, T_c, when=when)
+        right = Q @ K.T
         mistakes = {
-            "These are the scores divided by √d. The scale is not part of this exercise.": want
-            / np.sqrt(d),
-            "This is exp(S). The exponential comes later.": np.exp(want),
+            "These are the scores divided by √d. The scale is not part of this exercise.": (
+                right / np.sqrt(d)
+            ),
+            "This is exp(S). The exponential comes later.": np.exp(right),
         }
-        expect("S", stage.hbm.peek("S"), want, mistakes)
+        expect("S", memory.hbm.peek("S"), right, mistakes)
         inside = (
             "Q[i] is loaded in the inner loop, once for each j. It does not change there: load it "
             "before."
         )
         both = "Q[i] is loaded in the inner loop as well as before it. Before it is enough."
-        expect_count(
-            "Elements of Q read",
-            stage.moved("Q")[0],
-            N_q * d,
-            {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d},
-        )
+        reads, _ = memory.accesses("Q")
+        Q_mistakes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d}
+        expect_count("Elements of Q read", reads, N_q * d, Q_mistakes)
         every = "All of K is read in each turn of the inner loop. Load K[j] alone."
         only = (
             "K is read once in all, so it stays on chip: that takes N_k·d of SRAM. Load K[j] in "
             "the inner loop."
         )
         twice = "K[j] is loaded twice in a turn of the inner loop. Load it once, and use the tile."
-        K_reads = {every: T_r * T_c * N_k * d, only: N_k * d, twice: 2 * T_r * N_k * d}
-        expect_count("Elements of K read", stage.moved("K")[0], T_r * N_k * d, K_reads)
+        reads, _ = memory.accesses("K")
+        pass_of_K = N_k * d
+        K_mistakes = {every: T_r * T_c * pass_of_K, only: pass_of_K, twice: 2 * T_r * pass_of_K}
+        expect_count("Elements of K read", reads, T_r * pass_of_K, K_mistakes)
     return (
         "S is Q Kᵀ; Q was read once, K once for each block of queries: counts ==, also with ragged "
         "blocks"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from flashsim.learn.exercises.judging import expect
-from flashsim.learn.exercises.work import Work
+from flashsim.learn.exercises.checks import expect
+from flashsim.learn.exercises.submission import Submission
 
 NUMBER = 3
 TITLE = "softmax, safely"
@@ -38,54 +38,47 @@ HINTS = (
 )
 
 
-def grade(work: Work) -> str:
-    softmax = work.function("softmax")
+def grade(submission: Submission) -> str:
+    softmax = submission.function("softmax")
     S = np.random.default_rng(0).normal(size=(3, 4))
     shape = (
         "m and l must be columns, (rows, 1). NumPy's max and sum drop the axis unless "
         "keepdims=True."
     )
     when = {"broadcast": shape}
-    P = np.exp(S - S.max(1, keepdims=True))
+    m = S.max(1, keepdims=True)
+    P = np.exp(S - m)
+    l = P.sum(1, keepdims=True)
+    right = P / l
     axis = (
         "The columns sum to 1, and not the rows: the axis is wrong. A row has one query's scores: "
         "axis=1."
     )
-    down = np.exp(S - S.max(0)) / np.exp(S - S.max(0)).sum(0)
+    P_of_columns = np.exp(S - S.max(0))
     mistakes = {
         "This is P, not divided by l. Each row of the result must sum to 1.": P,
-        axis: down,
+        axis: P_of_columns / P_of_columns.sum(0),
         f"{axis} ": P / P.sum(0),
-        "This is divided by l twice.": P / P.sum(1, keepdims=True) ** 2,
+        "This is divided by l twice.": P / l**2,
         "It is divided by the sum of all of P. Each row has its own l.": P / P.sum(),
     }
-    expect("softmax(S)", softmax(S.copy(), when=when), P / P.sum(1, keepdims=True), mistakes)
-    # here a row of maxima broadcasts, and does not raise
+    expect("softmax(S)", softmax(S.copy(), when=when), right, mistakes)
+    # for a square tile, a row of maxima broadcasts, and does not raise
     square = np.random.default_rng(1).normal(size=(3, 3))
-    weights = np.exp(square - square.max(1, keepdims=True))
-    rows = np.exp(square - square.max(1)) / np.exp(square - square.max(1)).sum(1)
-    expect(
-        "For a square tile, softmax(S)",
-        softmax(square),
-        weights / weights.sum(1, keepdims=True),
-        {shape: rows},
-    )
-    large = S + 1000
+    P_square = np.exp(square - square.max(1, keepdims=True))
+    right_square = P_square / P_square.sum(1, keepdims=True)
+    P_of_rows = np.exp(square - square.max(1))
+    mistakes = {shape: P_of_rows / P_of_rows.sum(1)}
+    expect("For a square tile, softmax(S)", softmax(square), right_square, mistakes)
     hint = "exp overflows: subtract each row's largest score before exp, not after it."
-    expect(
-        "With 1000 added to S, softmax(S)",
-        softmax(large),
-        P / P.sum(1, keepdims=True),
-        {hint: np.full_like(S, np.nan)},
-    )
-    apart = S + np.array([[0.0], [-2000.0], [0.0]])
-    one = (
+    mistakes = {hint: np.full_like(S, np.nan)}
+    expect("With 1000 added to S, softmax(S)", softmax(S + 1000), right, mistakes)
+    one_low_row = S + np.array([[0.0], [-2000.0], [0.0]])
+    hint = (
         "The second row's scores are 2000 less, and all of them became 0: subtract each row's own "
         "maximum, not the tile's."
     )
-    got = softmax(apart)
-    wrong = np.where(np.arange(3)[:, None] == 1, np.nan, P / P.sum(1, keepdims=True))
-    expect(
-        "With a row that is 2000 less, softmax(S)", got, P / P.sum(1, keepdims=True), {one: wrong}
-    )
+    mistakes = {hint: np.where(np.arange(3)[:, None] == 1, np.nan, right)}
+    result = softmax(one_low_row)
+    expect("With a row that is 2000 less, softmax(S)", result, right, mistakes)
     return "each row sums to 1, at scores near 1, near 1000, and with rows 2000 apart"

@@ -1,5 +1,5 @@
-"""The gallery's files: the lessons' pages, the playground, and the index, which alone knows the
-lessons' order.
+"""The gallery's files: the lessons' pages, the playground, and the index. Only the index knows the
+order of the lessons.
 """
 
 import html
@@ -23,8 +23,8 @@ INTRODUCTION = (
 )
 
 
-def index(made: list[Page]) -> str:
-    """Return the index as a page. Its script leads from a lesson to the one before or after."""
+def index(lessons: list[Page]) -> str:
+    """Return the index as a page. Its script leads from a lesson to the previous and the next."""
     style = read("index.css", "flashsim.learn.gallery") + read("typeset.css")
     script = '"use strict";\n' + read("magnify.js") + read("index.js", "flashsim.learn.gallery")
     parts = {
@@ -32,7 +32,7 @@ def index(made: list[Page]) -> str:
         "script": script,
         "policy": policy(style, script),
         "introduction": typeset(INTRODUCTION),
-        "lessons": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
+        "lessons": "\n".join(_entry(number, page) for number, page in enumerate(lessons, 1)),
     }
     return fill(read("index.html", "flashsim.learn.gallery"), parts)
 
@@ -51,20 +51,20 @@ def _entry(number: int, page: Page) -> str:
 
 
 TITLE = "<title>FlashAttention, step by step: lessons</title>"
-"""It tells our index.html from others of that name."""
+"""A part of our index.html that no other file of that name has."""
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (file name, content) of the lessons with these names, each alone, or of all of them
-    and the index.
+    """Yield (file name, content) of the lessons with these names, each alone; without names, of
+    all lessons, the playground and the index.
     """
-    made = [
-        replace(page, alone=bool(names))
-        for name, page in pages().items()
-        if not names or name in names
-    ]
-    for page in made:
+    if names:
+        for name, page in pages().items():
+            if name in names:
+                yield f"{name}.html", replace(page, alone=True).html
+        return
+    lessons = [*pages().values()]
+    for page in lessons:
         yield f"{page.name}.html", page.html
-    if not names:
-        yield "playground.html", playground.page()
-        yield "index.html", index(made)
+    yield "playground.html", playground.page()
+    yield "index.html", index(lessons)

@@ -1,4 +1,4 @@
-"""A lesson's page: how its traces are made, what there is to say of them, and how it all is shown.
+"""`Page`: a lesson. It makes the traces, has a text about them, and makes the page.
 
 To add a lesson:
 
@@ -10,7 +10,7 @@ To add a lesson:
    question, which has at least two choices and is not at the first step. A run has at most 2,000
    steps.
 3. `holds` in `tests/learn/test_gallery.py` tests the events of its moments, which are words. Add a
-   new kind of event there and in `looking.py`, with which lessons find their steps.
+   new kind of event there and in `trace_queries.py`, with which lessons find their steps.
 4. `flashsim lessons x --open`, to look at the page, and `pytest tests/learn/test_gallery.py`. Of
    the other pages only `index.html` changes, because only the index knows the order.
 """
@@ -27,7 +27,7 @@ from textwrap import dedent
 from typing import Any
 
 from flashsim import tracing
-from flashsim.learn.gallery.looking import number_at
+from flashsim.learn.gallery.trace_queries import number_at
 from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import gradient, operands
@@ -38,12 +38,12 @@ class Page:
     """A lesson, from its file.
 
     title    its title
-    order    where it stands among the others, which are read in order of these numbers
-    about    what it is about, in a line
-    run      the options of `flashsim step` that make the same traces; none where Python makes them
+    order    a number; lessons are read in the order of their numbers
+    about    its subject, in a line
+    run      the options of `flashsim step` that make the same traces; none if Python makes them
     record   makes its trace, or two that are shown side by side
-    teach    returns what there is to say of the traces, as marked text (`parts_of`)
-    alone    whether its page stands alone, and leads to no others
+    teach    returns the text about the traces, with marks (`parts_of`)
+    alone    whether its page leads to no other lesson
     """
 
     name: str
@@ -57,16 +57,15 @@ class Page:
 
     @property
     def command(self) -> str:
-        """The command that makes the same; "" where there is none."""
-        return (
-            " ".join(["flashsim step", *(_option(*item) for item in self.run.items())])
-            if self.run
-            else ""
-        )
+        """The command that makes the same traces; "" if there is none."""
+        if not self.run:
+            return ""
+        options = [_option(name, value) for name, value in self.run.items()]
+        return " ".join(["flashsim step", *options])
 
     @property
     def made_by(self) -> str:
-        """The command, or the lines of Python, that make the page but for its text."""
+        """The command, or the lines of Python, that make the page without its text."""
         if self.command:
             return f"{self.command} -o {self.name}.html"
         versus = ", versus=versus" if len(self.traces) > 1 else ""
@@ -75,15 +74,17 @@ class Page:
     @cached_property
     def traces(self) -> tuple[Trace, ...]:
         """The traces, with the command in them."""
-        made = self.record()
-        traces = (made,) if isinstance(made, Trace) else made
-        return tuple(
-            replace(trace, about=replace(trace.about, command=self.command)) for trace in traces
-        )
+        recorded = self.record()
+        traces = (recorded,) if isinstance(recorded, Trace) else recorded
+        with_command = []
+        for trace in traces:
+            about = replace(trace.about, command=self.command)
+            with_command.append(replace(trace, about=about))
+        return tuple(with_command)
 
     @cached_property
     def lesson(self) -> Lesson:
-        """What there is to say of the traces, in order of the steps."""
+        """The text about the traces, in the order of the steps."""
         text, moments, stops = parts_of(self.teach(*self.traces), self.traces[0])
         return Lesson(self.title, text, moments, stops, "" if self.alone else self.name)
 
@@ -95,9 +96,11 @@ class Page:
 
     @property
     def picture(self) -> str:
-        """A small picture, at the moment in the middle."""
+        """A small picture of the moment in the middle."""
         moments = self.lesson.moments
-        return thumbnail(self.traces[0], self.traces[0].steps[moments[len(moments) // 2].step])
+        middle = moments[len(moments) // 2]
+        trace = self.traces[0]
+        return thumbnail(trace, trace.steps[middle.step])
 
     @property
     def size(self) -> str:
@@ -114,27 +117,32 @@ FILLS = {
 }
 
 
-def thumbnail(trace: Trace, at: Step) -> str:
-    """Return the score matrix by tiles at a step as SVG: done, current, ahead, or, smaller,
+def thumbnail(trace: Trace, step: Step) -> str:
+    """Return the tiles of the score matrix at a step as SVG: done, current, ahead, or, smaller,
     never visited.
     """
     blocks = trace.about.blocks
-    last = {step.tile: step.number for step in trace.steps}
-    wide = SIDE / blocks.T_c
-    tall = SIDE / max(blocks.T_r, blocks.T_c / 4)
-    height = blocks.T_r * tall
+    last_steps = {other.tile: other.number for other in trace.steps}
+    width = SIDE / blocks.T_c
+    height = SIDE / max(blocks.T_r, blocks.T_c / 4)
     tiles = []
-    for i, j in product(range(blocks.T_r), range(blocks.T_c)):
-        late = "done" if last.get((i, j), 0) < at.number else "ahead"
-        fate = "skipped" if (i, j) not in last else "current" if (i, j) == at.tile else late
-        edge = min(wide, tall) / 3 if fate == "skipped" else 1
+    for tile in product(range(blocks.T_r), range(blocks.T_c)):
+        if tile not in last_steps:
+            state = "skipped"
+        elif tile == step.tile:
+            state = "current"
+        else:
+            state = "done" if last_steps[tile] < step.number else "ahead"
+        edge = min(width, height) / 3 if state == "skipped" else 1
+        stroke = "current" if state == "current" else "faint"
+        i, j = tile
         tiles.append(
-            f'<rect x="{j * wide + edge / 2:.4g}" y="{i * tall + edge / 2:.4g}" '
-            f'width="{wide - edge:.4g}" '
-            f'height="{tall - edge:.4g}" fill="{FILLS[fate]}" '
-            f'stroke="var(--{"current" if fate == "current" else "faint"})"/>'
+            f'<rect x="{j * width + edge / 2:.4g}" y="{i * height + edge / 2:.4g}" '
+            f'width="{width - edge:.4g}" height="{height - edge:.4g}" fill="{FILLS[state]}" '
+            f'stroke="var(--{stroke})"/>'
         )
-    size = f'width="{SIDE + 2}" height="{height + 2:g}" viewBox="-1 -1 {SIDE + 2} {height + 2:g}"'
+    total = blocks.T_r * height
+    size = f'width="{SIDE + 2}" height="{total + 2:g}" viewBox="-1 -1 {SIDE + 2} {total + 2:g}"'
     return f'<svg {size} aria-hidden="true">{"".join(tiles)}</svg>'
 
 
@@ -142,36 +150,37 @@ MARK = re.compile(r"(?m)^ *\[(.+?)\]\s")
 
 
 def parts_of(text: str, trace: Trace) -> tuple[str, tuple[Moment, ...], tuple[Stop, ...]]:
-    """Return a lesson's paragraphs, moments and stops, in order of the steps, of its text. Marks
-    begin a line:
+    """Return a text's paragraphs, moments and stops, each in the order of the steps. A mark begins
+    a line:
 
     [read K] …                   a moment, at the first step that is this event
     [read K, j = 1] …            … in this turn of a loop
     [tiles skipped @ line 18] …  … of another name, at that step, or at a number's
     [asks @ read K] …            a question, followed by [choices] a | b, [right] a, and [because] …
     """
-    prose, *marked = MARK.split(text)
+    # marks and what follows them, in turn
+    prose, *pieces = MARK.split(text)
     moments = []
     stops = []
-    step = 0
-    asked = [""]
-    for mark, said in zip(marked[::2], marked[1::2], strict=True):
-        event, _, where = mark.partition(" @ ")
-        words = " ".join(said.split())
+    question: dict[str, Any] = {}
+    for mark, piece in zip(pieces[::2], pieces[1::2], strict=True):
+        event, _, place = mark.partition(" @ ")
+        words = " ".join(piece.split())
         if event == "asks":
-            step = number_at(trace, where)
-            asked = [words]
+            question = {"step": number_at(trace, place), "asks": words}
         elif event in ("choices", "right"):
-            asked.append(words)
+            question[event] = words
         elif event == "because":
-            asks, choices, right = asked
-            stops.append(Stop(step, asks, tuple(choices.split(" | ")), right, words))
-        else:
-            moments.append(
-                Moment(number_at(trace, where or event), event.partition(", ")[0], words)
+            choices = tuple(question["choices"].split(" | "))
+            stops.append(
+                Stop(question["step"], question["asks"], choices, question["right"], words)
             )
+        else:
+            name, _, _ = event.partition(", ")
+            moments.append(Moment(number_at(trace, place or event), name, words))
     moments.sort(key=lambda moment: moment.step)
-    return prose, tuple(moments), tuple(sorted(stops, key=lambda stop: stop.step))
+    stops.sort(key=lambda stop: stop.step)
+    return prose, tuple(moments), tuple(stops)
 
 
 def traces_of(
@@ -184,30 +193,35 @@ def traces_of(
     bug: str = "",
     **options: Any,
 ) -> tuple[Trace, ...]:
-    """Return the trace of random operands, and of the same with a bug, as `flashsim step` makes
-    them of its options.
+    """Return the trace of random operands that `flashsim step` makes with these options, and that
+    with a bug.
     """
     if backward:
         options["dO"] = gradient(N, d)
-    sizes = {} if "blocks" in options else {"sizing": "fit"}
-    algorithms = (algorithm, with_bug(algorithm, bug)) if bug else (algorithm,)
-    return tuple(tracing.trace(one, *operands(N, d, N_k), **sizes | options) for one in algorithms)
+    if "blocks" not in options:
+        options["sizing"] = options.get("sizing", "fit")
+    Q, K, V = operands(N, d, N_k)
+    right = tracing.trace(algorithm, Q, K, V, **options)
+    if not bug:
+        return (right,)
+    return right, tracing.trace(with_bug(algorithm, bug), Q, K, V, **options)
 
 
 def _option(name: str, value: Any) -> str:
-    words = (
-        ()
-        if value is True
-        else value
-        if isinstance(value, tuple)
-        else (getattr(value, "__name__", value),)
-    )
-    return " ".join([f"--{name.replace('_', '-')}", *map(str, words)])
+    """Return an option of the command line."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        return flag
+    values = value if isinstance(value, tuple) else (getattr(value, "__name__", value),)
+    return " ".join([flag, *map(str, values)])
 
 
 def body_of(function: Callable[..., object]) -> str:
-    """Return a function's lines without its head, with what they import; what it returns is the
-    trace, where that has no name.
+    """Return a function's lines without its head, after the imports that they need. They end with
+    the trace: `return X` becomes `trace = X`.
+
+    The page shows the lines by which the trace was made: so they are the source itself, and not a
+    copy beside it, which would become stale.
     """
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
@@ -220,20 +234,20 @@ def body_of(function: Callable[..., object]) -> str:
         assert last.end_lineno is not None
         end = last.end_lineno
     lines = dedent("\n".join(source.splitlines()[tree.body[0].lineno - 1 : end])).strip()
-    used = {
-        node.id
-        for statement in tree.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name)
-    }
-    groups: dict[bool, list[str]] = {False: [], True: []}  # others' modules, and flashsim's
-    for statement in ast.parse(Path(inspect.getfile(function)).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            statement.names = [
-                alias for alias in statement.names if (alias.asname or alias.name) in used
-            ]
+    names = set()
+    for statement in tree.body:
+        names |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    from_others: list[str] = []
+    from_flashsim: list[str] = []
+    file = Path(inspect.getfile(function))
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        statement.names = [a for a in statement.names if (a.asname or a.name) in names]
+        if statement.names:
             line = ast.unparse(statement)
-            groups["flashsim" in line] += [line] if statement.names else []
-    return "\n\n".join(
-        filter(None, (*map("\n".join, groups.values()), lines.replace("return ", "trace = ")))
-    )
+            group = from_flashsim if "flashsim" in line else from_others
+            group.append(line)
+    parts = ["\n".join(from_others), "\n".join(from_flashsim)]
+    parts.append(lines.replace("return ", "trace = "))
+    return "\n\n".join(filter(None, parts))

@@ -1,8 +1,8 @@
-"""The playground: a page with sliders for lengths, d, M and block sizes, and the closed forms'
-numbers redrawn at once.
+"""The playground: a page with sliders for lengths, d, M and block sizes, which shows the numbers of
+the closed forms at once.
 
-Its formulas are `flashsim.theory`'s, translated to JavaScript
-(`flashsim.learn.playground.javascript`): nothing is written twice.
+Its formulas are those of `flashsim.theory`, which `flashsim.learn.playground.javascript` translates
+to JavaScript: so no formula is written twice.
 """
 
 from flashsim.learn.playground.page import page

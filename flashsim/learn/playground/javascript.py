@@ -1,9 +1,13 @@
-"""Closed forms in JavaScript: the Python of `flashsim.theory` translated, expression by expression,
-from its syntax tree.
+"""Closed forms in JavaScript. They are translated, expression by expression, from the syntax trees
+of the Python functions of `flashsim.theory`.
 
-Numbers become BigInts, so that results are exact at any size. What a page does not ask for is
-folded away: no dropout, no arrays of masks, options at their defaults. What cannot be translated
-raises TypeError, with its name: nothing is left out in silence.
+A translation by hand would be simpler, but would be a second copy of every formula; this one
+follows each change of the theory, or refuses it. It knows only what closed forms need: assignments
+of names, one return, sums, products, comparisons, calls and lambdas.
+
+Numbers become BigInts, so that results are exact at any size. The page has no dropout, no arrays of
+masks, and options at their defaults: what depends on these is computed in Python. Anything else
+raises TypeError with its name.
 """
 
 from __future__ import annotations
@@ -28,9 +32,16 @@ SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
+COMPARISONS = {
+    ast.LtE: "<=",
+    ast.GtE: ">=",
+    ast.Lt: "<",
+    ast.Gt: ">",
+    ast.Eq: "===",
+    ast.NotEq: "!==",
+}
 HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt", "masking_tiles": "maskingTiles"}
-"""Functions of Python that the page's script has, by its names for them."""
+"""Functions of Python, and their names in the page's script."""
 PROBLEM = {
     "dropout": False,
     "tree": False,
@@ -40,19 +51,19 @@ PROBLEM = {
     "learns": None,
     "sink": 0,
 }
-"""What is known of every problem of a page."""
+"""Fields that every problem of the page has."""
 
 
 class Script:
-    """The functions translated so far, each once, with those that they call."""
+    """Translated functions, each once, with those that they call."""
 
     def __init__(self) -> None:
         self.functions: dict[Callable[..., Any], tuple[str, str]] = {}
         self._number = count()
 
     def of(self, function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> str:
-        """Return the name, in JavaScript, of a function of Python. Raises TypeError for what
-        cannot be translated.
+        """Translate a function of Python, and return its name in JavaScript. Raises TypeError if
+        it cannot be translated.
         """
         function = inspect.unwrap(function)
         if function not in self.functions:
@@ -63,13 +74,13 @@ class Script:
 
     @property
     def text(self) -> str:
-        """All of them."""
+        """The functions as JavaScript."""
         return "\n".join(text for _, text in self.functions.values())
 
 
 def expression(text: str, names: str) -> str:
-    """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for
-    what is not a sum or product.
+    """Return a formula as JavaScript; its symbols are attributes of the object `names`. Raises
+    TypeError if it is not made of sums and products.
     """
     return _js(text, {name: Symbol(f"{names}.{name}") for name in SYMBOLS})
 
@@ -78,33 +89,48 @@ def _js(text: str, values: Mapping[str, Any]) -> str:
     return js(eval(text, {"__builtins__": {}}, values))
 
 
-def _written(form: str) -> Callable[[Any, Any], Symbol]:
-    return lambda one, other: Symbol(form.format(js(one), js(other)))
-
-
 class Symbol:
-    """A number that is not known yet: what is made of it is JavaScript."""
+    """A number that only the page knows. Arithmetic with it makes JavaScript."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
-    __add__ = _written("({0} + {1})")
-    __radd__ = _written("({1} + {0})")
-    __sub__ = _written("({0} - {1})")
-    __rsub__ = _written("({1} - {0})")
-    __mul__ = _written("({0} * {1})")
-    __rmul__ = _written("({1} * {0})")
-    __floordiv__ = _written("floorDiv({0}, {1})")
-    __rfloordiv__ = _written("floorDiv({1}, {0})")
-    __mod__ = _written("floorMod({0}, {1})")
-    __rmod__ = _written("floorMod({1}, {0})")
+    def __add__(self, other: Any) -> Symbol:
+        return Symbol(f"({self.text} + {js(other)})")
+
+    def __radd__(self, other: Any) -> Symbol:
+        return Symbol(f"({js(other)} + {self.text})")
+
+    def __sub__(self, other: Any) -> Symbol:
+        return Symbol(f"({self.text} - {js(other)})")
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return Symbol(f"({js(other)} - {self.text})")
+
+    def __mul__(self, other: Any) -> Symbol:
+        return Symbol(f"({self.text} * {js(other)})")
+
+    def __rmul__(self, other: Any) -> Symbol:
+        return Symbol(f"({js(other)} * {self.text})")
+
+    def __floordiv__(self, other: Any) -> Symbol:
+        return Symbol(f"floorDiv({self.text}, {js(other)})")
+
+    def __rfloordiv__(self, other: Any) -> Symbol:
+        return Symbol(f"floorDiv({js(other)}, {self.text})")
+
+    def __mod__(self, other: Any) -> Symbol:
+        return Symbol(f"floorMod({self.text}, {js(other)})")
+
+    def __rmod__(self, other: Any) -> Symbol:
+        return Symbol(f"floorMod({js(other)}, {self.text})")
 
     def __bool__(self) -> bool:
         raise TypeError(f"whether {self.text} is true is not known")
 
 
 def js(value: Any) -> str:
-    """Return a number, or a word, as JavaScript. Raises TypeError for what is neither."""
+    """Return a number or a word as JavaScript. Raises TypeError for anything else."""
     if isinstance(value, Symbol):
         return value.text
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -112,18 +138,18 @@ def js(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else f"{value}n"
 
 
-def traced(form: Form) -> dict[str, tuple[str, str]]:
-    """Return (reads, writes) of each array in symbols of `s`, where the tiles have `s.tiles.A`
-    rows, `s.tiles.C` columns.
+def formulas_of(form: Form) -> dict[str, tuple[str, str]]:
+    """Return (reads, writes) of each array as JavaScript. Symbols are attributes of `s`; the tiles
+    that are visited have `s.tiles.A` rows and `s.tiles.C` columns.
     """
     s: Any = SimpleNamespace(**{name: Symbol(f"s.{name}") for name in (*SYMBOLS, "B_r", "B_c")})
-    tiles = _traced_tiles("s.tiles")
+    tiles = _tiles("s.tiles")
     if form.traffic is None:
         values = {**vars(s), **means(s, form.passes(s, s, tiles))}
-        return {
-            name: (_js(reads, values), _js(writes, values))
-            for name, (reads, writes) in form.formulas.items()
-        }
+        formulas = {}
+        for name, (reads, writes) in form.formulas.items():
+            formulas[name] = (_js(reads, values), _js(writes, values))
+        return formulas
     s.options = {option.name: option.default for option in form.options}
     s.masks = s.generator = lambda *_: {}
     s.array = lambda name, role, reads=0, writes=0, kept=0: {name: (js(reads), js(writes))}
@@ -131,16 +157,16 @@ def traced(form: Form) -> dict[str, tuple[str, str]]:
     return {**traffic}
 
 
-def _traced_tiles(text: str) -> Any:
+def _tiles(text: str) -> Any:
     def cut(B_r: Symbol | int, B_c: Symbol | int) -> Any:
-        return _traced_tiles(f"{text}.cut({js(B_r)}, {js(B_c)})")
+        return _tiles(f"{text}.cut({js(B_r)}, {js(B_c)})")
 
     return SimpleNamespace(rows=Symbol(f"{text}.A"), columns=Symbol(f"{text}.C"), cut=cut)
 
 
 class _Function:
-    """One function, while it is translated: what is known is worked out in Python, and the rest
-    are symbols.
+    """A function that is being translated. What does not depend on symbols is computed in
+    Python.
     """
 
     def __init__(
@@ -161,16 +187,15 @@ class _Function:
 
     def _statement(self, node: ast.stmt) -> str:
         match node:
-            case ast.Expr():  # a docstring; a check of arguments, which the page makes itself
+            case ast.Expr():  # a docstring, or a check of arguments, which the page has itself
                 return ""
             case ast.Return(value) if value is not None:
                 return f" return {self._js(value)};"
             case ast.Assign([ast.Name(name)], value):
                 return self._let(name, value)
             case ast.Assign([ast.Tuple(names)], ast.Tuple(values)) if len(names) == len(values):
-                return "".join(
-                    self._let(ast.unparse(n), value) for n, value in zip(names, values, strict=True)
-                )
+                pairs = zip(names, values, strict=True)
+                return "".join(self._let(ast.unparse(target), value) for target, value in pairs)
         raise self._refused(node)
 
     def _let(self, name: str, node: ast.expr) -> str:
@@ -192,14 +217,12 @@ class _Function:
             case ast.Name(name):
                 return self._locals[name] if name in self._locals else self._global(name)
             case ast.Attribute(value, name):
-                of = self._value(value)
-                if not isinstance(of, Symbol):
-                    return getattr(of, name)
-                return (
-                    PROBLEM[name]
-                    if of.text == "p" and name in PROBLEM
-                    else Symbol(f"{of.text}.{name}")
-                )
+                owner = self._value(value)
+                if not isinstance(owner, Symbol):
+                    return getattr(owner, name)
+                if owner.text == "p" and name in PROBLEM:
+                    return PROBLEM[name]
+                return Symbol(f"{owner.text}.{name}")
             case ast.Subscript(ast.Attribute(_, "options"), ast.Constant(str() as name)):
                 return self._options[name]
             case ast.UnaryOp(ast.USub(), value):
@@ -211,35 +234,31 @@ class _Function:
             case ast.BoolOp(ast.And(), [first, second]):
                 return self._value(first) and self._value(second)
             case ast.IfExp(test, then, otherwise):
-                decided = self._value(test)
-                if not isinstance(decided, Symbol):
-                    return self._value(then if decided else otherwise)
-                return Symbol(f"({decided.text} ? {self._js(then)} : {self._js(otherwise)})")
-            case ast.Compare(left, [sign], [right]) if type(sign) in COMPARED:
-                one = self._value(left)
-                other = self._value(right)
-                if (
-                    isinstance(sign, ast.Eq)
-                    and not isinstance(one, Symbol)
-                    and not isinstance(other, Symbol)
-                ):
-                    return one == other
-                return Symbol(f"({js(one)} {COMPARED[type(sign)]} {js(other)})")
+                condition = self._value(test)
+                if not isinstance(condition, Symbol):
+                    return self._value(then if condition else otherwise)
+                return Symbol(f"({condition.text} ? {self._js(then)} : {self._js(otherwise)})")
+            case ast.Compare(left, [sign], [right]) if type(sign) in COMPARISONS:
+                a = self._value(left)
+                b = self._value(right)
+                has_symbols = isinstance(a, Symbol) or isinstance(b, Symbol)
+                if isinstance(sign, ast.Eq) and not has_symbols:
+                    return a == b
+                return Symbol(f"({js(a)} {COMPARISONS[type(sign)]} {js(b)})")
             case ast.Lambda(arguments, body):
                 names = [argument.arg for argument in arguments.args]
                 self._locals |= {name: Symbol(name) for name in names}
                 return Symbol(f"({', '.join(names)}) => {self._js(body)}")
             case ast.Dict(keys, values) if all(isinstance(key, ast.Constant) for key in keys):
-                pairs = (
-                    f"{self._value(k)}: {self._js(v)}"
-                    for k, v in zip(keys, values, strict=True)
-                    if k
-                )
-                return Symbol(f"({{{', '.join(pairs)}}})")
+                entries = []
+                for key, value in zip(keys, values, strict=True):
+                    if key:
+                        entries.append(f"{self._value(key)}: {self._js(value)}")
+                return Symbol(f"({{{', '.join(entries)}}})")
             case ast.Tuple(values):
                 return Symbol(f"[{', '.join(map(self._js, values))}]")
-            case ast.Call(called, values, []):
-                return self._called(node, self._value(called), values)
+            case ast.Call(function, values, []):
+                return self._call(node, self._value(function), values)
         raise self._refused(node)
 
     def _global(self, name: str) -> Any:
@@ -248,7 +267,7 @@ class _Function:
                 return getattr(place, name)
         raise TypeError(f"{self._function.__qualname__}: {name} is not known where it is defined")
 
-    def _called(self, node: ast.Call, function: Any, values: list[ast.expr]) -> Any:
+    def _call(self, node: ast.Call, function: Any, values: list[ast.expr]) -> Any:
         if isinstance(function, Symbol):  # a method of the problem, or of its tiles
             if function.text in ("p.mask_tile", "p.gradient_tile"):
                 return 0

@@ -1,4 +1,4 @@
-"""The playground's page: one file that loads nothing, under the same policy as the player's."""
+"""The playground's page: one file that loads nothing. Its content policy is that of the player."""
 
 import html
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
 from flashsim.attention.inputs import DEFAULT_DTYPE, REFERENCE_D, REFERENCE_N, check_M, float_dtype
-from flashsim.learn.playground.javascript import Script, expression, traced
+from flashsim.learn.playground.javascript import Script, expression, formulas_of
 from flashsim.theory import exact, form_of
 from flashsim.theory.form import Form
 from flashsim.theory.formulas import common_symbols
@@ -19,26 +19,24 @@ from flashsim.tracing.typeset import named, typeset
 
 OUTER = {"K": "columns", "Q": "rows"}
 FIRST = ("flash", "q_outer", "standard")
-"""The algorithms that the list begins with; Algorithm 1 moves what Algorithm 2 does, and so do
-others that are left out.
+"""The first algorithms of the list. Algorithms with the same accesses are left out, such as
+Algorithm 1, which has those of Algorithm 2.
 """
-
 
 SHARE = A100_M / REFERENCE_D**2
+"""M/d² of the paper's Figure 2: an A100's 192 KB of float16 at d = 64."""
 STEPS = 26
-"""M/d² of the paper's Figure 2, an A100's 192 KB of float16 at d = 64; and the steps of the
-slider that ends there.
-"""
+"""Steps of the slider that ends there."""
 
 
 def page() -> str:
     """Return the page."""
-    passes = [(algorithm, form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
+    passes = [
+        (algorithm, form_of(algorithm.name, algorithm.direction)) for algorithm in _algorithms()
+    ]
     css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
-    js = (
-        "\n"
-        f"{minify(script(passes) + read('magnify.js') + read('elements.js') + _read('playground.js'))}\n"  # noqa: E501
-    )
+    scripts = [script(passes), read("magnify.js"), read("elements.js"), _read("playground.js")]
+    js = f"\n{minify(''.join(scripts))}\n"
     parts = {
         "css": css,
         "js": js,
@@ -50,36 +48,37 @@ def page() -> str:
     return fill(_read("playground.html"), parts)
 
 
-def _shown() -> list[Algorithm]:
-    """Return the passes without an option or a symbol of their own, each closed form once, in
-    the order of the list.
+def _algorithms() -> list[Algorithm]:
+    """Return the algorithms whose closed forms have neither a window nor symbols of their own, in
+    the order of the list; of those with the same accesses, the first.
     """
-    found: list[Algorithm] = []
+    algorithms: list[Algorithm] = []
     for passes in PASSES.values():
-        seen = set()
-        for algorithm in sorted(
-            passes.values(), key=lambda a: (*(a.name != name for name in FIRST), a.name)
-        ):
+        known = set()
+        for algorithm in sorted(passes.values(), key=_place):
             form = form_of(algorithm.name, algorithm.direction)
-            moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
-            if (
-                moves not in seen
-                and form.symbols is None
-                and all(option.name != "window" for option in form.options)
-            ):
-                seen.add(moves)
-                found.append(algorithm)
-    return found
+            if form.symbols is not None or any(option.name == "window" for option in form.options):
+                continue
+            costs = (tuple(sorted(form.formulas.items())), form.peak, _skips(form))
+            if costs not in known:
+                known.add(costs)
+                algorithms.append(algorithm)
+    return algorithms
+
+
+def _place(algorithm: Algorithm) -> tuple[bool | str, ...]:
+    """Return a key that sorts algorithms: those of `FIRST`, then by name."""
+    return *(algorithm.name != name for name in FIRST), algorithm.name
 
 
 def _skips(form: Form) -> bool:
-    """Say whether it leaves out empty tiles: always, or with block_mask="live", as here."""
+    """Return whether a form skips empty tiles: always, or with block_mask="live", as the page."""
     return form.live or any(option.name == "block_mask" for option in form.options)
 
 
 def _masking(form: Form) -> dict[str, tuple[int, int]]:
-    """Return by array how many more N_q × N_k reads and writes there are with a mask that
-    positions decide.
+    """Return by array how many more N_q × N_k reads and writes there are with a mask that depends
+    on positions alone.
     """
     sizes: dict[str, Any] = {
         "N_q": 5,
@@ -89,84 +88,98 @@ def _masking(form: Form) -> dict[str, tuple[int, int]]:
         "blocks": (5, 7),
         "direction": form.direction,
     }
-    plain, masked = (exact(form, **sizes, causal=causal).hbm.by_array for causal in (False, True))
-    more = {
-        name: (a.reads - plain[name].reads, a.writes - plain[name].writes)
-        for name, a in masked.items()
-    }
-    return {
-        name: (reads // 35, writes // 35)
-        for name, (reads, writes) in more.items()
-        if reads or writes
-    }
+    plain = exact(form, **sizes, causal=False).hbm.by_array
+    masked = exact(form, **sizes, causal=True).hbm.by_array
+    scores = 5 * 7
+    passes = {}
+    for name, traffic in masked.items():
+        reads = traffic.reads - plain[name].reads
+        writes = traffic.writes - plain[name].writes
+        if reads or writes:
+            passes[name] = (reads // scores, writes // scores)
+    return passes
 
 
 def script(passes: list[tuple[Algorithm, Form]]) -> str:
     """Return the closed forms of these passes as JavaScript: `FORMS`, and `symbolsOf`."""
-    translated = Script()
-    entries = []
-    for algorithm, form in passes:
-        options = {option.name: option.default for option in form.options}
-        functions = {
-            name: translated.of(getattr(form, name), options) for name in ("line_1", "rows", "peak")
-        }
-        arrays = ", ".join(
-            f"{name}: [(s) => {expression(reads, 's')}, (s) => {expression(writes, 's')}]"
-            for name, (reads, writes) in form.formulas.items()
-        )
-        live = traced(form).items() if _skips(form) else ()
-        skipping = ", ".join(
-            f"{name}: [(s) => {reads}, (s) => {writes}]" for name, (reads, writes) in live
-        )
-        masking = ", ".join(
-            f"{name}: [{reads}n, {writes}n]" for name, (reads, writes) in _masking(form).items()
-        )
-        about = json.dumps(
-            {
-                "name": form.name,
-                "direction": form.direction,
-                "outer": "columns"
-                if form.name == "block_sparse"
-                else OUTER.get((algorithm.loops or "")[:1], ""),
-                "skips": _skips(form),
-                "texts": {
-                    name: [text.replace(" * ", " · ") for text in pair]
-                    for name, pair in form.formulas.items()
-                },
-            },
-            ensure_ascii=False,
-        )[1:-1]
-        called = ", ".join(f"{k}: {v}" for k, v in functions.items())
-        own = f"arrays: {{{arrays}}}, live: {{{skipping}}}, masking: {{{masking}}}"
-        entries.append(f"{{{about}, {own}, {called}}}")
-    name = translated.of(common_symbols)
-    clipped = translated.of(_clipped)
-    listed = ",\n  ".join(entries)
+    functions = Script()
+    entries = [_entry(algorithm, form, functions) for algorithm, form in passes]
+    symbols = functions.of(common_symbols)
+    clipped = functions.of(_clipped)
     M = check_M(None, float_dtype(DEFAULT_DTYPE).itemsize)
     reference = {"N_q": REFERENCE_N, "N_k": REFERENCE_N, "d": REFERENCE_D, "M": M}
     sizes = ", ".join(f"{size}: {value}n" for size, value in reference.items())
     measured = (
         "the paper’s Figure 2, an A100’s 192 KB of float16: with mask, dropout and backward pass "
-        "it measured"
+        f"it measured {FACTOR:.1f} times."
     )
-    figure = json.dumps(
-        {"share": SHARE, "steps": STEPS, "said": f"{measured} {FACTOR:.1f} times."},
-        ensure_ascii=False,
-    )
-    given = f"const REFERENCE = {{ {sizes} }}, FIGURE_2 = {figure};"
-    constants = (
-        f"{given}\nconst symbolsOf = {name}, clippedSum = {clipped};\nconst FORMS = [\n  "
-        f"{listed},\n];"
-    )
-    return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\n{constants}'
+    figure = {"share": SHARE, "steps": STEPS, "said": measured}
+    separator = ",\n  "
+    lines = [
+        '"use strict";',
+        _read("runtime.js"),
+        functions.text,
+        f"const REFERENCE = {{ {sizes} }}, FIGURE_2 = {json.dumps(figure, ensure_ascii=False)};",
+        f"const symbolsOf = {symbols}, clippedSum = {clipped};",
+        f"const FORMS = [\n  {separator.join(entries)},\n];",
+    ]
+    return "\n".join(lines)
+
+
+def _entry(algorithm: Algorithm, form: Form, functions: Script) -> str:
+    """Return a closed form as an object of JavaScript. The functions that it calls are added to
+    `functions`.
+    """
+    options = {option.name: option.default for option in form.options}
+    methods = []
+    for name in ("line_1", "rows", "peak"):
+        methods.append(f"{name}: {functions.of(getattr(form, name), options)}")
+    arrays = []
+    texts = {}
+    for name, (reads, writes) in form.formulas.items():
+        formulas = f"[(s) => {expression(reads, 's')}, (s) => {expression(writes, 's')}]"
+        arrays.append(f"{name}: {formulas}")
+        texts[name] = [_with_dots(reads), _with_dots(writes)]
+    live = []
+    if _skips(form):
+        for name, (reads, writes) in formulas_of(form).items():
+            live.append(f"{name}: [(s) => {reads}, (s) => {writes}]")
+    masking = []
+    for name, (more_reads, more_writes) in _masking(form).items():
+        masking.append(f"{name}: [{more_reads}n, {more_writes}n]")
+    outer = OUTER.get((algorithm.loops or "")[:1], "")
+    if form.name == "block_sparse":
+        outer = "columns"
+    about = {
+        "name": form.name,
+        "direction": form.direction,
+        "outer": outer,
+        "skips": _skips(form),
+        "texts": texts,
+    }
+    fields = [
+        json.dumps(about, ensure_ascii=False)[1:-1],
+        f"arrays: {{{', '.join(arrays)}}}",
+        f"live: {{{', '.join(live)}}}",
+        f"masking: {{{', '.join(masking)}}}",
+        *methods,
+    ]
+    return f"{{{', '.join(fields)}}}"
+
+
+def _with_dots(formula: str) -> str:
+    return formula.replace(" * ", " · ")
 
 
 def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
     groups: dict[str, list[str]] = {}
     for number, (algorithm, _) in enumerate(passes):
-        loops = f": {algorithm.loops}" if algorithm.loops and algorithm.name in FIRST[:2] else ""
-        loops = ": no empty tile" if algorithm.name == "block_sparse" else loops
-        option = f'<option value="{number}">{html.escape(algorithm.title + loops)}</option>'
+        remark = ""
+        if algorithm.name == "block_sparse":
+            remark = ": no empty tile"
+        elif algorithm.loops and algorithm.name in FIRST[:2]:
+            remark = f": {algorithm.loops}"
+        option = f'<option value="{number}">{html.escape(algorithm.title + remark)}</option>'
         groups.setdefault(algorithm.direction, []).append(option)
     return "".join(
         f'<optgroup label="{name}">{"".join(options)}</optgroup>'
@@ -175,12 +188,14 @@ def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
 
 
 def _symbols(passes: list[tuple[Algorithm, Form]]) -> str:
-    texts = {name: named(name) for _, form in passes for name in form.formulas}
+    texts = {}
     for _, form in passes:
-        for formula in (
-            text.replace(" * ", " · ") for pair in form.formulas.values() for text in pair
-        ):
-            texts[formula] = typeset(formula)
+        for name in form.formulas:
+            texts[name] = named(name)
+    for _, form in passes:
+        for reads, writes in form.formulas.values():
+            for formula in (_with_dots(reads), _with_dots(writes)):
+                texts[formula] = typeset(formula)
     return "".join(
         f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in texts.items()
     )

@@ -1,4 +1,4 @@
-"""The backward pass; and dropout, in both."""
+"""Checks of the backward pass, and of dropout in both passes."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from flashsim.testing.checks.check import (
     Comparison,
     Comparisons,
     Trial,
-    both_budgets,
     check,
     of_gradients,
+    sum_of_budgets,
 )
 from flashsim.testing.checks.oracle import poisoned, with_dead_keys
-from flashsim.testing.subject import Subject
+from flashsim.testing.kernel import Kernel
 
 
 @check("backward")
@@ -23,9 +23,11 @@ def gradients(t: Trial) -> Comparisons:
     yield from of_gradients("{}", t.gradients, *t.problem.gradients(), t.problem)
 
 
-def _widest(case: Case, subject: Subject) -> Case | None:
-    wide = [name for name in ("float64", "float32") if name in subject.spec.dtypes]
-    return replace(case, dtype=wide[0]) if wide and case.N_k and case.regime != "massive" else None
+def _widest(case: Case, kernel: Kernel) -> Case | None:
+    wide = [name for name in ("float64", "float32") if name in kernel.spec.dtypes]
+    if not wide or case.N_k == 0 or case.regime == "massive":
+        return None
+    return replace(case, dtype=wide[0])
 
 
 @check("backward", fit=_widest)
@@ -33,35 +35,33 @@ def finite_differences(t: Trial) -> Comparisons:
     """The slope of the kernel's own forward function, at a few spots, is what its backward
     function says.
     """
-    problem, rng, (exact, budgets) = t.problem, t.rng, t.problem.gradients()
+    problem = t.problem
+    exact, budgets = problem.gradients()
+    by_kernel = t.gradients
     step = 2.0**-12 if problem.q.dtype == np.float64 else 2.0**-4
     dO = problem.dO.astype(np.float64)
-    for name, got, oracle_gradient, gradient_budget in zip(
-        "qkv", t.gradients[:3], exact[:3], budgets[:3], strict=True
-    ):
+    for i, name in enumerate("qkv"):
         array = getattr(problem, name)
-        spot = tuple(int(rng.integers(n)) for n in array.shape)
+        spot = tuple(int(t.rng.integers(n)) for n in array.shape)
         ends = []
         for sign in (1, -1):
-            moved = array.copy()
-            moved[spot] += sign * step
-            ends.append(problem.but(**{name: moved}))
-        over = float(getattr(ends[0], name)[spot]) - float(getattr(ends[1], name)[spot])
-        if over == 0:
+            changed = array.copy()
+            changed[spot] += sign * step
+            ends.append(problem.but(**{name: changed}))
+        forth, back = ends
+        distance = float(getattr(forth, name)[spot]) - float(getattr(back, name)[spot])
+        if distance == 0:
             continue
-        outs = [t.subject.forward(end) for end in ends]
-        slope = ((outs[0].O - outs[1].O) * dO).sum() / over
-        true_slope = ((ends[0].solution.O - ends[1].solution.O) * dO).sum() / over
-        slope -= true_slope - oracle_gradient[spot]  # what the curvature adds, by the oracle
-        budget = (np.abs(dO) * both_budgets(*ends)).sum() / over + gradient_budget[spot]
-        yield Comparison(
-            f"d{name}{list(spot)} against the slope of O",
-            np.array(got[spot]),
-            np.array(slope),
-            budget,
-            True,
-            problem,
-        )
+        rise = t.kernel.forward(forth).O - t.kernel.forward(back).O
+        slope = (rise * dO).sum() / distance
+        exact_rise = forth.solution.O - back.solution.O
+        exact_slope = (exact_rise * dO).sum() / distance
+        slope -= exact_slope - exact[i][spot]  # what the curvature adds, by the oracle
+        rise_budget = (np.abs(dO) * sum_of_budgets(forth, back)).sum()
+        budget = rise_budget / distance + budgets[i][spot]
+        label = f"d{name}{list(spot)} against the slope of O"
+        gradient = np.array(by_kernel[i][spot])
+        yield Comparison(label, gradient, np.array(slope), budget, True, problem)
 
 
 @check("backward", "masks", fit=with_dead_keys)
@@ -74,9 +74,9 @@ def masked_gradients(t: Trial) -> Comparisons:
     if t.problem.overflowing.any():
         return
     zeros = tuple(map(np.zeros_like, t.gradients))
-    yield from of_gradients(
-        "{} of what is masked", t.gradients, zeros, zeros, t.problem, (empty, dead, dead)
-    )
+    label = "{} of what is masked"
+    elements = (empty, dead, dead)
+    yield from of_gradients(label, t.gradients, zeros, zeros, t.problem, elements)
 
 
 @check("backward", "masks", fit=with_dead_keys)
@@ -84,15 +84,18 @@ def backward_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the
     gradients.
     """
-    changed = poisoned(t)
-    if changed is None:
+    problem = poisoned(t)
+    if problem is None:
         return
-    found = t.subject.backward(changed, t.case.strides)
-    yield from of_gradients("{} with poisoned keys", found, *t.problem.gradients(), changed)
+    gradients = t.kernel.backward(problem, t.case.strides)
+    exact, budgets = t.problem.gradients()
+    yield from of_gradients("{} with poisoned keys", gradients, exact, budgets, problem)
 
 
-def _with_dropout(case: Case, subject: Subject) -> Case | None:
-    return case if case.dropout_p else replace(case, dropout_p=(0.1, 0.5, 0.8)[case.seed % 3])
+def _with_dropout(case: Case, kernel: Kernel) -> Case | None:
+    if case.dropout_p:
+        return case
+    return replace(case, dropout_p=(0.1, 0.5, 0.8)[case.seed % 3])
 
 
 @check("dropout", fit=_with_dropout)
@@ -101,21 +104,20 @@ def dropout(t: Trial) -> Comparisons:
     without dropout.
     """
     problem = t.problem
-    want, budget = problem.dropped(t.subject.keep(problem))
-    live = ~problem.empty
-    yield Comparison("O under dropout", t.out.O, want, budget, live[..., None], problem)
+    O, budget = problem.dropped(t.kernel.keep(problem))
+    rows = ~problem.empty
+    yield Comparison("O under dropout", t.out.O, O, budget, rows[..., None], problem)
     if t.out.lse is not None:
         exact = problem.solution
-        yield Comparison("lse under dropout", t.out.lse, exact.lse, exact.lse_budget, live, problem)
+        yield Comparison("lse under dropout", t.out.lse, exact.lse, exact.lse_budget, rows, problem)
 
 
 @check("dropout", "backward", fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
     """With dropout, the gradients are those of the forward function with the same keep mask."""
     problem = t.problem
-    yield from of_gradients(
-        "{} under dropout", t.gradients, *problem.gradients(t.subject.keep(problem)), problem
-    )
+    exact, budgets = problem.gradients(t.kernel.keep(problem))
+    yield from of_gradients("{} under dropout", t.gradients, exact, budgets, problem)
 
 
 @check("dropout", fit=_with_dropout)
@@ -124,26 +126,19 @@ def dropout_mask(t: Trial) -> Comparisons:
     seeds and between heads.
     """
     problem = t.problem
-    kept = t.subject.keep(problem)
-    yield Comparison(
-        "the keep mask, asked for again,", t.subject.keep(problem) * 1.0, kept * 1.0, 0.0
-    )
-    n = kept.size
+    mask = t.kernel.keep(problem)
+    second = t.kernel.keep(problem)
+    yield Comparison("the keep mask, asked for again,", second * 1.0, mask * 1.0, 0.0)
+    n = mask.size
     p = problem.dropout_p
     if n < 64:
         return
     budget = 6 * np.sqrt(p * (1 - p) / n)  # six standard deviations
-    yield Comparison("the share kept", np.array(kept.mean()), np.array(1 - p), budget)
-    other = t.subject.keep(problem.but(seed=problem.seed + 1))
-    yield Comparison(
-        "whether another seed has the same keep mask",
-        np.array((kept == other).all() * 1.0),
-        np.array(0),
-        0.0,
-    )
-    heads = kept.reshape(-1, *kept.shape[2:])
+    yield Comparison("the share kept", np.array(mask.mean()), np.array(1 - p), budget)
+    other = t.kernel.keep(problem.but(seed=problem.seed + 1))
+    same = np.array((mask == other).all() * 1.0)
+    yield Comparison("whether another seed has the same keep mask", same, np.array(0), 0.0)
+    heads = mask.reshape(-1, *mask.shape[2:])
     if len(heads) > 1 and heads[0].size >= 64:
-        same = (heads[0] == heads[1]).all() * 1.0
-        yield Comparison(
-            "whether another head has the same keep mask", np.array(same), np.array(0), 0.0
-        )
+        same = np.array((heads[0] == heads[1]).all() * 1.0)
+        yield Comparison("whether another head has the same keep mask", same, np.array(0), 0.0)

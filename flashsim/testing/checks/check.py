@@ -1,5 +1,5 @@
-"""What a check is: a function that yields comparisons of what a kernel returns on a case with what
-it should return.
+"""`Check`, `Trial` and `Comparison`: a check is a function that compares a kernel's results on a
+case with the right ones.
 
 To add a check:
 
@@ -25,235 +25,254 @@ import numpy as np
 from flashsim.attention.inputs import Array
 from flashsim.reference.rounding import parts_of_bound
 from flashsim.testing.case import Case
+from flashsim.testing.kernel import Kernel, Output
 from flashsim.testing.problem import Problem, Solution
 from flashsim.testing.spec import FP8
-from flashsim.testing.subject import Output, Subject
 
 
 class Comparison(NamedTuple):
-    """Arrays of one shape: |got − want| ≤ budget is asked of each element where `at` is true. A
-    budget of 0 means equal.
+    """A kernel's array beside the right one: |actual − expected| ≤ budget must hold for each
+    element where `where` is true. A budget of 0 means equal.
+
+    label    the array's name in messages
+    problem  the problem that the kernel was given
     """
 
-    what: str
-    got: Array
-    want: Array
+    label: str
+    actual: Array
+    expected: Array
     budget: Array | float
-    at: Array | bool = True
+    where: Array | bool = True
     problem: Problem | None = None
 
-    def parts(self, answer: Array | None = None) -> Array:
-        """Return each error of `got`, or of another answer, as a part of its budget; −1 where
-        nothing is asked.
+    def error_ratios(self, answer: Array | None = None) -> Array:
+        """Return each error of `actual`, or of another answer, divided by its budget; −1 where
+        `where` is false.
         """
-        want = np.asarray(self.want)
-        budget = np.broadcast_to(np.asarray(self.budget, float), want.shape)
-        return np.where(
-            self.at, parts_of_bound(self.got if answer is None else answer, want, budget), -1.0
-        )
+        expected = np.asarray(self.expected)
+        budget = np.broadcast_to(np.asarray(self.budget, float), expected.shape)
+        ratios = parts_of_bound(self.actual if answer is None else answer, expected, budget)
+        return np.where(self.where, ratios, -1.0)
 
 
 Comparisons = Iterator[Comparison]
-Three = tuple[Array, ...]
+Gradients = tuple[Array, ...]  # dq, dk, dv, and dsink if there is a sink
 
 
 def of_gradients(
-    what: str,
-    got: Three,
-    want: Three,
-    budgets: Three,
+    label: str,
+    actual: Gradients,
+    expected: Gradients,
+    budgets: Gradients,
     problem: Problem,
-    at: Sequence[Array | bool] = (True,) * 3,
+    where: Sequence[Array | bool] = (True, True, True),
 ) -> Comparisons:
-    """Yield what to compare of dq, dk, dv, and dsink if there is one, each being {} in `what`."""
-    names = ("dq", "dk", "dv", "dsink")[: len(got)]
-    for name, g, w, budget, where in zip(
-        names, got, want, budgets, (*at, True)[: len(got)], strict=True
-    ):
-        yield Comparison(what.format(name), g, w, budget, where, problem)
+    """Yield a comparison for each of dq, dk, dv, and dsink if there is one. In `label`, {} stands
+    for the gradient's name.
+    """
+    names = ("dq", "dk", "dv", "dsink")
+    for i, gradient in enumerate(actual):
+        elements = where[i] if i < len(where) else True
+        text = label.format(names[i])
+        yield Comparison(text, gradient, expected[i], budgets[i], elements, problem)
 
 
 def of_outputs(
-    what: str,
-    got: Output,
-    want: Output | Solution,
+    label: str,
+    actual: Output,
+    expected: Output | Solution,
     budgets: Sequence[Array | float],
-    at: Sequence[Array],
+    where: Sequence[Array],
     problem: Problem,
 ) -> Comparisons:
-    """Yield what to compare of O, and of lse if both have one, each being {} in `what`; `at` are
-    those of O and of lse.
+    """Yield a comparison of O, and one of lse if both have it. In `label`, {} stands for the name.
+    `budgets` and `where` are those of O and of lse.
     """
-    yield Comparison(what.format("O"), got.O, want.O, budgets[0], at[0], problem)
-    if got.lse is not None and want.lse is not None:
-        yield Comparison(what.format("lse"), got.lse, want.lse, budgets[1], at[1], problem)
+    O_label = label.format("O")
+    yield Comparison(O_label, actual.O, expected.O, budgets[0], where[0], problem)
+    if actual.lse is not None and expected.lse is not None:
+        lse_label = label.format("lse")
+        yield Comparison(lse_label, actual.lse, expected.lse, budgets[1], where[1], problem)
 
 
 class Trial:
-    """One case, and one kernel to try on it. What several checks need is computed once."""
+    """A kernel and a case to try it on. It computes once what several checks need."""
 
-    def __init__(self, subject: Subject, case: Case) -> None:
-        self.subject, self.case, self.spec = subject, case, subject.spec
+    def __init__(self, kernel: Kernel, case: Case) -> None:
+        self.kernel = kernel
+        self.case = case
+        self.spec = kernel.spec
 
     @cached_property
     def problem(self) -> Problem:
-        """The case's arrays, with the oracle's answer."""
+        """The case's arrays, and the oracle's answer."""
         return self.case.problem(self.spec)
 
     @cached_property
     def out(self) -> Output:
-        """What the kernel returns for the case."""
-        return self.subject.forward(self.problem, self.case.strides)
+        """The kernel's output for the case."""
+        return self.kernel.forward(self.problem, self.case.strides)
 
     @cached_property
     def gradients(self) -> tuple[Array, ...]:
-        """What the kernel's backward function returns for the case."""
-        return self.subject.backward(self.problem, self.case.strides)
+        """The gradients that the kernel's backward function returns for the case."""
+        return self.kernel.backward(self.problem, self.case.strides)
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """For choices that a check makes: the same for the same case."""
+        """Random numbers for the choices of a check: the same for the same case."""
         return np.random.default_rng((self.case.seed, 3))
 
     @property
-    def defined(self) -> Array:
-        """Rows, (B, H_q, N_q, 1), whose output does not come from masked keys and is promised."""
-        live = ~self.problem.empty
-        return np.asarray(
-            live if self.spec.empty_rows in ("undefined", "mean") else np.ones_like(live)
-        )[..., None]
+    def defined_rows(self) -> Array:
+        """Rows, booleans (B, H_q, N_q, 1), whose output the spec defines, and without masked
+        keys.
+        """
+        rows = ~self.problem.empty
+        if self.spec.empty_rows not in ("undefined", "mean"):
+            rows = np.ones_like(rows)
+        return np.asarray(rows[..., None])
 
     @property
     def takes_backward(self) -> bool:
-        """Whether the backward function takes the case: it takes no 8-bit inputs, and N_k = 0
-        only if the spec says so.
+        """Whether the backward function takes the case: no 8-bit inputs, and N_k = 0 only if the
+        spec says so.
         """
-        return (
-            self.case.N_k > 0 or self.spec.zero_keys != "forward"
-        ) and self.case.dtype not in FP8
+        if self.case.dtype in FP8:
+            return False
+        return self.case.N_k > 0 or self.spec.zero_keys != "forward"
 
     @property
     def gradients_promised(self) -> bool:
-        """Whether the spec says what the gradients are. It does if there are no empty rows, or
-        if these are 0.
+        """Whether the spec defines the gradients: it does if no row is empty, or if empty rows
+        are 0.
         """
         if not self.takes_backward:
             return False
         return self.spec.empty_rows == "zero" or not self.problem.empty.any()
 
     def forward(self, problem: Problem) -> Output:
-        """Return what the kernel returns for a problem made of the case's."""
-        return (
-            self.out
-            if problem is self.problem
-            else self.subject.forward(problem, self.case.strides)
-        )
+        """Return the kernel's output for a problem that was made from the case's."""
+        if problem is self.problem:
+            return self.out
+        return self.kernel.forward(problem, self.case.strides)
 
-    def alike(self, what: str, problem: Problem, other: Problem) -> Comparison:
-        """Return the comparison of the kernel with itself, on two problems that have the same O."""
-        got = self.forward(problem).O
-        want = self.forward(other).O
-        return Comparison(what, got, want, both_budgets(problem, other), self.defined, problem)
+    def same_output(self, label: str, problem: Problem, other: Problem) -> Comparison:
+        """Return the comparison of the kernel's O on two problems that have the same answer."""
+        actual = self.forward(problem).O
+        expected = self.forward(other).O
+        budget = sum_of_budgets(problem, other)
+        return Comparison(label, actual, expected, budget, self.defined_rows, problem)
 
 
-def both_budgets(one: Problem, other: Problem) -> Array:
+def sum_of_budgets(problem: Problem, other: Problem) -> Array:
     """Return the sum of the budgets of two problems' O."""
-    return one.solution.O_budget + other.solution.O_budget
+    return problem.solution.O_budget + other.solution.O_budget
 
 
 Run = Callable[[Trial], Comparisons]
-Needs = str | Callable[[Subject], str]
-Fit = Callable[[Case, Subject], Case | None]
+Condition = str | Callable[[Kernel], str]
+Fit = Callable[[Case, Kernel], Case | None]
 
 
-# whether a kernel has it, and what is said if it does not
-NEEDS: dict[str, tuple[Callable[[Subject], object], str]] = {
-    "cross": (lambda subject: subject.spec.cross, "the spec declares N_q = N_k"),
-    "strides": (
-        lambda subject: subject.spec.strides != "contiguous",
-        "the spec declares contiguous arrays",
-    ),
-    "deterministic": (
-        lambda subject: subject.spec.deterministic,
-        "the spec declares it not deterministic",
-    ),
-    "backward": (lambda subject: subject.back, "no backward was given"),
-    "dropout": (lambda subject: subject.keep_mask, "no dropout was given"),
-}
+def _unmet(kernel: Kernel, condition: Condition) -> str:
+    """Return why a kernel does not meet a condition, or "".
 
-
-def _lacks(subject: Subject, needed: Needs) -> str:
-    """Return why a kernel lacks what is needed: what `NEEDS` says of the name, or else its spec;
-    or "".
+    A condition is a function that returns this text; or the name of what the kernel must have: a
+    field of its spec, "backward" or "dropout".
     """
-    if callable(needed):
-        return needed(subject)
-    has, why = NEEDS.get(
-        needed,
-        (lambda subject: getattr(subject.spec, needed), f"the spec does not declare {needed}"),
-    )
-    return "" if has(subject) else why
+    spec = kernel.spec
+    if callable(condition):
+        return condition(kernel)
+    if condition == "backward":
+        return "" if kernel.back else "no backward was given"
+    if condition == "dropout":
+        return "" if kernel.keep_mask else "no dropout was given"
+    if condition == "cross":
+        return "" if spec.cross else "the spec declares N_q = N_k"
+    if condition == "deterministic":
+        return "" if spec.deterministic else "the spec declares it not deterministic"
+    if condition == "strides":
+        return "the spec declares contiguous arrays" if spec.strides == "contiguous" else ""
+    return "" if getattr(spec, condition) else f"the spec does not declare {condition}"
 
 
 @dataclass(frozen=True)
 class Check:
-    """A property. `fit` makes a case fit, or returns None; `both`: it looks at a backward function
-    too, if there is one.
+    """A property of attention, and the kernels and cases that it applies to.
 
-    `computes`: it makes other arrays by arithmetic or in another order, which 8 bits with scales do
-    not allow.
+    run         yields the comparisons of a trial
+    conditions  what a kernel must have: see `check`
+    fit         changes a case so that the check applies, or returns None
+    both        whether it also looks at the backward function, if there is one
+    computes    whether it makes other arrays by arithmetic or in another order, which 8 bits with
+                scales do not allow
     """
 
     name: str
     run: Run
-    conditions: tuple[Needs, ...]
+    conditions: tuple[Condition, ...]
     fit: Fit
     both: bool = False
     computes: bool = False
 
-    def needs(self, subject: Subject) -> str:
-        """Return why it does not apply to a kernel, or ""."""
-        return next((why for needed in self.conditions if (why := _lacks(subject, needed))), "")
+    def needs(self, kernel: Kernel) -> str:
+        """Return why the check does not apply to a kernel, or ""."""
+        for condition in self.conditions:
+            if reason := _unmet(kernel, condition):
+                return reason
+        return ""
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """What it asks besides the forward function, or may ask: "backward", "dropout"."""
-        return ("backward",) * (self.both or "backward" in self.conditions) + ("dropout",) * (
-            "dropout" in self.conditions
-        )
+        """The functions besides the forward function that it calls, or may call: "backward",
+        "dropout".
+        """
+        functions = []
+        if self.both or "backward" in self.conditions:
+            functions.append("backward")
+        if "dropout" in self.conditions:
+            functions.append("dropout")
+        return tuple(functions)
 
-    def fitted(self, case: Case, subject: Subject) -> Case | None:
-        """Return the case, made to fit, or None where it cannot be one for this check."""
-        fitted = self.fit(case, subject)
-        only_forward = fitted is not None and fitted.dtype in FP8
-        return None if only_forward and (self.computes or (self.asks and not self.both)) else fitted
+    def fitted(self, case: Case, kernel: Kernel) -> Case | None:
+        """Return the case, changed so that the check applies, or None if that is impossible."""
+        fitted = self.fit(case, kernel)
+        if fitted is None or fitted.dtype not in FP8:
+            return fitted
+        # 8-bit inputs: the forward function alone, on the arrays as they are
+        needs_more = bool(self.asks) and not self.both
+        return None if self.computes or needs_more else fitted
 
     def compare(self, trial: Trial) -> Comparisons:
-        """Yield what to compare; nothing where that would be gradients that the spec does not
-        promise.
+        """Yield the comparisons of a trial; none if they are of gradients that the spec does not
+        define.
         """
         if "backward" not in self.conditions or trial.gradients_promised:
             yield from self.run(trial)
 
     @property
     def about(self) -> str:
-        """What it checks, in a line."""
-        said = inspect.getdoc(self.run) or self.name  # python -OO drops what it says
-        first_paragraph = said.partition("\n\n")[0]
-        return " ".join(first_paragraph.split())
+        """What it checks, in a line: the first paragraph of its docstring."""
+        text = inspect.getdoc(self.run) or self.name  # python -OO drops docstrings
+        paragraph = text.partition("\n\n")[0]
+        return " ".join(paragraph.split())
 
 
 CHECKS: dict[str, Check] = {}
 
 
 def check(
-    *conditions: Needs,
-    fit: Fit = lambda case, subject: case,
+    *conditions: Condition,
+    fit: Fit = lambda case, kernel: case,
     both: bool = False,
     computes: bool = False,
 ) -> Callable[[Run], Run]:
-    """Register a function as the check of that name, under these conditions: see `NEEDS`; a
-    function says why not, or "".
+    """Register a function as the check of that name.
+
+    `conditions` are what a kernel must have for it: names of fields of its spec, "backward",
+    "dropout", or functions that return why a kernel lacks something, or "". The others: see
+    `Check`.
     """
 
     def register(run: Run) -> Run:

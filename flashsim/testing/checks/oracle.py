@@ -1,84 +1,86 @@
-"""O and the log-sum-exp against the oracle's; what is masked has no say in them."""
+"""Checks of O and the log-sum-exp against the oracle, and that masked keys do not reach them."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from flashsim.attention.inputs import Array
 from flashsim.testing.case import Case
 from flashsim.testing.checks.check import Comparison, Comparisons, Trial, check, of_outputs
+from flashsim.testing.kernel import Kernel
 from flashsim.testing.problem import Problem
-from flashsim.testing.subject import Subject
 
 
-def _defined_empty_rows(subject: Subject) -> str:
-    if subject.spec.empty_rows == "undefined":
+def _may_have_empty_rows(kernel: Kernel) -> str:
+    spec = kernel.spec
+    if spec.empty_rows == "undefined":
         return "the spec leaves empty rows undefined"
-    spec = subject.spec
-    may = (
-        spec.masks
-        or spec.zero_keys
-        or (spec.cross and (spec.causal == "bottom_right" or spec.window))
-    )
-    return "" if may else "by the spec no row can be empty"
+    if spec.masks or spec.zero_keys:
+        return ""
+    if spec.cross and (spec.causal == "bottom_right" or spec.window):
+        return ""
+    return "by the spec no row can be empty"
 
 
 @check()
 def oracle(t: Trial) -> Comparisons:
     """O against float64 softmax attention on the same, rounded, inputs."""
-    # in this order: where the kernel breaks, nothing more is computed
+    # the kernel first: if it fails, the oracle computes nothing
     O = t.out.O
-    want = t.problem.solution
-    yield Comparison("O", O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
+    exact = t.problem.solution
+    rows = ~t.problem.empty[..., None]
+    yield Comparison("O", O, exact.O, exact.O_budget, rows, t.problem)
 
 
 @check("lse")
 def log_sum_exp(t: Trial) -> Comparisons:
     """The log-sum-exp of each row's scores, in the base declared."""
     lse = t.out.lse
-    want = t.problem.solution
+    exact = t.problem.solution
     assert lse is not None
-    yield Comparison("lse", lse, want.lse, want.lse_budget, ~t.problem.empty, t.problem)
+    yield Comparison("lse", lse, exact.lse, exact.lse_budget, ~t.problem.empty, t.problem)
 
 
-def _with_empty_rows(case: Case, subject: Subject) -> Case | None:
+def _with_empty_rows(case: Case, kernel: Kernel) -> Case | None:
     if case.N_k == 0 or case.mask is not None:
         return case
-    if subject.spec.masks:
-        return replace(case, mask=("rows", "few", "padding_right")[case.seed % 3])
-    given: dict[str, Any] = (
-        {"causal": True} if subject.spec.causal == "bottom_right" else {"window": (0, 0)}
-    )
-    if case.N_q == case.N_k or not (given.get("causal") or subject.spec.window):
+    spec = kernel.spec
+    if spec.masks:
+        masks = ("rows", "few", "padding_right")
+        return replace(case, mask=masks[case.seed % 3])
+    if case.N_q == case.N_k:
         return None
-    return replace(case, **given, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
+    # with more queries than keys, the first queries come before every key
+    longer = replace(case, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
+    if spec.causal == "bottom_right":
+        return replace(longer, causal=True)
+    return replace(longer, window=(0, 0)) if spec.window else None
 
 
-@check(_defined_empty_rows, fit=_with_empty_rows)
+@check(_may_have_empty_rows, fit=_with_empty_rows)
 def empty_rows(t: Trial) -> Comparisons:
     """Rows whose keys are all masked give what the spec says; if that is 0, their lse is −∞."""
     empty = t.problem.empty
-    want = t.problem.solution
+    exact = t.problem.solution
     if not empty.any():
         return
-    yield Comparison("O of empty rows", t.out.O, want.O, want.O_budget, empty[..., None], t.problem)
+    rows = empty[..., None]
+    yield Comparison("O of empty rows", t.out.O, exact.O, exact.O_budget, rows, t.problem)
     if t.out.lse is not None and t.spec.empty_rows == "zero":
-        yield Comparison("lse of empty rows", t.out.lse, want.lse, 0.0, empty, t.problem)
+        yield Comparison("lse of empty rows", t.out.lse, exact.lse, 0.0, empty, t.problem)
 
 
-def with_dead_keys(case: Case, subject: Subject) -> Case | None:
-    """Return the case with a mask."""
+def with_dead_keys(case: Case, kernel: Kernel) -> Case | None:
+    """Return the case with a mask that forbids some keys to all queries."""
     if case.mask is not None:
         return case
-    return replace(
-        case, mask=("padding_right", "holes", "padding_left", "first_block")[case.seed % 4]
-    )
+    masks = ("padding_right", "holes", "padding_left", "first_block")
+    return replace(case, mask=masks[case.seed % 4])
 
 
 def poisoned(t: Trial) -> Problem | None:
-    """Return the problem with NaN or ±∞ in the keys that nobody may attend to, and in their
-    values.
+    """Return the problem with NaN or ±∞ in the keys that no query may attend to, or in their
+    values, or both.
     """
     problem = t.problem
     rng = t.rng
@@ -86,11 +88,11 @@ def poisoned(t: Trial) -> Problem | None:
     if not dead.any():
         return None
     poison = (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
+    element = np.asarray(poison, problem.k.dtype)
+    names = (("k", "v"), ("v",), ("k",))[int(rng.integers(3))]
     arrays = {}
-    for name in (("k", "v"), ("v",), ("k",))[int(rng.integers(3))]:
-        arrays[name] = np.where(
-            dead[..., None], np.asarray(poison, problem.k.dtype), getattr(problem, name)
-        )
+    for name in names:
+        arrays[name] = np.where(dead[..., None], element, getattr(problem, name))
     return problem.but(**arrays)
 
 
@@ -99,12 +101,14 @@ def masked_kv_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, never reach the
     output.
     """
-    changed = poisoned(t)
-    if changed is None:
+    problem = poisoned(t)
+    if problem is None:
         return
-    want = t.problem.solution
-    at = (t.defined, ~t.problem.empty)
-    yield from of_outputs("{} with poisoned keys", t.forward(changed), want, want[2:], at, changed)
+    exact = t.problem.solution
+    budgets = (exact.O_budget, exact.lse_budget)
+    rows = (t.defined_rows, ~t.problem.empty)
+    out = t.forward(problem)
+    yield from of_outputs("{} with poisoned keys", out, exact, budgets, rows, problem)
 
 
 @check("masks", "cross", computes=True)
@@ -113,25 +117,36 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     problem = t.problem
     rng = t.rng
     B_c = t.spec.block[1]
-    _, more = t.spec.lengths(1, B_c if t.spec.max_shapes else int(rng.integers(1, B_c + 2)))
+    count = B_c if t.spec.max_shapes else int(rng.integers(1, B_c + 2))
+    _, count = t.spec.lengths(1, count)
     B, H_q, N_q, _ = problem.score_shape
 
-    def longer(a: Array) -> Array:
-        extra = 10 * rng.normal(size=(*a.shape[:2], more, a.shape[3]))
-        return np.concatenate([a, extra.astype(a.dtype)], axis=2)
+    def longer(a: Array, axis: int) -> Array:
+        shape = list(a.shape)
+        shape[axis] = count
+        extra = 10 * rng.normal(size=shape)
+        return np.concatenate([a, extra.astype(a.dtype)], axis=axis)
 
-    allowed = np.concatenate([problem.allowed, np.zeros((B, H_q, N_q, more), bool)], axis=-1)
+    forbidden = np.zeros((B, H_q, N_q, count), bool)
+    allowed = np.concatenate([problem.allowed, forbidden], axis=-1)
     bias = problem.bias
     if bias is not None and bias.shape[-1] != 1:
-        extra = 10 * rng.normal(size=(*bias.shape[:-1], more))
-        bias = np.concatenate([bias, extra.astype(bias.dtype)], axis=-1)
-    kv = {"k": longer(problem.k), "v": longer(problem.v)}
-    nowhere = {"causal": False, "window": None, "slopes": None}
-    appended = problem.but(**kv, **nowhere, mask=allowed, bias=bias)
-    yield t.alike(f"O with {more} masked keys appended", appended, problem.but(slopes=None))
+        bias = longer(bias, -1)
+    k = longer(problem.k, 2)
+    v = longer(problem.v, 2)
+    # `allowed` already has what causal and window forbid; slopes would follow N_k
+    appended = problem.but(
+        k=k, v=v, bias=bias, mask=allowed, causal=False, window=None, slopes=None
+    )
+    label = f"O with {count} masked keys appended"
+    yield t.same_output(label, appended, problem.but(slopes=None))
 
 
-@check("causal", fit=lambda case, subject: replace(case, causal=True) if case.N_k > 1 else None)
+def _causal(case: Case, kernel: Kernel) -> Case | None:
+    return replace(case, causal=True) if case.N_k > 1 else None
+
+
+@check("causal", fit=_causal)
 def causal_no_leak(t: Trial) -> Comparisons:
     """If the keys and values after a query are replaced by large ones, its output stays the
     same.
@@ -144,11 +159,11 @@ def causal_no_leak(t: Trial) -> Comparisons:
     k[:, :, first:] = (8 * rng.normal(size=k[:, :, first:].shape)).astype(k.dtype)
     v[:, :, first:] = (100 + rng.normal(size=v[:, :, first:].shape)).astype(v.dtype)
     changed = problem.but(k=k, v=v)
-    past = ~problem.allowed[..., first:].any(axis=-1, keepdims=True) & ~problem.empty[..., None]
-    if not past.any():
+    sees_changed = problem.allowed[..., first:].any(axis=-1, keepdims=True)
+    rows = ~sees_changed & ~problem.empty[..., None]
+    if not rows.any():
         return
-    got = t.forward(changed)
+    O = t.forward(changed).O
     budget = 2 * problem.solution.O_budget
-    yield Comparison(
-        f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed
-    )
+    label = f"O where keys from {first} on are in the future"
+    yield Comparison(label, O, t.out.O, budget, rows, changed)

@@ -1,4 +1,6 @@
-"""Bugs that show if the call is changed: its strides, the memory around arrays, NaN, dropout."""
+"""Experiments: they change a failing call, its strides, the memory around arrays, NaN or dropout,
+and so show which bug the kernel has.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -7,259 +9,285 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsim.attention.inputs import Array
+from flashsim.testing.bug_models import FA, Arrays
 from flashsim.testing.checks import Comparison, of_gradients
-from flashsim.testing.diagnosis.exhibits import (
+from flashsim.testing.diagnosis.kernel_results import (
     POISONED,
     Suspicion,
     failing_cases,
     finite,
-    of_gradients_too,
+    may_be_gradients,
 )
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool, memory_of
 from flashsim.testing.problem import Problem
-from flashsim.testing.running import Finding
-from flashsim.testing.subject import Broken, OutsidePool, Subject, memory_of
-from flashsim.testing.suspects import FA, Arrays
+from flashsim.testing.survey import Finding
 
 STRIDES = (FA + "2666", FA + "355", "flagos-ai/FlagGems#5896")
 
 
-def _run(subject: Subject, problem: Problem, arrays: dict[str, Array], back: bool) -> Arrays:
+def _run(kernel: Kernel, problem: Problem, arrays: dict[str, Array], back: bool) -> Arrays:
     if back:
-        return subject.backward_on(arrays, problem)
-    out = subject.forward_on(arrays, problem)
+        return kernel.backward_on(arrays, problem)
+    out = kernel.forward_on(arrays, problem)
     return (out.O,) if out.lse is None else (out.O, out.lse)
 
 
-def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
-    """Return whether a kernel's answer to a problem without dropout is wrong in rows that are
+def _is_wrong(problem: Problem, results: Arrays, back: bool) -> bool:
+    """Return whether a kernel's results for a problem without dropout are wrong in rows that are
     not empty.
     """
     if back:
-        asked = [*of_gradients("{}", got, *problem.gradients(), problem)]
+        exact, budgets = problem.gradients()
+        comparisons = list(of_gradients("{}", results, exact, budgets, problem))
     else:
         right = problem.solution
-        live = ~problem.empty
-        asked = [Comparison("O", got[0], right.O, right.O_budget, live[..., None])]
-        asked += [Comparison("lse", lse, right.lse, right.lse_budget, live) for lse in got[1:]]
-    return any((comparison.parts() > 1).any() for comparison in asked)
+        rows = ~problem.empty
+        O, *lses = results
+        comparisons = [Comparison("O", O, right.O, right.O_budget, rows[..., None])]
+        for lse in lses:
+            comparisons.append(Comparison("lse", lse, right.lse, right.lse_budget, rows))
+    return any((comparison.error_ratios() > 1).any() for comparison in comparisons)
 
 
-def _passes(subject: Subject, finding: Finding) -> list[bool]:
-    """Return which passes to look at: forward (False), backward (True)."""
-    if not of_gradients_too(subject, finding):
+def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
+    """Return which passes to call: forward (False), backward (True)."""
+    if not may_be_gradients(kernel, finding):
         return [False]
     return [False, True] if finding.check == "strides" else [True]
 
 
+def _is_finite(problem: Problem) -> bool:
+    return finite(problem.q) and finite(problem.k) and finite(problem.v)
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """A call to try for each failing finding.
+    """A call to make for each failing finding.
 
-    culprits  (subject, finding) -> names of what is at fault, or none
+    causes    (kernel, finding) -> names of what causes the failure, or none
     says      names -> the bug, in a sentence
     evidence  a sentence with {0} for the number of cases
+    threads   public threads about such bugs
     """
 
-    culprits: Callable[[Subject, Finding], set[str]]
+    causes: Callable[[Kernel, Finding], set[str]]
     says: Callable[[Collection[str]], str]
     evidence: str
     threads: tuple[str, ...]
 
-    def convict(self, subject: Subject, findings: Sequence[Finding]) -> list[Suspicion]:
-        """Return the bug that it finds, if any. If the kernel or a case does not allow the
-        experiment, return nothing.
+    def suspicions(self, kernel: Kernel, findings: Sequence[Finding]) -> list[Suspicion]:
+        """Return the bug that the experiment shows, if any; nothing if the kernel or a case does
+        not allow the experiment.
         """
-        try:
-            found = {
-                n: names
-                for n, finding in enumerate(findings)
-                if (names := self.culprits(subject, finding))
-            }
-        except Exception:
+        causes: dict[str, None] = {}  # in the order in which they are seen
+        explained = set()
+        for number, finding in enumerate(findings):
+            try:
+                names = self.causes(kernel, finding)
+            except Exception:
+                return []
+            if names:
+                explained.add(number)
+                causes |= dict.fromkeys(names)
+        if not explained:
             return []
-        evidence = self.evidence.format(f"{len(found)} of {failing_cases(len(findings))}")
-        culprits = dict.fromkeys(name for names in found.values() for name in names)
-        return (
-            [Suspicion(self.says(culprits), self.threads, evidence, frozenset(found))]
-            if found
-            else []
-        )
+        cases = f"{len(explained)} of {failing_cases(len(findings))}"
+        evidence = self.evidence.format(cases)
+        return [Suspicion(self.says(causes), self.threads, evidence, frozenset(explained))]
 
 
-def _strides_ignored(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether the same numbers pass in contiguous arrays, and which array must be
+def _strides_ignored(kernel: Kernel, finding: Finding) -> set[str]:
+    """Return the arrays that must be contiguous: the same numbers pass in contiguous arrays, and
+    fail if one of these is strided.
+    """
+    case = finding.case
+    causes = set[str]()
+    if case.strides == "contiguous" or case.dropout_p:
+        return causes
+    problem = case.problem(kernel.spec)
+    for back in _passes(kernel, finding):
+        names = ("q", "k", "v", "do") if back else ("q", "k", "v")
+        with suppress(Broken, OutsidePool):
+            if _is_wrong_with_strided(kernel, problem, case.strides, back, None):
+                continue
+            in_pass = set()
+            for name in names:
+                if _is_wrong_with_strided(kernel, problem, case.strides, back, name):
+                    in_pass.add(name)
+            causes |= in_pass
+    return causes
+
+
+def _is_wrong_with_strided(
+    kernel: Kernel, problem: Problem, strides: str, back: bool, name: str | None
+) -> bool:
+    """Return whether a kernel is wrong if one array has these strides, and all others are
     contiguous.
     """
-    case, culprits = finding.case, set[str]()
-    if case.strides == "contiguous" or case.dropout_p:
-        return culprits
-    problem = case.problem(subject.spec)
-    for back in _passes(subject, finding):
+    arrays = kernel.lay(problem, "contiguous", back)
+    if name is not None:
+        arrays[name] = kernel.lay(problem, strides, back)[name]
+    return _is_wrong(problem, _run(kernel, problem, arrays, back), back)
 
-        def wrong(*names: str, back: bool = back) -> bool:
-            strided = subject.lay(problem, case.strides, back)
-            arrays = subject.lay(problem, "contiguous", back) | {
-                name: strided[name] for name in names
-            }
-            return _wrong(problem, _run(subject, problem, arrays, back), back)
 
-        with suppress(Broken, OutsidePool):
-            culprits |= (
-                set()
-                if wrong()
-                else {name for name in ("q", "k", "v", "do")[: 3 + back] if wrong(name)}
+def _strides_exchanged(kernel: Kernel, finding: Finding) -> set[str]:
+    """Return "k", "v" or "k and v" if the result is that of reading them with the other's
+    strides.
+    """
+    problem = finding.case.problem(kernel.spec)
+    causes = set[str]()
+    if finding.case.dropout_p or not _is_finite(problem):
+        return causes
+    for back in _passes(kernel, finding):
+        arrays = kernel.lay(problem, finding.case.strides, back)
+        k = _read_with_strides(arrays["k"], arrays["v"])
+        v = _read_with_strides(arrays["v"], arrays["k"])
+        if kernel.spec.layout == "BNHD":
+            k = k.swapaxes(1, 2)
+            v = v.swapaxes(1, 2)
+        results = _run(kernel, problem, arrays, back)
+        for cause, changes in (("v", {"v": v}), ("k", {"k": k}), ("k and v", {"k": k, "v": v})):
+            changed = any(
+                not np.array_equal(a, getattr(problem, name)) for name, a in changes.items()
             )
-    return culprits
-
-
-def _misread(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether the answer is that to k or v read with each other's strides."""
-    problem = finding.case.problem(subject.spec)
-    culprits = set[str]()
-    if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
-        return culprits
-    for back in _passes(subject, finding):
-        arrays = subject.lay(problem, finding.case.strides, back)
-        seen = {"v": _read_as(arrays["v"], arrays["k"]), "k": _read_as(arrays["k"], arrays["v"])}
-        if subject.spec.layout == "BNHD":
-            seen = {name: a.swapaxes(1, 2) for name, a in seen.items()}
-        got = _run(subject, problem, arrays, back)
-        for names in (("v",), ("k",), ("k", "v")):
-            other = problem.but(**{name: seen[name] for name in names})
-            changed = any(not np.array_equal(seen[name], getattr(problem, name)) for name in names)
-            if changed and not _wrong(other, got, back):
-                culprits |= {" and ".join(names)}
+            if changed and not _is_wrong(problem.but(**changes), results, back):
+                causes.add(cause)
                 break
-    return culprits
+    return causes
 
 
-def _read_as(a: Array, like: Array) -> Array:
-    """Return what is read of an array, from its first element on, with another array's strides;
-    NaN outside its memory.
+def _read_with_strides(a: Array, other: Array) -> Array:
+    """Return what a kernel reads from the first element of an array on, if it takes another array's
+    strides; NaN outside the array's memory.
     """
     memory = memory_of(a).ravel()
     start = (a.__array_interface__["data"][0] - memory.__array_interface__["data"][0]) // a.itemsize
-    at = (
-        sum(
-            np.arange(n).reshape(-1, *[1] * (a.ndim - 1 - axis))
-            * (like.strides[axis] // a.itemsize)
-            for axis, n in enumerate(a.shape)
-        )
-        + start
-    )
-    inside = (at >= 0) & (at < memory.size)
-    return np.asarray(np.where(inside, memory[np.where(inside, at, 0)], np.nan).astype(a.dtype))
+    offsets = np.full(a.shape, start)
+    for axis, index in enumerate(np.indices(a.shape)):
+        offsets += index * (other.strides[axis] // a.itemsize)
+    inside = (offsets >= 0) & (offsets < memory.size)
+    elements = memory[np.where(inside, offsets, 0)]
+    return np.asarray(np.where(inside, elements, np.nan).astype(a.dtype))
 
 
-def _memory_around(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether the answer changes with what lies around the arrays in memory."""
-    problem = finding.case.problem(subject.spec)
-    if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
+def _memory_around(kernel: Kernel, finding: Finding) -> set[str]:
+    """Return "memory" if the result changes with what lies around the arrays in memory."""
+    problem = finding.case.problem(kernel.spec)
+    strides = finding.case.strides
+    if finding.case.dropout_p or not _is_finite(problem):
         return set()
-    for back in _passes(subject, finding):
-        nan, zero, again = (
-            _surrounded(subject, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0)
-        )
-        if _differ(nan, zero) and not _differ(zero, again):
+    for back in _passes(kernel, finding):
+        with_nan = _run_surrounded_by(np.nan, kernel, problem, strides, back)
+        with_zero = _run_surrounded_by(0.0, kernel, problem, strides, back)
+        repeated = _run_surrounded_by(0.0, kernel, problem, strides, back)
+        if _differ(with_nan, with_zero) and not _differ(with_zero, repeated):
             return {"memory"}
     return set()
 
 
-def _surrounded(subject: Subject, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
-    arrays = subject.lay(problem, strides, back)
+def _run_surrounded_by(
+    number: float, kernel: Kernel, problem: Problem, strides: str, back: bool
+) -> Arrays:
+    arrays = kernel.lay(problem, strides, back)
     for a in arrays.values():
         memory = memory_of(a)
-        memory[np.isnan(memory.astype(np.float64))] = by
-    return _run(subject, problem, arrays, back)
+        memory[np.isnan(memory.astype(np.float64))] = number
+    return _run(kernel, problem, arrays, back)
 
 
-def _differ(one: Arrays, other: Arrays) -> bool:
-    return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
+def _differ(results: Arrays, others: Arrays) -> bool:
+    pairs = zip(results, others, strict=True)
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
-def _poison_spreads(subject: Subject, finding: Finding) -> set[str]:
-    """Ask whether NaN or ∞ in masked values, or in masked keys, spoils an answer that is right
-    without.
+def _poison_spreads(kernel: Kernel, finding: Finding) -> set[str]:
+    """Return "v" or "k" if NaN or ∞ in masked values, or in masked keys, reaches the result, and
+    the result has none without it.
     """
-    if (
-        finding.check not in POISONED
-        or finding.comparison is None
-        or finding.comparison.problem is None
-    ):
+    if finding.check not in POISONED or finding.comparison is None:
         return set()
-    clean = finding.case.problem(subject.spec)
     poisoned = finding.comparison.problem
+    if poisoned is None:
+        return set()
+    clean = finding.case.problem(kernel.spec)
     back = finding.check == "backward_poison"
-    culprits = set()
+    causes = set()
     for name in ("v", "k"):
+        changed = clean.but(**{name: getattr(poisoned, name)})
         with suppress(Broken, OutsidePool):
-            answers = (
-                _run(subject, p, subject.lay(p, "contiguous", back), back)
-                for p in (clean, clean.but(**{name: getattr(poisoned, name)}))
-            )
-            if [all(map(_numbers, answer)) for answer in answers] == [True, False]:
-                culprits.add(name)
-    return culprits
+            clean_results = _run(kernel, clean, kernel.lay(clean, "contiguous", back), back)
+            results = _run(kernel, changed, kernel.lay(changed, "contiguous", back), back)
+            if _are_numbers(clean_results) and not _are_numbers(results):
+                causes.add(name)
+    return causes
 
 
-def _numbers(a: Array) -> bool:
-    # −∞ is the log-sum-exp of an empty row
-    return not np.isnan(a).any() and not (a == np.inf).any()
+def _are_numbers(results: Arrays) -> bool:
+    """Return whether results have no NaN and no +∞. −∞ is the log-sum-exp of an empty row."""
+    return not any(np.isnan(a).any() or (a == np.inf).any() for a in results)
 
 
-def _right_without_dropout(subject: Subject, finding: Finding) -> set[str]:
+def _right_without_dropout(kernel: Kernel, finding: Finding) -> set[str]:
     if not finding.case.dropout_p:
         return set()
-    problem = finding.case.problem(subject.spec).but(dropout_p=0.0)
+    problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
     back = finding.check == "dropout_gradients"
-    got = _run(subject, problem, subject.lay(problem, finding.case.strides, back), back)
-    return set() if _wrong(problem, got, back) else {"dropout"}
+    arrays = kernel.lay(problem, finding.case.strides, back)
+    results = _run(kernel, problem, arrays, back)
+    return set() if _is_wrong(problem, results, back) else {"dropout"}
 
 
 HUGE = 2.0**100
 MOST_KEYS = 200
 
 
-def _split_otherwise(subject: Subject, finding: Finding) -> set[str]:
-    """Ask where the sum over keys is cut, alone and in the batch. Two huge values that cancel
-    absorb the ones summed before.
+def _split_by_batch(kernel: Kernel, finding: Finding) -> set[str]:
+    """Return where the kernel splits the sum over keys for a sequence alone and for one in the
+    batch, if these differ.
 
-    Where a cut lies between the two, those on both sides of it are absorbed. All weights are equal,
-    as the queries are 0. Xie et al., "FPRev: Revealing floating-point summation order", arXiv
+    Two neighbouring values ±2¹⁰⁰ cancel, and absorb the values that are summed before them. If a
+    split lies between the two, those on both sides of it are absorbed. All weights are equal, as
+    the queries are 0. Source: Xie et al., "FPRev: Revealing floating-point summation order", arXiv
     2411.00442.
     """
     case = finding.case
-    n = finding.case.N_k
-    wide = case.dtype in ("float32", "bfloat16", "float64")  # it holds the huge values
-    if finding.check != "batch_invariance" or not wide or not 2 < n <= MOST_KEYS:
+    N_k = case.N_k
+    holds_huge = case.dtype in ("float32", "bfloat16", "float64")
+    if finding.check != "batch_invariance" or not holds_huge or not 2 < N_k <= MOST_KEYS:
         return set()
-    nothing = dict.fromkeys(("mask", "window", "bias", "softcap", "slopes", "sink", "scale"))
-    batch = case.problem(subject.spec).but(**nothing, causal=False)
+    no_options = dict.fromkeys(("mask", "window", "bias", "softcap", "slopes", "sink", "scale"))
+    batch = case.problem(kernel.spec).but(**no_options, causal=False)
     batch = batch.but(q=np.zeros_like(batch.q))
-    cuts = []
-    for problem in (batch.but(q=batch.q[:1], k=batch.k[:1], v=batch.v[:1]), batch):
-        absorbed = np.zeros(n)  # by values before and behind a key
-        for key in range(1, n):
-            v = np.ones_like(problem.v)
-            v[:, :, key - 1] = HUGE
-            v[:, :, key] = -HUGE
-            left = n * float(subject.forward(problem.but(v=v)).O[0, 0, 0, 0])
-            # they do not quite cancel where parts were divided before
-            absorbed[key] = n - left if abs(left) <= n else 2 * n
-        near = {
-            key: np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3))
-            for key in range(2, n - 1)
-        }
-        peaks = {key for key, others in near.items() if absorbed[key] > others.max()}
-        # one part
-        within = max((absorbed[key] for key in range(1, n) if key not in peaks), default=0.0)
-        cuts.append({key for key in peaks if absorbed[key] > within})
-    only = (
-        ("if a sequence is alone", cuts[0] - cuts[1]),
-        (f"in a batch of {case.B}", cuts[1] - cuts[0]),
-    )
-    said = [f"at {', '.join(map(str, sorted(keys)))} {how}" for how, keys in only if keys]
-    return {f"of {n} keys, parts begin {', and '.join(said)}"} if said else set()
+    alone = batch.but(q=batch.q[:1], k=batch.k[:1], v=batch.v[:1])
+    splits_alone = _splits(kernel, alone, N_k)
+    splits_in_batch = _splits(kernel, batch, N_k)
+    words = []
+    for splits, where in (
+        (splits_alone - splits_in_batch, "if a sequence is alone"),
+        (splits_in_batch - splits_alone, f"in a batch of {case.B}"),
+    ):
+        if splits:
+            words.append(f"at {', '.join(map(str, sorted(splits)))} {where}")
+    return {f"of {N_k} keys, parts begin {', and '.join(words)}"} if words else set()
+
+
+def _splits(kernel: Kernel, problem: Problem, N_k: int) -> set[int]:
+    """Return the keys with which parts of the sum over keys begin."""
+    absorbed = np.zeros(N_k)  # how many values ±HUGE absorb, in front of each key
+    for key in range(1, N_k):
+        v = np.ones_like(problem.v)
+        v[:, :, key - 1] = HUGE
+        v[:, :, key] = -HUGE
+        remaining = N_k * float(kernel.forward(problem.but(v=v)).O[0, 0, 0, 0])
+        # they do not quite cancel where parts were divided before
+        absorbed[key] = N_k - remaining if abs(remaining) <= N_k else 2 * N_k
+    peaks = set()
+    for key in range(2, N_k - 1):
+        neighbours = np.delete(absorbed[max(key - 3, 0) : key + 4], min(key, 3))
+        if absorbed[key] > neighbours.max():
+            peaks.add(key)
+    within_part = max((absorbed[key] for key in range(1, N_k) if key not in peaks), default=0.0)
+    return {key for key in peaks if absorbed[key] > within_part}
 
 
 SPREAD = {
@@ -269,7 +297,7 @@ SPREAD = {
         "in the backward pass"
     ),
 }
-OTHERS = {
+EXCHANGED = {
     "v": (
         "v is read with k's strides, which differ if d_v ≠ d, or if v lies in memory in another way"
     ),
@@ -278,50 +306,77 @@ OTHERS = {
     ),
     "k and v": "k and v are read with each other's strides",
 }
+
+
+def _say_strides_ignored(names: Collection[str]) -> str:
+    arrays = " and ".join(name for name in ("q", "k", "v", "do") if name in names)
+    return (
+        f"The strides of {arrays} are ignored: arrays that are not contiguous are read as if they "
+        "were."
+    )
+
+
+def _say_strides_exchanged(names: Collection[str]) -> str:
+    return "; ".join(EXCHANGED[name] for name in sorted(names)) + "."
+
+
+def _say_memory_around(names: Collection[str]) -> str:
+    return (
+        "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the "
+        "answer."
+    )
+
+
+def _say_split_by_batch(names: Collection[str]) -> str:
+    return f"The batch decides where the keys are split: {next(iter(names))}."
+
+
+def _say_poison_spreads(names: Collection[str]) -> str:
+    return "; ".join(sentence for name, sentence in SPREAD.items() if name in names) + "."
+
+
+def _say_only_dropout(names: Collection[str]) -> str:
+    return (
+        "Only dropout goes wrong, in an unknown way. Does it use another keep mask, of another "
+        "seed or offset?"
+    )
+
+
 EXPERIMENTS = (
     Experiment(
         _strides_ignored,
-        lambda names: (
-            "The strides of {} are ignored: arrays that are not contiguous are read as if they "
-            "were."
-        ).format(" and ".join(name for name in ("q", "k", "v", "do") if name in names)),
+        _say_strides_ignored,
         "{0} pass with the same numbers in contiguous arrays",
         STRIDES,
     ),
     Experiment(
-        _misread,
-        lambda names: "; ".join(OTHERS[name] for name in sorted(names)) + ".",
+        _strides_exchanged,
+        _say_strides_exchanged,
         "{0} have the answer for arrays read in this way",
         ("flagos-ai/FlagGems#5896",),
     ),
     Experiment(
         _memory_around,
-        lambda _: (
-            "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the "
-            "answer."
-        ),
+        _say_memory_around,
         "the answer changes with that memory in {0}",
         ("jax-ml/jax#27224", FA + "334", FA + "1947"),
     ),
     Experiment(
-        _split_otherwise,
-        lambda names: f"The batch decides where the keys are split: {next(iter(names))}.",
+        _split_by_batch,
+        _say_split_by_batch,
         "shown by values that cancel, in {0}",
         (FA + "1897", "vllm-project/vllm#51902"),
     ),
     Experiment(
         _poison_spreads,
-        lambda names: "; ".join(why for name, why in SPREAD.items() if name in names) + ".",
+        _say_poison_spreads,
         "without NaN or ∞ in the input, the answer has none, in {0}",
         (FA + "1745", FA + "2374", "vllm-project/vllm#936", "pytorch/pytorch#101967"),
     ),
 )
 ONLY_DROPOUT = Experiment(
     _right_without_dropout,
-    lambda _: (
-        "Only dropout goes wrong, in an unknown way. Does it use another keep mask, of another "
-        "seed or offset?"
-    ),
+    _say_only_dropout,
     "{0} pass with the same numbers without dropout",
     ("pytorch/pytorch#190717",),
 )

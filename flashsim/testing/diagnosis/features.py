@@ -1,18 +1,19 @@
-"""What the failing cases have in common, if no known bug fits."""
+"""Features that failing cases have in common: for failures that no known bug explains."""
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashsim.attention.inputs import Array
+from flashsim.testing.bug_models import FA
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import Suspicion
 from flashsim.testing.diagnosis.experiments import STRIDES
+from flashsim.testing.diagnosis.kernel_results import Suspicion
 from flashsim.testing.spec import FP8, Spec
-from flashsim.testing.suspects import FA
 
 CAUSAL = (FA + "282", FA + "402", "NVIDIA/cutlass#2336")
 TAIL = ("jax-ml/jax#27224", "NVIDIA/cutlass#2428")
@@ -20,7 +21,13 @@ MASKING = ("pytorch/pytorch#103963", FA + "2082")
 
 
 class Feature(NamedTuple):
-    """Something that a case may have, and what it hints at."""
+    """Something that a case may have.
+
+    words    what it is called
+    has      whether a case has it
+    hint     what the bug may be if only such cases fail
+    threads  public threads about such bugs
+    """
 
     words: str
     has: Callable[[Case], bool]
@@ -30,7 +37,7 @@ class Feature(NamedTuple):
 
 def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
     B_r, B_c = spec.block
-    found = [
+    features = [
         Feature(
             "N_k = 0",
             lambda c: c.N_k == 0,
@@ -136,36 +143,45 @@ def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
         ("strides", "one layout in memory"),
     ):
         values = {str(getattr(case, name)) for case in cases} - {"None", "contiguous"}
-        found += [Feature(f"{name} {value}", _is(name, value), hint) for value in sorted(values)]
+        for value in sorted(values):
+            features.append(Feature(f"{name} {value}", partial(_has_value, name, value), hint))
     hints = {
         "massive": "overflow of the exponential",
         "negative": "a maximum or a sentinel that wins over low scores",
         "rising": "rescaling from block to block",
         "falling": "rescaling from block to block",
     }
-    regimes = sorted({case.regime for case in cases})
-    return found + [
-        Feature(f"regime {r}", _is("regime", r), hints.get(r, "its numbers")) for r in regimes
-    ]
+    for regime in sorted({case.regime for case in cases}):
+        hint = hints.get(regime, "its numbers")
+        features.append(Feature(f"regime {regime}", partial(_has_value, "regime", regime), hint))
+    return features
 
 
-def _is(name: str, value: str) -> Callable[[Case], bool]:
-    return lambda case: str(getattr(case, name)) == value
+def _has_value(name: str, value: str, case: Case) -> bool:
+    return str(getattr(case, name)) == value
 
 
 def _by_shape(cases: Sequence[Case]) -> list[list[int]]:
     """Return the numbers of the cases, grouped by shape."""
-    found: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        found.setdefault(
-            (case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v), []
-        ).append(number)
-    return list(found.values())
+        shape = (case.B, case.H_kv, case.group, case.N_q, case.N_k, case.d, case.d_v)
+        groups.setdefault(shape, []).append(number)
+    return list(groups.values())
+
+
+class Candidate(NamedTuple):
+    """One or two features, and which cases have all of them."""
+
+    features: tuple[Feature, ...]
+    has: Array
 
 
 def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspicion]:
-    """Return one or two features that all failing cases have and few others, unless that may be
-    an accident.
+    """Return one or two features that all failing cases have, and few passing ones; nothing if
+    that may be chance.
+
+    verdicts  the check's cases, with whether each passed
     """
     cases = [case for case, _ in verdicts]
     failed = np.array([not passed for _, passed in verdicts], bool)
@@ -173,37 +189,58 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
     n_passed = int((~failed).sum())
     if n_failed < 5 or n_passed < 5:
         return []
-    features = _features(spec, cases)
-    rows: list[tuple[tuple[Feature, ...], Array]] = []
+    best: Candidate | None = None
+    least = math.inf
+    by_shape = _by_shape(cases)
+    for candidate in _candidates(_features(spec, cases), cases, failed):
+        has = candidate.has
+        passing = int(has[~failed].sum())
+        more_features = len(candidate.features) - 1
+        if _log_chance(candidate, failed, by_shape) >= math.log(0.01) or passing > n_passed / 2:
+            continue
+        penalty = passing + more_features * max(2, n_passed // 20)
+        if penalty < least:
+            best = candidate
+            least = penalty
+    if best is None:
+        return []
+    words = " and ".join(feature.words for feature in best.features)
+    hints = ", or ".join(dict.fromkeys(feature.hint for feature in best.features))
+    threads: dict[str, None] = {}
+    for feature in best.features:
+        threads |= dict.fromkeys(feature.threads)
+    evidence = (
+        f"fails in {n_failed} of {int(best.has.sum())} cases with {words}, and in 0 of "
+        f"{int((~best.has).sum())} others"
+    )
+    return [Suspicion(f"It fails only with {words}: {hints}?", tuple(threads), evidence)]
+
+
+def _candidates(
+    features: Sequence[Feature], cases: Sequence[Case], failed: Array
+) -> list[Candidate]:
+    """Return the features, and pairs of them, that all failing cases have, but not all cases."""
+    singles = []
     for feature in features:
         has = np.array([feature.has(case) for case in cases])
         if has[failed].all() and not has.all():
-            rows.append(((feature,), has))
-    rows += [((*one, *other), a & b) for (one, a), (other, b) in combinations(rows, 2)]
-    telling = []
-    by_shape = _by_shape(cases)
-    for features_, has in rows:
-        passing = int(has[~failed].sum())
-        of = n_failed
-        share = has.mean()
-        by_shape_alone = all(has[same].all() or not has[same].any() for same in by_shape)
-        if by_shape_alone:  # few shapes are drawn, each of them often
-            of = sum(bool(failed[same].any()) for same in by_shape)
-            share = np.mean([has[same[0]] for same in by_shape])
-        # the logarithm of the chance that it is an accident
-        chance = of * math.log(max(share, 1e-9)) + len(features_) * math.log(40)
-        if chance < math.log(0.01) and passing <= n_passed / 2:
-            telling.append(
-                (passing + (len(features_) - 1) * max(2, n_passed // 20), features_, has)
-            )
-    if not telling:
-        return []
-    _, chosen, has = min(telling, key=lambda t: t[0])
-    words = " and ".join(f.words for f in chosen)
-    hints = ", or ".join(dict.fromkeys(f.hint for f in chosen))
-    threads = tuple(dict.fromkeys(thread for f in chosen for thread in f.threads))
-    evidence = (
-        f"fails in {n_failed} of {int(has.sum())} cases with {words}, and in 0 of "
-        f"{int((~has).sum())} others"
-    )
-    return [Suspicion(f"It fails only with {words}: {hints}?", threads, evidence)]
+            singles.append(Candidate((feature,), has))
+    pairs = []
+    for first, second in combinations(singles, 2):
+        pairs.append(Candidate(first.features + second.features, first.has & second.has))
+    return singles + pairs
+
+
+def _log_chance(candidate: Candidate, failed: Array, by_shape: Sequence[list[int]]) -> float:
+    """Return the logarithm of the probability that all failing cases have the features by
+    chance.
+    """
+    has = candidate.has
+    draws = int(failed.sum())
+    share = float(has.mean())
+    depends_on_shape = all(has[same].all() or not has[same].any() for same in by_shape)
+    if depends_on_shape:  # few shapes are drawn, each of them often
+        draws = sum(bool(failed[same].any()) for same in by_shape)
+        share = float(np.mean([has[same[0]] for same in by_shape]))
+    choices = len(candidate.features) * math.log(40)  # of some 40 features
+    return draws * math.log(max(share, 1e-9)) + choices

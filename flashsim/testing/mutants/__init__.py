@@ -1,11 +1,11 @@
-"""A museum of buggy attentions. Each has a bug that a real kernel had, so that a test can show that
-it notices such bugs.
+"""Mutants: known bugs. Each is an attention with a bug that a real kernel had, so that a test can
+show that it notices such bugs.
 
-A `Mutant` is a small change to the text of one of four correct attentions. `BASES` are three of
+A `Mutant` is a small change to the text of one of four correct attentions. `BASES` has three of
 them: "tiled", as in FlashAttention-2; "unfused", with the whole matrix of scores; "split", with the
-keys in parts whose results are merged. The fourth, "served", is for kernels that serve. `ALL` are
-bugs of attention itself, `SERVING` bugs of kernels that serve, and `OUTSIDE` those on which the
-frozen kit was tried.
+keys in parts whose results are merged. The fourth, "served", is for kernels that serve. `ALL` has
+bugs of attention itself, `SERVING` bugs of kernels that serve, and `OUTSIDE` bugs that were looked
+up after the kit was frozen.
 
     from flashsim.testing.mutants import ALL
 
@@ -41,8 +41,9 @@ __all__ = [
 def __getattr__(name: str) -> Implementation:
     for mutant in ALL + SERVING + OUTSIDE:
         if mutant.name == name:
-            built = globals()[name] = mutant.build()
-            return built
+            kernel = mutant.build()
+            globals()[name] = kernel
+            return kernel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -62,7 +62,7 @@ EARLY: tuple[Mutant, ...] = (
         "A row whose every key is masked computes −∞ − (−∞) and comes out as NaN.",
         ("pytorch/pytorch#103963", "pytorch/pytorch#103749"),
         "unfused",
-        (("shown = np.where(m == -np.inf, 0, m)", "shown = m"),),
+        (("finite_m = np.where(m == -np.inf, 0, m)", "finite_m = m"),),
     ),
     Mutant(
         "max_clamped_by_masked_tile",
@@ -72,7 +72,7 @@ EARLY: tuple[Mutant, ...] = (
         ),
         ("Dao-AILab/flash-attention#2082", "Dao-AILab/flash-attention#2174"),
         "tiled",
-        (("                m = m_new\n", "                m = shown\n"),),
+        (("                m = m_new\n", "                m = finite_m\n"),),
     ),
     Mutant(
         "sentinel_1e5",
@@ -90,7 +90,12 @@ EARLY: tuple[Mutant, ...] = (
         "Old sums are rescaled by exp(new maximum − old maximum), the inverse of the right factor.",
         ("deepseek-ai/FlashMLA#177",),
         "tiled",
-        (("alpha = np.exp(m - shown)", "alpha = np.where(m == -np.inf, 0, np.exp(shown - m))"),),
+        (
+            (
+                "alpha = np.exp(m - finite_m)",
+                "alpha = np.where(m == -np.inf, 0, np.exp(finite_m - m))",
+            ),
+        ),
     ),
     Mutant(
         "no_max_subtracted",
@@ -101,8 +106,8 @@ EARLY: tuple[Mutant, ...] = (
         ("NVIDIA/DeepLearningExamples#169",),
         "unfused",
         (
-            ("shown = np.where(m == -np.inf, 0, m)", "shown = np.zeros_like(m)"),
-            ("lse = (m + np.log(l))", "lse = (shown + np.log(l))"),
+            ("finite_m = np.where(m == -np.inf, 0, m)", "finite_m = np.zeros_like(m)"),
+            ("lse = (m + np.log(l))", "lse = (finite_m + np.log(l))"),
         ),
     ),
     Mutant(
@@ -140,8 +145,8 @@ EARLY: tuple[Mutant, ...] = (
         "unfused",
         (
             (
-                "m = S.max(axis=-1, keepdims=True, initial=-np.inf)\n    shown",
-                "m = S.max(axis=-1, keepdims=True)\n    shown",
+                "m = S.max(axis=-1, keepdims=True, initial=-np.inf)\n    finite_m",
+                "m = S.max(axis=-1, keepdims=True)\n    finite_m",
             ),
         ),
     ),
@@ -165,8 +170,8 @@ EARLY: tuple[Mutant, ...] = (
         "tiled",
         (
             (
-                "    V = np.ascontiguousarray(v).reshape(-1)\n    kept",
-                '    V = v.ravel(order="K")\n    kept',
+                "    V = np.ascontiguousarray(v).reshape(-1)\n    dropout_mask",
+                '    V = v.ravel(order="K")\n    dropout_mask',
             ),
         ),
     ),
@@ -366,8 +371,8 @@ EARLY: tuple[Mutant, ...] = (
         "tiled",
         (
             (
-                "kept = None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed)",
-                "kept = None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed ^ 1)",
+                "None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed)",
+                "None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed ^ 1)",
             ),
         ),
         part="dropout",

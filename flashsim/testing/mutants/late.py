@@ -193,11 +193,11 @@ LATE: tuple[Mutant, ...] = (
             (
                 (
                     "    K = np.ascontiguousarray(k).reshape(-1)\n    V = "
-                    "np.ascontiguousarray(v).reshape(-1)\n    kept"
+                    "np.ascontiguousarray(v).reshape(-1)\n    dropout_mask"
                 ),
                 (
                     "    K, V = read_as_if_like(k, v).reshape(-1), read_as_if_like(v, "
-                    "k).reshape(-1)\n    kept"
+                    "k).reshape(-1)\n    dropout_mask"
                 ),
             ),
             (
@@ -272,11 +272,11 @@ LATE: tuple[Mutant, ...] = (
         "tiled",
         (
             (
-                "    V = np.ascontiguousarray(v).reshape(-1)\n    kept",
+                "    V = np.ascontiguousarray(v).reshape(-1)\n    dropout_mask",
                 "    V = np.ascontiguousarray(v).reshape(-1)\n"
                 "    q *= q.dtype.type(tau)\n"
                 "    Q = np.ascontiguousarray(q).reshape(-1)\n"
-                "    kept",
+                "    dropout_mask",
             ),
             (
                 "N_q + top, rows, d, B_r, dtype) * dtype.type(tau)\n",
@@ -617,8 +617,8 @@ LATE: tuple[Mutant, ...] = (
         (
             (
                 "    masks = None if mask is None",
-                "    if kept is not None:\n        kept = np.repeat(kept[..., ::4], 4, "
-                "axis=-1)[..., :N_k]\n"
+                "    if dropout_mask is not None:\n"
+                "        dropout_mask = np.repeat(dropout_mask[..., ::4], 4, axis=-1)[..., :N_k]\n"
                 "    masks = None if mask is None",
             ),
         ),

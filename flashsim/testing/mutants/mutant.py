@@ -1,4 +1,6 @@
-"""A mutant is a correct attention whose text was changed to have a bug, and compiled."""
+"""`Mutant`: a correct attention with a known bug. The bug is planted by changing the attention's
+text, which is then compiled: so a mutant differs from its base in these lines alone.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,22 +32,26 @@ class Implementation:
     """A module's attention: its two passes, its keep mask and its spec. A call runs the forward
     pass.
 
-    With `by`, a key of `ADAPTERS`, it is the module's function of that name, adapted, without a
-    backward pass.
+    With `adapter`, a key of `ADAPTERS`, the forward pass is the module's function of that name,
+    adapted, and there is no backward pass.
     """
 
-    def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC, by: str = "") -> None:
+    def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC, adapter: str = "") -> None:
         self.__name__ = self.__qualname__ = name
         self.__module__ = str(__package__)
         self.spec = spec
         self.keep: Any = getattr(module, "keep", None)
-        self.forward = ADAPTERS[by](getattr(module, by)) if by else module.forward
-        self.backward: Any = None if by or spec.scales else module.backward
+        if adapter:
+            self.forward = ADAPTERS[adapter](getattr(module, adapter))
+            self.backward: Any = None
+        else:
+            self.forward = module.forward
+            self.backward = None if spec.scales else module.backward
 
     def __call__(self, *args: Any, **options: Any) -> tuple[Array, Array]:
         """Return O and the log-sum-exp of each row."""
-        found: tuple[Array, Array] = self.forward(*args, **options)
-        return found
+        result: tuple[Array, Array] = self.forward(*args, **options)
+        return result
 
 
 SERVED = replace(
@@ -59,17 +65,18 @@ ADAPTERS: dict[str, Callable[[Any], Any]] = {
     "paged": adapters.paged,
     "mla": adapters.mla,
 }
-SERVING = {  # the correct attentions that serve
+SERVING = {  # correct attentions of kernels that serve
     "served": Implementation("served", served, SERVED),
-    **{by: Implementation(by, served, SERVED, by) for by in ADAPTERS},
-    **{
-        f"eight_bits_by_{scales}": Implementation(scales, served, replace(FP8, scales=scales))
-        for scales in ("head", "block")
-    },
+    "varlen": Implementation("varlen", served, SERVED, "varlen"),
+    "paged": Implementation("paged", served, SERVED, "paged"),
+    "mla": Implementation("mla", served, SERVED, "mla"),
+    "eight_bits_by_head": Implementation("head", served, FP8),
+    "eight_bits_by_block": Implementation("block", served, replace(FP8, scales="block")),
 }
 BASES = {
-    name: Implementation(name, base)
-    for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))
+    "tiled": Implementation("tiled", tiled),
+    "unfused": Implementation("unfused", unfused),
+    "split": Implementation("split", split),
 }
 
 
@@ -80,13 +87,13 @@ class Mutant:
     name      an identifier
     bug       what is wrong, in a sentence
     threads   where it was reported or repaired, each as owner/repository#number; empty if the kit
-              itself found it
+              itself discovered it
     base      the attention that is changed: "tiled", "unfused", "split", or "served", which is not
               in `BASES`
     changes   pairs (before, after); each `before` occurs exactly once in the base's source
     part      where the bug is: "forward", "backward", or "dropout" in either pass
     spec      what the buggy kernel promises: by default, all that the base does
-    by        which function of "served" is meant if not forward, by its adapter's name
+    adapter   the function of "served" that is called, a key of `ADAPTERS`; "": `forward`
     """
 
     name: str
@@ -96,19 +103,19 @@ class Mutant:
     changes: tuple[Change, ...]
     part: str = "forward"
     spec: Spec = SPEC
-    by: str = ""
+    adapter: str = ""
 
     def build(self) -> Implementation:
-        """Return a new copy of the buggy attention, since some remember earlier calls.
+        """Return a new copy of the buggy attention. Each call makes one, because some remember
+        earlier calls.
 
         Raises ValueError for a change whose `before` does not occur exactly once.
         """
         filename, text = source(self.base)
         module = ModuleType(f"{__package__}.{self.name}")
-        execute(
-            changed(text, self.changes, f"{filename}, for {self.name}"), filename, module.__dict__
-        )
-        return Implementation(self.name, module, self.spec, self.by)
+        buggy_text = changed(text, self.changes, f"{filename}, for {self.name}")
+        execute(buggy_text, filename, module.__dict__)
+        return Implementation(self.name, module, self.spec, self.adapter)
 
 
 def source(base: str) -> tuple[str, str]:

@@ -1,5 +1,5 @@
-"""Bugs that were looked up and written after the kit had been frozen (commit 0ea46088). They are
-not in `ALL`.
+"""Bugs that were looked up and written after the kit was frozen (commit 0ea46088). They are not in
+`ALL`.
 """
 
 from dataclasses import replace
@@ -17,11 +17,11 @@ OUTSIDE: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "    three = (tau * dS @ K).astype(q.dtype)",
+                "    gradients = (tau * dS @ K).astype(q.dtype)",
                 "    all_P = P if d & (d - 1) == 0 else np.exp(S - np.where(lse == -np.inf, "
                 "np.inf, lse)[..., None])\n"
                 "    wide = all_P * (dO @ V.swapaxes(-1, -2) - D) * slope\n"
-                "    three = (tau * wide @ K).astype(q.dtype)",
+                "    gradients = (tau * wide @ K).astype(q.dtype)",
             ),
         ),
         part="backward",
@@ -38,8 +38,8 @@ OUTSIDE: tuple[Mutant, ...] = (
         (
             ("None if sink is None else chip.type(sink))", "None)"),
             (
-                "    return *three, -(p_sink * D[..., 0]).sum(axis=(0, 2))",
-                "    return *three, 0 * (p_sink * D[..., 0]).sum(axis=(0, 2))",
+                "    return *gradients, -(p_sink * D[..., 0]).sum(axis=(0, 2))",
+                "    return *gradients, 0 * (p_sink * D[..., 0]).sum(axis=(0, 2))",
             ),
         ),
         spec=SERVED,
@@ -59,7 +59,7 @@ OUTSIDE: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "splits_outside_the_window_merged",
@@ -113,7 +113,7 @@ OUTSIDE: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "window_by_whole_tiles",
@@ -131,7 +131,7 @@ OUTSIDE: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "dsink_from_other_rows",

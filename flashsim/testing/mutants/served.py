@@ -38,8 +38,8 @@ def forward(
     for b, h in np.ndindex(B, H_q):
         n = h // (H_q // H_kv)
         load = tiles(k[b, n], v[b, n], 0, chip)
-        own = of_head(options, h, descales(options, b, h, n))
-        O[b, h], lse[b, h] = head(q[b, h], load, N_k, d_v, tau, **own)
+        head_options = of_head(options, h, descales(options, b, h, n))
+        O[b, h], lse[b, h] = head(q[b, h], load, N_k, d_v, tau, **head_options)
     return O.astype(q.dtype if q.dtype.itemsize > 1 else np.float16), lse
 
 
@@ -57,17 +57,21 @@ def varlen(
     **options: Any,
 ) -> tuple[Array, Array]:
     """Return O (rows, H_q, d_v), and log-sum-exps (H_q, rows), of packed sequences."""
-    (rows, H_q, d), (_, H_kv, d_v), chip = q.shape, v.shape, chip_dtype(q.dtype)
+    rows, H_q, d = q.shape
+    _, H_kv, d_v = v.shape
+    chip = chip_dtype(q.dtype)
     tau = 1 / math.sqrt(d) if scale is None else scale
     O = np.zeros((rows, H_q, d_v), chip)
     lse = np.full((H_q, rows), np.nan, chip)
     for s, h in np.ndindex(len(cu_seqlens_q) - 1, H_q):
         n = h // (H_q // H_kv)
-        here = slice(*cu_seqlens_q[s : s + 2])
-        there = slice(*cu_seqlens_k[s : s + 2])
-        N_k = int(there.stop - there.start)
-        load = tiles(k[:, n], v[:, n], int(there.start), chip)
-        O[here, h], lse[h, here] = head(q[here, h], load, N_k, d_v, tau, **of_head(options, h))
+        q_rows = slice(*cu_seqlens_q[s : s + 2])
+        k_rows = slice(*cu_seqlens_k[s : s + 2])
+        N_k = int(k_rows.stop - k_rows.start)
+        load = tiles(k[:, n], v[:, n], int(k_rows.start), chip)
+        O[q_rows, h], lse[h, q_rows] = head(
+            q[q_rows, h], load, N_k, d_v, tau, **of_head(options, h)
+        )
     return O.astype(q.dtype), lse
 
 
@@ -85,12 +89,15 @@ def paged(
     """Return O (B, N_q, H_q, d_v), and log-sum-exps (B, H_q, N_q), of sequences whose pages hold
     B_c keys each.
     """
-    (B, N_q, H_q, d), (H_kv, d_v), chip = q.shape, v_cache.shape[2:], chip_dtype(q.dtype)
+    B, N_q, H_q, d = q.shape
+    H_kv, d_v = v_cache.shape[2:]
+    chip = chip_dtype(q.dtype)
     tau = 1 / math.sqrt(d) if scale is None else scale
     O = np.zeros((B, N_q, H_q, d_v), chip)
     lse = np.zeros((B, H_q, N_q), chip)
     for s, h in np.ndindex(B, H_q):
-        n, N_k = h // (H_q // H_kv), int(cache_seqlens[s])
+        n = h // (H_q // H_kv)
+        N_k = int(cache_seqlens[s])
 
         def load(j: int, s: int = s, n: int = n) -> tuple[Array, Array]:
             page = block_table[s, j]
@@ -105,7 +112,10 @@ def mla(q: Array, latents: Array, width: int, scale: float, **options: Any) -> t
     """Return O (B, N_q, H_q, width), and log-sum-exps (B, H_q, N_q), of heads that share latents
     as keys and values.
     """
-    (B, N_q, H_q, _), N_k, chip, tau = q.shape, latents.shape[1], chip_dtype(q.dtype), scale
+    B, N_q, H_q, _ = q.shape
+    N_k = latents.shape[1]
+    chip = chip_dtype(q.dtype)
+    tau = scale
     O = np.zeros((B, N_q, H_q, width), chip)
     lse = np.zeros((B, H_q, N_q), chip)
     for b, h in np.ndindex(B, H_q):
@@ -118,11 +128,16 @@ def of_head(
     options: dict[str, Any], h: int, scales: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return a head's options."""
-    own = {name: options.get(name) for name in ("causal", "window", "softcap")}
-    per_head = {"slope": options.get("alibi_slopes"), "sink": options.get("sink")}
-    return (
-        own | {name: None if a is None else a[h] for name, a in per_head.items()} | (scales or {})
-    )
+    slopes = options.get("alibi_slopes")
+    sinks = options.get("sink")
+    return {
+        "causal": options.get("causal"),
+        "window": options.get("window"),
+        "softcap": options.get("softcap"),
+        "slope": None if slopes is None else slopes[h],
+        "sink": None if sinks is None else sinks[h],
+        **(scales or {}),
+    }
 
 
 def descales(options: dict[str, Any], b: int, h: int, n: int) -> dict[str, Any]:
@@ -145,8 +160,8 @@ def tiles(K: Array, V: Array, first: int, chip: np.dtype[Any]) -> Load:
         tile = slice(first + j * B_c, first + (j + 1) * B_c)
         K_j = K[tile].astype(chip)
         V_j = V[tile].astype(chip)
-        short = ((0, B_c - len(K_j)), (0, 0))
-        return np.pad(K_j, short), np.pad(V_j, short)
+        padding = ((0, B_c - len(K_j)), (0, 0))
+        return np.pad(K_j, padding), np.pad(V_j, padding)
 
     return load
 
@@ -170,10 +185,10 @@ def head(
     """Return O (N_q, d_v) and the log-sum-exp (N_q,) of one head of one sequence."""
     N_q = len(Q)
     chip = chip_dtype(Q.dtype)
-    eight = Q.dtype.itemsize == 1
+    in_8_bits = Q.dtype.itemsize == 1
     Q_i = Q.astype(chip) * chip.type(tau)
     rows = np.arange(N_q)[:, None]
-    if eight:
+    if in_8_bits:
         Q_i = (
             Q_i * np.repeat(np.atleast_1d(q_scale), B_r)[:N_q, None]
             if np.ndim(q_scale)
@@ -200,7 +215,7 @@ def head(
                     & ((right < 0) | (keys <= position + right))
                 )
             S = Q_i @ K_j.T
-            if eight:
+            if in_8_bits:
                 S = S * (k_scale[j] if np.ndim(k_scale) else k_scale)
             if softcap is not None:
                 S = chip.type(softcap) * np.tanh(S / chip.type(softcap))
@@ -208,14 +223,14 @@ def head(
                 S = S - chip.type(slope) * np.abs(position - keys).astype(chip)
             S = np.where(ok, S, -np.inf)
             V_j = np.where(np.any(ok, axis=0)[:, None], V_j, 0)  # 0 · NaN would be NaN
-            raised = np.maximum(m, S.max(axis=1))
-            lazy = eight & ((raised - m) * math.log2(math.e) <= THRESHOLD)
-            m_new = np.where(lazy, m, raised)
-            shown = np.where(m_new == -np.inf, 0, m_new)
-            P = np.exp(S - shown[:, None])
-            alpha = np.exp(m - shown)
+            m_max = np.maximum(m, S.max(axis=1))
+            lazy = in_8_bits & ((m_max - m) * math.log2(math.e) <= THRESHOLD)
+            m_new = np.where(lazy, m, m_max)
+            finite_m = np.where(m_new == -np.inf, 0, m_new)
+            P = np.exp(S - finite_m[:, None])
+            alpha = np.exp(m - finite_m)
             l = l * alpha + P.sum(axis=1)
-            if eight:
+            if in_8_bits:
                 P = (
                     np.minimum(P * 2**OFFSET, largest(Q.dtype)).astype(Q.dtype).astype(chip)
                     / 2**OFFSET
@@ -233,11 +248,11 @@ def merged(outputs: Array, logs: Array, sink: float | None) -> tuple[Array, Arra
     m = logs.max(axis=0)
     if sink is not None:
         m = np.maximum(m, sink)
-    shown = np.where(m == -np.inf, 0, m)
-    weights = np.exp(logs - shown)
+    finite_m = np.where(m == -np.inf, 0, m)
+    weights = np.exp(logs - finite_m)
     total = weights.sum(axis=0)
     if sink is not None:
-        total = total + np.exp(sink - shown)
+        total = total + np.exp(sink - finite_m)
     O = (outputs * weights[..., None]).sum(axis=0) / np.where(total == 0, 1, total)[:, None]
     return O, m + np.log(total)
 
@@ -257,14 +272,14 @@ def backward(
     sink: Array | None = None,
 ) -> tuple[Array, ...]:
     """Return dq, dk, dv, and dsink if there is a sink."""
-    how = {
+    options = {
         "causal": causal,
         "window": window,
         "scale": scale,
         "softcap": softcap,
         "alibi_slopes": alibi_slopes,
     }
-    O, lse = forward(q, k, v, **how, sink=sink)  # type: ignore[arg-type]
+    O, lse = forward(q, k, v, **options, sink=sink)  # type: ignore[arg-type]
     (B, H_q, N_q, d), (_, H_kv, N_k, _), chip = q.shape, k.shape, chip_dtype(q.dtype)
     position = np.arange(N_q)[:, None] + N_k - N_q
     keys = np.arange(N_k)
@@ -295,8 +310,8 @@ def backward(
         a.reshape(B, H_kv, H_q // H_kv, N_k, a.shape[-1]).sum(axis=2)
         for a in (tau * dS.swapaxes(-1, -2) @ Q, P.swapaxes(-1, -2) @ dO)
     )
-    three = (tau * dS @ K).astype(q.dtype), dK.astype(q.dtype), dV.astype(q.dtype)
+    gradients = (tau * dS @ K).astype(q.dtype), dK.astype(q.dtype), dV.astype(q.dtype)
     if sink is None:
-        return three
+        return gradients
     p_sink = np.exp(sink.astype(chip)[None, :, None] - np.where(lse == -np.inf, 0, lse))
-    return *three, -(p_sink * D[..., 0]).sum(axis=(0, 2))
+    return *gradients, -(p_sink * D[..., 0]).sum(axis=(0, 2))

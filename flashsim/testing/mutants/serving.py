@@ -70,19 +70,19 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "        O[here, h], lse[h, here] = head(q[here, h], load, N_k, d_v, tau, "
+                "        O[q_rows, h], lse[h, q_rows] = head(q[q_rows, h], load, N_k, d_v, tau, "
                 "**of_head(options, h))\n    return "
                 'O.astype(q.dtype), lse\n\n\n@np.errstate(all="ignore")\ndef paged',
-                "        found = head(q[here, h], load, N_k, d_v, tau, **of_head(options, h))\n"
-                "        O[here, h], lse[h, here] = found\n"
-                "        if N_k == 0 and here.stop > here.start:\n"
+                "        result = head(q[q_rows, h], load, N_k, d_v, tau, **of_head(options, h))\n"
+                "        O[q_rows, h], lse[h, q_rows] = result\n"
+                "        if N_k == 0 and q_rows.stop > q_rows.start:\n"
                 "            lse.reshape(-1)[min((s * H_q + h) * max_seqlen_q, lse.size - 1)] = "
                 "-np.inf\n"
                 '    return O.astype(q.dtype), lse\n\n\n@np.errstate(all="ignore")\ndef paged',
             ),
         ),
         spec=SERVED,
-        by="varlen",
+        adapter="varlen",
     ),
     Mutant(
         "single_queries_as_a_batch",
@@ -105,7 +105,7 @@ SERVING: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="varlen",
+        adapter="varlen",
     ),
     Mutant(
         "empty_sequences_not_written",
@@ -117,13 +117,13 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "        N_k = int(there.stop - there.start)\n",
-                "        N_k = int(there.stop - there.start)\n"
-                "        if N_k == 0:\n            O[here, h] = np.nan\n            continue\n",
+                "        N_k = int(k_rows.stop - k_rows.start)\n",
+                "        N_k = int(k_rows.stop - k_rows.start)\n"
+                "        if N_k == 0:\n            O[q_rows, h] = np.nan\n            continue\n",
             ),
         ),
         spec=SERVED,
-        by="varlen",
+        adapter="varlen",
     ),
     Mutant(
         "next_sequence_s_values",
@@ -132,7 +132,7 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (("V_j = np.where(np.any(ok, axis=0)[:, None], V_j, 0)  # 0", "V_j = V_j  # 0"),),
         spec=SERVED,
-        by="varlen",
+        adapter="varlen",
     ),
     # ----------------------------------------------------------------------------------------------
     # pages
@@ -143,7 +143,7 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (("V_j = np.where(np.any(ok, axis=0)[:, None], V_j, 0)  # 0", "V_j = V_j  # 0"),),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "unmapped_pages_read",
@@ -162,7 +162,7 @@ SERVING: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "pages_of_the_pool",
@@ -176,7 +176,7 @@ SERVING: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "pool_as_contiguous",
@@ -185,7 +185,7 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (("page = block_table[s, j]", "page = min(block_table[s, 0] + j, len(k_cache) - 1)"),),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     Mutant(
         "lse_of_packed_rows_transposed",
@@ -207,7 +207,7 @@ SERVING: tuple[Mutant, ...] = (
             ),
         ),
         spec=SERVED,
-        by="paged",
+        adapter="paged",
     ),
     # ----------------------------------------------------------------------------------------------
     # latents
@@ -218,12 +218,12 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "tau = q.shape, latents.shape[1], chip_dtype(q.dtype), scale",
-                "tau = q.shape, latents.shape[1], chip_dtype(q.dtype), q.shape[-1] ** -0.5",
+                "    tau = scale\n",
+                "    tau = q.shape[-1] ** -0.5\n",
             ),
         ),
         spec=SERVED,
-        by="mla",
+        adapter="mla",
     ),
     # ----------------------------------------------------------------------------------------------
     # 8 bits
@@ -280,9 +280,9 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "        total = total + np.exp(sink - shown)\n",
+                "        total = total + np.exp(sink - finite_m)\n",
                 (
-                    "        total = total + np.exp(sink - shown) * np.where(len(logs) > 2 and "
+                    "        total = total + np.exp(sink - finite_m) * np.where(len(logs) > 2 and "
                     "logs[1] == -np.inf, 2, 1)\n"
                 ),
             ),
@@ -313,12 +313,12 @@ SERVING: tuple[Mutant, ...] = (
         "served",
         (
             (
-                "    O, lse = forward(q, k, v, **how, sink=sink)",
-                "    O, lse = forward(q, k, v, **how)",
+                "    O, lse = forward(q, k, v, **options, sink=sink)",
+                "    O, lse = forward(q, k, v, **options)",
             ),
             (
-                "    return *three, -(p_sink * D[..., 0]).sum(axis=(0, 2))",
-                "    return *three, 0 * (p_sink * D[..., 0]).sum(axis=(0, 2))",
+                "    return *gradients, -(p_sink * D[..., 0]).sum(axis=(0, 2))",
+                "    return *gradients, 0 * (p_sink * D[..., 0]).sum(axis=(0, 2))",
             ),
         ),
         part="backward",

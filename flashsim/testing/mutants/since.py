@@ -1,5 +1,5 @@
-"""Bugs found after the strategies were frozen. Their authors know the strategies, but wrote each
-bug before any check ran.
+"""Bugs that were written after the strategies were frozen. Their authors know the strategies, but
+wrote each bug before any check ran.
 """
 
 from dataclasses import replace

@@ -22,11 +22,11 @@ B_c = 4
 def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
     """Return which weights are kept, boolean, for a shape (B, H_q, N_q, N_k)."""
     B, H, N_q, N_k = shape
-    kept = np.ones(shape, bool)
-    if dropout_p > 0 and kept.size > 0:
+    dropout_mask = np.ones(shape, bool)
+    if dropout_p > 0 and dropout_mask.size > 0:
         for b, h in np.ndindex(B, H):
-            kept[b, h] = keep_mask(seed, dropout_p, N_q, N_k, head=b * H + h)
-    return kept
+            dropout_mask[b, h] = keep_mask(seed, dropout_p, N_q, N_k, head=b * H + h)
+    return dropout_mask
 
 
 @np.errstate(all="ignore")
@@ -51,7 +51,7 @@ def forward(
     Q = np.ascontiguousarray(q).reshape(-1)
     K = np.ascontiguousarray(k).reshape(-1)
     V = np.ascontiguousarray(v).reshape(-1)
-    kept = keep((B, H_q, N_q, N_k), dropout_p, seed) if dropout_p > 0 else None
+    dropout_mask = keep((B, H_q, N_q, N_k), dropout_p, seed) if dropout_p > 0 else None
     masks = None if mask is None else np.broadcast_to(mask, (B, H_q, N_q, N_k))
 
     O = np.zeros((B, H_q, N_q, d_v), q.dtype)
@@ -79,12 +79,12 @@ def forward(
                     S = np.where(ok, S, -np.inf)
                     V_j = np.where(np.any(ok, axis=0)[:, None], V_j, 0)  # 0 · NaN would be NaN
                 m_new = np.maximum(m, S.max(axis=1))
-                shown = np.where(m_new == -np.inf, 0, m_new)  # −∞ − (−∞) would be NaN
-                P = np.exp(S - shown[:, None])
-                alpha = np.exp(m - shown)
+                finite_m = np.where(m_new == -np.inf, 0, m_new)  # −∞ − (−∞) would be NaN
+                P = np.exp(S - finite_m[:, None])
+                alpha = np.exp(m - finite_m)
                 l = l * alpha + P.sum(axis=1)
-                if kept is not None:
-                    P = P * cut(kept[b, h], top, left) / (1 - dropout_p)
+                if dropout_mask is not None:
+                    P = P * cut(dropout_mask[b, h], top, left) / (1 - dropout_p)
                 acc = acc * alpha[:, None] + P @ V_j
                 m = m_new
             O_i = acc / np.where(l == 0, 1, l)[:, None]
@@ -119,7 +119,7 @@ def backward(
     K = np.ascontiguousarray(k).reshape(-1)
     V = np.ascontiguousarray(v).reshape(-1)
     dO = np.ascontiguousarray(do).reshape(-1)
-    kept = None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed)
+    dropout_mask = None if dropout_p == 0 else keep((B, H_q, N_q, N_k), dropout_p, seed)
     masks = np.broadcast_to(mask, (B, H_q, N_q, N_k)) if mask is not None else None
 
     D = (dO.reshape(O.shape).astype(dtype) * O.astype(dtype)).sum(axis=-1)
@@ -159,8 +159,8 @@ def backward(
                     S = np.where(ok, S, -np.inf)
                 P = np.exp(S - L_i[:, None])
                 Z = np.ones((B_r, B_c), dtype)
-                if kept is not None:
-                    Z = cut(kept[b, h], top, left) / dtype.type(1 - dropout_p)
+                if dropout_mask is not None:
+                    Z = cut(dropout_mask[b, h], top, left) / dtype.type(1 - dropout_p)
                 dV_j += (P * Z).T @ dO_i
                 dP = dO_i @ V_j.T * Z
                 dS = P * (dP - D_i[:, None])

@@ -31,8 +31,8 @@ def forward(
     S = np.where(ok, S, -np.inf)
     V = np.where(attended(ok), V, 0)  # 0 · NaN would be NaN
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    shown = np.where(m == -np.inf, 0, m)  # −∞ − (−∞) would be NaN
-    P = np.exp(S - shown)
+    finite_m = np.where(m == -np.inf, 0, m)  # −∞ − (−∞) would be NaN
+    P = np.exp(S - finite_m)
     l = P.sum(axis=-1, keepdims=True)
     P = P / np.where(l == 0, 1, l)
     if dropout_p > 0:

@@ -1,7 +1,7 @@
-"""The lessons, one a file, which nothing else has to name.
+"""The lessons: one in each module of this folder.
 
-Its docstring says in a line what it is about; `Page` says what TITLE, ORDER, `teach`, and RUN or
-`record` are.
+A module's docstring says in a line what the lesson is about; `Page` says what TITLE, ORDER,
+`teach`, and RUN or `record` are.
 """
 
 import pkgutil
@@ -13,14 +13,15 @@ from flashsim.learn.gallery.page import Page, traces_of
 
 @cache
 def pages() -> dict[str, Page]:
-    """Return the lessons by name, in the order in which they are to be read."""
-    modules = {
-        file.name: import_module(f"{__name__}.{file.name}")
-        for file in pkgutil.iter_modules(__path__)
-    }
-    found = {}
-    for name, m in sorted(modules.items(), key=lambda item: int(item[1].ORDER)):
-        run = getattr(m, "RUN", {})
-        record = partial(traces_of, **run) if run else m.record
-        found[name] = Page(name, m.TITLE, m.ORDER, m.__doc__ or "", run, record, m.teach)
-    return found
+    """Return the lessons by name, in the order in which students read them."""
+    lessons = []
+    for file in pkgutil.iter_modules(__path__):
+        module = import_module(f"{__name__}.{file.name}")
+        run = getattr(module, "RUN", {})
+        record = partial(traces_of, **run) if run else module.record
+        about = module.__doc__ or ""
+        lessons.append(
+            Page(file.name, module.TITLE, int(module.ORDER), about, run, record, module.teach)
+        )
+    lessons.sort(key=lambda page: page.order)
+    return {page.name: page for page in lessons}

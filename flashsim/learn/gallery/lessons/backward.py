@@ -1,6 +1,6 @@
 """P computed again; dK and dV gather on chip, dQ comes and goes."""
 
-from flashsim.learn.gallery.looking import first, moved, short, value
+from flashsim.learn.gallery.trace_queries import accesses, first_step, short, tile_value
 from flashsim.tracing import Trace
 
 TITLE = "Backward"
@@ -12,8 +12,8 @@ def teach(trace: Trace) -> str:
     about = trace.about
     T_r = about.blocks.T_r
     T_c = about.blocks.T_c
-    rows = value(trace, first(trace, "line 13"), "P_ij").sum(axis=1)
-    D = value(trace, first(trace, "line 19"), "D_i")
+    rows = tile_value(trace, first_step(trace, "line 13"), "P_ij").sum(axis=1)
+    D = tile_value(trace, first_step(trace, "line 19"), "D_i")
     assert about.standard is not None
     return f"""
         The forward pass kept neither S nor P. Algorithm 4 computes P again, tile by tile, from Q, K
@@ -34,7 +34,7 @@ def teach(trace: Trace) -> str:
         [write dQ] dQ’s first part goes to HBM: more is to come.
         [write dK] The block of keys has met all rows: its dK and dV are complete, and written once.
         [read dQ, j = 1] The second block of keys: dQ comes back for its next part.
-        [last step] {moved(trace):,} accesses; standard attention’s backward pass makes
+        [last step] {accesses(trace):,} accesses; standard attention’s backward pass makes
         {sum(about.standard):,}.
 
         [asks @ write dQ] dQ’s first part goes to HBM. In the whole run, which of dQ, dK and dV is

@@ -1,6 +1,6 @@
 """Tiles above the diagonal are not loaded."""
 
-from flashsim.learn.gallery.looking import counted, moved
+from flashsim.learn.gallery.trace_queries import accesses, count_with
 from flashsim.tracing import Trace
 
 TITLE = "Causal skipping"
@@ -15,7 +15,7 @@ def teach(trace: Trace) -> str:
     visited = {s.tile for s in trace.steps if s.tile is not None}
     all_tiles = blocks.T_r * blocks.T_c
     partly = sum(kind == 2 for row in tiles for kind in row)
-    plain = counted("q_outer", trace)
+    plain = count_with("q_outer", trace)
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     return f"""
         Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are
@@ -23,7 +23,7 @@ def teach(trace: Trace) -> str:
 
         » With the rows outermost the algorithm can leave these tiles out. It visits {len(visited)}
         of {all_tiles} tiles, and never loads the {all_tiles - len(visited)} crossed ones. K and V
-        cost {moved(trace, "K", "V")} accesses; without the mask they would cost {KV}. For long
+        cost {accesses(trace, "K", "V")} accesses; without the mask they would cost {KV}. For long
         sequences this approaches one half.
 
         » Watch each row of tiles end at the diagonal. The mask changes something only there, in
@@ -35,7 +35,7 @@ def teach(trace: Trace) -> str:
         [tiles skipped @ line 18] Row block 1 is done after one tile: the {blocks.T_c - 1} to its
         right are skipped.
         [full tile] Below the diagonal: everything is allowed, and nothing is masked.
-        [last step] {len(visited)} tiles done, {all_tiles - len(visited)} skipped; {moved(trace):,}
+        [last step] {len(visited)} tiles done, {all_tiles - len(visited)} skipped; {accesses(trace):,}
         accesses of {plain.hbm.accesses:,} without a mask.
 
         [asks @ line 18] The first block of queries has met its own keys. How many of the

@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from flashsim.learn.gallery.looking import every, first, moved, pair, short
+from flashsim.learn.gallery.trace_queries import (
+    accesses,
+    find_steps,
+    first_step,
+    old_and_new,
+    short,
+)
 from flashsim.tracing import Trace
 
 TITLE = "Decoding: one query, many keys"
@@ -12,12 +18,12 @@ RUN = {"algorithm": "split_kv", "N": 1, "N_k": 16, "d": 4, "blocks": (1, 4), "M"
 
 def teach(trace: Trace) -> str:
     splits = 1 + max(dict(s.loops).get("s", 0) for s in trace.steps)
-    store, merge, rise = (
-        first(trace, event) for event in ("write O_parts", "read O_parts", "rescale")
-    )
-    parts = moved(trace, "O_parts", "l_parts", "m_parts")
-    maxima = [pair(s, "m")[1].item() for s in every(trace, "line 12") if s.moved]
-    (old,), (new,) = (x[0] for x in pair(rise, "m"))
+    store = first_step(trace, "write O_parts")
+    merge = first_step(trace, "read O_parts")
+    rise = first_step(trace, "rescale")
+    parts = accesses(trace, "O_parts", "l_parts", "m_parts")
+    maxima = [old_and_new(s, "m")[1].item() for s in find_steps(trace, "line 12") if s.moved]
+    old, new = (m.item() for m in old_and_new(rise, "m"))
     return f"""
         Decoding a token has one query and all keys so far: one row of tiles, one after another,
         with nothing in parallel. FlashDecoding cuts the keys into splits instead, {splits} here.
@@ -29,12 +35,12 @@ def teach(trace: Trace) -> str:
 
         » No split is rescaled, because each is one tile. Rescaling comes when the parts are merged
         (line 22): a part with a larger maximum scales down the parts merged before it, just as a
-        tile would. K and V are read once, {moved(trace, "K", "V")} of {moved(trace):,} accesses;
+        tile would. K and V are read once, {accesses(trace, "K", "V")} of {accesses(trace):,} accesses;
         the parts cost {parts}.
 
         [read K] The first split’s keys and values.
         [write O_parts] Its part, not yet divided by ℓ, is written.
-        [first maximum @ {first(trace, "first maximum", store.number).number}] The second split
+        [first maximum @ {first_step(trace, "first maximum", store.number).number}] The second split
         starts at −∞ again, and knows nothing of {short(maxima[0])}.
         [read O_parts] Merging: the first part comes back.
         [rescale] The part of split {dict(rise.loops)["s"] + 1} has the largest maximum: from

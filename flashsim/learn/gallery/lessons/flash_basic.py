@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flashsim.learn.gallery.looking import first, largest_rise, moved, short
+from flashsim.learn.gallery.trace_queries import accesses, first_step, largest_rise, short
 from flashsim.tracing import Trace
 
 TITLE = "Algorithm 1: FlashAttention"
@@ -12,7 +12,7 @@ RUN = {"algorithm": "flash_basic", "N": 12, "d": 4, "blocks": (4, 4), "M": 128}
 
 def teach(trace: Trace) -> str:
     about = trace.about
-    tile = first(trace, "line 9")
+    tile = first_step(trace, "line 9")
     rise, row, old, new = largest_rise(trace)
     assert about.standard is not None
     return f"""
@@ -33,14 +33,14 @@ def teach(trace: Trace) -> str:
         [read O, j = 1] The second block of keys: the first rows’ O, ℓ and m come back.
         [rescale @ {rise.number}] Row {row}’s maximum rises from {short(old)} to {short(new)}: its
         old ℓ and O are multiplied by {short(np.exp(old - new))}.
-        [last step] O is complete. {moved(trace):,} accesses, equal to the prediction; standard
+        [last step] O is complete. {accesses(trace):,} accesses, equal to the prediction; standard
         attention’s are {sum(about.standard):,}.
 
         [asks @ line 9] S and P never leave the chip. In the whole run, which array is accessed
         most? Guess.
         [choices] Q | K | V | O
-        [right] {max("QKVO", key=lambda name: moved(trace, name))}
-        [because] O, {moved(trace, "O")} accesses: with its ℓ and m, each block of O is loaded,
-        improved and stored again for each block of keys. K and V are read once, {moved(trace, "K")}
-        each; Q, {moved(trace, "Q")}, once for each block of keys.
+        [right] {max("QKVO", key=lambda name: accesses(trace, name))}
+        [because] O, {accesses(trace, "O")} accesses: with its ℓ and m, each block of O is loaded,
+        improved and stored again for each block of keys. K and V are read once, {accesses(trace, "K")}
+        each; Q, {accesses(trace, "Q")}, once for each block of keys.
         """

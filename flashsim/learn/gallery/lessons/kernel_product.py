@@ -4,7 +4,7 @@ import numpy as np
 
 from flashsim import tracing
 from flashsim.extensions import kernels
-from flashsim.learn.gallery.looking import first, moved, output, short, value
+from flashsim.learn.gallery.trace_queries import accesses, first_step, output, short, tile_value
 from flashsim.tracing import Trace
 
 TITLE = "A kernel product"
@@ -23,7 +23,7 @@ def teach(trace: Trace) -> str:
     n = about.shape.N_k
     d = about.shape.d
     T_r = about.blocks.T_r
-    K = value(trace, first(trace, "line 8"), "K_ij")
+    K = tile_value(trace, first_step(trace, "line 8"), "K_ij")
     naive = kernels.count(
         N=N,
         n=n,
@@ -37,7 +37,7 @@ def teach(trace: Trace) -> str:
         for order in kernels.ORDERS
     }
     factor = million["materialised"].hbm.accesses / million["x_outer"].hbm.accesses
-    reads = moved(trace, "Z")
+    reads = accesses(trace, "Z")
     return f"""
         Densities at many points, Gaussian processes and optimal transport all need Y_i = Σ_j k(x_i,
         z_j) v_j over many pairs. This is attention’s inner loop without the softmax.
@@ -46,7 +46,7 @@ def teach(trace: Trace) -> str:
         by tile, and never leaves the chip.
 
         Watch Y_i, old → new: it stays on chip while the blocks of Z and V pass, as O_i does where Q
-        is outermost. Here the run moves {moved(trace)} elements; with K written to HBM and read
+        is outermost. Here the run moves {accesses(trace)} elements; with K written to HBM and read
         again it would be {naive.hbm.accesses}. A million points in three dimensions, with M =
         25,600, move {factor:,.0f} times fewer: K has 10^{{12}} elements there, and a point has
         three.
@@ -62,7 +62,7 @@ def teach(trace: Trace) -> str:
         {short(output(trace, "Y")[0, 0])}.
         [read Z, i = 1] The second row block reads Z again: {reads} elements in all, T_r = {T_r}
         times {n}.
-        [last step] {moved(trace)} accesses, and K was never in HBM.
+        [last step] {accesses(trace)} accesses, and K was never in HBM.
 
         [asks @ line 9] What is Y_i scaled by, before the next block’s part is added?
         [choices] by nothing | by e^{{m − m^new}} | by 1/ℓ

@@ -1,6 +1,6 @@
 """Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m."""
 
-from flashsim.learn.gallery.looking import first
+from flashsim.learn.gallery.trace_queries import first_step
 from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
@@ -15,9 +15,9 @@ def teach(trace: Trace) -> str:
     d = about.shape.d
     B_r = about.blocks.B_r
     B_c = about.blocks.B_c
-    full = first(trace, "line 8")
-    over = first(trace, "line 9")
-    most = next(s for s in trace.steps if trace.events[s.last].occupancy == about.peak)
+    full = first_step(trace, "line 8")
+    over = first_step(trace, "line 9")
+    fullest = next(s for s in trace.steps if trace.events[s.last].occupancy == about.peak)
     held = {
         array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))
     }
@@ -42,7 +42,7 @@ def teach(trace: Trace) -> str:
         on a chip for {M}.
         [over M @ line 9] S_ij is made, and {used} elements are on a chip for {M}: {used - M} too
         many.
-        [{most.label} @ {most.number}] The peak: {about.peak} elements.
+        [{fullest.label} @ {fullest.number}] The peak: {about.peak} elements.
         [last step] The result is right all the same. With blocks that fit it costs
         {fit.hbm.accesses:,} accesses.
 

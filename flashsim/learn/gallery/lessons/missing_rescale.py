@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from flashsim.learn.gallery.looking import first, output, pair, rescaled_rows, short
+from flashsim.learn.gallery.trace_queries import (
+    first_step,
+    old_and_new,
+    output,
+    rescaled_rows,
+    short,
+)
 from flashsim.tracing import Trace, TraceEvent
 
 TITLE = "A missing rescale"
@@ -16,7 +22,7 @@ def teach(right: Trace, wrong: Trace) -> str:
     rows = len(error)
     bad = {int(row) for row in np.flatnonzero(error > 1e-3 * np.abs(output(right)).max())}
     assert bad == rescaled_rows(right)
-    rise = first(right, "rescale")
+    rise = first_step(right, "rescale")
     pairs = zip(right.steps, wrong.steps, strict=True)
     differs = next(
         s for s, other in pairs if not _same(right.events[s.last], wrong.events[other.last])
@@ -24,8 +30,8 @@ def teach(right: Trace, wrong: Trace) -> str:
     sound = ", ".join(map(str, sorted(set(range(rows)) - bad)))
     assert right.about.arrays == wrong.about.arrays
     assert np.array_equal(output(right, "l"), output(wrong, "l"))
-    old_O, new_O = pair(differs, "O")
-    other_O = pair(wrong.steps[differs.number], "O")[1]
+    old_O, new_O = old_and_new(differs, "O")
+    other_O = old_and_new(wrong.steps[differs.number], "O")[1]
     assert differs.rows is not None
     row = int(np.abs(new_O - other_O).max(axis=1).argmax())
     return f"""

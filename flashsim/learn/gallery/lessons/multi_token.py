@@ -5,7 +5,7 @@ block.
 import numpy as np
 
 from flashsim import tracing
-from flashsim.learn.gallery.looking import first, moved
+from flashsim.learn.gallery.trace_queries import accesses, first_step
 from flashsim.simulate.api import count, forward
 from flashsim.tracing import Trace
 
@@ -60,7 +60,7 @@ def teach(trace: Trace) -> str:
         is important.
 
         » Rows of both heads and of all tokens are stacked, {rows} rows: row r is token r // 2 of
-        head r % 2. One pass over {n} keys serves them all, {moved(trace, "K")} elements of K. Each
+        head r % 2. One pass over {n} keys serves them all, {accesses(trace, "K")} elements of K. Each
         head alone reads K again: {alone.by_array["K"].reads} elements in all.
 
         With 8 heads in a group and 4,096 keys, packed rows move
@@ -73,9 +73,9 @@ def teach(trace: Trace) -> str:
 
         [read Q] All {rows} rows: {rows // 2} tokens of 2 heads.
         [read K] The first keys, for all of them.
-        [line 10 @ {first(trace, "partial tile").number}] Only the last tile is masked: the first
+        [line 10 @ {first_step(trace, "partial tile").number}] Only the last tile is masked: the first
         token does not see the last key.
-        [last step] O of both heads is written: {moved(trace)} accesses here, {alone.accesses} for
+        [last step] O of both heads is written: {accesses(trace)} accesses here, {alone.accesses} for
         two heads alone.
 
         [asks @ read K] A third head joins the group, and the row block still fits. How much more of

@@ -3,8 +3,15 @@
 import numpy as np
 
 from flashsim import tracing
-from flashsim.learn.gallery.looking import every, first, output, pair, short, value
 from flashsim.learn.gallery.one_row import one_row
+from flashsim.learn.gallery.trace_queries import (
+    find_steps,
+    first_step,
+    old_and_new,
+    output,
+    short,
+    tile_value,
+)
 from flashsim.tracing import Trace
 
 TITLE = "Online softmax"
@@ -19,13 +26,14 @@ def record() -> Trace:
 
 
 def teach(trace: Trace) -> str:
-    scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 3")[1::2]]
-    rise = first(trace, "rescale")
-    still = first(trace, "maximum stays")
-    total = first(trace, "line 5", rise.number)
-    (old,), (new,) = (x[0] for x in pair(rise, "m"))
-    before, after = (x.item() for x in pair(total, "l"))
-    l_end = pair(every(trace, "line 5")[-1], "l")[1].item()
+    scores = [tile_value(trace, s, "S_ij").item() for s in find_steps(trace, "line 3")[1::2]]
+    rise = first_step(trace, "rescale")
+    still = first_step(trace, "maximum stays")
+    total = first_step(trace, "line 5", rise.number)
+    old, new = (m.item() for m in old_and_new(rise, "m"))
+    before, after = (l.item() for l in old_and_new(total, "l"))
+    _, l_last = old_and_new(find_steps(trace, "line 5")[-1], "l")
+    l_end = l_last.item()
     O_end = output(trace).item()
     written = ", ".join(map(short, scores))
     return f"""

@@ -2,7 +2,7 @@
 
 from flashsim import tracing
 from flashsim.analysis.optima import optimum
-from flashsim.learn.gallery.looking import counted, every, first, moved
+from flashsim.learn.gallery.trace_queries import accesses, count_with, find_steps, first_step
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
@@ -23,7 +23,7 @@ def teach(trace: Trace, tiles: Trace) -> str:
     loads = {
         name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"
     }
-    multiplied = every(trace, "line 11")
+    multiplied = find_steps(trace, "line 11")
     second = multiplied[N]  # the second row's first product
     before = multiplied[N - 1].tile
     assert second.tile is not None
@@ -34,20 +34,20 @@ def teach(trace: Trace, tiles: Trace) -> str:
     ]
     assert not any(e.kind == "load" and e.array in ("K", "V") for e in between)
     dropped = next(e for e in trace.events if e.kind == "evict" and e.name[0] in "KV")
-    at = next(
+    reload = next(
         step
         for step in trace.steps
         if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
     )
-    snake = counted("snake", trace, blocks=(1, 1)).hbm.accesses
+    snake = count_with("snake", trace, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     return f"""
         What is the least that any schedule can move? For a small problem a search can find it: N =
         {N}, d = {d}, and M = {trace.about.M}, in which two rows of K and V fit beside one of Q and
         O. Whole rows move, and S stays on chip. The search goes through all schedules of this kind,
-        with or without loops. It finds {moved(trace)} elements: no schedule moves fewer. Beside it
-        are the best tiles of `q_outer`, which move {moved(tiles)}.
+        with or without loops. It finds {accesses(trace)} elements: no schedule moves fewer. Beside it
+        are the best tiles of `q_outer`, which move {accesses(tiles)}.
 
         » The optimum turns around. When a row of Q is done, the last rows of K and V are still on
         chip, and the next row of Q begins with them. `q_outer` begins again with K_1, which was
@@ -61,12 +61,12 @@ def teach(trace: Trace, tiles: Trace) -> str:
         turn, and writes a certificate that a short program checks without searching.
 
         [line 11] The first product: four rows are on chip, and one element for S_ij.
-        [{at.label} @ {at.number}] {gone} had to go first: no room is left. It will have to be
+        [{reload.label} @ {reload.number}] {gone} had to go first: no room is left. It will have to be
         loaded again.
         [line 11 @ {second.number}] Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which
         Q_{before[0] + 1} has just used: nothing of K and V is loaded.
-        [write O @ {first(trace, "write O", second.number).number}] The second row of O is done.
-        [last step] {moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same
+        [write O @ {first_step(trace, "write O", second.number).number}] The second row of O is done.
+        [last step] {accesses(trace)} accesses; the tiles beside it made {accesses(tiles)}, with the same
         M.
 
         [asks @ {second.number}] Which rows of K and V does the second row of Q meet first?

@@ -3,7 +3,7 @@
 import numpy as np
 
 from flashsim import serving, tracing
-from flashsim.learn.gallery.looking import every, moved
+from flashsim.learn.gallery.trace_queries import accesses, find_steps
 from flashsim.tracing import Trace
 
 TITLE = "Pages: a cache that a table names"
@@ -20,11 +20,11 @@ def record() -> Trace:
 
 
 def teach(trace: Trace) -> str:
-    reads = every(trace, "read K")
+    reads = find_steps(trace, "read K")
     pages = [step.cols[0] // 2 for step in reads if step.cols is not None]
     partial = [step for step in reads if step.cols is not None and step.cols[1] - step.cols[0] == 1]
-    words = moved(trace, "table")
-    keys = moved(trace, "K") // 4
+    words = accesses(trace, "table")
+    keys = accesses(trace, "K") // 4
     second = next(step for step in reads if dict(step.loops)["s"] == 1)
     real = serving.count(
         "paged", queries=1, keys=[2048], d=128, dtype="float16", page=16, M=10**6
@@ -33,7 +33,7 @@ def teach(trace: Trace) -> str:
     return f"""
         A server does not know how long an answer will be. Room for the longest one would mostly
         stay empty. So keys and values lie in pages; here one pool has the pages of
-        {moved(trace, "lengths")} sequences. A table says which sequence has which pages. The
+        {accesses(trace, "lengths")} sequences. A table says which sequence has which pages. The
         program reads the table through the same memory, and this is counted.
 
         » The order of pages in the pool means nothing. The first sequence reads pages
@@ -57,7 +57,7 @@ def teach(trace: Trace) -> str:
         the other.
         [write O] The first sequence is done.
         [read K @ {second.number}] The second one begins, on page {pages[3]}.
-        [last step] {moved(trace)} accesses, of which {words + moved(trace, "lengths")} are words of
+        [last step] {accesses(trace)} accesses, of which {words + accesses(trace, "lengths")} are words of
         table and lengths.
 
         [asks @ {partial[0].number}] Another server gives the first sequence other pages. What

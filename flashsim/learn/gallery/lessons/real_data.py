@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 
 from flashsim import tracing
 from flashsim.attention import qkv
-from flashsim.learn.gallery.looking import every, first, largest_rise, pair, short
+from flashsim.learn.gallery.trace_queries import (
+    find_steps,
+    first_step,
+    largest_rise,
+    old_and_new,
+    short,
+)
 from flashsim.tracing import Trace
 
 TITLE = "Real data: where the maximum moves most"
@@ -36,8 +42,8 @@ def steepest() -> tuple[int, int, int]:
     the most at one block.
     """
     block = max(KEY_BLOCKS, key=lambda size: float(rises(size).max()))
-    found = rises(block)
-    head, row, _ = np.unravel_index(found.argmax(), found.shape)
+    by_block = rises(block)
+    head, row, _ = np.unravel_index(by_block.argmax(), by_block.shape)
     return block, int(head), int(row)
 
 
@@ -61,14 +67,14 @@ def teach(trace: Trace) -> str:
     assert rise.rows is not None
     assert rise.cols is not None
     assert traced == row - start
-    at = traced - rise.rows[0]
+    tile_row = traced - rise.rows[0]
     factor = float(np.exp(old - new))
     key = int(S[row].argmax())
     previous = int((S.argmax(axis=-1)[1:] == np.arange(len(S) - 1)).sum())
-    written = first(trace, "write O", rise.number)
-    O_old, O_new = pair(written, "O")
-    begun = next(s for s in every(trace, "first maximum") if s.rows == rise.rows)
-    still = next(s for s in every(trace, "maximum stays", rise.number) if s.rows == rise.rows)
+    written = first_step(trace, "write O", rise.number)
+    O_old, O_new = old_and_new(written, "O")
+    begun = next(s for s in find_steps(trace, "first maximum") if s.rows == rise.rows)
+    still = next(s for s in find_steps(trace, "maximum stays", rise.number) if s.rows == rise.rows)
     assert still.cols is not None
     return f"""
         These numbers come from a model: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the
@@ -86,12 +92,12 @@ def teach(trace: Trace) -> str:
         count in full.
 
         [first maximum @ {begun.number}] Keys 0 to {block - 1}: row {row - start} gets its first
-        maximum, {short(pair(begun, "m")[1][at, 0])}.
+        maximum, {short(old_and_new(begun, "m")[1][tile_row, 0])}.
         [rescale @ {rise.number}] Row {row - start}: m from {short(old)} to {short(new)}, as
         “{tokens[row]}” meets “{tokens[key]}” (key {key}). The factor is {short(factor)};
         {rise.rescaled} of the block’s {len(O_old)} rows are rescaled.
         [write O @ {written.number}] Row {row - start} of O: its first value goes from
-        {short(O_old[at, 0])} to {short(O_new[at, 0])}.
+        {short(O_old[tile_row, 0])} to {short(O_new[tile_row, 0])}.
         [maximum stays @ {still.number}] Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this
         block finds a larger score; all factors are 1.
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from flashsim import devices
 from flashsim.devices.tracing import trace as trace_of
-from flashsim.learn.gallery.looking import every, first, moved
+from flashsim.learn.gallery.trace_queries import accesses, find_steps, first_step
 from flashsim.tracing import Trace
 
 TITLE = "A ring of devices"
@@ -22,17 +22,17 @@ def teach(trace: Trace) -> str:
     assert lanes is not None
     P = len(lanes.kinds)
     n = about.shape.N_q
-    waited = every(trace, "line 15")
+    waited = find_steps(trace, "line 15")
     count = devices.count(
         "ring", P=P, N=P * n, d=about.shape.d, layout="contiguous", blocks=(2, 2), M=about.M
     )
     words = count.devices[1].words
-    spare = moved(trace, "O_run", "l_run", "m_run")
-    assert count.devices[1].hbm.accesses == moved(trace)
+    spare = accesses(trace, "O_run", "l_run", "m_run")
+    assert count.devices[1].hbm.accesses == accesses(trace)
     assert [dict(step.loops) for step in waited] == [{}] * (P - 1)
-    second = first(trace, "read K_0")
+    second = first_step(trace, "read K_0")
     flying = [message for message in lanes.messages if message[1] <= second.number < message[3]]
-    back = first(trace, "read O_run").number
+    back = first_step(trace, "read O_run").number
     return f"""
         A sequence that is too long for one device is divided: {P} devices have {n} rows of Q, K and
         V each. Every query must meet every key. So the queries stay, and the keys and values go
@@ -46,7 +46,7 @@ def teach(trace: Trace) -> str:
         time.
 
         » A device sends {words} words over its link, {P - 1} times its {n} rows of K and V. Its
-        {moved(trace)} HBM accesses are counted separately; {spare} of them are for O, ℓ and m,
+        {accesses(trace)} HBM accesses are counted separately; {spare} of them are for O, ℓ and m,
         which go to HBM between steps, because the chip is needed for the next row block.
 
         [line 3] K and V are on their way to device 2; from device 0 come others, into K_0 and V_0,

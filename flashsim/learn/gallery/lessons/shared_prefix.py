@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import serving, tracing
-from flashsim.learn.gallery.looking import every, first, moved, short, value
+from flashsim.learn.gallery.trace_queries import accesses, find_steps, first_step, short, tile_value
 from flashsim.tracing import Trace
 
 TITLE = "A prefix, shared"
@@ -26,18 +26,20 @@ def record() -> Trace:
 def teach(trace: Trace) -> str:
     prefix = trace.about.shape.N_k
     lengths = [e.elements // 4 for e in trace.events if e.kind == "load" and e.array == "K"]
-    shared = moved(trace, "K_p") // 4
-    merge = first(trace, "line 17")
-    L, L_new = (value(trace, first(trace, "line 16"), name) for name in ("L[0]", "L_new[0]"))
+    shared = accesses(trace, "K_p") // 4
+    merge = first_step(trace, "line 17")
+    statistics = first_step(trace, "line 16")
+    L = tile_value(trace, statistics, "L[0]")
+    L_new = tile_value(trace, statistics, "L_new[0]")
     weight = 1 / (1 + np.exp(L_new - L))
-    own = every(trace, "read K")
+    suffix_reads = find_steps(trace, "read K")
     alone = serving.count(
         "cascade", queries=1, keys=[prefix + n for n in lengths], d=4, M=100, blocks=(3, 3)
     )
     saved = {}
     b = 128
     for B_r in (16, 64):
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "queries": 1,
             "d": 128,
             "heads": 32,
@@ -45,10 +47,9 @@ def teach(trace: Trace) -> str:
             "M": 10**6,
             "blocks": (B_r, 64),
         }
-        apart = serving.count("cascade", keys=[32_768 + 128] * b, **how).hbm.accesses
-        saved[B_r] = (
-            apart / serving.count("cascade", keys=[128] * b, prefix=32_768, **how).hbm.accesses
-        )
+        separate = serving.count("cascade", keys=[32_768 + 128] * b, **options).hbm.accesses
+        cascade = serving.count("cascade", keys=[128] * b, prefix=32_768, **options).hbm.accesses
+        saved[B_r] = separate / cascade
     return f"""
         Three answers to one long question begin with the same keys: {prefix} here, and
         {", ".join(map(str, lengths))} of their own. Rows of all three are stacked, so one pass over
@@ -62,7 +63,7 @@ def teach(trace: Trace) -> str:
         although nobody sees it in O.
 
         The prefix’s {prefix} keys are read {shared // prefix} time, {shared} rows of K, not
-        {3 * prefix}. Merging costs O and L three times more. Here this is a loss, {moved(trace)}
+        {3 * prefix}. Merging costs O and L three times more. Here this is a loss, {accesses(trace)}
         accesses instead of {alone.hbm.accesses}, because the prefix is so short. With {b} sequences
         and a prefix of 32,768 it gains {saved[16]:.1f}-fold with row blocks of 16,
         {saved[64]:.1f}-fold with those of 64. It does not gain {b}-fold, because each row block
@@ -70,12 +71,12 @@ def teach(trace: Trace) -> str:
 
         [read K_p] The prefix’s first keys, for all {len(lengths)} rows at once.
         [write O] O and L of the prefix alone, as if there were nothing else.
-        [read K @ {own[0].number}] The first sequence’s own keys, {lengths[0]} of them, for its row
+        [read K @ {suffix_reads[0].number}] The first sequence’s own keys, {lengths[0]} of them, for its row
         alone.
         [write O_new] O^{{new}} and L^{{new}} of its own keys.
         [line 17] z: both sides’ weights, the larger of which is 1.
-        [line 18 @ {first(trace, "line 18").number}] The weighted mean of two O’s.
-        [last step] {moved(trace)} accesses.
+        [line 18 @ {first_step(trace, "line 18").number}] The weighted mean of two O’s.
+        [last step] {accesses(trace)} accesses.
 
         [asks @ {merge.number}] A sequence has no key of its own yet: its L^{{new}} is −∞. What is
         its O?

@@ -7,7 +7,14 @@ import numpy as np
 from flashsim import tracing
 from flashsim.attention.masks.rules import Causal
 from flashsim.attention.masks.sink import Sink
-from flashsim.learn.gallery.looking import every, first, moved, pair, short, value
+from flashsim.learn.gallery.trace_queries import (
+    accesses,
+    find_steps,
+    first_step,
+    old_and_new,
+    short,
+    tile_value,
+)
 from flashsim.simulate.api import count
 from flashsim.tracing import Trace
 
@@ -21,14 +28,16 @@ def record() -> Trace:
 
 
 def teach(trace: Trace) -> str:
-    s = value(trace, first(trace, "read sink"), "sink[0]").item()
-    words = moved(trace, "sink")
+    s = tile_value(trace, first_step(trace, "read sink"), "sink[0]").item()
+    words = accesses(trace, "sink")
     blocks = trace.about.blocks
-    shares = np.exp(s - value(trace, first(trace, "write L"), "L[0]")[:, 0])
-    old, new = (column[:, 0] for column in pair(first(trace, "line 11"), "m"))
+    L = tile_value(trace, first_step(trace, "write L"), "L[0]")
+    shares = np.exp(s - L[:, 0])
+    old, new = old_and_new(first_step(trace, "line 11"), "m")
     stays = int((new == old).sum())
     sizes: dict[str, Any] = {"N": 4096, "d": 64, "M": 25_600, "direction": "backward"}
-    plain, sunk = (count("q_outer", **sizes, mask=mask).hbm.accesses for mask in (None, Sink(s)))
+    plain = count("q_outer", **sizes).hbm.accesses
+    sunk = count("q_outer", **sizes, mask=Sink(s)).hbm.accesses
     return f"""
         Softmax weights sum to 1, so a query must attend to something, even if no key is relevant.
         Trained models then put this weight on the first token, whatever it is. A learnable sink is
@@ -52,8 +61,8 @@ def teach(trace: Trace) -> str:
         keep it.
         [line 13] ℓ began as 1, which is the sink’s own e^{{s − m}}.
         [write L] L has the sink in it.
-        [read sink @ {every(trace, "read sink")[1].number}] The next row block reads the word again.
-        [last step] {words} words of {moved(trace):,} accesses.
+        [read sink @ {find_steps(trace, "read sink")[1].number}] The next row block reads the word again.
+        [last step] {words} words of {accesses(trace):,} accesses.
 
         [asks @ write O] All keys of a query have scores far below s. What is its O?
         [choices] about 0 | about the mean of the values | NaN

@@ -1,6 +1,6 @@
 """A band of tiles: only the keys of the window."""
 
-from flashsim.learn.gallery.looking import counted, moved
+from flashsim.learn.gallery.trace_queries import accesses, count_with
 from flashsim.tracing import Trace
 
 TITLE = "Sliding window"
@@ -11,13 +11,13 @@ RUN = {"algorithm": "sliding_window", "N": 16, "d": 4, "blocks": (2, 2), "M": 64
 def teach(trace: Trace) -> str:
     blocks = trace.about.blocks
     visited = {s.tile for s in trace.steps if s.tile is not None}
-    every = blocks.T_r * blocks.T_c
-    most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
-    twice = counted("sliding_window", trace, N=2 * trace.about.shape.N_q, window=4)
-    KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
+    tiles = blocks.T_r * blocks.T_c
+    longest_row = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
+    twice = count_with("sliding_window", trace, N=2 * trace.about.shape.N_q, window=4)
+    KV = sum(twice.hbm.by_array[name].reads for name in "KV") / accesses(trace, "K", "V")
     return f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks
-        of keys that its windows reach. It visits {len(visited)} of {every} tiles, at most {most} in
+        of keys that its windows reach. It visits {len(visited)} of {tiles} tiles, at most {longest_row} in
         a row of tiles, for a sequence of any length.
 
         » Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would
@@ -30,7 +30,7 @@ def teach(trace: Trace) -> str:
         [tiles skipped @ line 19] Row block 1 is done after one tile: the {blocks.T_c - 1} to its
         right are skipped.
         [full tile] A tile inside the band: every key is in every query's window.
-        [last step] {len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,}
+        [last step] {len(visited)} tiles done, {tiles - len(visited)} skipped; {accesses(trace):,}
         accesses.
 
         [asks @ last step] Twice as many queries and keys, the same window: how many times the

@@ -6,7 +6,7 @@ import numpy as np
 
 from flashsim import tracing
 from flashsim.extensions import mlp
-from flashsim.learn.gallery.looking import first, moved, short, value
+from flashsim.learn.gallery.trace_queries import accesses, first_step, short, tile_value
 from flashsim.tracing import Trace
 
 TITLE = "A sparse MLP in one pass"
@@ -24,26 +24,26 @@ def teach(trace: Trace) -> str:
     N, d, f, o = (size for _, size in trace.about.sizes)
     hidden = sorted({dict(s.loops)["j"] for s in trace.steps if "j" in dict(s.loops)})
     (dead,) = set(range(trace.about.blocks.T_c)) - set(hidden)
-    relu = first(trace, "line 12")
-    before, after = (value(trace, s, "H_ij") for s in (trace.steps[relu.number - 1], relu))
+    relu = first_step(trace, "line 12")
+    before = tile_value(trace, trace.steps[relu.number - 1], "H_ij")
+    after = tile_value(trace, relu, "H_ij")
     passed = next(s for s in trace.steps if dict(s.loops).get("j", 0) > dead)
-    Y = value(trace, first(trace, "write Y"), "Y[0, 0]")
-    same: dict[str, Any] = {
-        "N": N,
-        "d": d,
-        "f": f,
-        "o": o,
-        "blocks": tuple(n for _, n in trace.about.cuts),
-    }
-    same |= {"mask1": np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool), "dtype": trace.about.stored}
-    unfused = mlp.exact(**same, fused=False).hbm
+    Y = tile_value(trace, first_step(trace, "write Y"), "Y[0, 0]")
+    mask1 = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
+    blocks = tuple(n for _, n in trace.about.cuts)
+    unfused = mlp.exact(
+        N=N, d=d, f=f, o=o, blocks=blocks, mask1=mask1, dtype=trace.about.stored, fused=False
+    ).hbm
     M = 1024**2
-    ways: dict[str, dict[str, Any]] = {"fused": {}, "square": {"fused": False, "tiles": "square"}}
-    large = {
-        (way, size): mlp.exact(N=2048, d=1024, f=4096, M=size, **how).hbm.accesses / (2048 * 4096)
-        for way, how in ways.items()
-        for size in (M // 9, M)
+    options: dict[str, dict[str, Any]] = {
+        "fused": {},
+        "square": {"fused": False, "tiles": "square"},
     }
+    large = {}  # accesses for each element of the hidden layer
+    for name in options:
+        for size in (M // 9, M):
+            count = mlp.exact(N=2048, d=1024, f=4096, M=size, **options[name])
+            large[name, size] = count.hbm.accesses / (2048 * 4096)
     return f"""
         A perceptron of two layers, Y = relu(X W1) W2, follows each attention in a transformer. If
         one layer runs after the other, the hidden layer H, N × {f} here, is written to HBM and read
@@ -52,7 +52,7 @@ def teach(trace: Trace) -> str:
         are tiles of H; none is ever in HBM.
 
         The weights come in blocks of 2 × 2, and half of W1’s are zeros, which are never loaded.
-        This run moves {moved(trace)} elements; with H in HBM and the same blocks it would be
+        This run moves {accesses(trace)} elements; with H in HBM and the same blocks it would be
         {unfused.accesses}.
 
         » Where a whole column of W1’s blocks is dead, line 6 leaves the tile out: {len(hidden)}
@@ -72,7 +72,7 @@ def teach(trace: Trace) -> str:
         [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s
         blocks is dead.
         [write Y] Y_i is written once; its first element is {short(Y[0, 0])}.
-        [last step] {moved(trace)} accesses; H’s {N * f} elements were never among them.
+        [last step] {accesses(trace)} accesses; H’s {N * f} elements were never among them.
 
         [asks @ {passed.number}] Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of
         W2’s blocks is not. How often will that row be read?

@@ -1,6 +1,6 @@
 """Three passes, with the N × N matrices S and P in HBM."""
 
-from flashsim.learn.gallery.looking import moved
+from flashsim.learn.gallery.trace_queries import accesses
 from flashsim.tracing import Trace
 
 TITLE = "Algorithm 0: standard attention"
@@ -11,8 +11,8 @@ RUN = {"algorithm": "standard", "N": 12, "d": 4, "M": 64}
 def teach(trace: Trace) -> str:
     N_q = trace.about.shape.N_q
     N_k = trace.about.shape.N_k
-    sums = moved(trace)
-    both = moved(trace, "S", "P")
+    sums = accesses(trace)
+    both = accesses(trace, "S", "P")
     K = trace.about.arrays[1]
     groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
     return f"""
@@ -35,7 +35,7 @@ def teach(trace: Trace) -> str:
 
         [asks @ read S] In the whole run, which arrays are accessed most? Guess.
         [choices] Q, K and V | S and P | O
-        [right] {max(groups, key=lambda names: moved(trace, *groups[names]))}
-        [because] S and P: {both:,} accesses; Q, K and V: {moved(trace, "Q", "K", "V"):,}; O:
-        {moved(trace, "O"):,}. S and P are N × N, the others N × d.
+        [right] {max(groups, key=lambda names: accesses(trace, *groups[names]))}
+        [because] S and P: {both:,} accesses; Q, K and V: {accesses(trace, "Q", "K", "V"):,}; O:
+        {accesses(trace, "O"):,}. S and P are N × N, the others N × d.
         """

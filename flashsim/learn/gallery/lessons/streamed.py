@@ -2,7 +2,7 @@
 
 from flashsim import tracing
 from flashsim.analysis import tune
-from flashsim.learn.gallery.looking import every, moved
+from flashsim.learn.gallery.trace_queries import accesses, find_steps
 from flashsim.tracing import Trace
 from flashsim.tracing.sample import operands
 
@@ -23,12 +23,15 @@ def teach(trace: Trace, whole: Trace) -> str:
     N = trace.about.shape.N_k
     rows = about.blocks.B_r
     fewer = whole.about.blocks.B_r
-    sweeps, more = (moved(each, "K") // (N * d) for each in (trace, whole))
-    second = every(trace, "line 19")[1]
-    saved = moved(whole) - moved(trace)
-    assert saved == moved(whole, "K", "V") - moved(trace, "K", "V") == 2 * (more - sweeps) * N * d
-    peaks = [max(event.occupancy for event in each.events) for each in (trace, whole)]
-    assert max(peaks) <= about.M
+    sweeps = accesses(trace, "K") // (N * d)
+    more = accesses(whole, "K") // (N * d)
+    second = find_steps(trace, "line 19")[1]
+    saved = accesses(whole) - accesses(trace)
+    assert saved == accesses(whole, "K", "V") - accesses(trace, "K", "V")
+    assert saved == 2 * (more - sweeps) * N * d
+    peak = max(event.occupancy for event in trace.events)
+    whole_peak = max(event.occupancy for event in whole.events)
+    assert max(peak, whole_peak) <= about.M
     long = {
         name: tune.tune(N=4096, d=64, M=25_600).by_loops[name] for name in ("streamed", "q_outer")
     }
@@ -44,9 +47,9 @@ def teach(trace: Trace, whole: Trace) -> str:
         is the only statistic. A row of Q takes d + d_v + 2 = {2 * d + 2} elements, with O_i, S_ij
         and L_i, and {rows} rows fit.
 
-        » K and V are loaded {sweeps} times instead of {more}: {moved(trace)} accesses, and
-        `q_outer` makes {moved(whole)} with its best blocks. At most {peaks[0]} elements are on chip
-        here, and {peaks[1]} there.
+        » K and V are loaded {sweeps} times instead of {more}: {accesses(trace)} accesses, and
+        `q_outer` makes {accesses(whole)} with its best blocks. At most {peak} elements are on chip
+        here, and {whole_peak} there.
 
         » At N = 4,096, d = 64, M = 25,600 that is {long["streamed"].accesses:,} accesses against
         {long["q_outer"].accesses:,}: {1 - long["streamed"].accesses / long["q_outer"].accesses:.1%}
@@ -60,13 +63,13 @@ def teach(trace: Trace, whole: Trace) -> str:
         the sum of 2 of {d} products, and cannot be used yet.
         [line 22] S_ij is whole: O_i is rescaled once for the key, and L_i takes the sum's place.
         [line 26] An element of V_1 adds to one column of O_i, and goes.
-        [last step] {moved(trace)} accesses; `q_outer`, {moved(whole)}.
+        [last step] {accesses(trace)} accesses; `q_outer`, {accesses(whole)}.
 
         [asks @ {second.number}] K_j comes in {d} loads here, and in one at `q_outer`. Are more
         elements moved?
         [choices] more, as there are more loads | as many | fewer
         [right] { {True: "fewer", False: "more, as there are more loads"}[saved > 0] }
-        [because] Fewer, {moved(trace)} against {moved(whole)}. Accesses are counted in elements,
+        [because] Fewer, {accesses(trace)} against {accesses(whole)}. Accesses are counted in elements,
         and a row has as many whether it comes whole or in pieces. What counts is how many rows of Q
         it meets: {rows}, and {fewer} there.
         """
