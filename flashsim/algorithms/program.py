@@ -44,9 +44,7 @@ Example = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def normal(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> Example:
-    """Return that all operands are normally distributed, and that there are no
-    options.
-    """
+    """Return the default example: normally distributed operands, no options."""
     return {}, {}
 
 
@@ -63,9 +61,11 @@ class MatrixProgram(Program):
     options    what else it takes behind `blocks`, by name, in order; whoever asks for
                the run checks the values; (): as its function's parameters say
     blocks     its block sizes: name -> the symbol of the length that it divides
-    line_1     (rows, lengths) -> block sizes where the stationary block has so many
-               rows; None: they must be given
-    rows       (M, lengths) -> rows, for the paper's sizes
+    line_1     (rows, lengths) -> block sizes, in the order of `blocks`: how they grow
+               with one number, for which sizing="fit" takes the largest that fits,
+               such as `lambda rows, lengths: (rows, rows)`; None: they must be given
+    rows       (M, lengths) -> that number for sizing="paper", line 1 as printed; None:
+               there is no such sizing
     by         the block sizes that divide what the player shows as rows and as columns
                of tiles; (): the first and the last
     plane      the symbols of these; (): those that `by` divide

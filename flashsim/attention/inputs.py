@@ -5,7 +5,7 @@ what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -165,7 +165,7 @@ def to_layout(name: str, array: Array, layout: str) -> Array:
 
 
 @contextmanager
-def said_heads_first(layout: str) -> Iterator[None]:
+def errors_with_layout(layout: str) -> Iterator[None]:
     """Have errors say that the shapes and places in them are those of (..., H, N, d)."""
     try:
         yield
@@ -260,16 +260,13 @@ def check_inputs(Q: Any, K: Any, V: Any) -> Inputs:
     return Inputs(arrays["Q"], arrays["K"], arrays["V"], shape, of_Q[:-2], group, arrays["Q"].dtype)
 
 
-def with_heads_first(
-    layout: str, function: Callable[[Any, Any, Any], T], Q: Any, K: Any, V: Any
-) -> T:
-    """Call the function with these arrays of that layout, heads first."""
-    arrays = [
-        to_layout(name, array, layout)
-        for name, array in check_arrays({"Q": Q, "K": K, "V": V}).items()
-    ]
-    with said_heads_first(layout):
-        return function(*arrays)
+def heads_first(layout: str, Q: Any, K: Any, V: Any) -> tuple[Any, Any, Any]:
+    """Return Q, K, V of that layout with heads first. Raises ValueError for an unknown layout."""
+    if check_layout(layout) == HEADS_FIRST:
+        return Q, K, V
+    arrays = check_arrays({"Q": Q, "K": K, "V": V})
+    transposed = {name: to_layout(name, array, layout) for name, array in arrays.items()}
+    return transposed["Q"], transposed["K"], transposed["V"]
 
 
 def _misfit(Q: tuple[int, ...], K: tuple[int, ...], V: tuple[int, ...]) -> str:
@@ -298,7 +295,7 @@ def _check_finite(name: str, a: Array) -> None:
 
 def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
     """Raise ValueError unless dO, heads first, has O's shape."""
-    with said_heads_first(layout):
+    with errors_with_layout(layout):
         if dO.shape != shape:
             raise ValueError(f"dO has shape {dO.shape}; expected that of O, {shape}")
 

@@ -25,21 +25,17 @@ class SramOverflow(MemoryModelError):
     def __init__(
         self, asked: str, shape: tuple[int, ...], resident: dict[str, int], capacity: int
     ) -> None:
-        self.asked, self.elements, self.resident, self.capacity = (
-            asked,
-            math.prod(shape),
-            resident,
-            capacity,
-        )
+        self.asked = asked
+        self.elements = math.prod(shape)
+        self.resident = resident
+        self.capacity = capacity
         used = sum(resident.values())
         held = ", ".join(f"{name} {elements:,}" for name, elements in resident.items()) or "nothing"
         super().__init__(
             f"{asked} ({describe_shape(shape)} = {self.elements:,} elements) does not fit in SRAM: "
-            f"{used:,} "
-            f"of M = {capacity:,} "
-            f"elements are in use, so {self.elements + used - capacity:,} too many. Resident: "
-            f"{held}. "
-            f'Take a larger M or smaller blocks; the sizing "fit" finds some.'
+            f"{used:,} of M = {capacity:,} elements are in use, so "
+            f"{self.elements + used - capacity:,} too many. Resident: {held}. "
+            "Take a larger M or smaller blocks."
         )
 
 

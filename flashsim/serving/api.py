@@ -20,6 +20,7 @@ from flashsim.attention.arguments import (
 )
 from flashsim.attention.inputs import Array, chip_dtype, stored_type
 from flashsim.attention.shapes import Shape, Sizes
+from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.hbm import HBM
 from flashsim.memory.source import is_of_package
 from flashsim.memory.sram import SRAM, Observer
@@ -289,6 +290,7 @@ def launched(
     """
     batch = plan.batch
     outcome = simulate(plan, observers)
+    _check_stored(plan, outcome)
     total = outcome.total if plan.arithmetic else outcome.total.times(batch.kv_heads)
     costs = {
         "hbm": _total(plan, total.traffic),
@@ -297,6 +299,35 @@ def launched(
         "operations": None if plan.arithmetic else total.flops,
     }
     return costs, {name: np.stack(heads) for name, heads in outcome.matrices.items()}
+
+
+def _check_stored(plan: BatchPlan, outcome: Outcome) -> None:
+    """Raise MemoryModelError where a user's program stores fewer elements of a result than the
+    sequences have: its loops do not cover them, so what it moves is not what the whole would.
+    """
+    if not plan.is_user_defined:
+        return
+    batch = plan.batch
+    program = plan.program
+    rows = batch.group * sum(batch.queries)
+    keys = sum(batch.keys)
+    sizes = {
+        "O": rows * batch.d_v,
+        "L": rows,
+        "dQ": rows * batch.d,
+        "dK": keys * batch.d,
+        "dV": keys * batch.d_v,
+    }
+    heads = batch.kv_heads if plan.arithmetic else 1
+    for name in program.returns:
+        traffic = outcome.total.traffic.by_array.get(name)
+        stored = 0 if traffic is None else traffic.writes
+        needed = heads * sizes.get(name, 0)
+        if stored < needed:
+            raise MemoryModelError(
+                f"{program.name!r} ({program.title}) stores {stored:,} of the {needed:,} elements "
+                f"that its sequences have of {name}; expected all of them"
+            )
 
 
 def _total(plan: BatchPlan, traffic: Traffic) -> Traffic:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import prod
 from typing import Any, Unpack
 
@@ -19,7 +18,7 @@ from flashsim.attention.arguments import (
     check_observers,
     shown,
 )
-from flashsim.attention.inputs import HEADS_FIRST, check_layout, with_heads_first
+from flashsim.attention.inputs import HEADS_FIRST, errors_with_layout, heads_first
 from flashsim.attention.options import NoOptions, Options, check_how, check_options
 from flashsim.attention.problem import Problem
 from flashsim.memory.errors import SramOverflow
@@ -115,25 +114,25 @@ def forward(
     observers = check_observers(observers)
     on_head = check_callback("on_head", on_head)
     own = _options_of(forward, algorithm, options) if options or algorithm.options else {}
-    planned = partial(
-        forward_plan,
-        algorithm,
-        own,
-        policy,
-        check_flag("check_finite", check_finite),
-        M=M,
-        scale=scale,
-        causal=causal,
-        mask=mask,
-        dropout_p=dropout_p,
-        seed=seed,
-        gqa=gqa,
-    )
-    plan = (
-        planned(Q, K, V)
-        if check_layout(layout) == HEADS_FIRST
-        else with_heads_first(layout, planned, Q, K, V)
-    )
+    check_finite = check_flag("check_finite", check_finite)
+    Q, K, V = heads_first(layout, Q, K, V)
+    with errors_with_layout(layout):
+        plan = forward_plan(
+            algorithm,
+            own,
+            policy,
+            check_finite,
+            Q,
+            K,
+            V,
+            M=M,
+            scale=scale,
+            causal=causal,
+            mask=mask,
+            dropout_p=dropout_p,
+            seed=seed,
+            gqa=gqa,
+        )
     try:
         outcome = simulate(plan, observers, None if on_head is None else _per_head(plan, on_head))
     except SramOverflow as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,6 +143,7 @@ def run_program(
     Raises ValueError for operands that do not fit together, are not finite, or overflow;
     SramOverflow.
     """
+    check_program(program)
     arrays, sizes, dtype = check_operands(program, operands)
     plan = _plan(
         program, arrays, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True
@@ -167,6 +169,7 @@ def count_program(
 
     Arguments and errors as there.
     """
+    check_program(program)
     lengths = check_lengths(program.symbols, sizes)
     stored = float_dtype(dtype)
     arrays = dict(index or {})
@@ -187,7 +190,17 @@ def count_program(
         arithmetic=False,
     )
     outcome = simulate(plan, check_observers(observers))
+    _check_stored(plan, outcome)
     return _result(plan, outcome, operations=outcome.total.flops)
+
+
+def check_program(program: Any) -> None:
+    """Raise ValueError for what is no MatrixProgram, such as its function alone."""
+    if not isinstance(program, MatrixProgram):
+        raise ValueError(
+            f"program is {shown(program)}; expected a MatrixProgram, the record of a function "
+            "(docs/own.md)"
+        )
 
 
 def check_operands(
@@ -275,14 +288,14 @@ def _plan(
 
     if fixed is not None:
         return replace(plan, blocks=of(fixed))
-    if program.line_1 is None or program.rows is None:
-        lacks = "line_1" if program.line_1 is None else "rows"
-        raise ValueError(
-            f"blocks is None; expected {', '.join(program.blocks)}, as the record of "
-            f"{program.name!r} has no {lacks}"
-        )
     line_1 = program.line_1
     paper_rows = program.rows
+    if line_1 is None or (sizing == "paper" and paper_rows is None):
+        lack = "line_1, which says how blocks grow" if line_1 is None else "rows, the paper's sizes"
+        raise ValueError(
+            f"blocks is None; expected {', '.join(program.blocks)}, as the record of "
+            f"{program.name!r} has no {lack}"
+        )
     form = _form_of(program)
 
     def fits(blocks: Sizes, M: int) -> bool:
@@ -297,9 +310,15 @@ def _plan(
         longest=max(sizes[symbol] for symbol in program.blocks.values()),
         blocks=lambda rows: of(line_1(rows, sizes)),
         fits=fits,
-        paper_rows=lambda: paper_rows(problem.M, sizes),
+        paper_rows=partial(_paper_rows, program, problem),
     )
     return replace(plan, blocks=SIZINGS[sizing](sizing_problem))
+
+
+def _paper_rows(program: MatrixProgram, problem: MatrixProblem) -> int:
+    """Return line 1's rows. The program has some: `_plan` has looked."""
+    assert program.rows is not None
+    return program.rows(problem.M, problem.lengths)
 
 
 def _form_of(program: MatrixProgram) -> MatrixForm | None:
@@ -344,6 +363,7 @@ def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
     Raises ValueError where finite operands overflowed a result's type, MemoryModelError for NaN of
     a program of the user's own.
     """
+    _check_stored(plan, outcome)
     program = plan.program
     results = {}
     numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
@@ -363,6 +383,24 @@ def _gathered(plan: MatrixPlan, outcome: Outcome) -> Result:
             )
         results[name] = result[:, 0] if kind.columns == "1" else result
     return _result(plan, outcome, arrays=results)
+
+
+def _check_stored(plan: MatrixPlan, outcome: Outcome) -> None:
+    """Raise MemoryModelError where a user's program stores fewer elements of a result than it has:
+    its loops do not cover the result, so what it moves is not what the whole would.
+    """
+    if not plan.is_user_defined:
+        return
+    program = plan.program
+    for name, kind in program.returns.items():
+        rows, columns = kind.shape(plan.sizes)
+        traffic = outcome.total.traffic.by_array.get(name)
+        stored = 0 if traffic is None else traffic.writes
+        if stored < rows * columns and name not in program.operands:
+            raise MemoryModelError(
+                f"{program.name!r} ({program.title}) stores {stored:,} of the {rows * columns:,} "
+                f"elements of {name}; expected all of them. Do its loops cover {name}?"
+            )
 
 
 def _result(plan: MatrixPlan, outcome: Outcome, **more: Any) -> Result:

@@ -41,15 +41,15 @@ def simulate(
     Raises `SramOverflow` where an enforced M is exceeded, MemoryModelError where a function breaks
     a rule of the memory.
     """
-    run = _run_side_by_side if plan.side_by_side else _run_one_by_one
+    run_launches = _run_side_by_side if plan.side_by_side else _run_one_by_one
     if not plan.arithmetic:
-        return run(plan, observers, on_launch)
+        return run_launches(plan, observers, on_launch)
     with (
         stepping_over_memory(),
         one_blas_thread(),
         np.errstate(over="ignore", under="ignore", invalid="ignore"),
     ):
-        return run(plan, observers, on_launch)
+        return run_launches(plan, observers, on_launch)
 
 
 def _run_one_by_one(

@@ -169,13 +169,14 @@ def note_what_fits(plan: AttentionPlan, error: SramOverflow) -> None:
     notes = []
     if not fits(blocks, M):
         needed = smallest_true(lambda more: fits(blocks, M + more)) + M
-        notes.append(f"blocks ({B_r}, {B_c}) fit M = {needed:,}")
+        notes.append(f"blocks ({B_r}, {B_c}) need M = {needed:,} in all")
     most = largest_that_fits(fits_with, B_c)
     if 0 < most < B_c:
         notes.append(f"with B_r = {B_r}, the largest B_c that fits M = {M:,} is {most}")
     elif most == 0:
         notes.append(f"with B_r = {B_r}, no B_c fits M = {M:,}")
-    notes.append("flashsim tune finds the blocks with the fewest accesses")
+    notes.append("without blocks, the largest that fit are chosen")
+    notes.append("flashsim tune finds those with the fewest accesses")
     error.add_note("; ".join(notes))
 
 

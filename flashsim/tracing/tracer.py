@@ -18,8 +18,9 @@ from flashsim.attention.inputs import (
     check_inputs,
     check_layout,
     check_shape_of_dO,
+    errors_with_layout,
+    heads_first,
     to_layout,
-    with_heads_first,
 )
 from flashsim.memory.sram import Observer
 from flashsim.simulate.api import backward, forward
@@ -70,11 +71,9 @@ def trace(
         raise ValueError(f"expected Q, K, V, and got {len(given)} arrays")
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     Q, K, V = given
-    inputs = (
-        check_inputs(Q, K, V)
-        if layout == HEADS_FIRST
-        else with_heads_first(layout, check_inputs, Q, K, V)
-    )
+    Q, K, V = heads_first(layout, Q, K, V)
+    with errors_with_layout(layout):
+        inputs = check_inputs(Q, K, V)
     Q = inputs.Q
     K = inputs.K
     V = inputs.V

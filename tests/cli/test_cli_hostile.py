@@ -117,7 +117,7 @@ REFUSED = {  # command line: what is said
     "count --d 4 --N 4 --d-v 0": "--d-v: got '0'",
     "count --d 4 --N 4 --N-q 3": "N_q is 3, and N is 4; expected N alone, or N_q and N_k",
     "count --d 4 --N 4 --heads 4 --kv-heads 3": "heads is 4; expected a multiple of kv_heads = 3",
-    "count --d 4 --N 4 --blocks 2 2 --M 5": 'Take a larger M or smaller blocks; the sizing "fit" finds some.',
+    "count --d 4 --N 4 --blocks 2 2 --M 5": "Take a larger M or smaller blocks.",
     "count --d 4 --N 4 --N_q 0 --N_k 4": "--N_q: got '0'",  # as it was once spelled
     "count --d 4 --N 4 --heads 0": "--heads: got '0'",
     "count --d 4 --N 4 --heads 3 --kv-heads 2": "heads",
@@ -386,7 +386,7 @@ REFUSED = {  # command line: what is said
     "step --qkv good.npz --N 4": "--N, --N-k and --d are for random inputs",
     "step --qkv good.npz --head 0 -o good.npz": "--output: good.npz is the input",
     "step --blocks 3 0": "--blocks: got '0'",
-    "step --M 5 --blocks 3 4": 'Take a larger M or smaller blocks; the sizing "fit" finds some.',
+    "step --M 5 --blocks 3 4": "Take a larger M or smaller blocks.",
     "step --qkv large.npz --head 0 --algorithm standard": "ends at 6.55e+04. Scale the inputs down",
     "step --bug nonsense": "unknown bug 'nonsense' of a forward pass; known: no_rescale, ",
     "step --vs flash --bug no_rescale": "not allowed with argument",

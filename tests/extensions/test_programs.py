@@ -333,3 +333,54 @@ def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
         run_program(program, {"X": X}, M=100, blocks=(5,))
     with pytest.raises(NotOnChip, match="a turn that has ended"):
         count_program(program, {"N": 40, "d": 4}, M=100, blocks=(5,))
+
+
+def product(hbm: Any, sram: Any, A: Any, B: Any, blocks: Any) -> Any:
+    """Y = A Bᵀ, of the first blocks of B alone."""
+    Y = hbm.empty("Y", (A.shape[0], B.shape[0]), A.dtype, "output").divide(blocks.B_r, blocks.B_c)
+    A = A.divide(blocks.B_r)
+    B = B.divide(blocks.B_c)
+    for i in sram.loop(len(A)):
+        A_i = sram.load(A[i])
+        for j in sram.loop(max(len(B) - 1, 1)):
+            B_j = sram.load(B[j])
+            sram.store(Y[i, j], sram.on_chip(A_i @ B_j.T))
+    return Y
+
+
+PRODUCT = MatrixProgram(
+    title="A Bᵀ",
+    run=product,
+    operands={"A": Kind("N", "k"), "B": Kind("n", "k")},
+    returns={"Y": Kind("N", "n")},
+    blocks={"B_r": "N", "B_c": "n"},
+    line_1=lambda rows, lengths: (rows, rows),
+)
+
+
+def test_a_program_that_does_not_store_a_whole_result_is_refused() -> None:
+    """To count it would be to count what is not the problem."""
+    message = r"'product' \(A Bᵀ\) stores 480 of the 600 elements of Y; expected all of them"
+    with pytest.raises(MemoryModelError, match=message):
+        count_program(PRODUCT, {"N": 20, "n": 30, "k": 4}, M=300, blocks=(5, 6))
+    operands = {"A": np.ones((20, 4)), "B": np.ones((30, 4))}
+    with pytest.raises(MemoryModelError, match=message):
+        run_program(PRODUCT, operands, M=300, blocks=(5, 6))
+    whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
+    assert run_program(whole, operands, M=300, blocks=(5, 6)).Y.sum() == 2400
+
+
+def test_fit_needs_line_1_and_paper_its_rows() -> None:
+    operands = {"A": np.ones((20, 4)), "B": np.ones((30, 4))}
+    whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
+    run = run_program(whole, operands, M=100)
+    assert dict(run.blocks) == {"B_r": 6, "B_c": 6}  # 2·6·4 + 6·6 = 84; of 7, 105
+    for changes, sizing, lack in (({}, "paper", "rows"), ({"line_1": None}, "fit", "line_1")):
+        with pytest.raises(ValueError, match=f"the record of 'product' has no {lack}"):
+            run_program(replace(whole, **changes), operands, M=100, sizing=sizing)
+
+
+def test_a_function_without_its_record_is_refused() -> None:
+    for run in (run_program, count_program):
+        with pytest.raises(ValueError, match=r"program is <function product .*; expected a Matrix"):
+            run(product, {})  # type: ignore[arg-type]

@@ -471,8 +471,9 @@ def test_an_overflow_says_what_would_fit(name: str, direction: str) -> None:
         flashsim.count(name, N=300, d=16, M=M, blocks=(32, 256), direction=direction)
     (note,) = caught.value.__notes__
     said = re.fullmatch(
-        r"blocks \(32, 256\) fit M = ([\d,]+); with B_r = 32, the largest B_c that fits "
-        r"M = 9,000 is (\d+); flashsim tune finds the blocks with the fewest accesses",
+        r"blocks \(32, 256\) need M = ([\d,]+) in all; with B_r = 32, the largest B_c that "
+        r"fits M = 9,000 is (\d+); without blocks, the largest that fit are chosen; "
+        r"flashsim tune finds those with the fewest accesses",
         note,
     )
     assert said is not None
@@ -493,4 +494,4 @@ def test_an_overflow_of_a_run_and_of_a_single_row_says_what_would_fit() -> None:
     run = flashsim.forward("flash", Q, Q, Q, M=3_000, blocks=(8, 40))
     with pytest.raises(flashsim.SramOverflow) as caught:
         flashsim.backward("flash", run, Q, M=3_000, blocks=(8, 40))
-    assert "blocks (8, 40) fit M = " in caught.value.__notes__[0]
+    assert "blocks (8, 40) need M = " in caught.value.__notes__[0]
