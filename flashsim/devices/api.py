@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from flashsim.algorithms.blocks import Fit, SizingProblem, q_outer_blocks
+from flashsim.algorithms.blocks import Fit, SizingProblem, clipped, q_outer_blocks
 from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
@@ -28,6 +28,7 @@ from flashsim.attention.inputs import (
     check_range,
     chip_dtype,
 )
+from flashsim.attention.masks.agreement import check_agreement
 from flashsim.attention.problem import Problem
 from flashsim.attention.shapes import Sizes
 from flashsim.devices import theory
@@ -503,6 +504,7 @@ def share_out(
     B_r = min(fixed[0], shape.N_q)
     B_c = min(fixed[1], shape.N_k)
     share = Share(problem, where, queries, B_r, B_c)
+    check_agreement(problem.mask, clipped(shape, B_r, B_c), shape, ())
     if not program.columns:
         if columns is not None:
             raise ValueError(

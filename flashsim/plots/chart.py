@@ -6,10 +6,13 @@ To add a figure:
 1. `flashsim/plots/x.py`: `x_data(…)` counts, `plot_x(data, ax)` draws on the axes; `@chart(…)`
    above it makes it the figure. `docs_arguments=` has the documentation's arguments if they are
    not the defaults.
-2. `flashsim plot x -o figures/x` with these arguments, and look at the picture. Commit its JSON,
-   from which the site draws it again. Commit the PNG only if README or a page shows it; else add
-   its name to `.gitignore`.
-3. `tests/plots/test_plots.py`: its numbers against counts, and what the picture shows.
+2. `flashsim plot x -o figures/x` with the documentation's arguments, and look at the picture.
+   Commit its JSON, from which the site draws it again. Commit the PNG only if README or a page
+   shows it; else add its name to `.gitignore`.
+3. `tests/plots/test_plots.py`: its numbers against counts, and what the picture shows. A line or
+   a text that is drawn with `gid="x"` is found there by `xy(ax, "x")`.
+4. Its line in the list of options in `docs/use.md`, and, if it is quick, its name in
+   `QUICK_FIGURES` of `tests/golden/record.py`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from flashsim.attention.arguments import check_blocks, check_flag, is_one_of, shown
+from flashsim.attention.masks.agreement import check_agreement
 from flashsim.attention.options import Options, check_options
 from flashsim.attention.problem import Problem
 from flashsim.attention.shapes import Blocks
@@ -70,6 +71,8 @@ def exact(
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
     at_problem = FormAtProblem.of(form, posed_problem, own)
     sizes = _sizes(form, at_problem.p, sizing, fixed)
+    tiles = clipped(posed_problem.shape, sizes.B_r, sizes.B_c)
+    check_agreement(posed_problem.mask, tiles, posed_problem.shape, ())
     enforced = fixed is not None or sizing == "fit"
     if enforce is not None:
         enforced = check_flag("enforce", enforce)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import Both, Mask, as_mask
 from flashsim.attention.shapes import Shape
 from flashsim.memory.traffic import Traffic
@@ -73,7 +74,13 @@ def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
     cols = np.arange(0, case.N_k, case.B_c)[None, :]
     row_ends = np.minimum(rows + case.B_r, case.N_q)
     col_ends = np.minimum(cols + case.B_c, case.N_k)
-    live = as_mask(mask, False, shape, ()).live(rows, row_ends, cols, col_ends, shape, ())
+    rule = as_mask(mask, False, shape, ())
+    live = rule.live(rows, row_ends, cols, col_ends, shape, ())
+    band = rule.band(shape, ())
+    if band is not None:  # counts and closed forms go by it
+        full = rule.full(rows, row_ends, cols, col_ends, shape, ())
+        assert np.array_equal(live, band.live(rows, row_ends, cols, col_ends, shape))
+        assert np.array_equal(full, band.full(rows, row_ends, cols, col_ends, shape))
     want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
     tiles = np.array(
         [
@@ -596,6 +603,54 @@ def test_a_mask_that_contradicts_itself_is_refused(
         pairs = pairs & (keys <= keys[:, None])
     want = flashsim.reference.attention(Q, Q[:1], Q[:1], mask=pairs)
     assert np.abs(run.O - want).max() < 1e-12
+
+
+class Diagonals(Mask):
+    """Every seventh diagonal, which no band is; `live` knows its empty tiles, and `band`, which is
+    wider, does not.
+    """
+
+    def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
+        return (rows[:, None] - cols) % 7 == 0
+
+    def band(self, shape: Shape, head: Any) -> Band:
+        return Band(None, None, shape.N_k, positional=False)
+
+
+class LiveDiagonals(Diagonals):
+    def live(
+        self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
+    ) -> Any:
+        return (row_ends - 1 - cols) // 7 * 7 >= rows - (col_ends - 1)
+
+
+class FullDiagonals(Diagonals):
+    def full(
+        self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
+    ) -> Any:
+        return (row_ends - rows == 1) & (col_ends - cols == 1) & ((rows - cols) % 7 == 0)
+
+
+@pytest.mark.parametrize("method", ["live", "full"])
+def test_tiles_that_differ_from_the_band_are_refused(method: str) -> None:
+    """The run skipped tiles that the count and the closed form had, and nothing said so."""
+    mask = {"live": LiveDiagonals, "full": FullDiagonals}[method]()
+    X = np.random.default_rng(0).normal(size=(43, 4))  # the last tile is of one row and column
+    sizes: dict[str, Any] = {"N": 43, "d": 4, "M": 500, "blocks": (2, 2), "dtype": "float64"}
+    sizes["mask"] = mask
+    match = rf"{method}\(\) and band\(\) differ on the tile"
+    with pytest.raises(ValueError, match=match):
+        flashsim.forward("q_outer", X, X, X, M=500, blocks=(2, 2), mask=mask)
+    with pytest.raises(ValueError, match=match):
+        flashsim.count("q_outer", **sizes)
+    with pytest.raises(ValueError, match=match):
+        flashsim.theory.exact("q_outer", **sizes)
+    with pytest.raises(ValueError, match=match):
+        flashsim.devices.count("ring", P=2, **sizes)
+    sizes["mask"] = Diagonals()
+    run = flashsim.forward("q_outer", X, X, X, M=500, blocks=(2, 2), mask=Diagonals())
+    assert run.hbm == flashsim.count("q_outer", **sizes).hbm
+    assert run.hbm == flashsim.theory.exact("q_outer", **sizes).hbm
 
 
 class OfOneHead(EvenKeys):

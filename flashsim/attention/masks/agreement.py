@@ -1,7 +1,8 @@
 """Whether a mask of the user's says of tiles what it says of pairs.
 
 `allows` says which pairs attend. `live` and `full` say of whole tiles that they are empty, or need
-no mask, and algorithms believe it: a tile that is called empty by mistake is left out of O.
+no mask, and algorithms believe it: a tile that is called empty by mistake is left out of O. Counts
+and closed forms believe `band`, so `live` and `full` must say what follows from it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MOST_PAIRS = 2**22
 
 
 def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
-    """Raise ValueError where `live` or `full` of a mask of the user's contradicts its `allows`.
+    """Raise ValueError where `live` or `full` of a mask of the user's contradicts its `allows`, or
+    its `band`.
 
     blocks  the tiles of the run
     head    of which query head
@@ -34,6 +36,7 @@ def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> Non
         return
     if is_of_package(kind.allows) and all(is_of_package(method) for method in methods):
         return
+    band = mask.band(shape, head)
     cols = np.arange(blocks.T_c) * blocks.B_c
     col_ends = np.minimum(cols + blocks.B_c, shape.N_k)
     most_blocks = max(1, MOST_PAIRS // (blocks.B_r * shape.N_k))
@@ -51,6 +54,23 @@ def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> Non
         full = _of_tiles(mask.full(*tiles), len(cols))
         _refuse(mask, "live", "empty", "a query there attends to a key", rows, cols, some & ~live)
         _refuse(mask, "full", "full", "a query there does not attend", rows, cols, full & ~every)
+        if band is not None:
+            for method, says, follows in (
+                ("live", live, band.live(*tiles[:-1])),
+                ("full", full, band.full(*tiles[:-1])),
+            ):
+                _refuse_beside_band(mask, method, rows, cols, says != _of_tiles(follows, len(cols)))
+
+
+def _refuse_beside_band(mask: Mask, method: str, rows: Index, cols: Index, wrong: Bools) -> None:
+    if not wrong.any():
+        return
+    key = cols[int(np.argmax(wrong))]
+    raise ValueError(
+        f"mask is {mask!r}, whose {method}() and band() differ on the tile from query {rows[0]} "
+        f"and key {key} on: a run would not move what is counted; expected {method}() to be left "
+        "out, as it follows from band(), or band() to be left out"
+    )
 
 
 def _of_tiles(says: Bools, number: int) -> Bools:

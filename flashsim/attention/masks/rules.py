@@ -54,23 +54,26 @@ Head = tuple[int, ...]
 NO_OPTIONS: Mapping[str, Any] = {}
 MOST_OFFSET = 2**61
 ONE_AT_MOST = (("Tree", "tree"), ("Bias", "bias"), ("Sink", "sink"))
-EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)
+EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)  # every tile live, and none full
 
 
 class Mask(ABC):
     """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others
     make counts smaller.
 
-    Where `band` is given, `live`, `full`, `keys` and `queries` follow from it.
-
     To add a mask:
 
-    1. A subclass of `Mask` in a file of its own in `flashsim/attention/masks/`, with `allows`. This
-       is enough for every algorithm that takes masks, and nothing else has to name the file.
-    2. `live` for fewer accesses, `full` for less masking, `keys` and `queries` for padding at the
-       end. If the mask is one band, write only `band`, as a subclass of `BandMask` does: the others
-       follow from it, counting is quick, and theory derives the live tiles from it. Only a mask
-       with `band` has a closed form for algorithms that skip tiles.
+    1. A subclass of `Mask` in a file of its own in `flashsim/attention/masks/`, with `allows`;
+       streaming.py is an example that has arguments. This is enough to run and to count every
+       algorithm that takes masks. The mask is then `flashsim.masks.X`; for `flashsim.X`, add it to
+       NAMES in `flashsim/__init__.py`.
+    2. Either `band`, or `live` and `full`, or none; not both, since `live`, `full`, `keys` and
+       `queries` follow from `band`, and a run must move what is counted. `live` makes fewer
+       accesses, `full` less masking, `keys` and `queries` serve padding at the end. If the mask is
+       one band, write `band`, as a subclass of `BandMask` does: counting is quick, and algorithms
+       that skip tiles have a closed form, which others lack. If it is not, `band` may be the
+       narrowest band around it, with `positional=False`, as `ArrayMask` has it: then empty tiles
+       inside of the band are computed.
     3. `tests/masks/x.py`, like `tests/masks/dilated.py`, with the mask and its meaning in plain
        words. The tests of masks, gradients, grouped heads and theory find it there.
     """
@@ -108,8 +111,12 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` allows
-        everything here.
+        """Return (len(rows), len(cols)), True where query may attend to key.
+
+        rows, cols  indices of queries and keys from 0, integers (·,). For a mask that is aligned at
+                    the bottom right, as `Causal` is, query i stands at i + shape.N_k − shape.N_q
+        shape       N_q and N_k, d and d_v
+        head        the index of the query head, a tuple; () where there is one head
         """
 
     def live(
