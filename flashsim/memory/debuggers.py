@@ -65,14 +65,16 @@ def stepping_over_memory() -> Iterator[None]:
     skip = None if debugger is None else debugger.skip
     if debugger is not None and not any(file.startswith(MEMORY_FOLDER) for file in debugger.breaks):
         debugger.skip = {*(skip or ()), *STEPPED_OVER}
-    hook = sys.breakpointhook
     name = "" if sys.flags.ignore_environment else os.environ.get("PYTHONBREAKPOINT", "")
-    if hook is sys.__breakpointhook__ and name in ("", "pdb.set_trace"):
+    starts_pdb = sys.breakpointhook is sys.__breakpointhook__ and name in ("", "pdb.set_trace")
+    if starts_pdb:
         sys.breakpointhook = _start_pdb
     try:
         yield
     finally:
-        sys.breakpointhook = hook
+        # threads share the hook: only who has set it takes it back, and only Python's own returns
+        if starts_pdb and sys.breakpointhook is _start_pdb:
+            sys.breakpointhook = sys.__breakpointhook__
         tracer = sys.gettrace()
         if tracer is not None or _MONITORING is not None:
             debugger = debugger_of(tracer)  # which may have begun meanwhile

@@ -71,8 +71,9 @@ def exact(
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
     at_problem = FormAtProblem.of(form, posed_problem, own)
     sizes = _sizes(form, at_problem.p, sizing, fixed)
-    tiles = clipped(posed_problem.shape, sizes.B_r, sizes.B_c)
-    check_agreement(posed_problem.mask, tiles, posed_problem.shape, ())
+    shape = posed_problem.shape
+    tiles = Blocks(sizes.B_r, sizes.B_c, N_q=shape.N_q, N_k=shape.N_k)
+    check_agreement(posed_problem.mask, tiles, shape, ())
     enforced = fixed is not None or sizing == "fit"
     if enforce is not None:
         enforced = check_flag("enforce", enforce)

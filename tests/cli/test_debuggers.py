@@ -76,7 +76,7 @@ def stops_of_pdb(folder: Path, typed: list[str], *command: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     return done.stdout
 
@@ -208,7 +208,7 @@ class Client:
         deadline = time.monotonic() + 30
         while True:
             try:
-                self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+                self._socket = socket.create_connection(("127.0.0.1", port), timeout=120)
                 break
             except OSError:
                 assert time.monotonic() < deadline, "debugpy does not listen"

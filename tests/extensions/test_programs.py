@@ -375,9 +375,10 @@ def test_fit_needs_line_1_and_paper_its_rows() -> None:
     whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
     run = run_program(whole, operands, M=100)
     assert dict(run.blocks) == {"B_r": 6, "B_c": 6}  # 2·6·4 + 6·6 = 84; of 7, 105
-    for changes, sizing, lack in (({}, "paper", "rows"), ({"line_1": None}, "fit", "line_1")):
-        with pytest.raises(ValueError, match=f"the record of 'product' has no {lack}"):
-            run_program(replace(whole, **changes), operands, M=100, sizing=sizing)
+    with pytest.raises(ValueError, match="the record of 'product' has no rows"):
+        run_program(whole, operands, M=100, sizing="paper")
+    with pytest.raises(ValueError, match="the record of 'product' has no line_1"):
+        run_program(replace(whole, line_1=None), operands, M=100)
 
 
 def test_a_function_without_its_record_is_refused() -> None:

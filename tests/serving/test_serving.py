@@ -14,6 +14,7 @@ import flashsim
 from flashsim import serving
 from flashsim.cli import main
 from flashsim.cli import serve as command
+from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.sram import Event
 from flashsim.serving import schedules
 from flashsim.serving.api import BatchPlan, finished
@@ -767,12 +768,33 @@ def test_log_sum_exps_are_stored_in_the_chip_s_type_backward_too() -> None:
     assert back.hbm.by_array["Q"].itemsize == 2
 
 
+def test_a_program_of_the_users_own_that_stores_a_part_of_a_result_is_refused() -> None:
+    """To count it would be to count what is not the problem."""
+
+    def without_the_last(
+        hbm: Any, sram: Any, batch: Any, Q: Any, K: Any, V: Any, *words: Any
+    ) -> Any:
+        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+        L = hbm.full("L", (Q.shape[0], 1), 0.0, sram.dtype, "output")
+        Q = Q.divide(1)
+        blocks_of_O = O.divide(1)
+        for i in sram.loop(len(Q) - 1):
+            sram.store(blocks_of_O[i], sram.load(Q[i]))
+        return O, L
+
+    program = replace(programs()["varlen"], name="mine", run=without_the_last)
+    batch: Any = {"queries": [9, 8], "keys": [9, 8]}
+    message = r"'mine' .* stores 64 of the 68 elements that its sequences have of O"
+    with pytest.raises(MemoryModelError, match=message):
+        serving.count(program, **batch, d=4, M=200, blocks=(2, 2))
+
+
 def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
     def every_third_row(
         hbm: Any, sram: Any, batch: Any, Q: Any, K: Any, V: Any, *words: Any
     ) -> Any:
-        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
-        L = hbm.empty("L", (Q.shape[0], 1), sram.dtype, "output")
+        O = hbm.full("O", (Q.shape[0], V.shape[1]), 0.0, V.dtype, "output")
+        L = hbm.full("L", (Q.shape[0], 1), 0.0, sram.dtype, "output")
         Q = Q.divide(1)
         for i in sram.loop(len(Q)):
             if i % 3 == 0:

@@ -15,6 +15,7 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 import flashsim
+from flashsim.memory.debuggers import stepping_over_memory
 
 THREADS = 8
 BLAS = ThreadpoolController().select(user_api="blas")
@@ -89,6 +90,7 @@ def test_blas_has_its_threads_back_after_runs_at_once() -> None:
 FORK = """
 import os, threading
 import flashsim
+from flashsim.memory.debuggers import stepping_over_memory
 from tests.simulate.test_threads import K, Q, V, give_blas, limits
 
 def fork() -> bool:
@@ -130,3 +132,18 @@ def test_a_child_forked_meanwhile_has_no_limit_of_threads_that_it_lacks() -> Non
     inside = ["[1] [1]", "[2]"]
     parent = ["[2]"]
     assert ran.stdout.splitlines() == [*outside, *inside, *parent]
+
+
+def test_breakpoint_is_python_s_own_again_after_runs_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    monkeypatch.setattr(sys, "breakpointhook", sys.__breakpointhook__)
+    first = stepping_over_memory()
+    second = stepping_over_memory()
+    first.__enter__()
+    assert sys.breakpointhook is not sys.__breakpointhook__
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert sys.breakpointhook is sys.__breakpointhook__

@@ -84,7 +84,7 @@ def test_a_method_is_changed_in_its_own_module(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         SlidingWindow,
         "band",
-        mutated(SlidingWindow.band, ("self.right + moved", "self.right - 1 + moved")),
+        mutated(SlidingWindow.band, ("self.right + shift", "self.right - 1 + shift")),
     )
     window = SlidingWindow(2, 1)
     assert not window.whole(Shape(3, 3, 1, 1), ())[0, 1]
