@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flashsim.attention.arguments import check_count, shown
+from flashsim.attention.arguments import check_count, short_repr
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.support.sizes import ceil_div as ceil_div
 from flashsim.support.sizes import largest_that_fits, smallest_true
@@ -202,7 +202,7 @@ class SizingOverride:
         sizes = self.policy(problem)
         if not isinstance(sizes, Blocks):
             raise ValueError(
-                f"sizing returned {shown(sizes)}; expected flashsim.Blocks"
+                f"sizing returned {short_repr(sizes)}; expected flashsim.Blocks"
             )
         shape = problem.shape
         if (sizes.N_q, sizes.N_k) != (shape.N_q, shape.N_k):

@@ -20,7 +20,7 @@ from flashsim.algorithms.record import (
     every_block,
 )
 from flashsim.algorithms.with_sink import variants
-from flashsim.attention.arguments import is_one_of, shown
+from flashsim.attention.arguments import is_one_of, short_repr
 from flashsim.attention.options import Option
 from flashsim.memory.source import note_line
 
@@ -141,7 +141,7 @@ def resolve(what: Any, direction: str) -> Algorithm:
         if isinstance(what, str) and ".py:" in what
         else ""
     )
-    raise ValueError(f"unknown algorithm {shown(what)}; known: {known}{yours}")
+    raise ValueError(f"unknown algorithm {short_repr(what)}; known: {known}{yours}")
 
 
 def is_user_defined(algorithm: Algorithm) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.analysis.tune import bound_of, tune
-from flashsim.attention.arguments import check_count, check_direction, shown
+from flashsim.attention.arguments import check_count, check_direction, short_repr
 from flashsim.attention.problem import Problem
 from flashsim.drawing.proof import picture
 from flashsim.memory.errors import SramOverflow
@@ -253,7 +253,7 @@ def _schedule_of(entry: Any) -> Schedule:
     """Return the schedule of a certificate. Raises ValueError for one that is not complete."""
     if not isinstance(entry, dict) or entry.keys() != Schedule.__annotations__.keys():
         fields = "its algorithm, B_r, B_c and accesses"
-        raise ValueError(f"it is {shown(entry)}; expected {fields}")
+        raise ValueError(f"it is {short_repr(entry)}; expected {fields}")
     counts = {name: check_count(name, entry[name]) for name in ("B_r", "B_c", "accesses")}
     return Schedule(entry["algorithm"], **counts)
 

@@ -30,7 +30,7 @@ from flashsim import theory
 from flashsim.algorithms import FORWARD, PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed, clipped
 from flashsim.algorithms.own import forward_of, is_user_defined, resolve
-from flashsim.attention.arguments import check_callback, check_count, check_direction, shown
+from flashsim.attention.arguments import check_callback, check_count, check_direction, short_repr
 from flashsim.attention.masks.allowed import allowed_pairs
 from flashsim.attention.masks.rules import All, Causal, Mask
 from flashsim.attention.options import Options, check_options
@@ -331,8 +331,8 @@ def tune(
     least = check_count("least", least)
     if isinstance(problem, str | Algorithm) or callable(problem):
         raise ValueError(
-            f"problem is {shown(problem)}; expected a flashsim.Problem. Algorithms are named so: "
-            "algorithms=[…]"
+            f"problem is {short_repr(problem)}; expected a flashsim.Problem. Algorithms are "
+            "named so: algorithms=[…]"
         )
     problem = Problem.from_arguments(
         problem,
@@ -508,7 +508,7 @@ def _records(
 ) -> list[Algorithm]:
     if isinstance(algorithms, str) or not isinstance(algorithms, Iterable):
         raise ValueError(
-            f"algorithms is {shown(algorithms)}; expected several: [{shown(algorithms)}]"
+            f"algorithms is {short_repr(algorithms)}; expected several: [{short_repr(algorithms)}]"
         )
     records = {}
     for name, record in PASSES["forward" if direction == "forward" else "backward"].items():

@@ -39,7 +39,7 @@ _short.maxstring = _short.maxother = 80
 _LONGEST = 160
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value as a message shows it: its repr, shortened, in one line."""
     try:
         text = " ".join(_short.repr(value).split())
@@ -77,7 +77,7 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
     try:
         array = as_array(value)
     except Exception as error:  # ragged lists; or whatever an object's __array__ raises
-        raise ValueError(f"{name} is {shown(value)}; expected an array: {error}") from error
+        raise ValueError(f"{name} is {short_repr(value)}; expected an array: {error}") from error
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -108,7 +108,7 @@ def check_booleans(
         problem_text = f"has dtype {array.dtype}"
         hint = ""
         if not array.ndim:
-            problem_text = f"is {shown(value)}"
+            problem_text = f"is {short_repr(value)}"
             hint = or_else
         elif array.dtype.kind == "f":
             hint = for_floats
@@ -142,11 +142,11 @@ def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> i
     if type(value) is int and least <= value <= most:
         return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ValueError(f"{name} is {shown(value)}; expected a whole number")
+        raise ValueError(f"{name} is {short_repr(value)}; expected a whole number")
     if value < least:
-        raise ValueError(f"{name} is {shown(int(value))}; expected at least {least}")
+        raise ValueError(f"{name} is {short_repr(int(value))}; expected at least {least}")
     if value > most:
-        raise ValueError(f"{name} is {shown(int(value))}; expected at most {most:,}")
+        raise ValueError(f"{name} is {short_repr(int(value))}; expected at most {most:,}")
     return int(value)
 
 
@@ -161,13 +161,13 @@ def check_number(name: str, value: Any, expected: str, fits: Callable[[float], b
                 return number
     except OverflowError:  # of an int beyond the floats
         pass
-    raise ValueError(f"{name} is {shown(value)}; expected {expected}")
+    raise ValueError(f"{name} is {short_repr(value)}; expected {expected}")
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Return True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name} is {shown(value)}; expected True or False")
+        raise ValueError(f"{name} is {short_repr(value)}; expected True or False")
     return bool(value)
 
 
@@ -180,7 +180,7 @@ def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     """Return one of the known names."""
     if isinstance(value, str) and value in known:
         return value
-    raise ValueError(f"{name} is {shown(value)}; expected {' or '.join(map(repr, known))}")
+    raise ValueError(f"{name} is {short_repr(value)}; expected {' or '.join(map(repr, known))}")
 
 
 check_direction = partial(check_choice, "direction", known=DIRECTIONS)
@@ -214,7 +214,7 @@ def check_scale(scale: Any, d: int) -> float:
 def check_seed(seed: Any) -> int:
     """Return dropout's seed, of 64 bits."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**64 - 1")
+        raise ValueError(f"seed is {short_repr(seed)}; expected a whole number from 0 to 2**64 - 1")
     return int(seed)
 
 
@@ -253,7 +253,7 @@ def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | 
     except (TypeError, ValueError):
         values = ()
     if len(values) != len(names):
-        raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
+        raise ValueError(f"blocks is {short_repr(blocks)}; expected ({', '.join(names)})")
     sizes = []
     for name, value in zip(names, values, strict=True):
         sizes.append(check_count(f"blocks, {name},", value))
@@ -269,7 +269,7 @@ check_blocks = cast(
 def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
     """Return a length for each symbol, in order."""
     if not isinstance(sizes, Mapping) or set(sizes) != set(symbols):
-        names = ", ".join(map(str, sizes)) if isinstance(sizes, Mapping) else shown(sizes)
+        names = ", ".join(map(str, sizes)) if isinstance(sizes, Mapping) else short_repr(sizes)
         raise ValueError(f"sizes are {names or 'none'}; expected {', '.join(symbols)}")
     return Sizes(**{symbol: check_count(symbol, sizes[symbol]) for symbol in symbols})
 
@@ -277,7 +277,9 @@ def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
 def check_blocks_of_run(blocks: Any) -> Blocks:
     """Return the blocks of a run."""
     if not isinstance(blocks, Blocks):
-        raise ValueError(f"blocks is {shown(blocks)}; expected flashsim.Blocks, as a run has them")
+        raise ValueError(
+            f"blocks is {short_repr(blocks)}; expected flashsim.Blocks, as a run has them"
+        )
     return blocks
 
 
@@ -293,12 +295,14 @@ def check_block_mask(block_mask: Any) -> Any:
         return block_mask
     if isinstance(block_mask, str):
         expected = 'an array, a function of (T_r, T_c), or "live"'
-        raise ValueError(f"block_mask is {shown(block_mask)}; expected {expected}")
+        raise ValueError(f"block_mask is {short_repr(block_mask)}; expected {expected}")
     array = check_array("block_mask", block_mask)
     if array.dtype == bool:
         return array.copy()
     if array.dtype.kind not in "uif" or not np.isin(array, (0, 1)).all():
-        raise ValueError(f"block_mask is {shown(block_mask)}; expected booleans, or zeros and ones")
+        raise ValueError(
+            f"block_mask is {short_repr(block_mask)}; expected booleans, or zeros and ones"
+        )
     return array.astype(bool)
 
 
@@ -316,7 +320,7 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
         )
     array = check_block_mask(block_mask(*T)) if callable(block_mask) else block_mask
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"block_mask returned {shown(array)}; expected an array of booleans")
+        raise ValueError(f"block_mask returned {short_repr(array)}; expected an array of booleans")
     if array.shape != T:
         raise ValueError(
             f"block_mask has shape {array.shape}; expected (T_r, T_c) = {T}, "
@@ -332,7 +336,8 @@ def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     for function in several:
         if not _takes(function, 1):
             raise ValueError(
-                f"observers is {shown(observers)}; expected a sequence of functions of an event"
+                f"observers is {short_repr(observers)}; expected a sequence of functions of an "
+                "event"
             )
     return several
 
@@ -341,7 +346,7 @@ def check_callback(name: str, function: Any) -> Any:
     """Return a function that can be called with two arguments, or None where none is given."""
     if function is not None and not _takes(function, 2):
         raise ValueError(
-            f"{name} is {shown(function)}; expected a function that takes 2 arguments, or None"
+            f"{name} is {short_repr(function)}; expected a function that takes 2 arguments, or None"
         )
     return function
 

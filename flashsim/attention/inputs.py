@@ -22,7 +22,7 @@ from flashsim.attention.arguments import (
     check_choice,
     check_count,
     check_real,
-    shown,
+    short_repr,
 )
 from flashsim.attention.dlpack import bfloat16, innermost
 from flashsim.attention.shapes import Shape
@@ -97,7 +97,9 @@ def float_name(dtype: Any) -> str:
     except Exception:  # TypeError, ValueError, SyntaxError, … as it comes to NumPy
         numpy_name = None
     if numpy_name is None:
-        raise ValueError(f"dtype {shown(dtype)} is not known; expected one of {', '.join(FLOATS)}")
+        raise ValueError(
+            f"dtype {short_repr(dtype)} is not known; expected one of {', '.join(FLOATS)}"
+        )
     if numpy_name not in FLOATS:
         raise ValueError(
             f"dtype {numpy_name} is not supported; expected one of {', '.join(FLOATS)}"

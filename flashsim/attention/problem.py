@@ -17,7 +17,7 @@ from flashsim.attention.arguments import (
     check_scale,
     check_seed,
     check_shape,
-    shown,
+    short_repr,
 )
 from flashsim.attention.base import BaseProblem
 from flashsim.attention.inputs import float_dtype
@@ -64,9 +64,9 @@ class Problem(BaseProblem):
         """Check all fields, and convert numbers to Python's own."""
         super().__post_init__()
         if not isinstance(self.shape, Shape) or min(astuple(self.shape)) < 1:
-            raise ValueError(f"shape is {shown(self.shape)}; expected lengths of at least 1")
+            raise ValueError(f"shape is {short_repr(self.shape)}; expected lengths of at least 1")
         if not isinstance(self.mask, Mask):
-            raise ValueError(f"mask is {shown(self.mask)}; expected a mask object")
+            raise ValueError(f"mask is {short_repr(self.mask)}; expected a mask object")
         set_fields(
             self,
             scale=check_scale(self.scale, self.shape.d),
@@ -133,8 +133,8 @@ class Problem(BaseProblem):
             return cls.of(**arguments)
         if not isinstance(problem, cls):
             raise ValueError(
-                f"problem is {shown(problem)}; expected a flashsim.Problem, or lengths by name: "
-                "N=1024, d=64"
+                f"problem is {short_repr(problem)}; expected a flashsim.Problem, or lengths by "
+                "name: N=1024, d=64"
             )
         defaults = signature(cls.of).parameters
         for name, value in arguments.items():
@@ -142,7 +142,7 @@ class Problem(BaseProblem):
             plain = isinstance(value, bool | int | float | str)
             if value is not default and not (plain and value == default):
                 reason = "a problem is given, which has its own; expected one of the two"
-                raise ValueError(f"{name} is {shown(value)}, and {reason}")
+                raise ValueError(f"{name} is {short_repr(value)}, and {reason}")
         if problem.mask.per_head:
             raise ValueError(
                 f"mask is {problem.mask!r}, which may differ between heads; expected one mask for "

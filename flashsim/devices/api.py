@@ -18,7 +18,7 @@ from flashsim.attention.arguments import (
     check_count,
     check_flag,
     is_one_of,
-    shown,
+    short_repr,
 )
 from flashsim.attention.inputs import (
     Array,
@@ -323,7 +323,9 @@ def backward(
     M by default the run's; columns and blocks as in `forward`. Raises ValueError as there.
     """
     if not isinstance(run, DevicesResult) or "O" not in run.arrays:
-        raise ValueError(f"run is {shown(run)}; expected what flashsim.devices.forward returned")
+        raise ValueError(
+            f"run is {short_repr(run)}; expected what flashsim.devices.forward returned"
+        )
     gradient = check_dO(dO, run.O, check_finite=check_flag("check_finite", check_finite))
     problem = run.share.problem.with_memory(M)
     program, share, columns = share_out(
@@ -409,7 +411,7 @@ def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
     """
     if not isinstance(tally, DevicesResult):
         raise ValueError(
-            f"tally is {shown(tally)}; expected what flashsim.devices' functions return"
+            f"tally is {short_repr(tally)}; expected what flashsim.devices' functions return"
         )
     program = tally.plan.program
     form = form_beside(program, program.direction, theory.DevicesForm) or form_of(program)

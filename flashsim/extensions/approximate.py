@@ -26,7 +26,7 @@ from flashsim.attention.arguments import (
     check_count,
     check_scale,
     check_seed,
-    shown,
+    short_repr,
 )
 from flashsim.attention.inputs import DEFAULT_DTYPE, Array, float_dtype
 from flashsim.extensions.parts.clusters import homes, sorted_rows
@@ -352,7 +352,9 @@ def _plan_arguments(
     ):
         if value is not None:
             has = "k mixtures or features" if of_k else "rounds of clusters of C rows"
-            raise ValueError(f"{argument} is {shown(value)}; expected none, as {name!r} has {has}")
+            raise ValueError(
+                f"{argument} is {short_repr(value)}; expected none, as {name!r} has {has}"
+            )
     if of_k:
         return name, {**sizes, "k": k}, how
     return (

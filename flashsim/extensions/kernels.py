@@ -20,7 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import check_array, check_choice, check_number, is_one_of, shown
+from flashsim.attention.arguments import (
+    check_array,
+    check_choice,
+    check_number,
+    is_one_of,
+    short_repr,
+)
 from flashsim.attention.inputs import Array, chip_dtype, largest, smallest_normal
 from flashsim.attention.options import check_how
 from flashsim.extensions.parts.kernel_functions import PROFILES, KernelFunction, Own, Radial
@@ -110,7 +116,9 @@ def gradient(
     """
     name = run.algorithm if isinstance(run, Result) else ""
     if name not in [program_name(order) for order in ORDERS]:
-        raise ValueError(f"run is {shown(run)}; expected what flashsim.kernels.product returned")
+        raise ValueError(
+            f"run is {short_repr(run)}; expected what flashsim.kernels.product returned"
+        )
     plan = run.plan
     k: Any = plan.options["k"]
     if isinstance(k, Own) != (derivative is not None):
@@ -119,10 +127,10 @@ def gradient(
             if isinstance(k, Own)
             else f"none, as {k.name!r} has its own"
         )
-        raise ValueError(f"derivative is {shown(derivative)}; expected {message}")
+        raise ValueError(f"derivative is {short_repr(derivative)}; expected {message}")
     if isinstance(k, Own):
         if not callable(derivative):
-            raise ValueError(f"derivative is {shown(derivative)}; expected a function")
+            raise ValueError(f"derivative is {short_repr(derivative)}; expected a function")
         k = replace(k, gradient=derivative)
     if (shape := check_array("dY", dY).shape) != run.Y.shape:
         raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
@@ -198,11 +206,13 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
         return Radial(kernel, check_number("sigma", sigma, expected, lambda s: least <= s <= most))
     if isinstance(kernel, str) or not callable(kernel):
         raise ValueError(
-            f"unknown kernel {shown(kernel)}; known: {', '.join(map(repr, PROFILES))}, or a "
+            f"unknown kernel {short_repr(kernel)}; known: {', '.join(map(repr, PROFILES))}, or a "
             "function f(x, z)"
         )
     if not isinstance(sigma, int | float) or sigma != 1:
-        raise ValueError(f"sigma is {shown(sigma)}; expected none, as the kernel is a function")
+        raise ValueError(
+            f"sigma is {short_repr(sigma)}; expected none, as the kernel is a function"
+        )
     return Own(kernel, limit)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashsim.attention.arguments import check_choice, check_flag, shown
+from flashsim.attention.arguments import check_choice, check_flag, short_repr
 from flashsim.attention.options import check_how
 from flashsim.extensions.parts.mlp import check_live
 from flashsim.extensions.programs import programs
@@ -128,7 +128,7 @@ def _plan_arguments(
         options[name] = check_live(name, mask)
         if blocks is None:
             raise ValueError(
-                f"blocks is None, {name} is {shown(mask)}; expected (B_r, B_d, B_f, B_o), of which "
-                "blocks it is"
+                f"blocks is None, {name} is {short_repr(mask)}; expected (B_r, B_d, B_f, B_o), "
+                "of which blocks it is"
             )
     return programs()["sparse_mlp_fused" if fused else TILES[tiles]], options

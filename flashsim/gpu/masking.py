@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flashsim.attention.arguments import check_block_mask, check_flag, shown
+from flashsim.attention.arguments import check_block_mask, check_flag, short_repr
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import Causal, Mask
 from flashsim.attention.shapes import Shape
@@ -49,7 +49,7 @@ def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any
         or min(band.left or 0, band.right or 0) < 0
     ):
         raise ValueError(
-            f"mask is {shown(mask)}; on a GPU expected an array, SlidingWindow or Causal"
+            f"mask is {short_repr(mask)}; on a GPU expected an array, SlidingWindow or Causal"
         )
     if band.left is None and band.right in (None, 0):
         return Rule(band.right == 0, None, None, block_mask)

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from flashsim.attention.arguments import is_one_of, shown
+from flashsim.attention.arguments import is_one_of, short_repr
 from flashsim.gpu.compiling import KERNELS as SOURCES
 from flashsim.gpu.kernel import Kernel
 
@@ -29,7 +29,7 @@ def kernel(name: str) -> Kernel:
     """Return a rung of the ladder, or raise ValueError."""
     if not is_one_of(name, ladder()):
         raise ValueError(
-            f"kernel is {shown(name)}; expected one of {', '.join(map(repr, ladder()))}"
+            f"kernel is {short_repr(name)}; expected one of {', '.join(map(repr, ladder()))}"
         )
     return ladder()[name]
 

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from flashsim.algorithms import Algorithm
-from flashsim.attention.arguments import check_number, shown, whole_numbers
+from flashsim.attention.arguments import check_number, short_repr, whole_numbers
 from flashsim.attention.inputs import DEFAULT_DTYPE, float_dtype
 from flashsim.simulate.api import count
 
@@ -278,7 +278,7 @@ def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = DEFAULT
 def _known(machine: Any) -> Machine:
     if not isinstance(machine, Machine):
         raise ValueError(
-            f"machine is {shown(machine)}; expected a Machine, such as MACHINES['H100']"
+            f"machine is {short_repr(machine)}; expected a Machine, such as MACHINES['H100']"
         )
     return machine
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from flashsim.attention.arguments import is_one_of, near, shown
+from flashsim.attention.arguments import is_one_of, near, short_repr
 from flashsim.attention.inputs import float_name
 from flashsim.hardware.machines import MACHINES, Machine
 from flashsim.support.schema import convert
@@ -70,7 +70,7 @@ def machine_of(what: str | Machine) -> Machine:
     if isinstance(what, str | os.PathLike) and Path(what).suffix.lower() in SUFFIXES:
         return read_machine(what)
     known = f"known: {', '.join(MACHINES)}; yours is FILE.json or FILE.toml"
-    raise ValueError(f"unknown machine {shown(what)}; {known}")
+    raise ValueError(f"unknown machine {short_repr(what)}; {known}")
 
 
 def _machine(data: Any) -> Machine:
@@ -79,12 +79,12 @@ def _machine(data: Any) -> Machine:
         if name not in names:
             close = near(name, names)
             hint = f", perhaps {close} is meant" if close else ""
-            raise ValueError(f"it has {shown(name)}{hint}; expected {', '.join(names)}")
+            raise ValueError(f"it has {short_repr(name)}{hint}; expected {', '.join(names)}")
     file = convert(data, _MachineFile)
     if not file.name:
         raise ValueError("name is ''; expected text")
     if file.sms < 1:
-        raise ValueError(f"sms is {shown(file.sms)}; expected a whole number of at least 1")
+        raise ValueError(f"sms is {short_repr(file.sms)}; expected a whole number of at least 1")
     if not file.peak:
         raise ValueError('peak is {}; expected FLOP/s by dtype, such as {"float16": 1e15}')
     return Machine(
@@ -111,12 +111,12 @@ def _bytes(name: str, size: int | str, least: int) -> int:
             raise ValueError(f"{name}: {error}") from None
     if size < least:
         raise ValueError(
-            f'{name} is {shown(size)}; expected bytes, or text with a unit, such as "228KB"'
+            f'{name} is {short_repr(size)}; expected bytes, or text with a unit, such as "228KB"'
         )
     return size
 
 
 def _rate(name: str, rate: float, unit: str) -> float:
     if not 0 < rate < math.inf:
-        raise ValueError(f"{name} is {shown(rate)}; expected {unit}, a finite number above 0")
+        raise ValueError(f"{name} is {short_repr(rate)}; expected {unit}, a finite number above 0")
     return rate

@@ -23,7 +23,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from flashsim.analysis.sweeping.series import sweep_data
-from flashsim.attention.arguments import is_one_of, shown
+from flashsim.attention.arguments import is_one_of, short_repr
 from flashsim.drawing.bars import plot_run
 from flashsim.drawing.style import column_figure
 from flashsim.drawing.sweep import plot_sweep
@@ -61,7 +61,9 @@ def draw(
     and for an option it does not take.
     """
     if not is_one_of(name, FIGURES):
-        raise ValueError(f"there is no figure {shown(name)}; expected one of {', '.join(FIGURES)}")
+        raise ValueError(
+            f"there is no figure {short_repr(name)}; expected one of {', '.join(FIGURES)}"
+        )
     chart = FIGURES[name]
     for option in options:
         if option not in chart.takes:

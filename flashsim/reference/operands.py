@@ -19,7 +19,7 @@ from flashsim.attention.arguments import (
     check_number,
     check_real,
     check_scale,
-    shown,
+    short_repr,
 )
 from flashsim.attention.inputs import (
     Array,
@@ -141,7 +141,7 @@ def whole_number(name: str, value: Any, _: Mapping[str, int]) -> int:
 def two_whole_numbers(name: str, value: Any, _: Mapping[str, int]) -> tuple[int, int]:
     """Return two whole numbers of at least 1."""
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ValueError(f"{name} is {shown(value)}; expected two whole numbers")
+        raise ValueError(f"{name} is {short_repr(value)}; expected two whole numbers")
     return check_count(f"{name}[0]", value[0]), check_count(f"{name}[1]", value[1])
 
 

@@ -16,7 +16,7 @@ from flashsim.attention.arguments import (
     check_blocks,
     check_choice,
     check_observers,
-    shown,
+    short_repr,
 )
 from flashsim.attention.inputs import Array, chip_dtype, stored_type
 from flashsim.attention.shapes import Shape, Sizes
@@ -128,7 +128,8 @@ class BatchPlan(Plan):
             "dtype": batch.dtype.name,
             "scale": batch.tau,
             "options": {
-                name: v if isinstance(v, plain) else shown(v) for name, v in self.options.items()
+                name: v if isinstance(v, plain) else short_repr(v)
+                for name, v in self.options.items()
             },
         }
 
@@ -169,7 +170,9 @@ class BatchPlan(Plan):
             M=batch.M,
             enforced=True,
             stored=batch.dtype.name,
-            options=", ".join(f"{name} {shown(value)}" for name, value in self.options.items()),
+            options=", ".join(
+                f"{name} {short_repr(value)}" for name, value in self.options.items()
+            ),
             follows=tuple((name, kinds.get(name, ("N_q", "1"))) for name in follows),
         )
 
@@ -502,6 +505,6 @@ def exact(tally: Result) -> Exact:
     plan = getattr(tally, "plan", None)
     if not isinstance(plan, BatchPlan):
         raise ValueError(
-            f"tally is {shown(tally)}; expected what flashsim.serving's functions return"
+            f"tally is {short_repr(tally)}; expected what flashsim.serving's functions return"
         )
     return plan.exact()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.attention.arguments import LARGEST, check_array, check_count, shown
+from flashsim.attention.arguments import LARGEST, check_array, check_count, short_repr
 from flashsim.attention.inputs import FLOATS, Array
 from flashsim.support.sizes import ceil_div
 
@@ -52,8 +52,8 @@ def check_sequences(
     """
     if not isinstance(values, list | tuple) or not values:
         raise ValueError(
-            f"{name} is {shown(values)}; expected a list of arrays (heads, length, width), one for "
-            "each sequence"
+            f"{name} is {short_repr(values)}; expected a list of arrays (heads, length, width), "
+            "one for each sequence"
         )
     arrays = [check_packed(f"{name}[{s}]", array) for s, array in enumerate(values)]
     if like is not None and len(arrays) != len(like[1]):
@@ -80,7 +80,7 @@ def check_items(name: str, values: Any, items: str = "") -> Sequence[Any]:
     listed = values.ndim > 0 if isinstance(values, np.ndarray) else isinstance(values, list | tuple)
     if not listed or (items and len(values) != items.count(",") + 1):
         raise ValueError(
-            f"{name} is {shown(values)}; expected {f'({items})' if items else 'a list'}"
+            f"{name} is {short_repr(values)}; expected {f'({items})' if items else 'a list'}"
         )
     return [*values]
 
@@ -140,8 +140,8 @@ def check_words(
             where = f"{name}{position}"
             array = array[tuple(position)].item()
         raise ValueError(
-            f"{where} is {shown(array)}; expected whole numbers from {'−1' if least else 0} to "
-            "2³²−1"
+            f"{where} is {short_repr(array)}; expected whole numbers from {'−1' if least else 0} "
+            "to 2³²−1"
         )
     return np.where(array < 0, NONE, array.astype(np.int64)).astype(np.uint32)
 
@@ -171,7 +171,7 @@ def check_pages(
 def check_by_sequence(name: str, lengths: Any, least: int = 0) -> tuple[int, ...]:
     """Return a length for each sequence, from `least` up."""
     if not isinstance(lengths, list | tuple | np.ndarray | range) or not len(lengths):
-        raise ValueError(f"{name} is {shown(lengths)}; expected a length for each sequence")
+        raise ValueError(f"{name} is {short_repr(lengths)}; expected a length for each sequence")
     whole = type(lengths) is tuple and {*map(type, lengths)} == {int}
     if whole and least <= min(lengths) and max(lengths) <= LARGEST:
         return tuple(lengths)
@@ -191,7 +191,7 @@ def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
     if prefix is not None:
         if levels:
             raise ValueError(
-                f"prefix is {shown(prefix)}, and levels are given; expected one of the two"
+                f"prefix is {short_repr(prefix)}, and levels are given; expected one of the two"
             )
         levels = [[(0, b, prefix)]]
     result = []
@@ -202,8 +202,8 @@ def check_levels(b: int, prefix: Any, levels: Any) -> Levels:
             name = f"levels[{number}][{k}]"
             if not isinstance(node, tuple | list) or len(node) != 3:
                 raise ValueError(
-                    f"{name} is {shown(node)}; expected (first sequence, the one after the last, "
-                    "keys)"
+                    f"{name} is {short_repr(node)}; expected (first sequence, the one after the "
+                    "last, keys)"
                 )
             first, end, n = (
                 check_count(f"{name}'s {what}", x, 0)
@@ -227,8 +227,8 @@ def check_ends(name: str, value: Any, rows: int, of: str) -> NDArray[np.uint32]:
     ends = check_words(name, value, (None,))
     if len(ends) < 2:
         raise ValueError(
-            f"{name} is {shown(value)}; expected where each sequence begins, and where the last "
-            "one ends"
+            f"{name} is {short_repr(value)}; expected where each sequence begins, and where the "
+            "last one ends"
         )
     for s, (first, end) in enumerate(itertools.pairwise(ends.tolist())):
         if not first <= end <= rows:

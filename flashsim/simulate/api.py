@@ -16,7 +16,7 @@ from flashsim.attention.arguments import (
     check_direction,
     check_flag,
     check_observers,
-    shown,
+    short_repr,
 )
 from flashsim.attention.inputs import HEADS_FIRST, errors_with_layout, heads_first
 from flashsim.attention.options import NoOptions, Options, check_how, check_options
@@ -302,7 +302,7 @@ def check_run(algorithm: Algorithm, run: Any) -> Result:
         or "O" not in run.arrays
     ):
         expected = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
-        kind = shown(run) if isinstance(run, Result) else f"a {type(run).__name__}"
+        kind = short_repr(run) if isinstance(run, Result) else f"a {type(run).__name__}"
         raise ValueError(f"run is {kind}; expected {expected}")
     if run.algorithm != algorithm.forward_pass:
         own = f"its backward pass is backward({run.algorithm!r}, …), if any"

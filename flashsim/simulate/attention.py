@@ -15,7 +15,7 @@ from flashsim.algorithms.notation import logaddexp
 from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
 from flashsim.algorithms.record import GRADIENTS, Algorithm
-from flashsim.attention.arguments import check_tiles, shown
+from flashsim.attention.arguments import check_tiles, short_repr
 from flashsim.attention.inputs import Array, Inputs, chip_dtype
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.dropout import NoDropout, TileDropout
@@ -102,7 +102,7 @@ class AttentionPlan(Plan):
         plain = bool | int | float | str | None
         options = {}
         for name, value in self.options.items():
-            options[name] = value if isinstance(value, plain) else shown(value)
+            options[name] = value if isinstance(value, plain) else short_repr(value)
         return {
             "direction": self.program.direction,
             **asdict(problem.shape),
@@ -367,7 +367,7 @@ def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:
     tiles = sum(blocks.tiles for blocks in cuts)
     if tiles > MOST_RUN_ONE_BY_ONE:
         raise ValueError(
-            f"mask is {shown(mask)}: its tiles are counted one by one, and here are "
+            f"mask is {short_repr(mask)}: its tiles are counted one by one, and here are "
             f"T_r × T_c = {' + '.join(f'{blocks.T_r:,} × {blocks.T_c:,}' for blocks in cuts)} of "
             "them, "
             f"which takes about {tiles * 1e-4 / 3600:,.1f} hours; "

@@ -23,7 +23,7 @@ from flashsim.attention.arguments import (
     check_lengths,
     check_observers,
     is_one_of,
-    shown,
+    short_repr,
 )
 from flashsim.attention.inputs import (
     FLOATS,
@@ -101,7 +101,7 @@ class MatrixPlan(Plan):
 
     def described(self) -> dict[str, Any]:
         """Return what was asked, as plain data."""
-        options = {name: shown(value) for name, value in self.options.items()}
+        options = {name: short_repr(value) for name, value in self.options.items()}
         return {"sizes": dict(self.sizes), "dtype": self.dtype.name, "options": options}
 
     def main_results(self) -> Sequence[str]:
@@ -198,7 +198,7 @@ def check_program(program: Any) -> None:
     """Raise ValueError for what is no MatrixProgram, such as its function alone."""
     if not isinstance(program, MatrixProgram):
         raise ValueError(
-            f"program is {shown(program)}; expected a MatrixProgram, the record of a function "
+            f"program is {short_repr(program)}; expected a MatrixProgram, the record of a function "
             "(docs/own.md)"
         )
 
@@ -230,7 +230,7 @@ def check_operands(
                 (array < 0) | (array > np.iinfo(np.uint32).max)
             ):
                 raise ValueError(
-                    f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1"
+                    f"{name} is {short_repr(array)}; expected whole numbers from 0 to 2³²−1"
                 )
             arrays[name] = array.astype(np.uint32)
         elif array.dtype.name not in FLOATS:
@@ -266,7 +266,9 @@ def _plan(
     problem = MatrixProblem(lengths=sizes, dtype=dtype, M=M)
     fixed = check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
-        raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
+        raise ValueError(
+            f"unknown sizing {short_repr(sizing)}; known: {', '.join(map(repr, SIZINGS))}"
+        )
     enforced = (
         (fixed is not None or sizing == "fit")
         if enforce is None

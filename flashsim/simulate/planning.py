@@ -27,7 +27,7 @@ from flashsim.algorithms.blocks import (
 from flashsim.algorithms.own import is_user_defined
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.algorithms.sink_gradient import least_room
-from flashsim.attention.arguments import check_blocks, check_flag, shown
+from flashsim.attention.arguments import check_blocks, check_flag, short_repr
 from flashsim.attention.inputs import (
     Inputs,
     check_backward_range,
@@ -481,7 +481,7 @@ def _policy_of_user(policy: Any) -> Sizing:
     """Return a policy object of the user's, whose blocks are checked."""
     if isinstance(policy, str) or not callable(policy):
         raise ValueError(
-            f"unknown sizing {shown(policy)}; known: {', '.join(map(repr, SIZINGS))}, or a policy "
-            "object"
+            f"unknown sizing {short_repr(policy)}; known: {', '.join(map(repr, SIZINGS))}, or a "
+            "policy object"
         )
     return SizingOverride(policy, check_flag("sizing.enforced", getattr(policy, "enforced", None)))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import check_choice, check_count, check_flag, shown
+from flashsim.attention.arguments import check_choice, check_count, check_flag, short_repr
 from flashsim.attention.inputs import Array
 
 Function = Callable[..., Any]
@@ -359,7 +359,7 @@ def _with_signature(adapted: Function, fn: Function, added: Iterable[str]) -> Fu
     those that the adapter adds.
     """
     if not callable(fn):
-        raise ValueError(f"fn is {shown(fn)}; expected a function")
+        raise ValueError(f"fn is {short_repr(fn)}; expected a function")
     adapted.__name__ = adapted.__qualname__ = getattr(fn, "__name__", type(fn).__name__)
     adapted.__module__ = getattr(fn, "__module__", adapted.__module__)
     try:

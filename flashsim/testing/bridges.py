@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from flashsim.attention.arguments import check_count, shown
+from flashsim.attention.arguments import check_count, short_repr
 from flashsim.attention.inputs import Array, float_dtype
 from flashsim.support.install import OTHERS
 from flashsim.testing.kernel import memory_of
@@ -83,7 +83,7 @@ class Bridge:
     def __init__(self, device: Any = None) -> None:
         if device is not None:
             raise ValueError(
-                f"device is {shown(device)}; expected none, because NumPy has no devices"
+                f"device is {short_repr(device)}; expected none, because NumPy has no devices"
             )
 
     def use(self) -> AbstractContextManager[Any]:
@@ -113,7 +113,7 @@ class _Torch(Bridge):
             self.device = self.torch.device("cpu" if device is None else device)
         except (TypeError, RuntimeError) as error:
             raise ValueError(
-                f"device is {shown(device)}; expected what torch.device takes: {error}"
+                f"device is {short_repr(device)}; expected what torch.device takes: {error}"
             ) from None
 
     def send(self, name: str, array: Array) -> NativeArray:
@@ -204,10 +204,12 @@ class _Jax(Bridge):
         try:
             self.device = self.jax.devices(device)[0] if isinstance(device, str) else device
         except RuntimeError as error:
-            raise ValueError(f"device is {shown(device)}; expected a platform: {error}") from None
+            raise ValueError(
+                f"device is {short_repr(device)}; expected a platform: {error}"
+            ) from None
         if not (device is None or isinstance(self.device, self.jax.Device)):
             raise ValueError(
-                f"device is {shown(device)}; expected a jax.Device, or a platform's name"
+                f"device is {short_repr(device)}; expected a jax.Device, or a platform's name"
             )
 
     def send(self, name: str, array: Array) -> NativeArray:

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import check_choice, check_count, check_flag, check_number, shown
+from flashsim.attention.arguments import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    short_repr,
+)
 from flashsim.attention.inputs import Array
 from flashsim.testing.problem import Problem
 from flashsim.testing.regimes import BIASES, MASKS, REGIMES, SINKS, in_8_bits, sinks, slopes, values
@@ -112,12 +118,13 @@ class Case:
             "Case: dropout_p", self.dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1
         )
         if not isinstance(self.block, tuple) or len(self.block) != 2:
-            raise ValueError(f"Case: block is {shown(self.block)}; expected a pair (B_r, B_c)")
+            raise ValueError(f"Case: block is {short_repr(self.block)}; expected a pair (B_r, B_c)")
         checked["block"] = tuple(check_count("Case: block", side) for side in self.block)
         if self.window is not None:
             if not isinstance(self.window, tuple) or len(self.window) != 2:
                 raise ValueError(
-                    f"Case: window is {shown(self.window)}; expected a pair (left, right), or None"
+                    f"Case: window is {short_repr(self.window)}; expected a pair (left, right), "
+                    "or None"
                 )
             checked["window"] = tuple(check_count("Case: window", side, -1) for side in self.window)
         for name, value in checked.items():
@@ -128,8 +135,8 @@ class Case:
         elements = self.B * self.H_kv * self.group * longest * widest
         if elements > MOST_ELEMENTS:
             raise ValueError(
-                f"Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to {shown(elements)} "
-                "elements; "
+                "Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to "
+                f"{short_repr(elements)} elements; "
                 f"expected at most {MOST_ELEMENTS:,}, because a float64 oracle checks each of them"
             )
 

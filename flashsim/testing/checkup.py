@@ -17,7 +17,7 @@ from flashsim.attention.arguments import (
     check_count,
     check_flag,
     is_one_of,
-    shown,
+    short_repr,
 )
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
@@ -189,7 +189,7 @@ def replay(
     __tracebackhide__ = VERDICT
     kernel = kernel_of(fn, spec, backward, dropout)
     if not isinstance(case, Case):
-        raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
+        raise ValueError(f"case is {short_repr(case)}; expected a flashsim.testing.Case")
     if reason := CHECKS[_check_name(check)].needs(kernel):
         raise ValueError(f"check {check!r} does not apply: {reason}")
     finding = try_check(CHECKS[check], kernel, case)
@@ -230,17 +230,19 @@ def kernel_of(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:
     """Return the kernel under test. Raises ValueError for what is not a function, or not a spec."""
     check_spec(spec)
     if not callable(fn):
-        raise ValueError(f"fn is {shown(fn)}; expected a function")
+        raise ValueError(f"fn is {short_repr(fn)}; expected a function")
     for name, function in (("backward", backward), ("dropout", dropout)):
         if function is not None and not callable(function):
-            raise ValueError(f"{name} is {shown(function)}; expected a function")
+            raise ValueError(f"{name} is {short_repr(function)}; expected a function")
     shapes = None if spec.max_shapes is None else pool(spec).allowed
     return Kernel(fn, spec, backward, dropout, shapes)
 
 
 def _check_name(name: Any) -> str:
     if not is_one_of(name, CHECKS):
-        raise ValueError(f"there is no check {shown(name)}; expected one of {', '.join(CHECKS)}")
+        raise ValueError(
+            f"there is no check {short_repr(name)}; expected one of {', '.join(CHECKS)}"
+        )
     return name
 
 
@@ -252,7 +254,7 @@ def _check_names(checks: Any) -> list[str] | None:
     names = list(checks) if isinstance(checks, Iterable) and getattr(checks, "ndim", True) else []
     if not names:
         raise ValueError(
-            f"checks is {shown(checks)}; expected names of checks, or None for all that apply"
+            f"checks is {short_repr(checks)}; expected names of checks, or None for all that apply"
         )
     return [_check_name(name) for name in names]
 
@@ -263,8 +265,8 @@ def _check_expected(kernel: Kernel, reasons: Any, names: Sequence[str] | None) -
         isinstance(reason, str) for reason in expected.values()
     ):
         raise ValueError(
-            f"expected_failures is {shown(reasons)}; expected a dictionary of checks' names and "
-            "reasons"
+            f"expected_failures is {short_repr(reasons)}; expected a dictionary of checks' names "
+            "and reasons"
         )
     _, left_out = applicable(kernel, names)
     for name in expected:

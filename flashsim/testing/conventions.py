@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.attention.arguments import shown
+from flashsim.attention.arguments import short_repr
 from flashsim.testing.adapters import flashinfer, paged, varlen, vllm
 
 
@@ -52,8 +52,8 @@ class Convention(NamedTuple):
             return self.calls(fn, arrays, options)
         if not type(arrays[0]).__module__.startswith("torch"):
             raise ValueError(
-                f"seed is {shown(seed)}; expected none: in a convention only torch's generator has "
-                "one"
+                f"seed is {short_repr(seed)}; expected none: in a convention only torch's "
+                "generator has one"
             )
         torch: Any = importlib.import_module("torch")
         device = arrays[0].device

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import LARGEST, check_flag, check_number, is_one_of, shown
+from flashsim.attention.arguments import LARGEST, check_flag, check_number, is_one_of, short_repr
 from flashsim.attention.inputs import FLOATS, chip_dtype, float_dtype, stored_type
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -125,7 +125,8 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(
-                    f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}"
+                    f"Spec: {name} is {short_repr(value)}; expected one of "
+                    f"{', '.join(map(repr, known))}"
                 )
         flags = [field.name for field in fields(self) if field.type == "bool"]
         checked: dict[str, Any] = {
@@ -187,7 +188,7 @@ def call_of(instance: Any) -> str:
 def check_spec(spec: Any) -> Spec:
     """Return the spec. Raises ValueError if it is not a Spec."""
     if not isinstance(spec, Spec):
-        raise ValueError(f"spec is {shown(spec)}; expected a flashsim.testing.Spec")
+        raise ValueError(f"spec is {short_repr(spec)}; expected a flashsim.testing.Spec")
     return spec
 
 
@@ -206,7 +207,7 @@ def _check_dtypes(value: Any) -> tuple[str, ...]:
         raise ValueError(f"Spec: dtypes is empty; expected some of {choices}")
     for name in names:
         if not is_one_of(name, DTYPES):
-            raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {choices}")
+            raise ValueError(f"Spec: dtypes has {short_repr(name)}; expected some of {choices}")
         dtype_of(name)  # some need a package
     return names
 
@@ -215,7 +216,7 @@ def _check_names(value: Any) -> tuple[str, ...]:
     names = _as_tuple(value)
     are_names = all(isinstance(name, str) and name.isidentifier() for name in names)
     if isinstance(value, str) or not are_names:
-        raise ValueError(f"Spec: unchecked is {shown(value)}; expected names of parameters")
+        raise ValueError(f"Spec: unchecked is {short_repr(value)}; expected names of parameters")
     return names
 
 
@@ -232,7 +233,7 @@ def _check_whole(name: str, value: Any, largest: int, count: int | None = None) 
     are_whole = all(_is_whole(n) and 0 < n <= largest for n in numbers)
     if not numbers or not are_whole or (count is not None and len(numbers) != count):
         raise ValueError(
-            f"Spec: {name} is {shown(value)}; expected {expected} of at most {largest:,}"
+            f"Spec: {name} is {short_repr(value)}; expected {expected} of at most {largest:,}"
         )
     return tuple(int(n) for n in numbers)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import check_count, is_one_of, shown
+from flashsim.attention.arguments import check_count, is_one_of, short_repr
 from flashsim.attention.inputs import Array
 from flashsim.testing.bridges import BRIDGES, Bridge
 from flashsim.testing.conventions import CONVENTIONS
@@ -251,13 +251,13 @@ def wrap(
     missing.
     """
     if not callable(fn) and not hasattr(fn, "plan"):
-        raise ValueError(f"fn is {shown(fn)}; expected a function of (q, k, v)")
+        raise ValueError(f"fn is {short_repr(fn)}; expected a function of (q, k, v)")
     if not is_one_of(xp, BRIDGES):
-        raise ValueError(f"xp is {shown(xp)}; expected one of {', '.join(map(repr, BRIDGES))}")
+        raise ValueError(f"xp is {short_repr(xp)}; expected one of {', '.join(map(repr, BRIDGES))}")
     if convention is not None:
         if not is_one_of(convention, CONVENTIONS):
             known = ", ".join(map(repr, (None, *CONVENTIONS)))
-            raise ValueError(f"convention is {shown(convention)}; expected one of {known}")
+            raise ValueError(f"convention is {short_repr(convention)}; expected one of {known}")
         packages = CONVENTIONS[convention].packages
         if xp not in packages:
             expected = " or ".join(map(repr, packages))
@@ -267,7 +267,8 @@ def wrap(
     if page is not None:
         if convention is None or not CONVENTIONS[convention].page:
             raise ValueError(
-                f"page is {shown(page)}; expected none, as convention {convention!r} has no pages"
+                f"page is {short_repr(page)}; expected none, as convention {convention!r} has no "
+                "pages"
             )
         page = check_count("page", page)
     return Wrapped(fn, BRIDGES[xp](device), convention, device, page)

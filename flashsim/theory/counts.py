@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from flashsim.attention.arguments import check_blocks, check_flag, is_one_of, shown
+from flashsim.attention.arguments import check_blocks, check_flag, is_one_of, short_repr
 from flashsim.attention.masks.agreement import check_agreement
 from flashsim.attention.options import Options, check_options
 from flashsim.attention.problem import Problem
@@ -88,7 +88,7 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
         sizes = form.call(form.line_1, rows, width)
         if not isinstance(sizes, tuple) or len(sizes) != 2:
             raise ValueError(
-                f"line_1 of Form {form.name!r} returned {shown(sizes)}; expected (B_r, B_c)"
+                f"line_1 of Form {form.name!r} returned {short_repr(sizes)}; expected (B_r, B_c)"
             )
         return clipped(p, *(form.whole("block size", size, 1) for size in sizes))
 
@@ -98,8 +98,8 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
 
     if not is_one_of(sizing, ("paper", "fit")):
         raise NoClosedForm(
-            f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, "
-            "B_c)"
+            f"no closed form for sizing {short_repr(sizing)}; known: 'paper', 'fit', or "
+            "blocks=(B_r, B_c)"
         )
     if blocks is not None:
         return clipped(p, *blocks)

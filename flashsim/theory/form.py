@@ -13,7 +13,7 @@ from flashsim.attention.arguments import (
     check_direction,
     check_tiles,
     is_one_of,
-    shown,
+    short_repr,
     whole_numbers,
 )
 from flashsim.attention.masks.rules import All, Head, Mask, as_mask
@@ -359,7 +359,7 @@ class FormAtProblem:
         peak = form.peak_of(p, sizes, tiles)
         if not isinstance(arrays, dict):
             raise ValueError(
-                f"the traffic of Form {form.name!r} is {shown(arrays)}; expected a dict of "
+                f"the traffic of Form {form.name!r} is {short_repr(arrays)}; expected a dict of "
                 "p.array(…)"
             )
         traffic = Traffic(arrays).times(launches)
@@ -434,12 +434,13 @@ def form_of(what: Any, direction: str) -> Form:
     }
     if beside is not None and lacks:
         raise NoClosedForm(
-            f"the Form of {shown(name)} has no option {', '.join(sorted(lacks))}; expected it in "
-            "its `options`"
+            f"the Form of {short_repr(name)} has no option {', '.join(sorted(lacks))}; expected "
+            "it in its `options`"
         )
     if beside is None and not is_one_of(name, known):
         raise NoClosedForm(
-            f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}"
+            f"no closed form for {short_repr(name)}, {direction}; known: "
+            f"{', '.join(map(repr, known))}"
         )
     return known[name] if beside is None else beside
 

@@ -14,7 +14,7 @@ from flashsim.attention.arguments import (
     check_flag,
     check_lengths,
     is_one_of,
-    shown,
+    short_repr,
 )
 from flashsim.attention.matrices import Kind, MatrixProblem, Type
 from flashsim.attention.shapes import Sizes
@@ -156,7 +156,7 @@ def exact_program(
     """
     if not isinstance(name, MatrixForm) and not is_one_of(name, matrix_forms()):
         raise NoClosedForm(
-            f"no closed form for {shown(name)}; known: {', '.join(map(repr, matrix_forms()))}"
+            f"no closed form for {short_repr(name)}; known: {', '.join(map(repr, matrix_forms()))}"
         )
     form = name if isinstance(name, MatrixForm) else matrix_forms()[name]
     kinds = [kind for role, kind, *_ in form.arrays.values() if role == "input"]
@@ -167,7 +167,7 @@ def exact_program(
     problem = MatrixProblem(lengths=check_lengths([*sides], sizes), **memory)
     if not is_one_of(sizing, ("fit", "paper")):
         raise NoClosedForm(
-            f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks"
+            f"no closed form for sizing {short_repr(sizing)}; known: 'fit', 'paper', or blocks"
         )
     fixed = check_block_sizes(form.blocks, blocks)
     enforced = fixed is not None or sizing == "fit"

@@ -13,7 +13,7 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import resolve
 from flashsim.analysis.tune import tune
 from flashsim.attention import arguments as checking
-from flashsim.attention.arguments import check_array, check_count, check_scale, shown
+from flashsim.attention.arguments import check_array, check_count, check_scale, short_repr
 from flashsim.attention.masks import patterns
 from flashsim.attention.masks.dropout import keep_mask
 from flashsim.theory.problem import OneHead
@@ -648,11 +648,11 @@ def test_values_are_shown_short_and_never_fail() -> None:
         [[0] * 100] * 100,
         [[-2 / 3] * 9] * 9,
     ):
-        assert len(shown(value)) <= 160
-        assert "\n" not in shown(value)
+        assert len(short_repr(value)) <= 160
+        assert "\n" not in short_repr(value)
         with pytest.raises(ValueError, match=r"n is .*; expected"):
             check_count("n", value)
-    assert len(shown([["x" * 50] * 6] * 6)) == 160  # no more is cut than has to be
+    assert len(short_repr([["x" * 50] * 6] * 6)) == 160  # no more is cut than has to be
 
 
 def test_bounds_of_numbers_are_met() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms import options as declared_options
 from flashsim.analysis.sweeping.records import is_result
-from flashsim.attention.arguments import shown
+from flashsim.attention.arguments import short_repr
 from flashsim.attention.problem import Problem
 
 MOST_POINTS = 2**20
@@ -60,7 +60,7 @@ def values_of(name: str, argument: Any) -> list[Any]:
     if name == "blocks" and len(values) == 2 and all(isinstance(side, int) for side in values):
         return [tuple(values)]
     if not values:
-        raise ValueError(f"{name} is {shown(argument)}; expected at least one value")
+        raise ValueError(f"{name} is {short_repr(argument)}; expected at least one value")
     return values
 
 
@@ -111,7 +111,7 @@ def rows_of_table(table: Any) -> list[dict[str, Any]]:
     for row in rows:
         record = row.arguments if isinstance(row, Problem) else row
         if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
-            raise ValueError(f"points has the row {shown(record)}; expected {TABLES}")
+            raise ValueError(f"points has the row {short_repr(record)}; expected {TABLES}")
         arguments.append(_arguments(record))
     if not rows:
         raise ValueError("points has no rows; expected at least one")
@@ -128,7 +128,7 @@ def _records(table: Any) -> Iterable[Any]:
     if isinstance(table, Mapping):
         return _records_of_columns(table)
     if isinstance(table, str) or not isinstance(table, Iterable):
-        raise ValueError(f"points is {shown(table)}; expected {TABLES}")
+        raise ValueError(f"points is {short_repr(table)}; expected {TABLES}")
     return table
 
 

@@ -19,7 +19,7 @@ from flashsim.analysis.sweeping.arguments import (
     rows_of_table,
     values_of,
 )
-from flashsim.attention.arguments import DIRECTIONS, check_direction, shown
+from flashsim.attention.arguments import DIRECTIONS, check_direction, short_repr
 from flashsim.attention.options import check_options
 from flashsim.theory import Form, NoClosedForm, form_of
 
@@ -67,7 +67,7 @@ def _name_of(algorithm: Any) -> str:
     for attribute in ("name", "__name__"):
         if hasattr(algorithm, attribute):
             return str(getattr(algorithm, attribute))
-    return shown(algorithm)
+    return short_repr(algorithm)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from flashsim.analysis.sweeping.records import (
     Value,
     is_result,
 )
-from flashsim.attention.arguments import check_shape, shown
+from flashsim.attention.arguments import check_shape, short_repr
 from flashsim.attention.inputs import check_M, float_name
 from flashsim.attention.shapes import Shape
 from flashsim.memory.traffic import Occupancy, Traffic
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Value:
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     name = getattr(value, "name", None) or getattr(value, "__name__", None)
-    return name or shown(value)
+    return name or short_repr(value)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 from flashsim.analysis.sweeping.records import Row, is_result
 from flashsim.analysis.sweeping.table import Table, is_number
-from flashsim.attention.arguments import shown
+from flashsim.attention.arguments import short_repr
 
 ACCESSES = "accesses_elements"
 OTHER_SIDE = {"B_r": "B_c", "B_c": "B_r"}
@@ -192,7 +192,7 @@ def _number(row: Row, name: str) -> Any:
     if value is None or is_number(value):
         return value
     hint = "; B_c and B_r are their sides" if name == "blocks" else ""
-    raise ValueError(f"{name} is {shown(value)} in a row; expected numbers to draw{hint}")
+    raise ValueError(f"{name} is {short_repr(value)} in a row; expected numbers to draw{hint}")
 
 
 def _record(line: Line, floors: Sequence[str]) -> dict[str, Any]:

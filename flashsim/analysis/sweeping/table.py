@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Self, overload
 
 from flashsim.analysis.sweeping.records import ARGUMENTS, DEFAULTS_TO, Row, meaning
-from flashsim.attention.arguments import near, shown
+from flashsim.attention.arguments import near, short_repr
 from flashsim.support.tables import cell
 
 WITHOUT_NAME = ("algorithm", "direction", "dtype", "mask")
@@ -127,7 +127,7 @@ class Table(Sequence[dict[str, Any]]):
         close = near(column, [*self.columns, *without_unit])
         hint = f", perhaps you mean {without_unit.get(close, close)!r}" if close else ""
         raise ValueError(
-            f"there is no column {shown(column)}{hint}; there are {', '.join(self.columns)}"
+            f"there is no column {short_repr(column)}{hint}; there are {', '.join(self.columns)}"
         )
 
     def longest_axis(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import check_count, shown
+from flashsim.attention.arguments import check_count, short_repr
 from flashsim.attention.inputs import Array
 from flashsim.attention.masks.bias import Bias
 from flashsim.attention.masks.rules import Head, Index, check_broadcast, head_of
@@ -94,8 +94,8 @@ class RelativeBias(Bias):
             or numbers.max() >= self._size
         ):
             raise ValueError(
-                f"RelativeBias's bucket returned {shown(numbers)}; expected a number from 0 to "
-                f"{self._size - 1} for each"
+                f"RelativeBias's bucket returned {short_repr(numbers)}; expected a number from 0 "
+                f"to {self._size - 1} for each"
             )
         return numbers
 

@@ -41,7 +41,7 @@ from flashsim.attention.arguments import (
     check_count,
     check_flag,
     check_whole,
-    shown,
+    short_repr,
 )
 from flashsim.attention.masks.band import Band
 from flashsim.attention.shapes import Shape
@@ -232,7 +232,7 @@ class SlidingWindow(BandMask):
             left, right = (window, 0) if isinstance(window, int) else window
         except (TypeError, ValueError):
             raise ValueError(
-                f"window is {shown(window)}; expected (left, right), a number, or None"
+                f"window is {short_repr(window)}; expected (left, right), a number, or None"
             ) from None
         return cls(left, right)
 
@@ -436,7 +436,7 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
             what = (
                 f"an array of {allowed.dtype} of shape {allowed.shape}"
                 if isinstance(allowed, np.ndarray)
-                else shown(allowed)
+                else short_repr(allowed)
             )
             raise TypeError(
                 f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.attention.arguments import check_array, shown
+from flashsim.attention.arguments import check_array, short_repr
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import BandMask, Bools, Head
 from flashsim.attention.shapes import Shape
@@ -43,7 +43,7 @@ class Tree(BandMask):
         )
         if not isinstance(entries, Iterable):
             raise ValueError(
-                f"Tree's parents is {shown(parents)}; expected one entry for each node"
+                f"Tree's parents is {short_repr(parents)}; expected one entry for each node"
             )
         self.parents = tuple(_parent(node, entry) for node, entry in enumerate(entries))
 
@@ -97,7 +97,8 @@ def _parent(node: int, entry: Any) -> int:
     if isinstance(entry, bool) or not isinstance(entry, int | np.integer) or not -1 <= entry < node:
         earlier = f"the index of an earlier node (at most {node - 1}), or " if node else ""
         raise ValueError(
-            f"Tree's parents[{node}] is {shown(entry)}; expected {earlier}-1 or None for a root"
+            f"Tree's parents[{node}] is {short_repr(entry)}; expected {earlier}-1 or None for a "
+            "root"
         )
     return int(entry)
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flashsim.attention.arguments import shown
+from flashsim.attention.arguments import short_repr
 from flashsim.learn.exercises.record import Exercise
 from flashsim.support.loading import file_of
 
@@ -49,7 +49,7 @@ def exercise(which: str) -> Exercise:
         if which in (record.name, str(record.number), f"{record.number:02}"):
             return record
     names = ", ".join(f"{record.number} {name}" for name, record in exercises().items())
-    raise ValueError(f"there is no exercise {shown(which)}; there are {names}")
+    raise ValueError(f"there is no exercise {short_repr(which)}; there are {names}")
 
 
 def _from_file(path: Path) -> Exercise:

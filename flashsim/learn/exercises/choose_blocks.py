@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from flashsim.attention.arguments import shown
+from flashsim.attention.arguments import short_repr
 from flashsim.learn.exercises.checks import WHOLE, check_results, common_mistake, is_whole
 from flashsim.learn.exercises.submission import Mistake, Submission
 from flashsim.memory.errors import SramOverflow
@@ -65,7 +65,7 @@ def grade(submission: Submission) -> str:
         sides = check_results("blocks", blocks(M, d), "B_r, B_c")
         if not all(is_whole(n) and 0 < n < 10**18 for n in sides):
             raise Mistake(
-                f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to "
+                f"M = {M:,}, d = {d}: blocks {short_repr(sides)}; expected two whole numbers, from 1 to "
                 "10¹⁸.",
                 WHOLE,
             )
