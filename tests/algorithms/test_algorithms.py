@@ -137,9 +137,9 @@ def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
     with pytest.raises(ValueError, match="at least M = ") as caught:
         flashsim.count(name, **shape, M=1, sizing="fit")
-    found = re.search(r"at least M = ([\d,]+)", str(caught.value))
-    assert found
-    least = int(found[1].replace(",", ""))
+    result = re.search(r"at least M = ([\d,]+)", str(caught.value))
+    assert result
+    least = int(result[1].replace(",", ""))
     assert flashsim.count(name, **shape, M=least, sizing="fit").sram.peak <= least
     if least > 1:
         with pytest.raises(ValueError, match="too small"):
@@ -211,5 +211,5 @@ def test_policies_without_parameters_are_equal() -> None:
 
 
 def test_a_function_whose_parameters_say_nothing_takes_what_is_usual() -> None:
-    usual = replace(FORWARD["flash"], run=lambda *given: (), operands=(), parts=())
+    usual = replace(FORWARD["flash"], run=lambda *inputs: (), operands=(), parts=())
     assert (usual.operands, usual.parts) == (OPERANDS, PARTS)

@@ -47,16 +47,19 @@ def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> N
     case = Case("gaussian", 9, 12, 4, 3, "float64", 1, 3, 5, "causal & padding", 0.3)
     h, dO, (Q, K, V) = 1e-4, case.dO(), case.inputs()
     options: dict[str, Any] = {"M": room_for(3, 5, 4, 3, 12), "blocks": (3, 5), **case.options}
-    got = flashsim.backward(
+    result = flashsim.backward(
         name, flashsim.forward(forward_of(name), Q, K, V, **options), dO, M=10**4
     )
     assert case.masked()[1] is not None
 
     def f(step: list[Any]) -> float:
-        moved = [a + s for a, s in zip((Q, K, V), step, strict=True)]
+        traffic = [a + s for a, s in zip((Q, K, V), step, strict=True)]
         return float(
             (
-                dO * flashsim.forward(forward_of(name), moved[0], moved[1], moved[2], **options).O
+                dO
+                * flashsim.forward(
+                    forward_of(name), traffic[0], traffic[1], traffic[2], **options
+                ).O
             ).sum()
         )
 
@@ -64,7 +67,7 @@ def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> N
         step: list[Any] = [0.0, 0.0, 0.0]
         step[position] = direction = rng.normal(size=(Q, K, V)[position].shape)
         slope = (f([h * s for s in step]) - f([-h * s for s in step])) / (2 * h)
-        want = float((getattr(got, part) * direction).sum())
+        want = float((getattr(result, part) * direction).sum())
         assert abs(want) > 1e-3  # something to see
         assert abs(slope - want) <= 1e-6 * np.abs(dO).sum()
 
@@ -83,16 +86,16 @@ def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
         {"sizing": "paper", "M": 64},
     )
     want = gradients(Q, K, V, case.dO(), **case.oracle)
-    seen = set()
+    events = set()
     for choice in choices:
-        got = flashsim.backward(name, run, case.dO(), **choice)
-        seen.add(got.blocks)
-        rounded = backward_rounding(name, run.blocks, got.blocks)
+        result = flashsim.backward(name, run, case.dO(), **choice)
+        events.add(result.blocks)
+        rounded = backward_rounding(name, run.blocks, result.blocks)
         for part, bound in zip(
             PARTS, gradient_bounds(Q, K, V, case.dO(), **rounded, **case.oracle), strict=True
         ):
-            assert of_bound(getattr(got, part), getattr(want, part), bound) <= 1
-    assert len(seen) >= 3
+            assert of_bound(getattr(result, part), getattr(want, part), bound) <= 1
+    assert len(events) >= 3
 
 
 @pytest.mark.parametrize("name", BACKWARD)
@@ -124,24 +127,24 @@ def test_weights_are_at_most_1_however_large_the_scores(
         run = flashsim.forward(
             forward_of(name), Q, K, V, M=10**5, blocks=(case.B_r, case.B_c), **case.options
         )
-        got = flashsim.backward(name, run, dO, **other)
+        result = flashsim.backward(name, run, dO, **other)
     except ValueError as error:
         if re.search("too large: .* ends at", str(error)):
             return
         raise
     wide = np.abs(dO.astype(np.float64))
     gain = 1 / (1 - case.dropout_p)
-    assert np.abs(got.dV.astype(np.float64)).max() <= gain * wide.sum(axis=0).max() * 1.01
+    assert np.abs(result.dV.astype(np.float64)).max() <= gain * wide.sum(axis=0).max() * 1.01
     exact_O = attention(Q, K, V, **case.oracle)
     bound_O = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **case.oracle)
     assert of_bound(run.O, exact_O, bound_O) <= 1
     bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **case.oracle
+        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **case.oracle
     )
     for part, want, bound in zip(PARTS, gradients(Q, K, V, dO, **case.oracle), bounds, strict=True):
-        assert np.isfinite(getattr(got, part).astype(np.float64)).all()
+        assert np.isfinite(getattr(result, part).astype(np.float64)).all()
         assert np.isfinite(bound).all()
-        assert of_bound(getattr(got, part), want, bound) <= 1, part
+        assert of_bound(getattr(result, part), want, bound) <= 1, part
 
 
 def test_the_bounds_are_no_blank_cheque() -> None:
@@ -181,11 +184,13 @@ def test_real_data_with_its_padding(name: str) -> None:
     run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=8_000)
     bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
     assert of_bound(run.O, O, bound) <= 1
-    got = flashsim.backward(name, run, dO)
+    result = flashsim.backward(name, run, dO)
     bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle
+        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **oracle
     )
     for part in PARTS:
-        assert of_bound(getattr(got, part), getattr(want, part), getattr(bounds, part)) <= 1, part
-    assert (got.dK[:, length:] == 0).all()
-    assert (got.dV[:, length:] == 0).all()
+        assert of_bound(getattr(result, part), getattr(want, part), getattr(bounds, part)) <= 1, (
+            part
+        )
+    assert (result.dK[:, length:] == 0).all()
+    assert (result.dV[:, length:] == 0).all()

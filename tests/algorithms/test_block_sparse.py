@@ -55,12 +55,12 @@ def test_with_every_tile_it_is_algorithm_2_and_4_bit_for_bit(case: Case) -> None
         lambda T_r, T_c: np.ones((T_r, T_c), bool),
     ):
         sparse = flashsim.forward("block_sparse", Q, K, V, block_mask=block_mask, **options)
-        got = flashsim.backward("block_sparse", sparse, case.dO())
+        result = flashsim.backward("block_sparse", sparse, case.dO())
         for values in ("O", "l", "m", "hbm", "sram", "blocks"):
             assert np.array_equal(getattr(sparse, values), getattr(flash, values))
         for values in (*PARTS, "hbm", "sram", "blocks"):
             assert np.array_equal(
-                getattr(got, values), getattr(want, values), equal_nan=values in PARTS
+                getattr(result, values), getattr(want, values), equal_nan=values in PARTS
             )
 
 
@@ -73,7 +73,7 @@ def test_only_the_tiles_asked_for_are_computed(case: Case, share: float) -> None
     tiles = np.random.default_rng((case.seed, 3)).random(grid(case)) < share
     options = {**tiled(case), **case.options, "block_mask": tiles}
     run = flashsim.forward("block_sparse", Q, K, V, **options)
-    got = flashsim.backward("block_sparse", run, case.dO())
+    result = flashsim.backward("block_sparse", run, case.dO())
     allowed = spread(tiles, case)
     oracle = case.oracle
     oracle["mask"] = allowed if oracle["mask"] is None else allowed & oracle["mask"]
@@ -84,23 +84,23 @@ def test_only_the_tiles_asked_for_are_computed(case: Case, share: float) -> None
     for part, want, most in zip(
         PARTS, gradients(Q, K, V, case.dO(), **oracle), bounds, strict=True
     ):
-        assert of_bound(getattr(got, part), want, most) <= 1
+        assert of_bound(getattr(result, part), want, most) <= 1
     dead = ~oracle["mask"].any(axis=1)
     assert run.l is not None
     assert run.m is not None
     assert (run.O[dead] == 0).all()
     assert (run.l[dead] == 0).all()
     assert np.isneginf(run.m[dead]).all()
-    assert (got.dQ[dead] == 0).all()
-    for direction, counted in (("forward", run), ("backward", got)):
-        asked: dict[str, Any] = {
+    assert (result.dQ[dead] == 0).all()
+    for direction, counted in (("forward", run), ("backward", result)):
+        arguments: dict[str, Any] = {
             **case.shape,
             **options,
             "dtype": case.dtype,
             "direction": direction,
         }
-        del asked["seed"]
-        tally = flashsim.count("block_sparse", **asked)
+        del arguments["seed"]
+        tally = flashsim.count("block_sparse", **arguments)
         assert (tally.hbm, tally.sram, tally.blocks) == (counted.hbm, counted.sram, counted.blocks)
 
 
@@ -156,7 +156,7 @@ def test_skipping_dead_tiles_changes_counts_alone(case: Case) -> None:
 
 
 def test_causal_skips_about_half_and_a_window_nearly_all() -> None:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 1024,
         "d": 64,
         "M": 64 * 64 * 4,
@@ -173,7 +173,7 @@ def test_causal_skips_about_half_and_a_window_nearly_all() -> None:
         (KeyPadding(100), 32),
         (KeyPadding(0), 0),
     ):
-        assert flashsim.count("block_sparse", mask=mask, **asked).hbm.reads == kept + tiles * tile
+        assert flashsim.count("block_sparse", mask=mask, **options).hbm.reads == kept + tiles * tile
 
 
 # --------------------------------------------------------------------------------------------------

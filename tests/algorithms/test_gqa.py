@@ -266,7 +266,7 @@ def of_output(case: Shared, name: str, run: flashsim.Result) -> float:
     )
 
 
-def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Result) -> float:
+def of_gradients(case: Shared, back: str, run: flashsim.Result, value: flashsim.Result) -> float:
     """The worst error of dQ, dK, dV. Grouped, dK and dV are sums over g·N_q queries; else of
     parts that were stored.
     """
@@ -275,7 +275,7 @@ def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Re
     oracle = case.oracle(run.algorithm)
     repeats = Q, repeated(K, g), repeated(V, g), dO
     want = gradients(*repeats, **oracle)
-    rounded = backward_rounding(back, run.blocks, got.blocks)
+    rounded = backward_rounding(back, run.blocks, value.blocks)
     sums = [over_groups(a, g).sum(axis=-3) for a in (want.dK, want.dV)]
     if run.problem.gqa == "separate":
         bounds = gradient_bounds(*repeats, **rounded, **oracle)
@@ -295,8 +295,8 @@ def of_gradients(case: Shared, back: str, run: flashsim.Result, got: flashsim.Re
         for k, r in np.ndindex(case.H_kv, g * case.N_q):
             dQ[..., g * k + r % g, r // g, :] = bounds.dQ[..., k, r, :]
         within = dQ, bounds.dK, bounds.dV
-    found = got.dQ, got.dK, got.dV
-    return max(of_bound(*three) for three in zip(found, (want.dQ, *sums), within, strict=True))
+    result = value.dQ, value.dK, value.dV
+    return max(of_bound(*three) for three in zip(result, (want.dQ, *sums), within, strict=True))
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)
@@ -314,10 +314,10 @@ def test_both_schedules_compute_what_repeated_heads_would(
         assert statistic is None or statistic.shape == Q.shape[:-1]
     assert of_output(case, name, run) <= 1
     for back in backward_of(name):
-        got = flashsim.backward(back, run, dO)
-        assert [a.shape for a in (got.dQ, got.dK, got.dV)] == [a.shape for a in (Q, K, V)]
-        assert {a.dtype for a in (got.dQ, got.dK, got.dV)} == {Q.dtype}
-        assert of_gradients(case, back, run, got) <= 1
+        result = flashsim.backward(back, run, dO)
+        assert [a.shape for a in (result.dQ, result.dK, result.dV)] == [a.shape for a in (Q, K, V)]
+        assert {a.dtype for a in (result.dQ, result.dK, result.dV)} == {Q.dtype}
+        assert of_gradients(case, back, run, result) <= 1
 
 
 @pytest.mark.slow
@@ -328,10 +328,10 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
     """
     case = Shared(1, 3, 3, 5, 2, 2, "float64", 8, 5, 3, kind)
     Q, K, V, dO = case.inputs()
-    given, allowed = case.masked()
+    inputs, allowed = case.masked()
     own = Shape(3, 5, 2, 2)
     rows = Shape(9, 5, 2, 2)
-    mask = as_mask(given, False, own, (3,))
+    mask = as_mask(inputs, False, own, (3,))
     together = groups.grouped(mask, 3, 3)
     together.check(rows, (1,))
     assert (together.per_head, together.folds) == (mask.per_head, mask.folds)
@@ -356,9 +356,9 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
         assert of_output(case, name, run) <= 1
         assert run_trace.about.tiles == tiles_of(want, run.blocks)
         for back in backward_of(name):
-            got, got_trace = with_trace(flashsim.backward, back, run, dO)
-            assert of_gradients(case, back, run, got) <= 1
-            assert got_trace.about.tiles == tiles_of(want, got.blocks)
+            result, got_trace = with_trace(flashsim.backward, back, run, dO)
+            assert of_gradients(case, back, run, result) <= 1
+            assert got_trace.about.tiles == tiles_of(want, result.blocks)
 
 
 def test_a_tile_of_one_position_of_each_head_is_full_where_that_position_has_all_keys() -> None:
@@ -405,19 +405,19 @@ def test_what_is_masked_in_a_kv_head_stays_there(name: str) -> None:
     Q, K, V, dO = Shared(2, 2, 5, 8, 3, 3, "float64", 1, 3, 3).inputs()
     K[:, 6:] = V[:, 6:] = np.nan
     for gqa in SCHEDULES:
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "mask": KeyPadding([2, 6, 5, 0]),
             "M": 10**4,
             "check_finite": False,
             "gqa": gqa,
         }
-        run = flashsim.forward(name, Q, K, V, blocks=(4, 3), **asked)
+        run = flashsim.forward(name, Q, K, V, blocks=(4, 3), **options)
         assert np.isfinite(run.O).all()
         assert (run.O[3] == 0).all()
         for back in backward_of(name):
-            got = flashsim.backward(back, run, dO, check_finite=False)
-            assert all(np.isfinite(a).all() for a in (got.dQ, got.dK, got.dV))
-            assert (got.dK[:, 6:] == 0).all()
+            result = flashsim.backward(back, run, dO, check_finite=False)
+            assert all(np.isfinite(a).all() for a in (result.dQ, result.dK, result.dV))
+            assert (result.dK[:, 6:] == 0).all()
 
 
 def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
@@ -428,8 +428,8 @@ def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
     Q = np.zeros((2, 2, 1), np.float16)
     with pytest.raises(ValueError, match=r"dV_parts overflows float16, which ends at 6.55e\+04"):
         flashsim.backward("flash", flashsim.forward("flash", Q, ones, V), dO)
-    got = flashsim.backward("flash", flashsim.forward("flash", Q, ones, V, gqa="grouped"), dO)
-    assert (got.dV == 0).all()
+    result = flashsim.backward("flash", flashsim.forward("flash", Q, ones, V, gqa="grouped"), dO)
+    assert (result.dV == 0).all()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -446,22 +446,22 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
     if sizing != "blocks":
         how = {**{key: value for key, value in how.items() if key != "blocks"}, "sizing": sizing}
     run = flashsim.forward(name, Q, K, V, **how)
-    asked = {**case.shape, **{key: value for key, value in how.items() if key != "seed"}}
-    tally = flashsim.count(name, **asked)
-    exact = exact_of(name, **asked)
+    options = {**case.shape, **{key: value for key, value in how.items() if key != "seed"}}
+    tally = flashsim.count(name, **options)
+    exact = exact_of(name, **options)
     same(run, tally)
     if exact is not None:
         same(tally, exact)
         assert tally.flops.matmul == exact.matmul
     for back in backward_of(name):
         if name == "block_sparse":
-            asked |= {"blocks": (run.blocks.B_r, run.blocks.B_c)}
-        got = flashsim.backward(back, run, dO, M=4 * asked["M"])
-        asked_back = {**asked, "direction": "backward", "M": 4 * asked["M"]}
+            options |= {"blocks": (run.blocks.B_r, run.blocks.B_c)}
+        result = flashsim.backward(back, run, dO, M=4 * options["M"])
+        asked_back = {**options, "direction": "backward", "M": 4 * options["M"]}
         tally = flashsim.count(back, **asked_back)
         exact = exact_of(back, **asked_back)
-        assert got.hbm == tally.hbm
-        assert (got.sram.peak, got.blocks) == (tally.sram.peak, tally.blocks)
+        assert result.hbm == tally.hbm
+        assert (result.sram.peak, result.blocks) == (tally.sram.peak, tally.blocks)
         if exact is not None:
             same(tally, exact)
             assert tally.flops.matmul == exact.matmul
@@ -480,7 +480,7 @@ def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) 
         {"N": 333, "d": 64, "d_v": 40},
     )
     for shape, kv_heads in zip(shapes, (8, 1, 8), strict=True):
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             **shape,
             "heads": 32,
             "kv_heads": kv_heads,
@@ -488,16 +488,16 @@ def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) 
             "direction": direction,
         }
         if name != "flash_basic":
-            asked["causal"] = True
+            options["causal"] = True
         same(
-            flashsim.count(name, **asked, dtype="bfloat16"),
-            theory.exact(name, **asked, dtype="bfloat16"),
+            flashsim.count(name, **options, dtype="bfloat16"),
+            theory.exact(name, **options, dtype="bfloat16"),
         )
 
 
-def both(name: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(name: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """By array, separate and grouped."""
-    separate, grouped = (flashsim.count(name, gqa=gqa, **asked).hbm.by_array for gqa in SCHEDULES)
+    separate, grouped = (flashsim.count(name, gqa=gqa, **options).hbm.by_array for gqa in SCHEDULES)
     return dict(separate), dict(grouped)
 
 
@@ -518,7 +518,7 @@ def test_live_tiles_of_groups_by_hand() -> None:
     """Causal, N = 4, two heads: rows 0 to 3 are positions 0, 0, 1, 1, so of keys in twos the
     first block needs one, of 2 keys.
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 4,
         "d": 3,
         "M": 10_000,
@@ -527,7 +527,7 @@ def test_live_tiles_of_groups_by_hand() -> None:
         "blocks": (4, 2),
         "causal": True,
     }
-    separate, grouped = both("q_outer", **asked)
+    separate, grouped = both("q_outer", **options)
     assert separate["K"].reads == 2 * 4 * 3  # the one row block has position 3
     assert grouped["K"].reads == (2 + 4) * 3
     rng = np.random.default_rng(0)
@@ -553,7 +553,7 @@ def test_summing_over_groups_by_hand() -> None:
     """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros
     and once more, and read.
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 8,
         "d": 2,
         "d_v": 3,
@@ -563,7 +563,7 @@ def test_summing_over_groups_by_hand() -> None:
         "direction": "backward",
         "sizing": "paper",
     }
-    separate, grouped = both("flash", **asked)
+    separate, grouped = both("flash", **options)
     for X, elements in (("dK", 16), ("dV", 24)):
         parts = separate[f"{X}_parts"]
         total = separate[X]
@@ -581,7 +581,7 @@ def test_summing_over_groups_by_hand() -> None:
         )
         assert (grouped[X].writes, grouped[X].init_writes) == (4 * elements, 2 * elements)
         assert f"{X}_parts" not in grouped
-    assert flashsim.count("flash", gqa="separate", **asked).hbm.extra == 6 * (16 + 24)
+    assert flashsim.count("flash", gqa="separate", **options).hbm.extra == 6 * (16 + 24)
 
 
 @pytest.mark.parametrize(("M", "tile"), [(1, 1), (2, 1), (5, 2), (12, 6), (100, 12)])
@@ -605,7 +605,7 @@ def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
         "dK": (0, 7),
         "dV": (0, 12),
     }
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 2,
         "d": 1,
         "M": 3,
@@ -614,9 +614,9 @@ def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
         "direction": "backward",
     }
     assert (
-        flashsim.count("standard", **asked).sram.peak
+        flashsim.count("standard", **options).sram.peak
         == 3
-        == theory.exact("standard", **asked).sram.peak
+        == theory.exact("standard", **options).sram.peak
     )
 
 
@@ -625,12 +625,12 @@ def test_progress_is_told_by_problem_and_the_induction_holds_for_groups() -> Non
     steps = InductionInvariant()
     flashsim.forward("flash_basic", Q, K, V, gqa="grouped", blocks=(4, 2), M=500, observers=[steps])
     assert len(steps.steps) == 2 * 5
-    told: list[tuple[int, int]] = []
-    flashsim.forward("flash", Q, K, V, on_head=lambda *at: told.append(at))
-    assert told == [(n, 6) for n in range(1, 7)]
-    told.clear()
-    flashsim.forward("flash", Q, K, V, gqa="grouped", on_head=lambda *at: told.append(at))
-    assert told == [(1, 2), (2, 2)]
+    messages: list[tuple[int, int]] = []
+    flashsim.forward("flash", Q, K, V, on_head=lambda *index: messages.append(index))
+    assert messages == [(n, 6) for n in range(1, 7)]
+    messages.clear()
+    flashsim.forward("flash", Q, K, V, gqa="grouped", on_head=lambda *index: messages.append(index))
+    assert messages == [(1, 2), (2, 2)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -649,13 +649,13 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
         names = ["--algorithm", "standard", "flash"]
         arguments = ["--backward", "--causal", "--dropout", "0.2", "--gqa", gqa, "--M", "80"]
         assert main(["run", "--qkv", str(file), *names, *arguments, *stem]) == 0
-        told = json.loads(capsys.readouterr().out)
+        messages = json.loads(capsys.readouterr().out)
         for direction in ("algorithms", "backward"):
-            assert all(result["equals_theory"] for result in told[direction].values())
+            assert all(result["equals_theory"] for result in messages[direction].values())
             assert all(
-                result["error_of_rounding_bound"] <= 1 for result in told[direction].values()
+                result["error_of_rounding_bound"] <= 1 for result in messages[direction].values()
             )
-        reads[gqa] = told["algorithms"]["flash"]["by_array"]["K"]["reads"]
+        reads[gqa] = messages["algorithms"]["flash"]["by_array"]["K"]["reads"]
     assert reads["separate"] == 3 * reads["grouped"]
     assert main(["run", "--qkv", str(file), "--head", "4", *stem]) == 0  # with KV head 1
     assert (
@@ -676,15 +676,15 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_count_takes_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["count", "flash", "--N", "64", "--d", "8", "--heads", "8", "--kv-heads", "2"]
+    options = ["count", "flash", "--N", "64", "--d", "8", "--heads", "8", "--kv-heads", "2"]
     for gqa, reads in (("separate", 8 * 512), ("grouped", 2 * 512)):
-        assert main([*asked, "--gqa", gqa, "--json", "-"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["equals_theory"]
-        assert told["by_array"]["K"]["reads"] == reads
-    assert main([*asked, "--gqa", "grouped", "--backward"]) == 0
+        assert main([*options, "--gqa", gqa, "--json", "-"]) == 0
+        messages = json.loads(capsys.readouterr().out)
+        assert messages["equals_theory"]
+        assert messages["by_array"]["K"]["reads"] == reads
+    assert main([*options, "--gqa", "grouped", "--backward"]) == 0
     assert "one group of 4 heads" in capsys.readouterr().out
-    assert main([*asked, "--backward"]) == 0
+    assert main([*options, "--backward"]) == 0
     assert "dK_parts" in capsys.readouterr().out
 
 
@@ -722,17 +722,17 @@ def objections(checks: set[str] = CHECKS) -> Iterator[str]:
             yield f"exact, {gqa}"
         if all(check.startswith("exact") for check in checks):
             continue
-        got = flashsim.backward(name, run, dO)
-        if of_gradients(case, name, run, got) > 1:
+        result = flashsim.backward(name, run, dO)
+        if of_gradients(case, name, run, result) > 1:
             yield f"gradients, {gqa}"
         if case.mask in PER_HEAD:
             continue
-        asked = {key: value for key, value in case.options(name).items() if key != "seed"} | {
+        options = {key: value for key, value in case.options(name).items() if key != "seed"} | {
             "gqa": gqa
         }
-        if run.hbm != theory.exact(name, **case.shape, **asked).hbm:
+        if run.hbm != theory.exact(name, **case.shape, **options).hbm:
             yield f"counts, {gqa}"
-        if got.hbm != theory.exact(name, **case.shape, **asked, direction="backward").hbm:
+        if result.hbm != theory.exact(name, **case.shape, **options, direction="backward").hbm:
             yield f"counts backward, {gqa}"
 
 

@@ -104,12 +104,13 @@ def test_a_function_may_take_parts() -> None:
         """
         return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
 
-    asked: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
+    options: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
     assert np.array_equal(
-        flashsim.forward(masked, Q, K, V, **asked).O, flashsim.forward("flash", Q, K, V, **asked).O
+        flashsim.forward(masked, Q, K, V, **options).O,
+        flashsim.forward("flash", Q, K, V, **options).O,
     )
     assert (
-        flashsim.trace(masked, Q, K, V, head=0, **asked).about.title == "Algorithm 2: with a mask"
+        flashsim.trace(masked, Q, K, V, head=0, **options).about.title == "Algorithm 2: with a mask"
     )
     with pytest.raises(ValueError, match="has no mask"):
         flashsim.forward(two_sweeps, Q, K, V, causal=True)
@@ -163,18 +164,18 @@ def test_a_form_that_does_not_know_an_option_says_nothing_of_it(tmp_path: Path) 
 def test_options_have_names_of_their_own() -> None:
     """Whatever flashsim's functions take themselves could not be given to the user's."""
     for function in (flashsim.forward, flashsim.count, tune, flashsim.sweep, flashsim.trace):
-        taken = inspect.signature(function).parameters.values()
-        assert {each.name for each in taken if each.kind is not each.VAR_KEYWORD} <= ARGUMENTS, (
+        duration = inspect.signature(function).parameters.values()
+        assert {each.name for each in duration if each.kind is not each.VAR_KEYWORD} <= ARGUMENTS, (
             function
         )
-    for text, said in (
+    for text, message in (
         ("M=3", "an option 'M', which is an arg"),
         ("w", r"options with a default"),
         ("**w", r"V, blocks, w\)"),
     ):
         scope: dict[str, Any] = {}
         exec(f"def f(hbm, sram, Q, K, V, blocks, {text}): ...", scope)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             flashsim.count(scope["f"], N=5, d=2)
 
 
@@ -255,10 +256,10 @@ BACK = replace(
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices(gqa: str) -> None:
-    asked: dict[str, Any] = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
+    options: dict[str, Any] = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
     own: dict[str, Any] = {"weight": 5}
-    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, **own, **asked)
-    theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **asked)
+    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, **own, **options)
+    theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **options)
     dO = rng.normal(size=run.O.shape)
     mine = flashsim.backward(BACK, run, dO)
     want = flashsim.backward("flash", theirs, dO)
@@ -278,9 +279,9 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
         "kv_heads": 2,
         "dtype": "float64",
     }
-    back = flashsim.count(BACK, **sizes, **asked, **own, direction="backward")
+    back = flashsim.count(BACK, **sizes, **options, **own, direction="backward")
     assert back.hbm == mine.hbm
-    assert flashsim.count(FORTH, **sizes, **asked, **own).hbm == run.hbm
+    assert flashsim.count(FORTH, **sizes, **options, **own).hbm == run.hbm
     traced = flashsim.trace(BACK, Q, K, V, dO=dO[:2], head=1, blocks=(3, 4), M=200, weight=3)
     assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
 
@@ -296,11 +297,11 @@ def test_what_is_returned_besides_reaches_the_backward_pass_too() -> None:
 
 
 def test_what_a_record_lacks_is_told() -> None:
-    for weight, said in (
+    for weight, text in (
         (0, "weight is 0; expected at least 1"),
         (None, "weight is None; expected a whole number"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             flashsim.forward(FORTH, Q, K, V, weight=weight)  # type: ignore[call-arg]
     with pytest.raises(
         TypeError, match="forward takes no argument 'wieght'; did you mean 'weight'"
@@ -346,8 +347,8 @@ def test_a_form_of_ones_own_equals_the_count(traffic: str, tmp_path: Path) -> No
     form = module_of(
         TWO_SWEEPS + FORM.replace("    traffic=traffic,\n", traffic), tmp_path / "formed.py"
     ).FORM
-    asked: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
-    assert theory.exact(form, **asked).hbm == flashsim.count(two_sweeps, **asked).hbm
+    options: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
+    assert theory.exact(form, **options).hbm == flashsim.count(two_sweeps, **options).hbm
 
 
 def test_what_is_no_algorithm_is_refused() -> None:
@@ -443,7 +444,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "text"),
     [
         (
             "",
@@ -485,9 +486,9 @@ MISTAKES = {
         ),
     ],
 )
-def test_what_comes_back_is_checked(end: str, said: str, tmp_path: Path) -> None:
+def test_what_comes_back_is_checked(end: str, text: str, tmp_path: Path) -> None:
     mine = module_of(HEAD + end, tmp_path / "mine.py").mine
-    with pytest.raises(MemoryModelError, match=re.escape(said)):
+    with pytest.raises(MemoryModelError, match=re.escape(text)):
         flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
 
 
@@ -546,7 +547,7 @@ TOLD = {**MISTAKES, **WHERE_NAN_BEGINS, **NOT_COUNTED}
 @pytest.mark.parametrize("mistake", TOLD)
 def test_a_beginners_mistake_is_told_at_its_line(mistake: str, tmp_path: Path) -> None:
     """And where NaN begins, and what cannot be counted."""
-    line, said = TOLD[mistake]
+    line, text = TOLD[mistake]
     mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
     call = (
         partial(flashsim.count, mine, N=9, d=4)
@@ -560,7 +561,7 @@ def test_a_beginners_mistake_is_told_at_its_line(mistake: str, tmp_path: Path) -
         if mistake in NOT_COUNTED
         else Exception
     )
-    with np.errstate(all="ignore"), pytest.raises(error, match=re.escape(said)) as caught:
+    with np.errstate(all="ignore"), pytest.raises(error, match=re.escape(text)) as caught:
         call(blocks=(4, 5), M=200)
     assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
 
@@ -611,16 +612,16 @@ def test_a_function_that_ends_the_process_in_c_is_told(
         [sys.executable, "-m", "flashsim", *arguments], capture_output=True, text=True, check=False
     )
     ended = "SIGSEGV" if "string_at" in how else "exit status 0"
-    said = f"flashsim {arguments[0]}: error: {file}:mine ended the process ({ended})\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    text = f"flashsim {arguments[0]}: error: {file}:mine ended the process ({ended})\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "said", "status"), [(2, "interrupted", 130), (15, "terminated", 143)]
+    ("number", "text", "status"), [(2, "interrupted", 130), (15, "terminated", 143)]
 )
 def test_signals_reach_a_function_of_one_s_own_once(
-    number: int, said: str, status: int, tmp_path: Path
+    number: int, text: str, status: int, tmp_path: Path
 ) -> None:
     """Whether they are sent to the program, or, as by a terminal, to all of its processes."""
     file = tmp_path / "mine.py"
@@ -653,7 +654,7 @@ def test_signals_reach_a_function_of_one_s_own_once(
             assert program.stderr is not None
             assert program.stdout.readline() == "here\n"
             send(program.pid, number)
-            assert program.stderr.read().startswith(f"{said} (at line 10 of {file}: ")
+            assert program.stderr.read().startswith(f"{text} (at line 10 of {file}: ")
         assert program.returncode == status
 
 
@@ -720,14 +721,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "said"), FORMS.values(), ids=list(FORMS))
+@pytest.mark.parametrize(("before", "after", "message"), FORMS.values(), ids=list(FORMS))
 def test_a_form_of_ones_own_that_goes_wrong(
-    before: str, after: str, said: str, tmp_path: Path
+    before: str, after: str, message: str, tmp_path: Path
 ) -> None:
     assert before in FORM
     text = TWO_SWEEPS + FORM.replace(before, after)
     file = tmp_path / "formed.py"
-    with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(said)) as caught:
+    with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(message)) as caught:
         theory.exact(module_of(text, file).FORM, N=8, d=4, M=500, sizing="fit")
     if not isinstance(caught.value, ValueError):
         assert caught.value.__notes__[0].startswith("at line ")
@@ -771,24 +772,24 @@ def test_ones_own_with_queries_outermost_has_line_1_of_queries(sizing: str) -> N
     times as often.
     """
     sizes: dict[str, Any] = {"N": 1024, "d": 64, "M": 25_600}
-    found = flashsim.count(queries_outermost, **sizes, sizing=sizing)
+    result = flashsim.count(queries_outermost, **sizes, sizing=sizing)
     own, flashs = (
         flashsim.count(name, **sizes, sizing=sizing).blocks for name in ("q_outer", "flash")
     )
-    assert found.blocks.B_r > found.blocks.B_c
-    assert found.blocks.B_r >= own.B_r
+    assert result.blocks.B_r > result.blocks.B_c
+    assert result.blocks.B_r >= own.B_r
     keys_first = flashsim.count(
         queries_outermost, **sizes, sizing=Fixed(flashs.B_r, flashs.B_c, enforced=False)
     )
-    assert found.hbm.accesses < keys_first.hbm.accesses
+    assert result.hbm.accesses < keys_first.hbm.accesses
     (row,) = flashsim.sweep(queries_outermost, **sizes, sizing=sizing).rows
-    assert (row["B_r"], row["B_c"]) == (found.blocks.B_r, found.blocks.B_c)
+    assert (row["B_r"], row["B_c"]) == (result.blocks.B_r, result.blocks.B_c)
 
 
 def test_a_backward_pass_that_is_missing_is_described(tmp_path: Path) -> None:
     run = flashsim.forward(two_sweeps, Q, K, V, M=200)
     dO = np.ones_like(run.O)
-    said = (
+    text = (
         r"'two_sweeps\.py:two_sweeps' has no backward pass: its file lacks one, a function g\(hbm, sram, Q, K, V, O, dO, …, "
         r"blocks, tau, …\) that returns dQ, dK, dV, in a record, Algorithm\(.*of='two_sweeps\.py:two_sweeps', run=g, line_1=…\)"
     )
@@ -799,10 +800,10 @@ def test_a_backward_pass_that_is_missing_is_described(tmp_path: Path) -> None:
         lambda: flashsim.trace(two_sweeps, Q, K, V, head=0, dO=dO),
         lambda: tune(N=8, d=4, direction="backward", algorithms=[two_sweeps]),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             call()
     (row,) = flashsim.sweep(two_sweeps, N=8, d=4, direction="backward").rows
-    assert re.search(said, str(row["reason"]))
+    assert re.search(text, str(row["reason"]))
     with pytest.raises(
         ValueError,
         match=r"unknown algorithm 'two_sweeps\.py:two_sweeps'.*; of your own, pass the function itself",
@@ -831,9 +832,9 @@ def test_a_function_stands_for_the_backward_pass_in_its_file(
     run = flashsim.forward(both.attention, Q, K, V, M=100)
     theirs = flashsim.forward("flash", Q, K, V, M=100)
     dO = np.ones_like(run.O)
-    found = flashsim.backward(both.attention, run, dO)
-    assert found.algorithm == "back"
-    assert np.array_equal(found.dQ, flashsim.backward("flash", theirs, dO).dQ)
+    result = flashsim.backward(both.attention, run, dO)
+    assert result.algorithm == "back"
+    assert np.array_equal(result.dQ, flashsim.backward("flash", theirs, dO).dQ)
 
 
 @pytest.mark.parametrize("line", DECIDING)
@@ -844,13 +845,13 @@ def test_numbers_that_decide_where_to_go_on_are_refused_where_there_are_none(
     0), did not end.
     """
     mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
-    said = f"{DECIDING[line]} lets a tile's numbers decide where to go on"
+    text = f"{DECIDING[line]} lets a tile's numbers decide where to go on"
     for call in (
         lambda: flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200),
         lambda: tune(N=9, d=4, M=200, algorithms=[mine]),
         lambda: flashsim.forward(mine, Q, K, V, sizing="fit", M=200),
     ):
-        with pytest.raises(TypeError, match=re.escape(said)) as caught:
+        with pytest.raises(TypeError, match=re.escape(text)) as caught:
             call()
         assert str(caught.value).endswith("flashsim.forward(…, blocks=(B_r, B_c)) runs it as it is")
         assert "\n" not in str(caught.value)

@@ -502,11 +502,11 @@ def test_reversed_turns_are_run_and_counted_by_any_memory() -> None:
         hbm = HBM(arithmetic=arithmetic)
         sram = SRAM(hbm, 100, fold=fold)
         Q = hbm.place("Q", np.ones((31, 1))).divide(4)
-        seen = []
+        events = []
         for i in reversed(sram.loop(len(Q))):
             sram.load(Q[i])
-            seen.append(i)
-        assert seen == ([7, 6, 0] if fold else [7, 6, 5, 4, 3, 2, 1, 0])
+            events.append(i)
+        assert events == ([7, 6, 0] if fold else [7, 6, 5, 4, 3, 2, 1, 0])
         assert hbm.traffic.reads == 31
         some = [*reversed(sram.loop(4, where=np.array([True, False, True, True])))]
         assert some == ([3, 0] if fold else [3, 2, 0])

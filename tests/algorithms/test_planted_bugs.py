@@ -58,8 +58,8 @@ SHAPE: dict[str, Any] = {"N_q": 13, "N_k": 22, "d": 4, "d_v": 3}
 
 def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
     """Make the checks that our tests make, and yield those that object."""
-    asked: dict[str, Any] = {**SHAPE, "M": M, "dtype": "float64"}
-    exact = theory.exact(algorithm.name, **asked)
+    options: dict[str, Any] = {**SHAPE, "M": M, "dtype": "float64"}
+    exact = theory.exact(algorithm.name, **options)
     with np.errstate(all="ignore"):
         for seed, regime in itertools.product(range(3), REGIMES):
             Q, K, V = Case(regime, 13, 22, 4, 3, "float64", seed, 1, 1).inputs()
@@ -84,7 +84,7 @@ def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
             if (run.hbm, run.sram) != (exact.hbm, exact.sram):
                 yield "counts"
             try:
-                differs = flashsim.count(algorithm, **asked).hbm != exact.hbm
+                differs = flashsim.count(algorithm, **options).hbm != exact.hbm
             except MemoryModelError:  # it is run on small numbers first, and is not attention
                 differs = True
             if differs:
@@ -251,25 +251,25 @@ def passes(algorithm: Algorithm) -> list[Algorithm]:
 
 def how(algorithm: Algorithm, case: Case) -> dict[str, Any]:
     blocks = 1 if algorithm.name == "memory_efficient" else case.B_r, case.B_c
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "M": 400,
         "blocks": blocks,
         "mask": case.masked()[0],
         "dropout_p": case.dropout_p,
     }
     if alone(algorithm):
-        del asked["blocks"]
-        asked |= {
+        del options["blocks"]
+        options |= {
             "M": ALONE[algorithm.name][0],
             "sizing": flashsim.Fixed(case.B_r, case.B_c, enforced=False),
         }
     if algorithm.name == "block_sparse":
         T_r = -(-case.N_q // case.B_r)
         T_c = -(-case.N_k // case.B_c)
-        asked["block_mask"] = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (
+        options["block_mask"] = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (
             np.arange(T_c) == T_c - 1
         )
-    return asked
+    return options
 
 
 def counted_as_known(algorithm: Algorithm) -> bool:
@@ -281,8 +281,8 @@ def counted_as_known(algorithm: Algorithm) -> bool:
     for one, case in itertools.product(passes(algorithm), (cases[5], cases[2], cases[3], cases[7])):
         if one is not algorithm and algorithm is not original:  # its other pass, which is as it is
             continue
-        got = flashsim.count(one, **case.shape, **how(algorithm, case), direction=one.direction)
-        if (got.hbm, got.sram) != known(one.name, one.direction, original, case):
+        result = flashsim.count(one, **case.shape, **how(algorithm, case), direction=one.direction)
+        if (result.hbm, result.sram) != known(one.name, one.direction, original, case):
             return False
     return True
 
@@ -290,10 +290,10 @@ def counted_as_known(algorithm: Algorithm) -> bool:
 @cache
 def known(name: str, direction: str, of: Algorithm, case: Case) -> tuple[Any, Any]:
     """What theory says of a pass of this algorithm."""
-    asked = how(of, case)
-    if asked.pop("sizing", None):
-        asked |= {"blocks": (case.B_r, case.B_c), "enforce": False}
-    exact = theory.exact(name, **case.shape, **asked, direction=direction)
+    options = how(of, case)
+    if options.pop("sizing", None):
+        options |= {"blocks": (case.B_r, case.B_c), "enforce": False}
+    exact = theory.exact(name, **case.shape, **options, direction=direction)
     return exact.hbm, exact.sram
 
 
@@ -361,8 +361,8 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
             yield "statistics"
     if run.lse is not None and "statistics" in checks:
         with np.errstate(divide="ignore"):
-            wanted = want.m + np.log(want.l)
-        live = np.isfinite(wanted)
+            expected = want.m + np.log(want.l)
+        live = np.isfinite(expected)
         reach = score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
         off = (
             2 * (case.d + 4) * reach
@@ -373,19 +373,19 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
         ) * 2**-53
         if (
             not np.array_equal(np.isfinite(run.lse), live)
-            or of_bound(run.lse[live], wanted[live], 4 * off[live]) > 1
+            or of_bound(run.lse[live], expected[live], 4 * off[live]) > 1
         ):
             yield "statistics"
     for check, back in itertools.product(
         [c for c in ("gradients", "dO = 1") if c in checks], backward
     ):
         dO, exact = gradients_of(case, sparse, check)
-        got = flashsim.backward(back, run, dO)
-        rounded = backward_rounding(back, run.blocks, got.blocks)
+        result = flashsim.backward(back, run, dO)
+        rounded = backward_rounding(back, run.blocks, result.blocks)
         bounds = bounds_of(case, sparse, check, tuple(rounded.items()))
         if any(
             of_bound(*three) > 1
-            for three in zip((got.dQ, got.dK, got.dV), exact, bounds, strict=True)
+            for three in zip((result.dQ, result.dK, result.dV), exact, bounds, strict=True)
         ):
             yield check
     dead = np.zeros(case.N_k, bool) if oracle["mask"] is None else ~oracle["mask"].any(axis=0)
@@ -394,8 +394,8 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
         run = flashsim.forward(ahead, Q, K, V, check_finite=False, **options)
         numbers = [run.O]
         for back in backward:
-            got = flashsim.backward(back, run, case.dO(), check_finite=False)
-            numbers += [got.dQ, got.dK, got.dV]
+            result = flashsim.backward(back, run, case.dO(), check_finite=False)
+            numbers += [result.dQ, result.dK, result.dV]
         if not all(np.isfinite(a).all() for a in numbers):
             yield "poison"
 

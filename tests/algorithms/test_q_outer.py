@@ -45,10 +45,10 @@ class Seen:
 def test_the_chapters_march_through_the_causal_matrix() -> None:
     """n = 16, B_q = B_k = 4 (the chapter): "Processing order for Q tile 2"."""
     Q, K, V, _ = inputs(16, 16, 4, 4)
-    seen = Seen()
-    flashsim.forward("q_outer", Q, K, V, blocks=(4, 4), M=200, causal=True, observers=[seen])
-    third = seen.moved.index("Q[2]")
-    assert seen.moved[third : seen.moved.index("Q[3]")] == [
+    events = Seen()
+    flashsim.forward("q_outer", Q, K, V, blocks=(4, 4), M=200, causal=True, observers=[events])
+    third = events.moved.index("Q[2]")
+    assert events.moved[third : events.moved.index("Q[3]")] == [
         "Q[2]",
         "K[0]",
         "V[0]",
@@ -59,7 +59,7 @@ def test_the_chapters_march_through_the_causal_matrix() -> None:
         "O[2]",
         "L[2]",
     ]
-    assert seen.masked == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert events.masked == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
 def test_counts_by_hand() -> None:
@@ -130,15 +130,15 @@ def test_two_passes_take_square_tiles_that_fill_m(M: int, d: int, b: int) -> Non
 
 def taken_for_full(mask: Mask, shape: Shape, B_r: int, B_c: int) -> list[bool]:
     """Return, for each tile, whether the mask is wrong on whether it is full."""
-    found = []
+    result = []
     allowed = mask.whole(shape, ())
     for top, left in itertools.product(range(0, shape.N_q, B_r), range(0, shape.N_k, B_c)):
         bottom = min(top + B_r, shape.N_q)
         right = min(left + B_c, shape.N_k)
         rows, row_ends, cols, col_ends = (np.array([n]) for n in (top, bottom, left, right))
-        said = mask.full(rows, row_ends, cols, col_ends, shape, ())[0]
-        found.append(bool(said) != bool(allowed[top:bottom, left:right].all()))
-    return found
+        text = mask.full(rows, row_ends, cols, col_ends, shape, ())[0]
+        result.append(bool(text) != bool(allowed[top:bottom, left:right].all()))
+    return result
 
 
 @given(data=st.data())
@@ -179,7 +179,7 @@ def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) 
     """Folded turns and all turns, for every algorithm that skips: equal operations, equal
     counts.
     """
-    asked: list[tuple[str, dict[str, Any]]] = [
+    arguments: list[tuple[str, dict[str, Any]]] = [
         (
             name,
             {
@@ -199,10 +199,10 @@ def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) 
         for name in names
         for mask in (Causal(), KeyPadding(18), SlidingWindow(11, 4), Causal() & KeyPadding(33))
     ]
-    folded = [flashsim.count(name, **options) for name, options in asked]
+    folded = [flashsim.count(name, **options) for name, options in arguments]
     monkeypatch.setattr(Causal, "folds", False)
     monkeypatch.setattr(Mask, "folds", False)
-    unfolded = [flashsim.count(name, **options) for name, options in asked]
+    unfolded = [flashsim.count(name, **options) for name, options in arguments]
     for one, other in zip(folded, unfolded, strict=True):
         assert (one.hbm, one.sram, one.flops) == (other.hbm, other.sram, other.flops)
 

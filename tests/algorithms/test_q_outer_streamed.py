@@ -19,8 +19,8 @@ from flashsim.theory.problem import Tiles
 from tests.helpers.cases import FEW, same
 
 
-def count(**asked: Any) -> flashsim.Result:
-    return flashsim.count("q_outer_streamed", direction="backward", **asked)
+def count(**options: Any) -> flashsim.Result:
+    return flashsim.count("q_outer_streamed", direction="backward", **options)
 
 
 def test_what_moves_by_hand() -> None:
@@ -28,8 +28,8 @@ def test_what_moves_by_hand() -> None:
     queries K and V; Nd = 16.
     """
     tally = count(N=8, d=2, M=200, blocks=(4, 2))
-    moved = {name: (a.reads, a.writes) for name, a in tally.hbm.by_array.items()}
-    assert moved == {
+    traffic = {name: (a.reads, a.writes) for name, a in tally.hbm.by_array.items()}
+    assert traffic == {
         "Q": (4 * 16 + 16, 0),
         "K": (16 + 2 * 16, 0),
         "V": (16 + 2 * 16, 0),
@@ -111,7 +111,7 @@ def test_the_words_of_a_tree_and_the_blocks_of_a_mask_in_tiles_of_one_row_and_of
         < 0.7
     )
     mask = Tree(parents) & allowed
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N_q": N_q,
         "N_k": N_k,
         "d": 3,
@@ -119,14 +119,14 @@ def test_the_words_of_a_tree_and_the_blocks_of_a_mask_in_tiles_of_one_row_and_of
         "blocks": (B_r, B_c),
         "mask": mask,
     }
-    tally = count(**asked)
-    same(tally, theory.exact("q_outer_streamed", direction="backward", **asked))
+    tally = count(**options)
+    same(tally, theory.exact("q_outer_streamed", direction="backward", **options))
     want = words_by_looking(parents, N_k, 1, B_c) + words_by_looking(parents, N_k, B_r, 1)
     assert tally.hbm.by_array["tree"].reads == want
 
 
 def test_theory_is_quick_for_a_tree_of_4096_nodes() -> None:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 4096,
         "d": 64,
         "M": 25_600,
@@ -134,7 +134,7 @@ def test_theory_is_quick_for_a_tree_of_4096_nodes() -> None:
         "direction": "backward",
     }
     begin = time.process_time()
-    exact = theory.exact("q_outer_streamed", **asked)
+    exact = theory.exact("q_outer_streamed", **options)
     assert time.process_time() - begin < 1
     assert exact.hbm.by_array["tree"].reads > 4096 * 128
 
@@ -163,6 +163,13 @@ def test_the_same_part_of_s_in_tiles_of_other_sizes(mask: Mask | None) -> None:
     if mask is None:
         assert Tiles.of(7, 9, 3, 4).cut(2, 5).area == 63
         return
-    asked: dict[str, Any] = {"N_q": 7, "N_k": 9, "d": 1, "M": 10**4, "blocks": (1, 1), "mask": mask}
+    options: dict[str, Any] = {
+        "N_q": 7,
+        "N_k": 9,
+        "d": 1,
+        "M": 10**4,
+        "blocks": (1, 1),
+        "mask": mask,
+    }
     allowed = int(mask.whole(flashsim.attention.shapes.Shape(7, 9, 1, 1), ()).sum())
-    assert count(**asked).flops.matmul == 7 * 2 * allowed
+    assert count(**options).flops.matmul == 7 * 2 * allowed

@@ -36,44 +36,44 @@ def test_numbers_are_those_of_a_window_mask(case: Case, window: tuple[int, int])
     shape = flashsim.attention.shapes.Shape(case.N_q, case.N_k, case.d, case.d_v)
     allowed = SlidingWindow(*window).whole(shape, ())
     oracle["mask"] = allowed if oracle["mask"] is None else allowed & oracle["mask"]
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
         "window": window,
     }
     run = flashsim.forward(
-        "sliding_window", Q, K, V, blocks=(case.B_r, case.B_c), **asked, **case.options
+        "sliding_window", Q, K, V, blocks=(case.B_r, case.B_c), **options, **case.options
     )
     bound = error_bound(Q, K, V, **rounding("sliding_window", run.blocks), **oracle)
     assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
-    got = flashsim.backward("sliding_window", run, case.dO())
+    value = flashsim.backward("sliding_window", run, case.dO())
     want = gradients(Q, K, V, case.dO(), **oracle)
     bounds = gradient_bounds(
         Q, K, V, case.dO(), **backward_rounding("sliding_window", run.blocks), **oracle
     )
     for part in ("dQ", "dK", "dV"):
-        assert of_bound(getattr(got, part), getattr(want, part), getattr(bounds, part)) <= 1, part
+        assert of_bound(getattr(value, part), getattr(want, part), getattr(bounds, part)) <= 1, part
     counted = {
         **case.shape,
-        **asked,
+        **options,
         "blocks": (case.B_r, case.B_c),
         "dtype": case.dtype,
         "dropout_p": case.dropout_p,
     }
-    for found, direction in ((run, "forward"), (got, "backward")):
+    for result, direction in ((run, "forward"), (value, "backward")):
         tally = flashsim.count(
             "sliding_window", **counted, mask=case.masked()[0], direction=direction
         )
-        assert (tally.hbm, tally.sram) == (found.hbm, found.sram)
+        assert (tally.hbm, tally.sram) == (result.hbm, result.sram)
 
 
 def test_k_and_v_are_read_in_proportion_to_the_window_not_to_n() -> None:
-    asked: dict[str, Any] = {"d": 64, "M": 25_600, "window": (1024, 0)}
+    options: dict[str, Any] = {"d": 64, "M": 25_600, "window": (1024, 0)}
     short, long = (
-        flashsim.count("sliding_window", N=N, **asked).hbm.by_array["K"].reads
+        flashsim.count("sliding_window", N=N, **options).hbm.by_array["K"].reads
         for N in (2**16, 2**20)
     )
     assert 15.5 < long / short < 16.5  # all keys: 256
-    B_r = flashsim.count("sliding_window", N=2**20, **asked).blocks.B_r
+    B_r = flashsim.count("sliding_window", N=2**20, **options).blocks.B_r
     assert long < 2**20 / B_r * (B_r + 1024 + 2 * 64) * 64 * 1.01
 
 

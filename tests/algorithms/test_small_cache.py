@@ -108,11 +108,11 @@ def test_it_runs_with_less_room_than_one_row_takes() -> None:
 def test_one_strip_of_s_serves_every_row_block() -> None:
     """O(N√M) extra memory: the strip is written anew for every i, before it is read for that i."""
     Q, K, V = (np.random.default_rng(0).normal(size=(n, 6)) for n in (17, 23, 23))
-    told: list[tuple[str, int, str, int]] = []
+    messages: list[tuple[str, int, str, int]] = []
 
     def watch(event: Event) -> None:
         if event.name.startswith("S[") and event.kind in ("load", "store"):
-            told.append((event.kind, dict(event.loops)["i"], event.name, event.elements))
+            messages.append((event.kind, dict(event.loops)["i"], event.name, event.elements))
 
     run = flashsim.forward("small_cache", Q, K, V, M=1000, blocks=(4, 5), observers=[watch])
     strip = run.hbm.by_array["S"]
@@ -121,7 +121,7 @@ def test_one_strip_of_s_serves_every_row_block() -> None:
     assert strip.writes == 17 * 23
     assert strip.reads == 2 * 17 * 23  # d_v = 6 in 5 and 1
     for i, rows in enumerate((4, 4, 4, 4, 1)):
-        of_i = [(kind, name, elements) for kind, at, name, elements in told if at == i]
+        of_i = [(kind, name, elements) for kind, index, name, elements in messages if index == i]
         assert of_i[:5] == [
             ("store", f"S[0, {j}]", rows * keys) for j, keys in enumerate((5, 5, 5, 5, 3))
         ]
@@ -223,8 +223,8 @@ def test_the_claim_fails_where_it_should(
 def test_the_claim_fails_for_other_algorithms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = accesses
 
-    def instead(asked: str, N: int, d: int, M: int) -> int:
-        return real(name if asked == "small_cache" else asked, N, d, max(M, d))
+    def instead(options: str, N: int, d: int, M: int) -> int:
+        return real(name if options == "small_cache" else options, N, d, max(M, d))
 
     monkeypatch.setattr(optimality, "accesses", instead)
     assert not optimality.saha_ye_small_cache(False).holds

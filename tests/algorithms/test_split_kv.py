@@ -55,11 +55,11 @@ def test_any_split_merged_either_way_is_attention(
         "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
         "blocks": (case.B_r, case.B_c),
     }
-    asked: dict[str, Any] = {**how, "splits": splits, "merge": merge}
-    run = flashsim.forward("split_kv", Q, K, V, **asked, **case.options)
+    options: dict[str, Any] = {**how, "splits": splits, "merge": merge}
+    run = flashsim.forward("split_kv", Q, K, V, **options, **case.options)
     bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **case.oracle)
     assert of_bound(run.O, attention(Q, K, V, **case.oracle), bound) <= 1
-    how_counted: dict[str, Any] = {**case.shape, **asked, "dtype": case.dtype}
+    how_counted: dict[str, Any] = {**case.shape, **options, "dtype": case.dtype}
     how_counted |= {"mask": case.masked()[0], "dropout_p": case.dropout_p}
     tally = flashsim.count("split_kv", **how_counted)
     exact = exact_of("split_kv", **how_counted)
@@ -221,9 +221,9 @@ def objections(algorithm: Algorithm) -> Iterator[str]:
                     bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **case.oracle)
                     if of_bound(run.O, attention(Q, K, V, **case.oracle), bound) > 1:
                         yield "exact"
-                    asked = {**case.shape, **how, "dtype": "float64"}
-                    asked |= {"dropout_p": case.dropout_p, "mask": case.masked()[0]}
-                    want = theory.exact("split_kv", **asked)
+                    options = {**case.shape, **how, "dtype": "float64"}
+                    options |= {"dropout_p": case.dropout_p, "mask": case.masked()[0]}
+                    want = theory.exact("split_kv", **options)
                     if (run.hbm, run.sram) != (want.hbm, want.sram):
                         yield "counts"
 

@@ -213,8 +213,8 @@ def test_streamed_backward_counts_by_hand(counted: Any) -> None:
     """7 keys in 3, 3, 1: O is read once, dQ and D by all blocks but the first. With all keys on
     chip, each once, and D.
     """
-    asked: dict[str, Any] = {**SHAPE, "direction": "backward"}
-    streamed_ = counted("streamed", **asked, M=49)
+    options: dict[str, Any] = {**SHAPE, "direction": "backward"}
+    streamed_ = counted("streamed", **options, M=49)
     assert moved(streamed_) == {
         "Q": (3 * 10, 0),
         "K": (14, 0),
@@ -229,8 +229,8 @@ def test_streamed_backward_counts_by_hand(counted: Any) -> None:
     }
     # K_j V_j dK_j dV_j, P_nj, Q_n dO_n dQ_n, L_n D_n
     assert streamed_.sram.peak == 49 == 3 * 2 * 6 + 3 + 2 + 4 + 2 + 2
-    assert counted("streamed", **asked, M=48).sram.peak == 49 - 13
-    room = counted("streamed", **asked, M=7 * 13 + 10)
+    assert counted("streamed", **options, M=48).sram.peak == 49 - 13
+    room = counted("streamed", **options, M=7 * 13 + 10)
     assert room.sram.peak == 101
     assert room.hbm.accesses == theory.compulsory(5, 7, 2, 4, "backward") + 20 + 5 + 5  # O, L and D
 
@@ -248,14 +248,16 @@ def test_hybrid_backward_in_tiles_of_some_columns(of: str) -> None:
         ]
         == 3
     )
-    wanted = gradients(Q, K, V, dO, mask=np.tri(9, dtype=bool))
+    expected = gradients(Q, K, V, dO, mask=np.tri(9, dtype=bool))
     for algorithm, right in (
         (BACKWARD["hybrid_streamed"], True),
         (planted(BACKWARD["hybrid_streamed"], (of, of.replace(" c ", " 0 * c "))), False),
     ):
-        got = flashsim.backward(algorithm, run, dO)
+        result = flashsim.backward(algorithm, run, dO)
         assert (
-            np.allclose(np.hstack([got.dQ, got.dK, got.dV]), np.hstack([*wanted]), atol=1e-12)
+            np.allclose(
+                np.hstack([result.dQ, result.dK, result.dV]), np.hstack([*expected]), atol=1e-12
+            )
             is right
         )
 
@@ -340,7 +342,7 @@ def test_tiles_of_the_backward_hybrid_fit_beside_the_generator_s_state(M: int) -
     Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 10, 4))
     run = flashsim.forward("hybrid_streamed", Q, K, V, M=M, sizing="fit", dropout_p=0.3)
     back = flashsim.backward("hybrid_streamed", run, dO, M=M, sizing="fit")
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 10,
         "d": 4,
         "M": M,
@@ -348,5 +350,5 @@ def test_tiles_of_the_backward_hybrid_fit_beside_the_generator_s_state(M: int) -
         "dtype": "float64",
         "direction": "backward",
     }
-    exact = flashsim.theory.exact("hybrid_streamed", **asked, sizing="fit")
+    exact = flashsim.theory.exact("hybrid_streamed", **options, sizing="fit")
     assert (exact.hbm, exact.sram) == (back.hbm, back.sram)

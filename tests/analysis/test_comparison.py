@@ -83,7 +83,7 @@ def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(
         both = comparison.run_all(
             inputs, ["q_outer"], lambda *_: lambda *_: None, both_ways=True, **options
         )
-        return [found["q_outer"] for found in both]
+        return [outcome["q_outer"] for outcome in both]
 
     assert all(result.ok and (result.error_of_bound or 0) > 0 for result in results())
     swap(sink_gradient.sink_gradient, "ds - rowsum", "ds - 1.001 * rowsum", monkeypatch)
@@ -111,7 +111,7 @@ def test_a_wrong_count_is_not_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("got", "want", "bound", "part"),
+    ("result", "want", "bound", "part"),
     [
         ([1.0, 2.0], [1.0, 2.5], [0.1, 1.0], 0.5),
         ([1.0], [1.0], [0.0], 0.0),
@@ -124,6 +124,6 @@ def test_a_wrong_count_is_not_ok() -> None:
     ],
 )
 def test_the_part_of_its_bound_that_an_error_is(
-    got: object, want: object, bound: object, part: float
+    result: object, want: object, bound: object, part: float
 ) -> None:
-    assert reference.of_bound(got, want, bound) == part
+    assert reference.of_bound(result, want, bound) == part

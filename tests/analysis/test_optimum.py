@@ -116,7 +116,7 @@ def test_the_same_of_three_by_three() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("N", "room", "K", "V", "wanted"),
+    ("N", "room", "K", "V", "expected"),
     [  # rows as units; V of no size: K_j and V_j move as one
         (3, 7, 2, 0, 14),
         (4, 4, 2, 0, 34),
@@ -127,16 +127,16 @@ def test_the_same_of_three_by_three() -> None:
         (4, 7, 1, 1, 21),
     ],
 )
-def test_optima_in_rows(N: int, room: int, K: int, V: int, wanted: int) -> None:
+def test_optima_in_rows(N: int, room: int, K: int, V: int, expected: int) -> None:
     """Found before by another program; its optimality is proved anew."""
     todo = frozenset((i, j) for i in range(N) for j in range(N))
     search = Search(Game(Q=1, K=K, V=V, O=1, out=1, room=room), todo)
     search.run()
-    assert search.lower == search.upper == wanted
+    assert search.lower == search.upper == expected
     table = {text_of(state): evicted for state, evicted in search.prices.items()}
-    nothing_below(search.game, search.first, wanted, table)
+    nothing_below(search.game, search.first, expected, table)
     with pytest.raises(ValueError, match="not in the table"):
-        nothing_below(search.game, search.first, wanted + 1, table)
+        nothing_below(search.game, search.first, expected + 1, table)
 
 
 def test_larger_memories_never_cost_more_and_the_bound_is_below() -> None:

@@ -450,7 +450,7 @@ def test_each_query_and_key_that_has_pairs_has_one_at_least_and_each_length_is_s
 
 
 @pytest.mark.parametrize(
-    ("holds", "given", "most"),
+    ("holds", "inputs", "most"),
     [
         (most_in_a_phase, (60, 8, 40, 9, 11), brute(60, 8, 40, 9, 11)),
         (most_in_a_phase_backward, (120, 6), most_backward(120, 6)),
@@ -458,13 +458,13 @@ def test_each_query_and_key_that_has_pairs_has_one_at_least_and_each_length_is_s
     ids=PASSES,
 )
 def test_what_takes_too_many_cells_is_not_shown(
-    holds: Any, given: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch
+    holds: Any, inputs: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many cells are too many, be the last one of those that are cut or not."""
     verdicts = []
     for cells in range(1, 200):
         monkeypatch.setattr(certificate, "MOST_CELLS", cells)
-        verdicts.append(holds(*given, math.ceil(most * 1.001)))
+        verdicts.append(holds(*inputs, math.ceil(most * 1.001)))
     assert verdicts == sorted(verdicts)
     assert len({*verdicts[4:]}) == 2
 
@@ -648,7 +648,7 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], how: str
 
 
 @pytest.mark.parametrize(
-    ("how", "in_rocq", "said"),
+    ("how", "in_rocq", "text"),
     [
         ("--N 1024 --M 25600", True, ("696,678", "no schedule moves fewer than 696678")),
         (
@@ -665,22 +665,22 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], how: str
 def test_the_command_proves(
     how: str,
     in_rocq: bool,
-    said: tuple[str, ...],
+    text: tuple[str, ...],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And it says what is proved in Rocq; the checker alone says the same."""
     out = proved_by_command(tmp_path / "proof.json", capsys, how)
-    assert all(part in out for part in said)
+    assert all(part in out for part in text)
     assert (
         out.count("Proved by hand and in Rocq (scripts/proofs); a program checked the arithmetic.")
         == 2 * in_rocq
     )
     assert out.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
-    if said:
+    if text:
         run: list[str] = [sys.executable, str(certificate.__file__), str(tmp_path / "proof.json")]
         done = subprocess.run(run, capture_output=True, text=True, check=True)
-        assert said[-1].removeprefix("no ").partition(" moves ")[2] in done.stdout
+        assert text[-1].removeprefix("no ").partition(" moves ")[2] in done.stdout
 
 
 def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,7 @@ def test_tables_show_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (
             {"N": [8, 9], "d": 4, "M": 500},
@@ -192,10 +192,10 @@ def test_tables_show_them() -> None:
     ],
 )
 def test_what_is_fixed_is_below_the_table_and_in_the_title(
-    arguments: dict[str, Any], said: str
+    arguments: dict[str, Any], text: str
 ) -> None:
     sweep = flashsim.sweep("flash", **arguments)
-    assert said in sweep.fixed
+    assert text in sweep.fixed
     assert f"{sweep.fixed}; HBM accesses in elements" in sweep.as_text(width=200)
     title = sweep.plot().get_title()
     assert " ".join(title.split()) == re.sub(r"\b([Nd])_([qkv])\b", r"$\1_\2$", sweep.fixed)

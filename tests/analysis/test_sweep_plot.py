@@ -218,9 +218,9 @@ def test_other_columns_are_drawn_likewise(x: str, values: list[int]) -> None:
     ax = flashsim.sweep(["flash", "q_outer"], **arguments, sizing="fit", check=0).plot(x=x)
     assert tuple(series(ax)) == NAMES
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
-        at = [arguments | {x: value} for value in values]
+        index = [arguments | {x: value} for value in values]
         assert xy(line) == [
-            (point[x], flashsim.count(name, **point, sizing="fit").hbm.accesses) for point in at
+            (point[x], flashsim.count(name, **point, sizing="fit").hbm.accesses) for point in index
         ]
     assert shown_ticks(ax) == [f"{value:,}" for value in values]
 

@@ -252,7 +252,7 @@ def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "asked"),
+    ("message", "options"),
     [
         (r"algorithms is 'flash'; expected several: \['flash'\]", {"algorithms": "flash"}),
         (
@@ -265,9 +265,9 @@ def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
         ("a length is missing", {"N": None}),
     ],
 )
-def test_what_is_refused(message: str, asked: dict[str, Any]) -> None:
+def test_what_is_refused(message: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
-        tune(**{"N": 8, "d": 4, **asked})
+        tune(**{"N": 8, "d": 4, **options})
 
 
 def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_the_sources_that_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bug", "said"),
+    ("bug", "text"),
     [
         (
             ("rowsum(P_tilde_ij)", "2 * rowsum(P_tilde_ij)"),
@@ -81,13 +81,13 @@ def test_the_sources_that_are_checked() -> None:
     ],
 )
 def test_the_induction_breaks_where_the_algorithm_does(
-    bug: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    bug: tuple[str, str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the first step, when none is right, as at a later one."""
     monkeypatch.setitem(FORWARD, "flash_basic", planted(FORWARD["flash_basic"], bug))
     claim = theorems_1_2.theorem_1_induction(False)
     assert not claim.holds
-    assert claim.measured.startswith(said)
+    assert claim.measured.startswith(text)
 
 
 def tenfold(made: Callable[..., Any]) -> Callable[..., Any]:

@@ -151,7 +151,7 @@ def test_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [
         ("Theorm_2", "there is no claim 'Theorm_2'; there are theorem_2_counts, "),
         ("xyz", "there is no claim 'xyz'; there are theorem_1_right, "),
@@ -159,7 +159,7 @@ def test_claims_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_claim_that_is_not_there_names_others(
-    name: str, said: str, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", "equation_4", name]) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err

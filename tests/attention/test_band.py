@@ -62,11 +62,11 @@ def looked_at(
     ends = np.minimum(row_ends, mask.queries(shape, ())), np.minimum(col_ends, mask.keys(shape, ()))
     live = mask.live(rows, ends[0], cols, ends[1], shape, ())
     full = mask.full(rows, row_ends, cols, col_ends, shape, ())
-    found: dict[tuple[bool, bool, bool], list[tuple[int, int]]] = {}
+    result: dict[tuple[bool, bool, bool], list[tuple[int, int]]] = {}
     for i, j in np.argwhere(live).tolist():
         kind = (i == blocks.T_r - 1, j == blocks.T_c - 1, not full[i, j] or bool(mask.dense(())))
-        found.setdefault(kind, []).append((i, j))
-    return found
+        result.setdefault(kind, []).append((i, j))
+    return result
 
 
 def test_kinds_are_those_of_looking_at_every_tile() -> None:
@@ -97,7 +97,7 @@ def test_kinds_are_those_of_looking_at_every_tile() -> None:
         assert {kind: count for kind, (count, _) in kinds.items()} == {
             k: len(tiles) for k, tiles in want.items()
         }, about
-        assert all(at in want[kind] for kind, (_, at) in kinds.items()), about
+        assert all(index in want[kind] for kind, (_, index) in kinds.items()), about
 
 
 def test_rows_and_columns_to_run_stand_for_all() -> None:
@@ -118,7 +118,7 @@ def test_rows_and_columns_to_run_stand_for_all() -> None:
             (i, j): n * m for j, n in tiles.alike.items() for i, m in tiles.column(j).items()
         }
         assert by_row == by_column
-        assert sorted(by_row.values()) == sorted(len(found) for found in want.values())
+        assert sorted(by_row.values()) == sorted(len(result) for result in want.values())
         for outer, turns in ((tiles.rows_alike, blocks.T_r), (tiles.alike, blocks.T_c)):
             assert sum(outer.values()) == turns
             assert outer[turns - 1] == 1
@@ -156,7 +156,7 @@ SKIPPING: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "asked"), SKIPPING)
+@pytest.mark.parametrize(("name", "options"), SKIPPING)
 @pytest.mark.parametrize(
     "mask",
     [
@@ -168,11 +168,11 @@ SKIPPING: list[tuple[str, dict[str, Any]]] = [
     ],
     ids=["causal", "window", "padding", "offset", "two offsets and query padding"],
 )
-def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: Mask) -> None:
+def test_any_length_is_counted_at_once(name: str, options: dict[str, Any], mask: Mask) -> None:
     """10¹⁴ tokens, and theory says the same."""
-    at: dict[str, Any] = {"N": 99_999_999_999_999, "d": 64, "M": 25_600, "mask": mask, **asked}
-    tally = flashsim.count(name, **at)
-    exact = theory.exact(name, **at)
+    index: dict[str, Any] = {"N": 99_999_999_999_999, "d": 64, "M": 25_600, "mask": mask, **options}
+    tally = flashsim.count(name, **index)
+    exact = theory.exact(name, **index)
     assert tally.hbm == exact.hbm
     assert tally.sram == exact.sram
     assert tally.flops.matmul == exact.matmul

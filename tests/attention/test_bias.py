@@ -88,22 +88,22 @@ def test_its_gradient_is_right_within_rounding_and_counted_as_theory_says(
     if name == "block_sparse":
         options["block_mask"] = "live"
     run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
-    got = flashsim.backward(name, run, dO)
-    assert got.dB is not None
+    result = flashsim.backward(name, run, dO)
+    assert result.dB is not None
     known: dict[str, Any] = {"bias": bias, **case.oracle}
-    rounded = backward_rounding(name, run.blocks, got.blocks)
-    assert got.dB.shape == bias.shape
+    rounded = backward_rounding(name, run.blocks, result.blocks)
+    assert result.dB.shape == bias.shape
     bound = bias_gradient_bound(Q, K, V, dO, **rounded, **known)
-    assert of_bound(got.dB, bias_gradient(Q, K, V, dO, **known), bound) <= 1
+    assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **known), bound) <= 1
     bounds = gradient_bounds(Q, K, V, dO, **rounded, **known)
     for gradient, want, most in zip(
-        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **known), bounds, strict=True
+        (result.dQ, result.dK, result.dV), gradients(Q, K, V, dO, **known), bounds, strict=True
     ):
         assert of_bound(gradient, want, most) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
-    assert got.hbm == tally.hbm == exact.hbm
-    assert got.sram == tally.sram == exact.sram
+    assert result.hbm == tally.hbm == exact.hbm
+    assert result.sram == tally.sram == exact.sram
 
 
 HEADS = ((13,), (10, 13), (3, 10, 13), (2, 1, 1, 13), (2, 3, 10, 1), (1, 3, 1, 1))
@@ -114,17 +114,17 @@ def test_heads_that_share_a_bias_add_to_one_gradient(shape: tuple[int, ...]) -> 
     Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
     bias = rng.normal(size=shape)
     run = flashsim.forward("flash", Q, K, V, M=300, blocks=(3, 4), mask=Bias(bias), causal=True)
-    got = flashsim.backward("flash", run, dO)
+    result = flashsim.backward("flash", run, dO)
     causal = np.tri(10, 13, 3, dtype=bool)
     assert np.allclose(run.O, attention(Q, K, V, bias=bias, mask=causal), rtol=0, atol=1e-12)
-    assert got.dB is not None
-    assert got.dB.shape == shape
+    assert result.dB is not None
+    assert result.dB.shape == shape
     assert np.allclose(
-        got.dB, bias_gradient(Q, K, V, dO, bias=bias, mask=causal), rtol=0, atol=1e-12
+        result.dB, bias_gradient(Q, K, V, dO, bias=bias, mask=causal), rtol=0, atol=1e-12
     )
-    moved = got.hbm.by_array["dB"]
-    assert (moved.size, moved.init_writes, moved.role) == (bias.size, bias.size, "output")
-    assert moved.reads == moved.writes - bias.size == got.hbm.by_array["bias"].reads
+    traffic = result.hbm.by_array["dB"]
+    assert (traffic.size, traffic.init_writes, traffic.role) == (bias.size, bias.size, "output")
+    assert traffic.reads == traffic.writes - bias.size == result.hbm.by_array["bias"].reads
     if len(shape) == 2:
         options: dict[str, Any] = {
             "M": 300,
@@ -142,7 +142,7 @@ def test_heads_that_share_a_bias_add_to_one_gradient(shape: tuple[int, ...]) -> 
             "direction": "backward",
         }
         assert (
-            got.hbm
+            result.hbm
             == flashsim.count("flash", **options).hbm
             == theory.exact("flash", **options).hbm
         )
@@ -178,20 +178,23 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
     )
     separate = flashsim.forward(name, Q, K, V, **options | {"gqa": "separate"})
     assert np.allclose(run.O, separate.O, rtol=0, atol=1e-12)
-    got = flashsim.backward(name, run, dO)
-    assert got.dB is not None
-    assert got.dB.shape == shape
+    result = flashsim.backward(name, run, dO)
+    assert result.dB is not None
+    assert result.dB.shape == shape
     assert np.allclose(
-        got.dB, bias_gradient(Q, K.repeat(2, 1), V.repeat(2, 1), dO, bias=bias), rtol=0, atol=1e-12
+        result.dB,
+        bias_gradient(Q, K.repeat(2, 1), V.repeat(2, 1), dO, bias=bias),
+        rtol=0,
+        atol=1e-12,
     )
-    moved = got.hbm.by_array["dB"]
+    traffic = result.hbm.by_array["dB"]
     each_head = len(shape) > 2 and shape[-3] > 1
-    assert (moved.role, moved.size) == ("output", bias.size)
-    if "dB_parts" in got.hbm.by_array:
-        parts = got.hbm.by_array["dB_parts"]
-        assert (moved.reads, moved.writes, parts.role) == (0, bias.size, "extra")
+    assert (traffic.role, traffic.size) == ("output", bias.size)
+    if "dB_parts" in result.hbm.by_array:
+        parts = result.hbm.by_array["dB_parts"]
+        assert (traffic.reads, traffic.writes, parts.role) == (0, bias.size, "extra")
         assert parts.size == parts.init_writes == bias.size * (6 if each_head else 2)
-    assert ("dB_parts" in got.hbm.by_array) == ((shape[-2] > 1) != each_head)
+    assert ("dB_parts" in result.hbm.by_array) == ((shape[-2] > 1) != each_head)
     if len(shape) == 2:
         lengths: dict[str, Any] = {
             "N_q": 6,
@@ -208,8 +211,8 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
             )
         exact = theory.exact(name, direction="backward", **lengths, **options)
         tally = flashsim.count(name, direction="backward", **lengths, **options)
-        assert got.hbm == tally.hbm == exact.hbm
-        assert got.sram == tally.sram == exact.sram
+        assert result.hbm == tally.hbm == exact.hbm
+        assert result.sram == tally.sram == exact.sram
 
 
 def test_a_single_grouped_query_has_no_parts() -> None:
@@ -218,11 +221,11 @@ def test_a_single_grouped_query_has_no_parts() -> None:
     V = rng.normal(size=(2, 7, 3))
     bias = rng.normal(size=(4, 1, 7))
     run = flashsim.forward("flash", Q, K, V, mask=Bias(bias), gqa="grouped", blocks=(5, 4), M=300)
-    got = flashsim.backward("flash", run, Q)
-    assert "dB_parts" not in got.hbm.by_array
+    result = flashsim.backward("flash", run, Q)
+    assert "dB_parts" not in result.hbm.by_array
     want = bias_gradient(Q, K.repeat(2, 0), V.repeat(2, 0), Q, bias=bias)
-    assert got.dB is not None
-    assert np.allclose(got.dB, want, rtol=0, atol=1e-12)
+    assert result.dB is not None
+    assert np.allclose(result.dB, want, rtol=0, atol=1e-12)
 
 
 def test_linear_biases_are_alibi() -> None:
@@ -382,10 +385,10 @@ def test_the_passes_that_add_dS_up_take_as_many_rows_as_fit() -> None:
 
 def test_the_docs_say_which_backward_passes_make_no_gradient_of_a_bias() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conventions.md").read_text(encoding="utf-8")
-    _, _, said = page.partition("## Which algorithms make the gradient of a bias")
+    _, _, text = page.partition("## Which algorithms make the gradient of a bias")
     but, none = re.findall(
         r"All algorithms with a backward pass make it, except (.*?)\. (.*?) have\s+no",
-        said,
+        text,
         re.DOTALL,
     )[0]
     assert set(re.findall(r"`(\w+)`", but)) == {

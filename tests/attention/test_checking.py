@@ -421,12 +421,15 @@ def test_refused(message: str, call: Callable[..., Any], options: dict[str, Any]
 
 
 def test_observers_and_on_head_are_refused_before_anything_runs() -> None:
-    seen: list[Any] = []
-    for options in ({"observers": [seen.append], "on_head": 3}, {"observers": [seen.append, 3]}):
+    events: list[Any] = []
+    for options in (
+        {"observers": [events.append], "on_head": 3},
+        {"observers": [events.append, 3]},
+    ):
         for call in (forward, backward):
             with pytest.raises(ValueError, match=r"observers|on_head"):
                 call(**options)
-    assert not seen
+    assert not events
 
 
 def test_any_byte_order_is_taken() -> None:
@@ -445,10 +448,10 @@ def test_any_byte_order_is_taken() -> None:
 
 @pytest.mark.parametrize("size", [np.uint8, np.int8, np.int64])
 def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
-    given: dict[str, Any] = {"N": size(100), "d": size(20), "M": size(100), "heads": size(100)}
-    asked: dict[str, Any] = {name: int(n) for name, n in given.items()}
-    assert exact(**given) == exact(**asked) == exact("flash", **given)
-    assert count(**given) == count(**asked)
+    inputs: dict[str, Any] = {"N": size(100), "d": size(20), "M": size(100), "heads": size(100)}
+    options: dict[str, Any] = {name: int(n) for name, n in inputs.items()}
+    assert exact(**inputs) == exact(**options) == exact("flash", **inputs)
+    assert count(**inputs) == count(**options)
     assert theory.matmul_flops(*[size(100)] * 4) == 4 * 100**3
     assert theory.theorem_2_flash(size(100), size(100), size(100)) == 100**3
     assert (
@@ -473,16 +476,16 @@ def test_an_argument_that_there_is_not_is_told_with_the_nearest_that_there_is(
     call: Callable[..., Any],
 ) -> None:
     name = "forward" if call in RUNS else call.__name__
-    for given, meant in (
+    for inputs, expected in (
         ("caual", "; did you mean 'causal'?"),
         ("split", "; did you mean 'splits'?"),
         ("zzz", "$"),
     ):
         with pytest.raises(
             TypeError,
-            match=f"{name} takes no argument '{given}'{re.escape(meant) if meant != '$' else '$'}",
+            match=f"{name} takes no argument '{inputs}'{re.escape(expected) if expected != '$' else '$'}",
         ):
-            call(**{given: True})
+            call(**{inputs: True})
 
 
 def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
@@ -503,10 +506,10 @@ def test_names_of_other_packages_and_of_the_commands_are_understood() -> None:
 
 @pytest.mark.parametrize("call", [forward, backward])
 def test_where_tracing_went_is_said(call: Any) -> None:
-    said = (
+    text = (
         rf"^{call.__name__} takes no argument 'trace'; flashsim\.trace\(…\) returns a run's trace$"
     )
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=text):
         call(trace=True)
 
 
@@ -518,10 +521,10 @@ def test_a_width_that_is_not_given_is_missing(call: Callable[..., Any]) -> None:
 
 
 def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
-    asked: dict[str, Any] = {"splits": None, "merge": "sequence", "block_mask": None}
-    assert count(**asked) == count()
-    assert exact(**asked) == exact()
-    assert np.array_equal(forward(**asked).O, forward().O)
+    options: dict[str, Any] = {"splits": None, "merge": "sequence", "block_mask": None}
+    assert count(**options) == count()
+    assert exact(**options) == exact()
+    assert np.array_equal(forward(**options).O, forward().O)
 
 
 def test_a_record_and_its_form_have_the_same_options() -> None:

@@ -30,8 +30,8 @@ class Foreign:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device, 0
 
-    def __dlpack__(self, **asked: Any) -> Any:
-        if asked:
+    def __dlpack__(self, **options: Any) -> Any:
+        if options:
             raise TypeError("no keyword is known here")
         if self.array.dtype != BF16:
             return self.array.__dlpack__()
@@ -59,10 +59,10 @@ class Tensor(Foreign):
             raise RuntimeError("Can't call numpy()")
         return self.array
 
-    def __dlpack__(self, **asked: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient")
-        return super().__dlpack__(**asked)
+        return super().__dlpack__(**options)
 
 
 @pytest.mark.parametrize("kind", [Foreign, Tensor])
@@ -82,15 +82,15 @@ def test_an_array_with_dlpack_is_one_of_numpy(kind: Any, dtype: Any) -> None:
 def test_bfloat16_by_dlpack_keeps_every_bit_in_any_layout() -> None:
     patterns = np.arange(2**16, dtype=np.uint16).view(BF16).reshape(2**8, 2**8)
     for array in (patterns, patterns.T, patterns[::2, ::-3], patterns[5]):
-        got = check_array("Q", Foreign(array))
-        assert got.dtype == BF16
-        assert got.shape == array.shape
-        assert np.array_equal(got.view(np.uint16), array.view(np.uint16))
+        result = check_array("Q", Foreign(array))
+        assert result.dtype == BF16
+        assert result.shape == array.shape
+        assert np.array_equal(result.view(np.uint16), array.view(np.uint16))
 
 
 def test_a_capsule_with_a_version_and_memory_pinned_for_a_device_are_read_too() -> None:
     class Versioned(Foreign):
-        def __dlpack__(self, **asked: Any) -> Any:
+        def __dlpack__(self, **options: Any) -> Any:
             capsule = self.array.view(np.uint16).__dlpack__(max_version=(1, 0))
             pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
             pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -100,9 +100,9 @@ def test_a_capsule_with_a_version_and_memory_pinned_for_a_device_are_read_too() 
     if np.lib.NumpyVersion(np.__version__) < "2.1.0":
         pytest.skip("this NumPy exports no version")
     array = Q.astype(BF16)
-    got = check_array("Q", Versioned(array))
-    assert got.dtype == BF16
-    assert np.array_equal(got, array)
+    result = check_array("Q", Versioned(array))
+    assert result.dtype == BF16
+    assert np.array_equal(result, array)
     for pinned in (3, 11):
         assert np.array_equal(check_array("Q", Foreign(Q, device=pinned)), Q)
 
@@ -115,8 +115,8 @@ def test_lists_of_such_arrays_are_stacked() -> None:
 
 def test_what_is_on_a_device_is_copied_or_refused_by_name() -> None:
     class Copies(Foreign):
-        def __dlpack__(self, **asked: Any) -> Any:
-            assert asked == {"dl_device": (1, 0), "copy": True}
+        def __dlpack__(self, **options: Any) -> Any:
+            assert options == {"dl_device": (1, 0), "copy": True}
             return self.array.__dlpack__()
 
     assert np.array_equal(check_array("Q", Copies(Q, device=2)), Q)
@@ -160,7 +160,7 @@ def test_m_is_taken_as_people_write_it(M: Any, elements: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("M", "said"),
+    ("M", "text"),
     [
         ("100QB", "M: '100QB' is not a size; write elements (25600) or bytes with a unit (100KB)"),
         ("3B", "M: '3B' is 0 elements; expected a whole number of at least 1"),
@@ -170,14 +170,14 @@ def test_m_is_taken_as_people_write_it(M: Any, elements: int) -> None:
         (np.inf, "M is inf; expected"),
     ],
 )
-def test_what_is_no_size_is_refused_by_name(M: Any, said: str) -> None:
-    for asked in (flashsim.count, exact):
-        with pytest.raises(ValueError, match="^" + re.escape(said)):
-            asked("flash", N=64, d=16, M=M)
+def test_what_is_no_size_is_refused_by_name(M: Any, text: str) -> None:
+    for function in (flashsim.count, exact):
+        with pytest.raises(ValueError, match="^" + re.escape(text)):
+            function("flash", N=64, d=16, M=M)
 
 
 def test_dtypes_are_taken_as_people_write_them() -> None:
-    for said, name in (
+    for text, name in (
         ("fp16", "float16"),
         ("half", "float16"),
         ("torch.float16", "float16"),
@@ -190,8 +190,8 @@ def test_dtypes_are_taken_as_people_write_them() -> None:
         ("fp64", "float64"),
         (float, "float64"),
     ):
-        assert float_dtype(said).name == name
-        both = [counted("flash", N=64, d=16, dtype=said) for counted in (flashsim.count, exact)]
+        assert float_dtype(text).name == name
+        both = [counted("flash", N=64, d=16, dtype=text) for counted in (flashsim.count, exact)]
         assert both[0].hbm == both[1].hbm == flashsim.count("flash", N=64, d=16, dtype=name).hbm
 
 

@@ -187,9 +187,11 @@ def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name:
         {"M": 10**4, "blocks": (2, 3)},
         {"M": 10**4, "blocks": (5, 1)},
     ):
-        got = weights(name, p, seed, **options)
-        assert np.array_equal(got == 0, want == 0)
-        assert np.abs(got - want).max() <= 40 * 2**-53 * want.max()  # N_k + a few roundings of each
+        result = weights(name, p, seed, **options)
+        assert np.array_equal(result == 0, want == 0)
+        assert (
+            np.abs(result - want).max() <= 40 * 2**-53 * want.max()
+        )  # N_k + a few roundings of each
 
 
 @pytest.mark.parametrize("name", DROPPING)
@@ -199,5 +201,8 @@ def test_p_next_to_1_drops_all_and_gives_zeros(name: str) -> None:
         name, *case.inputs(), M=70, sizing="paper", dropout_p=float(np.nextafter(1.0, 0.0))
     )
     passes = [flashsim.backward(back, run, case.dO()) for back in backward_passes(name)]
-    for values in (run.O, *(part for got in passes for part in (got.dQ, got.dK, got.dV))):
+    for values in (
+        run.O,
+        *(part for result in passes for part in (result.dQ, result.dK, result.dV)),
+    ):
         assert (values == 0).all()

@@ -291,12 +291,12 @@ def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
     )
     bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
     assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
-    got = flashsim.backward(name, run, dO, check_finite=False)
+    result = flashsim.backward(name, run, dO, check_finite=False)
     bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle
+        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **oracle
     )
     for gradient, want, most in zip(
-        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True
+        (result.dQ, result.dK, result.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True
     ):
         assert of_bound(gradient, want, most) <= 1
 
@@ -324,15 +324,15 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
     run = flashsim.forward(
         forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case)
     )
-    got = flashsim.backward(name, run, dO, check_finite=False)
+    result = flashsim.backward(name, run, dO, check_finite=False)
     attend = oracle["mask"][:, key]
     bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
     bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle
+        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **oracle
     )
     pairs = (
         (run.O, attention(Q, K, V, **oracle), bound),
-        (got.dQ, gradients(Q, K, V, dO, **oracle).dQ, bounds.dQ),
+        (result.dQ, gradients(Q, K, V, dO, **oracle).dQ, bounds.dQ),
     )
     for values, want, most in pairs:
         if not attend.all():
@@ -340,7 +340,7 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
     if where == "V" or np.isnan(poison):
         assert not np.isfinite(run.O[attend].astype(np.float64)).any()
     if where == "V":  # P is untouched, and so is dV
-        assert of_bound(got.dV, gradients(Q, K, V, dO, **oracle).dV, bounds.dV) <= 1
+        assert of_bound(result.dV, gradients(Q, K, V, dO, **oracle).dV, bounds.dV) <= 1
 
 
 # --------------------------------------------------------------------------------------------------

@@ -58,9 +58,11 @@ def test_a_run_has_the_problem_that_it_was_asked(gqa: str) -> None:
         for shape in ((2, 4, 9, 4), (2, 2, 12, 4), (2, 2, 12, 3))
     )
     run = flashsim.forward("flash", Q, K, V, M=300, causal=True, dropout_p=0.25, gqa=gqa)
-    asked = Problem.of(**LENGTHS, heads=8, kv_heads=4, gqa=gqa, dropout_p=0.25)
-    assert run.problem.heads == asked.heads
-    assert flashsim.count("flash", run.problem).hbm == flashsim.count("flash", asked).hbm == run.hbm
+    options = Problem.of(**LENGTHS, heads=8, kv_heads=4, gqa=gqa, dropout_p=0.25)
+    assert run.problem.heads == options.heads
+    assert (
+        flashsim.count("flash", run.problem).hbm == flashsim.count("flash", options).hbm == run.hbm
+    )
     assert flashsim.prove(run.problem) == flashsim.prove(**LENGTHS)
     assert tune(run.problem, algorithms=[]).best == tune(**LENGTHS, dropout_p=0.25).best
 

@@ -43,26 +43,26 @@ def exact(name: str, how: dict[str, Any], direction: str = "forward") -> tuple[A
         "kv_heads": 2,
         "dtype": "float64",
     }
-    found = theory.exact(name, direction=direction, **sizes, **how)
+    result = theory.exact(name, direction=direction, **sizes, **how)
     tally = flashsim.count(name, direction=direction, **sizes, **how)
-    assert (tally.hbm, tally.sram) == (found.hbm, found.sram)
-    return found.hbm, found.sram
+    assert (tally.hbm, tally.sram) == (result.hbm, result.sram)
+    return result.hbm, result.sram
 
 
 def oracle(table: Array, mask: RelativeBias) -> tuple[Array, Array]:
     """O, and the table's gradient: dS, summed by bucket, over the heads that share a table."""
-    told: dict[str, Any] = {
+    messages: dict[str, Any] = {
         "bias": np.broadcast_to(table[..., mask.buckets(APART)], (4, 5, 7)),
         "mask": APART >= 0,
     }
     k = K.repeat(2, 0)
     v = V.repeat(2, 0)
     each = np.zeros((4, table.shape[-1]))
-    for own, dS in zip(each, bias_gradient(Q, k, v, dO, **told), strict=True):
+    for own, dS in zip(each, bias_gradient(Q, k, v, dO, **messages), strict=True):
         np.add.at(own, mask.buckets(APART), dS)
-    return attention(Q, k, v, **told), each if len(each) == np.prod(table.shape[:-1]) else each.sum(
-        0
-    ).reshape(table.shape)
+    return attention(Q, k, v, **messages), each if len(each) == np.prod(
+        table.shape[:-1]
+    ) else each.sum(0).reshape(table.shape)
 
 
 @pytest.mark.slow
@@ -74,13 +74,13 @@ def test_a_table_is_a_bias_by_distance_and_counted_as_theory_says(name: str, gqa
         for mask in (RelativeBias(table), RelativeBias.t5(table, most=5)):
             how = asked(name, mask, gqa=gqa)
             run = flashsim.forward(forward_of(name), Q, K, V, **how)
-            got, (O, dT) = flashsim.backward(name, run, dO), oracle(table, mask)
+            result, (O, dT) = flashsim.backward(name, run, dO), oracle(table, mask)
             assert np.allclose(run.O, O, rtol=0, atol=1e-12)
-            assert got.dB is not None
-            assert np.allclose(got.dB, dT, rtol=0, atol=1e-12)
+            assert result.dB is not None
+            assert np.allclose(result.dB, dT, rtol=0, atol=1e-12)
             if len(shape) == 1:
                 assert (run.hbm, run.sram) == exact(forward_of(name), how)
-                assert (got.hbm, got.sram) == exact(name, how, "backward")
+                assert (result.hbm, result.sram) == exact(name, how, "backward")
 
 
 @pytest.mark.parametrize("name", sorted({*TAKE} - {forward_of(name) for name in LEARN}))
@@ -101,18 +101,18 @@ def test_gradients_are_differences() -> None:
             ).sum()
         )
 
-    got = flashsim.backward(
+    result = flashsim.backward(
         "q_outer", flashsim.forward("q_outer", Q, K, V, **asked("q_outer", RelativeBias(table))), dO
     )
     slopes = [(loss(table + step) - loss(table - step)) / 2e-5 for step in 1e-5 * np.eye(4)]
-    assert got.dB == pytest.approx(slopes, rel=1e-6, abs=1e-9)
+    assert result.dB == pytest.approx(slopes, rel=1e-6, abs=1e-9)
 
 
 def test_what_it_moves() -> None:
     """12 tiles of 4 × 5, all live: each loads the table, 8 numbers; an array of biases has 200."""
-    at: dict[str, Any] = {"N_q": 12, "N_k": 20, "d": 2, "blocks": (4, 5), "M": 400}
+    index: dict[str, Any] = {"N_q": 12, "N_k": 20, "d": 2, "blocks": (4, 5), "M": 400}
     reads = {
-        name: flashsim.count("q_outer", **at, mask=mask).hbm.by_array["bias"].reads
+        name: flashsim.count("q_outer", **index, mask=mask).hbm.by_array["bias"].reads
         for name, mask in (
             ("table", RelativeBias(np.zeros(8))),
             ("array", Bias(np.zeros((12, 20)))),
@@ -120,7 +120,7 @@ def test_what_it_moves() -> None:
     }
     assert reads == {"table": 12 * 8, "array": 12 * 20}
     back = flashsim.count(
-        "q_outer", **at, direction="backward", mask=RelativeBias(np.zeros(8))
+        "q_outer", **index, direction="backward", mask=RelativeBias(np.zeros(8))
     ).hbm.by_array["dB"]
     assert (back.reads, back.writes, back.init_writes, back.size) == (96, 104, 8, 8)
 
@@ -158,9 +158,9 @@ def test_what_is_no_relative_bias_is_refused_by_name() -> None:
             lambda: RelativeBias([0.0]),
         ),
     ]
-    for said, call in refused:
-        with pytest.raises(ValueError, match=said):
-            flashsim.forward("standard" if "own" in said else "flash", X, X, X, mask=call())
+    for text, call in refused:
+        with pytest.raises(ValueError, match=text):
+            flashsim.forward("standard" if "own" in text else "flash", X, X, X, mask=call())
     with pytest.raises(ValueError, match="in a pass of its own"):
         theory.exact("standard", N=6, d=4, mask=RelativeBias([0.0]))
     assert (

@@ -52,10 +52,10 @@ def asked(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a run is asked, and what the oracle is told."""
     rule: Mask = SoftCap(cap)
-    told = {"softcap": cap, **case.oracle}
+    messages = {"softcap": cap, **case.oracle}
     if slope is not None:
         rule = ALiBi(slope) & rule
-        told = told | {"bias": linear(case.N_q, case.N_k, slope)}
+        messages = messages | {"bias": linear(case.N_q, case.N_k, slope)}
     mask, _ = case.masked()
     blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
     options = {
@@ -63,7 +63,7 @@ def asked(
         "dropout_p": case.dropout_p,
         "blocks": blocks,
     }
-    return options | {"M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)}, told
+    return options | {"M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)}, messages
 
 
 @pytest.mark.parametrize("name", TAKE)
@@ -73,13 +73,13 @@ def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
     name: str, case: Case, cap: float, slope: float | None
 ) -> None:
     case = case.for_algorithm(name)
-    (Q, K, V), (options, told) = case.inputs(), asked(case, cap, slope, name)
+    (Q, K, V), (options, messages) = case.inputs(), asked(case, cap, slope, name)
     run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
     assert (
         of_bound(
             run.O,
-            attention(Q, K, V, **told),
-            error_bound(Q, K, V, **rounding(name, run.blocks), **told),
+            attention(Q, K, V, **messages),
+            error_bound(Q, K, V, **rounding(name, run.blocks), **messages),
         )
         <= 1
     )
@@ -94,33 +94,33 @@ def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
 def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     name: str, case: Case, cap: float, slope: float | None, biased: bool
 ) -> None:
-    (Q, K, V), dO, (options, told) = (
+    (Q, K, V), dO, (options, messages) = (
         case.inputs(),
         case.dO(),
         asked(case, cap, None if biased else slope, name),
     )
     if biased:
-        told["bias"] = (
+        messages["bias"] = (
             np.random.default_rng(case.seed).normal(size=(case.N_q, case.N_k)).astype(np.float32)
         )
-        options["mask"] = Bias(told["bias"]) & options["mask"]
+        options["mask"] = Bias(messages["bias"]) & options["mask"]
     if name == "block_sparse":
         options["block_mask"] = "live"
     run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
-    got = flashsim.backward(name, run, dO)
-    rounded = backward_rounding(name, run.blocks, got.blocks)
-    bounds = gradient_bounds(Q, K, V, dO, **rounded, **told)
+    result = flashsim.backward(name, run, dO)
+    rounded = backward_rounding(name, run.blocks, result.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **messages)
     for gradient, want, most in zip(
-        (got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **told), bounds, strict=True
+        (result.dQ, result.dK, result.dV), gradients(Q, K, V, dO, **messages), bounds, strict=True
     ):
         assert of_bound(gradient, want, most) <= 1
     if biased:
-        most = bias_gradient_bound(Q, K, V, dO, **rounded, **told)
-        assert of_bound(got.dB, bias_gradient(Q, K, V, dO, **told), most) <= 1
+        most = bias_gradient_bound(Q, K, V, dO, **rounded, **messages)
+        assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **messages), most) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
-    assert got.hbm == tally.hbm == exact.hbm
-    assert got.sram == tally.sram == exact.sram
+    assert result.hbm == tally.hbm == exact.hbm
+    assert result.sram == tally.sram == exact.sram
 
 
 @pytest.mark.parametrize("cap", [0.5, 20.0])
@@ -131,18 +131,20 @@ def test_gradients_are_differences(name: str, cap: float) -> None:
     options: dict[str, Any] = {"mask": SoftCap(cap) & ALiBi(0.5), "causal": True, "M": 300}
     options["blocks"] = (1 if name == "memory_efficient" else 2, 3)
 
-    def loss(*given: Array) -> float:
-        return float((flashsim.forward(forward_of(name), *given, **options).O * dO).sum())
+    def loss(*inputs: Array) -> float:
+        return float((flashsim.forward(forward_of(name), *inputs, **options).O * dO).sum())
 
-    got = flashsim.backward(name, flashsim.forward(forward_of(name), Q, K, V, **options), dO)
-    for number, gradient in enumerate((got.dQ, got.dK, got.dV)):
-        for at in ((0, 0), (3, 1), (4, 0)):
+    result = flashsim.backward(name, flashsim.forward(forward_of(name), Q, K, V, **options), dO)
+    for number, gradient in enumerate((result.dQ, result.dK, result.dV)):
+        for index in ((0, 0), (3, 1), (4, 0)):
             sides = []
             for step in (1e-5, -1e-5):
-                moved = [Q.copy(), K.copy(), V.copy()]
-                moved[number][at] += step
-                sides.append(loss(*moved))
-            assert gradient[at] == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8)
+                traffic = [Q.copy(), K.copy(), V.copy()]
+                traffic[number][index] += step
+                sides.append(loss(*traffic))
+            assert gradient[index] == pytest.approx(
+                (sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8
+            )
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
@@ -156,7 +158,7 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
     slopes = np.array(slopes).reshape(np.shape(slopes)[: 2 if np.ndim(slopes) == 3 else 1])
     Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
     K, V = rng.normal(size=(2, 3, 2, 7, 3))
-    told: dict[str, Any] = {
+    messages: dict[str, Any] = {
         "bias": slopes[..., None, None] * linear(6, 7, 1.0),
         "softcap": 1.5,
         "mask": np.tri(6, 7, 1) > 0,
@@ -173,14 +175,14 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
         M=300,
     )
     whole = Q, K.repeat(2, 1), V.repeat(2, 1)
-    assert np.allclose(run.O, attention(*whole, **told), rtol=0, atol=1e-12)
-    got = flashsim.backward("q_outer", run, dO)
-    dQ, dK, dV = gradients(*whole, dO, **told)
-    assert np.allclose(got.dQ, dQ, rtol=0, atol=1e-12)
-    for ours, each in ((got.dK, dK), (got.dV, dV)):
+    assert np.allclose(run.O, attention(*whole, **messages), rtol=0, atol=1e-12)
+    result = flashsim.backward("q_outer", run, dO)
+    dQ, dK, dV = gradients(*whole, dO, **messages)
+    assert np.allclose(result.dQ, dQ, rtol=0, atol=1e-12)
+    for ours, each in ((result.dK, dK), (result.dV, dV)):
         assert np.allclose(ours, each.reshape(3, 2, 2, 7, 3).sum(2), rtol=0, atol=1e-12)
     if not slopes.ndim:
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "N_q": 6,
             "N_k": 7,
             "d": 3,
@@ -189,23 +191,31 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
             "dtype": "float64",
             "gqa": gqa,
         }
-        asked |= {"mask": ALiBi(slopes) & SoftCap(1.5), "causal": True, "blocks": (5, 4), "M": 300}
-        assert (run.hbm, run.sram) == ((exact := theory.exact("q_outer", **asked)).hbm, exact.sram)
-        exact = theory.exact("q_outer", direction="backward", **asked)
-        tally = flashsim.count("q_outer", direction="backward", **asked)
-        assert got.hbm == tally.hbm == exact.hbm
-        assert got.sram == tally.sram == exact.sram
+        options |= {
+            "mask": ALiBi(slopes) & SoftCap(1.5),
+            "causal": True,
+            "blocks": (5, 4),
+            "M": 300,
+        }
+        assert (run.hbm, run.sram) == (
+            (exact := theory.exact("q_outer", **options)).hbm,
+            exact.sram,
+        )
+        exact = theory.exact("q_outer", direction="backward", **options)
+        tally = flashsim.count("q_outer", direction="backward", **options)
+        assert result.hbm == tally.hbm == exact.hbm
+        assert result.sram == tally.sram == exact.sram
 
 
 def test_a_cap_costs_a_tile_on_chip_backward_and_no_access() -> None:
-    asked: dict[str, Any] = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
+    options: dict[str, Any] = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
     for direction, more in (("forward", 0), ("backward", 6 * 5)):
         plain, capped = (
-            flashsim.count("q_outer", **asked, direction=direction, mask=mask)
+            flashsim.count("q_outer", **options, direction=direction, mask=mask)
             for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
         )
         assert (
-            plain.hbm == capped.hbm == flashsim.count("q_outer", **asked, direction=direction).hbm
+            plain.hbm == capped.hbm == flashsim.count("q_outer", **options, direction=direction).hbm
         )
         assert capped.sram.peak - plain.sram.peak == more
 
@@ -219,10 +229,10 @@ def test_a_large_cap_is_none_and_infinite_keys_stay_masked() -> None:
     run = flashsim.forward(
         "flash", X, K, X, mask=SoftCap(2) & flashsim.KeyPadding(7), M=300, check_finite=False
     )
-    got = flashsim.backward("flash", run, X, check_finite=False)
+    result = flashsim.backward("flash", run, X, check_finite=False)
     want = gradients(X, X[:7], X[:7], X, softcap=2.0)
-    assert np.allclose(got.dQ, want.dQ, rtol=0, atol=1e-12)
-    assert np.allclose(got.dK[:7], want.dK, rtol=0, atol=1e-12)
+    assert np.allclose(result.dQ, want.dQ, rtol=0, atol=1e-12)
+    assert np.allclose(result.dK[:7], want.dK, rtol=0, atol=1e-12)
 
 
 def test_who_refuses_a_cap() -> None:
@@ -230,10 +240,10 @@ def test_who_refuses_a_cap() -> None:
     for name in FORWARD.keys() - {*TAKE}:
         with pytest.raises(ValueError, match="has no mask"):
             flashsim.forward(name, X, X, X, mask=SoftCap(1))
-    said = r"makes no gradient through a soft cap; run one of these, forward and backward: 'flash', 'block_sparse'"
+    text = r"makes no gradient through a soft cap; run one of these, forward and backward: 'flash', 'block_sparse'"
     for name in ("standard", "small_cache"):
         run = flashsim.forward(name, X, X, X, mask=SoftCap(1), M=400)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             flashsim.backward(name, run, X)
         with pytest.raises(ValueError, match="makes no gradient through a soft cap"):
             flashsim.count(name, N=6, d=4, M=400, direction="backward", mask=SoftCap(1))
@@ -275,8 +285,8 @@ def test_what_is_no_score_modification_is_refused_by_name() -> None:
             lambda: attention(X, X, X, softcap=-1),
         ),
     ]
-    for said, call in refused:
-        with pytest.raises(ValueError, match=said):
+    for text, call in refused:
+        with pytest.raises(ValueError, match=text):
             call()
     with pytest.raises(ValueError, match="the bias are too large"):
         flashsim.forward("standard", *[X.astype(np.float16)] * 3, mask=ALiBi(2e4))
@@ -310,11 +320,11 @@ def test_a_modification_that_is_wrong_is_noticed(
 ) -> None:
     monkeypatch.setitem(function.__globals__, "SoftCap", SoftCap)
     swap(function, before, after, monkeypatch)
-    (Q, K, V), dO, (options, told) = CASE.inputs(), CASE.dO(), asked(CASE, 3.0, 0.25, "q_outer")
+    (Q, K, V), dO, (options, messages) = CASE.inputs(), CASE.dO(), asked(CASE, 3.0, 0.25, "q_outer")
     run = flashsim.forward("q_outer", Q, K, V, **options)
-    got = flashsim.backward("q_outer", run, dO)
-    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding("q_outer", run.blocks), **told)
-    assert of_bound(got.dQ, gradients(Q, K, V, dO, **told).dQ, bounds.dQ) > 1
+    result = flashsim.backward("q_outer", run, dO)
+    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding("q_outer", run.blocks), **messages)
+    assert of_bound(result.dQ, gradients(Q, K, V, dO, **messages).dQ, bounds.dQ) > 1
 
 
 def test_the_order_is_that_of_stages_however_they_are_combined() -> None:

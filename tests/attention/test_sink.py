@@ -76,12 +76,12 @@ def test_who_takes_a_sink() -> None:
     assert {form.name for form in forms()["backward"].values() if form.sink_of} == {*LEARN}
     X = rng.normal(size=(6, 4))
     for name in FORWARD.keys() - {*TAKE}:
-        said = (
+        text = (
             "has no mask"
             if name == "flash_basic"
             else "takes no sink; expected one of these: 'standard', 'flash'"
         )
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             flashsim.forward(name, X, X, X, mask=Sink(1))
         with pytest.raises(ValueError, match=r"has neither mask|takes no sink"):
             theory.exact(name, N=6, d=4, mask=Sink(1))
@@ -236,18 +236,20 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     Q, K, V, dO = inputs
     options, oracle = asked(case, s)
     run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
-    got = flashsim.backward(name, run, dO)
-    rounded = backward_rounding(name, run.blocks, got.blocks)
+    result = flashsim.backward(name, run, dO)
+    rounded = backward_rounding(name, run.blocks, result.blocks)
     bounds = gradient_bounds(*inputs, **rounded, **oracle)
-    wanted = gradients(*inputs, **oracle)
-    for gradient, want, bound in zip((got.dQ, got.dK, got.dV), wanted, bounds, strict=True):
+    expected = gradients(*inputs, **oracle)
+    for gradient, want, bound in zip(
+        (result.dQ, result.dK, result.dV), expected, bounds, strict=True
+    ):
         assert of_bound(gradient, want, bound) <= 1
     bound = sink_gradient_bound(*inputs, **rounded, **oracle)
-    assert of_bound(got.dsink, oracle_sink_gradient(*inputs, **oracle), bound) <= 1
+    assert of_bound(result.dsink, oracle_sink_gradient(*inputs, **oracle), bound) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
     tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
-    assert got.hbm == tally.hbm == exact.hbm
-    assert got.sram == tally.sram == exact.sram
+    assert result.hbm == tally.hbm == exact.hbm
+    assert result.sram == tally.sram == exact.sram
 
 
 @pytest.mark.parametrize("name", TAKE)
@@ -277,16 +279,16 @@ def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str)
         mask = Sink(s) & scores & Causal(offset=-1)  # whose first query has no key
         return flashsim.forward(forward_of(name), Q, K, V, mask=mask, gqa=gqa, blocks=(3, 2), M=300)
 
-    got = flashsim.backward(name, run(), dO)
-    assert got.dsink is not None
-    assert got.dsink.shape == (4,)
+    result = flashsim.backward(name, run(), dO)
+    assert result.dsink is not None
+    assert result.dsink.shape == (4,)
     some_elements = [(0, 0, 0), (1, 4, 1)]
     each_head = [(head,) for head in range(4)]
     gradients_of: list[tuple[str, Array, Any, Any]] = [
-        ("Q", Q, got.dQ, some_elements),
-        ("K", K, got.dK, some_elements),
-        ("V", V, got.dV, some_elements),
-        ("s", s, got.dsink, each_head),
+        ("Q", Q, result.dQ, some_elements),
+        ("K", K, result.dK, some_elements),
+        ("V", V, result.dV, some_elements),
+        ("s", s, result.dsink, each_head),
     ]
     for operand, X, gradient, indices in gradients_of:
         for index in indices:
@@ -345,9 +347,9 @@ def test_what_a_sink_moves() -> None:
     """A word for each row block where statistics begin on chip, one where they begin in HBM; 3
     heads of a group have 3.
     """
-    at: dict[str, Any] = {"N": 10, "d": 4, "blocks": (4, 3), "M": 400}
+    index: dict[str, Any] = {"N": 10, "d": 4, "blocks": (4, 3), "M": 400}
     for name, words in (("q_outer", 3), ("split_kv", 3), ("flash", 1), ("standard", 2)):
-        plain, sunk = (flashsim.count(name, **at, mask=mask) for mask in (None, Sink(1)))
+        plain, sunk = (flashsim.count(name, **index, mask=mask) for mask in (None, Sink(1)))
         more = {
             n: (a.reads, a.writes)
             for n, a in sunk.hbm.by_array.items()
@@ -355,10 +357,11 @@ def test_what_a_sink_moves() -> None:
         }
         assert more == {"sink": (words, 0), **({"P_sink": (0, 10)} if name == "standard" else {})}
         assert plain.flops.matmul == sunk.flops.matmul
-    grouped = flashsim.count("q_outer", **at, heads=6, kv_heads=2, gqa="grouped", mask=Sink(1))
+    grouped = flashsim.count("q_outer", **index, heads=6, kv_heads=2, gqa="grouped", mask=Sink(1))
     assert grouped.hbm.by_array["sink"].reads == 2 * 3 * 8  # T_r = ⌈30 / 4⌉
     plain, sunk = (
-        flashsim.count("q_outer", **at, direction="backward", mask=mask) for mask in (None, Sink(1))
+        flashsim.count("q_outer", **index, direction="backward", mask=mask)
+        for mask in (None, Sink(1))
     )
     both = plain.hbm.by_array.keys() & sunk.hbm.by_array.keys()
     added = {n: sunk.hbm.by_array[n].accesses - plain.hbm.by_array[n].accesses for n in both}
@@ -406,8 +409,8 @@ def test_what_is_no_sink_is_refused_by_name() -> None:
             ),
         ),
     ]
-    for said, call in refused:
-        with pytest.raises(ValueError, match=said):
+    for text, call in refused:
+        with pytest.raises(ValueError, match=text):
             call()
     both = Sink([1, 2]) & Causal() & KeyPadding(3)
     assert repr(both) == "Sink([1.0, 2.0]) & Causal() & KeyPadding(3)"
@@ -424,11 +427,11 @@ def test_a_gradient_that_is_off_by_a_thousandth_exceeds_its_bound(
     run = flashsim.forward("q_outer", X, X, X, mask=Sink(1.0), blocks=(5, 4), M=200)
 
     def part() -> float:
-        got = flashsim.backward("q_outer", run, X)
+        result = flashsim.backward("q_outer", run, X)
         most = sink_gradient_bound(
-            X, X, X, X, sink=1.0, **backward_rounding("q_outer", run.blocks, got.blocks)
+            X, X, X, X, sink=1.0, **backward_rounding("q_outer", run.blocks, result.blocks)
         )
-        return of_bound(got.dsink, oracle_sink_gradient(X, X, X, X, sink=1.0), most)
+        return of_bound(result.dsink, oracle_sink_gradient(X, X, X, X, sink=1.0), most)
 
     assert part() < 0.1
     if off == "its sum":
@@ -483,14 +486,14 @@ def test_a_function_of_one_s_own_has_the_sink_that_it_asks_for() -> None:
     def mine(
         hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any, tau: Any, MASK: Any, sink: Any
     ) -> Any:
-        seen.append(sink.l)
+        events.append(sink.l)
         return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, NoDropout(), sink)
 
     X = rng.normal(size=(6, 4))
     for mask, l in ((Causal(), 0.0), (Causal() & Sink(0.5), 1.0)):
-        seen: list[float] = []
+        events: list[float] = []
         run = flashsim.forward(mine, X, X, X, mask=mask, M=200, blocks=(2, 3))
-        assert seen[0] == l
+        assert events[0] == l
         assert run.plan.is_user_defined
         want = flashsim.forward("flash", X, X, X, mask=mask, M=200, blocks=(2, 3))
         assert np.array_equal(run.O, want.O)
@@ -532,10 +535,10 @@ def test_a_sink_that_is_wrong_is_noticed(
         run = flashsim.forward(
             "q_outer", Q, K, K, mask=Sink(s), gqa="grouped", blocks=(5, 4), M=200
         )
-        got = flashsim.backward("q_outer", run, dO)
+        result = flashsim.backward("q_outer", run, dO)
         want = attention(Q, K, K, sink=s), oracle_sink_gradient(Q, K, K, dO, sink=s)
         return max(
-            float(np.abs(a - b).max()) for a, b in zip((run.O, got.dsink), want, strict=True)
+            float(np.abs(a - b).max()) for a, b in zip((run.O, result.dsink), want, strict=True)
         )
 
     assert wrong() < 1e-12

@@ -177,8 +177,8 @@ def drafts(
 def test_the_chapters_nine_nodes_as_printed() -> None:
     rows = PRINTED.strip("\n").splitlines()[1:]
     want = np.array([[int(n) for n in row.split("[")[1].strip(" ]").split()] for row in rows], bool)
-    got = Tree(CHAPTER).whole(Shape(9, 9, 4, 4), ())
-    assert np.array_equal(got, want)
+    result = Tree(CHAPTER).whole(Shape(9, 9, 4, 4), ())
+    assert np.array_equal(result, want)
     assert Tree(CHAPTER).paths() == [[0, 1, 2, 5], [0, 1, 3, 6], [0, 1, 3, 7], [0, 1, 2, 4, 8]]
     with_prefix = Tree(CHAPTER).whole(Shape(9, 12, 4, 4), ())
     assert np.array_equal(with_prefix, np.hstack([np.ones((9, 3), bool), want]))
@@ -292,16 +292,16 @@ def equals_the_oracle(
     keep = (
         flashsim.dropout.keep_mask(draft.seed, dropout_p, draft.n, draft.N_k) if dropout_p else None
     )
-    said: dict[str, Any] = {"mask": oracle, "keep": keep, "dropout_p": dropout_p}
-    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **said)
-    assert of_bound(run.O, attention(Q, K, V, **said), bound) <= 1
+    text: dict[str, Any] = {"mask": oracle, "keep": keep, "dropout_p": dropout_p}
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **text)
+    assert of_bound(run.O, attention(Q, K, V, **text), bound) <= 1
     for back in backward_passes(name):
-        got = flashsim.backward(back, run, dO)
+        result = flashsim.backward(back, run, dO)
         bounds = gradient_bounds(
-            Q, K, V, dO, **backward_rounding(back, run.blocks, got.blocks), **said
+            Q, K, V, dO, **backward_rounding(back, run.blocks, result.blocks), **text
         )
-        for part, want, most in zip(GRADIENTS, gradients(Q, K, V, dO, **said), bounds, strict=True):
-            assert of_bound(getattr(got, part), want, most) <= 1, part
+        for part, want, most in zip(GRADIENTS, gradients(Q, K, V, dO, **text), bounds, strict=True):
+            assert of_bound(getattr(result, part), want, most) <= 1, part
 
 
 @pytest.mark.slow
@@ -326,18 +326,19 @@ def test_each_path_is_what_it_is_alone(name: str, draft: Draft) -> None:
     loss = np.zeros_like(dO)
     loss[path[-1]] = dO[path[-1]]
     for back in backward_passes(name):
-        got = flashsim.backward(back, run, loss)
+        result = flashsim.backward(back, run, loss)
         by_itself = flashsim.backward(back, alone, loss[path])
-        rounded = backward_rounding(back, run.blocks, got.blocks)
+        rounded = backward_rounding(back, run.blocks, result.blocks)
         wide = gradient_bounds(Q, K, V, loss, mask=draft.oracle, **rounded)
         rounded = backward_rounding(back, alone.blocks, by_itself.blocks)
         narrow = gradient_bounds(Q[path], K[keys], V[keys], loss[path], mask=causal, **rounded)
         for part, rows, most, own in zip(GRADIENTS, (path, keys, keys), wide, narrow, strict=True):
             assert (
-                of_bound(getattr(got, part)[rows], getattr(by_itself, part), most[rows] + own) <= 1
+                of_bound(getattr(result, part)[rows], getattr(by_itself, part), most[rows] + own)
+                <= 1
             ), part
-        assert (got.dK[others] == 0).all()
-        assert (got.dV[others] == 0).all()
+        assert (result.dK[others] == 0).all()
+        assert (result.dV[others] == 0).all()
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -367,11 +368,13 @@ def test_poison_in_a_node_reaches_its_descendants_alone(
     if where == "V" or np.isnan(poison):
         assert not np.isfinite(run.O[reached]).any()
     for back in backward_passes(name):
-        got = flashsim.backward(back, run, dO, check_finite=False)
-        rounded = backward_rounding(back, run.blocks, got.blocks)
+        result = flashsim.backward(back, run, dO, check_finite=False)
+        rounded = backward_rounding(back, run.blocks, result.blocks)
         most = gradient_bounds(Q, K, V, dO, mask=draft.oracle, **rounded).dQ[~reached]
         assert (
-            of_bound(got.dQ[~reached], gradients(Q, K, V, dO, mask=draft.oracle).dQ[~reached], most)
+            of_bound(
+                result.dQ[~reached], gradients(Q, K, V, dO, mask=draft.oracle).dQ[~reached], most
+            )
             <= 1
         )
 
@@ -449,9 +452,9 @@ def keeps_blocks(drawn: dict[str, Any]) -> bool:
 def test_runs_equal_counts_and_theory(name: str, draft: Draft, data: st.DataObject) -> None:
     drawn = data.draw(options(name, draft))
     Q, K, V, dO = draft.inputs()
-    asked = {key: value for key, value in drawn.items() if key not in (*draft.shape,)}
+    arguments = {key: value for key, value in drawn.items() if key not in (*draft.shape,)}
     try:
-        run = flashsim.forward(name, Q, K, V, **asked)
+        run = flashsim.forward(name, Q, K, V, **arguments)
         same(run, theory.exact(name, **drawn))
         tally = flashsim.count(name, **drawn)
         assert (run.hbm, run.sram, run.blocks) == (tally.hbm, tally.sram, tally.blocks)
@@ -509,11 +512,11 @@ def test_pieces_of_a_row_are_the_longest_that_surely_fit() -> None:
         assert tile_masks._pass_tiles_with_words(M, 300, held, words) == (1, longest)
     # 200 nodes, 7 words: pieces of 39 keys and 3 words, not of 35 and 7
     tree = Tree([-1, *range(199)])
-    asked: dict[str, Any] = {"N": 200, "d": 2, "M": 42, "mask": tree}
-    tally = flashsim.count("standard", **asked)
+    options: dict[str, Any] = {"N": 200, "d": 2, "M": 42, "mask": tree}
+    tally = flashsim.count("standard", **options)
     words = sum(-(-min(a + 39, 200) // 32) - a // 32 for a in range(0, 200, 39))
     assert tally.hbm.by_array["tree"].reads == 200 * words
-    same(tally, theory.exact("standard", **asked))
+    same(tally, theory.exact("standard", **options))
 
 
 @pytest.mark.parametrize(
@@ -521,7 +524,7 @@ def test_pieces_of_a_row_are_the_longest_that_surely_fit() -> None:
 )
 def test_standard_attention_where_passes_over_rows_decide_the_peak(mask: Mask | None) -> None:
     """They need more than products of tiles of 3 × 3."""
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N_q": 70 if mask else 3,
         "N_k": 70,
         "d": 1,
@@ -530,7 +533,7 @@ def test_standard_attention_where_passes_over_rows_decide_the_peak(mask: Mask | 
     }
     for M in (16, 20, 30, 35, 69, 71, 72, 73, 80, 143, 220) if mask else range(16, 220, 3):
         for direction in ("forward", "backward") if mask is None else ("forward",):
-            how = {**asked, "M": M, "direction": direction}
+            how = {**options, "M": M, "direction": direction}
             same(flashsim.count("standard", **how), theory.exact("standard", **how))
 
 
@@ -547,14 +550,14 @@ def test_against_the_same_mask_as_booleans(name: str) -> None:
     booleans = Causal() & Dense(allowed(parents, prefix))
     for B_c in (32, 64, 20, 33, 160):
         B_r = 1 if name == "memory_efficient" else 16
-        asked: dict[str, Any] = {"N_q": n, "N_k": N_k, "d": 4, "M": 10**5, "blocks": (B_r, B_c)}
-        tree = flashsim.count(name, **asked, mask=Tree(parents))
-        dense = flashsim.count(name, **asked, mask=booleans)
+        options: dict[str, Any] = {"N_q": n, "N_k": N_k, "d": 4, "M": 10**5, "blocks": (B_r, B_c)}
+        tree = flashsim.count(name, **options, mask=Tree(parents))
+        dense = flashsim.count(name, **options, mask=booleans)
         a = tree.hbm.by_array["tree"]
         b = dense.hbm.by_array["mask"]
         assert tree.hbm.accesses - a.accesses == dense.hbm.accesses - b.accesses
         assert tree.sram.peak <= dense.sram.peak
-        whole = flashsim.count(name, **asked)
+        whole = flashsim.count(name, **options)
         skips = name != "standard" and whole.hbm.accesses != dense.hbm.accesses - b.accesses
         if name == "standard":  # its pass over S takes whole rows
             B_c = N_k
@@ -585,10 +588,12 @@ def test_live_tiles_are_the_causal_ones(draft: Draft) -> None:
         assert live_tiles(mask, draft.n, draft.N_k, blocks, 1) == live_tiles(
             causal, draft.n, draft.N_k, blocks, 1
         )
-    asked: dict[str, Any] = {**draft.shape, "M": 10**5, "blocks": (B_r, B_c)}
-    tree = flashsim.count("block_sparse", **asked, mask=draft.tree, block_mask="live").hbm.by_array
+    options: dict[str, Any] = {**draft.shape, "M": 10**5, "blocks": (B_r, B_c)}
+    tree = flashsim.count(
+        "block_sparse", **options, mask=draft.tree, block_mask="live"
+    ).hbm.by_array
     implicit = flashsim.count(
-        "block_sparse", **asked, mask=Causal(), block_mask="live"
+        "block_sparse", **options, mask=Causal(), block_mask="live"
     ).hbm.by_array
     assert {**tree, "tree": None} == {**implicit, "tree": None}
 
@@ -777,13 +782,13 @@ def poisoned(name: str, draft: Draft) -> None:
 
 
 def counted(name: str, draft: Draft) -> None:
-    asked: dict[str, Any] = {**draft.shape, **draft.tiled, "mask": draft.tree}
+    options: dict[str, Any] = {**draft.shape, **draft.tiled, "mask": draft.tree}
     Q, K, V, dO = draft.inputs()
     run = flashsim.forward(name, Q, K, V, mask=draft.tree, **draft.tiled)
-    same(run, theory.exact(name, **asked))
-    same(flashsim.count(name, **asked), theory.exact(name, **asked))
+    same(run, theory.exact(name, **options))
+    same(flashsim.count(name, **options), theory.exact(name, **options))
     for back in backward_passes(name):
-        same(flashsim.backward(back, run, dO), theory.exact(back, **asked, direction="backward"))
+        same(flashsim.backward(back, run, dO), theory.exact(back, **options, direction="backward"))
 
 
 @pytest.mark.slow
@@ -838,7 +843,7 @@ def test_a_planted_pass_without_room_for_words_is_caught(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         tile_masks, "_pass_tiles_with_words", lambda M, N_k, held, words: pass_tiles(M, N_k, held)
     )
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N_q": 9,
         "N_k": 9,
         "d": 1,
@@ -847,6 +852,6 @@ def test_a_planted_pass_without_room_for_words_is_caught(monkeypatch: pytest.Mon
         "mask": Tree(CHAPTER),
     }
     with pytest.raises(SramOverflow):
-        flashsim.count("standard", **asked)
+        flashsim.count("standard", **options)
     monkeypatch.undo()
-    same(flashsim.count("standard", **asked), theory.exact("standard", **asked))
+    same(flashsim.count("standard", **options), theory.exact("standard", **options))

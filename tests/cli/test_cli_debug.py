@@ -49,9 +49,9 @@ def debug(
     signal.signal(signal.SIGINT, before)
 
 
-def source_line(shown: str) -> tuple[str, str]:
+def source_line(output: str) -> tuple[str, str]:
     """Return the last (function, source) that pdb said it stopped at."""
-    function, source = re.findall(r"^(?:\(Pdb\) )?> .*\)(\w+)\(\)\n-> (.*)$", shown, re.MULTILINE)[
+    function, source = re.findall(r"^(?:\(Pdb\) )?> .*\)(\w+)\(\)\n-> (.*)$", output, re.MULTILINE)[
         -1
     ]
     return function, source
@@ -61,88 +61,88 @@ Debug = Callable[..., str]
 
 
 def test_the_tile_is_the_one_asked_for_and_its_numbers_are_right(debug: Debug) -> None:
-    shown = debug(
+    output = debug(
         *("flash_basic", "--line", "12", "--at", "j=3,i=4", *SIZES),
         typed="p 'at', i, j\np P_tilde_ij.tolist()\np sram\np hbm\np Q\nq\n",
     )
-    assert source_line(shown) == ("flash_basic", "O_i_new = on_chip(  # line 12")
-    assert "('at', 3, 2)" in shown
+    assert source_line(output) == ("flash_basic", "O_i_new = on_chip(  # line 12")
+    assert "('at', 3, 2)" in output
     rng = np.random.default_rng(0)
     Q, K, _ = (rng.standard_normal((11, 3), np.float32) for _ in "QKV")
     S_ij = np.multiply(2 * Q, 3**-0.5, dtype=np.float32)[6:8] @ K[8:11].T
-    printed = re.search(r"\[\[.*\]\]", shown)
+    printed = re.search(r"\[\[.*\]\]", output)
     assert printed
     assert np.allclose(eval(printed[0]), np.exp(S_ij - S_ij.max(axis=1, keepdims=True)), rtol=1e-5)
     # of SRAM, and of HBM
     for part in ("K[2]", "Q[3]", "accesses", "<Q in HBM, 11×3, in 6 × 1 blocks>"):
-        assert part in shown
-    assert "ran to its end" not in shown
+        assert part in output
+    assert "ran to its end" not in output
 
 
 @pytest.mark.slow
 def test_without_at_it_stops_at_every_tile_once_and_then_says_that_the_run_is_over(
     debug: Debug,
 ) -> None:
-    shown = debug("flash_basic", "--line", "12", *SIZES, typed="p 'at', j, i\nc\n" * 18)
-    visited = [(int(j), int(i)) for j, i in re.findall(r"\('at', (\d), (\d)\)", shown)]
+    output = debug("flash_basic", "--line", "12", *SIZES, typed="p 'at', j, i\nc\n" * 18)
+    visited = [(int(j), int(i)) for j, i in re.findall(r"\('at', (\d), (\d)\)", output)]
     assert visited == [(j, i) for j in range(3) for i in range(6)]
-    assert shown.endswith("Algorithm 1, FlashAttention ran to its end.\n")
+    assert output.endswith("Algorithm 1, FlashAttention ran to its end.\n")
 
 
 def test_a_loop_is_stopped_at_as_it_begins(debug: Debug) -> None:
-    shown = debug("flash", "--line", "8", *SIZES, typed="p 'at', j\nc\n" * 3)
-    assert re.findall(r"\('at', (\d)\)", shown) == ["0", "1", "2"]
-    assert "ran to its end" in shown
+    output = debug("flash", "--line", "8", *SIZES, typed="p 'at', j\nc\n" * 3)
+    assert re.findall(r"\('at', (\d)\)", output) == ["0", "1", "2"]
+    assert "ran to its end" in output
 
 
 @pytest.mark.slow
 def test_a_tile_of_a_loop_that_does_not_begin_at_0(debug: Debug) -> None:
-    shown = debug("snake", "--line", "17", "--at", "i=1,j=3", *SIZES, typed="p 'at', i, j\nq\n")
-    assert "line 17, i = 1 of 1…6, j = 3 of 1…3 (in Python i == 0 and j == 2). " in shown
-    assert "('at', 0, 2)" in shown
+    output = debug("snake", "--line", "17", "--at", "i=1,j=3", *SIZES, typed="p 'at', i, j\nq\n")
+    assert "line 17, i = 1 of 1…6, j = 3 of 1…3 (in Python i == 0 and j == 2). " in output
+    assert "('at', 0, 2)" in output
 
 
 def test_commands_come_from_a_file_and_its_end_quits(debug: Debug, tmp_path: Path) -> None:
     file = tmp_path / "commands"
     file.write_text("p 'at', i\nn\n", encoding="utf-8")
-    shown = debug(
+    output = debug(
         "flash", "--line", "9", "--at", "i=2", "--commands", str(file), *SIZES, typed="p 'typed'\n"
     )
-    assert "('at', 1)" in shown
-    assert source_line(shown) == ("flash", "S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10")
-    assert "'typed'" not in shown
-    assert "ran to its end" not in shown
+    assert "('at', 1)" in output
+    assert source_line(output) == ("flash", "S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10")
+    assert "'typed'" not in output
+    assert "ran to its end" not in output
 
 
 @pytest.mark.slow
 def test_the_backward_pass(debug: Debug) -> None:
-    shown = debug(
+    output = debug(
         *("flash", "--backward", "--line", "13", "--at", "i=5,j=2", *SIZES),
         typed="p 'at', j, i\nq\n",
     )
-    assert "('at', 1, 4)" in shown
-    assert source_line(shown)[0] == "flash_backward"
+    assert "('at', 1, 4)" in output
+    assert source_line(output)[0] == "flash_backward"
 
 
 def test_with_a_sink_it_stops_in_the_variant_that_runs(
     debug: Debug, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ("flash", "--line", "6", "--sink", "2", *SIZES)
-    shown = debug(*asked, typed="p sink.l\nq\n")
-    assert source_line(shown)[0] == "flash_with_sink"
-    assert "(Pdb) 1.0" in shown
+    options = ("flash", "--line", "6", "--sink", "2", *SIZES)
+    output = debug(*options, typed="p sink.l\nq\n")
+    assert source_line(output)[0] == "flash_with_sink"
+    assert "(Pdb) 1.0" in output
     names: list[str] = []
     monkeypatch.setattr(
         sys, "breakpointhook", lambda: names.append(sys._getframe(1).f_code.co_name)
     )
-    assert main(["debug", *asked]) == 0
+    assert main(["debug", *options]) == 0
     assert names == ["flash_with_sink"]
 
 
 def test_an_overflow_can_be_debugged_up_to_where_it_happens(debug: Debug) -> None:
-    asked = ("flash", "--line", "10", *SIZES, "--M", "40")
+    options = ("flash", "--line", "10", *SIZES, "--M", "40")
     assert "(Pdb) 40\n" in debug(
-        *asked, typed="p sram.occupancy\nc\n", status=2, error="does not fit in SRAM"
+        *options, typed="p sram.occupancy\nc\n", status=2, error="does not fit in SRAM"
     )
 
 
@@ -191,11 +191,11 @@ def test_another_hook_is_called_by_the_algorithms_own_frame(debug: Debug) -> Non
     module = Path(inspect.getsourcefile(FORWARD["flash_basic"].run) or "")
     lines = module.read_text(encoding="utf-8").splitlines()
     options = ("flash_basic", "--line", "12", "--at", "j=3,i=4", *SIZES)
-    shown = debug(*options, hook="hooks.told").splitlines()
-    asked = next(number for number, line in enumerate(lines, 1) if line.endswith("# line 12"))
-    assert shown[1:] == [
+    output = debug(*options, hook="hooks.told").splitlines()
+    arguments = next(number for number, line in enumerate(lines, 1) if line.endswith("# line 12"))
+    assert output[1:] == [
         "at flash_basic 2 3",
-        f"then {module} {asked}",
+        f"then {module} {arguments}",
         "Algorithm 1, FlashAttention ran to its end.",
     ]
 
@@ -203,12 +203,12 @@ def test_another_hook_is_called_by_the_algorithms_own_frame(debug: Debug) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("hooks")
 def test_another_pdb_quits_quietly(debug: Debug) -> None:
-    shown = debug(
+    output = debug(
         "flash_basic", "--line", "10", *SIZES, typed="p 'at', i\nq\n", hook="hooks.set_trace"
     )
-    assert source_line(shown) == ("flash_basic", "m_tilde_ij = on_chip(rowmax(S_ij))  # line 10")
-    assert "('at', 0)" in shown
-    assert "ran to its end" not in shown
+    assert source_line(output) == ("flash_basic", "m_tilde_ij = on_chip(rowmax(S_ij))  # line 10")
+    assert "('at', 0)" in output
+    assert "ran to its end" not in output
 
 
 def test_the_copy_with_a_breakpoint_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,15 +285,15 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
 
     def look(event: flashsim.memory.sram.Event) -> None:
         nonlocal tallest, widest
-        if event.site not in seen:
-            seen.add(event.site)
+        if event.site not in events:
+            events.add(event.site)
             for memory in (event.sram, event.sram.hbm):
                 lines = repr(memory).splitlines()
                 tallest, widest = max(tallest, len(lines)), max(widest, *map(len, lines))
 
     sizes: dict[str, Any] = {"M": 200_000, "blocks": (64, 64)}
     for algorithm in (FORWARD if direction == "forward" else BACKWARD).values():
-        seen: set[tuple[str, int]] = set()
+        events: set[tuple[str, int]] = set()
         takes: dict[str, dict[str, Any]] = {"MASK": {"causal": True}, "dropout": {"dropout_p": 0.1}}
         parts = {
             name: value
@@ -310,6 +310,6 @@ def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
         )
         if direction == "backward":
             flashsim.backward(algorithm.name, made, dO, observers=[look])
-        assert seen
+        assert events
     assert 10 < tallest <= 24
     assert 50 < widest <= 100

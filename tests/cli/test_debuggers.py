@@ -154,7 +154,7 @@ def test_pdb_steps_through_an_inner_turn_in_the_algorithm_and_its_notation(tmp_p
         "shapes.py T_r",
     }
     lines = re.findall(r"> \S+\((\d+)\)\w+\(\)", output)
-    _, begin, end, *_ = [step for step, shown in enumerate(lines) if shown == str(line)]
+    _, begin, end, *_ = [step for step, display in enumerate(lines) if display == str(line)]
     assert end - begin < 30  # it was 554, with the memory
     assert "skips None" in output
 
@@ -241,14 +241,14 @@ class Client:
     def event(self, *names: str) -> dict[str, Any]:
         return self.wait(lambda message: message["type"] == "event" and message["event"] in names)
 
-    def wait(self, wanted: Any) -> dict[str, Any]:
+    def wait(self, condition: Any) -> dict[str, Any]:
         for message in self._seen:
-            if wanted(message):
+            if condition(message):
                 self._seen.remove(message)
                 return message
         while True:
             message = self._read()
-            if wanted(message):
+            if condition(message):
                 return message
             self._seen.append(message)
 
@@ -379,7 +379,7 @@ def test_an_editor_follows_the_pages_sessions(tmp_path: Path) -> None:
     with debugged(tmp_path, "try_it.py", {tmp_path / "mine.py": [{"line": 15}]}) as client:
         first, *others = stops(client, "(i, j)", "S_ij.round(2).tolist()[0]")
     assert first == ["mine.py:15", "(0, 0)", "[-0.15, -0.04]"]
-    assert [at for _, at, _ in others] == ["(0, 1)", "(0, 2)", "(1, 0)", "(1, 1)", "(1, 2)"]
+    assert [index for _, index, _ in others] == ["(0, 1)", "(0, 2)", "(1, 0)", "(1, 1)", "(1, 2)"]
 
 
 def configuration() -> dict[str, Any]:

@@ -256,9 +256,9 @@ class AttentionTrial(Trial):
         want = gradients(*inputs, **oracle)
         names = []
         for name, like in zip(GRADIENTS, self.inputs, strict=True):
-            got = run.arrays[name]
-            fits = got.dtype == like.dtype and got.shape == like.shape
-            if not fits or of_bound(got, getattr(want, name), getattr(bounds, name)) > 1:
+            result = run.arrays[name]
+            fits = result.dtype == like.dtype and result.shape == like.shape
+            if not fits or of_bound(result, getattr(want, name), getattr(bounds, name)) > 1:
                 names.append(name)
         return names
 

@@ -66,10 +66,10 @@ class BatchTrial(Trial):
 
     def in_common(self, result: Result) -> Any:
         """Pools have rows of no sequence, of which a count knows nothing: sizes may differ."""
-        moved = {}
+        traffic = {}
         for name, array in result.hbm.by_array.items():
-            moved[name] = array.reads, array.writes
-        return moved, result.sram, result.blocks
+            traffic[name] = array.reads, array.writes
+        return traffic, result.sram, result.blocks
 
 
 def trials(program: BatchProgram) -> st.SearchStrategy[BatchTrial]:

@@ -147,8 +147,8 @@ class DevicesTrial(Trial):
     def wrong(self, run: Result) -> list[str]:
         names = []
         for name in ("dQ", "dK", "dV") if self.is_backward else ("O", "lse"):
-            got = run.arrays[name]
-            if not np.allclose(got, self.on_one_device[name], rtol=0, atol=NEAR):
+            result = run.arrays[name]
+            if not np.allclose(result, self.on_one_device[name], rtol=0, atol=NEAR):
                 names.append(name)
         return names
 

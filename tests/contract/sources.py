@@ -131,13 +131,13 @@ def check_it_has_no_branches(module: ModuleType) -> None:
 
 def probes(function: ast.FunctionDef) -> list[str]:
     """Return what looks at or into the memory, and what prints."""
-    found = []
+    result = []
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and node.attr in PROBES:
-            found.append(ast.unparse(node))
+            result.append(ast.unparse(node))
         if isinstance(node, ast.Name) and node.id == "print":
-            found.append("print")
-    return found
+            result.append("print")
+    return result
 
 
 def branches(function: ast.FunctionDef) -> list[str]:

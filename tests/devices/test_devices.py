@@ -98,12 +98,14 @@ def test_equal_heads_and_row_blocks_are_counted_once(name: str, causal: bool) ->
     """Running each of 64 heads of 65,536 rows would take hours. Of 8 devices each has an eighth
     of Ulysses's heads.
     """
-    asked: dict[str, Any] = {"P": 8, "N": 65_536, "d": 128, "M": 25_600, "causal": causal}
+    options: dict[str, Any] = {"P": 8, "N": 65_536, "d": 128, "M": 25_600, "causal": causal}
     began = time.process_time()
-    many = devices.count(name, **asked, heads=64, kv_heads=8, columns=2 if name == "mesh" else None)
+    many = devices.count(
+        name, **options, heads=64, kv_heads=8, columns=2 if name == "mesh" else None
+    )
     assert time.process_time() - began < 3  # half a second on a quiet machine
     agrees(many)
-    few = devices.count(name, **asked, heads=8, columns=2 if name == "mesh" else None)
+    few = devices.count(name, **options, heads=8, columns=2 if name == "mesh" else None)
     reads = [
         sum(one.hbm.by_array[X].reads for X in one.hbm.by_array if X[0] == "K")
         for one in (*many.devices, *few.devices)
@@ -147,16 +149,16 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
 def test_the_figure_has_what_is_counted() -> None:
     data = plots.FIGURES["words_sent"].data(N=64, d=2, heads=8, kv_heads=2, P=(2, 16), devices=4)
     of = data["of_shared"]
-    points = [(data, at, P, 2) for at, P in enumerate(data["P"])] + [
-        (of, at, 4, H) for at, H in enumerate((1, 2, 4, 8))
+    points = [(data, index, P, 2) for index, P in enumerate(data["P"])] + [
+        (of, index, 4, H) for index, H in enumerate((1, 2, 4, 8))
     ]
-    for lines, at, P, H_kv in points:
+    for lines, index, P, H_kv in points:
         for name, words in lines["words"].items():
             tally = devices.count(
                 name, N=64, d=2, heads=8, kv_heads=H_kv, P=P, layout="contiguous", M=100
             )
             most = max(device.words for device in tally.devices)
-            assert words[at] == (None if (name, P) == ("ulysses", 16) else most)
+            assert words[index] == (None if (name, P) == ("ulysses", 16) else most)
     ring = of["words"]["ring"]
     ulysses = of["words"]["ulysses"]
     assert [a <= b for a, b in zip(ring, ulysses, strict=True)] == [
@@ -170,14 +172,14 @@ def test_balance() -> None:
     """
     N = 4096
     P = 8
-    found = {
+    result = {
         name: balance(positions(name, N, P), lambda rows, cols: rows[:, None] >= cols)
         for name in LAYOUTS
     }
     n = N // P
-    assert found["contiguous"] == (2 * P - 1 + Fraction(1, n)) / (P + Fraction(1, n))
-    assert found["striped"] == Fraction(N + P, N + 1)
-    assert found["zigzag"] == 1
+    assert result["contiguous"] == (2 * P - 1 + Fraction(1, n)) / (P + Fraction(1, n))
+    assert result["striped"] == Fraction(N + P, N + 1)
+    assert result["zigzag"] == 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ def left(device: Device) -> int:
 
 
 def test_a_message_arrives_at_wait_and_reads_as_nan_before() -> None:
-    seen = {}
+    events = {}
 
     def program(device: Device) -> None:
         X, Y = place(device)
@@ -208,10 +210,10 @@ def test_a_message_arrives_at_wait_and_reads_as_nan_before() -> None:
         (Y_0,) = [device.sram.load(Y[i]) for i in range(1)]
         before = np.isnan(Y_0).all()
         device.wait(ticket)
-        seen[device.rank] = before, device.hbm.peek("Y").copy()
+        events[device.rank] = before, device.hbm.peek("Y").copy()
 
     Network(3, 100).run(program)
-    assert {rank: (bool(nan), values[0, 0]) for rank, (nan, values) in seen.items()} == {
+    assert {rank: (bool(nan), values[0, 0]) for rank, (nan, values) in events.items()} == {
         0: (True, 3.0),
         1: (True, 1.0),
         2: (True, 2.0),
@@ -305,9 +307,9 @@ def test_a_rank_that_fails_ends_the_run() -> None:
             raise KeyError("gone")
         device.wait(device.post(receives=[(Y, 1)] if device.rank == 0 else []))
 
-    with pytest.raises(KeyError) as found:
+    with pytest.raises(KeyError) as result:
         Network(3, 100).run(program)
-    assert found.value.__notes__ == ["on rank 1 of 3"]
+    assert result.value.__notes__ == ["on rank 1 of 3"]
 
 
 def test_a_network_runs_once() -> None:
@@ -333,7 +335,7 @@ def test_a_run_is_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"name": "rings"}, "name is 'rings'; expected"),
         ({"P": 0}, "P is 0"),
@@ -348,8 +350,8 @@ def test_a_run_is_the_same_every_time() -> None:
         ({"M": 5}, "M = 5 elements is too small for 'ring'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"name": "ring", "N": 8, "d": 2, "P": 4, "M": 100} | asked
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"name": "ring", "N": 8, "d": 2, "P": 4, "M": 100} | options
     with pytest.raises(ValueError, match=message):
         devices.count(**arguments)
 
@@ -391,9 +393,9 @@ def test_gradients_are_shaped_as_the_inputs(leading: tuple[int, ...]) -> None:
     back = devices.backward("ring", run, dO, M=200)
     alone = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=1000), dO)
     for name, like in (("dQ", Q), ("dK", K), ("dV", V)):
-        got = getattr(back, name)
-        assert got.shape == like.shape
-        assert np.allclose(got, getattr(alone, name))
+        result = getattr(back, name)
+        assert result.shape == like.shape
+        assert np.allclose(result, getattr(alone, name))
 
 
 def test_a_run_keeps_copies_of_what_its_backward_pass_needs() -> None:

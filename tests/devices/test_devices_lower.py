@@ -93,7 +93,7 @@ def test_no_backward_program_sends_less(name: str, data: st.DataObject) -> None:
         flashsim.KeyPadding(max(N - 2, 0)),
     )
     where = positions(data.draw(st.sampled_from(LAYOUTS)), N, P)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": N,
         "d": d,
         "d_v": d_v,
@@ -101,7 +101,7 @@ def test_no_backward_program_sends_less(name: str, data: st.DataObject) -> None:
         "kv_heads": H_kv,
         "M": 1000,
     }
-    share = Share(Problem.of(**asked, mask=data.draw(st.sampled_from(masks))), where, where, 1, 1)
+    share = Share(Problem.of(**options, mask=data.draw(st.sampled_from(masks))), where, where, 1, 1)
     sent, bound = backward_of(
         name, share, data.draw(st.sampled_from([C for C in range(1, P + 1) if P % C == 0]))
     )
@@ -170,8 +170,8 @@ def test_it_is_reached() -> None:
     by the tree but for ℓ and m.
     """
 
-    def ratio(name: str, **asked: Any) -> Any:
-        tally = devices.count(name, d=4, M=1000, **asked)
+    def ratio(name: str, **options: Any) -> Any:
+        tally = devices.count(name, d=4, M=1000, **options)
         return round(tally.words / bound_of(tally).words, 4)
 
     assert ratio("mesh", N=256, P=16) == 1 + 1 / (2 * 4)

@@ -25,7 +25,7 @@ from flashsim.devices.share import Share
 @given(st.data())
 def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
     H_kv, g, N = (data.draw(st.integers(1, most)) for most in (3, 3, 40))
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "P": data.draw(st.integers(1, min(8, H_kv * g) if name == "ulysses" else 8)),
         "N": N,
         "d": 3,
@@ -36,32 +36,32 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
         "causal": data.draw(st.booleans()),
         "layout": data.draw(st.sampled_from(LAYOUTS)),
     }
-    tally = devices.count(name, **asked)
-    found = plan(name, **asked)
+    tally = devices.count(name, **options)
+    result = plan(name, **options)
     share = tally.share
-    assert found.words == tally.words
-    assert found.most_words == max(one.words for one in tally.devices)
-    assert found.columns == tally.plan.columns
+    assert result.words == tally.words
+    assert result.most_words == max(one.words for one in tally.devices)
+    assert result.columns == tally.plan.columns
     assert (
-        found.room
+        result.room
         == max(sum(array.size for array in one.hbm.by_array.values()) for one in tally.devices)
         + 200
     )
-    if found.accesses is not None:
-        assert found.accesses in [one.hbm.accesses for one in tally.devices]
+    if result.accesses is not None:
+        assert result.accesses in [one.hbm.accesses for one in tally.devices]
     if name == "ring":
-        for s, most in enumerate(lock_step(share, asked["layout"])):
+        for s, most in enumerate(lock_step(share, options["layout"])):
             each = [
-                allowed(share, share.where[p], share.where[(p - s) % found.P])
-                for p in range(found.P)
+                allowed(share, share.where[p], share.where[(p - s) % result.P])
+                for p in range(result.P)
             ]
             assert most == max(each)
     if name == "mesh":
-        for C in (C for C in range(1, found.P + 1) if found.P % C == 0):
+        for C in (C for C in range(1, result.P + 1) if result.P % C == 0):
             for direction in ("forward", "backward"):
-                sent = sum(theory.mesh_words(share, p, C, direction) for p in range(found.P))
+                sent = sum(theory.mesh_words(share, p, C, direction) for p in range(result.P))
                 assert theory.mesh_total(share, C, direction) == sent
-            rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, found.P, C)]
+            rows = [np.concatenate([*share.where[p : p + C]]) for p in range(0, result.P, C)]
             cols = [np.concatenate([*share.where[c::C]]) for c in range(C)]
             assert most_work(tally.plan.program, share, C) == g * H_kv * max(
                 allowed(share, r, c) for r in rows for c in cols
@@ -71,24 +71,24 @@ def test_a_plan_is_what_is_counted(name: str, data: st.DataObject) -> None:
 def test_thousands_of_devices_take_a_second() -> None:
     for name, causal in (("ring", True), ("mesh", True), ("ring", False)):
         began = time.process_time()
-        found = plan(
+        result = plan(
             name, P=4096, N=2**20, d=128, heads=64, kv_heads=8, causal=causal, flops=1e15, link=1e11
         )
         assert time.process_time() - began < 3  # under a second on a quiet machine
-        assert found.words == 4096 * found.most_words
+        assert result.words == 4096 * result.most_words
 
 
 def test_time_by_hand() -> None:
     """4 devices of 4 rows, d = d_v = 2, float32: a tile of 16 pairs is 128 operations, a hop 64
     bytes.
     """
-    asked: dict[str, Any] = {"P": 4, "N": 16, "d": 2, "M": 100, "flops": 128.0}
-    ring = plan("ring", **asked, link=64.0)
+    options: dict[str, Any] = {"P": 4, "N": 16, "d": 2, "M": 100, "flops": 128.0}
+    ring = plan("ring", **options, link=64.0)
     assert (ring.compute, ring.links, ring.seconds) == (4, 3, 4)
-    assert plan("ring", **asked, link=32.0).seconds == 3 * 2 + 1
-    mesh = plan("mesh", **asked, link=64.0, columns=2)
+    assert plan("ring", **options, link=32.0).seconds == 3 * 2 + 1
+    mesh = plan("mesh", **options, link=64.0, columns=2)
     assert (mesh.compute, mesh.links, mesh.seconds) == (4, 2.5, 6.5)  # 4·2 + 4·4 + 4·(2 + 2) words
-    ulysses = plan("ulysses", **asked, link=96.0, heads=4)
+    ulysses = plan("ulysses", **options, link=96.0, heads=4)
     assert (ulysses.compute, ulysses.links, ulysses.seconds) == (16, 4, 20)  # 96 words
 
 
@@ -96,7 +96,7 @@ def test_what_a_causal_ring_wastes() -> None:
     """In step, contiguous rows cost as much as no mask but in the first step; zigzag and striped
     ones half.
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "P": 8,
         "N": 4096,
         "d": 64,
@@ -106,9 +106,9 @@ def test_what_a_causal_ring_wastes() -> None:
     }
     wasted = {}
     for layout in LAYOUTS:
-        found = plan("ring", layout=layout, **asked)
-        assert found.seconds is not None
-        wasted[layout] = 1 - found.mean * 256 / 1e12 / found.seconds
+        result = plan("ring", layout=layout, **options)
+        assert result.seconds is not None
+        wasted[layout] = 1 - result.mean * 256 / 1e12 / result.seconds
     assert [round(wasted[layout], 3) for layout in LAYOUTS] == [0.467, 0.002, 0.0]
 
 
@@ -120,8 +120,8 @@ def test_from_where_messages_are_hidden() -> None:
     assert hidden_from(heads=1, kv_heads=1, itemsize=2, **speeds) == 1040
     assert hidden_from(heads=8, kv_heads=2, itemsize=2, causal=True, **speeds) == 520
     for rows, hidden in ((1039, False), (1040, True)):
-        found = plan("ring", P=4, N=4 * rows, d=64, dtype="float16", layout="contiguous", **speeds)
-        assert (found.seconds == found.compute) is hidden
+        result = plan("ring", P=4, N=4 * rows, d=64, dtype="float16", layout="contiguous", **speeds)
+        assert (result.seconds == result.compute) is hidden
 
 
 def test_star_trail_by_hand() -> None:
@@ -184,13 +184,13 @@ def test_the_command_prints_plans_beside_the_bound(capsys: pytest.CaptureFixture
         "StarTrail",
         "mesh",
     ]
-    found = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
-    assert found.seconds is not None
+    result = plan("mesh", P=4, N=4096, d=64, flops=1e14, link=1e11)
+    assert result.seconds is not None
     assert rows[3][-4:] == [
-        f"{found.most_words:,}",
+        f"{result.most_words:,}",
         "1.008",
-        f"{found.room:,}",
-        f"{found.seconds * 1e3:.3f}",
+        f"{result.room:,}",
+        f"{result.seconds * 1e3:.3f}",
     ]
     assert rows[0][-3] == rows[1][-3] == "1.500"
     for wrong in (["--P", "4:8"], ["--flops", "1e12"], ["--plan", "--backward"]):
@@ -202,7 +202,7 @@ def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
         N=256, d=4, heads=8, kv_heads=2, P=(4, 16), links=(1e9,), flops=1e12
     )
     lines = data["panels"][0]["lines"]
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "N": 256,
         "d": 4,
         "heads": 8,
@@ -210,10 +210,10 @@ def test_the_figure_of_time_has_plans_over_the_arithmetic_alone() -> None:
         "dtype": "bfloat16",
         "causal": True,
     }
-    found = plan("ring", P=4, layout="contiguous", flops=1e12, link=1e9, **asked)
-    assert found.seconds is not None
+    result = plan("ring", P=4, layout="contiguous", flops=1e12, link=1e9, **options)
+    assert result.seconds is not None
     alone = 8 * (256 * 257 // 2) * 16 / 4 / 1e12
-    assert lines["ring, contiguous"][0] == round(found.seconds / alone, 4)
+    assert lines["ring, contiguous"][0] == round(result.seconds / alone, 4)
     assert lines["ulysses"][1] is None
     of_N = data["of_N"]
     assert (of_N["P"], of_N["N"]) == (4, [16, 64, 256, 1024, 4096])

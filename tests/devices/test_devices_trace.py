@@ -27,22 +27,24 @@ def operands(N: int = 12) -> Any:
 def test_a_trace_counts_what_the_run_does_and_its_messages_are_the_links(name: str) -> None:
     run = devices.forward(name, *operands(), P=4, **HOW)
     for rank in (0, 2):
-        found = trace(name, *operands(), P=4, rank=rank, **HOW)
-        moved = {array.name: (array.reads, array.writes) for array in found.about.arrays}
-        assert moved == {X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()}
-        assert all(array.exact == (array.reads, array.writes) for array in found.about.arrays)
+        result = trace(name, *operands(), P=4, rank=rank, **HOW)
+        traffic = {array.name: (array.reads, array.writes) for array in result.about.arrays}
+        assert traffic == {
+            X: (a.reads, a.writes) for X, a in run.devices[rank].hbm.by_array.items()
+        }
+        assert all(array.exact == (array.reads, array.writes) for array in result.about.arrays)
         columns = {
             (array.name[0], array.kind[1])
-            for array in found.about.arrays
+            for array in result.about.arrays
             if array.name[0] in "QKVO"
         }
         assert columns == {("Q", "d"), ("K", "d"), ("V", "d_v"), ("O", "d_v")}
-    assert found.lanes is not None
+    assert result.lanes is not None
     sent: dict[tuple[int, int], int] = {}
-    for from_, posted, to, arrived, _ in found.lanes.messages:
+    for from_, posted, to, arrived, _ in result.lanes.messages:
         sent[from_, to] = sent.get((from_, to), 0) + 1
-        assert found.lanes.kinds[from_][posted] == "post"
-        assert found.lanes.kinds[to][arrived] == "wait"
+        assert result.lanes.kinds[from_][posted] == "post"
+        assert result.lanes.kinds[to][arrived] == "wait"
     assert sent == {
         (p, to): link.messages
         for p, one in enumerate(run.devices)
@@ -56,10 +58,10 @@ def ring() -> Trace:
 
 
 def test_messages_are_in_flight_while_the_ring_computes() -> None:
-    found = trace("ring", *operands(), P=3, layout="contiguous", **HOW)
-    assert found.lanes is not None
-    steps = {step.number: step for step in found.steps}
-    mine = [message for message in found.lanes.messages if message[0] == 0]
+    result = trace("ring", *operands(), P=3, layout="contiguous", **HOW)
+    assert result.lanes is not None
+    steps = {step.number: step for step in result.steps}
+    mine = [message for message in result.lanes.messages if message[0] == 0]
     assert [(message[2], message[4]) for message in mine] == [
         (1, "K"),
         (1, "V"),
@@ -68,7 +70,7 @@ def test_messages_are_in_flight_while_the_ring_computes() -> None:
     ]
     for _, posted, _, arrived, _ in mine:
         assert (steps[posted].label, steps[arrived].label) == ("line 3", "line 15")
-        assert any(found.lanes.kinds[0][t] == "compute" for t in range(posted, arrived))
+        assert any(result.lanes.kinds[0][t] == "compute" for t in range(posted, arrived))
 
 
 def test_a_saved_trace_has_its_lanes_when_it_is_read(ring: Trace, tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_a_saved_trace_has_its_lanes_when_it_is_read(ring: Trace, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ({"rank": 3}, "lanes.rank is 3; expected one of 3 lanes"),
         ({"rank": True}, "lanes.rank is True"),
@@ -101,13 +103,13 @@ def test_a_saved_trace_has_its_lanes_when_it_is_read(ring: Trace, tmp_path: Path
     ],
 )
 def test_lanes_that_are_damaged_are_refused(
-    change: dict[str, Any], said: str, ring: Trace, tmp_path: Path
+    change: dict[str, Any], text: str, ring: Trace, tmp_path: Path
 ) -> None:
     file = ring.save(tmp_path / "ring.json.gz")
     data = json.loads(gzip.decompress(file.read_bytes()))
     data["lanes"] |= change
     file.write_bytes(gzip.compress(json.dumps(data).encode()))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         flashsim.load_trace(file)
 
 

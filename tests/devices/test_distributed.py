@@ -94,7 +94,7 @@ def launcher(engine: str, processes: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "processes", "asked"),
+    ("engine", "processes", "options"),
     [
         ("mpi", 4, "ring --N 130 --d 8 --heads 4 --kv-heads 2 --causal"),
         ("mpi", 4, "ulysses --N 65 --d 8 --heads 6 --kv-heads 3 --layout striped --causal"),
@@ -117,11 +117,11 @@ def launcher(engine: str, processes: int) -> list[str]:
     ],
 )
 def test_bits_counts_and_bytes_are_the_simulation_s(
-    engine: str, processes: int, asked: str
+    engine: str, processes: int, options: str
 ) -> None:
     # torchrun reads --d as an option of its own
     module = ["-m", "--"] if engine == "torch" else ["-m"]
-    done = started([*launcher(engine, processes), *module, "flashsim", "devices", *asked.split()])
+    done = started([*launcher(engine, processes), *module, "flashsim", "devices", *options.split()])
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert [row[0] for row in rows] == [str(rank) for rank in range(processes)]
@@ -172,17 +172,17 @@ def test_faults_are_said_in_time(engine: str, tmp_path: Path) -> None:
     started([*launcher(engine, 3), str(script), str(tmp_path)])
     for rank in range(3):
         for what in ("lengths", "layouts"):
-            said = (tmp_path / f"{what} {rank}").read_text()
-            assert said.startswith(
+            text = (tmp_path / f"{what} {rank}").read_text()
+            assert text.startswith(
                 "in time: the processes were asked for different things: rank 0: ring, N = 32"
             )
         assert (tmp_path / f"none {rank}").read_text() == "finished"
-        said = (tmp_path / f"gradients {rank}").read_text()
-        assert said.startswith(
+        text = (tmp_path / f"gradients {rank}").read_text()
+        assert text.startswith(
             "in time: the processes were asked for different things: rank 0: ring, backward, N = 32"
         )
-        said = (tmp_path / f"shapes {rank}").read_text()
-        assert said.startswith(
+        text = (tmp_path / f"shapes {rank}").read_text()
+        assert text.startswith(
             "in time: the processes were" if rank else "ValueError: dO has shape (32, 3)"
         )
     short, long = ((tmp_path / f"message {rank}").read_text() for rank in (1, 0))

@@ -52,11 +52,11 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
     dtype: str,
     scale: float | None,
 ) -> None:
-    given = *operands(N, d, e, seed, dtype), *mixtures(k, N, seed, dtype)
-    run = approximate.linformer(*given, scale=scale, blocks=blocks)
+    inputs = *operands(N, d, e, seed, dtype), *mixtures(k, N, seed, dtype)
+    run = approximate.linformer(*inputs, scale=scale, blocks=blocks)
     parts = -(-N // blocks[1]), -(-k // blocks[3])
-    bound = reference.linformer_bounds(*given, scale=scale, blocks=parts, stored=dtype)
-    want = reference.linformer(*given, scale=scale)
+    bound = reference.linformer_bounds(*inputs, scale=scale, blocks=parts, stored=dtype)
+    want = reference.linformer(*inputs, scale=scale)
     assert of_bound(run.O, want.O, bound.O) <= 1
     assert of_bound(run.L, want.L, bound.L) <= 1
     assert (
@@ -78,11 +78,11 @@ def test_performers_numbers_are_its_formulas_within_their_bound(
     dtype: str,
     scale: float | None,
 ) -> None:
-    given = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
-    run = approximate.performer(*given, scale=scale, phi=phi, blocks=blocks)
+    inputs = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
+    run = approximate.performer(*inputs, scale=scale, phi=phi, blocks=blocks)
     parts = -(-N // blocks[1]), -(-k // blocks[3])
-    bound = reference.performer_bounds(*given, scale=scale, phi=phi, blocks=parts, stored=dtype)
-    assert of_bound(run.O, reference.performer(*given, scale=scale), bound) <= 1
+    bound = reference.performer_bounds(*inputs, scale=scale, phi=phi, blocks=parts, stored=dtype)
+    assert of_bound(run.O, reference.performer(*inputs, scale=scale), bound) <= 1
     assert (
         run.hbm
         == approximate.exact(
@@ -176,9 +176,9 @@ def test_scores_that_are_all_below_the_range_are_refused() -> None:
     with pytest.raises(ValueError, match="O overflows float32"):
         approximate.linformer(one * np.float32(1e30), one * np.float32(-1e30), V, abs(E), F)
     K[:3] *= np.float32(1e25)  # these keys, which come first, weigh nothing
-    got = approximate.performer(Q, K, V, W, blocks=(5, 1, 4, 4)).O
+    result = approximate.performer(Q, K, V, W, blocks=(5, 1, 4, 4)).O
     bound = reference.performer_bounds(Q, K[3:], V[3:], W, blocks=(5, 1), stored="float32")
-    assert of_bound(got, reference.performer(Q, K[3:], V[3:], W), bound) <= 1
+    assert of_bound(result, reference.performer(Q, K[3:], V[3:], W), bound) <= 1
 
 
 def test_bad_input_is_named() -> None:
@@ -252,8 +252,8 @@ def test_linformer_s_bounds_of_one_element_are_those_derived(e: float) -> None:
     delta = tau * q * (E_K + 2 * 5 * U * (abs(e * k) + E_K))
     want = averaged(tau * q * e * k, delta, f * v, E_V, 3)
     how: dict[str, Any] = {"scale": tau, "blocks": (2, 3), "stored": "float32"}
-    found = reference.linformer_bounds(*([[x]] for x in (q, k, v, e, f)), **how)
-    assert [*found.O.flat, *found.L.flat] == pytest.approx(want, rel=1e-9, abs=0)
+    result = reference.linformer_bounds(*([[x]] for x in (q, k, v, e, f)), **how)
+    assert [*result.O.flat, *result.L.flat] == pytest.approx(want, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("phi", ["on_chip", "in_hbm"])
@@ -274,8 +274,8 @@ def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
     E_S, E_A = averaged(g, E_G, v, 0.0, 2)
     want, _ = averaged(x + g, E_Q + 4 * U * abs(g) + E_A, v, E_S, 3)
     how: dict[str, Any] = {"scale": c * c, "blocks": (2, 3), "stored": "float32", "phi": phi}
-    found = reference.performer_bounds(*([[x]] for x in (q, k, v, w)), **how)
-    assert found.item() == pytest.approx(want, rel=1e-9, abs=0)
+    result = reference.performer_bounds(*([[x]] for x in (q, k, v, w)), **how)
+    assert result.item() == pytest.approx(want, rel=1e-9, abs=0)
 
 
 def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
@@ -291,8 +291,8 @@ def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
     E_O, E_L = averaged(s + bias, 2 * 5 * U * abs(s) + 2 * U * (abs(s) + 3 * abs(bias)), v, 0.0, 2)
     want, _ = averaged(s + bias, E_L, v, E_O, 2, n=2)
     how: dict[str, Any] = {"C": 1, "scale": tau, "stored": "float32"}
-    found = reference.reformer_bounds([[q]], [[k]], [[v]], [[0], [0]], **how)
-    assert found.item() == pytest.approx(want, rel=1e-9, abs=0)
+    result = reference.reformer_bounds([[q]], [[k]], [[v]], [[0], [0]], **how)
+    assert result.item() == pytest.approx(want, rel=1e-9, abs=0)
 
 
 def test_the_papers_k_is_an_eighth_of_N_and_at_most_256() -> None:

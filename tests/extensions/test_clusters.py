@@ -58,10 +58,10 @@ def test_the_numbers_are_the_formulas_within_their_bound(
     dtype: str,
     scale: float | None,
 ) -> None:
-    given = *operands(N, d, e, seed, dtype), *rounds_of(method, h, N, seed, different)
-    run = DOORS[method](*given, C=C, scale=scale)
-    bound = BOUNDS[method](*given, C=C, scale=scale, stored=dtype)
-    assert of_bound(run.O, FORMULAS[method](*given, C=C, scale=scale), bound) <= 1
+    inputs = *operands(N, d, e, seed, dtype), *rounds_of(method, h, N, seed, different)
+    run = DOORS[method](*inputs, C=C, scale=scale)
+    bound = BOUNDS[method](*inputs, C=C, scale=scale, stored=dtype)
+    assert of_bound(run.O, FORMULAS[method](*inputs, C=C, scale=scale), bound) <= 1
     exact = approximate.exact(method, N=N, d=d, e=e, rounds=h, C=C, dtype=dtype)
     assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
 
@@ -163,14 +163,14 @@ def test_near_rows_share_buckets_and_clusters() -> None:
 
     Q, K = rng.normal(size=(2, 64, 4)) * 3
     weights = np.exp(Q @ K.T / 2)
-    found = 0.0
+    result = 0.0
     for seed in range(20):
         q, k = (
             np.argsort(np.argsort(hashes[0])) // 8
             for hashes in approximate.lsh_hashes(Q, K, 1, seed=seed)
         )
-        found += (weights * (q[:, None] == k)).sum() / weights.sum() / 20
-    assert found > 2 / 8  # by chance it would be an eighth
+        result += (weights * (q[:, None] == k)).sum() / weights.sum() / 20
+    assert result > 2 / 8  # by chance it would be an eighth
     again = approximate.lsh_hashes(Q * 1e200, K * 1e200, 1, seed=seed)
     assert all(np.isfinite(hashes).all() for hashes in again)
 
@@ -203,14 +203,14 @@ def test_rounds_bring_reformer_nearer_to_attention() -> None:
 
 def run_of(program: Any, method: str) -> tuple[Result, Array, Array]:
     """A run of a program as the door would run it, what is right, and its bound."""
-    given = *operands(11, 4, 4), *rounds_of(method, 3, 11, different=2)
+    inputs = *operands(11, 4, 4), *rounds_of(method, 3, 11, different=2)
     if method == "reformer":
-        tables = dict(zip(("order", "home"), homes(given[3], 4), strict=True))
+        tables = dict(zip(("order", "home"), homes(inputs[3], 4), strict=True))
     else:
-        tables = {"order_Q": sorted_rows(given[3]), "order_K": sorted_rows(given[4])}
-    named = {**dict(zip("QKV", given, strict=False)), **tables}
+        tables = {"order_Q": sorted_rows(inputs[3]), "order_K": sorted_rows(inputs[4])}
+    named = {**dict(zip("QKV", inputs, strict=False)), **tables}
     run = run_program(program, named, blocks=(4,), options={"tau": 0.5})
-    return run, FORMULAS[method](*given, C=4), BOUNDS[method](*given, C=4)
+    return run, FORMULAS[method](*inputs, C=4), BOUNDS[method](*inputs, C=4)
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_words_that_are_read_twice_are_noticed(
     want = approximate.exact(method, N=11, d=4, rounds=3, C=4, dtype="float64").hbm.by_array
     run, _, _ = run_of(programs()[method], method)
     assert run.hbm.by_array == want
-    found = run_of(planted(programs()[method], bug), method)[0].hbm.by_array
-    assert {name for name in want if found[name] != want[name]} == {array}
+    result = run_of(planted(programs()[method], bug), method)[0].hbm.by_array
+    assert {name for name in want if result[name] != want[name]} == {array}
 
 
 @each
@@ -283,14 +283,14 @@ def test_bad_input_is_named(method: str) -> None:
         ),
     )
     assert door(Q, K, V, *rounds, M=20, enforce=False).sram.over > 0
-    asked: tuple[tuple[dict[str, Any], str], ...] = (
+    options: tuple[tuple[dict[str, Any], str], ...] = (
         ({"k": 3}, f"k is 3; expected none, as '{method}' has rounds of clusters of C rows"),
         ({"blocks": (1, 1, 1, 1)}, r"blocks is \(1, 1, 1, 1\); expected none"),
         ({"rounds": None}, "rounds is None"),
         ({"C": 0}, "C is 0"),
     )
     costs: tuple[Any, ...] = approximate.count, approximate.exact
-    for wrong, match in asked:
+    for wrong, match in options:
         for cost in costs:
             with pytest.raises(ValueError, match=match):
                 cost(method, **{"N": 5, "d": 2, "rounds": 1, "C": 3, **wrong})

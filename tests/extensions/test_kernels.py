@@ -75,10 +75,10 @@ def test_numbers_are_the_naive_ones_within_their_bounds(order: str, data: st.Dat
     assert_within(back.dX, want, bound)
 
 
-def assert_within(got: Array, want: Array, bound: Array) -> None:
+def assert_within(result: Array, want: Array, bound: Array) -> None:
     """Each element is within its bound of what is wanted."""
     assert np.isfinite(bound).all()
-    assert (np.abs(got.astype(float) - want) <= bound).all()
+    assert (np.abs(result.astype(float) - want) <= bound).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -142,12 +142,12 @@ def test_bounds_of_a_single_pair_are_those_derived(kernel: str, order: str) -> N
     steps = (1 + stored_K) * tiny * (v + 1) + stores * tiny
     how: dict[str, Any] = {"kernel": kernel, "sigma": sigma, "blocks": 2, "stored": "float32"}
     X, Z, V, dY = ([[each]] for each in (x, z, v, dy))
-    found = reference.kernel_product_bounds(X, Z, V, order=order, **how)
-    assert found == pytest.approx(2 * (off * v + steps), rel=1e-9)
+    result = reference.kernel_product_bounds(X, Z, V, order=order, **how)
+    assert result == pytest.approx(2 * (off * v + steps), rel=1e-9)
     pair = (more - k) * (3 if kernel == "cauchy" else 1) + k * ((1 + 2 + 4 + 16 + 1 + 4) * u + u)
     steps = tiny * ((1 + abs(dy) * v) * (1 + slope) / sigma + 1) + tiny
-    found = reference.kernel_gradient_bounds(X, Z, V, dY, **how)
-    assert found == pytest.approx(2 * (abs(dy) * v * slope * pair / sigma + steps), rel=1e-9)
+    result = reference.kernel_gradient_bounds(X, Z, V, dY, **how)
+    assert result == pytest.approx(2 * (abs(dy) * v * slope * pair / sigma + steps), rel=1e-9)
 
 
 ORACLES: tuple[tuple[Any, tuple[Array, ...]], ...] = (  # and what they take besides X, Z and V: dY
@@ -224,14 +224,14 @@ def test_any_function_is_a_kernel() -> None:
 
 
 def test_lists_a_flat_column_and_points_on_a_line_are_taken_and_not_modified() -> None:
-    given = X, Z, V = clouds(e=1)
-    before = [a.copy() for a in given]
+    inputs = X, Z, V = clouds(e=1)
+    before = [a.copy() for a in inputs]
     flat = kernels.product(X, Z, V[:, 0])
     column = kernels.product(X, Z, V)
     assert (flat.Y.shape, column.Y.shape) == ((7,), (7, 1))
     dX = kernels.gradient(column, column.Y).dX
     assert np.array_equal(kernels.gradient(flat, flat.Y).dX, dX)
-    assert all(np.array_equal(a, b) for a, b in zip(given, before, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(inputs, before, strict=True))
     X[:] = 0  # nor does the gradient see what becomes of them
     assert np.array_equal(kernels.gradient(column, column.Y).dX, dX)
     run = kernels.product([0, 1, 3], [0.0, 2.0], [1, 2])
@@ -254,9 +254,9 @@ def test_far_from_the_origin_squares_cancel_and_differences_do_not() -> None:
 
 def test_the_worked_example_shows_what_cancels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "kernel_product"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     run = kernel_product.compute()
-    assert all(f"{each.squares:.1e}" in shown for each in run.far)
+    assert all(f"{each.squares:.1e}" in output for each in run.far)
     near, *_, far = run.far
     assert max(near.squares, near.differences, far.differences) < 1e-5
     assert far.squares > 10
@@ -340,11 +340,11 @@ def test_a_million_points_in_three_dimensions_move_1600_times_fewer() -> None:
 
 def test_counts_by_hand() -> None:
     """N = 5, n = 4, d = 2, e = 1 in blocks of 2 × 3: T_r = 3, T_c = 2."""
-    moved = {}
+    traffic = {}
     for order in ORDERS:
         arrays = kernels.count(N=5, n=4, d=2, blocks=(2, 3), order=order).hbm.by_array
-        moved[order] = {name: (a.reads, a.writes) for name, a in arrays.items()}
-    assert moved == {
+        traffic[order] = {name: (a.reads, a.writes) for name, a in arrays.items()}
+    assert traffic == {
         "x_outer": {"X": (10, 0), "Z": (24, 0), "V": (12, 0), "Y": (0, 5)},
         "z_outer": {"X": (20, 0), "Z": (8, 0), "V": (4, 0), "Y": (10, 15)},
         "materialised": {"X": (10, 0), "Z": (24, 0), "V": (12, 0), "Y": (0, 5), "K": (20, 20)},
@@ -408,9 +408,9 @@ def test_bad_input_is_refused_by_name(wrong: dict[str, Any], message: str) -> No
 
 def test_sigma_and_distances_must_be_numbers_of_the_chip_s_type() -> None:
     X, Z, V = clouds(dtype="float32")
-    said = r"^sigma is .*; expected a number from 1\.18e-38 to 3\.4e\+38, as float32 holds"
+    text = r"^sigma is .*; expected a number from 1\.18e-38 to 3\.4e\+38, as float32 holds"
     for sigma in (1e-50, 1e-40, 1e39):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             kernels.product(X, Z, V, sigma=sigma)
     # in float64 their distance is a number
     X, Z = (np.full((3, 1), x, np.float32) for x in (2e38, -2e38))
@@ -451,8 +451,8 @@ def test_what_does_not_fit_the_type_that_it_is_stored_in_is_refused() -> None:
     X, Z, V = clouds(e=1, dtype="float16")
     large: dict[str, Any] = {"kernel": lambda x, z: (x * z).sum(-1) * 0 + 1e5}
     assert np.isfinite(kernels.product(X, Z, V / 100, **large).Y).all()
-    said = r"kernel returned float32, at most 1e\+05; expected finite real numbers up to 6.55e\+04"
-    with pytest.raises(ValueError, match=said):
+    text = r"kernel returned float32, at most 1e\+05; expected finite real numbers up to 6.55e\+04"
+    with pytest.raises(ValueError, match=text):
         kernels.product(X, Z, V / 100, order="materialised", **large)
 
 

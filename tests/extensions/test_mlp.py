@@ -64,14 +64,14 @@ def test_numbers_are_the_naive_ones_within_their_bound(
     dtype: str,
 ) -> None:
     N, d, f, o = sizes
-    given = operands(N, d, f, o, seed, dtype)
+    inputs = operands(N, d, f, o, seed, dtype)
     mask1, mask2, keep1, keep2 = masks(d, f, o, blocks, share, seed)
-    run = mlp.run(*given, mask1, mask2, blocks=blocks, **WAYS[way])
+    run = mlp.run(*inputs, mask1, mask2, blocks=blocks, **WAYS[way])
     terms = (d, f) if way == "sparse_mlp_square" else (len(mask1), len(mask2))
     bound = sparse_mlp_bounds(
-        *given, keep1, keep2, blocks=terms, fused=way == "sparse_mlp_fused", stored=dtype
+        *inputs, keep1, keep2, blocks=terms, fused=way == "sparse_mlp_fused", stored=dtype
     )
-    assert (abs(run.Y - sparse_mlp(*given, keep1, keep2)) <= bound).all()
+    assert (abs(run.Y - sparse_mlp(*inputs, keep1, keep2)) <= bound).all()
     exact = mlp.exact(
         N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way]
     )
@@ -252,9 +252,9 @@ def test_lengths_of_which_no_mask_could_be_made() -> None:
     """
     blocks = (4, 16, 16, 16)
     T = 2**36
-    found = mlp.exact(N=64, d=2**40, f=2**40, blocks=blocks)
-    assert found.hbm.by_array["W1"].reads == 16 * 2**80
-    assert found.matmul == 4 * 64 * 2**80
+    result = mlp.exact(N=64, d=2**40, f=2**40, blocks=blocks)
+    assert result.hbm.by_array["W1"].reads == 16 * 2**80
+    assert result.matmul == 4 * 64 * 2**80
     mask = {"mask1": lambda rows, columns: np.ones((rows, columns), bool)}
     asks: list[tuple[Any, dict[str, Any]]] = [(mlp.count, {}), (mlp.count, mask), (mlp.exact, mask)]
     for ask, masks in asks:

@@ -51,14 +51,14 @@ def test_what_a_record_leaves_out_follows_from_the_rest() -> None:
         assert program.name == program.run.__name__
         assert {*program.follows} <= {*program.kinds}
         assert {*program.plane} <= {*program.symbols}
-    found = programs()["linformer"]
-    assert (found.name, found.options, found.by, found.plane) == (
+    result = programs()["linformer"]
+    assert (result.name, result.options, result.by, result.plane) == (
         "linformer",
         ("tau",),
         ("B_r", "B_k"),
         ("N", "k"),
     )
-    assert found.follows == ("O", "L")
+    assert result.follows == ("O", "L")
     assert programs()["reformer"].plane == ("N", "N")
     assert programs()["sparse_mlp_fused"].plane == ("N", "f")
 
@@ -153,11 +153,11 @@ def small(program: MatrixProgram, **more: Any) -> Result:
 
 def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     program = programs()["kernel_x_outer"]
-    turned = replace(
+    transposed = replace(
         program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs)
     )
-    assert [*unnoticed(turned)] == ["turned round"]
-    wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
+    assert [*unnoticed(transposed)] == ["turned round"]
+    wrong = lambda inputs, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
     monkeypatch.setattr(
         "flashsim.analysis.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong}
     )
@@ -171,8 +171,8 @@ def test_steps_have_numbers_and_tiles_to_look_at(program: MatrixProgram) -> None
     about = trace.about
     assert about.words == program.words
     assert dict(about.cuts).keys() == program.blocks.keys()
-    moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
-    assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
+    traffic = [event for event in trace.events if event.kind in ("load", "compute", "store")]
+    assert all(event.value is not None for event in traffic), "labels, too, are numbers to look at"
     # rows from anywhere are not tiles
     gathers = any(event.name.startswith("Q[[") for event in trace.events)
     assert any(step.tile is not None for step in trace.steps) != gathers
@@ -277,14 +277,14 @@ def test_the_first_size_is_found_by_halving() -> None:
     9.
     """
     for least in (1, 2, 3, 64, 1000):
-        asked: list[int] = []
+        options: list[int] = []
 
-        def enough(n: int, least: int = least, asked: list[int] = asked) -> bool:
-            asked.append(n)
+        def enough(n: int, least: int = least, options: list[int] = options) -> bool:
+            options.append(n)
             return n >= least
 
         assert smallest_true(enough) == least
-        assert len(asked) <= max(1, 2 * (least - 1).bit_length())
+        assert len(options) <= max(1, 2 * (least - 1).bit_length())
 
 
 def test_in_a_notebook_a_run_is_a_table() -> None:
@@ -292,7 +292,7 @@ def test_in_a_notebook_a_run_is_a_table() -> None:
     assert small(program)._repr_html_().startswith("<table")
 
 
-@pytest.mark.parametrize("asked", ["count", "exact"])
+@pytest.mark.parametrize("options", ["count", "exact"])
 @pytest.mark.parametrize(
     ("module", "sizes", "wrong"),
     [
@@ -302,11 +302,11 @@ def test_in_a_notebook_a_run_is_a_table() -> None:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_an_argument_that_there_is_not_is_named(
-    module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str
+    module: Any, sizes: dict[str, int], wrong: Sequence[str], options: str
 ) -> None:
     for name in wrong:
-        with pytest.raises(TypeError, match=rf"^{asked} takes no argument '{name}'"):
-            getattr(module, asked)(**sizes, **{name: (2,)})
+        with pytest.raises(TypeError, match=rf"^{options} takes no argument '{name}'"):
+            getattr(module, options)(**sizes, **{name: (2,)})
 
 
 def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:

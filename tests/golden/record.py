@@ -259,9 +259,9 @@ def _three_ways(
     costs: list[str] = []
 
     def of_run() -> str:
-        moved, results = run()
-        costs.append(moved)
-        return f"{moved} | {results}"
+        traffic, results = run()
+        costs.append(traffic)
+        return f"{traffic} | {results}"
 
     def unless_equal(text: str) -> str:
         return "the same" if [text] == costs else text

@@ -359,24 +359,25 @@ def room_for(B_r: int, B_c: int, d: int, d_v: int, N_k: int) -> int:
     return 3 * (B_r + B_c) * (d + d_v) + 5 * B_r * B_c + 8 * B_r + N_k + 8
 
 
-def of_bound(got: Array, want: Array, bound: Array) -> float:
+def of_bound(result: Array, want: Array, bound: Array) -> float:
     """Return the largest error as a part of its bound: at most 1 if all is well, ∞ where NaN is.
 
     No bound, ∞, is for what overflows the type it is kept in.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        error = np.abs(np.asarray(got).astype(np.float64) - want)
+        error = np.abs(np.asarray(result).astype(np.float64) - want)
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
 
 
 def same(
-    got: flashsim.Result | flashsim.Result | flashsim.Result, want: flashsim.Result | theory.Exact
+    result: flashsim.Result | flashsim.Result | flashsim.Result,
+    want: flashsim.Result | theory.Exact,
 ) -> None:
     """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
-    assert got.hbm.by_array == want.hbm.by_array
-    assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+    assert result.hbm.by_array == want.hbm.by_array
+    assert (result.hbm, result.sram, result.blocks) == (want.hbm, want.sram, want.blocks)
 
 
 def refused(*calls: tuple[str, Callable[[], object]]) -> None:
@@ -452,12 +453,12 @@ def on_each(
                 yield "refused"
 
 
-def exact_of(name: str, **asked: Any) -> theory.Exact | None:
+def exact_of(name: str, **options: Any) -> theory.Exact | None:
     """By formula; None where tiles are skipped that a mask without a band leaves empty."""
     try:
-        return theory.exact(name, **asked)
+        return theory.exact(name, **options)
     except theory.NoClosedForm:
-        if asked["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
+        if options["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
             raise
         return None
 
@@ -472,9 +473,9 @@ def operands(
 
 
 def with_trace(
-    call: Callable[..., Any], *given: Any, observers: Sequence[Observer] = (), **options: Any
+    call: Callable[..., Any], *inputs: Any, observers: Sequence[Observer] = (), **options: Any
 ) -> tuple[Any, Trace]:
     """What a call returns that takes observers, and its trace."""
     recorder = Recorder()
-    run = call(*given, observers=[*observers, recorder], **options)
+    run = call(*inputs, observers=[*observers, recorder], **options)
     return run, traced(recorder, run)

@@ -35,11 +35,11 @@ REPEATS = 3
 
 def main() -> None:
     """Print, by case, what each run returned."""
-    asked = json.loads(sys.argv[2])
-    compiling.OPTIONS = (*compiling.OPTIONS, *asked["options"])
+    options = json.loads(sys.argv[2])
+    compiling.OPTIONS = (*compiling.OPTIONS, *options["options"])
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(compiling.KERNELS, folder, dirs_exist_ok=True)
-        for file, changes in asked["bugs"].items():
+        for file, changes in options["bugs"].items():
             text = (compiling.KERNELS / file).read_text(encoding="utf-8")
             Path(folder, file).write_text(
                 changed(text, [(old, new) for old, new in changes], file), encoding="utf-8"
@@ -48,8 +48,8 @@ def main() -> None:
         cases = dict(GROUPS[sys.argv[1]]())
         with ThreadPoolExecutor(initializer=import_cupy().cuda.Device(0).use) as threads:
             list(threads.map(lambda call: call(), cases.values()))  # to compile them, side by side
-        found = {name: [bits(call()) for _ in range(REPEATS)] for name, call in cases.items()}
-    print(json.dumps(found))
+        result = {name: [bits(call()) for _ in range(REPEATS)] for name, call in cases.items()}
+    print(json.dumps(result))
 
 
 def bits(arrays: Any) -> list[str]:
@@ -61,9 +61,9 @@ def bits(arrays: Any) -> list[str]:
 def forward(d: int) -> Cases:
     """Yield `hopper`'s forward pass, each way in which it masks; and of packed batches."""
     q, k, v, _ = wholes(d)
-    for (name, asked), p in product(ways().items(), (0.0, 0.3)):
+    for (name, options), p in product(ways().items(), (0.0, 0.3)):
         call = partial(
-            gpu.forward, q, k, v, kernel="hopper", dropout_p=p, seed=7, return_lse=True, **asked
+            gpu.forward, q, k, v, kernel="hopper", dropout_p=p, seed=7, return_lse=True, **options
         )
         yield f"{name}, dropout {p}", call
     if d < 256:
@@ -86,13 +86,13 @@ def backward(d: int) -> Cases:
     q, k, v, do = wholes(d)
     o = normal(*q.shape)
     lse = 6 + normal(*q.shape[:3]).astype("float32")
-    for (name, asked), p in product(ways().items(), (0.0, 0.3)):
+    for (name, options), p in product(ways().items(), (0.0, 0.3)):
         if (d == 256 and (p or name not in ("full", "causal", "window"))) or (
             p and "array" in name
         ):
             continue  # which it does not take
-        given = {"kernel": "hopper", "dropout_p": p, "seed": 7, "deterministic": True, **asked}
-        yield f"{name}, dropout {p}", partial(gpu.backward, q, k, v, o, lse, do, **given)
+        inputs = {"kernel": "hopper", "dropout_p": p, "seed": 7, "deterministic": True, **options}
+        yield f"{name}, dropout {p}", partial(gpu.backward, q, k, v, o, lse, do, **inputs)
 
 
 def to_read() -> Cases:
@@ -116,9 +116,13 @@ def decoding() -> Cases:
         table[s, :pages] = np.arange(first, first + pages)[::-1]
     for d in (64, 128):
         for B, N_k in ((2, 150), (2, 300), (2, 3000), (40, 700), (16, 1000), (2, 4200)):
-            given = normal(B, 16, 3, d), normal(B, 4, N_k, d), normal(B, 4, N_k, d)
-            asked: dict[str, Any] = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
-            yield f"d = {d}, {B} × {N_k}", partial(gpu.forward, *given, **asked)
+            inputs = normal(B, 16, 3, d), normal(B, 4, N_k, d), normal(B, 4, N_k, d)
+            options: dict[str, Any] = {
+                "kernel": "hopper_decode",
+                "causal": True,
+                "return_lse": True,
+            }
+            yield f"d = {d}, {B} × {N_k}", partial(gpu.forward, *inputs, **options)
         paged = normal(4, 8, 3, d), normal(214, 2, page, d), normal(214, 2, page, d), table, lengths
         for splits in (None, 1, 3):
             call = partial(gpu.paged, *paged, splits=splits, check=False, return_lse=True)

@@ -41,11 +41,11 @@ def on_gpu(problem: Given, keys_contiguous: bool = False) -> list[Any]:
     q, k, v = (cupy.asarray(X.view(np.uint8)) for X in (problem.q, problem.k, problem.v))
     if keys_contiguous:
         *others, N, d = v.shape
-        turned = cupy.full((*others, d, -(-N // 16) * 16 + 16), 0x7F, "uint8")[..., :N].swapaxes(
-            2, 3
-        )
-        turned[...] = v
-        v = turned
+        transposed = cupy.full((*others, d, -(-N // 16) * 16 + 16), 0x7F, "uint8")[
+            ..., :N
+        ].swapaxes(2, 3)
+        transposed[...] = v
+        v = transposed
     return [X.view(hopper_fp8.dtype()) for X in (q, k, v)]
 
 
@@ -78,7 +78,7 @@ def assert_near(problem: Given, o: Array, lse: Array, scale: float, causal: bool
     worst = np.max(np.abs(o - O) - bound)
     assert worst <= 0, f"O is off by {np.abs(o - O).max():.3g}, {worst:.3g} more than its bound"
     with np.errstate(divide="ignore"):
-        wanted = m + np.log(l)
-    assert (np.isneginf(wanted) == np.isneginf(lse)).all()
-    finite = np.isfinite(wanted)
-    assert np.allclose(lse[finite], wanted[finite], rtol=1e-3, atol=2e-2)
+        expected = m + np.log(l)
+    assert (np.isneginf(expected) == np.isneginf(lse)).all()
+    finite = np.isfinite(expected)
+    assert np.allclose(lse[finite], expected[finite], rtol=1e-3, atol=2e-2)

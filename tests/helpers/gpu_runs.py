@@ -106,10 +106,10 @@ class Poisoned:
 
     def get(self) -> Array:
         """What was written, after a look at the guards."""
-        found: Array = self.memory.get().astype(np.float64)
-        around = np.concatenate([found[:GUARD], found[GUARD + self.size :]])
+        result: Array = self.memory.get().astype(np.float64)
+        around = np.concatenate([result[:GUARD], result[GUARD + self.size :]])
         assert np.isnan(around).all(), "written outside the output"
-        inside = found[GUARD : GUARD + self.size].reshape(self.array.shape)
+        inside = result[GUARD : GUARD + self.size].reshape(self.array.shape)
         assert not np.isnan(inside).any(), "not written everywhere, or NaN"
         return inside
 
@@ -125,11 +125,11 @@ class Result:
     dv: Array | None = None
 
 
-def run(rung: Kernel, problem: Given, backward: bool = False, **asked: Any) -> Result:
+def run(rung: Kernel, problem: Given, backward: bool = False, **arguments: Any) -> Result:
     """Run a rung on poisoned outputs; check guards, and that inputs are as they were."""
     import cupy
 
-    options = Options(asked.pop("scale", problem.q.shape[-1] ** -0.5), **asked)
+    options = Options(arguments.pop("scale", problem.q.shape[-1] ** -0.5), **arguments)
     sent = {name: cupy.asarray(getattr(problem, name)) for name in ("q", "k", "v", "do")}
     inputs = (sent["q"], sent["k"], sent["v"])
     o = Poisoned(problem.q.shape, problem.q.dtype)
@@ -170,7 +170,7 @@ def bounded(rung: Kernel, problem: Given) -> dict[str, Any]:
 def assert_near(
     rung: Kernel,
     problem: Given,
-    found: Result,
+    result: Result,
     mask: Any = None,
     keep: Any = None,
     p: float = 0.0,
@@ -184,17 +184,17 @@ def assert_near(
     O, l, m = attention_with_statistics(q, k, v, **data)
     rounded = rounding(rung.model, model_blocks(rung, problem, "forward"))
     bound = error_bound(q, k, v, **rounded, **bounded(rung, problem), **data)
-    worst = np.max(np.abs(found.o - O) - bound)
+    worst = np.max(np.abs(result.o - O) - bound)
     assert worst <= 0, (
-        f"O is off by {np.abs(found.o - O).max():.3g}, {worst:.3g} more than its bound"
+        f"O is off by {np.abs(result.o - O).max():.3g}, {worst:.3g} more than its bound"
     )
     with np.errstate(divide="ignore"):
         lse = m + np.log(l)
-    assert (np.isneginf(lse) == np.isneginf(found.lse)).all()
+    assert (np.isneginf(lse) == np.isneginf(result.lse)).all()
     finite = np.isfinite(lse)
     loose = 1e-2 if rung.name == "standard" and q.dtype.itemsize == 2 else 1e-5
-    assert np.allclose(found.lse[finite], lse[finite], rtol=loose, atol=10 * loose)
-    if found.dq is None:
+    assert np.allclose(result.lse[finite], lse[finite], rtol=loose, atol=10 * loose)
+    if result.dq is None:
         return
     once = rung.tensor_cores  # dQ is summed in float32, and rounded once
     backward = backward_rounding(
@@ -205,19 +205,19 @@ def assert_near(
     backward["logs_rounded"] = 2  # what Algorithm 4 gets is the log-sum-exp
     bounds = gradient_bounds(q, k, v, problem.do, **backward, **bounded(rung, problem), **data)
     exact = gradients(q, k, v, problem.do, **data)
-    for name, array in (("dQ", found.dq), ("dK", found.dk), ("dV", found.dv)):
+    for name, array in (("dQ", result.dq), ("dK", result.dk), ("dV", result.dv)):
         assert array is not None
-        wanted = getattr(exact, name)
+        expected = getattr(exact, name)
         allowed = getattr(bounds, name)
         if name != "dQ" and problem.group > 1:
-            by_group = (q.shape[0], -1, problem.group, *wanted.shape[2:])
+            by_group = (q.shape[0], -1, problem.group, *expected.shape[2:])
             allowed = group_bound(
-                wanted.reshape(by_group), allowed.reshape(by_group), stored=q.dtype
+                expected.reshape(by_group), allowed.reshape(by_group), stored=q.dtype
             )
-            wanted = wanted.reshape(by_group).sum(axis=2)
-        worst = np.max(np.abs(array - wanted) - allowed)
+            expected = expected.reshape(by_group).sum(axis=2)
+        worst = np.max(np.abs(array - expected) - allowed)
         assert worst <= 0, (
-            f"{name} is off by {np.abs(array - wanted).max():.3g}, {worst:.3g} more than its bound"
+            f"{name} is off by {np.abs(array - expected).max():.3g}, {worst:.3g} more than its bound"
         )
 
 
@@ -232,7 +232,7 @@ def skip_unless(rung: Kernel, dtype: str, shape: tuple[int, ...], causal: bool =
 
 
 def tally(
-    name: str, shape: tuple[Any, ...], direction: str = "forward", **asked: Any
+    name: str, shape: tuple[Any, ...], direction: str = "forward", **options: Any
 ) -> dict[str, tuple[int, int]]:
     B, H_q, H_kv, N_q, N_k, d, blocks = shape
     counted = flashsim.count(
@@ -245,7 +245,7 @@ def tally(
         blocks=blocks,
         M=10**9,
         direction=direction,
-        **asked,
+        **options,
     )
     return {array: (a.reads, a.writes) for array, a in counted.hbm.by_array.items()}
 
@@ -258,17 +258,17 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
     """Run the kit over a rung."""
     import cupy
 
-    def forward(q: Any, k: Any, v: Any, **asked: Any) -> Any:
-        return gpu.forward(q, k, v, kernel=rung.name, return_lse=True, **asked)
+    def forward(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return gpu.forward(q, k, v, kernel=rung.name, return_lse=True, **options)
 
-    def backward(q: Any, k: Any, v: Any, do: Any, **asked: Any) -> Any:
+    def backward(q: Any, k: Any, v: Any, do: Any, **options: Any) -> Any:
         q, k, v, do = (cupy.asarray(X) for X in (q, k, v, do))
-        asked = {
-            name: cupy.asarray(X) if isinstance(X, np.ndarray) else X for name, X in asked.items()
+        options = {
+            name: cupy.asarray(X) if isinstance(X, np.ndarray) else X for name, X in options.items()
         }
-        o, lse = gpu.forward(q, k, v, kernel=rung.name, return_lse=True, **asked)
-        found = gpu.backward(q, k, v, o, lse, do, kernel=rung.name, deterministic=True, **asked)
-        return tuple(X.get() for X in found)
+        o, lse = gpu.forward(q, k, v, kernel=rung.name, return_lse=True, **options)
+        result = gpu.backward(q, k, v, o, lse, do, kernel=rung.name, deterministic=True, **options)
+        return tuple(X.get() for X in result)
 
     def dropout(shape: tuple[int, ...], p: float, seed: int) -> Array:
         heads = [

@@ -33,9 +33,9 @@ def in_pages(keys: list[Array], page: int, seed: int = 0) -> tuple[Any, Any, Any
         own = free[: needed[s]]
         free = free[needed[s] :]
         table[s, : needed[s]] = own
-        for j, at in enumerate(own):
+        for j, index in enumerate(own):
             rows = x[:, j * page : (j + 1) * page]
-            pool[at, :, : rows.shape[1]] = rows
+            pool[index, :, : rows.shape[1]] = rows
     return cupy.asarray(pool), cupy.asarray(table), cupy.asarray(lengths)
 
 
@@ -60,9 +60,9 @@ def through_pages(
     for a in range(0, N, most):
         rows = slice(a, min(a + most, N))
         lengths[::2] = max(n - (N - rows.stop), 0) if causal else n
-        asked: dict[str, Any] = {"causal": causal, "scale": scale, "return_lse": True}
-        found = gpu.paged(q[:, :, rows].repeat(2, axis=0), K, V, table, lengths, **asked)
-        O[:, :, rows], lse[:, :, rows] = (x[::2] for x in found)
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "return_lse": True}
+        result = gpu.paged(q[:, :, rows].repeat(2, axis=0), K, V, table, lengths, **options)
+        O[:, :, rows], lse[:, :, rows] = (x[::2] for x in result)
     return O, lse
 
 
@@ -89,11 +89,11 @@ def among_others(
 
 
 def run_kit(way: Any, dtype: str, d: int, examples: int, **how: Any) -> Any:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "dtypes": (dtype,),
         "head_dims": (d,),
         "block": (64, 64),
         "strides": "contiguous",
     }
-    spec = Spec(causal="bottom_right", lse="natural", gqa=True, scale=True, **asked)
+    spec = Spec(causal="bottom_right", lse="natural", gqa=True, scale=True, **options)
     return check_attention(wrap(way, "cupy"), spec, max_examples=examples, **how)

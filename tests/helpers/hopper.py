@@ -8,10 +8,10 @@ from flashsim.gpu.compiling import capability, current_device
 
 def _why_not() -> str:
     try:
-        found = capability(current_device())
+        result = capability(current_device())
     except gpu.MissingGPU as error:
         return str(error)
-    return "" if found == "90" else f"the GPU has compute capability {found}, not 90"
+    return "" if result == "90" else f"the GPU has compute capability {result}, not 90"
 
 
 _WHY_NOT = _why_not()

@@ -17,7 +17,7 @@ def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, 
         np.minimum(step, N - np.arange(0, N, step)) for N, step in ((N_q, B_r), (N_k, B_c))
     )
     often = B * H * int((rows @ live).sum())
-    seen = B * H * int(rows @ live.any(axis=1))
+    events = B * H * int(rows @ live.any(axis=1))
     keys_seen = B * H_kv * int(live.any(axis=0) @ keys) * d
     all_rows = B * H * N_q
     all_keys = B * H_kv * N_k * d
@@ -29,7 +29,7 @@ def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, 
         "dO": ((often + all_rows) * d, 0),
         "L": (often + all_rows, all_rows),
         "D": (often, all_rows),
-        "dQ": ((often + seen) * d, (all_rows + often + seen) * d),
+        "dQ": ((often + events) * d, (all_rows + often + events) * d),
         "dK": (0, all_keys),
         "dV": (0, all_keys),
     }

@@ -147,8 +147,8 @@ def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any
 def _own_backward(
     name: str, q: Array, k: Array, v: Array, do: Array, **options: Any
 ) -> tuple[Array, Array, Array]:
-    found = flashsim.backward(name, _run(name, q, k, v, **options), do, check_finite=False)
-    return found.dQ, found.dK, found.dV
+    result = flashsim.backward(name, _run(name, q, k, v, **options), do, check_finite=False)
+    return result.dQ, result.dK, result.dV
 
 
 def _keep(shape: tuple[int, int, int, int], dropout_p: float, seed: int) -> Array:
@@ -310,9 +310,9 @@ def attention_kernel(
     i = tl.program_id(0) * B_r + tl.arange(0, B_r)
     cols = tl.arange(0, d_padded)
     here = (i[:, None] < N_q) & (cols[None, :] < d)
-    at = head * N_q * d + i[:, None] * d + cols[None, :]
+    index = head * N_q * d + i[:, None] * d + cols[None, :]
     shared = (head // group) * N_k * d  # where the KV head begins
-    q = tl.load(Q + at, mask=here, other=0.0)
+    q = tl.load(Q + index, mask=here, other=0.0)
     m = tl.full((B_r,), float("-inf"), tl.float32)
     l = tl.zeros((B_r,), tl.float32)
     o = tl.zeros((B_r, d_padded), tl.float32)
@@ -336,7 +336,7 @@ def attention_kernel(
     empty = l == 0
     o = o / tl.where(empty, 1.0, l)[:, None]
     lse = tl.where(empty, float("-inf"), m + tl.log(tl.where(empty, 1.0, l)))
-    tl.store(O + at, o.to(O.dtype.element_ty), mask=here)
+    tl.store(O + index, o.to(O.dtype.element_ty), mask=here)
     tl.store(LSE + head * N_q + i, lse, mask=i < N_q)
 
 

@@ -190,14 +190,14 @@ def onnx_attention(
 ) -> tuple[Array, ...]:
     window = (left_window_size, right_window_size)
     mask = np.ones(1, bool) if attn_mask is None else attn_mask
-    seen, added = (
+    events, added = (
         (mask, np.zeros(1))
         if mask.dtype == bool
         else (mask > -np.inf, np.where(mask == -np.inf, 0, mask))
     )
     p = 0
     shape = (*Q.shape[:3], K.shape[2])
-    each = zip(Q, K, V, *(np.broadcast_to(a, shape) for a in (seen, added)), strict=True)
+    each = zip(Q, K, V, *(np.broadcast_to(a, shape) for a in (events, added)), strict=True)
     O = [
         attention(q, k, v, p, is_causal, window, scale, softcap, None, *masks)[0]
         for q, k, v, *masks in each

@@ -78,8 +78,8 @@ def merge(O: Any, L: Any, first: int, o: Any, lse: Any) -> None:
     L[:, own] = total
 
 
-def error(found: Any, right: Any) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm())
+def error(result: Any, right: Any) -> float:
+    return float((result.double() - right.double()).norm() / right.double().norm())
 
 
 def gathered(engine: Any, X: Any, share: Any) -> Any:
@@ -94,55 +94,55 @@ def tried(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Errors of O, L and gradients, relative to float64's of the same inputs, and whether words
     and bytes are the model's.
     """
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "dtype": "float16",
         "causal": False,
         "scale": None,
         "overlap": True,
         "layout": None,
     } | case
-    (H_q, H_kv), N, d, P = asked["heads"], asked["N"], 64, engine.size
+    (H_q, H_kv), N, d, P = options["heads"], options["N"], 64, engine.size
     rng = np.random.default_rng(0)
     whole = [
-        torch.tensor(rng.normal(size=(H, N, d))).to(getattr(torch, asked["dtype"]))
+        torch.tensor(rng.normal(size=(H, N, d))).to(getattr(torch, options["dtype"]))
         for H in (H_q, H_kv, H_kv, H_q)
     ]
-    default = "contiguous" if asked["name"] == "ulysses" else "zigzag"
-    rows = devices.positions(asked["layout"] or default, N, P)[engine.rank]
+    default = "contiguous" if options["name"] == "ulysses" else "zigzag"
+    rows = devices.positions(options["layout"] or default, N, P)[engine.rank]
     q, k, v, do = (X[:, rows].to(engine.device) for X in whole)
-    links = Links(engine, overlap=asked["overlap"])
+    links = Links(engine, overlap=options["overlap"])
     before = engine.handed
-    how = {name: asked[name] for name in ("layout", "causal", "scale")}
-    part = forward(asked["name"], q, k, v, links=links, **how)
+    how = {name: options[name] for name in ("layout", "causal", "scale")}
+    part = forward(options["name"], q, k, v, links=links, **how)
     share = part.share
     words = [links.words]
     grads = backward(part, do)
     words.append(links.words - words[0])
     model = [
         (theory.ring_words(share, engine.rank), theory.ring_words(share, engine.rank, passes=2))
-        if asked["name"] == "ring"
+        if options["name"] == "ring"
         else (
             theory.ulysses_words(share, engine.rank),
             theory.ulysses_kept_backward_words(share, engine.rank),
         )
     ]
     there = 2 * sum(words)
-    if asked["name"] == "ring":  # dK and dV travel in float32
+    if options["name"] == "ring":  # dK and dV travel in float32
         there += 2 * (words[1] - words[0])
     Q, K, V, dO = (X.double() for X in whole)
-    O, lse = attend(Q, K, V, causal=asked["causal"], scale=share.tau)
-    right = gradients(Q, K, V, O, lse, dO, causal=asked["causal"], scale=share.tau)
-    found = {"O": (gathered(engine, part.O, share), O)}
-    if asked["name"] == "ring":
-        found["lse"] = gathered(engine, part.lse, share), lse
+    O, lse = attend(Q, K, V, causal=options["causal"], scale=share.tau)
+    right = gradients(Q, K, V, O, lse, dO, causal=options["causal"], scale=share.tau)
+    result = {"O": (gathered(engine, part.O, share), O)}
+    if options["name"] == "ring":
+        result["lse"] = gathered(engine, part.lse, share), lse
     for name, X, Y in zip(("dQ", "dK", "dV"), grads, right, strict=True):
-        found[name] = gathered(engine, X, share), Y
+        result[name] = gathered(engine, X, share), Y
     agree = engine.everyone_s(
         (tuple(words) == model[0], there == engine.handed - before == links.bytes)
     )
     return {
         "case": case,
-        "errors": {name: error(*both) for name, both in found.items()},
+        "errors": {name: error(*both) for name, both in result.items()},
         "agree": agree,
     }
 
@@ -158,10 +158,12 @@ def kit(engine: Any, examples: int) -> dict[str, Any]:
         rows = devices.positions("zigzag", N, engine.size)[engine.rank]
         own = [torch.tensor(X.reshape(-1, N, d)[:, rows]).to(engine.device) for X in (q, k, v)]
         part = forward("ring", *own, links=links, **how)
-        found = [part.O, part.lse]
+        result = [part.O, part.lse]
         if do is not None:
-            found = [*backward(part, torch.tensor(do.reshape(-1, N, d)[:, rows]).to(engine.device))]
-        whole = [gathered(engine, X, part.share).numpy() for X in found]
+            result = [
+                *backward(part, torch.tensor(do.reshape(-1, N, d)[:, rows]).to(engine.device))
+            ]
+        whole = [gathered(engine, X, part.share).numpy() for X in result]
         return tuple(X.reshape(B, -1, *X.shape[1:]) for X in whole)
 
     spec = Spec(
@@ -211,16 +213,16 @@ def captured(engine: Any) -> bool:
     graph = Captured(step)
     q.copy_(torch.randn_like(q))
     graph()
-    found = [X.clone() for X in graph()]
-    return all(error(X, Y) < 1e-3 for X, Y in zip(found, step(), strict=True))
+    result = [X.clone() for X in graph()]
+    return all(error(X, Y) < 1e-3 for X, Y in zip(result, step(), strict=True))
 
 
 def refused(engine: Any) -> list[str]:
     """What is said of arguments that make no sense, or not together."""
     links = Links(engine)
-    said = []
+    text = []
     q = torch.zeros(4, 8 + engine.rank, 64, device=engine.device, dtype=torch.float16)
-    for name, *given, how in (
+    for name, *inputs, how in (
         ("mesh", q, q, q, {}),
         ("ring", q, q[:3], q[:3], {}),
         ("ring", q.double(), q, q, {}),
@@ -229,12 +231,12 @@ def refused(engine: Any) -> list[str]:
         ("ulysses", q, q[:1], q[:1], {}),
     ):
         try:
-            share_of(name, *given, links=links, **how)
+            share_of(name, *inputs, links=links, **how)
         except ValueError as error:
-            said.append(str(error))
+            text.append(str(error))
         except devices.LinkError as error:
-            said.append(str(error))
-    return said
+            text.append(str(error))
+    return text
 
 
 def main() -> None:
@@ -246,20 +248,20 @@ def main() -> None:
         tiles.merge = merge
         tiles.pause = lambda device: None
         torch.set_num_threads(1)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "cases": [
             tried(engine, case)
             for case in CASES
             if case["heads"][1] % engine.size == 0 or case["name"] == "ring"
         ]
     }
-    found["refused"] = refused(engine)
-    found["kit"] = kit(engine, int(sys.argv[2]))
+    result["refused"] = refused(engine)
+    result["kit"] = kit(engine, int(sys.argv[2]))
     if real:
-        found["same bits"] = engine.everyone_s(same_bits(engine))
-        found["captured"] = engine.everyone_s(captured(engine))
+        result["same bits"] = engine.everyone_s(same_bits(engine))
+        result["captured"] = engine.everyone_s(captured(engine))
     if engine.rank == 0:
-        print("FOUND", json.dumps(found), flush=True)
+        print("FOUND", json.dumps(result), flush=True)
     engine.close()
 
 

@@ -270,22 +270,22 @@ def by_generator(hbm, sram, Q, K, V, blocks):
 
 
 def by_list(hbm, sram, Q, K, V, blocks):
-    seen = []
+    events = []
     for j in sram.loop(len(K)):
-        seen.append(j)
+        events.append(j)
         sram.load(K[j])
-        if len(seen) > 3:
+        if len(events) > 3:
             sram.load(Q[0])
 
 
 def by_set_and_dict(hbm, sram, Q, K, V, blocks):
-    seen = set()
+    events = set()
     place = {}
     for i in sram.loop(len(Q)):
         for j in sram.loop(len(K)):
-            if j not in seen:
+            if j not in events:
                 sram.load(K[j])
-            seen.add(j)
+            events.add(j)
             place[i, j] = 1
 
 

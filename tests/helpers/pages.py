@@ -33,11 +33,11 @@ def pictures(text: str) -> list[tuple[str, str]]:
     """Return the pictures of a page: what everybody sees, and what a phone sees in its place, if
     that is another.
     """
-    shown = re.findall(
+    output = re.findall(
         r'!\[[^\]]*\]\(([^)]+)\)|(?:<source media="\(max-width[^"]*" srcset="([^"]+)">)?<img src="([^"]+)"',
         text,
     )
-    return [(plain or desk, phone) for plain, phone, desk in shown]
+    return [(plain or desk, phone) for plain, phone, desk in output]
 
 
 def table(page: str, name: str) -> list[list[str]]:

@@ -46,9 +46,9 @@ def attention_gradients(
     O, lse = attention(Q, K, V, causal)
     k, v = (np.repeat(X, len(Q) // len(K), axis=0) for X in (K, V))
     scale, (N, n) = 1 / np.sqrt(Q.shape[2]), (Q.shape[1], K.shape[1])
-    seen = (np.arange(n) <= np.arange(N)[:, None] + n - N) | (not causal)
+    events = (np.arange(n) <= np.arange(N)[:, None] + n - N) | (not causal)
     with np.errstate(invalid="ignore", over="ignore"):
-        P = np.where(seen, np.exp(scale * Q @ k.swapaxes(1, 2) - lse[..., None]), 0)
+        P = np.where(events, np.exp(scale * Q @ k.swapaxes(1, 2) - lse[..., None]), 0)
     dS = P * (dO @ v.swapaxes(1, 2) - (dO * O).sum(2, keepdims=True))
     dK, dV = (
         X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1)
@@ -148,17 +148,17 @@ def in_pages(
         table[s, :width] = [free.pop() for _ in range(width)]
 
     def pool(sequences: list[Array]) -> Array:
-        found = np.full((len(sequences[0]), pages * p, sequences[0].shape[2]), np.nan)
+        result = np.full((len(sequences[0]), pages * p, sequences[0].shape[2]), np.nan)
         for s, rows in enumerate(sequences):
-            at = [table[s, j // p] * p + j % p for j in range(rows.shape[1])]
-            found[:, at] = rows
-        return found
+            index = [table[s, j // p] * p + j % p for j in range(rows.shape[1])]
+            result[:, index] = rows
+        return result
 
     return table, n, pool
 
 
 def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
-    Q, K, V, asked = arrays(rng)
+    Q, K, V, options = arrays(rng)
     p = int(rng.integers(1, 7))
     how: dict[str, Any] = {
         "page": p,
@@ -171,14 +171,14 @@ def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
         how["splits"] = int(rng.integers(1, 5))
     table, n, pool = in_pages(rng, K, p)
     run = serving.paged(Q, pool(K), pool(V), table, n, **how)
-    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**options, **how})
 
 
 def cascade(rng: np.random.Generator) -> Drawn:
-    Q, K, V, asked = arrays(rng)
+    Q, K, V, options = arrays(rng)
     b = len(Q)
     H = len(K[0])
-    widths = (asked["d"], asked["d_v"])
+    widths = (options["d"], options["d_v"])
     levels = []
     before = [[[X[s][:, :0]] for X in (K, V)] for s in range(b)]
     for _ in range(int(rng.integers(0, 3))):
@@ -189,20 +189,20 @@ def cascade(rng: np.random.Generator) -> Drawn:
             node = [rng.normal(size=(H, n, w)) for w in widths]
             level.append((a, end, *node))
             for s in range(a, end):
-                for found, X in zip(before[s], node, strict=True):
-                    found.append(X)
+                for result, X in zip(before[s], node, strict=True):
+                    result.append(X)
         levels.append(level)
     how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
     run = serving.cascade(Q, [*zip(K, V, strict=True)], levels=levels, **how)
-    wanted = []
+    expected = []
     for s in range(b):
         k, v = (
-            np.concatenate([*found, X[s]], axis=1)
-            for found, X in zip(before[s], (K, V), strict=True)
+            np.concatenate([*result, X[s]], axis=1)
+            for result, X in zip(before[s], (K, V), strict=True)
         )
-        wanted.append(attention(Q[s], k, v, how["causal"], shared=k.shape[1] - K[s].shape[1]))
+        expected.append(attention(Q[s], k, v, how["causal"], shared=k.shape[1] - K[s].shape[1]))
     lengths = [[(a, end, K.shape[1]) for a, end, K, _ in level] for level in levels]
-    return Drawn(run, wanted, {**asked, **how, "levels": lengths})
+    return Drawn(run, expected, {**options, **how, "levels": lengths})
 
 
 def packed(
@@ -218,15 +218,15 @@ def packed(
 
 
 def varlen(rng: np.random.Generator) -> Drawn:
-    Q, K, V, asked = arrays(rng)
+    Q, K, V, options = arrays(rng)
     how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
     before = [int(rows) for rows in rng.integers(0, 3, 2)]
     (Q_all, cu_q), (K_all, cu_k) = packed(rng, Q, before[0]), packed(rng, K, before[1])
-    V_all = np.full((*K_all.shape[:2], asked["d_v"]), np.nan)
+    V_all = np.full((*K_all.shape[:2], options["d_v"]), np.nan)
     V_all[:, cu_k[0] : cu_k[-1]] = np.concatenate(V, axis=1)
     run = serving.varlen(Q_all, K_all, V_all, cu_q, cu_k, **how)
-    wanted = [*map(attention, Q, K, V, [how["causal"]] * len(Q))]
-    return Drawn(run, wanted, {**asked, **how}, [*zip(Q, K, V, strict=True)])
+    expected = [*map(attention, Q, K, V, [how["causal"]] * len(Q))]
+    return Drawn(run, expected, {**options, **how}, [*zip(Q, K, V, strict=True)])
 
 
 def varlen_backward(rng: np.random.Generator) -> Drawn:
@@ -235,15 +235,15 @@ def varlen_backward(rng: np.random.Generator) -> Drawn:
     sizes = blocks(rng)
     run = serving.varlen_backward(before.run, dO, blocks=sizes)
     causal = before.asked["causal"]
-    wanted = []
+    expected = []
     for s in range(len(dO)):
         Q, K, V = before.given[s]
-        wanted.append(attention_gradients(Q, K, V, dO[s], causal))
-    return Drawn(run, wanted, {**before.asked, "blocks": sizes, "direction": "backward"})
+        expected.append(attention_gradients(Q, K, V, dO[s], causal))
+    return Drawn(run, expected, {**before.asked, "blocks": sizes, "direction": "backward"})
 
 
 def decode(rng: np.random.Generator) -> Drawn:
-    Q, K, V, asked = arrays(rng)
+    Q, K, V, options = arrays(rng)
     schedule = ("fixed", "stream_k")[int(rng.integers(2))]
     how: dict[str, Any] = {
         "schedule": schedule,
@@ -254,7 +254,7 @@ def decode(rng: np.random.Generator) -> Drawn:
         "splits": int(rng.integers(1, 5)) if schedule == "fixed" else 1,
     }
     run = serving.decode(Q, K, V, **how)
-    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**asked, **how})
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**options, **how})
 
 
 def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
@@ -273,35 +273,35 @@ def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
         np.concatenate([c[..., :u] @ W_UK.swapaxes(1, 2), np.repeat(c[..., u:], H, axis=0)], axis=2)
         for c in C
     ]
-    asked = {**how, "queries": N, "keys": n, "heads": H, "dtype": "float64"}
+    options = {**how, "queries": N, "keys": n, "heads": H, "dtype": "float64"}
     if absorbed:
         queries = [serving.absorb(q, W_UK) for q in Q]
         run = serving.mla(queries, C, latent=u, scale=(d + r) ** -0.5, **how)
-        asked |= {"d": u + r, "d_v": u, "kv_heads": 1}
+        options |= {"d": u + r, "d_v": u, "kv_heads": 1}
         V = [np.repeat(c[..., :u], H, axis=0) for c in C]
     else:
         run = serving.mla_expanded(Q, C, W_UK, W_UV, **how)
-        asked |= {"d": d + r, "d_v": d_v, "latent": u, "rope": r}
+        options |= {"d": d + r, "d_v": d_v, "latent": u, "rope": r}
         V = [c[..., :u] @ W_UV.swapaxes(1, 2) for c in C]
-    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], asked)
+    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], options)
 
 
 def rounded(X: Array, bits: int, group: int, by: int) -> Array:
     """X (H, n, d) as it is after quantising, group by group along an axis."""
-    found = np.empty_like(X)
+    result = np.empty_like(X)
     for first in range(0, X.shape[by], group):
-        at = (slice(None),) * by + (slice(first, first + group),)
-        low, high = (end(X[at], axis=by, keepdims=True) for end in (np.min, np.max))
+        index = (slice(None),) * by + (slice(first, first + group),)
+        low, high = (end(X[index], axis=by, keepdims=True) for end in (np.min, np.max))
         step = (high - low) / (2**bits - 1)
-        found[at] = low + step * np.rint((X[at] - low) / np.where(step == 0, 1, step))
-    return found
+        result[index] = low + step * np.rint((X[index] - low) / np.where(step == 0, 1, step))
+    return result
 
 
 def quantised(rng: np.random.Generator) -> Drawn:
     """Sizes differ by channel and by token, so that no scale is another's; some channels are
     constant.
     """
-    Q, K, V, asked = arrays(rng)
+    Q, K, V, options = arrays(rng)
     K, V = (
         [x * np.exp(rng.normal(size=x.shape[1:])) * (rng.random(x.shape[2]) > 0.1) for x in X]
         for X in (K, V)
@@ -311,7 +311,7 @@ def quantised(rng: np.random.Generator) -> Drawn:
     how |= {"M": 1000, "blocks": blocks(rng)}
     run = serving.quantised(Q, K, V, **how)
     k, v = ([rounded(x, how["bits"], how["group"], by) for x in X] for X, by in ((K, 1), (V, 2)))
-    return Drawn(run, [*map(attention, Q, k, v, [how["causal"]] * len(Q))], {**asked, **how})
+    return Drawn(run, [*map(attention, Q, k, v, [how["causal"]] * len(Q))], {**options, **how})
 
 
 def float_of_8_bits(X: Array, mantissa: int, least: int, most: float) -> Array:
@@ -325,7 +325,7 @@ def float_of_8_bits(X: Array, mantissa: int, least: int, most: float) -> Array:
 
 def fp8(rng: np.random.Generator) -> Drawn:
     """Sizes differ by token, so that no group's scale is another's."""
-    Q, K, V, asked = arrays(rng)
+    Q, K, V, options = arrays(rng)
     K, V = ([x * np.exp(rng.normal(size=(1, x.shape[1], 1))) for x in X] for X in (K, V))
     name, mantissa, least, most = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))[
         int(rng.integers(2))
@@ -339,7 +339,7 @@ def fp8(rng: np.random.Generator) -> Drawn:
     }
     run = serving.fp8(Q, K, V, dtype=name, **how)
     both: list[list[Array]] = [[], []]
-    for found, X in zip(both, (K, V), strict=True):
+    for result, X in zip(both, (K, V), strict=True):
         for x in X:
             y = x.copy()
             for first in range(0, x.shape[1], group or max(x.shape[1], 1)):
@@ -348,8 +348,8 @@ def fp8(rng: np.random.Generator) -> Drawn:
                 # ml_dtypes rounds numbers of 64 bits to 32 bits first
                 scaled = (own / scale).astype(np.float32).astype(np.float64)
                 own[:] = scale * float_of_8_bits(scaled, mantissa, least, most)
-            found.append(y)
-    return Drawn(run, [*map(attention, Q, *both, [how["causal"]] * len(Q))], {**asked, **how})
+            result.append(y)
+    return Drawn(run, [*map(attention, Q, *both, [how["causal"]] * len(Q))], {**options, **how})
 
 
 def latents_in_pages(rng: np.random.Generator) -> Drawn:
@@ -370,8 +370,8 @@ def latents_in_pages(rng: np.random.Generator) -> Drawn:
     }
     table, rows, pool = in_pages(rng, C, p)
     run = serving.mla_paged(Q, pool(C), table, rows, latent=u, scale=(u + r) ** -0.5, **how)
-    wanted = [*map(attention, Q, C, [c[..., :u] for c in C], [how["causal"]] * len(Q))]
-    asked = {
+    expected = [*map(attention, Q, C, [c[..., :u] for c in C], [how["causal"]] * len(Q))]
+    options = {
         "queries": N,
         "keys": n,
         "d": u + r,
@@ -380,7 +380,7 @@ def latents_in_pages(rng: np.random.Generator) -> Drawn:
         "kv_heads": 1,
         "dtype": "float64",
     }
-    return Drawn(run, wanted, {**how, **asked})
+    return Drawn(run, expected, {**how, **options})
 
 
 DRAWN: dict[str, Callable[[np.random.Generator], Drawn]] = {

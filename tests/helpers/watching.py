@@ -20,7 +20,7 @@ FOLDERS = (
 
 
 @contextmanager
-def watching_locals(found: list[str]) -> Iterator[None]:
+def watching_locals(result: list[str]) -> Iterator[None]:
     """Look at every local array of numbers at every line of a program: it must be on chip, or
     evicted and so NaN.
     """
@@ -30,7 +30,7 @@ def watching_locals(found: list[str]) -> Iterator[None]:
         if isinstance(sram, SRAM):
             for name, value in frame.f_locals.items():
                 if is_of_numbers(value) and not sram.holds(value) and not np.isnan(value).all():
-                    found.append(f"{name} at line {frame.f_lineno}")
+                    result.append(f"{name} at line {frame.f_lineno}")
         return look
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:

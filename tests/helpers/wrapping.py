@@ -68,13 +68,13 @@ def backwards(a: Array) -> Array:
 def in_a_record(a: Array) -> Array:
     record = np.zeros(a.shape, dtype=[("a", a.dtype), ("b", np.uint8)])
     record["a"] = a
-    found: Array = record["a"]
-    return found
+    result: Array = record["a"]
+    return result
 
 
 def bits(a: Array) -> Array:
-    found: Array = np.ascontiguousarray(a).view(np.uint8)
-    return found
+    result: Array = np.ascontiguousarray(a).view(np.uint8)
+    return result
 
 
 def same_bits(a: Array, b: Array) -> bool:
@@ -86,8 +86,8 @@ def grouped(a: Array, heads: int) -> Array:
     return repeated
 
 
-def close(found: Array, expected: Array, rtol: float = 1e-5) -> None:
-    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=rtol, atol=rtol)
+def close(result: Array, expected: Array, rtol: float = 1e-5) -> None:
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=rtol, atol=rtol)
 
 
 SDPA_CASES: dict[str, dict[str, Any]] = {

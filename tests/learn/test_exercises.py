@@ -81,7 +81,7 @@ def test_a_solution_is_right_and_a_fresh_file_is_not(name: str, tmp_path: Path) 
 def test_a_class_is_graded_by_the_command_that_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (shown,) = (
+    (output,) = (
         block
         for block in blocks(ROOT / "docs" / "exercises.md", "sh")
         if "grade handed_in --csv" in block
@@ -93,7 +93,7 @@ def test_a_class_is_graded_by_the_command_that_is_shown(
     ):
         (tmp_path / "handed_in" / student).mkdir(parents=True)
         written(tmp_path / "handed_in" / student, "inner_loop", text)
-    assert main(shown.splitlines()[0].split()[1:]) == 1
+    assert main(output.splitlines()[0].split()[1:]) == 1
     assert "1 solved, 1 not yet" in capsys.readouterr().out
     assert "8 holes are left" in (tmp_path / "grades.csv").read_text(encoding="utf-8")
 
@@ -239,8 +239,8 @@ def test_dots_within_brackets_are_no_hole_and_a_byte_order_mark_no_mistake(tmp_p
 def test_a_small_error_is_an_error_and_can_be_seen(tmp_path: Path) -> None:
     result = grade(written(tmp_path, "merge", solved("merge", ("L = m +", "L = 1e-7 + m +"))))
     assert not result.solved
-    got, want = result.message.split(" is ")[1].rstrip(".").split("; expected ")
-    assert abs(float(got) - float(want) - 1e-7) < 1e-9
+    value, want = result.message.split(" is ")[1].rstrip(".").split("; expected ")
+    assert abs(float(value) - float(want) - 1e-7) < 1e-9
 
 
 def test_numpy_s_whole_numbers_are_whole_numbers(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_numpy_s_whole_numbers_are_whole_numbers(tmp_path: Path) -> None:
 def test_the_docs_show_what_a_check_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (shown,) = blocks(ROOT / "docs" / "exercises.md", "text")
+    (output,) = blocks(ROOT / "docs" / "exercises.md", "text")
     monkeypatch.chdir(tmp_path)
     written(
         tmp_path,
@@ -266,7 +266,7 @@ def test_the_docs_show_what_a_check_says(
         solved("inner_loop", ("(l_i * exp(m_i - m_new) * O_i", "(l_i * O_i")),
     )
     assert main(["exercise", "check", "05_inner_loop.py"]) == 1
-    assert capsys.readouterr().out.strip() == shown.strip()
+    assert capsys.readouterr().out.strip() == output.strip()
 
 
 def test_the_list_shows_progress_and_what_is_next(

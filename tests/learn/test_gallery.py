@@ -321,13 +321,13 @@ def test_the_index_has_each_lesson_s_text_and_folds_what_it_asks_before_it_shows
     stops = {stop.step for stop in lesson.stops}
     moments = {moment.step for moment in lesson.moments}
     assert {*map(int, promised)} == stops & moments
-    seen = re.sub(
+    events = re.sub(
         r"<details><summary>(the page asks first|after the question)</summary>.*?</details>",
         "",
         article(name),
     )
-    assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
-        at for at in moments if at < min(stops)
+    assert {moment.step for moment in lesson.moments if typeset(moment.words) in events} == {
+        index for index in moments if index < min(stops)
     }
     assert all(typeset(moment.words) in article(name) for moment in lesson.moments)
 
@@ -628,7 +628,7 @@ def test_the_missing_rescale_is_wrong_where_it_says() -> None:
 
     def gathered(trace: Trace, kind: str, array: str) -> Any:
         blocks = {e.indices: e.value for e in trace.events if e.kind == kind and e.array == array}
-        return np.concatenate([blocks[at] for at in sorted(blocks)])
+        return np.concatenate([blocks[index] for index in sorted(blocks)])
 
     Q, K, V = (gathered(right, "load", name) for name in "QKV")
     want = flashsim.reference.attention(Q, K, V, scale=1.0)  # Algorithm 1 has the scale in its Q
@@ -720,9 +720,9 @@ def page(browser: Any, folder: str) -> Iterator[Any]:
     ] == []
 
 
-def opened(page: Any, name: str, at: str = "") -> Any:
+def opened(page: Any, name: str, index: str = "") -> Any:
     page.goto("about:blank")
-    page.goto(f"{name}.html{at}")
+    page.goto(f"{name}.html{index}")
     page.wait_for_selector("html[data-ready], #message:not([hidden])", state="attached")
     return page
 
@@ -859,7 +859,7 @@ def test_what_a_step_is_about_is_seen_without_scrolling(
     Where panels are below each other, m, ℓ, O to their last row. On a desk no table of two runs is
     cut.
     """
-    seen = [
+    events = [
         *SEEN,
         *([".pairs tbody tr:last-child > :nth-child(-n + 2)"] if viewport == PHONE else []),
     ]
@@ -879,9 +879,9 @@ def test_what_a_step_is_about_is_seen_without_scrolling(
                 "() => new Promise((done) => requestAnimationFrame(() => "
                 "requestAnimationFrame(done)))"
             )
-            expected = seen
+            expected = events
             if page.evaluate(TALLER):
-                expected = [part.removesuffix(", .source .on") for part in seen]
+                expected = [part.removesuffix(", .source .on") for part in events]
             assert page.evaluate(UNSEEN, expected) == [], step
         assert viewport != DESK or page.evaluate(CUT) == [], step
     assert page.evaluate(FITS)
@@ -997,11 +997,11 @@ GIVEN_AWAY = [
 def test_no_moment_answers_a_question_that_is_still_to_come(name: str, answer: str) -> None:
     """Neither the text that is seen at first nor a moment that is not folded in the index."""
     whole = gallery.pages()[name].lesson.html()
-    seen = re.sub(
+    events = re.sub(
         r'<div class="after" hidden>.*?</div>|<details>.*?</details>', "", whole, flags=re.DOTALL
     )
-    assert len(seen) < len(whole)
-    assert answer not in html.unescape(re.sub(r"<[^>]*>", "", seen))
+    assert len(events) < len(whole)
+    assert answer not in html.unescape(re.sub(r"<[^>]*>", "", events))
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -26,14 +26,14 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     path = tmp_path_factory.mktemp("playground") / "page.html"
     path.write_text(playground.page(), encoding="utf-8")
     page = browser.new_page(viewport=DESK)
-    seen: list[str] = []
-    page.on("console", lambda message: seen.append(message.text))
-    page.on("pageerror", lambda error: seen.append(str(error)))
-    page.on("request", lambda request: seen.append(request.url))
+    events: list[str] = []
+    page.on("console", lambda message: events.append(message.text))
+    page.on("pageerror", lambda error: events.append(str(error)))
+    page.on("request", lambda request: events.append(request.url))
     page.goto(path.as_uri())
     yield page
     page.close()
-    assert seen == [path.as_uri()]
+    assert events == [path.as_uri()]
 
 
 COUNTED = """(settings) => settings.map(([name, direction, ...sizes]) => {
@@ -93,11 +93,11 @@ def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
             array: [str(a.reads), str(a.writes)] for array, a in exact.hbm.by_array.items()
         }, setting
         assert int(peak) == exact.sram.peak, setting
-        wanted = theory.exact(name, **sizes, sizing="paper").blocks
-        assert [int(size) for size in paper] == [wanted.B_r, wanted.B_c]
+        expected = theory.exact(name, **sizes, sizing="paper").blocks
+        assert [int(size) for size in paper] == [expected.B_r, expected.B_c]
         if max(N_q, N_k) < 2000:
-            wanted = theory.exact(name, **sizes, sizing="fit").blocks
-            assert [int(size) for size in fit] == [wanted.B_r, wanted.B_c], (name, sizes)
+            expected = theory.exact(name, **sizes, sizing="fit").blocks
+            assert [int(size) for size in fit] == [expected.B_r, expected.B_c], (name, sizes)
         largest = max(largest, exact.accesses)
     assert largest > 2**60
 

@@ -183,8 +183,8 @@ def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_i
     None
 ):
     hbm, sram = chip()
-    given = matrix()
-    Q = hbm.place("Q", given)
+    inputs = matrix()
+    Q = hbm.place("Q", inputs)
     O = hbm.empty("O", (6, 2), np.float64)
     assert np.isnan(sram.load(O[0])).all()  # allocated, not written
     for _ in sram.loop(1):
@@ -201,7 +201,7 @@ def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_i
     with pytest.raises(NotOnChip, match="evicted"):
         sram.store(O[0], Q_i)
     assert np.array_equal(hbm.peek("O"), matrix() * 2)
-    assert np.array_equal(given, matrix())
+    assert np.array_equal(inputs, matrix())
     for name, values, gone in (
         ("Z", np.ones((2, 2), bool), False),
         ("R", np.ones((2, 2), np.uint32), 2**32 - 1),
@@ -232,14 +232,14 @@ def test_a_tile_outlives_inner_loops_and_dies_with_its_own_turn() -> None:
 
 
 def test_a_tile_may_be_evicted_before_its_turn_ends() -> None:
-    told: list[str] = []
-    hbm, sram = chip(8, observers=[lambda event: told.append(f"{event.kind} {event.name}")])
+    messages: list[str] = []
+    hbm, sram = chip(8, observers=[lambda event: messages.append(f"{event.kind} {event.name}")])
     Q = hbm.place("Q", matrix()).divide(2)
     first, second = sram.load(Q[0], Q[1])
     sram.evict(first)
     assert np.isnan(first).all()
     assert np.isfinite(second).all()
-    assert (sram.occupancy, told[-1]) == (4, "evict Q[0]")
+    assert (sram.occupancy, messages[-1]) == (4, "evict Q[0]")
     for _ in sram.loop(1):
         third = sram.load(Q[2])  # there is room for it again
         with pytest.raises(NotOnChip, match="evicted"):
@@ -251,8 +251,8 @@ def test_a_tile_may_be_evicted_before_its_turn_ends() -> None:
 
 
 def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:
-    told: list[Event] = []
-    hbm, sram = chip(6, observers=[told.append])
+    messages: list[Event] = []
+    hbm, sram = chip(6, observers=[messages.append])
     K = hbm.place("K", matrix(5)).divide(3)
     here = sram.load(K[0])
     for j in sram.loop(range(1, 2)):
@@ -267,13 +267,13 @@ def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:
     assert hbm.traffic.by_array["K"].reads == 6 + 4 + 6
     assert sram.load(K.at([4, 0, 4]), over=here).tolist() == matrix(5)[[4, 0, 4]].tolist()
     assert (sram.resident, sram.occupancy, sram.peak) == ({"K[[4, 0, 4]]": 6}, 6, 6)
-    assert [(e.name, e.elements) for e in told if e.kind == "load"] == [
+    assert [(e.name, e.elements) for e in messages if e.kind == "load"] == [
         ("K[0]", 6),
         ("K[1]", 4),
         ("K[0]", 6),
         ("K[[4, 0, 4]]", 6),
     ]
-    assert told[-1].rows == (4, 0, 4)
+    assert messages[-1].rows == (4, 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -286,11 +286,11 @@ def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
     for hbm, matrix_ in ((counted, (13, 1)), (run, np.ones((13, 1)))):
         K = hbm.place("K", matrix_, np.float64).divide(2)
         sram = SRAM(hbm, 10, fold=True)
-        seen = []
+        events = []
         for j in sram.loop(turns):
             sram.load(K[j])
-            seen.append(j)
-        assert seen == (
+            events.append(j)
+        assert events == (
             list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]]))
         )
     assert counted.traffic == run.traffic
@@ -425,8 +425,8 @@ def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
     assert sram.peak == 20
     assert (sram.flops.matmul, sram.flops.other) == (7 * 3 * len(Q), 7 * 2 * len(Q))
     # the first turn that is taken stands for its like
-    for taken, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
-        assert list(sram.loop(5, where=np.isin(range(5), taken))) == stand
+    for duration, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
+        assert list(sram.loop(5, where=np.isin(range(5), duration))) == stand
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -535,9 +535,9 @@ def nested(observers: Sequence[Observer] = ()) -> None:
 @pytest.fixture
 def ignored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What Python prints as "Exception ignored in …"."""
-    found: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: found.append(what.exc_value))
-    return found
+    result: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: result.append(what.exc_value))
+    return result
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -618,11 +618,11 @@ def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_sa
     """Python's code objects are equal if their text is, whatever their file, and, in some
     versions, their lines.
     """
-    seen: list[tuple[str, int]] = []
-    _, sram = chip(observers=[lambda event: seen.append(event.site)])
+    events: list[tuple[str, int]] = []
+    _, sram = chip(observers=[lambda event: events.append(event.site)])
     text = "def double(sram, tile):\n    twice = sram.on_chip(tile + tile)\n    sram.evict(twice)\n"
     tile = sram.full((1, 1), 1.0)
-    seen.clear()
+    events.clear()
     for file, source in (
         ("one.py", text),
         ("two.py", text),
@@ -631,7 +631,7 @@ def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_sa
         scope: dict[str, Any] = {}
         exec(compile(source, file, "exec"), scope)
         scope["double"](sram, tile)
-    assert seen == [
+    assert events == [
         ("one.py", 2),
         ("one.py", 3),
         ("two.py", 2),

@@ -55,7 +55,7 @@ class Names:
 
     def follow(self, frame: FrameType, event: str, _: Any) -> Any:
         """Compare the variables with what they were at the line before."""
-        seen = self._seen.setdefault(id(frame), {})
+        events = self._seen.setdefault(id(frame), {})
         self.lines += 1
         tiles = {
             name: value
@@ -65,10 +65,10 @@ class Names:
         written_in_parts = {id(value.base) for value in tiles.values()}
         for name, value in tiles.items():
             is_part = value.base is not None or id(value) in written_in_parts
-            known, numbers = seen.get(name, (None, None))
+            known, numbers = events.get(name, (None, None))
             if known is value and not is_part and not is_equal_or_gone(value, numbers):
                 self.changes.add((frame.f_code.co_name, name))
-            seen[name] = value, value.copy()
+            events[name] = value, value.copy()
         if event == "return":
             del self._seen[id(frame)]
         return self.follow
@@ -319,12 +319,12 @@ def test_where_only_shapes_are_counted_a_stale_name_is_refused() -> None:
 
 
 def test_observers_see_the_new_tile_and_its_eviction() -> None:
-    told: list[Event] = []
-    _, sram = chip(observers=[told.append])
+    messages: list[Event] = []
+    _, sram = chip(observers=[messages.append])
     for _ in sram.loop(1):
         S_ij = sram.full((2, 2), 1.0)
         P_ij = sram.on_chip(S_ij * 2, over=S_ij)
-    events = [(event.kind, event.name) for event in told if event.elements == 4]
+    events = [(event.kind, event.name) for event in messages if event.elements == 4]
     assert events == [("compute", "S_ij"), ("compute", "P_ij"), ("evict", "P_ij")]
     assert np.isnan(P_ij).all()
 

@@ -66,8 +66,8 @@ def of_inputs(K: Any, V: Any) -> Any:
 
 def test_inputs_that_do_not_come_from_hbm_make_fewer_accesses_than_any_schedule() -> None:
     beating = of_inputs(K, V)
-    said = r"makes 176 accesses, and no schedule makes fewer than \d+ at this problem, with M = 300 elements on chip: numbers"
-    with pytest.raises(MemoryModelError, match=said):
+    text = r"makes 176 accesses, and no schedule makes fewer than \d+ at this problem, with M = 300 elements on chip: numbers"
+    with pytest.raises(MemoryModelError, match=text):
         flashsim.forward(beating, Q, K, V, **HOW)
     with pytest.raises(MemoryModelError, match="is not attention"):  # on other inputs
         flashsim.count(beating, N=N, d=D, dtype="float64", **HOW)
@@ -127,8 +127,8 @@ def test_a_count_of_what_is_wrong_is_refused(wrong: str, tmp_path: Path) -> None
     text = honest()["as it stands"]
     assert before in text
     mine = module_of(text.replace(before, after), tmp_path / "mine.py").mine
-    said = "not on chip" if wrong == "not put on chip" else "computes an O that is not attention"
-    with pytest.raises(MemoryModelError, match=said):
+    message = "not on chip" if wrong == "not put on chip" else "computes an O that is not attention"
+    with pytest.raises(MemoryModelError, match=message):
         flashsim.count(mine, N=1024, d=64, sizing="fit")
 
 
@@ -213,19 +213,19 @@ def test_a_matrix_is_placed_and_peeked_at_by_hand_before_and_after_the_loops_onl
 
 
 def test_observers_and_a_debugger_s_prompt_may_peek(tmp_path: Path) -> None:
-    seen = []
+    events = []
 
     def observer(event: Any) -> None:
         if event.kind == "store":
-            seen.append(event.sram.hbm.peek("O").copy())
+            events.append(event.sram.hbm.peek("O").copy())
 
     text = honest()["as it stands"].replace(
         "# END", "import code; code.InteractiveInterpreter({'h': hbm}).runsource('h.peek(\"Q\")')"
     )
     mine = module_of(text, tmp_path / "mine.py").mine
     run = flashsim.forward(mine, Q, K, V, observers=[observer], **HOW)
-    assert len(seen) == 6
-    assert np.array_equal(seen[-1], run.O)
+    assert len(events) == 6
+    assert np.array_equal(events[-1], run.O)
 
 
 def test_flashsim_s_own_algorithms_are_honest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,8 @@ def test_a_word_is_read_counted_and_held_until_the_turn_ends(arithmetic: bool) -
         word = sram.word(table[0, 1])
         assert (word, type(word), sram.resident) == (NONE, int, {"table[0, 1]": 1})
     assert sram.occupancy == 0
-    moved = hbm.traffic.by_array["table"]
-    assert (moved.reads, moved.size, moved.itemsize, moved.role) == (2, 2, 4, "input")
+    traffic = hbm.traffic.by_array["table"]
+    assert (traffic.reads, traffic.size, traffic.itemsize, traffic.role) == (2, 2, 4, "input")
 
 
 def test_words_are_told_and_take_room() -> None:
@@ -156,16 +156,16 @@ def test_values_that_are_no_words_are_refused(arithmetic: bool, values: Any) -> 
 
 def test_words_are_copied_once_and_typed_as_words() -> None:
     hbm, sram = memory(arithmetic=False)
-    given = np.array([[3]])
-    table = hbm.place("table", given, index=True)
-    given[0, 0] = 4
+    inputs = np.array([[3]])
+    table = hbm.place("table", inputs, index=True)
+    inputs[0, 0] = 4
     assert (sram.word(table[0]), table.dtype.name) == (3, "uint32")
     assert sram.word(hbm.place("words", np.array([[5], [6]]), index=True).at([1])) == 6  # gathered
-    assert HBM().place("table", given, np.uint32, index=True).dtype == np.uint32
+    assert HBM().place("table", inputs, np.uint32, index=True).dtype == np.uint32
     with pytest.raises(
         ValueError, match=r"^dtype of table is float64; expected none, as words are uint32"
     ):
-        HBM().place("table", given, np.float64, index=True)
+        HBM().place("table", inputs, np.float64, index=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ NO_ROWS: list[Any] = [[], 3, [1.0], [True], [2**70], "01", None]
 
 @pytest.mark.parametrize("arithmetic", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "text"),
     [
         ([0, 5], r"\(rows=…\) has row 5; expected rows from 0 to 4"),
         ([-1], r"\(rows=…\) has row -1; expected rows from 0 to 4"),
@@ -229,9 +229,9 @@ NO_ROWS: list[Any] = [[], 3, [1.0], [True], [2**70], "01", None]
         ),
     ],
 )
-def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, said: str) -> None:
+def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, text: str) -> None:
     hbm, _ = memory(arithmetic)
-    with pytest.raises(ValueError, match=rf"^K\[1:6\]\.at{said}"):
+    with pytest.raises(ValueError, match=rf"^K\[1:6\]\.at{text}"):
         placed(hbm, "K", 9).rows(1, 6).at(rows)
 
 
@@ -272,25 +272,25 @@ def test_a_program_that_gathers_counts_alike_whatever_the_order(
     N: int, h: int, C: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    found: list[Any] = []
+    result: list[Any] = []
     for made in ((), (), (False,), (False,)):
         order = np.stack([rng.permutation(N) for _ in range(h)])
-        hbm, sram = memory(*made, fold=len(found) != 3)
+        hbm, sram = memory(*made, fold=len(result) != 3)
         reordered_sum(hbm, sram, order, C)
-        found.append((hbm.traffic, sram.peak))
+        result.append((hbm.traffic, sram.peak))
         if not made:
             for a in range(h):
                 for first in range(0, N, C):
                     rows = order[a, first : first + C]
                     assert (hbm.peek("O")[a * N + rows] == hbm.peek("K")[rows].sum(axis=0)).all()
-    assert all(each == found[0] for each in found)
-    by_array = found[0][0].by_array
+    assert all(each == result[0] for each in result)
+    by_array = result[0][0].by_array
     assert (by_array["order"].reads, by_array["K"].reads, by_array["O"].writes) == (
         h * N,
         h * N * D,
         h * N * D,
     )
-    assert found[0][1] == min(C, N) * (1 + 2 * D)
+    assert result[0][1] == min(C, N) * (1 + 2 * D)
 
 
 # ----------------------------------------------------------------------------- a program on a table
@@ -328,27 +328,27 @@ def test_a_program_that_follows_a_table_counts_alike_whatever_the_table_says(
     random.shuffle(order)
     table = np.array(order).reshape(len(n), width)
     runs: list[dict[str, Any]] = [{}, {"arithmetic": False}, {"arithmetic": False, "fold": False}]
-    found: list[Any] = []
+    result: list[Any] = []
     for how in (*runs, *runs):
         hbm, sram = memory(**how)
         paged_sum(
             hbm,
             sram,
-            table if len(found) < len(runs) else np.sort(table.ravel()).reshape(table.shape),
+            table if len(result) < len(runs) else np.sort(table.ravel()).reshape(table.shape),
             n,
             pages,
         )
-        found.append((hbm.traffic, sram.peak))
-        if len(found) == 1:
+        result.append((hbm.traffic, sram.peak))
+        if len(result) == 1:
             rows = hbm.peek("K").reshape(pages, PAGE, D)[table].reshape(len(n), -1, D)
             want = np.stack([row[:length].sum(axis=0) for row, length in zip(rows, n, strict=True)])
             assert np.array_equal(hbm.peek("O"), want)
-    assert all(each == found[0] for each in found)
-    by_array = found[0][0].by_array
+    assert all(each == result[0] for each in result)
+    by_array = result[0][0].by_array
     assert by_array["table"].reads == sum(-(-length // PAGE) for length in lengths)
     assert (by_array["K"].reads, by_array["lengths"].reads) == (D * sum(lengths), len(lengths))
     longest = max(lengths)
-    assert found[0][1] == 1 + D + (1 + D * min(PAGE, longest) if longest else 0)
+    assert result[0][1] == 1 + D + (1 + D * min(PAGE, longest) if longest else 0)
 
 
 def first_keys(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Any) -> Matrix:

@@ -48,13 +48,13 @@ def test_reference_agrees_with_a_slow_one(case: Case) -> None:
     Q, K, V = case.inputs()
     scale = 1 / math.sqrt(case.d)
     O, l, m = slowly(Q, K, V, scale)
-    got = attention_with_statistics(Q, K, V)
-    assert (np.abs(got.O - O) <= error_bound(Q, K, V)).all()
+    result = attention_with_statistics(Q, K, V)
+    assert (np.abs(result.O - O) <= error_bound(Q, K, V)).all()
     roundoff = 2.0**-53
     of_scores = 2 * (case.d + 4) * roundoff * score_reach(Q, K, scale=scale)[:, 0]
     of_sums = 2 * (case.N_k + 8) * roundoff
-    assert of_bound(got.m, m, of_scores) <= 1
-    assert of_bound(got.l, l, (2 * np.expm1(2 * of_scores) + of_sums) * l) <= 1
+    assert of_bound(result.m, m, of_scores) <= 1
+    assert of_bound(result.l, l, (2 * np.expm1(2 * of_scores) + of_sums) * l) <= 1
 
 
 def test_reference_survives_scores_that_overflow_exp() -> None:
@@ -118,10 +118,10 @@ def in_words(case: Case) -> tuple[Array, Array, Array]:
 def test_reference_leaves_out_what_is_masked_and_drops_what_is_dropped(case: Case) -> None:
     O, l, m = in_words(case)
     Q, K, V = case.inputs()
-    got = attention_with_statistics(Q, K, V, **case.oracle)
-    assert of_bound(got.O, O, error_bound(Q, K, V, steps=2, **case.oracle)) <= 1
-    assert np.array_equal(np.isneginf(got.m), np.isneginf(m))
-    assert np.array_equal(got.l == 0, l == 0)
+    result = attention_with_statistics(Q, K, V, **case.oracle)
+    assert of_bound(result.O, O, error_bound(Q, K, V, steps=2, **case.oracle)) <= 1
+    assert np.array_equal(np.isneginf(result.m), np.isneginf(m))
+    assert np.array_equal(result.l == 0, l == 0)
 
 
 def complex_attention(Q: Array, K: Array, V: Array, oracle: dict[str, Any]) -> Array:
@@ -157,9 +157,9 @@ def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
             inputs[position][index] += 1j * h
             O = complex_attention(inputs[0], inputs[1], inputs[2], case.oracle)
             slopes[index] = (dO * O.imag).sum() / h
-    got = gradients(Q, K, V, dO, **case.oracle)
+    result = gradients(Q, K, V, dO, **case.oracle)
     bounds = gradient_bounds(Q, K, V, dO, steps=2, **case.oracle)
-    for gradient, slopes, bound in zip(got, want, bounds, strict=True):
+    for gradient, slopes, bound in zip(result, want, bounds, strict=True):
         assert of_bound(gradient, slopes, 2 * bound) <= 1
 
 
@@ -184,10 +184,10 @@ def test_gradients_are_slopes(case: Case, spot: int) -> None:
         O = attention(inputs[0], inputs[1], inputs[2], **case.oracle)
         ends.append(float((dO * O).sum()))
     slope = (ends[0] - ends[1]) / (2 * h)
-    got = gradients(Q, K, V, dO, **case.oracle)[position].flat[flat]
+    result = gradients(Q, K, V, dO, **case.oracle)[position].flat[flat]
     largest = max(np.abs(a).max() for a in arrays)
     size = np.abs(dO).sum() * largest**3 / (1 - case.dropout_p)
-    assert abs(slope - got) <= 1e-8 * size
+    assert abs(slope - result) <= 1e-8 * size
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -215,8 +215,8 @@ def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> 
     Q[idle] = poison
     dO[idle] = poison
     poisoned = [*attention_with_statistics(Q, K, V, **oracle), *gradients(Q, K, V, dO, **oracle)]
-    for got, want in zip(poisoned, clean, strict=True):
-        assert np.array_equal(got, want)
+    for result, want in zip(poisoned, clean, strict=True):
+        assert np.array_equal(result, want)
 
 
 def test_the_reference_lets_nan_reach_those_who_attend() -> None:
@@ -249,7 +249,7 @@ def test_masks_and_dropout_broadcast_over_heads() -> None:
     mask = rng.random((3, 1, 7)) < 0.6
     keep = rng.random((2, 1, 5, 7)) < 0.6
     O = attention(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
-    got = gradients(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
+    result = gradients(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
     bounds = gradient_bounds(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
     bound = error_bound(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
     for b, h in np.ndindex(2, 3):
@@ -257,7 +257,7 @@ def test_masks_and_dropout_broadcast_over_heads() -> None:
         alone = Q[b, h], K[b, h], V[b, h]
         assert of_bound(O[b, h], attention(*alone, **one), bound[b, h]) <= 1
         for part, want, most, alone_most in zip(
-            got,
+            result,
             gradients(*alone, dO[b, h], **one),
             bounds,
             gradient_bounds(*alone, dO[b, h], **one),

@@ -190,11 +190,11 @@ def of_gradients(
 
 
 @pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "plain")
+@pytest.mark.parametrize("options", ASKED, ids=lambda asked: " ".join(asked) or "plain")
 def test_bounds_are_what_they_are_said_to_be(
-    asked: dict[str, Any], formats: dict[str, Any]
+    options: dict[str, Any], formats: dict[str, Any]
 ) -> None:
-    o = {**PLAIN, **asked, **formats}
+    o = {**PLAIN, **options, **formats}
     assert np.allclose(error_bound(Q, K, V, **o), of_O(o, o["C"]), rtol=1e-12, atol=0)
     dO = np.tile(DO, (N_q, 1))
     for stores, recombined in ((1, False), (3, True), (None, False)):

@@ -47,36 +47,38 @@ EACH = [
 HOW = ("stored", "blocks", "sigma", "scale", "phi", "order", "kernel", "C", "factor")
 
 
-def numbers(found: Any) -> np.ndarray[Any, Any]:
-    return np.concatenate([np.ravel(a) for a in (found if isinstance(found, tuple) else (found,))])
+def numbers(result: Any) -> np.ndarray[Any, Any]:
+    return np.concatenate(
+        [np.ravel(a) for a in (result if isinstance(result, tuple) else (result,))]
+    )
 
 
-@pytest.mark.parametrize(("function", "given"), EACH)
+@pytest.mark.parametrize(("function", "inputs"), EACH)
 def test_what_is_none_is_refused_by_name(
-    function: Callable[..., Any], given: dict[str, Any]
+    function: Callable[..., Any], inputs: dict[str, Any]
 ) -> None:
-    assert np.isfinite(numbers(function(**given))).all()
-    for name in given.keys() - {"C"}:
+    assert np.isfinite(numbers(function(**inputs))).all()
+    for name in inputs.keys() - {"C"}:
         shapes = [np.zeros(shape) for shape in ((2, 2, 2), (0, 3), (9, 9))]
-        for wrong in ("x", *shapes, given[name] * np.nan, given[name] * 1j):
+        for wrong in ("x", *shapes, inputs[name] * np.nan, inputs[name] * 1j):
             with pytest.raises(
                 ValueError, match=rf"^{name} (has|is|holds) |^\w+ has shape .* as {name} has"
             ):
-                function(**{**given, name: wrong})
+                function(**{**inputs, name: wrong})
     for how in HOW:
-        if how in (function.__kwdefaults__ or {}) or how in given:
+        if how in (function.__kwdefaults__ or {}) or how in inputs:
             with pytest.raises(ValueError, match=f"^{how}.*none such"):
-                function(**{**given, how: "none such"})
+                function(**{**inputs, how: "none such"})
 
 
 @pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
-@pytest.mark.parametrize(("function", "given"), EACH)
+@pytest.mark.parametrize(("function", "inputs"), EACH)
 def test_finite_operands_never_make_nan(
-    function: Callable[..., Any], given: dict[str, Any], size: float
+    function: Callable[..., Any], inputs: dict[str, Any], size: float
 ) -> None:
     grown = {
         name: x * size if np.ndim(x) and np.asarray(x).dtype == float else x
-        for name, x in given.items()
+        for name, x in inputs.items()
     }
     with suppress(ValueError):
         assert np.isfinite(numbers(function(**grown))).all()

@@ -43,7 +43,7 @@ def moved(tally: Result) -> dict[str, tuple[int, int]]:
 def one_page(**changed: Any) -> Result:
     """Two sequences of 3 and 2 keys on pages of 2 rows: 1, 0 and 3."""
     rng = np.random.default_rng(0)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "Q": [rng.normal(size=(2, 1, 4))] * 2,
         "K": rng.normal(size=(1, 8, 4)),
         "V": rng.normal(size=(1, 8, 4)),
@@ -52,7 +52,7 @@ def one_page(**changed: Any) -> Result:
         "page": 2,
         "M": 1000,
     }
-    return serving.paged(**asked | changed)
+    return serving.paged(**options | changed)
 
 
 def test_counts_by_hand() -> None:
@@ -166,13 +166,13 @@ def test_lengths_that_make_no_sense_are_refused_and_a_missing_option_is_named() 
             r"options of 'cascade' are page; expected prefix \(may be left out\), levels",
         ),
     ]
-    asked: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "M": 1000}
+    options: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "M": 1000}
     for changed, message in refused:
         with pytest.raises(ValueError, match=message):
-            serving.count(**{"name": "paged", **asked, "page": 2, **changed})
+            serving.count(**{"name": "paged", **options, "page": 2, **changed})
     message = r"^workers missing; 'decode' takes schedule \(may be left out\), workers, splits \(may be left out\)$"
     with pytest.raises(ValueError, match=message):
-        serving.count("decode", **asked)
+        serving.count("decode", **options)
 
 
 def test_parts_of_splits_are_of_the_chip_s_type() -> None:
@@ -222,7 +222,7 @@ def test_the_figure_has_what_is_counted() -> None:
         0.255,
     ]
     for _, times in data["prefix"]:
-        assert all(found < most for found, most in zip(times, (16, 64, 128), strict=True))
+        assert all(result < most for result, most in zip(times, (16, 64, 128), strict=True))
     assert data["prefix"][0][1][0] < 1 < data["prefix"][-1][1][0]
     assert np.allclose(data["padding"][0][1], 1, rtol=1e-4)  # without padding, but for the words
     assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.05)
@@ -341,7 +341,7 @@ def test_the_busiest_worker_of_fixed_splits(name: str, monkeypatch: pytest.Monke
 
 def test_gradients_are_finite_differences() -> None:
     rng = np.random.default_rng(6)
-    given = {
+    inputs = {
         "Q": rng.normal(size=(2, 5, 3)),
         "K": rng.normal(size=(1, 6, 3)),
         "V": rng.normal(size=(1, 6, 2)),
@@ -350,17 +350,17 @@ def test_gradients_are_finite_differences() -> None:
 
     def run(**changed: Any) -> Result:
         return serving.varlen(
-            **given | changed, cu_q=[0, 3, 5], cu_k=[0, 4, 6], M=200, blocks=(2, 2)
+            **inputs | changed, cu_q=[0, 3, 5], cu_k=[0, 4, 6], M=200, blocks=(2, 2)
         )
 
-    found = serving.varlen_backward(run(), dO)
-    for name, X in given.items():
+    result = serving.varlen_backward(run(), dO)
+    for name, X in inputs.items():
         step = rng.normal(size=X.shape) * 1e-6
         both = [
             sum((O * d).sum() for O, d in zip(run(**{name: X + h}).O, dO, strict=True))
             for h in (step, -step)
         ]
-        slope = (np.concatenate(getattr(found, f"d{name}"), axis=1) * step).sum()
+        slope = (np.concatenate(getattr(result, f"d{name}"), axis=1) * step).sum()
         assert (both[0] - both[1]) / 2 == pytest.approx(slope, rel=1e-6)
 
 
@@ -437,7 +437,7 @@ def test_latents_by_hand() -> None:
 
 
 def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "queries": 1,
         "keys": [130],
         "heads": 128,
@@ -445,10 +445,10 @@ def test_latents_of_deepseek_fit_in_blocks_of_64() -> None:
         "dtype": "float16",
         "M": "227KB",
     }
-    asked |= {"d": 576, "d_v": 512}
-    assert serving.count("mla", **asked, blocks=(64, 64)).sram.peak == 110_784
+    options |= {"d": 576, "d_v": 512}
+    assert serving.count("mla", **options, blocks=(64, 64)).sram.peak == 110_784
     with pytest.raises(flashsim.SramOverflow):
-        serving.count("mla", **asked, blocks=(128, 1))
+        serving.count("mla", **options, blocks=(128, 1))
 
 
 def latent(**changed: Any) -> Result:
@@ -457,8 +457,8 @@ def latent(**changed: Any) -> Result:
     W_UK = rng.normal(size=(2, 3, 2))
     C = [rng.normal(size=(1, 5, 3))]
     Q = [serving.absorb(rng.normal(size=(2, 1, 4)), W_UK)]
-    given: dict[str, Any] = {"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100}
-    return serving.mla(**given | changed)
+    inputs: dict[str, Any] = {"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100}
+    return serving.mla(**inputs | changed)
 
 
 def test_absorbed_and_not_agree_and_the_trace_is_theirs() -> None:
@@ -712,11 +712,23 @@ def test_the_command_counts_and_fails_where_theory_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(command.PROGRAMS) == set(programs())
-    asked = ["serve", "decode", "--keys", "500", "90", "--d", "64", "--workers", "8", "--json", "-"]
-    assert main(asked) == 0
-    found = json.loads(capsys.readouterr().out)
+    options = [
+        "serve",
+        "decode",
+        "--keys",
+        "500",
+        "90",
+        "--d",
+        "64",
+        "--workers",
+        "8",
+        "--json",
+        "-",
+    ]
+    assert main(options) == 0
+    result = json.loads(capsys.readouterr().out)
     tally = serving.count("decode", queries=1, keys=[500, 90], d=64, workers=8)
-    assert (found["agrees"], found["hbm"]["accesses"]) == (True, tally.hbm.accesses)
+    assert (result["agrees"], result["hbm"]["accesses"]) == (True, tally.hbm.accesses)
     monkeypatch.setattr(serving, "exact", lambda tally: replace(tally, hbm=tally.hbm.times(2)))
     assert main(["serve", "varlen", "--keys", "9", "--d", "4"]) == 1
     assert "The counts differ from theory." in capsys.readouterr().err

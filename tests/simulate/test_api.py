@@ -57,25 +57,27 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
         rng.normal(size=(2, heads, n, w))
         for heads, n, w in ((4, 7, 3), (2, 9, 3), (2, 9, 5), (4, 7, 5))
     )
-    asked: dict[str, Any] = {"mask": KeyPadding([[4], [9]]), "causal": True, "gqa": gqa}
-    want = flashsim.forward("flash", Q, K, V, **asked)
-    run = flashsim.forward("flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), layout="BNHD", **asked)
+    options: dict[str, Any] = {"mask": KeyPadding([[4], [9]]), "causal": True, "gqa": gqa}
+    want = flashsim.forward("flash", Q, K, V, **options)
+    run = flashsim.forward(
+        "flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), layout="BNHD", **options
+    )
     assert run.O.shape == (2, 7, 4, 5)
     assert np.array_equal(run.O.swapaxes(1, 2), want.O)
     assert run.lse is not None
     assert run.lse.shape == (2, 4, 7)
     assert run.hbm == want.hbm
-    wanted = flashsim.backward("flash", want, dO)
-    got = flashsim.backward("flash", run, dO.swapaxes(1, 2))
+    expected = flashsim.backward("flash", want, dO)
+    result = flashsim.backward("flash", run, dO.swapaxes(1, 2))
     for name in ("dQ", "dK", "dV"):
-        assert np.array_equal(getattr(got, name).swapaxes(1, 2), getattr(wanted, name))
+        assert np.array_equal(getattr(result, name).swapaxes(1, 2), getattr(expected, name))
     one: dict[str, Any] = {"head": (1, 2), "causal": True}
     by_head = flashsim.trace("flash", Q, K, V, dO=dO, **one)
-    turned = flashsim.trace(
+    transposed = flashsim.trace(
         "flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), dO=dO.swapaxes(1, 2), layout="BNHD", **one
     )
-    assert repr(by_head) == repr(turned)
-    for event, other in zip(by_head.events, turned.events, strict=True):
+    assert repr(by_head) == repr(transposed)
+    for event, other in zip(by_head.events, transposed.events, strict=True):
         np.testing.assert_array_equal(event.value, other.value)
 
 
@@ -100,8 +102,8 @@ def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
             "flash", heads, heads, heads, dO=heads[1:], **last
         ),
     }
-    for said, call in calls.items():
-        with pytest.raises(ValueError, match=said) as caught:
+    for text, call in calls.items():
+        with pytest.raises(ValueError, match=text) as caught:
             call()
         assert caught.value.__notes__ == [
             "layout is 'BNHD': shapes here are said heads first, (..., H, N, d)"
@@ -114,21 +116,21 @@ def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
 
 
 def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
-    asked: dict[str, Any] = {"M": 30, "blocks": (4, 4)}
+    options: dict[str, Any] = {"M": 30, "blocks": (4, 4)}
     with pytest.raises(flashsim.SramOverflow):
-        flashsim.forward("flash", X, X, X, **asked)
-    run = flashsim.forward("flash", X, X, X, **asked, enforce=False)
+        flashsim.forward("flash", X, X, X, **options)
+    run = flashsim.forward("flash", X, X, X, **options, enforce=False)
     assert run.sram.over == run.sram.peak - 30 > 0
     assert f"{run.sram.over} over M = 30" in repr(run)
     for counted in (flashsim.count, theory.exact):
-        found = counted("flash", N=6, d=4, dtype="float64", **asked, enforce=False)
-        assert (found.hbm, found.sram, found.blocks) == (run.hbm, run.sram, run.blocks)
+        result = counted("flash", N=6, d=4, dtype="float64", **options, enforce=False)
+        assert (result.hbm, result.sram, result.blocks) == (run.hbm, run.sram, run.blocks)
     assert flashsim.backward("flash", run, X).sram.over > 0
     with pytest.raises(flashsim.SramOverflow):
         flashsim.backward("flash", run, X, enforce=True)
     with pytest.raises(flashsim.SramOverflow):
         flashsim.count("flash", N=6, d=4, M=30, sizing="paper", enforce=True)
-    sparse = flashsim.forward("block_sparse", X, X, X, **asked, enforce=False)
+    sparse = flashsim.forward("block_sparse", X, X, X, **options, enforce=False)
     assert not flashsim.backward("block_sparse", sparse, X).sram.enforced
     assert flashsim.backward("block_sparse", sparse, X, M=200, enforce=True).sram.enforced
     no: Any = "no"
@@ -138,10 +140,10 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
 
 
 def test_m_below_the_least_possible_says_the_least() -> None:
-    said = (
+    text = (
         "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23"
     )
-    bad(said, X, X, X, M=3, sizing="fit")
+    bad(text, X, X, X, M=3, sizing="fit")
     assert flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit").sram.peak == 23
 
 
@@ -169,12 +171,12 @@ def test_backward_takes_the_run_of_its_own_forward_pass() -> None:
         run=flash,
     )
     refused("run was made by 'flash_basic'", run=flashsim.forward("flash_basic", X, X, X))
-    for name, said in (
+    for name, text in (
         ("flash_basic", "has no backward pass here; these have:"),
         ("flsh", "known:"),
     ):
         refused(
-            f"'{name}'.? {said} 'standard', 'flash', 'block_sparse', 'memory_efficient'",
+            f"'{name}'.? {text} 'standard', 'flash', 'block_sparse', 'memory_efficient'",
             name=name,
             run=flash,
         )
@@ -302,7 +304,7 @@ def test_gradients_that_overflow_float16_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "message"),
     [
         ("None", "returned None; expected (O, l, m), matrices in HBM"),
         ("O, l", "returned (O, l); expected (O, l, m), matrices in HBM"),
@@ -317,7 +319,7 @@ def test_gradients_that_overflow_float16_are_refused() -> None:
 )
 @pytest.mark.parametrize("arithmetic", [True, False])
 def test_what_an_algorithm_returns_is_what_is_taken(
-    returned: str, said: str, arithmetic: bool, monkeypatch: pytest.MonkeyPatch
+    returned: str, message: str, arithmetic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flash = FORWARD["flash"]
     text = inspect.getsource(sys.modules[flash.run.__module__])
@@ -329,7 +331,8 @@ def test_what_an_algorithm_returns_is_what_is_taken(
     )
     monkeypatch.setitem(FORWARD, "flash", replace(flash, run=scope["flash"]))
     with pytest.raises(
-        MemoryModelError, match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {said}")
+        MemoryModelError,
+        match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {message}"),
     ):
         flashsim.forward("flash", X, X, X) if arithmetic else flashsim.count("flash", N=6, d=4)
 
@@ -402,14 +405,14 @@ def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> No
         how["sizing"].enforced = True
     Q = np.ones((16, 4), np.float32)
     run = flashsim.forward("flash", Q, Q, Q, M=200, **how)
-    found: list[Any] = [
+    outcome: list[Any] = [
         run,
         flashsim.backward("flash", run, Q, M=400),
         flashsim.count("flash", N=16, d=4, M=200, **how),
     ]
     if who != "<lambda>":
-        found.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))
-    for result in found:
+        outcome.append(flashsim.theory.exact("flash", N=16, d=4, M=200, **how))
+    for result in outcome:
         assert result.sizing == who
         assert f" ({who}), SRAM peak" in repr(result)
         assert f" ({who}), SRAM peak" in result._repr_html_().replace("&lt;", "<").replace(
@@ -470,15 +473,15 @@ def test_an_overflow_says_what_would_fit(name: str, direction: str) -> None:
     with pytest.raises(flashsim.SramOverflow) as caught:
         flashsim.count(name, N=300, d=16, M=M, blocks=(32, 256), direction=direction)
     (note,) = caught.value.__notes__
-    said = re.fullmatch(
+    text = re.fullmatch(
         r"blocks \(32, 256\) need M = ([\d,]+) in all; with B_r = 32, the largest B_c that "
         r"fits M = 9,000 is (\d+); without blocks, the largest that fit are chosen; "
         r"flashsim tune finds those with the fewest accesses",
         note,
     )
-    assert said is not None
-    needed = int(said[1].replace(",", ""))
-    most = int(said[2])
+    assert text is not None
+    needed = int(text[1].replace(",", ""))
+    most = int(text[2])
     assert fits(name, 32, 256, needed, direction)
     assert not fits(name, 32, 256, needed - 1, direction)
     assert fits(name, 32, most, M, direction)

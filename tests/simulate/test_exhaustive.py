@@ -146,9 +146,9 @@ def test_by_hand() -> None:
 )
 def test_no_schedule_moves_less(sizes: tuple[int, int, int, int], fewest: int | None) -> None:
     N_q, N_k, d, M = sizes
-    found = exhaustive.fewest(*sizes).fewest
-    assert found == fewest
-    assert found is None or lower_bound(N_q=N_q, N_k=N_k, d=d, M=M).accesses <= found
+    result = exhaustive.fewest(*sizes).fewest
+    assert result == fewest
+    assert result is None or lower_bound(N_q=N_q, N_k=N_k, d=d, M=M).accesses <= result
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_no_backward_schedule_moves_less(sizes: tuple[int, int, int, int], fewes
 
 @pytest.mark.parametrize("most", [1, 30, 100, 1000])
 def test_a_search_that_is_cut_off_leaves_a_bound(most: int) -> None:
-    found = exhaustive.fewest(2, 3, 1, 3, most=most)
-    assert found.fewest is None
-    assert 10 <= found.at_least <= 17  # compulsory, and the fewest
+    result = exhaustive.fewest(2, 3, 1, 3, most=most)
+    assert result.fewest is None
+    assert 10 <= result.at_least <= 17  # compulsory, and the fewest
 
 
 @pytest.mark.parametrize(

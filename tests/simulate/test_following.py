@@ -85,20 +85,22 @@ FORGOTTEN = {
 }
 
 
-@pytest.mark.parametrize(("right", "wrong", "said"), FORGOTTEN.values(), ids=list(FORGOTTEN))
+@pytest.mark.parametrize(("right", "wrong", "message"), FORGOTTEN.values(), ids=list(FORGOTTEN))
 def test_a_forgotten_on_chip_is_told_at_its_line(
-    right: str, wrong: str, said: str, tmp_path: Path
+    right: str, wrong: str, message: str, tmp_path: Path
 ) -> None:
     text = MINE.replace("SCORES", SCORES)
     assert right in text
     file = tmp_path / "mine.py"
     mine = module_of(text.replace(right, wrong), file).mine
     with pytest.raises(
-        NotOnChip, match=re.escape(f"{said} was not put on chip, and line ")
+        NotOnChip, match=re.escape(f"{message} was not put on chip, and line ")
     ) as caught:
         flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=500)
     (note,) = caught.value.__notes__
-    line = re.escape(next(line for line in wrong.splitlines() if said.split()[0] in line).strip())
+    line = re.escape(
+        next(line for line in wrong.splitlines() if message.split()[0] in line).strip()
+    )
     assert re.fullmatch(rf"at line \d+ of {re.escape(str(file))}: .*{line}.*", note)
     assert sys.gettrace() is None
 

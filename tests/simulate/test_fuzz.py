@@ -60,9 +60,9 @@ junk = st.sampled_from(JUNK + OWN)
 @st.composite
 def arguments(draw: st.DrawFn, valid: Mapping[str, st.SearchStrategy[Any]]) -> dict[str, Any]:
     """Valid arguments, of which up to two are replaced by junk; "spoiled" says which."""
-    given = {name: draw(values) for name, values in valid.items()}
+    inputs = {name: draw(values) for name, values in valid.items()}
     spoiled = draw(st.lists(st.sampled_from(sorted(valid)), max_size=2))
-    return {**given, **{name: draw(junk) for name in spoiled}, "spoiled": spoiled}
+    return {**inputs, **{name: draw(junk) for name in spoiled}, "spoiled": spoiled}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
     Q, K, V = inputs(case, data.draw(st.sampled_from(HEADS)))
     if case.dtype != "bfloat16" and data.draw(st.booleans()):
         Q, V = (a.astype(a.dtype.newbyteorder(">")) for a in (Q, V))
-    asked = data.draw(
+    options = data.draw(
         arguments(
             {
                 **options_of(name, {**RUN, "mask": st.just(case.masked()[0])}),
@@ -191,15 +191,15 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
             }
         )
     )
-    spoiled = asked.pop("spoiled")
-    run = outcome(flashsim.forward, name, **asked)
-    if not spoiled and case.dtype in ("float32", "float64") and asked["M"] is None:
+    spoiled = options.pop("spoiled")
+    run = outcome(flashsim.forward, name, **options)
+    if not spoiled and case.dtype in ("float32", "float64") and options["M"] is None:
         assert accepted(run), run
     if not accepted(run) or spoiled:
         return
     K = run.plan.inputs.K
     V = run.plan.inputs.V
-    for head, shared, oracle in oracles(run, case, asked):
+    for head, shared, oracle in oracles(run, case, options):
         bound = reference.error_bound(
             Q[head], K[shared], V[shared], **reference.rounding(name, run.blocks), **oracle
         )
@@ -224,16 +224,16 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
             )
         )
         spoiled = how.pop("spoiled")
-        got = outcome(flashsim.backward, backward, run, **how)
-        if accepted(got) and not spoiled and run.plan.inputs.group == 1:
-            rounded = reference.backward_rounding(backward, run.blocks, got.blocks)
-            for head, _, oracle in oracles(run, case, asked):
+        value = outcome(flashsim.backward, backward, run, **how)
+        if accepted(value) and not spoiled and run.plan.inputs.group == 1:
+            rounded = reference.backward_rounding(backward, run.blocks, value.blocks)
+            for head, _, oracle in oracles(run, case, options):
                 arrays = (Q[head], K[head], V[head], dO[head])
                 want = reference.gradients(*arrays, **oracle)
                 bounds = reference.gradient_bounds(*arrays, **rounded, **oracle)
                 for part in ("dQ", "dK", "dV"):
-                    found = getattr(got, part)[head]
-                    assert of_bound(found, getattr(want, part), getattr(bounds, part)) <= 1, (
+                    result = getattr(value, part)[head]
+                    assert of_bound(result, getattr(want, part), getattr(bounds, part)) <= 1, (
                         backward,
                         part,
                     )
@@ -246,11 +246,11 @@ X = np.random.default_rng(0).standard_normal((5, 3))
 @FUZZ
 @given(data=st.data())
 def test_trace(name: str, data: st.DataObject) -> None:
-    asked = data.draw(arguments(options_of(name, RUN)))
-    del asked["spoiled"]
-    recorded = outcome(flashsim.trace, name, X, X, X, **asked)
+    options = data.draw(arguments(options_of(name, RUN)))
+    del options["spoiled"]
+    recorded = outcome(flashsim.trace, name, X, X, X, **options)
     if accepted(recorded):
-        run = flashsim.forward(name, X, X, X, **asked)
+        run = flashsim.forward(name, X, X, X, **options)
         assert (recorded.events[-1].reads, recorded.events[-1].writes) == (
             run.hbm.reads,
             run.hbm.writes,
@@ -291,18 +291,18 @@ ALGORITHMS = [
 def test_count_and_exact(data: st.DataObject) -> None:
     """Where both answer they are equal; only what does not fit is refused by one alone."""
     name, way = data.draw(st.sampled_from(ALGORITHMS))
-    asked = data.draw(
+    options = data.draw(
         arguments({**options_of(name, COUNT), "name": st.just(name), "direction": st.just(way)})
     )
-    del asked["spoiled"]
-    counted, exact = (outcome(f, **asked) for f in (flashsim.count, theory.exact))
+    del options["spoiled"]
+    counted, exact = (outcome(f, **options) for f in (flashsim.count, theory.exact))
     if accepted(counted) and accepted(exact):
         assert (counted.hbm, counted.sram, counted.blocks) == (exact.hbm, exact.sram, exact.blocks)
         assert counted.flops.matmul == exact.matmul
     elif accepted(exact):
         assert isinstance(counted, MemoryModelError) or "too small" in str(counted), counted
     elif accepted(counted):
-        assert not isinstance(asked["sizing"], str), exact  # a policy object
+        assert not isinstance(options["sizing"], str), exact  # a policy object
 
 
 TUNE = {

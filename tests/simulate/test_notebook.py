@@ -46,13 +46,13 @@ def test_help_begins_with_five_lines_that_run(
     documented = flashsim.__doc__ or ""
     indented = [line.strip() for line in documented.splitlines() if line.startswith("    ")]
     lines = indented[:5]
-    given = {"flashsim": flashsim, "numpy": np}
-    exec("\n".join(indented[5:]), given)
+    inputs = {"flashsim": flashsim, "numpy": np}
+    exec("\n".join(indented[5:]), inputs)
     assert all(line.startswith("flashsim.") for line in lines)
     assert max(map(len, documented.splitlines()[1:])) <= 80
     for line in lines:
         few = line.replace("Spec()", "Spec(), max_examples=3")
-        assert eval(few, given) is not None, line
+        assert eval(few, inputs) is not None, line
     assert (tmp_path / "flash.html").exists()
 
 
@@ -89,10 +89,10 @@ def test_a_peak_above_m_says_by_how_much() -> None:
 def test_results_are_tables_in_a_notebook() -> None:
     run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
     tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
-    for shown in (run, tally, run.hbm, flashsim.backward("flash", run, run.O, M=1000)):
-        traffic = shown if isinstance(shown, flashsim.memory.traffic.Traffic) else shown.hbm
-        found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
-        rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in found]
+    for output in (run, tally, run.hbm, flashsim.backward("flash", run, run.O, M=1000)):
+        traffic = output if isinstance(output, flashsim.memory.traffic.Traffic) else output.hbm
+        result = re.findall(r"<tr>(.*?)</tr>", output._repr_html_())[1:]
+        rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in result]
         assert rows[-1] == (
             "total",
             *(f"{n:,}" for n in (traffic.reads, traffic.writes, traffic.accesses, traffic.bytes)),
@@ -106,9 +106,9 @@ def test_results_are_tables_in_a_notebook() -> None:
     assert "<b>" not in named._repr_html_()
 
 
-def rows_of(shown: Any) -> dict[str, list[str]]:
-    found = re.findall(r"<tr>(.*?)</tr>", shown._repr_html_())[1:]
-    cells = [re.findall(r"<td>(.*?)</td>", row) for row in found]
+def rows_of(output: Any) -> dict[str, list[str]]:
+    result = re.findall(r"<tr>(.*?)</tr>", output._repr_html_())[1:]
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in result]
     return {first: rest for first, *rest in cells}
 
 
@@ -137,11 +137,11 @@ def test_what_is_proved_tuned_and_exact_shows_too() -> None:
     )
     assert rows_of(exact) == rows_of(tally)
 
-    found = flashsim.optimum(N=2, d=2, M=40)
-    assert f"{found.lower:,} elements, the optimum" in repr(found)
-    assert rows_of(found)["no schedule moves less than"] == [f"{found.lower:,}"]
-    for shown in (proof, tuned, exact, found):
-        assert len(repr(shown).splitlines()) == 1
+    result = flashsim.optimum(N=2, d=2, M=40)
+    assert f"{result.lower:,} elements, the optimum" in repr(result)
+    assert rows_of(result)["no schedule moves less than"] == [f"{result.lower:,}"]
+    for output in (proof, tuned, exact, result):
+        assert len(repr(output).splitlines()) == 1
 
 
 def test_a_plot_shows_in_a_notebook_where_pyplot_is_not_imported() -> None:
@@ -149,8 +149,8 @@ def test_a_plot_shows_in_a_notebook_where_pyplot_is_not_imported() -> None:
     tally = flashsim.count("flash", N=9, d=4)
     panels = Panels(column_figure(1), 2, 1)
     drawn = run.plot()
-    shown: list[Any] = [drawn, panels, panels[0].figure]
-    for ax in shown:
+    output: list[Any] = [drawn, panels, panels[0].figure]
+    for ax in output:
         assert ax._repr_png_().startswith(b"\x89PNG")
     assert {text.get_text() for text in drawn.texts} >= {f"flash: {run.hbm.accesses:,}"}
     mine = column_figure(2).subplots()
@@ -170,8 +170,8 @@ SIZES: list[dict[str, Any]] = [
 
 
 @cache
-def proved(at: int) -> flashsim.analysis.proving.Proof:
-    return flashsim.prove(**SIZES[at])
+def proved(index: int) -> flashsim.analysis.proving.Proof:
+    return flashsim.prove(**SIZES[index])
 
 
 def drawn(proof: flashsim.analysis.proving.Proof) -> tuple[ElementTree.Element, list[float], str]:
@@ -188,24 +188,26 @@ def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
     beside what is read.
     """
     proof = proved(sizes)
-    at = proof.bound
+    index = proof.bound
     best = proof.best
-    svg, (bound, *more), said = drawn(proof)
+    svg, (bound, *more), text = drawn(proof)
     assert max(bound, *more) == 660
     on_chip, read = more[-2:]
-    assert on_chip / (on_chip + read) == pytest.approx(at.M / at.Y, abs=1e-3)
+    assert on_chip / (on_chip + read) == pytest.approx(index.M / index.Y, abs=1e-3)
     if best is None:
         assert len(more) == 2
     else:
         assert more[0] / bound == pytest.approx(proof.ratio, rel=1e-3)
-        assert f"{best.accesses:,}: {best.algorithm} in blocks of " in said
-        assert f"{proof.ratio:.3f} × the bound" in said
-    assert f"{at.accesses:,}, the bound: {at.n:,} phases" in said
+        assert f"{best.accesses:,}: {best.algorithm} in blocks of " in text
+        assert f"{proof.ratio:.3f} × the bound" in text
+    assert f"{index.accesses:,}, the bound: {index.n:,} phases" in text
     cuts = [float((path.get("d") or "")[1:].split()[0]) for path in svg.iter("path")]
     if cuts:
-        ends = [at.Y + turn * (at.Y - at.M) for turn in range(at.n - 1)]
-        np.testing.assert_allclose(np.array(cuts) / bound, np.array(ends) / at.accesses, atol=1e-3)
-    assert bool(cuts) == (at.n < 300)  # thinner ones would be a smear
+        ends = [index.Y + turn * (index.Y - index.M) for turn in range(index.n - 1)]
+        np.testing.assert_allclose(
+            np.array(cuts) / bound, np.array(ends) / index.accesses, atol=1e-3
+        )
+    assert bool(cuts) == (index.n < 300)  # thinner ones would be a smear
 
 
 @pytest.mark.parametrize("sizes", range(3))
@@ -213,11 +215,11 @@ def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
     """Of all i × i × c within Y elements, looked for anew: its edges as drawn, and its products
     as written.
     """
-    at = proved(sizes).bound
-    svg, _, said = drawn(proved(sizes))
-    i = np.linspace(1, at.Y, 200_001)
-    made = np.minimum(i * i, 2 * i * at.d)  # the room of P: itself, or of Q and K that make it
-    c = (at.Y - made) / (2 * i)  # what is left is V and O
+    index = proved(sizes).bound
+    svg, _, text = drawn(proved(sizes))
+    i = np.linspace(1, index.Y, 200_001)
+    made = np.minimum(i * i, 2 * i * index.d)  # the room of P: itself, or of Q and K that make it
+    c = (index.Y - made) / (2 * i)  # what is left is V and O
     most = int(np.argmax(np.where(c > 0, i * i * c, 0)))
     front, side, _ = [
         [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()]
@@ -227,10 +229,10 @@ def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
         i[most] / c[most], rel=0.02
     )
     products = float(i[most] ** 2 * c[most])
-    written = int(re.findall(r"so ([\d,]+) products at most", said)[0].replace(",", ""))
+    written = int(re.findall(r"so ([\d,]+) products at most", text)[0].replace(",", ""))
     assert written == pytest.approx(products, rel=1e-3)
-    assert f"{at.pairs * at.d_v:,} products P_ik V_kc are needed: {at.n:,} phases" in said
-    assert (at.n - 1) * written < at.pairs * at.d_v <= at.n * written
+    assert f"{index.pairs * index.d_v:,} products P_ik V_kc are needed: {index.n:,} phases" in text
+    assert (index.n - 1) * written < index.pairs * index.d_v <= index.n * written
 
 
 def test_a_proof_without_phases_has_no_picture() -> None:
@@ -241,7 +243,7 @@ def test_a_proof_without_phases_has_no_picture() -> None:
 def test_words_of_a_proof_s_picture_are_within_it(browser: Any) -> None:
     page = browser.new_page()
     large = flashsim.theory.lower_bound(N=10**6, d=128, M=10**5)
-    pictures = [proved(at)._repr_html_() for at in range(len(SIZES))]
+    pictures = [proved(index)._repr_html_() for index in range(len(SIZES))]
     page.set_content(
         "".join(
             [

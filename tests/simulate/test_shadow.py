@@ -306,12 +306,12 @@ def test_an_object_that_is_called_has_a_shadow() -> None:
 
 
 def test_wrapped_functions_have_one() -> None:
-    seen: list[int] = []
+    events: list[int] = []
 
     def noted(function: Any) -> Any:
         @wraps(function)
         def inner(*arguments: Any) -> Any:
-            seen.append(1)
+            events.append(1)
             return function(*arguments)
 
         return inner
@@ -319,11 +319,11 @@ def test_wrapped_functions_have_one() -> None:
     @noted
     @cache
     def work(n: int) -> int:
-        seen.append(n)
+        events.append(n)
         return n
 
     assert shadow_of(work)(5) == 5
-    assert seen == []
+    assert events == []
 
 
 PRINTING = '''
@@ -368,8 +368,8 @@ def test_a_print_is_met_once_for_each_tile_of_the_run(
     run = flashsim.forward(module.attention, Q, K, V, M=100, **how)
     blocks = run.blocks
     tiles = [(i, j) for i in range(blocks.T_r) for j in range(blocks.T_c)]
-    wanted = [line for i, j in tiles for line in (f"tile {i} {j} ndarray", "helper ndarray")]
-    assert capsys.readouterr().out.splitlines() == wanted
+    expected = [line for i, j in tiles for line in (f"tile {i} {j} ndarray", "helper ndarray")]
+    assert capsys.readouterr().out.splitlines() == expected
     assert [made for made in module.MADE if made == blocks] == [blocks] == module.MADE
 
 

@@ -36,11 +36,11 @@ def node_tests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]
 
     def keep(node: Any, inputs: Any, outputs: Any, name: str, **_: Any) -> None:
         tests[name] = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}]
-        for given, formal, arrays in (
+        for operands, formal, arrays in (
             (node.input, schema.inputs, inputs),
             (node.output, schema.outputs, outputs),
         ):
-            names = [known.name for name, known in zip(given, formal, strict=False) if name]
+            names = [known.name for name, known in zip(operands, formal, strict=False) if name]
             tests[name].append(dict(zip(names, arrays, strict=True)))
 
     monkeypatch.setattr(suite, "expect", keep)
@@ -49,7 +49,7 @@ def node_tests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]
 
 
 def attention(
-    wanted: Iterable[str],
+    expected: Iterable[str],
     Q: Array,
     K: Array,
     V: Array,
@@ -109,14 +109,14 @@ def attention(
         "present_key": K,
         "present_value": V,
     }
-    if "qk_matmul_output" in wanted:
-        memories, seen = (
+    if "qk_matmul_output" in expected:
+        memories, events = (
             dict[int, Any](),
             ([], cap, cap + masks, cap + masks)[qk_matmul_output_mode],
         )
         run(
             "standard",
-            seen,
+            events,
             observers=[lambda event: memories.setdefault(id(event.sram.hbm), event.sram.hbm)],
         )
         of_heads = [

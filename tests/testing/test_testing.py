@@ -127,17 +127,17 @@ def test_a_failure_says_what_where_and_how_to_see_it_again(
     capsys.readouterr()
     exec("from flashsim.testing.mutants import causal_top_left\nimport numpy as np" + second, {})
     printed = capsys.readouterr().out
-    got = re.search(r"is (\S+); expected", message)
-    assert got is not None
-    assert got[1][:6] in printed
+    result = re.search(r"is (\S+); expected", message)
+    assert result is not None
+    assert result[1][:6] in printed
 
 
 def test_up_to_64_numbers_are_shown_with_a_failure() -> None:
     kernel = Kernel(lambda q, k, v: reference.attention(q, k, v) + 1, Spec())
-    for case, shown in ((Case(N_q=4, N_k=2, d=8), True), (Case(N_q=5, N_k=4, d=5), False)):
+    for case, output in ((Case(N_q=4, N_k=2, d=8), True), (Case(N_q=5, N_k=4, d=5), False)):
         finding = try_check(CHECKS["oracle"], kernel, case)
         assert finding is not None
-        assert ("q = np.array(" in code(kernel, finding)) == shown
+        assert ("q = np.array(" in code(kernel, finding)) == output
 
 
 def test_what_raises_is_a_finding_and_not_a_crash() -> None:
@@ -555,17 +555,17 @@ def test_parametrize_names_its_tests_and_tries_as_many_cases_as_one_call_does() 
 
 
 def test_strategies_reach_everything_they_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Case] = []
+    events: list[Case] = []
     monkeypatch.setattr(
-        "flashsim.testing.survey.try_check", lambda check, kernel, case, trial: seen.append(case)
+        "flashsim.testing.survey.try_check", lambda check, kernel, case, trial: events.append(case)
     )
     survey(Kernel(UNFUSED, UNFUSED.spec), 400, 0, ["oracle"])
     B_r, B_c = UNFUSED.spec.block
-    assert {case.regime for case in seen} == set(REGIMES)
-    assert {case.mask for case in seen} == {None, *MASKS}
-    assert {case.strides for case in seen} == {*STRIDES}
-    assert {case.dtype for case in seen} == set(UNFUSED.spec.dtypes)
-    assert {case.group for case in seen} == {1, 2, 3, 4}
+    assert {case.regime for case in events} == set(REGIMES)
+    assert {case.mask for case in events} == {None, *MASKS}
+    assert {case.strides for case in events} == {*STRIDES}
+    assert {case.dtype for case in events} == set(UNFUSED.spec.dtypes)
+    assert {case.group for case in events} == {1, 2, 3, 4}
     for what in (
         lambda c: c.N_q == c.N_k == 1,
         lambda c: c.N_q < c.N_k and c.causal,
@@ -581,7 +581,7 @@ def test_strategies_reach_everything_they_promise(monkeypatch: pytest.MonkeyPatc
         lambda c: c.scale is not None,
         lambda c: c.B > 1 and c.H_kv > 1 and c.group > 1,
     ):
-        assert any(what(case) for case in seen)
+        assert any(what(case) for case in events)
 
 
 def test_masks_do_what_their_names_say() -> None:

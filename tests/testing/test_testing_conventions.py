@@ -69,8 +69,8 @@ def case_for(spec: Spec, name: str) -> Case:
         name for name in ("softcap", "alibi", "window", "bias", "scale") if not getattr(spec, name)
     }
     left_out |= set() if spec.masks else {"mask"}
-    taken = {field: value for field, value in CASES[name].items() if field not in left_out}
-    return replace(CASE, dtype=spec.dtypes[0], **taken)
+    duration = {field: value for field, value in CASES[name].items() if field not in left_out}
+    return replace(CASE, dtype=spec.dtypes[0], **duration)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,17 +185,17 @@ def test_flashinfer_s_pages_read_wrongly_show(wrong: str) -> None:
 
 
 def test_calls_are_as_documented() -> None:
-    got: list[Any] = []
+    result: list[Any] = []
 
     def records(*arrays: Any, **keywords: Any) -> Any:
-        got.append((arrays, keywords))
+        result.append((arrays, keywords))
         return np.zeros_like(arrays[0])
 
     q, k, v, _ = CASE.arrays(Spec(gqa=True, dtypes=("float16",)))
     for convention in KINDS:
         scale = {} if convention == "onnx" else {"scale": 2.0}
         wrap(records, "numpy", convention=convention)(q, k, v, causal=True, **scale)
-    packs, cache, halves, lists, heads, operator = got
+    packs, cache, halves, lists, heads, operator = result
     assert packs[1].keys() == {
         "cu_seqlens_q",
         "cu_seqlens_k",
@@ -219,7 +219,10 @@ def test_calls_are_as_documented() -> None:
     assert indptr[-1] == len(lists[1]["paged_kv_indices"])
     assert ((last > 0) == (np.diff(indptr) > 0)).all()
     assert {
-        a.dtype.name for _, keywords in got for a in keywords.values() if isinstance(a, np.ndarray)
+        a.dtype.name
+        for _, keywords in result
+        for a in keywords.values()
+        if isinstance(a, np.ndarray)
     } == {"int32"}
 
 

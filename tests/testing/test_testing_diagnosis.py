@@ -299,9 +299,9 @@ def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
         right = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
         return right.O * (1 if options.get("causal") else 1.37), right.lse
 
-    shown = Case(N_q=2, N_k=5, d=4)
+    output = Case(N_q=2, N_k=5, d=4)
     other = Case(N_q=3, N_k=7, d=4, causal=True)
-    findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in (shown, other)]
+    findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in (output, other)]
     in_common = Suspicion("What they have in common", (), "")
     monkeypatch.setattr("flashsim.testing.diagnosis.in_common", lambda *_: [in_common])
     for order, text in ((findings, True), (findings[::-1], False)):
@@ -431,8 +431,8 @@ def test_models_of_bugs_compute_what_they_say() -> None:
         answer_of("dropout_renormalised", dropping, "O", keep_mask, number)[0][0, 0]
         for number in (0, 1)
     ]
-    for got, want in zip(answers, (O, 4 * O), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5)
+    for result, want in zip(answers, (O, 4 * O), strict=True):
+        np.testing.assert_allclose(result, want, rtol=1e-5)
 
 
 # --------------------------------------------------------------- no suspect that a case contradicts

@@ -99,8 +99,8 @@ def test_8_bits_are_near_what_they_stand_for_and_judged_as_stored(dtype: str, sc
     problem = case.problem(spec)
     wide = replace(case, dtype="float64").problem(spec)
     assert problem.q.dtype.name == dtype
-    for stored, meant in zip(problem.heads, wide.heads, strict=True):
-        assert np.abs(stored - meant).max() <= 0.15 * np.abs(meant).max()
+    for stored, expected in zip(problem.heads, wide.heads, strict=True):
+        assert np.abs(stored - expected).max() <= 0.15 * np.abs(expected).max()
     if scales:
         assert problem.scales is not None
         blocks = [(1,), (2,), (2,)] if scales == "block" else 3 * [()]
@@ -279,12 +279,12 @@ def test_adapters_refuse_what_is_no_kernel_and_name_what_is_of_another_shape(
 
 def test_pages_and_packs_hold_the_case_s_rows_and_nan() -> None:
     q, k, v = (np.random.default_rng(n).normal(size=(2, 1, 5, 3)) for n in range(3))
-    seen: list[Any] = []
+    events: list[Any] = []
 
     def on_pages(
         q: Array, k_cache: Array, v_cache: Array, block_table: Array, cache_seqlens: Array
     ) -> Array:
-        seen.append((block_table.tolist(), (block_table >= 0).sum(axis=1)))
+        events.append((block_table.tolist(), (block_table >= 0).sum(axis=1)))
         assert (
             np.isfinite(k_cache).all(axis=(2, 3)).sum()
             == np.isfinite(v_cache).all(axis=(2, 3)).sum()
@@ -300,14 +300,14 @@ def test_pages_and_packs_hold_the_case_s_rows_and_nan() -> None:
     ) -> Array:
         assert np.isfinite(q).all(axis=(1, 2)).sum() == np.isfinite(k).all(axis=(1, 2)).sum() == 10
         assert cu_seqlens_q[-1] <= len(q)
-        seen.append((cu_seqlens_q.tolist(), cu_seqlens_k.tolist()))
+        events.append((cu_seqlens_q.tolist(), cu_seqlens_k.tolist()))
         return q
 
     for fn in (paged(on_pages, page=2), varlen(on_packs)):
         returned = [fn(q, k, v) for _ in range(12)]
-        assert len({str(each) for each in seen[-12:]}) > 6  # others, in another order
+        assert len({str(each) for each in events[-12:]}) > 6  # others, in another order
     assert all(np.array_equal(each, q) for each in returned)
-    assert any(0 in np.diff(ends) for ends, _ in seen[-12:])
+    assert any(0 in np.diff(ends) for ends, _ in events[-12:])
 
 
 def test_a_packed_backward_pass_is_checked() -> None:

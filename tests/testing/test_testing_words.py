@@ -97,15 +97,15 @@ def test_a_right_kernel_with_windows_and_biases_passes() -> None:
 
 
 def test_they_are_drawn_and_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Case] = []
+    events: list[Case] = []
     monkeypatch.setattr(
-        "flashsim.testing.survey.try_check", lambda check, kernel, case, trial: seen.append(case)
+        "flashsim.testing.survey.try_check", lambda check, kernel, case, trial: events.append(case)
     )
     survey(Kernel(kernel(), SPEC), 300, 0, ["oracle"])
-    assert {case.bias for case in seen} == {None, *BIASES}
-    windows = {case.window for case in seen}
+    assert {case.bias for case in events} == {None, *BIASES}
+    windows = {case.window for case in events}
     assert {None, (0, 0), (3, -1), (-1, 2), (15, 0)} <= windows
-    assert any(case.window and case.bias and case.causal and case.mask for case in seen)
+    assert any(case.window and case.bias and case.causal and case.mask for case in events)
     only = Spec(window="bottom_right")
     problem = Case(N_q=7, N_k=3, window=(1, 0)).problem(only)
     assert problem.empty[0, 0].tolist() == [True] * 4 + [False] * 3

@@ -284,18 +284,18 @@ def cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 @pytest.mark.parametrize("layout", layouts("float32"))
 def test_cupy_gets_and_gives_the_very_bits_and_strides(cupy: Any, dtype: str, layout: str) -> None:
     array = layouts(dtype)[layout]
-    seen: list[Any] = []
+    events: list[Any] = []
 
     def first(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        seen.append((q, mask))
+        events.append((q, mask))
         assert isinstance(q, cupy.ndarray)
         return q.copy(), mask
 
     mask = np.broadcast_to(np.arange(7) < 3, (5, 7))
-    found, same = wrap(first, "cupy", device=0)(array, array, array, mask=mask)
+    result, same = wrap(first, "cupy", device=0)(array, array, array, mask=mask)
     used = [i for i, n in enumerate(array.shape) if n > 1 and array.size]
-    assert [seen[0][0].strides[i] for i in used] == [array.strides[i] for i in used]
-    assert same_bits(found, array)
+    assert [events[0][0].strides[i] for i in used] == [array.strides[i] for i in used]
+    assert same_bits(result, array)
     assert same_bits(same, mask)
 
 

@@ -66,14 +66,14 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(
     device: str, dtype: str, layout: str
 ) -> None:
     array = layouts(dtype)[layout]
-    seen: list[Any] = []
+    events: list[Any] = []
 
     def first(q: Any, k: Any, v: Any) -> Any:
-        seen.append((str(q.dtype), q.device.type, q.shape, q.stride(), q.data_ptr()))
+        events.append((str(q.dtype), q.device.type, q.shape, q.stride(), q.data_ptr()))
         return q.clone()
 
     result = wrap(first, "torch", device=device)(array, array, array)
-    kind, on, shape, stride, address = seen[0]
+    kind, on, shape, stride, address = events[0]
     assert (kind, on, shape) == (f"torch.{dtype}", device, array.shape)
     if array.size:
         used = [i for i, n in enumerate(array.shape) if n > 1]
@@ -189,10 +189,10 @@ def test_writing_into_a_read_only_array_is_refused(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_keywords_reach_the_function(device: str) -> None:
-    got: dict[str, Any] = {}
+    value: dict[str, Any] = {}
 
     def takes(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        got.update(keywords)
+        value.update(keywords)
         return q, k.float().sum(-1), [v][0]
 
     q, k, v = inputs()
@@ -202,13 +202,13 @@ def test_keywords_reach_the_function(device: str) -> None:
     )
     assert isinstance(result, tuple)
     assert [type(a) for a in result] == [np.ndarray] * 3
-    assert got["causal"] is True
-    assert type(got["scale"]) is float
-    assert (got["scale"], got["dropout_p"], got["seed"]) == (0.5, 0.1, 3)
-    assert got["mask"].dtype == torch.bool
-    assert got["mask"].device.type == device
-    assert got["mask"].stride() == (0, 1)
-    assert (got["mask"].cpu().numpy() == mask).all()
+    assert value["causal"] is True
+    assert type(value["scale"]) is float
+    assert (value["scale"], value["dropout_p"], value["seed"]) == (0.5, 0.1, 3)
+    assert value["mask"].dtype == torch.bool
+    assert value["mask"].device.type == device
+    assert value["mask"].stride() == (0, 1)
+    assert (value["mask"].cpu().numpy() == mask).all()
 
 
 def test_results_that_require_grad_are_detached() -> None:
@@ -278,25 +278,25 @@ def test_sdpa_gradients_against_the_reference(device: str, name: str | None, cas
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_sdpa_gets_strides_and_one_mask_of_four_axes(device: str) -> None:
-    got: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def records(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        got.update(keywords, strides=(q.stride(), k.stride(), v.stride()))
+        result.update(keywords, strides=(q.stride(), k.stride(), v.stride()))
         return sdpa()(q, k, v, **keywords)
 
     q, k, v = (a.swapaxes(1, 2).copy().swapaxes(1, 2) for a in inputs())
     kernel = wrap(records, "torch", convention="sdpa", device=device)
     kernel(q, k, v)
-    assert got == {"strides": tuple(tuple(s // 4 for s in a.strides) for a in (q, k, v))}
+    assert result == {"strides": tuple(tuple(s // 4 for s in a.strides) for a in (q, k, v))}
     kernel(q, k, v, causal=True, scale=2.0)
-    assert (got.pop("is_causal"), got.pop("scale")) == (True, 2.0)
+    assert (result.pop("is_causal"), result.pop("scale")) == (True, 2.0)
     kernel(q, k, v, causal=True, mask=np.ones(7, bool))
-    assert "is_causal" not in got
-    assert (got.pop("attn_mask").cpu().numpy() == np.tri(5, 7, dtype=bool)[None, None]).all()
+    assert "is_causal" not in result
+    assert (result.pop("attn_mask").cpu().numpy() == np.tri(5, 7, dtype=bool)[None, None]).all()
     kernel(q, k, v, mask=np.ones((2, 1, 1, 7), bool))
-    assert got["attn_mask"].shape == (2, 1, 1, 7)
+    assert result["attn_mask"].shape == (2, 1, 1, 7)
     kernel(q, k[:, :1], v[:, :1])
-    assert got["enable_gqa"] is True
+    assert result["enable_gqa"] is True
     with pytest.raises(TypeError, match="window"):
         kernel(q, k, v, window=3)
 
@@ -354,15 +354,15 @@ def test_flash_attn_against_the_reference(
         keywords["scale"] = scale
     mask = np.tri(N_q, N_k, N_k - N_q, dtype=bool) if causal else None
     expected = attention_with_statistics(q, grouped(k, 4), grouped(v, 4), scale=scale, mask=mask)
-    turned = [a.swapaxes(1, 2) for a in (q, k, v)]
+    transposed = [a.swapaxes(1, 2) for a in (q, k, v)]
     kernel = wrap(flash_attn_func, "torch", convention="flash_attn", device=device)
-    O = kernel(*turned, **keywords)
-    assert O.shape == turned[0].shape
+    O = kernel(*transposed, **keywords)
+    assert O.shape == transposed[0].shape
     close(O.swapaxes(1, 2), expected.O, 2e-3)
 
     probs = functools.partial(flash_attn_func, return_attn_probs=True)
     with_lse = wrap(probs, "torch", convention="flash_attn", device=device)
-    again, lse = with_lse(*turned, **keywords)
+    again, lse = with_lse(*transposed, **keywords)
     assert same_bits(again, O)
     empty = expected.l == 0
     assert (lse[empty] == np.inf).all()
@@ -370,7 +370,7 @@ def test_flash_attn_against_the_reference(
 
     do = np.random.default_rng(2).standard_normal(q.shape).astype(np.float16)
     exact = gradients(q, grouped(k, 4), grouped(v, 4), do, scale=scale, mask=mask)
-    dq, dk, dv = with_lse.backward(*turned, do.swapaxes(1, 2), **keywords)
+    dq, dk, dv = with_lse.backward(*transposed, do.swapaxes(1, 2), **keywords)
     close(dq.swapaxes(1, 2), exact.dQ, 1e-2)
     close(dk.swapaxes(1, 2), exact.dK.reshape(2, 2, 2, N_k, 8).sum(axis=2), 1e-2)
     close(dv.swapaxes(1, 2), exact.dV.reshape(2, 2, 2, N_k, 8).sum(axis=2), 1e-2)
@@ -414,7 +414,9 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
             assert result is None or not result.failed, (name, result)
 
     def capped_late(q: Any, k: Any, v: Any, score_mod: Any, **more: Any) -> Any:
-        return attention(q, k, v, lambda s, *at: 0.5 * torch.tanh(score_mod(s, *at) / 0.5), **more)
+        return attention(
+            q, k, v, lambda s, *index: 0.5 * torch.tanh(score_mod(s, *index) / 0.5), **more
+        )
 
     def at_the_bottom(q: Any, k: Any, v: Any, block_mask: Any, **more: Any) -> Any:
         causal_mask = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731

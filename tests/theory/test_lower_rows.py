@@ -54,7 +54,7 @@ def a_schedule(
         of, i, k = product
         return [(row, i) for row in NEEDS[of][0]] + [(row, k) for row in NEEDS[of][1]]
 
-    while left := [product for product, at in moments.items() if not at]:
+    while left := [product for product, index in moments.items() if not index]:
         near = min(left, key=lambda product: (len({*needs(product)} - {*chip}), rng.random()))
         for row in needs(near) if rng.random() < directed else [rng.choice(rows)]:
             if row in chip:
@@ -65,17 +65,17 @@ def a_schedule(
                 events.append((-1, gone))
             chip.append(row)
             events.append((1, row))
-        for product, at in moments.items():
+        for product, index in moments.items():
             if {*needs(product)} <= {*chip} and (rng.random() < eager or product == near):
-                at.append(len(events))
+                index.append(len(events))
     rng.shuffle(chip)
     return events + [(-1, row) for row in chip], {
-        product: rng.choice(at) for product, at in moments.items()
+        product: rng.choice(index) for product, index in moments.items()
     }
 
 
 def loads(
-    events: list[tuple[int, Row]], moments: dict[Any, int], seen: Counter[str]
+    events: list[tuple[int, Row]], moments: dict[Any, int], values: Counter[str]
 ) -> tuple[dict[int, float], set[Stay]]:
     """Return what steps 3 to 6 load on each coming and going, and the stays that are needed."""
     at_time: dict[Row, int] = {}
@@ -89,13 +89,13 @@ def loads(
             stays[row].append((row, at_time.pop(row), time))
 
     def stay(row: Row, moment: int) -> Stay:
-        (found,) = (one for one in stays[row] if one[1] < moment <= one[2])
-        return found
+        (result,) = (one for one in stays[row] if one[1] < moment <= one[2])
+        return result
 
     needed = {
-        stay((row, at), moment)
+        stay((row, index), moment)
         for (of, *pair), moment in moments.items()
-        for rows, at in zip(NEEDS[of], pair, strict=True)
+        for rows, index in zip(NEEDS[of], pair, strict=True)
         for row in rows
     }
     weights: dict[frozenset[Stay], int] = {}
@@ -118,11 +118,11 @@ def loads(
         z = stay((of, k), moment)
         if max(x[1], z[1]) < min(x[2], z[2]):
             weights[frozenset((x, z))] = 2
-            seen["overlap"] += 1
+            values["overlap"] += 1
             continue
         at_z, at_x = (z[2], x[1]) if z[2] < x[1] else (z[1], x[2])
         halves |= {(at_z, row) for row in same if row != (key, k)} | {(at_x, (key, k))}
-        seen[f"{len(same) - 1} lost"] += 1
+        values[f"{len(same) - 1} lost"] += 1
         if len(same) == 3:
             counted |= {(at_z, "keys", key), (at_x, "queries", key)}
     load: dict[int, float] = defaultdict(float)
@@ -132,12 +132,12 @@ def loads(
         assert begins < ends
         load[begins] += weight / 2
         load[ends] += weight / 2
-    for at, row in halves:
-        assert row in chips[at + 1]
-        load[at] += 1 / 2
-    for at, side, key in counted:
-        chip = chips[at + 1]
-        load[at] += (
+    for index, row in halves:
+        assert row in chips[index + 1]
+        load[index] += 1 / 2
+    for index, side, key in counted:
+        chip = chips[index + 1]
+        load[index] += (
             sum(of == key if side == "keys" else of == "Q" and ("dO", i) in chip for of, i in chip)
             / 2
         )
@@ -148,21 +148,21 @@ def test_the_proof_holds_of_random_schedules() -> None:
     """Its loads are 14·pairs at least, and none is more than a stay can bear, nor C(m − 1) less
     than they are.
     """
-    seen: Counter[str] = Counter()
+    values: Counter[str] = Counter()
     for seed in range(250):
         rng = random.Random(seed)
         N_q = rng.randint(1, 4)
         N_k = rng.randint(1, 4)
         m = rng.randint(5, 20)
         events, moments = a_schedule(rng, N_q, N_k, m)
-        load, needed = loads(events, moments, seen)
+        load, needed = loads(events, moments, values)
         C = 0
         for (of, _), came, went in needed:
             cost = 2 if of in SUMS else 1
             C += cost
             assert max(load[came], load[went]) <= cost * (m - 1) / 2
         assert 14 * N_q * N_k <= sum(load.values()) <= C * (m - 1)
-    assert min(seen[case] for case in ("overlap", "1 lost", "2 lost")) > 20
+    assert min(values[case] for case in ("overlap", "1 lost", "2 lost")) > 20
 
 
 # --------------------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def stated(sources: Path) -> Path:
     """
     folder = Path(shutil.copytree(sources, sources / "stated"))
     for part in PARTS[: PARTS.index("forward")]:
-        right, said = compiles(folder, part, "-vos")
-        assert right, said
+        right, text = compiles(folder, part, "-vos")
+        assert right, text
     return folder
 
 
@@ -115,8 +115,8 @@ def test_rocq_checks_certificates_and_refuses_more(
             text += CERTIFIED.format(**{**numbers, **raised}, first="Fail ", end="Abort")
     folder = Path(shutil.copytree(compiled[0], tmp_path / "proofs"))
     (folder / "these.v").write_text(text)
-    right, said = compiles(folder, "these")
-    assert right, said
+    right, message = compiles(folder, "these")
+    assert right, message
 
 
 @pytest.mark.slow
@@ -157,10 +157,10 @@ def test_a_wrong_constant_or_rule_does_not_pass(
 
 def test_the_page_shows_the_statements_that_are_proved() -> None:
     (page,) = (page for page in PAGES if page.name == "prove.md")
-    shown = [block for block in blocks(page, "text") if "Theorem" in block]
+    output = [block for block in blocks(page, "text") if "Theorem" in block]
     proved = (ROOT / "scripts" / "proofs" / "forward.v").read_text(encoding="utf-8")
-    assert len(shown) == 1
-    assert [statement in proved for statement in shown[0].strip().split("\n\n")] == [True] * 4
+    assert len(output) == 1
+    assert [statement in proved for statement in output[0].strip().split("\n\n")] == [True] * 4
 
 
 def test_nothing_is_left_unproved() -> None:

@@ -350,7 +350,7 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
             A = blocks.T_c * (
                 last * (N - (blocks.T_r - 1) * blocks.B_r) + others * (blocks.T_r - 1) * blocks.B_r
             )
-            moved = (
+            traffic = (
                 3 * N * d + 2 * N + A * (3 * d + 4)
                 if direction == "forward"
                 else 7 * N * d + A * (5 * d + 2)
@@ -367,9 +367,9 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
                     direction=direction,
                     sizing="paper",
                 )
-                assert exact.accesses == moved
+                assert exact.accesses == traffic
             expected = theory.proposition_4(N, d, M, z / (blocks.T_r * blocks.T_c))
-            assert low <= moved / expected <= high, (N, d, M, last, others)
+            assert low <= traffic / expected <= high, (N, d, M, last, others)
 
 
 @given(data=st.data())
@@ -382,8 +382,8 @@ def test_proposition_4_for_any_block_mask(data: st.DataObject) -> None:
     direction = data.draw(st.sampled_from(("forward", "backward")))
     blocks = theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks
     mask = np.random.default_rng(seed).random((blocks.T_r, blocks.T_c)) < density
-    asked: dict[str, Any] = {"block_mask": mask, "direction": direction, "sizing": "paper"}
-    tally = flashsim.count("block_sparse", N=N, d=d, M=M, **asked)
+    options: dict[str, Any] = {"block_mask": mask, "direction": direction, "sizing": "paper"}
+    tally = flashsim.count("block_sparse", N=N, d=d, M=M, **options)
     low, high = theory.block_sparse_constants(d, direction)
     assert low <= tally.hbm.accesses / theory.proposition_4(N, d, M, float(mask.mean())) <= high
 
@@ -394,18 +394,20 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
     for N, d in {(N, d) for N, d, _ in in_range()}:
         for M in {-(-N * d // 4), -(-N * d // 3), N * d // 2, N * d - 1, N * d}:
             if d <= M <= N * d <= 4 * M:
-                got = theory.exact(
+                result = theory.exact(
                     "flash", N=N, d=d, M=M, direction=direction, sizing="paper"
                 ).accesses
                 floor = theory.compulsory(N, N, d, d, direction)
                 assert (
-                    floor <= got <= theory.flash_over_compulsory_constant(d, direction) * floor
+                    floor <= result <= theory.flash_over_compulsory_constant(d, direction) * floor
                 ), (N, d, M)
                 least = Fraction(M, N * d)
                 attained += (
-                    got == theory.flash_over_compulsory_constant(d, direction, least) * floor
+                    result == theory.flash_over_compulsory_constant(d, direction, least) * floor
                 )
-                assert got <= theory.flash_over_compulsory_constant(d, direction, least) * floor, (
+                assert (
+                    result <= theory.flash_over_compulsory_constant(d, direction, least) * floor
+                ), (
                     N,
                     d,
                     M,

@@ -28,40 +28,44 @@ def tokens(text: str) -> Iterator[tuple[str, int]]:
     """Yield what the script is made of, with its line; a string, a regex, or a template's text
     as one '""'.
     """
-    at = 0
+    index = 0
     before = ""
     templates: list[int] = []  # of each template that is open, how many of its braces are
-    while at < len(text):
-        if text[at] == "`" or (templates and templates[-1] == 0 and text[at] == "}"):
-            if text[at] == "`":
+    while index < len(text):
+        if text[index] == "`" or (templates and templates[-1] == 0 and text[index] == "}"):
+            if text[index] == "`":
                 templates.append(0)
-            end = re.compile(r"(?:\\.|[^`\\$]|\$(?!\{))*(`|\$\{)").match(text, at + 1)
+            end = re.compile(r"(?:\\.|[^`\\$]|\$(?!\{))*(`|\$\{)").match(text, index + 1)
             assert end is not None
-            yield ('""' if text[at] == "`" else "+"), text.count("\n", 0, at) + 1
+            yield ('""' if text[index] == "`" else "+"), text.count("\n", 0, index) + 1
             if end[1] == "`":
                 templates.pop()
             else:
-                yield "+", text.count("\n", 0, at) + 1
+                yield "+", text.count("\n", 0, index) + 1
             before = '""' if end[1] == "`" else "+"
-            at = end.end()
+            index = end.end()
             continue
         is_value = before and (
             before[-1] in ")]}\"'" or (re.match(r"[\w$]", before) and before not in BEFORE_VALUE)
         )
-        regex = None if is_value or text[at : at + 2] in ("//", "/*") else REGEX.match(text, at)
-        found = regex or TOKEN.match(text, at)
-        assert found is not None
-        if templates and found[0] in "{}":
-            templates[-1] += 1 if found[0] == "{" else -1
-        if regex or found["space"] is None:
-            before = '""' if regex or found["string"] else found[0]
-            yield before, text.count("\n", 0, at) + 1
-        at = found.end()
+        regex = (
+            None
+            if is_value or text[index : index + 2] in ("//", "/*")
+            else REGEX.match(text, index)
+        )
+        result = regex or TOKEN.match(text, index)
+        assert result is not None
+        if templates and result[0] in "{}":
+            templates[-1] += 1 if result[0] == "{" else -1
+        if regex or result["space"] is None:
+            before = '""' if regex or result["string"] else result[0]
+            yield before, text.count("\n", 0, index) + 1
+        index = result.end()
 
 
 def faults(text: str) -> list[str]:
     """Return what is against the rules, as "line: what"."""
-    found = [
+    result = [
         f"{n}: {len(line)} characters"
         for n, line in enumerate(text.splitlines(), 1)
         if len(line) > 120
@@ -85,14 +89,14 @@ def faults(text: str) -> list[str]:
             place = places.pop()
             # else what it takes
             if token != ")" or after not in ("=>", "{") or all_[place - 1][0] in CONTROL:
-                found += [f"{at}: comma" for at in commas.get(place, ()) if odd]
+                result += [f"{index}: comma" for index in commas.get(place, ()) if odd]
         elif token == "," and not opened:
-            found.append(f"{line}: comma")
+            result.append(f"{line}: comma")
         elif token == ",":
             commas.setdefault(places[-1], []).append(line)
         elif token == ";" and next_line == line and (not opened or opened[-1][0] != "for"):
-            found.append(f"{line}: two statements")
-    return found
+            result.append(f"{line}: two statements")
+    return result
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.name for file in FILES])

@@ -9,17 +9,19 @@ from flashsim.algorithms import BACKWARD, FORWARD, table
 
 
 def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
-    found = flashsim.algorithms()  # type: ignore[operator]
-    assert [each.name for each in found] == list(FORWARD)
-    assert {name for each in found for name in each.backward} == set(BACKWARD)
-    shown = repr(found)
-    assert all(f"\n{name} " in shown and record.title in shown for name, record in FORWARD.items())
-    assert "q_outer_two_pass: another backward pass of q_outer" in shown
-    assert "without mask and dropout: flash_basic" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    assert found._repr_html_().count("<tr>") == len(FORWARD) + 1
-    assert repr(table()) == shown
-    by_name = {each.name: each for each in found}
+    result = flashsim.algorithms()  # type: ignore[operator]
+    assert [each.name for each in result] == list(FORWARD)
+    assert {name for each in result for name in each.backward} == set(BACKWARD)
+    output = repr(result)
+    assert all(
+        f"\n{name} " in output and record.title in output for name, record in FORWARD.items()
+    )
+    assert "q_outer_two_pass: another backward pass of q_outer" in output
+    assert "without mask and dropout: flash_basic" in output
+    assert max(map(len, output.splitlines())) <= 80
+    assert result._repr_html_().count("<tr>") == len(FORWARD) + 1
+    assert repr(table()) == output
+    by_name = {each.name: each for each in result}
     assert by_name["split_kv"].options == ("splits", "merge")
     assert (by_name["flash_basic"].mask, by_name["flash"].dropout) == (False, True)
     assert repr(by_name["q_outer"]) == (

@@ -60,7 +60,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     def opened(
         trace: Trace,
         *,
-        at: str = "",
+        index: str = "",
         versus: Trace | None = None,
         text: str | None = None,
         **options: Any,
@@ -73,7 +73,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri() + at)
+        page.goto(path.as_uri() + index)
         page.wait_for_selector("html[data-ready], #message:not([hidden])", state="attached")
         return page
 
@@ -90,10 +90,10 @@ def press(page: Any, key: str, times: int = 1) -> None:
         page.keyboard.press(key)
 
 
-def each_step(page: Any, shown: str, steps: Iterable[int] | None = None) -> list[Any]:
+def each_step(page: Any, output: str, steps: Iterable[int] | None = None) -> list[Any]:
     """Go through all steps, or those; return what JavaScript says at each."""
     numbers = "[...Array(player.length).keys()]" if steps is None else str(list(steps))
-    return list(page.evaluate(f"{numbers}.map((t) => (player.go(t), {shown}))"))
+    return list(page.evaluate(f"{numbers}.map((t) => (player.go(t), {output}))"))
 
 
 SECOND = "[player.views[1].t, document.querySelectorAll('.now')[1].textContent]"
@@ -112,9 +112,9 @@ def counters(page: Any, view: int = 0) -> dict[str, tuple[int, int]]:
     return {row[0]: (int(row[2].replace(",", "")), int(row[4].replace(",", ""))) for row in cells}
 
 
-def pair(at: Step, name: str) -> tuple[Array, Array]:
+def pair(index: Step, name: str) -> tuple[Array, Array]:
     """Old and new of a quantity that a step changes."""
-    old, new = at.pairs[name]
+    old, new = index.pairs[name]
     assert old is not None
     assert new is not None
     return old, new
@@ -207,14 +207,14 @@ def test_stepping_to_the_end_shows_the_run_s_counts(open_page: Opener, name: str
     page = open_page(trace)
     page.evaluate("while (player.t < player.length - 1) player.move(1)")
     assert step(page) == len(trace.steps) - 1
-    shown = counters(page)
+    output = counters(page)
     for array in trace.about.arrays:
         name = (
             "ℓ" if array.name == "l" else array.name.replace("l_parts", "ℓparts").replace("_", "")
         )
-        assert shown[name] == (array.reads, array.writes)
-    assert shown["total"] == (trace.events[-1].reads, trace.events[-1].writes)
-    assert f"All {sum(shown['total']):,} equal the prediction." in page.inner_text(".versus")
+        assert output[name] == (array.reads, array.writes)
+    assert output["total"] == (trace.events[-1].reads, trace.events[-1].writes)
+    assert f"All {sum(output['total']):,} equal the prediction." in page.inner_text(".versus")
     assert trace.about.standard is not None
     pass_ = "Standard attention's backward pass makes" if backward else "Standard attention makes"
     assert f"{pass_} {sum(trace.about.standard):,}" in page.inner_text(".versus")
@@ -231,32 +231,34 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
         name.removesuffix("_two_pass"), Q, K, V, sizing=Fixed(3, 4, enforced=False), M=64
     )
     made, made_trace = with_trace(flashsim.backward, name, run, dO)
-    shown = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
-    for at, tips in zip(
+    output = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
+    for index, tips in zip(
         made_trace.steps,
         each_step(open_page(made_trace), TIPS.format(".pairs td[data-tip]")),
         strict=True,
     ):
-        inside = made_trace.events[at.first : at.last + 1]
-        for array in {event.name[:2] for event in inside if event.kind == "compute"} & set(shown):
+        inside = made_trace.events[index.first : index.last + 1]
+        for array in {event.name[:2] for event in inside if event.kind == "compute"} & set(output):
             # zeros, before a load says of which rows
-            if (at.rows if array == "dQ" else at.cols) is None:
+            if (index.rows if array == "dQ" else index.cols) is None:
                 assert any(tip.startswith(f"{array} new") and "of its block" in tip for tip in tips)
                 continue
             for row, column, x in cells_of(tips, array, "new"):
-                shown[array][row, column] = x
-    for array, found in shown.items():
-        assert np.array_equal(found, getattr(made, array))
+                output[array][row, column] = x
+    for array, result in output.items():
+        assert np.array_equal(result, getattr(made, array))
 
 
 def cells_of(tips: list[str], array: str, age: str) -> list[tuple[int, int, float]]:
     """Read what cells of a gradient tell: row (or key), column, and the exact value."""
-    found = []
+    result = []
     for place, _, row, column in (
         (tip, *tip.split(", ")) for tip in tips if tip.startswith(f"{array} {age},")
     ):
-        found.append((int(row.split()[1]), int(column.split(":")[0].split()[1]), exact([place])[0]))
-    return found
+        result.append(
+            (int(row.split()[1]), int(column.split(":")[0].split()[1]), exact([place])[0])
+        )
+    return result
 
 
 def exact(tips: list[str]) -> list[float]:
@@ -265,10 +267,10 @@ def exact(tips: list[str]) -> list[float]:
 
 def test_old_and_new_of_dQ_are_told_apart(open_page: Opener) -> None:
     trace = recorded_backward()
-    at = next(s for s in trace.steps if s.label == "line 21" and s.tile == (2, 1))
-    page = open_page(trace, at=f"#t={at.number}")
+    index = next(s for s in trace.steps if s.label == "line 21" and s.tile == (2, 1))
+    page = open_page(trace, at=f"#t={index.number}")
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
-    for age, value in zip(("old", "new"), pair(at, "dQ"), strict=True):
+    for age, value in zip(("old", "new"), pair(index, "dQ"), strict=True):
         assert np.array_equal(
             np.array([x for _, _, x in cells_of(tips, "dQ", age)], np.float32), value.ravel()
         )
@@ -285,7 +287,11 @@ MOVES = ("load", "store")
 
 
 def moving(trace: Trace) -> list[int]:
-    return [at.number for at in trace.steps if any(event.kind in MOVES for event in trace.of(at))]
+    return [
+        index.number
+        for index in trace.steps
+        if any(event.kind in MOVES for event in trace.of(index))
+    ]
 
 
 def test_buttons_without_use_say_why(open_page: Opener) -> None:
@@ -311,30 +317,32 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(
 ) -> None:
     trace = RECORDED[direction](causal=True)
     page = open_page(trace)
-    shown = each_step(
+    output = each_step(
         page,
         """["#where", ".scale", ".listing .on .number", ".now", "#said", ".hbm .sum td:nth-child(3)", ".hbm .sum td:nth-child(5)"]
         .map((part) => document.querySelector(part).textContent).concat(document.querySelector(".grid").ariaLabel,
         [...document.querySelectorAll(".source .on")].map((line) => line.textContent.match(/line \\d+/)?.[0]))""",
     )
-    for at, (where, fill, number, now, said, reads, writes, grid, *source) in zip(
-        trace.steps, shown, strict=True
+    for index, (where, fill, number, now, text, reads, writes, grid, *source) in zip(
+        trace.steps, output, strict=True
     ):
-        last = trace.events[at.last]
-        assert where == f"step {at.number} of {len(trace.steps) - 1}"
+        last = trace.events[index.last]
+        assert where == f"step {index.number} of {len(trace.steps) - 1}"
         over = last.occupancy - 64
         assert (f"{over} elements more than M" in fill) == (over > 0)
-        assert f"line {number}" == now.split(" ·")[0] == at.label
-        assert said.startswith((f"Step {at.number}, {at.label},", f"Step {at.number}, {at.label}:"))
-        assert set(filter(None, source)) == {at.label}
+        assert f"line {number}" == now.split(" ·")[0] == index.label
+        assert text.startswith(
+            (f"Step {index.number}, {index.label},", f"Step {index.number}, {index.label}:")
+        )
+        assert set(filter(None, source)) == {index.label}
         assert (reads, writes) == (f"{last.reads:,}", f"{last.writes:,}")
-        assert ("current" in grid) == (at.tile is not None)
-        if at.tile:
-            assert f"current tile row {at.tile[0] + 1}, column {at.tile[1] + 1};" in grid
+        assert ("current" in grid) == (index.tile is not None)
+        if index.tile:
+            assert f"current tile row {index.tile[0] + 1}, column {index.tile[1] + 1};" in grid
             assert all(
-                f"{name} = {n + 1} of " in said for name, n in zip("ij", at.tile, strict=True)
+                f"{name} = {n + 1} of " in text for name, n in zip("ij", index.tile, strict=True)
             )
-        assert ("rescaled" in said) == (at.rescaled > 0)
+        assert ("rescaled" in text) == (index.rescaled > 0)
 
 
 def test_a_user_s_own_lines_are_shown_with_their_text(open_page: Opener) -> None:
@@ -383,7 +391,7 @@ def middle_of(page: Any, what: str) -> tuple[float, float]:
 def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     """Cells round; what they show on hovering is exact."""
     trace = recorded(causal=True)
-    steps = [at for at in trace.steps if at.tile in ((0, 0), (2, 1), (3, 2))]
+    steps = [index for index in trace.steps if index.tile in ((0, 0), (2, 1), (3, 2))]
     assert len(steps) == 24
     clicked = "document.querySelectorAll('.events button')[n].click()"
     tips = (
@@ -391,16 +399,18 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
         f"{TIPS.format('.tile td')}))"
     )
     page = open_page(trace)
-    for at, shown in zip(steps, each_step(page, tips, (at.number for at in steps)), strict=True):
-        for event, cells in zip(trace.of(at), shown, strict=True):
+    for index, output in zip(
+        steps, each_step(page, tips, (index.number for index in steps)), strict=True
+    ):
+        for event, cells in zip(trace.of(index), output, strict=True):
             assert event.value is not None
             assert np.array_equal(
                 np.array(exact(cells), np.float32).reshape(event.value.shape), event.value
             )
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
     for age, want in zip(("old", "new"), pair(steps[-1], "O"), strict=True):
-        found = exact([tip for tip in tips if tip.startswith(f"O {age},")])
-        assert np.array_equal(np.array(found, np.float32).reshape(want.shape), want)
+        result = exact([tip for tip in tips if tip.startswith(f"O {age},")])
+        assert np.array_equal(np.array(result, np.float32).reshape(want.shape), want)
     page.evaluate("player.go(10)")
     page.mouse.move(*middle_of(page, "tile (i, j) = (1, 1)"))
     assert page.inner_text("#tip").startswith(
@@ -428,18 +438,18 @@ def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with
     press(page, "ArrowRight")
     assert page.locator(".events [aria-pressed=true]").inner_text().startswith("compute S")
     assert page.locator(".tile td").count() == 12
-    at = next(s for s in trace.steps if s.label == "line 10" and s.number > 40)
-    page.evaluate(f"player.go({at.number})")
+    index = next(s for s in trace.steps if s.label == "line 10" and s.number > 40)
+    page.evaluate(f"player.go({index.number})")
     page.focus(".digits")
     press(page, "Enter")
-    shown = [float(text.replace("−", "-")) for text in page.locator(".tile td").all_inner_texts()]
-    value = trace.events[at.last].value
+    output = [float(text.replace("−", "-")) for text in page.locator(".tile td").all_inner_texts()]
+    value = trace.events[index.last].value
     assert value is not None
-    assert np.array_equal(np.array(shown, np.float32).reshape(value.shape), value)
+    assert np.array_equal(np.array(output, np.float32).reshape(value.shape), value)
     page.focus(".grid")
-    assert at.tile is not None
+    assert index.tile is not None
     assert page.inner_text("#tip").startswith(
-        f"tile (i, j) = {(at.tile[0] + 1, at.tile[1] + 1)}: current"
+        f"tile (i, j) = {(index.tile[0] + 1, index.tile[1] + 1)}: current"
     )
 
 
@@ -497,8 +507,8 @@ def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) 
     press(page, "ArrowUp")
     assert step(page) == starts[2]
     rescaled = [s.number for s in steps if s.rescaled]
-    moved = [s.number for s in steps if s.moved]
-    for button, numbers in (("rescale", rescaled), ("max", moved), ("hbm", moving(trace))):
+    traffic = [s.number for s in steps if s.moved]
+    for button, numbers in (("rescale", rescaled), ("max", traffic), ("hbm", moving(trace))):
         press(page, "Home")
         for want in numbers[:3]:
             page.click(f"#next-{button}")
@@ -628,13 +638,13 @@ def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     trace = recorded("q_outer")
     (O,) = (array for array in trace.about.arrays if array.name == "O")
     assert O.reads == 0
-    shown = each_step(open_page(trace), STRIPS)
-    assert {at["O"] for at in shown} == {"", "made"}
-    assert {at["Q"] for at in shown} | {at["K"] for at in shown} == {"", "loaded"}
+    output = each_step(open_page(trace), STRIPS)
+    assert {index["O"] for index in output} == {"", "made"}
+    assert {index["Q"] for index in output} | {index["K"] for index in output} == {"", "loaded"}
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "asked", "said_as"),
+    ("name", "options", "arguments", "said_as"),
     [
         ("flash", {}, {}, ""),
         ("q_outer", {"causal": True}, {"causal": True}, "with causal "),
@@ -648,14 +658,14 @@ def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     ],
 )
 def test_what_is_said_of_the_reference_names_it_and_its_mask(
-    name: str, options: dict[str, Any], asked: dict[str, Any], said_as: str
+    name: str, options: dict[str, Any], arguments: dict[str, Any], said_as: str
 ) -> None:
     """The factor at the reference's sizes is with the run's mask, where that has every length;
     else without, as is said.
     """
     size: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
     standard = flashsim.theory.exact("standard", **size).accesses
-    its = flashsim.theory.exact(name, **size, **asked)
+    its = flashsim.theory.exact(name, **size, **arguments)
     sizes = (
         f"; at N = {REFERENCE_N:,}, d = {REFERENCE_D}, M = 25,600 {said_as}it is "
         f"{standard / its.accesses:.2f} times."
@@ -690,7 +700,9 @@ def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
 
 def test_a_tile_visited_thrice_is_done_after_the_third_visit(open_page: Opener) -> None:
     trace = recorded("standard", 20)
-    ends = {at.tile: at.number for at in trace.steps if at.tile}  # the last step of each tile
+    ends = {
+        index.tile: index.number for index in trace.steps if index.tile
+    }  # the last step of each tile
     page = open_page(trace)
     for number in (20, 40, len(trace.steps) - 5):
         page.evaluate(f"player.go({number})")
@@ -745,23 +757,23 @@ def test_by_tile_the_second_run_shows_the_same_tile(
     first = recorded(name, **options)
     second = recorded(beside, **others)
     page = open_page(first, versus=second)
-    visited = {at.tile for at in second.steps if at.tile}
+    visited = {index.tile for index in second.steps if index.tile}
     ends: dict[int, int] = {}
-    for at, (number, said) in zip(first.steps, each_step(page, SECOND), strict=True):
+    for index, (number, text) in zip(first.steps, each_step(page, SECOND), strict=True):
         its = second.steps[number]
-        if at.tile in visited and at.number < len(first.steps) - 1:
-            for mine, covering in ((at.rows, its.rows), (at.cols, its.cols)):
+        if index.tile in visited and index.number < len(first.steps) - 1:
+            for mine, covering in ((index.rows, its.rows), (index.cols, its.cols)):
                 assert mine is not None
                 assert covering is not None
                 assert covering[0] < mine[1]
                 assert mine[0] < covering[1]
             # standard attention has blocks of its own in some of its lines
-            assert its.tile in (at.tile, None)
-            assert "skipped" not in said
-        if at.tile and at.tile not in visited:
-            assert f"tile ({at.tile[0] + 1}, {at.tile[1] + 1}) is skipped here" in said
-        if at.tile:
-            ends[at.number] = its.number
+            assert its.tile in (index.tile, None)
+            assert "skipped" not in text
+        if index.tile and index.tile not in visited:
+            assert f"tile ({index.tile[0] + 1}, {index.tile[1] + 1}) is skipped here" in text
+        if index.tile:
+            ends[index.number] = its.number
     assert len(set(ends.values())) >= len(visited)
     last = second.events[-1]
     press(page, "End")
@@ -776,11 +788,11 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
     second = recorded("standard")
     page = open_page(first, versus=second)
     for tile in ((1, 2), (3, 0)):
-        for label, wanted in (("line 10", "line 1"), ("line 15", "line 3")):
-            at = next(s for s in first.steps if s.tile == tile and s.label == label)
-            page.evaluate(f"player.go({at.number})")
+        for label, expected in (("line 10", "line 1"), ("line 15", "line 3")):
+            index = next(s for s in first.steps if s.tile == tile and s.label == label)
+            page.evaluate(f"player.go({index.number})")
             its = second.steps[step(page, 1)]
-            assert (its.label, its.tile) == (wanted, tile)
+            assert (its.label, its.tile) == (expected, tile)
             assert any(e.kind == "compute" for e in second.events[its.first : its.last + 1])
 
 
@@ -796,12 +808,12 @@ def test_a_run_and_its_bug_are_at_the_same_line(
     places = {(s.label, s.loops): s.number for s in wrong.steps}
     page = open_page(right, versus=wrong)
     missing = 0
-    for at, (number, said) in zip(right.steps[:-1], each_step(page, SECOND), strict=False):
-        if (at.label, at.loops) in places:
-            assert number == places[at.label, at.loops]
-            assert "no such step" not in said
+    for index, (number, text) in zip(right.steps[:-1], each_step(page, SECOND), strict=False):
+        if (index.label, index.loops) in places:
+            assert number == places[index.label, index.loops]
+            assert "no such step" not in text
         else:
-            assert "no such step here" in said or "is skipped here" in said
+            assert "no such step here" in text or "is skipped here" in text
             missing += 1
     assert (missing > 0) == (bug == "last_block")
     press(page, "End")
@@ -813,9 +825,12 @@ def test_values_that_differ_are_marked(open_page: Opener) -> None:
     wrong = recorded_backward(with_bug("flash", "overwrite", "backward"))
     page = open_page(right, versus=wrong)
     page.click("#next-difference")
-    at = right.steps[step(page)]
-    assert (at.label, at.tile) == ("line 21", (0, 1))  # the first tile whose dQ was not 0 before
-    differ = int((pair(at, "dQ")[1] != pair(wrong.steps[at.number], "dQ")[1]).sum())
+    index = right.steps[step(page)]
+    assert (index.label, index.tile) == (
+        "line 21",
+        (0, 1),
+    )  # the first tile whose dQ was not 0 before
+    differ = int((pair(index, "dQ")[1] != pair(wrong.steps[index.number], "dQ")[1]).sum())
     assert differ > 0
     for view in (0, 1):
         assert page.locator(".pairs").nth(view).locator(".differs").count() == (
@@ -1011,11 +1026,11 @@ def test_a_step_is_said_once(open_page: Opener) -> None:
 
 def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
     page = open_page(recorded(), versus=recorded("standard"), at="#t=20")
-    said = page.inner_text("#said")
-    assert said.startswith(
+    text = page.inner_text("#said")
+    assert text.startswith(
         "First run: Step 20, line 11, j = 1 of 3, i = 3 of 4: compute S_masked_ij."
     )
-    assert f"Second run: Step {step(page, 1)}, line " in said
+    assert f"Second run: Step {step(page, 1)}, line " in text
     names = page.eval_on_selector_all(
         "article, section, [role=region]", "all => all.map(e => e.ariaLabel)"
     )
@@ -1027,8 +1042,8 @@ def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
 
 def test_words_say_what_the_score_matrix_shows(open_page: Opener) -> None:
     trace = recorded("q_outer", 16, 4, (4, 4), causal=True)
-    at = next(s for s in trace.steps if s.tile == (2, 1))
-    page = open_page(trace, at=f"#t={at.number}")
+    index = next(s for s in trace.steps if s.tile == (2, 1))
+    page = open_page(trace, at=f"#t={index.number}")
     assert page.locator(".told").text_content() == (
         "Tiles by row and column. Row 1: 1 done and partial, 2 to 4 skipped and empty. "
         "Row 2: 1 done, 2 done and partial, 3 to 4 skipped and empty. "
@@ -1073,8 +1088,8 @@ def test_text_stands_out_from_its_ground(open_page: Opener) -> None:
     ]
     for trace, steps in ((forward, [rescaled]), (backward, added)):
         page = open_page(trace)
-        for at in steps:
-            page.evaluate(f"player.go({at.number})")
+        for index in steps:
+            page.evaluate(f"player.go({index.number})")
             assert page.locator(".rises").count()
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
@@ -1083,14 +1098,14 @@ def test_text_stands_out_from_its_ground(open_page: Opener) -> None:
 
 def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
     trace = recorded(d=16)
-    at = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
-    page = open_page(trace, at=f"#t={at.number}", viewport=PHONE)
+    index = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
+    page = open_page(trace, at=f"#t={index.number}", viewport=PHONE)
     page.focus(".pairs")
     press(page, "Shift+ArrowRight", 2)
     assert page.evaluate("document.querySelector('.pairs').scrollLeft") > 60
-    assert step(page) == at.number
+    assert step(page) == index.number
     press(page, "ArrowRight")
-    assert step(page) == at.number + 1
+    assert step(page) == index.number + 1
     press(page, "ArrowLeft", 2)
     page.focus(".grid")
     assert page.locator("#tip").is_visible()
@@ -1115,10 +1130,10 @@ def test_it_runs_in_jupyter_s_frame(open_page: Opener) -> None:
     """Though the frame may open unseen, as in an output that is folded, or in a tab that is not
     in front.
     """
-    shown = recorded()._repr_html_()
-    hidden = f'<div id="fold" style="display: none">{shown}</div>'
+    output = recorded()._repr_html_()
+    hidden = f'<div id="fold" style="display: none">{output}</div>'
     page = open_page(
-        recorded(), text=f"<!DOCTYPE html><html data-ready><body>{shown}{hidden}</body></html>"
+        recorded(), text=f"<!DOCTYPE html><html data-ready><body>{output}{hidden}</body></html>"
     )
     page.wait_for_timeout(500)
     page.evaluate("document.querySelector('#fold').style.display = ''")
@@ -1169,21 +1184,21 @@ def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     trace = flashsim.trace(mlp.run, X, W1, W2, blocks=(2, 2, 2, 4))
     page = open_page(trace)
     assert formulas_that_hold(page, trace) == 16
-    spelled = {s.label for s, said in zip(trace.steps, page.evaluate(SAID), strict=True) if said}
+    spelled = {s.label for s, text in zip(trace.steps, page.evaluate(SAID), strict=True) if text}
     assert spelled == {"line 10", "line 12", "line 15"}
 
 
 def test_dropout_by_row_and_by_key_is_a_factor_by_position_too(open_page: Opener) -> None:
-    said = str(open_page(recorded_backward("memory_efficient")).evaluate(SAID))
-    assert "· dropout" in said
-    assert "dropout_by" not in said
+    text = str(open_page(recorded_backward("memory_efficient")).evaluate(SAID))
+    assert "· dropout" in text
+    assert "dropout_by" not in text
 
 
 def formulas_that_hold(page: Any, trace: Trace) -> int:
     """Compute every formula of a page, and return how many there are without a symbol."""
-    shown = page.evaluate(SAID)
+    output = page.evaluate(SAID)
     computed = 0
-    for at, lines in zip(trace.steps, shown, strict=True):
+    for index, lines in zip(trace.steps, output, strict=True):
         for line in lines:
             _, *spelled, result = (
                 line.replace("−", "-").replace("∞", "inf").replace("·", "*").split(" = ")
@@ -1192,7 +1207,7 @@ def formulas_that_hold(page: Any, trace: Trace) -> int:
             if re.search(r"…|[^\W\de]", text.replace("max", "")):
                 continue  # with a symbol whose number the page does not have: τ, MASK
             value = eval(text, {"__builtins__": {}, "e": np.e, "max": max, "inf": np.inf})
-            assert value == pytest.approx(float(result), abs=2e-3, rel=2e-3), (at.number, line)
+            assert value == pytest.approx(float(result), abs=2e-3, rel=2e-3), (index.number, line)
             computed += 1
     return computed
 
@@ -1201,26 +1216,26 @@ def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_les
     open_page: Opener,
 ) -> None:
     trace = recorded()
-    at = next(s for s in trace.steps if s.rescaled)
-    page = open_page(trace, at=f"#t={at.number}")
-    old, new = pair(at, "m")
-    shown = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
-    np.testing.assert_allclose(shown, np.exp(old - new)[:, 0], atol=6e-5)
-    assert at.rows is not None
+    index = next(s for s in trace.steps if s.rescaled)
+    page = open_page(trace, at=f"#t={index.number}")
+    old, new = pair(index, "m")
+    output = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
+    np.testing.assert_allclose(output, np.exp(old - new)[:, 0], atol=6e-5)
+    assert index.rows is not None
     risen = int(np.flatnonzero(new > old)[0])
-    assert page.inner_text(".row") == f"row {at.rows[0] + risen}"  # the first that rises
+    assert page.inner_text(".row") == f"row {index.rows[0] + risen}"  # the first that rises
     page.focus(".row")
     press(page, "Enter")
     row = (risen + 1) % len(new)
-    assert page.inner_text(".row") == f"row {at.rows[0] + row}"
+    assert page.inner_text(".row") == f"row {index.rows[0] + row}"
     assert page.evaluate("document.activeElement.className") == "row"
     assert page.inner_text(".spelled b >> nth=0").replace("−", "-") == f"{new[row, 0]:.4f}"
     press(page, "Enter", 2 if row == 1 else 0)
     page.mouse.click(*middle_of(page, "m_i_new, row"))
-    assert page.inner_text(".row") == f"row {at.rows[0] + 1}"
+    assert page.inner_text(".row") == f"row {index.rows[0] + 1}"
     press(page, "ArrowRight")
     press(page, "ArrowLeft")
-    assert page.inner_text(".row") == f"row {at.rows[0] + risen}"
+    assert page.inner_text(".row") == f"row {index.rows[0] + risen}"
 
 
 def test_an_ambiguous_name_is_not_spelled_out(open_page: Opener) -> None:
@@ -1240,9 +1255,9 @@ def test_an_ambiguous_name_is_not_spelled_out(open_page: Opener) -> None:
 
     Q, K, V = np.arange(24, dtype=np.float32).reshape(3, 4, 2) + 1
     page = open_page(flashsim.trace(both, Q, K, V, blocks=(2, 2), M=200, scale=1.0))
-    said = page.evaluate(SAID)
-    assert not any("Z = " in line for lines in said for line in lines)
-    assert [line for lines in said for line in lines] == ["W = 5.0000 · 5.0000 = 25.000"]
+    text = page.evaluate(SAID)
+    assert not any("Z = " in line for lines in text for line in lines)
+    assert [line for lines in text for line in lines] == ["W = 5.0000 · 5.0000 = 25.000"]
 
 
 FRAMES = """(t) => new Promise((done) => {
@@ -1293,25 +1308,25 @@ def test_a_slide_shows_one_panel(open_page: Opener) -> None:
 
 def test_pictures_are_saved(open_page: Opener, tmp_path: Path) -> None:
     page = open_page(recorded(causal=True), at="#t=30")
-    found = {}
+    result = {}
     for kind in ("svg", "png"):
         with page.expect_download() as download:
             page.click(f".save-{kind}")
         assert download.value.suggested_filename == f"flash-step-30.{kind}"
-        found[kind] = tmp_path / f"picture.{kind}"
-        download.value.save_as(found[kind])
-    root = ElementTree.parse(found["svg"]).getroot()
+        result[kind] = tmp_path / f"picture.{kind}"
+        download.value.save_as(result[kind])
+    root = ElementTree.parse(result["svg"]).getroot()
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"SRAM", "HBM", "step 30 · "} <= set(texts)
     assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 60
-    assert found["png"].read_bytes().startswith(b"\x89PNG")
+    assert result["png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_film_has_a_frame_for_each_step_and_an_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = recorded(n=6, d=2)
-    moved = [number for number in moving(trace) if 4 <= number <= 9]
+    traffic = [number for number in moving(trace) if 4 <= number <= 9]
     with Image.open(film(trace, 4, 9, tmp_path / "some.gif")) as gif:
         read = [
             (np.asarray(frame.convert("RGB")), frame.info["duration"])
@@ -1319,7 +1334,7 @@ def test_a_film_has_a_frame_for_each_step_and_an_end(
         ]
     frames, times = zip(*read, strict=True)
     assert times.count(filming.STAY) == 6
-    assert times.count(filming.MOVE) == len(filming.ON_THE_WAY) * len(moved) > 0
+    assert times.count(filming.MOVE) == len(filming.ON_THE_WAY) * len(traffic) > 0
     assert all((one != other).any() for one, other in pairwise(frames))
     assert (
         main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
@@ -1349,8 +1364,8 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
             super().__init__(start, end, **how)
             drawn["arrows"].append((start[0] > filming.HBM_LEFT, end[0] > filming.HBM_LEFT))
 
-    def imshow(self: Any, shown: Any, **how: Any) -> None:
-        drawn["values"].append(shown)
+    def imshow(self: Any, output: Any, **how: Any) -> None:
+        drawn["values"].append(output)
 
     monkeypatch.setattr(filming, "Rectangle", Tile)
     monkeypatch.setattr(filming, "FancyArrowPatch", Arrow)
@@ -1373,21 +1388,21 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
             if event.value is not None
         }
         resident = [name for name, _ in trace.events[step.last].resident]
-        for name, shown in zip(resident, drawn["values"], strict=True):
+        for name, output in zip(resident, drawn["values"], strict=True):
             assert np.array_equal(
-                shown, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True
+                output, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True
             )
 
 
 def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    at: list[float] = []
+    index: list[float] = []
     draw = filming._Camera._tile
 
     def drawn(
         self: Any, axes: Any, name: str, size: int, middle: tuple[float, float], *how: Any
     ) -> None:
         if name == its and len(how) == 1:  # else it lies on chip
-            at.append(middle[0])
+            index.append(middle[0])
         draw(self, axes, name, size, middle, *how)
 
     monkeypatch.setattr(filming._Camera, "_tile", drawn)
@@ -1395,11 +1410,11 @@ def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.M
     for kind in ("load", "store"):
         step = next(step for step in trace.steps if trace.of(step)[0].kind == kind and step.loops)
         its = trace.of(step)[0].name
-        at.clear()
+        index.clear()
         times = [time for _, time in filming._Camera(trace, (step,)).roll()]
         assert times == [filming.MOVE] * len(filming.ON_THE_WAY) + [filming.STAY]
-        assert len(set(at)) == len(at) == len(filming.ON_THE_WAY)
-        assert at == sorted(at, reverse=kind == "load")  # SRAM is on the left
+        assert len(set(index)) == len(index) == len(filming.ON_THE_WAY)
+        assert index == sorted(index, reverse=kind == "load")  # SRAM is on the left
 
 
 def test_names_in_a_film_are_set_in_print() -> None:
@@ -1418,12 +1433,12 @@ def test_a_film_s_words_are_of_ten_pixels_at_least_on_a_phone() -> None:
     camera = filming._Camera(trace, trace.steps)
     for step in trace.steps[::9]:
         camera.frame(step)
-        found = [
+        result = [
             text for text in camera._figure.findobj(Text) if text.get_visible() and text.get_text()
         ]
         words = [
             text
-            for text in found
+            for text in result
             if text.axes is None or text.axes.axison or text in text.axes.texts
         ]
         assert len(words) > 8

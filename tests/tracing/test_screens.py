@@ -25,12 +25,12 @@ POINTS = 8
 def opened(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     pages: list[Any] = []
 
-    def show(text: str, viewport: dict[str, int], at: str = "") -> Any:
+    def show(text: str, viewport: dict[str, int], index: str = "") -> Any:
         path = tmp_path / f"{len(pages)}.html"
         path.write_text(text, encoding="utf-8")
         page = browser.new_page(viewport=viewport)
         pages.append(page)
-        page.goto(path.as_uri() + at)
+        page.goto(path.as_uri() + index)
         if 'id="trace"' in text:
             page.wait_for_selector("html[data-ready]", state="attached")
         return page
@@ -46,8 +46,8 @@ def lesson() -> str:
 
 
 def box(page: Any, selector: str) -> dict[str, float]:
-    found: dict[str, float] = page.locator(selector).first.bounding_box()
-    return found
+    result: dict[str, float] = page.locator(selector).first.bounding_box()
+    return result
 
 
 def test_all_grows_with_the_screen(opened: Opener) -> None:
@@ -95,7 +95,7 @@ def test_no_word_in_a_hall_is_below_eleven_pixels(name: str, opened: Opener) -> 
 
 
 def test_a_mouse_finds_there_what_it_finds_at_a_desk(opened: Opener) -> None:
-    told = []
+    messages = []
     for viewport, times in ((DESK, 1), (HALL, 1.5)):
         page = opened(lesson(), viewport, "#t=20")
         grid = box(page, ".grid")
@@ -103,21 +103,21 @@ def test_a_mouse_finds_there_what_it_finds_at_a_desk(opened: Opener) -> None:
         page.mouse.move(x, grid["y"] + 0.75 * grid["height"])
         until(page, "!document.querySelector('#tip').hidden")
         assert 0 < box(page, "#tip")["x"] - x < 25 * times
-        told.append(page.locator("#tip").inner_text())
+        messages.append(page.locator("#tip").inner_text())
         sparks = box(page, "#sparks")
         page.mouse.click(sparks["x"] + sparks["width"] / 2, sparks["y"] + sparks["height"] / 2)
-        told.append(page.locator("#where").inner_text())
-    assert told[:2] == told[2:]
-    assert told[1] in ("step 28 of 57", "step 29 of 57")
+        messages.append(page.locator("#where").inner_text())
+    assert messages[:2] == messages[2:]
+    assert messages[1] in ("step 28 of 57", "step 29 of 57")
 
 
 def test_a_presenter_s_keys_go_by_the_list(opened: Opener) -> None:
     page = opened(lesson(), HALL, "#t=0&panel=tiles&steps=7,3,30")
-    shown = []
+    output = []
     for key in ("PageDown", "PageDown", "PageDown", "PageDown", "PageUp"):
         page.keyboard.press(key)
-        shown.append(page.evaluate("Number(document.querySelector('#scrub').value)"))
-    assert shown == [3, 7, 30, 30, 7]
+        output.append(page.evaluate("Number(document.querySelector('#scrub').value)"))
+    assert output == [3, 7, 30, 30, 7]
     until(page, "location.hash === '#t=7&panel=tiles&steps=3,7,30'")
     page = opened(lesson(), HALL, "#t=0")  # without a list: the lesson's moments
     links = page.eval_on_selector_all(".moments a", "all => all.map(a => a.hash)")
@@ -139,8 +139,8 @@ def test_a_phone_shows_the_key_the_picture_and_whole_numbers(opened: Opener) -> 
     assert not page.evaluate("document.querySelector('#lesson').open")  # its text is folded
     bar = box(page, "#transport")["y"]
     for part in (".listing", ".grid", ".under .legend"):
-        found = box(page, part)
-        assert found["y"] + found["height"] <= bar, part
+        result = box(page, part)
+        assert result["y"] + result["height"] <= bar, part
     page = opened(lesson(), PHONE, "#t=24")
     ends = page.eval_on_selector_all(
         ".pairs td", "all => all.map(one => one.getBoundingClientRect().right)"
@@ -160,11 +160,11 @@ def test_on_a_phone_a_run_s_own_step_is_a_word_of_its_own(opened: Opener) -> Non
 
 def test_the_playground_s_total_stays_in_sight_on_a_phone(opened: Opener) -> None:
     page = opened(playground.page(), PHONE)
-    shown = page.locator("#sum")
+    output = page.locator("#sum")
     desk = opened(playground.page(), DESK)
-    total, _, said = shown.inner_text().partition("; ")
+    total, _, text = output.inner_text().partition("; ")
     assert total in desk.locator("#accesses").inner_text()
-    assert said.removeprefix("SRAM ").removesuffix(" of M") in desk.locator("#peak").inner_text()
+    assert text.removeprefix("SRAM ").removesuffix(" of M") in desk.locator("#peak").inner_text()
     assert box(page, "#sum")["y"] + box(page, "#sum")["height"] == pytest.approx(844, abs=1)
     page.evaluate("window.scrollTo(0, 300)")
     assert box(page, "#sum")["y"] + box(page, "#sum")["height"] == pytest.approx(844, abs=1)

@@ -126,8 +126,8 @@ def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direc
             None if name == "standard" else (other.reads, other.writes)
         )
     assert len(run_trace.events) == len(watch.seen)
-    for event, seen in zip(run_trace.events, watch.seen, strict=True):
-        kind, block, occupancy, resident, reads, writes, value = seen
+    for event, events in zip(run_trace.events, watch.seen, strict=True):
+        kind, block, occupancy, resident, reads, writes, value = events
         assert (event.kind, event.name, event.occupancy) == (kind, block, occupancy)
         assert (dict(event.resident), event.reads, event.writes) == (resident, reads, writes)
         assert (event.value is None) == (value is None)
@@ -139,7 +139,7 @@ def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direc
     last = run_trace.events[-1]
     assert (last.reads, last.writes) == (run.hbm.reads, run.hbm.writes)
     assert {a.name: (a.reads, a.writes) for a in about.arrays} == {
-        array: (moved.reads, moved.writes) for array, moved in run.hbm.by_array.items()
+        array: (traffic.reads, traffic.writes) for array, traffic in run.hbm.by_array.items()
     }
     assert all(a.exact == (a.reads, a.writes) for a in about.arrays)
     assert (about.peak, about.exact_peak) == (run.sram.peak, run.sram.peak)
@@ -258,15 +258,15 @@ def test_steps_show_what_a_record_follows(name: str, direction: str) -> None:
     trace = record(name, causal=name != "flash_basic")
     kinds = dict(trace.about.follows)
     assert tuple(kinds) == (FORWARD if direction == "forward" else BACKWARD)[name].follows
-    shown = set()
+    output = set()
     for step in trace.steps:
         for quantity, pair in step.pairs.items():
             span = step.cols if kinds[quantity][0] == "N_k" else step.rows
             for tile in pair:
                 if tile is not None:
-                    shown.add(quantity)
+                    output.add(quantity)
                     assert span is None or len(tile) == span[1] - span[0]
-    assert shown == set(kinds)
+    assert output == set(kinds)
 
 
 def test_a_scratch_of_one_block_of_rows_does_not_say_which_rows_are_on_chip() -> None:
@@ -294,14 +294,14 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
     first = mine.__code__.co_firstlineno
     Q, K, V = operands(6, 2)
     trace = flashsim.trace(mine, Q, K, V, blocks=(3, 6), M=200, mask=np.ones((6, 6), bool))
-    at = {
+    index = {
         event.name: event.label
         for event in trace.events
         if event.kind in ("load", "store", "compute")
     }
-    assert at["Q[0]"] == at["S_ij"] == f"line {first + 4} of test_trace.py"
-    assert at["mask[0, 0]"] == at["masked"] == f"line {first + 5} of test_trace.py"
-    assert at["O[1]"] == f"line {first + 8} of test_trace.py"
+    assert index["Q[0]"] == index["S_ij"] == f"line {first + 4} of test_trace.py"
+    assert index["mask[0, 0]"] == index["masked"] == f"line {first + 5} of test_trace.py"
+    assert index["O[1]"] == f"line {first + 8} of test_trace.py"
     printed = "\n".join(text.lines(trace))
     assert (
         f"line {first + 5} of test_trace.py · i = 1\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n"
@@ -369,7 +369,7 @@ def test_tiles_and_maxima_are_those_of_the_scores(
         assert visits == [(i, j) for j in range(T_c) for i in range(5)]
     if name == "block_sparse":
         assert sorted(visits) == [
-            tuple(at) for at in np.argwhere(patterns.butterfly(5, T_c)).tolist()
+            tuple(index) for index in np.argwhere(patterns.butterfly(5, T_c)).tolist()
         ]
     if name == "q_outer":
         live = [
@@ -504,7 +504,7 @@ def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("head", "text"),
     [
         ([], r"\[\]"),
         (1.5, "1.5"),
@@ -515,10 +515,10 @@ def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
         ((0, 2), ""),
     ],
 )
-def test_a_head_that_is_none_is_refused(head: Any, said: str) -> None:
+def test_a_head_that_is_none_is_refused(head: Any, text: str) -> None:
     Q = np.ones((1, 2, 3, 2), np.float32)
     with pytest.raises(
-        ValueError, match=rf"head is {said}.*; expected an index into Q's leading axes \(1, 2\)"
+        ValueError, match=rf"head is {text}.*; expected an index into Q's leading axes \(1, 2\)"
     ):
         flashsim.trace("flash", Q, Q, Q, head=head)
 
@@ -527,7 +527,7 @@ def test_operands_are_checked_before_a_head_is_taken() -> None:
     heads = np.ones((1, 2, 3, 2), np.float32)
     X = heads[0, 0]
     assert flashsim.trace("flash", X, X, X, head=()).steps  # of no leading axes: the only one
-    for Q, K, asked, said in (
+    for Q, K, options, message in (
         (heads, X, {"head": (0, 1)}, "leading axes must be equal"),
         (
             heads,
@@ -538,8 +538,8 @@ def test_operands_are_checked_before_a_head_is_taken() -> None:
         (X, X, {"dO": np.ma.masked_array(X, mask=X > 0)}, "dO is a masked array"),
         (X, X, {"dO": [[1], [1, 2]]}, r"dO is \[\[1\], \[1, 2\]\]; expected an array"),
     ):
-        with pytest.raises(ValueError, match=said):
-            flashsim.trace("flash", Q, K, K, **asked)
+        with pytest.raises(ValueError, match=message):
+            flashsim.trace("flash", Q, K, K, **options)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -666,12 +666,14 @@ def test_the_page_s_size_is_as_studied() -> None:
 
 def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
     Q, K, V = operands(7, 3)
-    shown = flashsim.trace("flash", Q, K, V, M=48)._repr_html_()
-    assert shown is not None
-    assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
-    assert "allow-same-origin" not in shown
-    assert shown.count('"') == 8  # four attributes: nothing of the page ends the attribute it is in
-    words = re.sub("<[^>]*>", "", shown)  # what is left where frames are not allowed
+    output = flashsim.trace("flash", Q, K, V, M=48)._repr_html_()
+    assert output is not None
+    assert output.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
+    assert "allow-same-origin" not in output
+    assert (
+        output.count('"') == 8
+    )  # four attributes: nothing of the page ends the attribute it is in
+    words = re.sub("<[^>]*>", "", output)  # what is left where frames are not allowed
     assert words.startswith("Step player: Algorithm 2, FlashAttention, complete. ")
     assert "trust the notebook" in words
 
@@ -720,7 +722,7 @@ def test_a_planted_bug_is_in_the_copy_and_not_in_the_original(direction: str, bu
 
 
 @pytest.mark.parametrize(
-    ("asked", "titles"),
+    ("options", "titles"),
     [
         ("--algorithm flash --n 12 --d 4 --blocks 3 4 --causal", ["Algorithm 2, FlashAttention"]),
         (
@@ -745,24 +747,24 @@ def test_a_planted_bug_is_in_the_copy_and_not_in_the_original(direction: str, bu
     ],
 )
 def test_step_writes_a_page(
-    asked: str, titles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: str, titles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.html"
-    assert main(["step", *asked.split(), "-o", str(path)]) == 0
+    assert main(["step", *options.split(), "-o", str(path)]) == 0
     data = in_page(path.read_text(encoding="utf-8"))
     for trace, title in zip(data, titles, strict=True):
         assert title in trace["about"]["title"]
     first = data[0]
     assert f"{len(first['steps']['first'])} steps" in capsys.readouterr().out
-    assert first["about"]["command"].startswith(f"flashsim step {asked}")
-    if "--blocks" in asked:
+    assert first["about"]["command"].startswith(f"flashsim step {options}")
+    if "--blocks" in options:
         assert (first["about"]["blocks"]["B_r"], first["about"]["blocks"]["B_c"]) == (3, 4)
-    if "butterfly" in asked:
+    if "butterfly" in options:
         assert len(first["steps"]["first"]) < len(data[1]["steps"]["first"])
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         "",
         "--blocks 3 4 --causal",
@@ -775,12 +777,12 @@ def test_step_writes_a_page(
     ],
 )
 def test_step_fits_the_memory_it_shows(
-    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Q, K, V = operands(13, 4)
     np.savez("x.npz", q=Q, k=K, v=V)
-    for trace in filter(None, step_recorded(parse(["step", *asked.split()]))):
+    for trace in filter(None, step_recorded(parse(["step", *options.split()]))):
         assert max(event.occupancy for event in trace.events) <= trace.about.M
         assert trace.about.blocks.T_c >= 3
 
@@ -849,7 +851,7 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--text", "--open"], "--text prints one run"),
         (["--bug", "none"], "unknown bug"),
@@ -865,11 +867,11 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_step_refuses(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    arguments: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["step", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

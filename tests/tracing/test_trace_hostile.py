@@ -149,12 +149,12 @@ def test_a_trace_without_a_step_is_refused_and_residents_cannot_multiply(
 ) -> None:
     monkeypatch.setattr(import_module("flashsim.tracing.loading"), "MOST_RESIDENTS", 1000)
     data = json.loads(gzip.decompress(good))
-    for changed, said in (
+    for changed, message in (
         ({"events": {name: [] for name in data["events"]}}, "events has no step"),
         # 1, 2, …, 100 entries
         ({"residents": [[n, 0, 1] for n in range(100)]}, "residents has more than 1,000 entries"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             read(tmp_path, gzip.compress(json.dumps(data | changed).encode()))
 
 
@@ -242,20 +242,20 @@ EDITS = st.lists(
 def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
     """Return bytes with some flipped, the end cut off, some left out, or some said twice."""
     for how, where, what in edits:
-        at = int(where * len(content))
+        index = int(where * len(content))
         if how == "flip":
             content = (
-                content[:at] + bytes([content[at] ^ what]) + content[at + 1 :]
+                content[:index] + bytes([content[index] ^ what]) + content[index + 1 :]
                 if content
                 else content
             )
         else:
             rest = {
                 "cut": b"",
-                "drop": content[at + what :],
-                "double": content[max(at - what, 0) :],
+                "drop": content[index + what :],
+                "double": content[max(index - what, 0) :],
             }[how]
-            content = content[:at] + rest
+            content = content[:index] + rest
     return content
 
 
