@@ -444,8 +444,9 @@ def check_range(
             ("two scores could be {:.3g} apart", 2 * score, chip),
         ):
             if not most < largest(type_):
+                names = "Q and K and the bias" if bias else "Q and K"
                 raise ValueError(
-                    f"Q and K{' and the bias' * bool(bias)} are too large: {text.format(most)}, "
+                    f"{names} are too large: {text.format(most)}, "
                     f"and {type_.name} ends at "
                     f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
                 )

@@ -179,7 +179,9 @@ def choose_tiles(
             "WINDOW": ", with a window",
             "LISTED": ", with a block mask",
         }
-        of = masks.get(kind, "") + ", with dropout" * dropout
+        of = masks.get(kind, "")
+        if dropout:
+            of += ", with dropout"
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
     sums = {256: kind in ("FULL", "CAUSAL", "ARRAY"), 128: True, 64: kind != "WINDOW" or begun}[
         d

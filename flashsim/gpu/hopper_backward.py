@@ -88,7 +88,7 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     listed = tuple(array.data.ptr for array in lists)
     mask = None
     if options.mask is not None:
-        kind = "CAUSAL_" * options.causal + "ARRAY"
+        kind = "CAUSAL_ARRAY" if options.causal else "ARRAY"
         array = options.mask
         if kind == NOT_COMPILED[1] and q.shape[3] == NOT_COMPILED[0]:
             kind = "ARRAY"

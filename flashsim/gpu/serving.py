@@ -223,9 +223,9 @@ def _finished(
     rows: Sequence[int] = (),
 ) -> Any:
     """Run it and return what was asked for. Rows outside `rows`, (first, end), get O = 0."""
-    specifications: list[Any] = [(0, x.found[0], x.found[2])] + [
-        (None, x.found[0][:-1], x.library.dtype("float32"))
-    ] * bool(return_lse)
+    specifications: list[Any] = [(0, x.found[0], x.found[2])]
+    if return_lse:
+        specifications.append((None, x.found[0][:-1], x.library.dtype("float32")))
     results = x.fill(run, specifications)
     if rows and (rows[0] or rows[1] < q.shape[1]):
         for array, nothing in zip(results, (0, -np.inf), strict=False):

@@ -255,15 +255,20 @@ def _plan(
     d = q[-1] if q else 0
     shapes_known = len(q) == len(k) == 4
     for rung in rungs.fastest(direction, dtype.name):
+        reason = ""
+        if dtype.name not in rung.dtypes:
+            reason = f"does not take {dtype.name}"
+        elif d not in rung.head_dims:
+            reason = f"does not take d = {d}"
+        if not reason and rung.why_not:
+            reason = rung.why_not(capability, d)
+        if not reason and rung.unsuited and shapes_known:
+            reason = rung.unsuited(q, k)
+        if not reason and rung.aligned and not aligned:
+            reason = "needs rows that start at multiples of 16 bytes"
         lacks = _lacks(rung, features, direction, d)
-        reason = (
-            f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
-            or f"does not take d = {d}" * (d not in rung.head_dims)
-            or (rung.why_not(capability, d) if rung.why_not else "")
-            or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
-            or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
-            or f"does not take {' and '.join(lacks)}" * bool(lacks)
-        )
+        if not reason and lacks:
+            reason = f"does not take {' and '.join(lacks)}"
         if not reason:
             break
         skipped.append(f"{rung.name}: {reason}")

@@ -261,19 +261,19 @@ class Matrix(Handle):
         nothing. Raises ValueError unless they are whole numbers from 0 to the number of rows − 1,
         at least one.
         """
-        given = np.asarray(rows)
+        indices = np.asarray(rows)
         end = self.shape[0]
-        if given.ndim != 1 or given.dtype.kind not in "iu" or not given.size:
+        if indices.ndim != 1 or indices.dtype.kind not in "iu" or not indices.size:
             raise ValueError(
                 f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, "
                 "one or more"
             )
-        if given.min() < 0 or given.max() >= end:
-            wrong = next(row for row in given.tolist() if not 0 <= row < end)
+        if indices.min() < 0 or indices.max() >= end:
+            wrong = next(row for row in indices.tolist() if not 0 <= row < end)
             raise ValueError(
                 f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}"
             )
-        gathered = [self._first + row for row in given.tolist()]
+        gathered = [self._first + row for row in indices.tolist()]
         named = ", ".join(map(str, gathered[:4])) + ", …" * (len(gathered) > 4)
         return Block(self._storage, f"{self._storage.name}[[{named}]]", None, gathered)
 
@@ -535,12 +535,12 @@ class HBM:
         """The counts so far."""
         if self._watch is not None:
             self._watch.mark_all("hbm.traffic")
-        found = {}
+        arrays = {}
         for name, a in self._arrays.items():
-            found[name] = ArrayTraffic(
+            arrays[name] = ArrayTraffic(
                 a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role
             )
-        return Traffic(found)
+        return Traffic(arrays)
 
     def __repr__(self) -> str:
         return f"HBM accesses so far, in elements\n{self.traffic}"

@@ -86,10 +86,14 @@ class Network:
                 rank,
                 P,
                 hbm,
-                SRAM(hbm, M, enforced=enforced, dtype=dtype, observers=seen, fold=fold),
+                SRAM(
+                    hbm, M, enforced=enforced, dtype=dtype, observers=observers_of_rank, fold=fold
+                ),
                 self,
             )
-            for rank, (hbm, seen) in enumerate(zip(memories, observers or [()] * P, strict=True))
+            for rank, (hbm, observers_of_rank) in enumerate(
+                zip(memories, observers or [()] * P, strict=True)
+            )
         ]
 
     def run(self, program: Callable[[Device], Any]) -> list[Any]:
@@ -216,13 +220,15 @@ class Network:
         P = len(self.devices)
         for other in ((rank + step) % P for step in range(1, P + 1)):
             if other in self._at and (
-                (at := self._at[other]) is None or not self._tickets[at[0][:2]].missing
+                (ticket := self._at[other]) is None or not self._tickets[ticket[0][:2]].missing
             ):
                 with self._changed:
                     self._turn = other
                     self._changed.notify_all()
                 return
-        stuck = [(other, at) for other, at in sorted(self._at.items()) if at is not None]
+        stuck = [
+            (other, ticket) for other, ticket in sorted(self._at.items()) if ticket is not None
+        ]
         if stuck:
             raise LinkError(
                 "ranks would wait for ever: " + "; ".join(self._why(*each) for each in stuck)

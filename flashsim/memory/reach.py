@@ -153,12 +153,12 @@ class Reach:
     ) -> Iterator[tuple[Any, str, int, bool]]:
         """Yield the holders of numbers behind these objects, nearest first."""
         resident = self._resident
-        seen = set[int]()
-        while queue and len(seen) < MOST_OBJECTS:
+        visited = set[int]()
+        while queue and len(visited) < MOST_OBJECTS:
             value, name, kind = queue.popleft()
-            if id(value) in seen:
+            if id(value) in visited:
                 continue
-            seen.add(id(value))
+            visited.add(id(value))
             if kind == ARRAY and value.dtype.kind != "O":
                 if id(value) not in resident and id(owner_of(value)) not in resident:
                     yield value, name, kind, False

@@ -242,8 +242,10 @@ class SRAM:
 
     def _load_over(self, blocks: tuple[Block, ...], over: Tile) -> Tile:
         if len(blocks) != 1 or type(blocks[0]) is not Block:
-            got = ", ".join(map(_kind, blocks))
-            raise TypeError(f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {got}")
+            kinds = ", ".join(map(_kind, blocks))
+            raise TypeError(
+                f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {kinds}"
+            )
         (block,) = blocks
         over = self._holder_of_room(over, "sram.load(…, over=…)")
         rows, columns = block.shape

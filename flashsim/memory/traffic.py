@@ -123,12 +123,12 @@ class Traffic(ByArray):
             differ = ", ".join(
                 f"{name} {one} and {other}" for name, (one, other) in sizes.items() if one != other
             )
-            said = f"the accesses are equal, but the dtypes differ: bytes of an element, {differ}"
+            text = f"the accesses are equal, but the dtypes differ: bytes of an element, {differ}"
             # or else stored so by the algorithm
-            asked = any(a.role == "input" and a != its[name] for name, a in mine.items())
-            warnings.warn(
-                said + ". flashsim.count(…, dtype=…) counts for a run's dtype" * asked, stacklevel=2
-            )
+            of_inputs = any(a.role == "input" and a != its[name] for name, a in mine.items())
+            if of_inputs:
+                text += ". flashsim.count(…, dtype=…) counts for a run's dtype"
+            warnings.warn(text, stacklevel=2)
         return False
 
     def __add__(self, other: Traffic) -> Traffic:

@@ -126,7 +126,7 @@ def plot_appendix_b5(data: Data, ax: Axes) -> None:
     ax.set_xlabel(f"times FlashAttention's\n{describe(data, 'N', 'd', 'M')}")
     both = (data["measures"][f"{way} accesses"] for way in ("forward", "backward"))
     more = (
-        " and ".join(f"{moved['rabe_staats'] / moved['flash']:.3g}×" for moved in both)
+        " and ".join(f"{accesses['rabe_staats'] / accesses['flash']:.3g}×" for accesses in both)
         + " the accesses"
     )
     ax.set_title(f"Rabe & Staats: {more},\nmore memory and one product more", x=title_x(ax, -0.4))

@@ -72,7 +72,7 @@ def l2_data(
             "dram_reads": [l2.dram_reads for l2 in caches],
             "dram_writes": [l2.dram_writes for l2 in caches],
             "compulsory": {
-                array: moved.dram_accesses for array, moved in everything.by_array.items()
+                array: traffic.dram_accesses for array, traffic in everything.by_array.items()
             },
         }
     marked = [MACHINES[name] for name in _MARKED] if machine is None else [machine_of(machine)]

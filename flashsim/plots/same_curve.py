@@ -28,8 +28,8 @@ def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
     Takes about a minute on two cores. `distances`: how far each curve is from standard attention's
     of its dtype.
     """
-    found: dict[str, Any] = as_json(compute(check_count("steps", steps)))
-    return found
+    data: dict[str, Any] = as_json(compute(check_count("steps", steps)))
+    return data
 
 
 @chart("same_curve", same_curve_data, _ABOUT, 5.4, panels=2, exact=False)

@@ -85,8 +85,8 @@ def plot_saved(data: Data, ax: Axes) -> None:
     )
     for name, mark in data["marks"].items():
         if mark["factor"] is not None:
-            at = [mark["M"] / d**2], [mark["factor"]]
-            ax.plot(*at, "D", color=ORANGE, mec=BLACK, markersize=6, gid=name, zorder=4)
+            place = [mark["M"] / d**2], [mark["factor"]]
+            ax.plot(*place, "D", color=ORANGE, mec=BLACK, markersize=6, gid=name, zorder=4)
     measured = [data["marks"]["figure_2"]["M"] / d**2], [data["paper"]]
     ax.plot(*measured, "*", color=BLACK, markersize=9, gid="paper", zorder=4)
     _say(ax, data)

@@ -139,8 +139,8 @@ class BatchPlan(Plan):
         """
         batch = replace(self.batch, heads=self.batch.group, kv_heads=1)
         shapes = self.shapes
-        first = "p" if "K_p" in shapes else ""
-        keys = {f"{X}{'_' * bool(first)}{first}": ("N_k", w) for X, w in (("K", "d"), ("V", "d_v"))}
+        suffix = "_p" if "K_p" in shapes else ""  # of the prefixes
+        keys = {f"K{suffix}": ("N_k", "d"), f"V{suffix}": ("N_k", "d_v")}
         keys = {"C": ("N_k", "d"), **keys}
         rows = {
             "Q": "d",

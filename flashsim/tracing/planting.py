@@ -87,9 +87,9 @@ def recompiled(function: FunctionType, code: str | ast.Module, file: str) -> Fun
     """Return the function that `code` defines under the same name, in a copy of the original's
     namespace.
     """
-    found = execute(code, file, dict(function.__globals__))[function.__name__]
-    assert isinstance(found, FunctionType)
-    return found
+    copy = execute(code, file, dict(function.__globals__))[function.__name__]
+    assert isinstance(copy, FunctionType)
+    return copy
 
 
 def execute(code: str | ast.Module, file: str, scope: dict[str, Any]) -> dict[str, Any]:

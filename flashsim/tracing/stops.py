@@ -37,20 +37,23 @@ def find_stop(algorithm: Algorithm, line: str, at: Mapping[str, int]) -> Stop:
     `line` is "12" or "line 12", "equation 2" (or "2", where equations are the labels), "combine".
     Raises ValueError that says which labels there are, or which loops are around them.
     """
-    found, (file, function) = labels(algorithm), _function(algorithm)
+    by_label, (file, function) = labels(algorithm), _function(algorithm)
     asked = line.strip()
     label = next(
-        (label for label in (asked, f"line {asked}", f"equation {asked}") if label in found), None
+        (label for label in (asked, f"line {asked}", f"equation {asked}") if label in by_label),
+        None,
     )
     if label is None:
         for number in range(function.lineno, (function.end_lineno or function.lineno) + 1):
             if label_or_number_at((file, number)) in (asked, f"line {asked}"):
                 text = linecache.getline(file, number).strip() or asked
-                raise ValueError(f"nothing runs at {text!r} of {function.name}; {_listed(found)}")
+                raise ValueError(
+                    f"nothing runs at {text!r} of {function.name}; {_listed(by_label)}"
+                )
         raise ValueError(
-            f"--line is {line!r}, which labels nothing in {function.name}; {_listed(found)}"
+            f"--line is {line!r}, which labels nothing in {function.name}; {_listed(by_label)}"
         )
-    stops = found[label]
+    stops = by_label[label]
     for stop in stops:
         if set(at) <= {variable for variable, _ in stop.loops}:
             return stop
@@ -67,7 +70,7 @@ def labels(algorithm: Algorithm) -> dict[str, list[Stop]]:
     ValueError if it has no source.
     """
     file, function = _function(algorithm)
-    found: dict[str, list[Stop]] = {}
+    by_label: dict[str, list[Stop]] = {}
     for statement, loops in _statements(function.body, ()):
         last = (
             statement.lineno
@@ -78,8 +81,8 @@ def labels(algorithm: Algorithm) -> dict[str, list[Stop]]:
             label_or_number_at((file, line)): None for line in range(statement.lineno, last + 1)
         }:
             if label:
-                found.setdefault(label, []).append(Stop(label, file, statement.lineno, loops))
-    return found
+                by_label.setdefault(label, []).append(Stop(label, file, statement.lineno, loops))
+    return by_label
 
 
 def with_breakpoint(algorithm: Algorithm, stop: Stop, at: Mapping[str, int]) -> Algorithm:
@@ -153,9 +156,9 @@ def _statements(body: list[ast.stmt], loops: Loops) -> Iterator[tuple[ast.stmt, 
             yield from _statements(getattr(statement, branch, []), inner)
 
 
-def _listed(found: Mapping[str, object]) -> str:
-    kinds = groupby((label.partition(" ") for label in found), key=lambda parts: parts[0])
-    said = (
+def _listed(names: Mapping[str, object]) -> str:
+    kinds = groupby((label.partition(" ") for label in names), key=lambda parts: parts[0])
+    text = (
         f"{kind} {', '.join(number for *_, number in labels)}".strip() for kind, labels in kinds
     )
-    return f"labels to stop at: {', '.join(said)}"
+    return f"labels to stop at: {', '.join(text)}"

@@ -81,11 +81,11 @@ def trace(
     if dO is not None:
         check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
     if head is not None:
-        at = _index(head, inputs.leading)
-        Q = Q[at]
-        K = K[inputs.kv(at)]
-        V = V[inputs.kv(at)]
-        dO = None if dO is None else dO[at]
+        position = _index(head, inputs.leading)
+        Q = Q[position]
+        K = K[inputs.kv(position)]
+        V = V[inputs.kv(position)]
+        dO = None if dO is None else dO[position]
     elif any(axis > 1 for axis in inputs.leading):
         raise ValueError(f"Q has leading axes {inputs.leading}; a trace is of one head: give head=")
     if dO is None:
