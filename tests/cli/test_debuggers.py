@@ -390,10 +390,22 @@ def configuration() -> dict[str, Any]:
     return dict(of_page)
 
 
+def installed(elsewhere: Path) -> Path:
+    """Return the folder of the flashsim that a program outside of the clone imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import flashsim; print(flashsim.__file__)"],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(done.stdout.strip()).parents[1]
+
+
 def test_an_editor_steps_as_the_page_configures_it(tmp_path: Path) -> None:
     of_page = configuration()
     (tmp_path / "mine.py").write_text(WALK, encoding="utf-8")
-    algorithm = ROOT / ALGORITHM_1
+    algorithm = installed(tmp_path) / ALGORITHM_1
     line = line_of(algorithm, "Q_i, O_i, l_i, m_i = sram.load")
     stop = {"line": line, "condition": "j == 0 and i == 1"}
     how = {key: of_page[key] for key in ("justMyCode", "rules")}
