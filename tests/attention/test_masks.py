@@ -463,6 +463,12 @@ def test_an_offset_is_where_the_first_query_stands() -> None:
     assert skipped.hbm.by_array["l"].reads == 8 * (1 + 2 + 3 + 4 + 5)
 
 
+def test_masks_are_listed_where_they_are_found() -> None:
+    names = {name for name in dir(flashsim.masks) if name[:1].isupper()}
+    assert {"ALiBi", "Causal", "Dense", "KeyPadding", "SlidingWindow", "Streaming", "Tree"} <= names
+    assert all(isinstance(getattr(flashsim.masks, name), type) for name in names)
+
+
 def test_masks_show_what_they_are() -> None:
     causal = [Causal(), Causal(offset=0), Causal([[1], [2]])]
     assert repr(causal) == "[Causal(), Causal(offset=0), Causal(offset=[[1], [2]])]"
