@@ -95,8 +95,8 @@ def main() -> int:
             for result in measured(engine, mesh, whole, causal, options.rounds):
                 record["results"].append(result)
                 if engine.rank == 0:
-                    said = {name: times[0] for name, times in result["ms"].items()}
-                    print(json.dumps(result | {"ms": said}), flush=True)
+                    text = {name: times[0] for name, times in result["ms"].items()}
+                    print(json.dumps(result | {"ms": text}), flush=True)
                     write_whole(options.output, json.dumps(record, indent=1) + "\n")
     engine.close()
     return 0
@@ -140,29 +140,29 @@ def measured(
     errors: dict[str, Any] = {
         "one GPU": {X: {"float64": error(one[X][[*SAMPLE]], Y)} for X, Y in right.items()}
     }
-    moved = {}
+    traffic = {}
     parts = {}
     for name, (program, layout) in programs.items():
         rows = rows_of(engine, N, layout)
-        given = own(engine, whole, layout)
+        inputs = own(engine, whole, layout)
         links = Links(engine)
-        part = forward(program, *given[:3], links=links, layout=layout, causal=causal)
+        part = forward(program, *inputs[:3], links=links, layout=layout, causal=causal)
         handed = [links.bytes]
-        found = dict(zip(right, (part.O, *backward(part, given[3])), strict=True))
+        result = dict(zip(right, (part.O, *backward(part, inputs[3])), strict=True))
         handed.append(links.bytes - handed[0])
-        moved[name] = engine.everyone_s((handed, model(program, part.share, engine.rank)))
+        traffic[name] = engine.everyone_s((handed, model(program, part.share, engine.rank)))
         each = {
             X: {
                 "float64": error(Y[[*SAMPLE]], right[X][:, rows]),
                 "one GPU": error(Y, one[X][:, rows]),
             }
-            for X, Y in found.items()
+            for X, Y in result.items()
         }
         everyone = engine.everyone_s(each)
         errors[name] = {
             X: {of: max(one[X][of] for one in everyone) for of in each[X]} for X in each
         }
-        parts[name] = part, given
+        parts[name] = part, inputs
     for n, direction in enumerate(("forward", "backward")):
         with contextlib.ExitStack() as within:
             calls, note = contestants(
@@ -177,7 +177,7 @@ def measured(
             "ms": ms,
             "bytes": {
                 name: {"handed": [h[n] for h, _ in of], "model": [m[n] for _, m in of]}
-                for name, of in moved.items()
+                for name, of in traffic.items()
             },
             "errors": {name: {X: of[X] for X in kept} for name, of in errors.items()},
             **note,
@@ -202,31 +202,31 @@ def contestants(
     calls: Calls = {"one GPU": Captured(run[direction])}
 
     def ours(name: str, links: Any) -> Callable[[], Any]:
-        part, given = parts[name]
+        part, inputs = parts[name]
         program = part.name
         layout = {"ring, striped": "striped", "ulysses": "contiguous"}.get(name, "zigzag")
         if direction == "forward":
-            return partial(forward, program, *given[:3], links=links, layout=layout, causal=causal)
-        return partial(backward, replace(part, links=links), given[3])
+            return partial(forward, program, *inputs[:3], links=links, layout=layout, causal=causal)
+        return partial(backward, replace(part, links=links), inputs[3])
 
     for name in parts:
         calls[name] = Captured(ours(name, Links(engine)))
     calls["ring, no overlap"] = Captured(ours("ring", Links(engine, overlap=False)))
     calls["ring, no graph"] = ours("ring", Links(engine))
     calls["kernels alone"] = Captured(ours("ring", Silent(engine)))
-    _, given = parts["ring"]
-    calls["messages alone"] = Captured(partial(messages, Links(engine), given[1:3], direction))
+    _, inputs = parts["ring"]
+    calls["messages alone"] = Captured(partial(messages, Links(engine), inputs[1:3], direction))
     try:
         return calls, context_parallel(engine, mesh, whole, parts, causal, direction, within, calls)
     except Exception as error:  # a contestant that cannot do this must not end the run
         return calls, {"context_parallel": f"{type(error).__name__}: {error}"[:300]}
 
 
-def messages(links: Links, given: list[Any], direction: str) -> None:
+def messages(links: Links, inputs: list[Any], direction: str) -> None:
     """Send what the ring sends, one message after the other."""
-    rounds = [(given, links.size - 1)]
+    rounds = [(inputs, links.size - 1)]
     if direction == "backward":
-        rounds.append(([X.float() for X in given], links.size))
+        rounds.append(([X.float() for X in inputs], links.size))
     for sent, hops in rounds:
         here = [torch.empty_like(X) for X in sent]
         for _ in range(hops):
@@ -295,7 +295,7 @@ def race(engine: Any, calls: Calls, rounds: int) -> dict[str, list[float]]:
     """Return [median, least, most] over rounds of the ms of each call, of the GPU that took
     longest; all take turns.
     """
-    ready, found = torch.zeros(1, device=engine.device), {name: list[float]() for name in calls}
+    ready, result = torch.zeros(1, device=engine.device), {name: list[float]() for name in calls}
 
     def turn(call: Callable[[], Any], launches: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -317,11 +317,11 @@ def race(engine: Any, calls: Calls, rounds: int) -> dict[str, list[float]]:
         )
     for n in range(rounds):  # in another order each time: what came before warms a GPU
         for name in random.Random(n).sample(list(calls), len(calls)):
-            found[name].append(turn(calls[name], launches[name]))
-    everyone = engine.everyone_s(found)
+            result[name].append(turn(calls[name], launches[name]))
+    everyone = engine.everyone_s(result)
     slowest = {
         name: [max(each) for each in zip(*(one[name] for one in everyone), strict=True)]
-        for name in found
+        for name in result
     }
     return {
         name: [round(f(ms), 5) for f in (statistics.median, min, max)]
@@ -334,13 +334,13 @@ def counted(engine: Any, whole: list[Any]) -> Iterator[dict[str, Any]]:
     bytes, and the model's.
     """
     for program, layout in (("ring", "zigzag"), ("ulysses", "contiguous")):
-        given = own(engine, whole, layout)
+        inputs = own(engine, whole, layout)
         links = Links(engine)
-        part = forward(program, *given[:3], links=links, layout=layout)
+        part = forward(program, *inputs[:3], links=links, layout=layout)
         both = model(program, part.share, engine.rank)
         for direction, modelled in zip(("forward", "backward"), both, strict=True):
-            call: Any = partial(forward, program, *given[:3], links=links, layout=layout)
-            call = Captured(call if direction == "forward" else partial(backward, part, given[3]))
+            call: Any = partial(forward, program, *inputs[:3], links=links, layout=layout)
+            call = Captured(call if direction == "forward" else partial(backward, part, inputs[3]))
             repeats = max(1, COUNTED // max(engine.everyone_s(modelled)))
             torch.cuda.synchronize()
             engine.everyone_s("ready")
@@ -350,15 +350,15 @@ def counted(engine: Any, whole: list[Any]) -> Iterator[dict[str, Any]]:
             torch.cuda.synchronize()
             time.sleep(0.1)  # what the counters say comes late
             engine.everyone_s("done")
-            said = [b - a for a, b in zip(before, nvlink(engine), strict=True)]
-            each = engine.everyone_s((said, modelled * repeats))
+            text = [b - a for a, b in zip(before, nvlink(engine), strict=True)]
+            each = engine.everyone_s((text, modelled * repeats))
             yield {
                 "program": program,
                 "direction": direction,
                 "N": whole[0].shape[1],
                 "repeats": repeats,
                 "sent": [sent for (sent, _), _ in each],
-                "received": [got for (_, got), _ in each],
+                "received": [result for (_, result), _ in each],
                 "model": [sent for _, sent in each],
             }
 
@@ -368,11 +368,11 @@ def nvlink(engine: Any) -> list[int]:
     pynvml = import_module("pynvml")
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ["LOCAL_RANK"]))
-    found = []
+    result = []
     for field in (DATA_TX, DATA_RX):
         values = pynvml.nvmlDeviceGetFieldValues(handle, [(field, link) for link in range(NVLINKS)])
-        found.append(1024 * sum(value.value.ullVal for value in values if value.nvmlReturn == 0))
-    return found
+        result.append(1024 * sum(value.value.ullVal for value in values if value.nvmlReturn == 0))
+    return result
 
 
 def model(program: str, share: Any, rank: int) -> list[int]:
@@ -390,7 +390,7 @@ def model(program: str, share: Any, rank: int) -> list[int]:
 
 def exact(q: Any, k: Any, v: Any, do: Any, causal: bool) -> list[Any]:
     """Return O, dQ, dK, dV of the sample's heads in float64."""
-    found = []
+    result = []
     for head in SAMPLE:
         Q, K, V, dO = (X[head].double() for X in (q, k, v, do))
         O, dQ, dK, dV = (torch.zeros_like(X) for X in (Q, Q, K, V))
@@ -406,13 +406,13 @@ def exact(q: Any, k: Any, v: Any, do: Any, causal: bool) -> list[Any]:
             O[rows], dQ[rows] = P @ V[:keys], dS @ K[:keys]
             dK[:keys] += dS.T @ Q[rows]
             dV[:keys] += P.T @ dO[rows]
-        found.append((O, dQ, dK, dV))
-    return [torch.stack(each) for each in zip(*found, strict=True)]
+        result.append((O, dQ, dK, dV))
+    return [torch.stack(each) for each in zip(*result, strict=True)]
 
 
-def error(found: Any, right: Any) -> float:
+def error(result: Any, right: Any) -> float:
     """Return ‖found − right‖ / ‖right‖."""
-    return float((found.double() - right.double()).norm() / right.double().norm())
+    return float((result.double() - right.double()).norm() / right.double().norm())
 
 
 if __name__ == "__main__":

@@ -134,8 +134,8 @@ def plot_devices(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None)
         for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure_of(ax).legend(known.values(), known, loc="outside lower center", ncols=2)
-    said = f"{P} × {record['machine']['gpu']}\n{record['heads']} heads, d = {record['d']}"
-    figure_of(ax).suptitle(said, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
+    text = f"{P} × {record['machine']['gpu']}\n{record['heads']} heads, d = {record['d']}"
+    figure_of(ax).suptitle(text, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
     return ax
 
 

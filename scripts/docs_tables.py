@@ -127,14 +127,14 @@ def steps() -> Iterator[tuple[str, ...]]:
     ]
     # an entry is a name and its words; a line that is indented further goes on with them
     entries = re.findall(r"^(\w+)  +(.*(?:\n .*)*)$", inspect.getdoc(Tiles) or "", re.MULTILINE)
-    said = {name: " ".join(words.split()) for name, words in entries}
+    text = {name: " ".join(words.split()) for name, words in entries}
     about = (
         {name: rung.about for name, rung in ladder().items()}
         | CONTESTANTS
         | {"hopper, plain": "wgmma and TMA"}
     )
     about |= {
-        name: said[idea]
+        name: text[idea]
         for name in rates[0]
         for idea in [name.removeprefix("hopper, + ")]
         if idea != name
@@ -164,21 +164,21 @@ def constants() -> Iterator[tuple[str, ...]]:
         if name.endswith("_constants") and not name.startswith("kernel_product"):
             function = getattr(theory, name)
             first_paragraph = (inspect.getdoc(function) or "").partition("\n\n")[0]
-            found = re.fullmatch(
+            result = re.fullmatch(
                 r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.",
                 " ".join(first_paragraph.split()),
             )
-            if found is None:
+            if result is None:
                 raise ValueError(
                     f"theory.{name}: expected a docstring of 'Return c₁ ≤ accesses / (…) ≤ c₂ for "
                     "….'"
                 )
             takes = inspect.signature(function).parameters
             for direction in ("forward", "backward") if "direction" in takes else ("",):
-                given = {"d": 64} if "d" in takes else {}
-                values = function(**given, **({"direction": direction} if direction else {}))
-                which = found[2].replace(",", f", {direction},", 1) if direction else found[2]
-                yield f"{which}: `{name}`", found[1], *(f"{value:.4g}" for value in values)
+                inputs = {"d": 64} if "d" in takes else {}
+                values = function(**inputs, **({"direction": direction} if direction else {}))
+                which = result[2].replace(",", f", {direction},", 1) if direction else result[2]
+                yield f"{which}: `{name}`", result[1], *(f"{value:.4g}" for value in values)
 
 
 def meanings() -> Iterator[tuple[str, ...]]:

@@ -45,14 +45,14 @@ def arrows() -> dict[str, set[str]]:
 
 def reachable(graph: dict[str, set[str]], room: str) -> set[str]:
     """Return the rooms that a room imports from, directly or by way of others."""
-    seen: set[str] = set()
+    events: set[str] = set()
     waiting = list(graph.get(room, ()))
     while waiting:
         other = waiting.pop()
-        if other not in seen:
-            seen.add(other)
+        if other not in events:
+            events.add(other)
             waiting += graph.get(other, ())
-    return seen
+    return events
 
 
 def drawn(graph: dict[str, set[str]]) -> str:

@@ -179,10 +179,10 @@ def main(folder: Path) -> None:
     from flashsim.learn.exercises import exercises
     from flashsim.support.files import write_whole
 
-    for name, found in exercises().items():
-        explanation, _ = found.explanation_and_code()
-        path = folder / found.file
-        write_whole(path, f'"""{found.heading}.\n\n{explanation}\n"""\n{SOLUTIONS[name]}')
+    for name, result in exercises().items():
+        explanation, _ = result.explanation_and_code()
+        path = folder / result.file
+        write_whole(path, f'"""{result.heading}.\n\n{explanation}\n"""\n{SOLUTIONS[name]}')
         print(f"Wrote {path}")
 
 

@@ -66,14 +66,14 @@ def main() -> int:
     output = parser.parse_args().output
     results = []
     for name in ("captured", "normal"):
-        given = [*numbers(name), np.random.default_rng(2).standard_normal((HEADS, N, D))]
+        inputs = [*numbers(name), np.random.default_rng(2).standard_normal((HEADS, N, D))]
         for causal in (False, True):
-            exact = gradients(given, [np.asarray] * 4, causal)
+            exact = gradients(inputs, [np.asarray] * 4, causal)
             for way, roundings in WAYS.items():
-                found = zip(gradients(given, roundings, causal), exact, strict=True)
+                result = zip(gradients(inputs, roundings, causal), exact, strict=True)
                 errors = [
-                    float(np.linalg.norm(x - wanted) / np.linalg.norm(wanted))
-                    for x, wanted in found
+                    float(np.linalg.norm(x - expected) / np.linalg.norm(expected))
+                    for x, expected in result
                 ]
                 results.append(
                     {"distribution": name, "causal": causal, "way": way, "errors": errors}
@@ -90,10 +90,10 @@ def main() -> int:
     return 0
 
 
-def gradients(given: Any, roundings: Any, causal: bool) -> tuple[Array, Array, Array]:
+def gradients(operands: Any, roundings: Any, causal: bool) -> tuple[Array, Array, Array]:
     """Return dQ, dK, dV of Q, K, V and dO (heads, N, d) in float64, with operands rounded."""
     of_inputs, of_dO, of_P, of_dS = roundings
-    *inputs, dO = given
+    *inputs, dO = operands
     q, k, v, dO = *map(of_inputs, inputs), of_dO(dO)
     S = q @ k.swapaxes(1, 2) / D**0.5
     if causal:

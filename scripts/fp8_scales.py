@@ -82,13 +82,13 @@ def numbers(name: str) -> list[Array]:
     return [np.asarray(X, np.float64).reshape(HEADS, N, D) for X in made]
 
 
-def off(exact: Array, given: tuple[Array, ...], rows: int | None, causal: bool) -> float:
+def off(exact: Array, inputs: tuple[Array, ...], rows: int | None, causal: bool) -> float:
     """Return the relative error of attention of what rounding makes of arrays, with a scale for
     so many rows; 0: without.
     """
-    q, k, v = (rounded(X, rows) for X in given)
-    found = attention(q, k, v, causal)
-    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    q, k, v = (rounded(X, rows) for X in inputs)
+    result = attention(q, k, v, causal)
+    return float(np.linalg.norm(result - exact) / np.linalg.norm(exact))
 
 
 def rounded(X: Array, rows: int | None) -> Array:

@@ -111,7 +111,7 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
     rows = [row for row in record["rows"] if row["group"] == "algorithm_1"]
     sizes = [row["B_c"] for row in rows]
     ax.set_xscale("log", base=2)
-    for key, said, style in (("predicted", "predicted", "-"), ("measured", "counted", "none")):
+    for key, text, style in (("predicted", "predicted", "-"), ("measured", "counted", "none")):
         total = [(row[f"{key}_reads"] + row[f"{key}_writes"]) / 1e9 for row in rows]
         look: dict[str, Any] = {"linestyle": style, "color": BLUE, "gid": f"{key} bytes"}
         ax.plot(
@@ -119,7 +119,7 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
             total,
             marker="o" if key == "measured" else None,
             mfc="none",
-            label=f"traffic, {said}",
+            label=f"traffic, {text}",
             **look,
         )
     ax.set_ylim(0, None)
@@ -137,7 +137,7 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
     time.set_ylabel("runtime (ms)", color=VERMILLION)
     time.spines[["top", "left"]].set_visible(False)
     # so many, and then no more
-    falls = next((at for at in range(1, len(ms)) if ms[at] >= ms[at - 1]), len(ms))
+    falls = next((index for index in range(1, len(ms)) if ms[index] >= ms[index - 1]), len(ms))
     until = f", up to {sizes[falls - 1]}," if falls < len(ms) else ""
     ax.set_title(
         f"Theorem 2 in silicon: Algorithm 1's traffic\nfalls with $B_c$, and{until} its runtime",
@@ -155,13 +155,13 @@ def _by_length(
     """Return `of` a result and a timing in it, without dropout, by contestant and N; in `LOOKS`'
     order; 0 is none.
     """
-    found: dict[str, dict[int, float]] = {name: {} for name in LOOKS}
+    result: dict[str, dict[int, float]] = {name: {} for name in LOOKS}
     for r in record["results"]:
         if (r["d"], r["direction"], r["causal"], r["dropout_p"]) == (d, direction, causal, 0):
             for t in r["timings"]:
-                if t["name"] in found and not t["failed"] and of(r, t):
-                    found[t["name"]][r["N"]] = of(r, t)
-    return {name: points for name, points in found.items() if points}
+                if t["name"] in result and not t["failed"] and of(r, t):
+                    result[t["name"]][r["N"]] = of(r, t)
+    return {name: points for name, points in result.items() if points}
 
 
 @styled
@@ -215,12 +215,12 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         for panel in ax
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    shown = [look.label for look in LOOKS.values() if look.label in known]
+    output = [look.label for look in LOOKS.values() if look.label in known]
     figure_of(ax).legend(
-        [known[label] for label in shown], shown, loc="outside lower center", ncols=2
+        [known[label] for label in output], output, loc="outside lower center", ncols=2
     )
-    said = f"{record['machine']['gpu']}, {record['results'][0]['dtype']}: rates"
-    figure_of(ax).suptitle(said, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
+    text = f"{record['machine']['gpu']}, {record['results'][0]['dtype']}: rates"
+    figure_of(ax).suptitle(text, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
     return ax
 
 
@@ -343,9 +343,9 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
             for other in alike
             for N in drawn[name].keys() & drawn[other]
         )
-        said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
+        text = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
         y = max(drawn[name].get(last, 0) for name in alike)
-        ax.annotate(said, (last, y), (0, -36), textcoords="offset points", ha="right", va="top")
+        ax.annotate(text, (last, y), (0, -36), textcoords="offset points", ha="right", va="top")
     _over_N(ax, d, record)
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
     ax.set_ylabel("allocated in a forward pass, a sequence")
@@ -391,12 +391,12 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
             linewidth=0.6,
             hatch="//////",
         )
-        said = f"{total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
+        text = f"{total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
         # right of the paper's line
         after = max(total[name], 1.4 * total["torch_unfused"] / PAPERS_SPEEDUP)
         beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
         ax.annotate(
-            said,
+            text,
             (after, row),
             (4, 0),
             bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
@@ -407,10 +407,10 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         ("baseline", baseline, "baseline: PyTorch, unfused"),
         ("paper", baseline / PAPERS_SPEEDUP, f"{PAPERS_SPEEDUP}×, the paper's on an A100"),
     )
-    for above, (gid, at, words) in enumerate(marks):
+    for above, (gid, index, words) in enumerate(marks):
         top = 1.07 + 0.075 * above  # up to its words
         ax.axvline(
-            at,
+            index,
             ymax=top,
             color=BLACK,
             linestyle=(0, (1, 1.5)),
@@ -421,7 +421,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         )
         ax.annotate(
             words,
-            (at, top),
+            (index, top),
             (3, 0),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
@@ -457,7 +457,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     steps = [step for step in record["steps"] if not step["failed"]]
     if ax is None:
         ax = Panels(column_figure(1.8 + 0.2 * len(steps)), 1, 2, sharey=True, width_ratios=(1, 1.6))
-    rates, moved = ax
+    rates, traffic = ax
     places = range(len(steps))
     for panel in ax:
         apply_style(panel)
@@ -489,17 +489,19 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
         ),
     }
     for name, (look, of) in kinds.items():
-        moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)
-    moved.set_xscale("log")
-    ticks(moved.xaxis, LogLocator(10, (1, 3)), EngFormatter("B", sep=""))
-    moved.set_xlabel("reads + writes")
+        traffic.plot(
+            [*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look
+        )
+    traffic.set_xscale("log")
+    ticks(traffic.xaxis, LogLocator(10, (1, 3)), EngFormatter("B", sep=""))
+    traffic.set_xlabel("reads + writes")
     setting = record["setting"]
     causal = ", causal" if setting["causal"] else ""
-    said = f"N = {setting['N']:,}, d = {setting['d']}{causal}, {setting['dtype']}"
-    title = f"{record['machine']['gpu']}: rate and traffic, forward\n{said}"
+    text = f"N = {setting['N']:,}, d = {setting['d']}{causal}, {setting['dtype']}"
+    title = f"{record['machine']['gpu']}: rate and traffic, forward\n{text}"
     figure_of(ax).suptitle(title, x=0.02, ha="left", fontsize=8.5, fontweight="bold")
     bars = [Patch(facecolor=colour, label=who) for who, colour in _BARS.items() if who in whose]
-    figure_of(ax).legend(handles=[*bars, *moved.get_lines()], loc="outside lower left")
+    figure_of(ax).legend(handles=[*bars, *traffic.get_lines()], loc="outside lower left")
     return ax
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     parser.parse_args()
     for page in (TRIED, REACHED):
         before = text = page.read_text(encoding="utf-8")
-        for name in (name for name, (at, *_) in TABLES.items() if at == page):
+        for name in (name for name, (index, *_) in TABLES.items() if index == page):
             text = written(name, text)
         write_whole(page, text)
         print(f"{page.relative_to(ROOT)}: " + ("unchanged" if text == before else "written"))
@@ -130,16 +130,16 @@ def distributions(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield `hopper`'s rate over the fastest peer's, full / causal: a column for each
     distribution.
     """
-    found = {}
+    result = {}
     for r in results:
         rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
-        found[r["d"], r["N"], r["distribution"], r["causal"]] = rates.pop("hopper") / max(
+        result[r["d"], r["N"], r["distribution"], r["causal"]] = rates.pop("hopper") / max(
             rates.values()
         )
     names = list(dict.fromkeys(r["distribution"] for r in results))
     yield ["÷ the fastest peer, full / causal", *names]
     for d, N in dict.fromkeys((r["d"], r["N"]) for r in sorted(results, key=lambda r: -r["d"])):
-        both = [[found[d, N, name, causal] for causal in (False, True)] for name in names]
+        both = [[result[d, N, name, causal] for causal in (False, True)] for name in names]
         yield [f"d = {d}, N = {N:,}", *(f"{full:.2f} / {causal:.2f}" for full, causal in both)]
 
 
@@ -150,10 +150,10 @@ def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     yield ["GB/s of K and V, 1 / 8 queries", *(f"{B} × {N_k}" for B, N_k in shapes)]
     for name in ("hopper_decode", "torch_cudnn", "fa4", "copy"):
         both = [[cases[*shape, N_q] for N_q in (1, 8)] for shape in shapes]
-        moved = "copied" if name == "copy" else "bytes"
+        traffic = "copied" if name == "copy" else "bytes"
         yield [
             LABELS.get(name, name),
-            *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both),
+            *(" / ".join(f"{r[traffic] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both),
         ]
 
 
@@ -161,16 +161,18 @@ def few_queries(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the fastest peer's time over `hopper_decode`'s, float16 / bfloat16: a column for
     each number of queries.
     """
-    found = {}
+    result = {}
     for r in results:
         peers = [ms for name, ms in r["ms"].items() if name != "hopper_decode"]
-        found[r["sequences"], r["N_k"], r["N_q"], r["dtype"]] = (
+        result[r["sequences"], r["N_k"], r["N_q"], r["dtype"]] = (
             min(peers) / r["ms"]["hopper_decode"]
         )
     queries = sorted({r["N_q"] for r in results})
     yield ["fp16 / bf16", *(f"{N_q} queries" if N_q > 1 else "1 query" for N_q in queries)]
     for B, N_k in dict.fromkeys((r["sequences"], r["N_k"]) for r in results):
-        both = ([found[B, N_k, N_q, dtype] for dtype in ("float16", "bfloat16")] for N_q in queries)
+        both = (
+            [result[B, N_k, N_q, dtype] for dtype in ("float16", "bfloat16")] for N_q in queries
+        )
         yield [f"{B} × {N_k:,}", *(f"{half:.2f} / {brain:.2f}" for half, brain in both)]
 
 
@@ -203,16 +205,16 @@ def types(results: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 def to_read(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield the rate of `hopper_forward` over the fastest peer's, full / causal."""
-    found = {}
+    result = {}
     for r in results:
         rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
         own = rates.pop("hopper_forward")
         del rates["hopper"]
-        found[r["d"], r["dtype"], r["N"], r["causal"]] = own / max(rates.values())
-    lengths = sorted({key[2] for key in found})
+        result[r["d"], r["dtype"], r["N"], r["causal"]] = own / max(rates.values())
+    lengths = sorted({key[2] for key in result})
     yield ["÷ the fastest peer, full / causal", *(f"N = {N:,}" for N in lengths)]
-    for d, dtype in dict.fromkeys(key[:2] for key in found):
-        both = [[found[d, dtype, N, causal] for causal in (False, True)] for N in lengths]
+    for d, dtype in dict.fromkeys(key[:2] for key in result):
+        both = [[result[d, dtype, N, causal] for causal in (False, True)] for N in lengths]
         yield [f"d = {d}, {dtype}", *(f"{full:.2f} / {causal:.2f}" for full, causal in both)]
 
 
@@ -237,10 +239,10 @@ def array_masks(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield TFLOP/s with masks that are arrays, as if all pairs counted."""
     names = list(dict.fromkeys(r["mask"] for r in results))
     yield ["TFLOP/s, d = 64 / 128", *names]
-    found = {(r["direction"], r["mask"], r["d"]): r["tflops"] for r in results}
+    result = {(r["direction"], r["mask"], r["d"]): r["tflops"] for r in results}
     for direction in ("forward", "backward"):
         for name in ("hopper", "torch_cudnn", "torch_efficient", "scalar", "hopper, no mask"):
-            rates = ([found[direction, mask, d][name] for d in (64, 128)] for mask in names)
+            rates = ([result[direction, mask, d][name] for d in (64, 128)] for mask in names)
             label = LABELS.get(name, {"scalar": "scalar rung"}.get(name, name))
             yield [
                 f"{direction}, {label}",

@@ -67,15 +67,15 @@ stderr = Console(stderr=True)
 
 def versions() -> dict[str, str]:
     """Return Python's version and those of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    if "flashsim" not in found:  # run from a checkout
+            result[package] = importlib.metadata.version(package)
+    if "flashsim" not in result:  # run from a checkout
         import flashsim
 
-        found["flashsim"] = flashsim.__version__
-    return found
+        result["flashsim"] = flashsim.__version__
+    return result
 
 
 def version_of(name: str) -> str:
@@ -106,13 +106,13 @@ def work(name: str, examples: int, seed: int) -> None:
     subject = IMPLEMENTATIONS[name].build()
     start = time.perf_counter()
     report = subject.check(max_examples=examples, seed=seed, progress=report_progress)
-    found = {
+    result = {
         "seconds": round(time.perf_counter() - start, 1),
         "tried": sum(tally.tried for tally in report.tallies.values()),
         "worst": report.worst if report.worst < float("inf") else "inf",
         "unexpected_passes": report.unexpected_passes,
     }
-    print(json.dumps(found | report.as_json()), flush=True)
+    print(json.dumps(result | report.as_json()), flush=True)
 
 
 def in_process(name: str, examples: int, seed: int, progress: Progress, task: TaskID) -> Record:
@@ -200,7 +200,7 @@ def table(records: dict[str, Record]) -> Table:
     ):
         made.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for name, r in records.items():
-        said = verdict(r)
+        text = verdict(r)
         numbers = [""] * 4
         if "checks" in r:
             applied = sum(check["cases"] > 0 for check in r["checks"].values())
@@ -213,9 +213,9 @@ def table(records: dict[str, Record]) -> Table:
         seconds = f"{r['seconds']:.0f}" if "seconds" in r else ""
         colour = (
             "green"
-            if said == "passes"
+            if text == "passes"
             else "red"
-            if said.startswith(("FAILS", "failed"))
+            if text.startswith(("FAILS", "failed"))
             else "yellow"
         )
         made.add_row(
@@ -225,7 +225,7 @@ def table(records: dict[str, Record]) -> Table:
             *numbers,
             expected(r),
             seconds,
-            Text(said, colour),
+            Text(text, colour),
         )
     return made
 
@@ -284,16 +284,16 @@ def main() -> None:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=stderr) as progress, ThreadPoolExecutor(args.jobs) as threads:
-        given = {name: examples_for(name, args.examples) for name in names}
-        tasks = {name: progress.add_task(name, total=given[name], start=False) for name in names}
+        inputs = {name: examples_for(name, args.examples) for name in names}
+        tasks = {name: progress.add_task(name, total=inputs[name], start=False) for name in names}
         futures = {
-            name: threads.submit(in_process, name, given[name], args.seed, progress, tasks[name])
+            name: threads.submit(in_process, name, inputs[name], args.seed, progress, tasks[name])
             for name in names
         }
         records = {name: future.result() for name, future in futures.items()}
     Console(width=None if sys.stdout.isatty() else 190).print(table(records))
     if args.json:
-        fewer = {name: n for name, n in given.items() if n != args.examples}
+        fewer = {name: n for name, n in inputs.items() if n != args.examples}
         if earlier:
             fewer = earlier["fewer_examples"] | fewer
             records = earlier["implementations"] | {

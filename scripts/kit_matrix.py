@@ -73,21 +73,21 @@ def matrix(
     with more checks each has its turn more seldom. After each row `progress` is told how many are
     done, of how many, and all that are known.
     """
-    found = {row["name"]: row for row in known}
-    missing = [m for m in MUTANTS if m.name not in found or (fill and _lacking(m, found[m.name]))]
+    result = {row["name"]: row for row in known}
+    missing = [m for m in MUTANTS if m.name not in result or (fill and _lacking(m, result[m.name]))]
     with ProcessPoolExecutor(jobs) as pool:
-        asked = (
+        options = (
             [MUTANTS.index(mutant) for mutant in missing],
-            [found.get(mutant.name) for mutant in missing],
+            [result.get(mutant.name) for mutant in missing],
         )
-        for number, row in enumerate(pool.map(_row, *asked), 1):
-            found[row["name"]] = row
-            progress(number, len(missing), [*found.values()])
+        for number, row in enumerate(pool.map(_row, *options), 1):
+            result[row["name"]] = row
+            progress(number, len(missing), [*result.values()])
     return {
         "checks": {check.name: check.about for check in CHECKS.values()},
         "examples": EXAMPLES,
         "cases": CASES,
-        "mutants": [found[mutant.name] for mutant in MUTANTS],
+        "mutants": [result[mutant.name] for mutant in MUTANTS],
         "missed_when_frozen": list(MISSED_WHEN_FROZEN),
     }
 
@@ -102,11 +102,11 @@ def _lacking(mutant: Mutant, known: Row | None) -> list[str]:
     return [check.name for check in applicable(_kernel(mutant.build()))[0] if check.name not in had]
 
 
-def _row(at: int, known: Row | None) -> Row:
-    mutant = MUTANTS[at]
+def _row(index: int, known: Row | None) -> Row:
+    mutant = MUTANTS[index]
     built = mutant.build()
     kernel = _kernel(built)
-    found = survey(kernel, CASES, 0, _lacking(mutant, known))
+    result = survey(kernel, CASES, 0, _lacking(mutant, known))
     first = []
     for seed in range(SEEDS):
         tallies = survey(kernel, EXAMPLES, seed, until_failure=True).tallies.values()
@@ -120,9 +120,9 @@ def _row(at: int, known: Row | None) -> Row:
         "written": "before" if mutant in EARLY else "after" if mutant in LATE else "since",
         "first": first,
         "failed": ({} if known is None else known["failed"])
-        | {n: tally.failed for n, tally in found.tallies.items()},
+        | {n: tally.failed for n, tally in result.tallies.items()},
         "tried": ({} if known is None else known["tried"])
-        | {n: tally.tried for n, tally in found.tallies.items()},
+        | {n: tally.tried for n, tally in result.tallies.items()},
         "textbook": None if mutant.spec.scales else TEXTBOOK.notices(mutant, built),
     }
 
@@ -162,9 +162,9 @@ def as_markdown(data: dict[str, Any]) -> str:
         first = ", ".join("never" if k is None else str(k) for k in row["first"])
         cells = (str(row["failed"][name] or "") if name in row["failed"] else "–" for name in short)
         threads = ", ".join(row["threads"])
-        told = {True: "yes", False: "", None: "–"}[row["textbook"]]
+        messages = {True: "yes", False: "", None: "–"}[row["textbook"]]
         lines.append(
-            f"| {row['name']}{late}: {row['bug']} | {threads} | {first} | {told} | "
+            f"| {row['name']}{late}: {row['bug']} | {threads} | {first} | {messages} | "
             f"{' | '.join(cells)} |"
         )
     return "\n".join(lines) + "\n"
@@ -206,9 +206,9 @@ def main() -> None:
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)
 
-        def keep(done: int, total: int, found: Sequence[Row]) -> None:
+        def keep(done: int, total: int, result: Sequence[Row]) -> None:
             bar.update(task, completed=done, total=total)
-            write_whole(rows, json.dumps({"mutants": found}))
+            write_whole(rows, json.dumps({"mutants": result}))
 
         data = matrix(options.jobs, [*known.values()], options.fill, keep)
     data["hypothesis"] = version("hypothesis")

@@ -78,14 +78,14 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     start = 0
-    for part, said in PARTS.items():
+    for part, text in PARTS.items():
         count = sum(row["part"] == part for row in mutants)
         if start:
             ax.axhline(start, color="black", linewidth=0.8)
         ax.text(
             len(checks) + 3.0,
             start + count / 2,
-            said,
+            text,
             rotation=90,
             ha="left",
             va="center",

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs: list[tuple[Sequence[str], int]] = [(USUAL, options.processes)]
     if options.soak:  # launches alone, since they look at the GPU's memory
         runs = [((*SOAK, "not launches"), options.processes), ((*SOAK, "launches"), 0)]
-    done = [run(asked, processes) for asked, processes in runs]
+    done = [run(keywords, processes) for keywords, processes in runs]
     cases = [case for _, suite in done for case in suite.iter("testcase")]
     outcomes = {
         kind: [str(case.get("name")) for case in cases if case.find(kind) is not None]
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return next((status for status, _ in done if status), 0)
 
 
-def run(asked: Sequence[str], processes: int) -> tuple[int, ElementTree.Element]:
+def run(options: Sequence[str], processes: int) -> tuple[int, ElementTree.Element]:
     """Run pytest and return its exit status, and what it says of its suite."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "tests.xml"
@@ -81,7 +81,7 @@ def run(asked: Sequence[str], processes: int) -> tuple[int, ElementTree.Element]
             "-m",
             "pytest",
             "-q",
-            *asked,
+            *options,
             f"--junitxml={log}",
             "-p",
             "no:cacheprovider",

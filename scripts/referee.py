@@ -39,9 +39,9 @@ def best(
     """
     known: Any = PASSES[direction]  # type: ignore[index]
     tried = names or [name for name, algorithm in known.items() if algorithm.loops]
-    found = (best_of(name, N=N, d=d, M=M, direction=direction) for name in tried)
+    result = (best_of(name, N=N, d=d, M=M, direction=direction) for name in tried)
     return min(
-        (choice for choice in found if choice), key=lambda choice: choice.accesses, default=None
+        (choice for choice in result if choice), key=lambda choice: choice.accesses, default=None
     )
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="also write the rows to a file")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     points = json.loads(POINTS.read_text(encoding="utf-8"))
     rows = [row for point in points for row in compared(point)]
     table = Table(
@@ -123,10 +123,10 @@ def main() -> None:
             f"{row['statistic']:,}",
         )
     Console(width=140).print(table)
-    if asked.json:
+    if options.json:
         lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         write_whole(
-            asked.json, f'{{"command": "python scripts/referee.py", "rows": [\n{lines}\n]}}\n'
+            options.json, f'{{"command": "python scripts/referee.py", "rows": [\n{lines}\n]}}\n'
         )
 
 

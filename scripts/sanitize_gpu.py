@@ -66,7 +66,7 @@ def main() -> int:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         raise MissingGPU("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
-    found = {}
+    result = {}
     with tempfile.TemporaryDirectory(prefix="flashsim-") as folder:
         os.environ["FLASHSIM_CACHE"] = folder  # of cubins, which are to be those that are watched
         # to compile
@@ -76,18 +76,18 @@ def main() -> int:
         if sum(part.wait() for part in parts):
             raise RuntimeError("a kernel cannot be compiled or launched; its error is above")
         for tool in options.only:
-            found[tool] = _watched(sanitizer, tool)
-            print(tool, json.dumps(found[tool]), flush=True)
+            result[tool] = _watched(sanitizer, tool)
+            print(tool, json.dumps(result[tool]), flush=True)
     record = {
         "command": shlex.join(["python", "scripts/sanitize_gpu.py", *sys.argv[1:]]),
         "commit": options.commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "launches": [name for name, _ in launches()],
-        "tools": found,
+        "tools": result,
     }
     write_whole(options.output, json.dumps(record, indent=1) + "\n")
-    return int(any(of["errors"] != 0 for of in found.values()))
+    return int(any(of["errors"] != 0 for of in result.values()))
 
 
 def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
@@ -109,44 +109,44 @@ def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
     log = os.environ.get("SANITIZER_LOG")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
-        said = done.stdout + done.stderr
+        text = done.stdout + done.stderr
     except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode() + f"\nended after {LIMIT} s"
+        text = (late.stdout or b"").decode() + f"\nended after {LIMIT} s"
     if log:
-        write_whole(Path(log) / f"{tool}.txt", said)
-    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", said)
-    whole = "all launched" in said
+        write_whole(Path(log) / f"{tool}.txt", text)
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
+    whole = "all launched" in text
     return {
         "errors": int(summary[1]) if summary and whole else None,
         "of": Counter(
             re.findall(
                 r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_|transpose|tensor_core)[a-z_]*)",  # noqa: E501
-                said,
+                text,
             )
         ),
-        "instructions": _instructions(said),
+        "instructions": _instructions(text),
         "seconds": round(time.monotonic() - start, 1),
-        "said": said.strip().splitlines()[-12:] if not whole else [],
+        "said": text.strip().splitlines()[-12:] if not whole else [],
     }
 
 
-def _instructions(said: str) -> dict[str, dict[str, int]]:
+def _instructions(text: str) -> dict[str, dict[str, int]]:
     """Return the opcodes of the accesses that racecheck reports, by kind: "Write", "Read"."""
-    reported = re.findall(r"(Write|Read) access at (\w+)\+0x([0-9a-f]+)", said)
+    reported = re.findall(r"(Write|Read) access at (\w+)\+0x([0-9a-f]+)", text)
     code = _disassembled() if reported and shutil.which("nvdisasm") else {}
-    found: dict[str, Counter[str]] = {}
-    for kind, function, at in reported:
-        found.setdefault(kind, Counter())[
-            code.get((function, int(at, 16)), "not disassembled")
+    result: dict[str, Counter[str]] = {}
+    for kind, function, index in reported:
+        result.setdefault(kind, Counter())[
+            code.get((function, int(index, 16)), "not disassembled")
         ] += 1
-    return {kind: dict(opcodes) for kind, opcodes in found.items()}
+    return {kind: dict(opcodes) for kind, opcodes in result.items()}
 
 
 def _disassembled() -> dict[tuple[str, int], str]:
     """Return the opcode at each address of each function that was loaded, from the folder of
     cubins.
     """
-    found = {}
+    result = {}
     for cubin in sorted(cache_folder().glob("*.load.cubin")):
         text = subprocess.run(
             ["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True
@@ -157,8 +157,8 @@ def _disassembled() -> dict[tuple[str, int], str]:
             function = label[1] if label else function
             instruction = re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?(\S+)", line)
             if instruction:
-                found[function, int(instruction[1], 16)] = instruction[2]
-    return found
+                result[function, int(instruction[1], 16)] = instruction[2]
+    return result
 
 
 def launch_all(part: int | None = None) -> None:
@@ -199,8 +199,8 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
         for d in hopper.HEAD_DIMS
     }
     for d, (q, k, v, do) in wholes.items():
-        for (name, asked), p in itertools.product(ways.items(), (0.0, 0.3)):
-            call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, **asked)
+        for (name, options), p in itertools.product(ways.items(), (0.0, 0.3)):
+            call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, **options)
             yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
         if d == hopper.WIDEST:
             # O and L: initcheck misses what TMA writes
@@ -220,16 +220,19 @@ def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
         # whole heads, in clusters of 4, of 8, merged later, pairs merged later
         for N_k in (150, 300, 3000, 4400, 4200):
             cache = [_normal(2, 2, N_k, d) for _ in "kv"]
-            asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
-            yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+            options = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
+            yield (
+                f"hopper_decode, d = {d}, N_k = {N_k}",
+                partial(gpu.forward, few, *cache, **options),
+            )
         # whole, in clusters of 4, of 8, merged later, of 2
         for B, N_k in ((1, 300), (1, 500), (1, 3000), (1, 8000), (10, 1000)):
             # 120 queries of a KV head
             more = [_normal(B, H, N, d) for H, N in ((12, 40), (4, N_k), (4, N_k))]
-            asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
+            options = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
             yield (
                 f"hopper_grouped, d = {d}, B = {B}, N_k = {N_k}",
-                partial(gpu.forward, *more, **asked),
+                partial(gpu.forward, *more, **options),
             )
         yield from _serving(d)
     q, k, v, _ = wholes[128]
@@ -256,8 +259,8 @@ def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         for s, ends in enumerate(np.cumsum(needed)):
             table[s, : needed[s]] = free[ends - needed[s] : ends]
         pools = (_normal(len(free), 2, page, d) for _ in "kv")
-        given = (_normal(len(lengths), 8, N, d), *pools, table, lengths)
-        call = partial(gpu.paged, *given, splits=splits, check=False, return_lse=True)
+        inputs = (_normal(len(lengths), 8, N, d), *pools, table, lengths)
+        call = partial(gpu.paged, *inputs, splits=splits, check=False, return_lse=True)
         yield f"paged, d = {d}, pages of {page}, splits = {splits}", call
     ends_q, ends_k = (np.cumsum([0, *of]) for of in ((300, 0, 65, 1), (333, 7, 65, 200)))
     for causal in (False, True):
@@ -268,13 +271,15 @@ def _serving(d: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"varlen, d = {d}, {'causal' if causal else 'full'}", call
 
 
-def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:
+def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, options: dict[str, Any]) -> Any:
     # by tensor_core, since initcheck misses what TMA writes; without masks but the causal one, for
     # want of them
     o, lse = gpu.forward(
-        q, k, v, return_lse=True, kernel="tensor_core", dropout_p=asked["dropout_p"]
+        q, k, v, return_lse=True, kernel="tensor_core", dropout_p=options["dropout_p"]
     )
-    return gpu.backward(q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **asked)
+    return gpu.backward(
+        q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **options
+    )
 
 
 def _fp8(q: Any, k: Any, v: Any, causal: bool, keys_contiguous: bool) -> Any:

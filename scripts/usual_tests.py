@@ -70,11 +70,11 @@ class UsualTest:
             want = [reference.attention(q, k, v, **how)]
             gradients = self.gradients and built.backward is not None
             want += reference.gradients(q, k, v, np.ones_like(q), **how) if gradients else []
-            got = [built(q, k, v, **options)[0]]
-            got += built.backward(q, k, v, np.ones_like(q), **options) if gradients else []
+            result = [built(q, k, v, **options)[0]]
+            result += built.backward(q, k, v, np.ones_like(q), **options) if gradients else []
         return not all(
             np.allclose(np.asarray(a, float), b, TOLERANCE, TOLERANCE)
-            for a, b in zip(got, want, strict=True)
+            for a, b in zip(result, want, strict=True)
         )
 
 
@@ -105,11 +105,11 @@ def bugs_that_pass() -> dict[str, int]:
     all that the one before does.
     """
     passing = [(mutant, mutant.build()) for mutant in ALL]
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for what, test in COURSE.items():
         passing = [each for each in passing if not test.notices(*each)]
-        found[what] = len(passing)
-    return found
+        result[what] = len(passing)
+    return result
 
 
 def errors(draw: int) -> dict[str, tuple[float, float]]:
@@ -154,14 +154,14 @@ def main() -> None:
         ("compared at 10⁻², one 128 × 128 shape", f"of {len(ALL)} bugs pass"), passing.items()
     )
     draws = [errors(draw) for draw in range(DRAWS)]
-    found = {what: summarised([draw[what] for draw in draws]) for what in RUNS}
+    result = {what: summarised([draw[what] for draw in draws]) for what in RUNS}
     rows = [
         (
             what,
             *(f"{of[name]:.2f}" for name in ("rms", "largest_median", "largest")),
             of["beyond_2"],
         )
-        for what, of in found.items()
+        for what, of in result.items()
     ]
     print()
     print_table(
@@ -174,7 +174,7 @@ def main() -> None:
         "d": D,
         "B_r": B_R,
         "draws": DRAWS,
-        "errors": found,
+        "errors": result,
     }
     command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
     write_whole(

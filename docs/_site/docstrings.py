@@ -59,58 +59,61 @@ def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
     """Yield the lines of a paragraph: of runs of rows, of steps, of text, and of what is
     indented.
     """
-    at = 0
+    index = 0
     step = 1
-    while at < len(lines):
-        if lines[at].lstrip().startswith(">>>"):
-            yield from (line.strip() for line in lines[at:])
+    while index < len(lines):
+        if lines[index].lstrip().startswith(">>>"):
+            yield from (line.strip() for line in lines[index:])
             return
-        first = ROW.fullmatch(lines[at])
+        first = ROW.fullmatch(lines[index])
         if first is not None:
-            while at < len(lines) and (row := _row(lines[at], first.start("text"))):
+            while index < len(lines) and (row := _row(lines[index], first.start("text"))):
                 heads, words = row
-                at += 1
-                while at < len(lines) and lines[at].startswith(" "):
-                    words += " " + lines[at].strip()
-                    at += 1
+                index += 1
+                while index < len(lines) and lines[index].startswith(" "):
+                    words += " " + lines[index].strip()
+                    index += 1
                 yield (
                     f"* {', '.join(f'**{_escaped(name)}**' for name in heads)} – "
                     f"{inline(words, names)}"
                 )
             yield ""
-        elif lines[at].startswith(f"{step}. "):
+        elif lines[index].startswith(f"{step}. "):
             end = next(
-                (n for n in range(at + 1, len(lines)) if not lines[n].startswith("   ")), len(lines)
+                (n for n in range(index + 1, len(lines)) if not lines[n].startswith("   ")),
+                len(lines),
             )
-            first_line, *more = _paragraph([line[3:] for line in lines[at:end]], names)
+            first_line, *more = _paragraph([line[3:] for line in lines[index:end]], names)
             yield from (
                 "",
                 f"{step}. {first_line}",
                 *("   " + line if line else "" for line in more),
                 "",
             )
-            at = end
+            index = end
             step = step + 1
-        elif lines[at].startswith(" "):
+        elif lines[index].startswith(" "):
             end = next(
-                (n for n in range(at, len(lines)) if not lines[n].startswith(" ")), len(lines)
+                (n for n in range(index, len(lines)) if not lines[n].startswith(" ")), len(lines)
             )
-            yield from ("", "::", "", *("    " + line for line in lines[at:end]), "")
-            at = end
+            yield from ("", "::", "", *("    " + line for line in lines[index:end]), "")
+            index = end
         else:
-            end = next((n for n in range(at + 1, len(lines)) if _other(lines[n], step)), len(lines))
-            words = " ".join(lines[at:end])
+            end = next(
+                (n for n in range(index + 1, len(lines)) if _other(lines[n], step)), len(lines)
+            )
+            words = " ".join(lines[index:end])
             yield inline(words.removesuffix("::") + ":" * words.endswith("::"), names)
-            at = end
+            index = end
 
 
 def _row(line: str, column: int) -> tuple[list[str], str] | None:
     """Return the names and the text of a row, whose text begins where the first one's does, or
     after two spaces.
     """
-    found = ROW.fullmatch(line)
-    if found is not None:
-        return [name.strip("`") for name in re.findall(NAME, found["names"])], found["text"]
+    result = ROW.fullmatch(line)
+    if result is not None:
+        return [name.strip("`") for name in re.findall(NAME, result["names"])], result["text"]
     if len(line) > column and line[column - 1] == " " and re.fullmatch(r"\w+", line[: column - 1]):
         return [line[: column - 1]], line[column:]
     return None
@@ -125,8 +128,10 @@ def inline(text: str, names: Names) -> str:
     escaped.
     """
     parts = re.split(r"`([^`]+)`", text)
-    said = [_escaped(part) if n % 2 == 0 else _quoted(part, names) for n, part in enumerate(parts)]
-    return re.sub(r"(^|(?<=\. ))Raises\b", "**Raises**", "".join(said))
+    message = [
+        _escaped(part) if n % 2 == 0 else _quoted(part, names) for n, part in enumerate(parts)
+    ]
+    return re.sub(r"(^|(?<=\. ))Raises\b", "**Raises**", "".join(message))
 
 
 def _escaped(text: str) -> str:
@@ -146,12 +151,12 @@ def _target(code: str, names: Names) -> str | None:
     """Return the name that the reference has an object by; None if it has not. Raises
     LookupError for flashsim.… of nothing.
     """
-    found = _found(code, names.module)
-    if found is None:
+    result = _found(code, names.module)
+    if result is None:
         if code.startswith("flashsim."):
             raise LookupError(f"`{code}` names nothing")
         return None
-    thing, owner = found
+    thing, owner = result
     if id(thing) in names.known:
         return names.known[id(thing)]
     if (
@@ -242,7 +247,7 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     """
     if not hasattr(app, "documented"):
         app.documented = documented(app)
-    taken = set(inspect.signature(obj).parameters) if inspect.isfunction(obj) else set()
+    parameters = set(inspect.signature(obj).parameters) if inspect.isfunction(obj) else set()
     source = (
         obj.fget if isinstance(obj, property) else inspect.unwrap(obj) if callable(obj) else obj
     )
@@ -252,7 +257,7 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
         else sys.modules.get(getattr(source, "__module__", "") or "")
     )
     try:
-        lines[:] = as_rst("\n".join(lines), Names(app.documented, module, frozenset(taken)))
+        lines[:] = as_rst("\n".join(lines), Names(app.documented, module, frozenset(parameters)))
     except LookupError as error:
         lines[:] = []
         LOG.warning("docstring of %s: %s", name, error.args[0], type="docstring")

@@ -19,8 +19,8 @@ def add(app: Any, docname: str, source: list[str]) -> None:
     """Add the cards to the page that says how to open lessons."""
     if docname == LIST:
         app.env.note_reread()  # no file of it says that a lesson has changed
-        told = "A title opens its page at full size; _Play it here_ opens it on this page."
-        source[0] += "\n".join(["", told, "", *cards(), ""])
+        messages = "A title opens its page at full size; _Play it here_ opens it on this page."
+        source[0] += "\n".join(["", messages, "", *cards(), ""])
 
 
 def cards() -> list[str]:

@@ -44,7 +44,7 @@ def png(name: str, data: dict[str, Any]) -> bytes:
 def add(app: Any, docname: str, source: list[str]) -> None:
     """Add the pictures to the page of figures, and the matrix to the page of the kit's."""
     if docname == "docs/figures":
-        source[0] += "".join(f"{line}\n" for line in shown(Path(app.srcdir) / "figures"))
+        source[0] += "".join(f"{line}\n" for line in pictures_of(Path(app.srcdir) / "figures"))
     elif docname == "figures/kit_matrix":
         app.env.note_dependency(app.srcdir / "figures" / "kit_matrix.json")
         data = json.loads((app.srcdir / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))[
@@ -73,8 +73,8 @@ def matrix(data: dict[str, Any]) -> str:
             f'class="shares"><thead><tr><th>bug</th>{heads}</tr></thead><tbody>'
         ),
     ]
-    for part, said in PARTS.items():
-        lines.append(f'<tr><th class="part" colspan="{len(data["checks"]) + 1}">{said}</th></tr>')
+    for part, text in PARTS.items():
+        lines.append(f'<tr><th class="part" colspan="{len(data["checks"]) + 1}">{text}</th></tr>')
         for row in (row for row in data["mutants"] if row["part"] == part):
             name = (
                 f'<a href="#bug-{row["name"]}" '
@@ -107,14 +107,14 @@ def anchored(text: str) -> str:
     return re.sub(r"^\| (\w+)(?=( [○●])?: )", r'| <a id="bug-\1"></a>\1', text, flags=re.M)
 
 
-def shown(figures: Path) -> Iterator[str]:
+def pictures_of(figures: Path) -> Iterator[str]:
     """Yield the lines of each figure: what it shows, the picture, and the command of its record."""
     for name, chart in FIGURES.items():
         title = chart.about[0].upper() + chart.about[1:]
         command = json.loads((figures / f"{name}.json").read_text(encoding="utf-8"))["command"]
         # a phone scrolls in it
-        shown = f'<div class="wide"><img src="../figures/{name}.png" alt="{title}"></div>'
-        picture = shown if chart.columns > 1 else f"![{title}](../figures/{name}.png)"
+        output = f'<div class="wide"><img src="../figures/{name}.png" alt="{title}"></div>'
+        picture = output if chart.columns > 1 else f"![{title}](../figures/{name}.png)"
         yield from ("", f"## {title}", "", picture, "", "```sh", command, "```")
 
 

@@ -34,24 +34,24 @@ def array_masks() -> Iterator[dict[str, Any]]:
                     cupy.arange(N) < cupy.asarray([N, N - 100, N // 2, N // 4])[:, None, None, None]
                 )
             calls: Calls = {}
-            for called, given, kernel in (
+            for called, inputs, kernel in (
                 ("hopper", mask, "hopper"),
                 ("scalar", mask, "q_outer" if direction == "forward" else "algorithm_2"),
                 ("hopper, no mask", None, "hopper"),
             ):
                 if direction == "forward":
-                    calls[called] = partial(gpu.forward, q, k, v, mask=given, kernel=kernel)
+                    calls[called] = partial(gpu.forward, q, k, v, mask=inputs, kernel=kernel)
                 else:
-                    o, lse = gpu.forward(q, k, v, mask=given, return_lse=True)
+                    o, lse = gpu.forward(q, k, v, mask=inputs, return_lse=True)
                     calls[called] = partial(
-                        gpu.backward, q, k, v, o, lse, do, mask=given, kernel=kernel
+                        gpu.backward, q, k, v, o, lse, do, mask=inputs, kernel=kernel
                     )
                 if called != "scalar":
                     calls[called] = replayed(calls[called])
             ms = race(calls | torch_masked(q, k, v, mask, direction))
             sizes = {"N": N, "d": d, "B": B, "H": H, "direction": direction}
             rate = Setting(N, d, direction=direction, H=H, B=B).flops / 1e9
-            tflops = {name: round(rate / taken, 1) for name, taken in ms.items()}
+            tflops = {name: round(rate / duration, 1) for name, duration in ms.items()}
             yield {"case": "array mask", "mask": name, **sizes, "ms": ms, "tflops": tflops}
 
 

@@ -40,21 +40,21 @@ def backward() -> Iterator[dict[str, Any]]:
             name: make() for name, make in contestants(setting, ["tensor_core", *names])
         }
         q, k, v, do = arrays(setting, 4)
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "causal": setting.causal,
             "dropout_p": setting.dropout_p,
             "seed": 1,
         }
-        o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **asked)
-        options = Options(setting.d**-0.5, **asked)
+        o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **arguments)
+        options = Options(setting.d**-0.5, **arguments)
         dq, dk, dv = (import_cupy().empty_like(x) for x in (q, k, v))
-        for name, given in (
+        for name, inputs in (
             ("hopper", options),
             ("hopper deterministic", replace(options, deterministic=True)),
         ):
-            calls[name] = partial(hopper.backward, q, k, v, o, lse, do, dq, dk, dv, given)
+            calls[name] = partial(hopper.backward, q, k, v, o, lse, do, dq, dk, dv, inputs)
         ms = race(calls)
-        tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+        tflops = {name: round(setting.flops / duration / 1e9, 1) for name, duration in ms.items()}
         sizes = {key: getattr(setting, key) for key in ("N", "d", "causal", "dropout_p", "H")}
         yield {"case": "backward", **sizes, "B": setting.batch, "ms": ms, "tflops": tflops}
 
@@ -80,7 +80,9 @@ def backward_of_256() -> Iterator[dict[str, Any]]:
                     calls.pop(name, None)
                     print(f"{name}: {type(error).__name__}: {error}"[:200], file=sys.stderr)
             ms = race(calls)
-            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            tflops = {
+                name: round(setting.flops / duration / 1e9, 1) for name, duration in ms.items()
+            }
             sizes = {"N": N, "d": 256, "causal": causal, "B": setting.batch, "H": 8}
             yield {"case": "heads256, backward", **sizes, "ms": ms, "tflops": tflops}
 
@@ -96,9 +98,9 @@ def masked_backward() -> Iterator[dict[str, Any]]:
         for window in BACKWARD_WINDOWS:
             mask = flashsim.SlidingWindow(*window)
             o, lse = gpu.forward(q, k, v, return_lse=True, mask=mask)
-            given = q, k, v, o, lse, do
+            inputs = q, k, v, o, lse, do
             calls: Calls = {
-                name: partial(gpu.backward, *given, mask=mask, kernel=name)
+                name: partial(gpu.backward, *inputs, mask=mask, kernel=name)
                 for name in ("hopper", "algorithm_2")
             }
             yield {
@@ -129,6 +131,6 @@ def fa4_gradients(q: Any, k: Any, v: Any, window: tuple[int, int]) -> Calls:
     except ImportError:
         return {}
     theirs = [torch.from_dlpack(X).transpose(1, 2).contiguous().requires_grad_() for X in (q, k, v)]
-    found = flash_attn_func(*theirs, window_size=window)
-    o = found[0] if isinstance(found, tuple) else found
+    result = flash_attn_func(*theirs, window_size=window)
+    o = result[0] if isinstance(result, tuple) else result
     return {"fa4": partial(torch.autograd.grad, o, theirs, torch.randn_like(o), retain_graph=True)}

@@ -18,9 +18,9 @@ ROUNDS = 9
 PEERS = ("torch_cudnn", "fa3", "fa4")
 
 
-def off(found: Any, wanted: Any) -> float:
+def off(result: Any, expected: Any) -> float:
     """Return ‖found − wanted‖ / ‖wanted‖."""
-    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+    return float(np.linalg.norm(result.astype(np.float64) - expected) / np.linalg.norm(expected))
 
 
 def copying() -> tuple[int, Calls]:
@@ -48,9 +48,9 @@ def tensor(array: Any) -> Any:
     return torch.from_dlpack(array)
 
 
-def captured(*arrays: Any, **asked: Any) -> Callable[[], Any]:
+def captured(*arrays: Any, **options: Any) -> Callable[[], Any]:
     """Return a call of `gpu.forward` as a graph to replay."""
-    return replayed(partial(gpu.forward, *arrays, **asked))
+    return replayed(partial(gpu.forward, *arrays, **options))
 
 
 def replayed(call: Callable[[], Any]) -> Callable[[], Any]:

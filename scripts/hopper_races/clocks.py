@@ -27,13 +27,13 @@ def clocks() -> Iterator[dict[str, Any]]:
     """
     cupy = import_cupy()
     mhz = cupy.RawKernel(MHZ, "mhz")
-    found = cupy.zeros(1, "int64")
+    result = cupy.zeros(1, "int64")
     setting = Setting(4096, 128)
     q, k, v = arrays(setting, 3)
-    given = {"hopper": (q, k, v), "hopper_fp8": tuple(map(gpu.to_fp8, (q, k, v)))}
-    calls = {name: captured(*asked, kernel=name) for name, asked in given.items()}
+    inputs = {"hopper": (q, k, v), "hopper_fp8": tuple(map(gpu.to_fp8, (q, k, v)))}
+    calls = {name: captured(*options, kernel=name) for name, options in inputs.items()}
     for way, pause, long in (("rested", 0.15, 30), ("sustained", 0.0, 600)):
-        taken: dict[str, list[tuple[float, int]]] = {name: [] for name in calls}
+        duration: dict[str, list[tuple[float, int]]] = {name: [] for name in calls}
         for name, call in list(calls.items()) * 5:
             launches = max(2, int(long / (0.75 if name == "hopper" else 0.55)))
             start = cupy.cuda.Event()
@@ -46,13 +46,13 @@ def clocks() -> Iterator[dict[str, Any]]:
                     start.record()
                 call()
             end.record()
-            mhz((1,), (1,), (found,))
-            clock = int(found[0])  # waits for all
-            taken[name].append(
+            mhz((1,), (1,), (result,))
+            clock = int(result[0])  # waits for all
+            duration[name].append(
                 (cupy.cuda.get_elapsed_time(start, end) / (launches - untimed), clock)
             )
         ms, clocks = (
-            {name: round(statistics.median(x[n] for x in of), 4) for name, of in taken.items()}
+            {name: round(statistics.median(x[n] for x in of), 4) for name, of in duration.items()}
             for n in (0, 1)
         )
         yield {
@@ -84,12 +84,12 @@ def host() -> Iterator[dict[str, Any]]:
         tq, tk, tv, to, tlse = (torch.from_dlpack(x) for x in (q, k, v, o, lse))
         calls["hopper, of tensors"] = lambda: gpu.forward(tq, tk, tv)
         calls["hopper, backward, of tensors"] = lambda: gpu.backward(tq, tk, tv, to, tlse, to)
-    found = {}
+    result = {}
     for name, call in calls.items():
         for launches in (100, 3000):
             start = time.perf_counter()
             for _ in range(launches):
                 call()
-            found[name] = round((time.perf_counter() - start) / launches * 1e6, 1)
+            result[name] = round((time.perf_counter() - start) / launches * 1e6, 1)
             import_cupy().cuda.Device().synchronize()
-    yield {"case": "host", "us": found}
+    yield {"case": "host", "us": result}

@@ -34,7 +34,9 @@ def eight_bits() -> Iterator[dict[str, Any]]:
             ):
                 calls[f"hopper_fp8{way}"] = captured(q8, k8, values, causal=causal)
             ms = race({**calls, **peers(q, k, v, causal=causal)})
-            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            tflops = {
+                name: round(setting.flops / duration / 1e9, 1) for name, duration in ms.items()
+            }
             yield {
                 "case": "fp8",
                 "N": N,
@@ -52,9 +54,9 @@ def eight_bits() -> Iterator[dict[str, Any]]:
         wider = (*((X * spread**0.5).astype(X.dtype) for X in (q, k)), v)
         both = {"hopper": wider, "hopper_fp8": tuple(map(gpu.to_fp8, wider))}
         ms = race(
-            {name: captured(*asked, kernel=name, causal=True) for name, asked in both.items()}
+            {name: captured(*options, kernel=name, causal=True) for name, options in both.items()}
         )
-        tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+        tflops = {name: round(setting.flops / duration / 1e9, 1) for name, duration in ms.items()}
         yield {
             "case": "fp8 by spread",
             "N": 4096,
@@ -64,16 +66,17 @@ def eight_bits() -> Iterator[dict[str, Any]]:
             "ms": ms,
             "tflops": tflops,
         }
-    given = [normal(1, 4, 2048, 128) for _ in range(3)]
-    rounded = [gpu.to_fp8(x) for x in given]
-    exact, wanted = (
-        attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (given, rounded)
+    inputs = [normal(1, 4, 2048, 128) for _ in range(3)]
+    rounded = [gpu.to_fp8(x) for x in inputs]
+    exact, expected = (
+        attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (inputs, rounded)
     )
-    found = {"hopper": (given, exact), "hopper_fp8": (rounded, wanted)}
+    result = {"hopper": (inputs, exact), "hopper_fp8": (rounded, expected)}
     errors = {
-        name: off(gpu.forward(*asked, kernel=name).get(), of) for name, (asked, of) in found.items()
+        name: off(gpu.forward(*options, kernel=name).get(), of)
+        for name, (options, of) in result.items()
     }
-    yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
+    yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(expected, exact), **errors}
 
 
 def shifts() -> Iterator[dict[str, Any]]:
@@ -84,16 +87,16 @@ def shifts() -> Iterator[dict[str, Any]]:
     """
     usual = hopper_fp8.OFFSET
     for distribution, causal in product(("normal", "captured", "wide"), (False, True)):
-        found: dict[str, dict[str, float]] = {}
-        exact = wanted = None
+        result: dict[str, dict[str, float]] = {}
+        exact = expected = None
         for N in (2048, 1024, 4096):
             setting = Setting(
                 N, 128, causal, H=12, B=0 if N != 2048 else 1, distribution=distribution
             )
-            given = arrays(setting, 3)
-            rounded, (q, *_) = [gpu.to_fp8(x) for x in given], given
+            inputs = arrays(setting, 3)
+            rounded, (q, *_) = [gpu.to_fp8(x) for x in inputs], inputs
             if N == 2048:
-                exact, wanted = (in_float64(of, causal) for of in (given, rounded))
+                exact, expected = (in_float64(of, causal) for of in (inputs, rounded))
             calls: Calls = {}
             for offset in OFFSETS:
                 hopper_fp8.OFFSET, o = offset, import_cupy().empty_like(q)
@@ -102,23 +105,23 @@ def shifts() -> Iterator[dict[str, Any]]:
                 name = f"{offset},{8 - offset}"
                 if N == 2048:
                     call()
-                    found.setdefault("errors", {})[name] = off(o.get(), wanted)
+                    result.setdefault("errors", {})[name] = off(o.get(), expected)
                 else:
                     calls[name] = replayed(call)
             hopper_fp8.OFFSET = usual
             if calls:
                 ms = race(calls)
-                found[f"tflops, N = {N}"] = {
+                result[f"tflops, N = {N}"] = {
                     name: round(setting.flops / of / 1e9, 1) for name, of in ms.items()
                 }
         sizes = {"distribution": distribution, "causal": causal, "d": 128, "H": 12}
-        yield {"case": "fp8 shift", **sizes, "of inputs": off(wanted, exact), **found}
+        yield {"case": "fp8 shift", **sizes, "of inputs": off(expected, exact), **result}
 
 
-def in_float64(given: Any, causal: bool) -> Any:
+def in_float64(inputs: Any, causal: bool) -> Any:
     """Return exact attention of arrays on the GPU, as an array of float64 in the CPU's memory."""
     cupy = import_cupy()
-    q, k, v = (cupy.asarray(x.get().astype(np.float64)) for x in given)
+    q, k, v = (cupy.asarray(x.get().astype(np.float64)) for x in inputs)
     S = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
     if causal:
         S = cupy.where(cupy.tri(S.shape[-1], dtype=bool), S, -np.inf)

@@ -119,7 +119,9 @@ def heads_of_256() -> Iterator[dict[str, Any]]:
                     **peers(q, k, v, causal=causal),
                 }
             )
-            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            tflops = {
+                name: round(setting.flops / duration / 1e9, 1) for name, duration in ms.items()
+            }
             sizes = {"N": N, "d": 256, "causal": causal, "B": setting.batch, "H": 8}
             yield {"case": "heads256", **sizes, "ms": ms, "tflops": tflops}
 
@@ -187,5 +189,5 @@ def sections() -> Iterator[dict[str, Any]]:
         yield {
             "case": "sections",
             **sizes,
-            "us": {name: round(1000 * taken, 2) for name, taken in ms.items()},
+            "us": {name: round(1000 * duration, 2) for name, duration in ms.items()},
         }

@@ -50,12 +50,12 @@ def paged() -> Iterator[dict[str, Any]]:
         pools = k.swapaxes(1, 2), v.swapaxes(1, 2)
         cupy.cuda.Device().synchronize()  # other streams read the words next
         longest = int(lengths.max())
-        given = q, k, v, words, keys
+        inputs = q, k, v, words, keys
 
         ours = partial(gpu.paged, q, *pools, words, keys, check=False)
         calls = {**copy, "hopper_decode, paged": replayed(ours)}
         ms = race(
-            calls | theirs({"fa4": fa4_paged, "flashinfer": flashinfer_paged}, *given, longest)
+            calls | theirs({"fa4": fa4_paged, "flashinfer": flashinfer_paged}, *inputs, longest)
         )
         sizes = {
             "sequences": b,
@@ -67,10 +67,17 @@ def paged() -> Iterator[dict[str, Any]]:
             "H_kv": 8,
             "d": 128,
         }
-        moved = int(lengths.sum()) * 8 * 128 * 2 * 2
-        rates = {name: round(moved / of / 1e6, 1) for name, of in ms.items() if name != "copy"}
+        traffic = int(lengths.sum()) * 8 * 128 * 2 * 2
+        rates = {name: round(traffic / of / 1e6, 1) for name, of in ms.items() if name != "copy"}
         sizes["flashinfer"] = version("flashinfer-python")
-        yield {"case": "paged", **sizes, "bytes": moved, "copied": copied, "ms": ms, "GB/s": rates}
+        yield {
+            "case": "paged",
+            **sizes,
+            "bytes": traffic,
+            "copied": copied,
+            "ms": ms,
+            "GB/s": rates,
+        }
 
 
 def varlen() -> Iterator[dict[str, Any]]:
@@ -104,13 +111,13 @@ def varlen() -> Iterator[dict[str, Any]]:
         yield {"case": "varlen", **sizes, "ms": ms, "tflops": tflops}
 
 
-def theirs(makers: dict[str, Callable[..., Any]], *given: Any) -> Calls:
+def theirs(makers: dict[str, Callable[..., Any]], *inputs: Any) -> Calls:
     """Return calls of those who are here and can do it, as graphs; of others say why not."""
     try:
         import torch
     except ImportError:
         return {}
-    arrays = [torch.from_dlpack(x) if hasattr(x, "__dlpack__") else x for x in given]
+    arrays = [torch.from_dlpack(x) if hasattr(x, "__dlpack__") else x for x in inputs]
     graphs: Calls = {}
     for name, make in makers.items():
         try:

@@ -38,11 +38,11 @@ def main() -> None:
     for kind, keep in (("fused", "~Intermediates"), ("unfused", "All")):
         memory.tensors.keep = keep
         memory.tensors.may_keep = "All"
-        found = spec.map_workload_to_arch(print_progress=False)
-        used = found.resource_usage()["GlobalBuffer"]
+        result = spec.map_workload_to_arch(print_progress=False)
+        used = result.resource_usage()["GlobalBuffer"]
         fronts[kind] = sorted(
             [round(float(part) * size), round(float(cost))]
-            for part, cost in zip(used, found.energy(), strict=True)
+            for part, cost in zip(used, result.energy(), strict=True)
         )
     print(json.dumps({"N": N, "d": d, "direction": direction, **fronts}))
 

@@ -23,7 +23,7 @@ EINSUMS = Path(__file__).resolve().parents[2] / "tests" / "referee"
 def main() -> None:
     """Print the accesses of one problem."""
     name = sys.argv[1]
-    sizes = {key: int(size) for key, size in (said.split("=") for said in sys.argv[2:])}
+    sizes = {key: int(size) for key, size in (text.split("=") for text in sys.argv[2:])}
     spec = af.Spec.from_yaml(
         EINSUMS / f"{name}.yaml", af.examples.arches.snowcat, jinja_parse_data=sizes
     )
@@ -31,20 +31,20 @@ def main() -> None:
     tensors = spec.arch.find("MainMemory").tensors
     tensors.keep = "All"
     tensors.may_keep = "All"
-    found = spec.map_workload_to_arch(print_progress=False)
-    moved: Counter[str] = Counter()
-    for (_, memory, tensor, action), elements in found.actions(
+    result = spec.map_workload_to_arch(print_progress=False)
+    traffic: Counter[str] = Counter()
+    for (_, memory, tensor, action), elements in result.actions(
         per_einsum=True, per_tensor=True, per_component=True
     ).items():
         if memory == "MainMemory":
-            moved[f"{tensor} {action}"] += round(float(elements))
+            traffic[f"{tensor} {action}"] += round(float(elements))
     print(
         json.dumps(
             {
                 "workload": name,
                 "sizes": sizes,
-                "accesses": round(float(found.energy())),
-                "moved": +moved,
+                "accesses": round(float(result.energy())),
+                "moved": +traffic,
             }
         )
     )

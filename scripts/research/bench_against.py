@@ -62,25 +62,25 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/gpu_bench_against.json"))
     options = parser.parse_args()
     check_target(options.output)
-    asked = [
+    arguments = [
         {key: asdict(setting)[key] for key in FIELDS} for setting in settings(options.N, options.d)
     ]
-    rows = [(name, setting) for setting in asked for name in options.only]
+    rows = [(name, setting) for setting in arguments for name in options.only]
     folders = {"now": HERE.parents[2], "before": options.folder.resolve(), "again": HERE.parents[2]}
-    taken: list[list[dict[str, float]]] = [[] for _ in rows]
+    duration: list[list[dict[str, float]]] = [[] for _ in rows]
     for start in range(options.starts):
         with ExitStack() as stack:
             builds = {
                 who: stack.enter_context(process(folder, rows)) for who, folder in folders.items()
             }
             for who, ask in builds.items():
-                if not Path(found := ask(None)).is_relative_to(folders[who]):
-                    raise ValueError(f"{found} was imported; expected a file in {folders[who]}")
-            for row, rounds in enumerate(taken):
+                if not Path(result := ask(None)).is_relative_to(folders[who]):
+                    raise ValueError(f"{result} was imported; expected a file in {folders[who]}")
+            for row, rounds in enumerate(duration):
                 rounds += measure(row, builds, options.rounds, random.Random(start))
     results = [
         {"kernel": name, **setting, **summary(rounds)}
-        for (name, setting), rounds in zip(rows, taken, strict=True)
+        for (name, setting), rounds in zip(rows, duration, strict=True)
     ]
     record = {
         "command": shlex.join(["python", "scripts/research/bench_against.py", *sys.argv[1:]]),
@@ -92,14 +92,14 @@ def main() -> int:
     }
     write_whole(options.output, json.dumps(record, indent=1) + "\n")
     ratios = ("before ÷ now", "again ÷ now")
-    shown = [
+    output = [
         [
             *map(r.get, ("kernel", *FIELDS)),
             *(" ".join(f"{x:.3f}" for x in r[ratio]) for ratio in ratios),
         ]
         for r in results
     ]
-    print_table(("kernel", *FIELDS, *(f"{ratio}: quartiles =" for ratio in ratios)), shown)
+    print_table(("kernel", *FIELDS, *(f"{ratio}: quartiles =" for ratio in ratios)), output)
     return int(min(r["before ÷ now"][1] for r in results) < LEAST)
 
 

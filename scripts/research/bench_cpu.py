@@ -223,7 +223,7 @@ def take_turns(contestants: dict[str, Call], rounds: int, reference: Call | None
     where that is too far.
     """
     first = {name: timed(call) for name, call in contestants.items()}
-    record: Record = {name: {"first_s": taken} for name, (taken, _) in first.items()}
+    record: Record = {name: {"first_s": duration} for name, (duration, _) in first.items()}
     if reference is not None:
         expected = reference()
         for name, (_, result) in first.items():
@@ -270,8 +270,8 @@ def work_backward(sizes: Sizes, _: str) -> Record:
     P /= P.sum(axis=1, keepdims=True)
 
     def simulated() -> Array:
-        found = flashsim.backward("flash", run, dO)
-        return np.hstack([found.dQ, found.dK, found.dV])
+        result = flashsim.backward("flash", run, dO)
+        return np.hstack([result.dQ, result.dK, result.dV])
 
     contestants = {"simulator": simulated, "theirs": lambda: naive_backward(Q, K, V, P, dO)}
     return take_turns(contestants, sizes.rounds, reference=lambda: naive_backward(Q, K, V, P, dO))

@@ -55,14 +55,14 @@ class Search:
         """The games with a row, key or column less; how a state becomes one of theirs; and the
         words left out.
         """
-        found = []
+        result = []
         for axis, size in enumerate(self.game.sizes):
             for n in range(size if size > 1 else 0):
                 other = self.searches[
-                    tuple(length - (at == axis) for at, length in enumerate(self.game.sizes))
+                    tuple(length - (index == axis) for index, length in enumerate(self.game.sizes))
                 ]
-                found.append((other, *self.game.without(axis, n, other.game)))
-        return found
+                result.append((other, *self.game.without(axis, n, other.game)))
+        return result
 
     def rate(self, state: State) -> int:
         """Return what a schedule costs at least from a state on."""
@@ -161,10 +161,10 @@ def fewest(
     searches = Searches(M, backward, most)
     search = searches[N_q, N_k, d, d if d_v is None else d_v]
     try:
-        found = search.fewest()
+        result = search.fewest()
     except (Cut, KeyboardInterrupt):
         return Found(None, search.lower, searches.states)
-    return Found(found if found < NEVER else None, found, searches.states)
+    return Found(result if result < NEVER else None, result, searches.states)
 
 
 def main() -> None:
@@ -182,27 +182,27 @@ def main() -> None:
     if min(*options.sizes, options.most) < 1:
         parser.error("sizes and STATES are whole numbers from 1")
     bound_of = lower_bound_backward if options.backward else lower_bound
-    for at in range(0, len(options.sizes), 4):
-        N_q, N_k, d, M = options.sizes[at : at + 4]
+    for index in range(0, len(options.sizes), 4):
+        N_q, N_k, d, M = options.sizes[index : index + 4]
         try:
             bound = bound_of(N_q=N_q, N_k=N_k, d=d, d_v=options.d_v, M=M)
-            found = fewest(
+            result = fewest(
                 N_q, N_k, d, M, d_v=options.d_v, backward=options.backward, most=options.most
             )
         except ValueError as error:
             parser.error(str(error))
-        said = "no schedule" if found.at_least >= NEVER else f"at least {found.at_least}, cut off"
-        said = said if found.fewest is None else f"fewest {found.fewest}"
+        text = "no schedule" if result.at_least >= NEVER else f"at least {result.at_least}, cut off"
+        text = text if result.fewest is None else f"fewest {result.fewest}"
         holds = (
-            "IS BROKEN" if found.fewest is not None and bound.accesses > found.fewest else "holds"
+            "IS BROKEN" if result.fewest is not None and bound.accesses > result.fewest else "holds"
         )
         holds = (
-            "is not tried" if found.fewest is None and bound.accesses > found.at_least else holds
+            "is not tried" if result.fewest is None and bound.accesses > result.at_least else holds
         )
         print(
-            f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {options.d_v or d}, M = {M}: {said}, "
+            f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {options.d_v or d}, M = {M}: {text}, "
             f"compulsory {bound.compulsory}, "
-            f"by phases {bound.phases}: the bound {holds} ({found.states:,} states)",
+            f"by phases {bound.phases}: the bound {holds} ({result.states:,} states)",
             flush=True,
         )
 

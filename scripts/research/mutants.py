@@ -49,7 +49,7 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
         for name in operator_names()
         if not get_operator(name).arguments()
     }
-    at: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
+    index: dict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
     package = home / "flashsim"
     for path in sorted(package.rglob("*.py")):
         if not any(path.is_relative_to(package / room) for room in BESIDE):
@@ -59,16 +59,16 @@ def places_and_mutants(home: Path, sample: int, seed: int) -> tuple[int, list[Mu
             for name, operator in operators.items():
                 spots = (spot for node in nodes for spot in operator.mutation_positions(node))
                 for number, ((line, column), (end, _)) in enumerate(spots):
-                    at[file, path.name, *_line(source, line), column].append(
+                    index[file, path.name, *_line(source, line), column].append(
                         (name, file, source, number, line, end)
                     )
     drawn: list[Mutant] = []
-    for place in sorted(at, key=lambda place: order(*place[1:])):
-        changes = sorted(at[place], key=lambda change: order(change[0], {}))
+    for place in sorted(index, key=lambda place: order(*place[1:])):
+        changes = sorted(index[place], key=lambda change: order(change[0], {}))
         drawn += next(([mutant] for change in changes if (mutant := _made(*change))), [])
         if len(drawn) == sample:
             break
-    return len(at), drawn
+    return len(index), drawn
 
 
 def _made(operator: str, file: str, source: str, number: int, line: int, end: int) -> Mutant | None:

@@ -110,10 +110,10 @@ def main() -> None:
             }
             untried = []
             try:
-                for number, found in enumerate(as_completed(started), 1):
-                    (mutant, _), error = started[found], found.exception()
+                for number, result in enumerate(as_completed(started), 1):
+                    (mutant, _), error = started[result], result.exception()
                     entry = mutant.entry
-                    test = None if error else found.result()
+                    test = None if error else result.result()
                     if test is None and error is None and tests.stop is not None:
                         untried.append((mutant, None))
                         continue
@@ -247,10 +247,10 @@ def noticed(mutant: Mutant, home: Path, tests: list[str], seconds: Seconds) -> s
     _replace(path, mutant.source)
     limit = SECONDS + sum(2 * (seconds.get(test) or 0) for test in tests)
     try:
-        found = run_tests(home, "-x", "-n0", *tests, limit=limit)
+        result = run_tests(home, "-x", "-n0", *tests, limit=limit)
     finally:
         _replace(path, source)
-    return next((test for test, past in found.items() if past is None), None)
+    return next((test for test, past in result.items() if past is None), None)
 
 
 def _replace(path: Path, source: str) -> None:
@@ -265,14 +265,14 @@ def run_tests(home: Path, *arguments: str, limit: float | None = None) -> Second
     """Run pytest in a copy; return the tests' seconds. Beyond a limit of processor time, it is
     OUT_OF_TIME that fails.
     """
-    said = home / ".report.xml"
-    said.unlink(missing_ok=True)
+    text = home / ".report.xml"
+    text.unlink(missing_ok=True)
     environment = os.environ | {
         "PYTHONPATH": str(home),
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "",
     }
-    command = [sys.executable, *PYTEST, f"--junitxml={said}", *arguments]
+    command = [sys.executable, *PYTEST, f"--junitxml={text}", *arguments]
     null = subprocess.DEVNULL
     with subprocess.Popen(
         command, cwd=home, env=environment, stdin=null, stdout=null, stderr=null
@@ -293,18 +293,18 @@ def run_tests(home: Path, *arguments: str, limit: float | None = None) -> Second
         pytest.ExitCode.INTERRUPTED,
     ):
         raise RuntimeError(f"{command} ended with {run.returncode}")
-    found: Seconds = {}
-    for case in ElementTree.parse(said).iter("testcase"):
+    result: Seconds = {}
+    for case in ElementTree.parse(text).iter("testcase"):
         file = case.get("classname", "")
         name = case.get("name", "")
         # that cannot be read
         test = f"{file.replace('.', '/')}.py::{name}" if file else f"{name.replace('.', '/')}.py"
-        found[test] = (
+        result[test] = (
             None
             if {"failure", "error"} & {part.tag for part in case}
             else float(case.get("time", 0))
         )
-    return found
+    return result
 
 
 def _file(test: str) -> str:

@@ -30,15 +30,15 @@ class Game:
     """The rows and products of N_q queries and N_k keys."""
 
     def __init__(self, N_q: int, N_k: int, m: int) -> None:
-        rows = [(of, at) for of in ("Q", "dO", "dQ") for at in range(N_q)]
-        rows += [(of, at) for of in ("K", "V", "dK", "dV") for at in range(N_k)]
+        rows = [(of, index) for of in ("Q", "dO", "dQ") for index in range(N_q)]
+        rows += [(of, index) for of in ("K", "V", "dK", "dV") for index in range(N_k)]
         products = [(of, i, k) for of in NEEDS for i in range(N_q) for k in range(N_k)]
         self.m, self.compulsory, self.all = m, 3 * N_q + 4 * N_k, (1 << len(products)) - 1
         self.price = [2 if of in NEEDS else 1 for of, _ in rows]
         self.needs = [
             sum(
-                1 << rows.index((of, at))
-                for side, at in zip(NEEDS[name], pair, strict=True)
+                1 << rows.index((of, index))
+                for side, index in zip(NEEDS[name], pair, strict=True)
                 for of in side.split()
             )
             for name, *pair in products
@@ -52,7 +52,7 @@ class Game:
             itertools.permutations(range(N_q)), itertools.permutations(range(N_k))
         ):
             row_to = [
-                rows.index((of, (q if of in ("Q", "dO", "dQ") else k)[at])) for of, at in rows
+                rows.index((of, (q if of in ("Q", "dO", "dQ") else k)[index])) for of, index in rows
             ]
             self.exchanges.append(
                 (row_to, [products.index((of, q[i], k[j])) for of, i, j in products])
@@ -76,20 +76,20 @@ class Game:
 
     def moves(self, state: State) -> set[tuple[int, State]]:
         """Return (price, state) of each next product and each choice of what makes room."""
-        (chip, done), found = state, set()
+        (chip, done), result = state, set()
         for product in bits(self.all & ~done):
-            wanted = self.needs[product] | chip
-            room = max(wanted.bit_count() - self.m, 0)
+            expected = self.needs[product] | chip
+            room = max(expected.bit_count() - self.m, 0)
             for gone in itertools.combinations(bits(chip & ~self.needs[product]), room):
                 price = sum(self.price[row] for row in gone)
-                left = wanted - sum(1 << row for row in gone)
-                found.add((price, left))
-        return {(price, self.settled(left, done)) for price, left in found}
+                left = expected - sum(1 << row for row in gone)
+                result.add((price, left))
+        return {(price, self.settled(left, done)) for price, left in result}
 
 
 def bits(number: int) -> list[int]:
     """Return which bits are set."""
-    return [at for at in range(number.bit_length()) if number >> at & 1]
+    return [index for index in range(number.bit_length()) if number >> index & 1]
 
 
 def fewest(N_q: int, N_k: int, m: int, below: int | None = None) -> int | None:
@@ -99,16 +99,16 @@ def fewest(N_q: int, N_k: int, m: int, below: int | None = None) -> int | None:
     game = Game(N_q, N_k, m)
     waiting: dict[int, list[State]] = defaultdict(list, {game.compulsory: [(0, 0)]})
     closed: set[State] = set()
-    for moved in itertools.count(game.compulsory):
-        if below is not None and moved >= below:
+    for traffic in itertools.count(game.compulsory):
+        if below is not None and traffic >= below:
             return None
-        for state in waiting[moved]:  # grows as it is gone through
+        for state in waiting[traffic]:  # grows as it is gone through
             if state not in closed:
                 closed.add(state)
                 if state[1] == game.all:
-                    return moved
+                    return traffic
                 for price, then in game.moves(state):
-                    waiting[moved + price].append(then)
+                    waiting[traffic + price].append(then)
     raise AssertionError  # pragma: no cover
 
 
@@ -125,19 +125,19 @@ def main() -> None:
     parser.add_argument(
         "sizes", nargs="+", type=int, metavar="N_q N_k m", help="m rows fit, 5 at least"
     )
-    asked = parser.parse_args()
-    if len(asked.sizes) % 3 or min(asked.sizes) < 1 or min(asked.sizes[2::3]) < 5:
+    options = parser.parse_args()
+    if len(options.sizes) % 3 or min(options.sizes) < 1 or min(options.sizes[2::3]) < 5:
         parser.error(
             "expected three whole numbers for each game, N_q N_k m, with m at least 5, as dK's "
             "product needs 5 rows"
         )
-    for N_q, N_k, m in zip(*(asked.sizes[at::3] for at in range(3)), strict=True):
+    for N_q, N_k, m in zip(*(options.sizes[index::3] for index in range(3)), strict=True):
         bound = lower_bound_rows(N_q=N_q, N_k=N_k, d=1, M=m)
-        found = fewest(N_q, N_k, m, bound if asked.below else None)
+        result = fewest(N_q, N_k, m, bound if options.below else None)
         print(
             (
                 f"N_q = {N_q}, N_k = {N_k}, m = {m}: bound {bound}; fewest "
-                f"{found or f'{bound} or more'}"
+                f"{result or f'{bound} or more'}"
             ),
             flush=True,
         )

@@ -102,22 +102,22 @@ class Game:
         self.sizes = sizes
         self.M = M
         self.sums = sums = (backward_sums if backward else forward_sums)(*sizes)
-        self.number = number = {s.name: at for at, s in enumerate(sums)}
+        self.number = number = {s.name: index for index, s in enumerate(sums)}
         inputs = sorted(
             {word for s in sums for term in s.terms for word in term if word not in number}
         )
-        self.bit = {word: at for at, word in enumerate(inputs)}
+        self.bit = {word: index for index, word in enumerate(inputs)}
         # the bit of each sum's subset {}; subset m has the bit first + m
         self.first: list[int] = []
-        at = len(inputs) - 1
+        index = len(inputs) - 1
         for s in sums:
-            self.first.append(at)
-            at += 2 ** len(s.terms) - 1
-        self.bits = at + 1
+            self.first.append(index)
+            index += 2 ** len(s.terms) - 1
+        self.bits = index + 1
         self.inputs = (1 << len(inputs)) - 1
         self.whole = [1 << f + 2 ** len(s.terms) - 1 for f, s in zip(self.first, sums, strict=True)]
-        word = {name: 1 << at for name, at in self.bit.items()} | {
-            s.name: self.whole[at] for s, at in zip(sums, number.values(), strict=True)
+        word = {name: 1 << index for name, index in self.bit.items()} | {
+            s.name: self.whole[index] for s, index in zip(sums, number.values(), strict=True)
         }
         self.operands = [[word[a] | word[b] for a, b in s.terms] for s in sums]
         self.all_of = [
@@ -133,16 +133,16 @@ class Game:
         ]
         self.uses = {
             name: [
-                (at, t)
-                for at, s in enumerate(sums)
+                (index, t)
+                for index, s in enumerate(sums)
                 for t, term in enumerate(s.terms)
                 if name in term
             ]
             for name in word
         }
-        self.outputs = [at for at, s in enumerate(sums) if s.output]
-        self.of_outputs = sum(self.all_of[at] for at in self.outputs)
-        self.whole_outputs = sum(self.whole[at] for at in self.outputs)
+        self.outputs = [index for index, s in enumerate(sums) if s.output]
+        self.of_outputs = sum(self.all_of[index] for index in self.outputs)
+        self.whole_outputs = sum(self.whole[index] for index in self.outputs)
         self.orders = [
             self.to(self, orders)
             for orders in product(*(permutations(range(size)) for size in sizes))
@@ -173,23 +173,23 @@ class Game:
             if name is None:
                 goes += [0] * (2 ** len(s.terms) - 1)
                 continue
-            at = other.number[name]
-            terms: list[set[Word | None]] = [{*term} for term in other.sums[at].terms]
+            index = other.number[name]
+            terms: list[set[Word | None]] = [{*term} for term in other.sums[index].terms]
             new = [{moved(word) for word in term} for term in s.terms]
             place = [1 << terms.index(term) if term in terms else 0 for term in new]
             for m in range(1, 2 ** len(s.terms)):
                 left = sum(place[t] for t in range(len(s.terms)) if m >> t & 1)
-                goes.append(1 << other.first[at] + left if left else 0)
+                goes.append(1 << other.first[index] + left if left else 0)
         return [
             [
                 reduce(
                     operator.or_,
-                    (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1),
+                    (to for b, to in enumerate(goes[index : index + 8]) if value >> b & 1),
                     0,
                 )
                 for value in range(256)
             ]
-            for at in range(0, len(goes), 8)
+            for index in range(0, len(goes), 8)
         ]
 
     def alike(self, state: State) -> State:
@@ -206,7 +206,9 @@ class Game:
         the words left out.
         """
         orders: list[tuple[int | None, ...]] = [tuple(range(length)) for length in self.sizes]
-        orders[axis] = tuple(None if at == n else at - (at > n) for at in range(self.sizes[axis]))
+        orders[axis] = tuple(
+            None if index == n else index - (index > n) for index in range(self.sizes[axis])
+        )
         out = 0
         for word in (*self.bit, *self.number):
             if (axis, n) in zip(AXES[word[0]], word[1:], strict=True):
@@ -228,15 +230,15 @@ class Game:
         """Of all words held: the inputs that are sure to be needed on chip yet, and the words
         that have a use to come.
         """
-        sums, seen, of_use = self.sums, dict[int, bool](), dict[int, bool]()
+        sums, events, of_use = self.sums, dict[int, bool](), dict[int, bool]()
 
-        def wanted(at: int, t: int) -> bool:  # a term that is to be added yet
-            return not held & self.with_term[at][t] and (sums[at].output or needed(at))
+        def wanted(index: int, t: int) -> bool:  # a term that is to be added yet
+            return not held & self.with_term[index][t] and (sums[index].output or needed(index))
 
-        def needed(at: int) -> bool:
-            if at not in seen:
-                seen[at] = any(wanted(*use) for use in self.uses[sums[at].name])
-            return seen[at]
+        def needed(index: int) -> bool:
+            if index not in events:
+                events[index] = any(wanted(*use) for use in self.uses[sums[index].name])
+            return events[index]
 
         def useful(name: Word) -> bool:  # an input, or a word of an intermediate sum, if ever again
             return any(
@@ -244,17 +246,19 @@ class Game:
                 for s, t in self.uses[name]
             )
 
-        def of_sum(at: int) -> bool:
-            if at not in of_use:
-                of_use[at] = useful(sums[at].name)
-            return of_use[at]
+        def of_sum(index: int) -> bool:
+            if index not in of_use:
+                of_use[index] = useful(sums[index].name)
+            return of_use[index]
 
         must = sum(
-            1 << at for name, at in self.bit.items() if any(wanted(*use) for use in self.uses[name])
+            1 << index
+            for name, index in self.bit.items()
+            if any(wanted(*use) for use in self.uses[name])
         )
-        keep = sum(1 << at for name, at in self.bit.items() if useful(name))
+        keep = sum(1 << index for name, index in self.bit.items() if useful(name))
         return must, keep | sum(
-            self.all_of[at] for at, s in enumerate(sums) if s.output or of_sum(at)
+            self.all_of[index] for index, s in enumerate(sums) if s.output or of_sum(index)
         )
 
     def least(self, state: State, words: int = -1) -> int:
@@ -262,9 +266,9 @@ class Game:
         chip, hbm = state
         must, _ = self.needed_of((chip | hbm) & ~self.inputs)
         sure = (must & ~chip & words).bit_count()
-        for at in self.outputs:
-            if words & self.whole[at] and not hbm & self.whole[at]:
-                sure += 1 + (hbm & ~chip & self.all_of[at]).bit_count()
+        for index in self.outputs:
+            if words & self.whole[index] and not hbm & self.whole[index]:
+                sure += 1 + (hbm & ~chip & self.all_of[index]).bit_count()
         return sure
 
     # ----------------------------------------------------------------------------------------------
@@ -275,26 +279,28 @@ class Game:
         order.
         """
         price = 0
-        for at, s in enumerate(self.sums):  # operands come before the sums that take them
-            there = chip & self.all_of[at]
+        for index, s in enumerate(self.sums):  # operands come before the sums that take them
+            there = chip & self.all_of[index]
             if not there:
                 continue
-            f = self.first[at]
+            f = self.first[index]
             m = 0
             bits = there
             while bits:
                 m |= (bits & -bits).bit_length() - 1 - f
                 bits &= bits - 1
-            for t, operands in enumerate(self.operands[at]):
-                if not operands & ~chip and not (s.output and (chip | hbm) & self.with_term[at][t]):
+            for t, operands in enumerate(self.operands[index]):
+                if not operands & ~chip and not (
+                    s.output and (chip | hbm) & self.with_term[index][t]
+                ):
                     m |= 1 << t
             if there != 1 << f + m:
                 chip = chip & ~there | 1 << f + m
                 hbm &= ~there if s.output else -1
-            if s.output and chip & self.whole[at]:
+            if s.output and chip & self.whole[index]:
                 price = price + 1
-                chip = chip & ~self.whole[at]
-                hbm = hbm | self.whole[at]
+                chip = chip & ~self.whole[index]
+                hbm = hbm | self.whole[index]
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
         return price, self.alike((chip & keep, hbm & keep))
 
@@ -302,7 +308,7 @@ class Game:
         """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written
         first.
         """
-        found = [(0, chip, hbm)] if lack <= 0 else []
+        result = [(0, chip, hbm)] if lack <= 0 else []
         rest = words if lack > 0 else 0
         while rest:
             word = rest & -rest
@@ -310,10 +316,10 @@ class Game:
             stays = word & (self.inputs | hbm)
             for price, left, stored in self.room(chip & ~word, hbm, rest, lack - 1):
                 if stays or not word & self.of_outputs:
-                    found.append((price, left, stored))
+                    result.append((price, left, stored))
                 if not stays:
-                    found.append((price + 1, left, stored | word))
-        return found
+                    result.append((price + 1, left, stored | word))
+        return result
 
     def moves(self, state: State) -> Iterator[tuple[int, State]]:
         """Yield what an operation costs, with the loads and evictions before it, and the state
@@ -321,32 +327,32 @@ class Game:
         """
         chip, hbm = state
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
-        for at, s in enumerate(self.sums):
-            if (hbm if s.output else chip) & self.whole[at] or not keep & self.whole[at]:
+        for index, s in enumerate(self.sums):
+            if (hbm if s.output else chip) & self.whole[index] or not keep & self.whole[index]:
                 continue
-            f = self.first[at]
+            f = self.first[index]
             every = range(1, 2 ** len(s.terms))
             parts = [m for m in every if (chip | hbm) >> f + m & 1]
-            here = chip & self.all_of[at]
-            for t, operands in enumerate(self.operands[at]):
-                if s.output and (chip | hbm) & self.with_term[at][t]:
+            here = chip & self.all_of[index]
+            for t, operands in enumerate(self.operands[index]):
+                if s.output and (chip | hbm) & self.with_term[index][t]:
                     continue
-                yield from self.operation(state, at, operands, 0, 1 << f + (1 << t), here)
+                yield from self.operation(state, index, operands, 0, 1 << f + (1 << t), here)
                 for m in parts:
                     if not m >> t & 1:
                         part = 1 << f + m
                         yield from self.operation(
-                            state, at, operands | part, part, 1 << f + (m | 1 << t), here & ~part
+                            state, index, operands | part, part, 1 << f + (m | 1 << t), here & ~part
                         )
             for m, other in combinations(parts, 2):
                 if not m & other:
                     both = 1 << f + m | 1 << f + other
                     yield from self.operation(
-                        state, at, both, both, 1 << f + (m | other), here & ~both
+                        state, index, both, both, 1 << f + (m | other), here & ~both
                     )
 
     def operation(
-        self, state: State, at: int, takes: int, old: int, new: int, gone: int
+        self, state: State, index: int, takes: int, old: int, new: int, gone: int
     ) -> Iterator[tuple[int, State]]:
         """Yield the states after an operation that takes these words, and puts `new` in the place
         of `old`, if there is any.
@@ -368,7 +374,7 @@ class Game:
             price = price + loads.bit_count()
             left = left | takes
             if old:
-                last = [(0, left & ~old, stored & ~old if self.sums[at].output else stored)]
+                last = [(0, left & ~old, stored & ~old if self.sums[index].output else stored)]
             else:
                 last = self.room(left, stored, left, left.bit_count() + 1 - self.M)
             for more, chip_after, hbm_after in last:
