@@ -7,8 +7,6 @@ from inspect import signature
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from flashsim.attention.arguments import (
     check_count,
     check_gqa,
@@ -20,7 +18,6 @@ from flashsim.attention.arguments import (
     short_repr,
 )
 from flashsim.attention.base import BaseProblem
-from flashsim.attention.inputs import float_dtype
 from flashsim.attention.masks.rules import All, Head, Mask, as_mask
 from flashsim.attention.shapes import Shape
 from flashsim.support.records import set_fields
@@ -104,13 +101,12 @@ class Problem(BaseProblem):
         Raises ValueError.
         """
         shape = check_shape(N, d, N_q, N_k, d_v)
-        stored = float_dtype(dtype)
         heads, kv_heads = check_heads(heads, kv_heads)
         return cls.of_shape(
             shape,
             (heads,) if heads > 1 else (),
             heads // kv_heads,
-            stored,
+            dtype,
             M=M,
             scale=scale,
             causal=causal,
@@ -156,7 +152,7 @@ class Problem(BaseProblem):
         shape: Shape,
         leading: Head,
         group: int,
-        dtype: np.dtype[Any],
+        dtype: Any,
         *,
         M: Any,
         scale: Any,
