@@ -9,7 +9,7 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import forward_of, resolve
-from flashsim.attention.inputs import DEFAULT_DTYPE, FLOATS
+from flashsim.attention.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 from flashsim.attention.masks.rules import Causal
 from flashsim.attention.masks.sink import Sink
 from flashsim.cli import values
@@ -17,6 +17,7 @@ from flashsim.cli.loading import algorithm
 from flashsim.cli.parser import Parser, suggestion
 from flashsim.cli.values import (
     dtype,
+    elements,
     head,
     logits,
     offset,
@@ -305,8 +306,9 @@ def mask_arguments(
 def problem_arguments(
     options: argparse.Namespace, *names: str, sink: Sink | None = None, mask: Any = None
 ) -> dict[str, Any]:
-    """Return lengths, widths, M, dtype, direction, the options `names`, and masks."""
-    arguments = by_name(options, "N", "N_q", "N_k", "d", "d_v", "M", "dtype", "direction", *names)
+    """Return lengths, widths, dtype, direction, the options `names`, M in elements, and masks."""
+    arguments = by_name(options, "N", "N_q", "N_k", "d", "d_v", "dtype", "direction", *names)
+    arguments["M"] = elements(options.M, float_dtype(options.dtype).itemsize)
     return arguments | mask_arguments(options, sink=sink, mask=mask)
 
 
