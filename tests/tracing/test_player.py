@@ -268,7 +268,7 @@ def exact(tips: list[str]) -> list[float]:
 def test_old_and_new_of_dQ_are_told_apart(open_page: Opener) -> None:
     trace = recorded_backward()
     index = next(s for s in trace.steps if s.label == "line 21" and s.tile == (2, 1))
-    page = open_page(trace, at=f"#t={index.number}")
+    page = open_page(trace, index=f"#t={index.number}")
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
     for age, value in zip(("old", "new"), pair(index, "dQ"), strict=True):
         assert np.array_equal(
@@ -296,7 +296,7 @@ def moving(trace: Trace) -> list[int]:
 
 def test_buttons_without_use_say_why(open_page: Opener) -> None:
     trace = recorded_backward()
-    page = open_page(trace, at="#t=5")
+    page = open_page(trace, index="#t=5")
     for button in ("#next-rescale", "#next-max"):
         assert page.get_attribute(button, "aria-disabled") == "true"
         assert "no running maximum" in (page.get_attribute(button, "title") or "")
@@ -432,7 +432,7 @@ def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with
     open_page: Opener,
 ) -> None:
     trace = recorded()
-    page = open_page(trace, at="#t=2")
+    page = open_page(trace, index="#t=2")
     page.locator(".events button").first.click()
     assert page.locator(".events [aria-pressed=true]").inner_text().startswith("load Q")
     press(page, "ArrowRight")
@@ -481,7 +481,7 @@ def test_one_element_is_one_element(open_page: Opener) -> None:
 
 
 def test_links_to_a_step(open_page: Opener) -> None:
-    page = open_page(recorded(), at="#t=23")
+    page = open_page(recorded(), index="#t=23")
     assert step(page) == 23
     page.evaluate("location.hash = '#t=7'")
     until(page, "player.t === 7")
@@ -537,7 +537,7 @@ def test_it_plays_and_pauses(open_page: Opener) -> None:
 
 
 def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
-    page = open_page(recorded(causal=True), at="#t=46")
+    page = open_page(recorded(causal=True), index="#t=46")
     reached = set()
     for _ in range(60):
         press(page, "Tab")
@@ -598,7 +598,7 @@ def test_the_scores_are_in_HBM_only_where_they_are_stored(
     viewport: dict[str, int], open_page: Opener
 ) -> None:
     for name, stored in (("flash", False), ("standard", True)):
-        page = open_page(recorded(name), at="#t=3", viewport=viewport)
+        page = open_page(recorded(name), index="#t=3", viewport=viewport)
         assert page.evaluate("player.views[0].run.stored") is stored
         assert page.evaluate(INSIDE) == [stored, True, True], name
         assert len(page.evaluate(CORNERS)) == (5 if stored else 7)
@@ -610,7 +610,7 @@ def test_strips_of_the_scores_that_pass_through_HBM_are_said_to(
     for name, kept in (("small_cache", "stored in strips"), ("flash", "never stored")):
         trace = recorded(name)
         assert (trace.about.arrays[-1].name == "S") == (name == "small_cache")
-        label = open_page(trace, at="#t=3").get_attribute(".grid", "aria-label")
+        label = open_page(trace, index="#t=3").get_attribute(".grid", "aria-label")
         assert f"tiles, computed, {kept}:" in label
         camera = filming._Camera(trace, trace.steps)
         camera.frame(trace.steps[3])
@@ -621,7 +621,7 @@ def test_names_of_arrays_beside_the_scores_have_room(open_page: Opener) -> None:
     """A name with a superscript is as large as the others, or nearly: 12 pixels of the picture,
     and never below 10.
     """
-    page = open_page(recorded("split_kv", n=16, blocks=(16, 4)), at="#t=3")
+    page = open_page(recorded("split_kv", n=16, blocks=(16, 4)), index="#t=3")
     assert any(page.evaluate("player.views[0].run.beside[0].map((name) => name.endsWith('parts'))"))
     sizes = page.evaluate(
         """(() => { const { grid, run } = player.views[0];
@@ -675,7 +675,7 @@ def test_what_is_said_of_the_reference_names_it_and_its_mask(
 
 def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
     trace = recorded("block_sparse", 24, 4, (3, 3), block_mask=patterns.butterfly)
-    page = open_page(trace, at="#t=100000")
+    page = open_page(trace, index="#t=100000")
     skipped = int((~patterns.butterfly(8, 8)).sum())
     assert f"{63 - skipped} done, {skipped} skipped" in (
         page.get_attribute(".grid", "aria-label") or ""
@@ -714,7 +714,7 @@ def test_a_tile_visited_thrice_is_done_after_the_third_visit(open_page: Opener) 
 def test_two_runs_go_by_time_and_those_of_different_sizes_say_why(open_page: Opener) -> None:
     first = recorded(causal=True)
     second = recorded("q_outer", causal=True)
-    page = open_page(first, versus=second, at="#t=30&by=time")
+    page = open_page(first, versus=second, index="#t=30&by=time")
     for view, trace in enumerate((first, second)):
         last = trace.events[trace.steps[30].last]
         assert counters(page, view)["total"] == (last.reads, last.writes)
@@ -852,7 +852,7 @@ def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str) 
     bug = "no_rescale" if direction == "forward" else "overwrite"
     wrong = record(with_bug("flash", bug, direction), causal=True)
     for second in (wrong, record("q_outer", causal=True), record("standard", causal=True)):
-        page = open_page(record(causal=True), versus=second, at="#t=46")
+        page = open_page(record(causal=True), versus=second, index="#t=46")
         fold = page.locator("#transport").bounding_box()["y"]
         for part in (".now", ".grid", ".hbm tr:last-child", ".code", ".code .on:visible"):
             for view in (0, 1):
@@ -908,7 +908,7 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
 def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict[str, int]) -> None:
     two = open_page(recorded(), versus=recorded("standard"), viewport=viewport)
     assert two.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-    page = open_page(recorded(causal=True), at="#t=46", viewport=viewport)
+    page = open_page(recorded(causal=True), index="#t=46", viewport=viewport)
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -973,7 +973,7 @@ TWENTY_STEPS = """() => {
 
 def test_without_values_it_says_so_and_counts(open_page: Opener) -> None:
     trace = recorded("flash", 256, 4, (16, 16))
-    page = open_page(trace, at="#t=100000")
+    page = open_page(trace, index="#t=100000")
     assert "steps are more than 2,000" in page.inner_text(".notes")
     assert counters(page)["total"] == (trace.events[-1].reads, trace.events[-1].writes)
     press(page, "Home")
@@ -997,7 +997,7 @@ def test_a_damaged_trace_is_said(browser: Any, tmp_path: Path) -> None:
 
 
 def test_a_step_is_said_once(open_page: Opener) -> None:
-    page = open_page(recorded(causal=True), at="#t=3")
+    page = open_page(recorded(causal=True), index="#t=3")
     assert (
         page.inner_text("#said")
         == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."
@@ -1025,7 +1025,7 @@ def test_a_step_is_said_once(open_page: Opener) -> None:
 
 
 def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
-    page = open_page(recorded(), versus=recorded("standard"), at="#t=20")
+    page = open_page(recorded(), versus=recorded("standard"), index="#t=20")
     text = page.inner_text("#said")
     assert text.startswith(
         "First run: Step 20, line 11, j = 1 of 3, i = 3 of 4: compute S_masked_ij."
@@ -1036,14 +1036,14 @@ def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
     )
     assert None not in names
     assert len(set(names)) == len(names)
-    same = open_page(recorded(), versus=recorded(), at="#t=20")
+    same = open_page(recorded(), versus=recorded(), index="#t=20")
     assert same.inner_text("#said").endswith("Second run: the same.")
 
 
 def test_words_say_what_the_score_matrix_shows(open_page: Opener) -> None:
     trace = recorded("q_outer", 16, 4, (4, 4), causal=True)
     index = next(s for s in trace.steps if s.tile == (2, 1))
-    page = open_page(trace, at=f"#t={index.number}")
+    page = open_page(trace, index=f"#t={index.number}")
     assert page.locator(".told").text_content() == (
         "Tiles by row and column. Row 1: 1 done and partial, 2 to 4 skipped and empty. "
         "Row 2: 1 done, 2 done and partial, 3 to 4 skipped and empty. "
@@ -1099,7 +1099,7 @@ def test_text_stands_out_from_its_ground(open_page: Opener) -> None:
 def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
     trace = recorded(d=16)
     index = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
-    page = open_page(trace, at=f"#t={index.number}", viewport=PHONE)
+    page = open_page(trace, index=f"#t={index.number}", viewport=PHONE)
     page.focus(".pairs")
     press(page, "Shift+ArrowRight", 2)
     assert page.evaluate("document.querySelector('.pairs').scrollLeft") > 60
@@ -1118,7 +1118,7 @@ def test_it_fits_into_a_notebook_s_frame(open_page: Opener) -> None:
     nothing sticks out.
     """
     for trace in (recorded(causal=True), recorded_backward()):
-        page = open_page(trace, at="#t=46", viewport={"width": 830, "height": 720})
+        page = open_page(trace, index="#t=46", viewport={"width": 830, "height": 720})
         assert page.evaluate("document.documentElement.scrollWidth") <= 830
         fold = page.locator("#transport").bounding_box()["y"]
         for part in (".now", ".grid", ".pairs", ".listing .on"):
@@ -1217,7 +1217,7 @@ def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_les
 ) -> None:
     trace = recorded()
     index = next(s for s in trace.steps if s.rescaled)
-    page = open_page(trace, at=f"#t={index.number}")
+    page = open_page(trace, index=f"#t={index.number}")
     old, new = pair(index, "m")
     output = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
     np.testing.assert_allclose(output, np.exp(old - new)[:, 0], atol=6e-5)
@@ -1287,7 +1287,7 @@ def test_a_slide_shows_one_panel(open_page: Opener) -> None:
     trace = recorded()
     parts = {"tiles": ".matrix", "code": ".code", "values": ".values", "memory": ".memory"}
     for panel, part in parts.items():
-        page = open_page(trace, at=f"#t=30&panel={panel}")
+        page = open_page(trace, index=f"#t=30&panel={panel}")
         assert step(page) == 30
         assert page.locator(".view > section:visible").first.evaluate(
             "(e, part) => e.matches(part)", part
@@ -1303,11 +1303,11 @@ def test_a_slide_shows_one_panel(open_page: Opener) -> None:
     assert page.locator(".grid").bounding_box()["width"] > 1200
     page.click("#leave")
     assert page.locator(".listing").is_visible()
-    assert open_page(trace, at="#t=3&panel=nonsense").locator("#transport").is_visible()
+    assert open_page(trace, index="#t=3&panel=nonsense").locator("#transport").is_visible()
 
 
 def test_pictures_are_saved(open_page: Opener, tmp_path: Path) -> None:
-    page = open_page(recorded(causal=True), at="#t=30")
+    page = open_page(recorded(causal=True), index="#t=30")
     result = {}
     for kind in ("svg", "png"):
         with page.expect_download() as download:
