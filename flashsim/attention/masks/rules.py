@@ -65,8 +65,8 @@ class Mask(ABC):
 
     1. A subclass of `Mask` in a file of its own in `flashsim/attention/masks/`, with `allows`;
        streaming.py is an example that has arguments. This is enough to run and to count every
-       algorithm that takes masks. The mask is then `flashsim.masks.X`; for `flashsim.X`, add it to
-       NAMES in `flashsim/__init__.py`.
+       algorithm that takes masks. The mask is then found in `flashsim.masks`; to have it in
+       `flashsim`, too, add its name to NAMES in `flashsim/__init__.py`.
     2. Either `band`, or `live` and `full`, or none; not both, since `live`, `full`, `keys` and
        `queries` follow from `band`, and a run must move what is counted. `live` makes fewer
        accesses, `full` less masking, `keys` and `queries` serve padding at the end. If the mask is
