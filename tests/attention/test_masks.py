@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flashsim
@@ -63,6 +63,9 @@ def test_each_mask_is_what_its_words_say(case: Case) -> None:
     assert np.array_equal(as_mask(mask, False, shape, ()).whole(shape, ()), want)
 
 
+@example(
+    case=Case("gaussian", 1, 12, 1, 1, "float64", 0, 1, 11, "packed entry", 0.0)
+)  # an empty band
 @given(case=cases(masks=tuple(MASKS)))
 def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
     """Exactly those for a mask of positions; never too few where several are combined or an
@@ -657,6 +660,27 @@ def test_tiles_that_differ_from_the_band_are_refused(method: str) -> None:
     run = flashsim.forward("q_outer", X, X, X, M=500, blocks=(2, 2), mask=Diagonals())
     assert run.hbm == flashsim.count("q_outer", **sizes).hbm
     assert run.hbm == flashsim.theory.exact("q_outer", **sizes).hbm
+
+
+class OfEmptyBand(Mask):
+    """A band without a distance inside."""
+
+    def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
+        return np.zeros((len(rows), len(cols)), bool)
+
+    def band(self, shape: Shape, head: Any) -> Band:
+        return Band(1, -3, shape.N_k)
+
+
+def test_an_empty_band_has_no_live_tile() -> None:
+    """Near the diagonal a run had tiles that its count and closed form had not."""
+    X = np.ones((12, 4))
+    mask = OfEmptyBand()
+    sizes: dict[str, Any] = {"N": 12, "d": 4, "M": 1000, "blocks": (3, 4), "dtype": "float64"}
+    run = flashsim.forward("q_outer", X, X, X, M=1000, blocks=(3, 4), mask=mask)
+    assert run.hbm == flashsim.count("q_outer", **sizes, mask=mask).hbm
+    assert run.hbm == flashsim.theory.exact("q_outer", **sizes, mask=mask).hbm
+    assert run.hbm.by_array["K"].reads == 0
 
 
 class OfOneHead(EvenKeys):

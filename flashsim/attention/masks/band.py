@@ -63,7 +63,8 @@ class Band(NamedTuple):
         """Return, for tiles [rows, row_ends) × [cols, col_ends), whether what comes nearest to
         each limit is inside.
         """
-        return self._meets(cols - row_ends, col_ends - rows, rows - 1, cols - 1, -1, shape)
+        met = self._meets(cols - row_ends, col_ends - rows, rows - 1, cols - 1, -1, shape)
+        return np.zeros_like(met) if self.is_empty else met
 
     def full(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape
