@@ -262,7 +262,7 @@ def plan_of(
 
     def cut(sizes: tuple[int, int], M: int) -> Batch:
         B_r, B_c = sizes
-        return replace(batch, B_r=min(B_r, most_queries), B_c=min(B_c, most_keys), M=M)
+        return batch.in_blocks(min(B_r, most_queries), min(B_c, most_keys), M)
 
     sizes = check_blocks(blocks)
     if sizes is None:

@@ -5,6 +5,7 @@ heads, row r of head r % g.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -75,6 +76,19 @@ class Batch(BaseProblem):
                 f"queries has {len(self.queries)} lengths; expected {len(self.keys)}, one for each "
                 "sequence, as keys has"
             )
+
+    def in_blocks(self, B_r: int, B_c: int, M: int) -> Batch:
+        """Return the same batch in other blocks and in another memory. What stays is not checked
+        again, since a search for blocks asks this often.
+        """
+        batch = copy(self)
+        set_fields(
+            batch,
+            B_r=check_count("B_r", B_r),
+            B_c=check_count("B_c", B_c),
+            M=check_count("M", M),
+        )
+        return batch
 
     def __len__(self) -> int:
         return len(self.queries)

@@ -243,7 +243,7 @@ WAYS: list[tuple[Callable[[], object], str, str, tuple[int, int, int]]] = [
         partial(serving.count, "paged", queries=[3, 4], keys=[20, 30], d=4, page=4, M=500),
         "paged",
         "paged",
-        (154, 17, 6),
+        (130, 17, 6),
     ),
     (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", (171, 22, 3)),
     (
