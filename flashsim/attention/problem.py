@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from math import prod
 from typing import Any
 
 from flashsim.attention.arguments import (
-    check_count,
     check_gqa,
     check_heads,
     check_p,
@@ -60,10 +59,21 @@ class Problem(BaseProblem):
     def __post_init__(self) -> None:
         """Check all fields, and convert numbers to Python's own."""
         super().__post_init__()
-        if not isinstance(self.shape, Shape) or min(astuple(self.shape)) < 1:
-            raise ValueError(f"shape is {short_repr(self.shape)}; expected lengths of at least 1")
+        if not isinstance(self.shape, Shape):
+            raise ValueError(f"shape is {short_repr(self.shape)}; expected a Shape")
         if not isinstance(self.mask, Mask):
             raise ValueError(f"mask is {short_repr(self.mask)}; expected a mask object")
+        lengths = {**vars(self.shape), "group": self.group}
+        for axis, length in enumerate(self.leading):
+            lengths[f"leading[{axis}]"] = length
+        for name, length in lengths.items():
+            if type(length) is not int or length < 1:
+                raise ValueError(
+                    f"{name} is {short_repr(length)}; expected a whole number of at least 1"
+                )
+        heads = self.leading[-1] if self.leading else 1
+        if heads % self.group:
+            raise ValueError(f"group is {self.group}; expected a divisor of {heads} query heads")
         set_fields(
             self,
             scale=check_scale(self.scale, self.shape.d),
@@ -71,11 +81,6 @@ class Problem(BaseProblem):
             seed=check_seed(self.seed),
             gqa=check_gqa(self.gqa),
         )
-        for length in self.leading:
-            check_count("an axis of leading", length)
-        heads = self.leading[-1] if self.leading else 1
-        if heads % check_count("group", self.group):
-            raise ValueError(f"group is {self.group}; expected a divisor of {heads} query heads")
 
     @classmethod
     def of(

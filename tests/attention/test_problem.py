@@ -137,11 +137,12 @@ FIELDS = [
     (Problem, OF_HEADS, "M", 0, "M is 0; expected at least 1"),
     (Problem, OF_HEADS, "M", "a lot", "M: "),
     (Problem, OF_HEADS, "dtype", "int8", "dtype int8 is not supported"),
-    (Problem, OF_HEADS, "shape", Shape(9, 0, 4, 3), "expected lengths of at least 1"),
-    (Problem, OF_HEADS, "shape", (9, 12, 4, 3), "expected lengths of at least 1"),
-    (Problem, OF_HEADS, "leading", (2, 0), "an axis of leading is 0"),
+    (Problem, OF_HEADS, "shape", Shape(9, 0, 4, 3), "N_k is 0; expected a whole number"),
+    (Problem, OF_HEADS, "shape", Shape(9.5, 12, 4, 3), "N_q is 9.5; expected a whole"),  # type: ignore[arg-type]
+    (Problem, OF_HEADS, "shape", (9, 12, 4, 3), "expected a Shape"),
+    (Problem, OF_HEADS, "leading", (2, 0), r"leading\[1\] is 0"),
     (Problem, OF_HEADS, "group", 3, "group is 3; expected a divisor of 4 query heads"),
-    (Problem, OF_HEADS, "group", 0, "group is 0; expected at least 1"),
+    (Problem, OF_HEADS, "group", 0, "group is 0; expected a whole number"),
     (
         Problem,
         GOOD | {"scale": None},
