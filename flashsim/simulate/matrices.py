@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashsim.algorithms.blocks import Fit, Paper, Sizing, SizingProblem
-from flashsim.algorithms.program import MatrixProgram
+from flashsim.algorithms.program import MatrixProgram, normal
 from flashsim.attention.arguments import (
     check_array,
     check_block_sizes,
@@ -39,7 +39,7 @@ from flashsim.attention.shapes import Sizes
 from flashsim.memory.errors import MemoryModelError, SramOverflow
 from flashsim.memory.hbm import HBM
 from flashsim.memory.source import PACKAGE, file_of, is_of_package
-from flashsim.memory.sram import SRAM, Observer
+from flashsim.memory.sram import SRAM, Event, Observer
 from flashsim.memory.traffic import Occupancy
 from flashsim.simulate.outcome import Outcome
 from flashsim.simulate.pipeline import simulate
@@ -51,6 +51,8 @@ if TYPE_CHECKING:  # theory is loaded when it is used
     from flashsim.theory.closed_form import Exact
     from flashsim.theory.matrices import MatrixForm
 
+SMALL = 7
+"""The lengths of a rehearsal: blocks of 2 do not divide them."""
 SIZINGS: Mapping[str, Sizing] = {"fit": Fit(), "paper": Paper()}
 
 
@@ -191,6 +193,7 @@ def count_program(
     )
     outcome = simulate(plan, check_observers(observers))
     _check_stored(plan, outcome)
+    _rehearse(plan)
     return _result(plan, outcome, operations=outcome.total.flops)
 
 
@@ -402,6 +405,73 @@ def _check_stored(plan: MatrixPlan, outcome: Outcome) -> None:
             raise MemoryModelError(
                 f"{program.name!r} ({program.title}) stores {stored:,} of the {rows * columns:,} "
                 f"elements of {name}; expected all of them. Do its loops cover {name}?"
+            )
+
+
+class _Coverage:
+    """An observer that notes which elements of some matrices are stored."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]]) -> None:
+        self.stored = {name: np.zeros(shape, bool) for name, shape in shapes.items()}
+
+    def __call__(self, event: Event) -> None:
+        """Note a store, or that a whole matrix is set."""
+        stored = self.stored.get(event.name.partition("[")[0])
+        if stored is None:
+            return
+        if event.kind == "init":
+            stored[...] = True
+        elif event.kind == "store" and event.where is not None:
+            stored[event.where] = True
+        elif event.kind == "store":
+            stored[list(event.rows or ())] = True
+
+
+def _rehearse(plan: MatrixPlan) -> None:
+    """Run a user's program that is counted once on small random numbers, unnoticed. Raises
+    MemoryModelError where elements of a result are not stored: a count has no numbers, so that it
+    cannot tell a part that is stored twice from two parts.
+
+    A program that reads where to go on is rehearsed if its record has an `example`.
+    """
+    program = plan.program
+    needs_example = any(kind.type in ("words", "index") for kind in program.operands.values())
+    if not plan.is_user_defined or (needs_example and program.example is normal):
+        return
+    from flashsim.simulate.shadow import shadow_of
+
+    sizes = Sizes(**{symbol: min(length, SMALL) for symbol, length in plan.sizes.items()})
+    blocks = sizes.clipped(program.blocks, [min(size, 2) for size in plan.blocks.values()])
+    rng = np.random.default_rng(0)
+    operands, options = program.example(rng, sizes, blocks)
+    arrays = dict(operands)
+    for name, kind in program.operands.items():
+        if name not in arrays:
+            arrays[name] = rng.normal(size=kind.shape(sizes)).astype(kind.dtype(plan.dtype))
+    coverage = _Coverage({name: kind.shape(sizes) for name, kind in program.returns.items()})
+    rehearsal = replace(
+        plan,
+        program=replace(program, run=shadow_of(program.run)),
+        problem=replace(plan.problem, lengths=sizes),
+        blocks=blocks,
+        arrays=arrays,
+        options={**plan.options, **options},
+        enforced=False,
+        arithmetic=True,
+    )
+    try:
+        simulate(rehearsal, [coverage])
+    except MemoryModelError:
+        raise
+    except Exception:  # of a function that does not take such numbers or sizes: its run will say it
+        return
+    for name, stored in coverage.stored.items():
+        missing = stored.size - int(np.count_nonzero(stored))
+        if missing and name not in program.operands:
+            raise MemoryModelError(
+                f"{program.name!r} ({program.title}) leaves {missing:,} of the {stored.size:,} "
+                f"elements of {name} without a store, with {sizes!r} and {blocks!r}; expected all "
+                f"stored. Do its loops cover {name}?"
             )
 
 

@@ -370,6 +370,19 @@ def test_a_program_that_does_not_store_a_whole_result_is_refused() -> None:
     assert run_program(whole, operands, M=300, blocks=(5, 6)).Y.sum() == 2400
 
 
+def test_a_count_of_a_program_that_stores_a_part_twice_is_refused() -> None:
+    """As many elements are stored as the result has, and not all of them."""
+    twice = planted(
+        PRODUCT, ("max(len(B) - 1, 1)", "len(B)"), ("Y[i, j], sram", "Y[i, max(j, 1)], sram")
+    )
+    sizes = {"N": 20, "n": 30, "k": 4}
+    message = r"'product' \(A Bᵀ\) leaves 14 of the 49 elements of Y without a store"
+    with pytest.raises(MemoryModelError, match=message):
+        count_program(replace(PRODUCT, run=twice.run), sizes, M=300, blocks=(5, 6))
+    whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
+    assert count_program(whole, sizes, M=300, blocks=(5, 6)).hbm.by_array["Y"].writes == 600
+
+
 def test_fit_needs_line_1_and_paper_its_rows() -> None:
     operands = {"A": np.ones((20, 4)), "B": np.ones((30, 4))}
     whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
