@@ -36,8 +36,8 @@ class Share:
     queries   `queries[p]`, those of its queries: mostly the same
     B_r, B_c  block sizes
 
-    Raises ValueError for another mask, for blocks below 1, and for positions that are not as many
-    as there are keys, or queries.
+    Raises ValueError for another mask, for blocks below 1, and unless each key's position, and each
+    query's, is on one device.
     """
 
     problem: Problem
@@ -62,9 +62,12 @@ class Share:
             ("queries", self.queries, problem.shape.N_q),
         )
         for name, positions, length in lengths:
-            total = sum(map(len, positions))
-            if total != length:
-                raise ValueError(f"{name} has {total} positions; expected {length}")
+            every_position = np.concatenate([*positions])
+            if not np.array_equal(np.sort(every_position), np.arange(length)):
+                raise ValueError(
+                    f"{name} has {len(every_position)} positions; expected each of 0 to "
+                    f"{length - 1} once"
+                )
 
     @property
     def H_q(self) -> int:

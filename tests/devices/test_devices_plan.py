@@ -244,3 +244,15 @@ def test_what_is_in_hbm_of_a_mesh_is_of_the_device_s_own_row_and_column() -> Non
             row = sum(len(where[x]) for x in range(6) if x // C == p // C)
             column = sum(len(where[y]) for y in range(6) if y % C == p % C)
             assert room(share, p, C) == row * 7 + len(where[p]) * (4 * C - 1) + column * 5
+
+
+@pytest.mark.parametrize("wrong", [[[0, 1], [1, 2]], [[0, 1], [2]], [[0, 1], [2, 4]]])
+def test_each_position_is_on_one_device(wrong: list[list[int]]) -> None:
+    where = [np.array(rows) for rows in ([0, 1], [2, 3])]
+    others = [np.array(rows) for rows in wrong]
+    problem = Problem.of(N=4, d=2, M=100)
+    assert Share(problem, where, where, 1, 1).most_rows == 2
+    with pytest.raises(ValueError, match=r"where has \d positions; expected each of 0 to 3 once"):
+        Share(problem, others, where, 1, 1)
+    with pytest.raises(ValueError, match=r"queries has \d positions"):
+        Share(problem, where, others, 1, 1)
