@@ -86,6 +86,11 @@ def _run(work: Callable[[], int | None]) -> int:
     """Return the status of `work`; 0 for argparse's --help, which exits."""
     try:
         return work() or 0
+    except RuntimeError as error:
+        # while a class is made, as in an import, Python before 3.12 wraps what is raised
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__ from None
+        raise
     except SystemExit as stop:
         if getattr(stop, "__notes__", None):  # the user's function exits
             raise

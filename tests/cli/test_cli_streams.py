@@ -23,6 +23,7 @@ from flashsim import plots, testing
 from flashsim.analysis import verify
 from flashsim.analysis.verify import comparison
 from flashsim.cli import COMMANDS, main, outputs
+from flashsim.support.entry import guarded
 
 COUNT = ("count", "--N", "64", "--d", "8")
 STEP = ("step", "--text", "--n", "4", "--d", "2", "--causal")
@@ -354,3 +355,21 @@ def test_a_record_that_is_none_is_refused_in_one_line(
     assert (stop.value.code, out) == (2, "")
     assert err.startswith(f"gpu_figures.py: error: {text}")
     assert err.count("\n") == 1
+
+
+class Interrupted:
+    """A descriptor during whose naming Ctrl-C is typed."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_class_is_made_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    """Modules that are imported make classes. Python before 3.12 raised a RuntimeError of it."""
+
+    def work() -> int:
+        type("Made", (), {"form": Interrupted()})
+        return 0
+
+    assert guarded("flashsim", work) == 130
+    assert capsys.readouterr().err == "interrupted\n"
