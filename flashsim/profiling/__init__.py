@@ -1,0 +1,15 @@
+"""What the kernels that people have move: counted on a CPU, beside closed forms and bounds.
+
+profile = flashsim.profiling.count(attention, q, k, v, causal=True)
+profile.by_array["K"].reads      # elements
+profile.nearest                  # flashsim's program with the nearest accesses
+profile.over_bound()             # accesses ÷ the fewest that any schedule makes
+profile.findings                 # what moves without need, with the line
+"""
+
+from flashsim.profiling.calls import count, count_attention
+from flashsim.profiling.errors import OutsideArrays, ProfilingError
+from flashsim.profiling.findings import Finding
+from flashsim.profiling.profile import Profile
+
+__all__ = ["Finding", "OutsideArrays", "Profile", "ProfilingError", "count", "count_attention"]

@@ -1,0 +1,191 @@
+"""A call of a kernel, counted: which arrays are Q, K, V and O, and what the kernel computes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from flashsim.attention.arguments import check_choice
+from flashsim.attention.masks.rules import All
+from flashsim.attention.problem import Problem
+from flashsim.profiling import triton_kernels
+from flashsim.profiling.errors import ProfilingError
+from flashsim.profiling.profile import Profile
+from flashsim.profiling.recording import Recorder
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "Q": ("q", "query", "queries"),
+    "K": ("k", "key", "keys"),
+    "V": ("v", "value", "values"),
+}
+"""By which names, in lower case, a function's parameters are taken for Q, K and V."""
+CAUSAL = ("causal", "is_causal")
+SCALE = ("scale", "sm_scale", "softmax_scale")
+LAYOUTS = {"BHND": -2, "BNHD": -3}
+"""The axis of rows in each order of axes: batch B, heads H, rows N, width d."""
+HEADS = {"BHND": -3, "BNHD": -2}
+"""The axis of heads."""
+
+
+def count(
+    function: Callable[..., Any], *arguments: Any, layout: str = "BHND", **keywords: Any
+) -> Profile:
+    """Call `function(*arguments, **keywords)`, whose Triton kernels run in Triton's interpreter,
+    and return what they read and write.
+
+    The kernels must have been decorated with TRITON_INTERPRET=1 in the environment. Parameters
+    named q, k, v (or query, key, value) are taken for Q, K and V, and the first returned tensor of
+    O's shape for O; then the result is compared with flashsim's programs. `layout` is the order of
+    axes of arrays with four, "BHND" or "BNHD"; with three they are (heads, N, d), with two (N, d).
+    An argument `causal` or `is_causal` says whether the kernel is causal, aligned at the bottom
+    right.
+
+    Raises `ProfilingError` where a kernel cannot be counted, such as one that reads outside its
+    arrays; the message names the line.
+    """
+    check_choice("layout", layout, tuple(LAYOUTS))
+    recorder = Recorder(row_axis=LAYOUTS[layout])
+    named = _arguments_by_name(function, arguments, keywords)
+    roles = _roles(named)
+    for name, value in named.items():
+        if hasattr(value, "untyped_storage"):
+            role = roles.get(name)
+            triton_kernels.add_tensor(
+                recorder, role or name, value, role="extra" if role is None else "input"
+            )
+    with triton_kernels.listening(recorder):
+        results = triton_kernels.run(function, arguments, keywords)
+    if not recorder.launches:
+        raise ProfilingError(
+            f"{name_of(function)} launched no Triton kernel; expected a function that does"
+        )
+    problem = None
+    if len(roles) == len(NAMES):
+        problem = _problem(named, roles, layout)
+        _name_output(recorder, results)
+    return Profile.of(name_of(function), recorder, problem, "forward")
+
+
+def count_attention(
+    function: Callable[..., Any], problem: Problem, *, layout: str = "BHND", **keywords: Any
+) -> Profile:
+    """Call `function(Q, K, V, **keywords)` on normally distributed PyTorch tensors of a problem's
+    lengths, heads and type, and return what its kernels read and write, as `count` does.
+
+    A parameter `causal` or `is_causal` of the function is set as the problem's mask is, and a
+    parameter `scale`, `sm_scale` or `softmax_scale` that has no default to the problem's scale.
+    """
+    check_choice("layout", layout, tuple(LAYOUTS))
+    parameters = inspect.signature(function).parameters
+    for name in CAUSAL:
+        if name in parameters:
+            keywords.setdefault(name, not isinstance(problem.mask, All))
+    for name in SCALE:
+        if name in parameters and parameters[name].default is inspect.Parameter.empty:
+            keywords.setdefault(name, problem.scale)
+    Q, K, V = _operands(problem, layout)
+    return count(function, Q, K, V, layout=layout, **keywords)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name, for people."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _arguments_by_name(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by the names of parameters, defaults included."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions in C
+        return {**{f"argument_{place}": value for place, value in enumerate(arguments)}, **keywords}
+    try:
+        bound = signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise ValueError(f"{name_of(function)}{signature} cannot be called so: {error}") from None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _roles(named: Mapping[str, Any]) -> dict[str, str]:
+    """Return "Q", "K", "V" by the names of the arguments that are these."""
+    roles = {}
+    for role, names in NAMES.items():
+        for name, value in named.items():
+            if name.lower() in names and hasattr(value, "shape"):
+                roles[name] = role
+    return roles
+
+
+def _problem(named: Mapping[str, Any], roles: Mapping[str, str], layout: str) -> Problem:
+    """Return the problem of a call's arguments. Raises ValueError where they are no attention's."""
+    shapes = {}
+    for name, role in roles.items():
+        shape = tuple(named[name].shape)
+        if not 2 <= len(shape) <= 4:
+            raise ValueError(f"{name} has the shape {shape}; expected 2 to 4 axes")
+        if len(shape) == 4:
+            shape = (
+                shape[0] * shape[HEADS[layout]],
+                shape[LAYOUTS[layout]],
+                shape[3],
+            )
+        elif len(shape) == 2:
+            shape = (1, *shape)
+        shapes[role] = shape
+    heads, N_q, d = shapes["Q"]
+    kv_heads, N_k, _ = shapes["K"]
+    d_v = shapes["V"][2]
+    names = {role: name for name, role in roles.items()}
+    causal = any(bool(named.get(name)) for name in CAUSAL)
+    return Problem.of(
+        N_q=N_q,
+        N_k=N_k,
+        d=d,
+        d_v=d_v,
+        heads=heads,
+        kv_heads=kv_heads,
+        dtype=str(named[names["Q"]].dtype).removeprefix("torch."),
+        causal=causal,
+    )
+
+
+def _operands(problem: Problem, layout: str) -> Iterator[Any]:
+    """Yield Q, K and V as tensors of one batch entry."""
+    import torch
+
+    generator = torch.Generator().manual_seed(problem.seed)
+    shape = problem.shape
+    kv_heads = problem.heads // problem.group
+    for heads, rows, width in (
+        (problem.heads, shape.N_q, shape.d),
+        (kv_heads, shape.N_k, shape.d),
+        (kv_heads, shape.N_k, shape.d_v),
+    ):
+        axes = (1, heads, rows, width) if layout == "BHND" else (1, rows, heads, width)
+        tensor = torch.randn(axes, generator=generator)
+        yield tensor.to(getattr(torch, problem.dtype.name))
+
+
+def _name_output(recorder: Recorder, results: Any) -> None:
+    """Give the first returned tensor that the kernels wrote the name O; where none was returned,
+    the first array of O's size that they only wrote.
+    """
+    outputs = list(triton_kernels.tensors_of(results))
+    addresses = [tensor.data_ptr() for tensor in outputs]
+    arrays = {array.name: array for array in recorder.memory.arrays()}
+    written = {line.array for line in recorder.lines.values() if line.kind != "read"}
+    candidates = [
+        name
+        for address in addresses
+        for name, array in arrays.items()
+        if array.address == address and name in written
+    ]
+    size = arrays["Q"].size // arrays["Q"].shape[-1] * arrays["V"].shape[-1]
+    read = {line.array for line in recorder.lines.values() if line.kind == "read"}
+    candidates += [name for name in sorted(written - read) if arrays[name].size == size]
+    if candidates:
+        recorder.rename(candidates[0], "O", "output")

@@ -1,0 +1,149 @@
+"""What a kernel's traffic is compared with: flashsim's nearest program at the kernel's block sizes,
+and the fewest elements that any schedule moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.attention.masks.allowed import allowed_pairs
+from flashsim.attention.masks.rules import All
+from flashsim.attention.problem import Problem
+from flashsim.memory.errors import MemoryModelError
+from flashsim.memory.traffic import ArrayTraffic, Traffic
+from flashsim.profiling.recording import Tile
+from flashsim.theory import exact, lower_bound, lower_bound_backward
+
+ARRAYS = {
+    "forward": ("Q", "K", "V", "O"),
+    "backward": ("Q", "K", "V", "dO", "dQ", "dK", "dV"),
+}
+"""The arrays by which programs are compared; statistics are kept in many ways."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """flashsim's program whose accesses to Q, K, V, O are nearest to a kernel's.
+
+    algorithm   its name
+    blocks      B_r and B_c, as the kernel's tiles have them
+    skips       whether its counts are those with tiles skipped that the mask empties
+    by_array    its accesses of these arrays
+    difference  elements by which the accesses of these differ, over all arrays
+    others      accesses of its other arrays, such as S or statistics
+    """
+
+    algorithm: str
+    blocks: tuple[int, int]
+    skips: bool
+    by_array: Mapping[str, ArrayTraffic]
+    difference: int
+    others: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether reads and writes of each of these arrays are equal."""
+        return self.difference == 0
+
+    @property
+    def accesses(self) -> int:
+        """Elements that it moves of these arrays."""
+        return sum(array.accesses for array in self.by_array.values())
+
+
+def blocks_of(tiles: Sequence[Tile]) -> tuple[int, int] | None:
+    """Return B_r and B_c: the most rows of Q, and of K, that one instruction reads; None where it
+    reads none of one of them.
+    """
+    rows = {"Q": 0, "K": 0}
+    for tile in tiles:
+        if tile.array in rows and tile.kind == "read":
+            rows[tile.array] = max(rows[tile.array], len(tile.rows))
+    if not all(rows.values()):
+        return None
+    return rows["Q"], rows["K"]
+
+
+def nearest(
+    traffic: Traffic, problem: Problem, blocks: tuple[int, int], direction: str
+) -> Nearest | None:
+    """Return the program that is nearest to this traffic, at these block sizes; None where none has
+    a closed form for the problem. Of programs equally near, the one whose other arrays are nearest.
+    """
+    names = [name for name in ARRAYS[direction] if name in traffic.by_array]
+    candidates = _candidates(traffic, problem, blocks, direction, names)
+    others = sum(array.accesses for name, array in traffic.by_array.items() if name not in names)
+
+    def distance(candidate: Nearest) -> tuple[int, int]:
+        return candidate.difference, abs(candidate.others - others)
+
+    return min(candidates, key=distance, default=None)
+
+
+def _candidates(
+    traffic: Traffic,
+    problem: Problem,
+    blocks: tuple[int, int],
+    direction: str,
+    names: Sequence[str],
+) -> Iterator[Nearest]:
+    masked = not isinstance(problem.mask, All)
+    every_tile = replace(problem, mask=All())
+    for algorithm in FORWARD if direction == "forward" else BACKWARD:
+        for posed, skips in ((problem, True), (every_tile, False)):
+            if not skips and not masked:
+                continue
+            try:
+                form = exact(
+                    algorithm,
+                    heads=posed.heads,
+                    kv_heads=posed.heads // posed.group,
+                    mask=None if isinstance(posed.mask, All) else posed.mask,
+                    blocks=blocks,
+                    enforce=False,
+                    direction=direction,
+                    dtype=posed.dtype,
+                    M=posed.M,
+                    **asdict(posed.shape),
+                )
+            except (ValueError, MemoryModelError):
+                continue
+            by_array = {
+                name: form.hbm.by_array[name] for name in names if name in form.hbm.by_array
+            }
+            if len(by_array) < len(names):
+                continue
+            difference = 0
+            for name, array in by_array.items():
+                counted = traffic.by_array[name]
+                difference += abs(array.reads - counted.reads)
+                # A kernel that fills an output in SRAM does not initialise it in HBM.
+                difference += abs(array.writes - counted.writes)
+            others = form.hbm.accesses - sum(array.accesses for array in by_array.values())
+            yield Nearest(algorithm, blocks, skips, by_array, difference, others)
+
+
+def fewest(problem: Problem, M: int | None, direction: str) -> int:
+    """Return how many elements of inputs and outputs any schedule moves at least, over all heads.
+
+    M  elements of SRAM that the schedules have; None: as many as they like, so that each element
+       is read once or written once
+
+    Query heads that share a KV head are bounded together: as one head of all their queries.
+    """
+    shape = problem.shape
+    _, pairs, queries, keys = allowed_pairs(problem.mask, shape)
+    group = problem.group
+    bound = lower_bound if direction == "forward" else lower_bound_backward
+    together = replace(shape, N_q=shape.N_q * group)
+    result = bound(
+        **asdict(together),
+        M=problem.M if M is None else M,
+        pairs=pairs * group,
+        queries=queries * group,
+        keys=keys,
+    )
+    one = result.compulsory if M is None else result.accesses
+    return one * (problem.heads // group)

@@ -1,0 +1,156 @@
+"""`Profile`: what a kernel's call moves, and what that is compared with."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from flashsim.attention.arguments import short_repr
+from flashsim.attention.problem import Problem
+from flashsim.memory.traffic import ArrayTraffic, Traffic
+from flashsim.profiling.arrays import Array
+from flashsim.profiling.comparing import Nearest, blocks_of, fewest, nearest
+from flashsim.profiling.findings import Finding, findings
+from flashsim.profiling.recording import SECTOR, Launch, LineTraffic, Recorder, Tile
+from flashsim.support.exporting import Exported
+from flashsim.support.sizes import Size
+
+
+@dataclass(frozen=True, repr=False)
+class Profile(Exported):
+    """What one call of a kernel moves between HBM and its programs.
+
+    function   its name
+    hbm        accesses by array, in elements: `profile.hbm.by_array["K"].reads`
+    sectors    bytes of 32-byte sectors that the instructions touch, by array
+    lines      the same accesses by line of the source
+    launches   of kernels, in order
+    tiles      each instruction of each program, in order
+    arrays     what is known of each array
+    problem    what it computes; None: the call has no Q, K and V
+    direction  "forward" or "backward"
+    findings   what moves without need, the most first
+    blocks     B_r and B_c of its tiles; None: not found
+    nearest    flashsim's program with the nearest accesses; None: no problem, or no blocks
+    """
+
+    function: str
+    hbm: Traffic
+    sectors: Mapping[str, int]
+    lines: tuple[LineTraffic, ...]
+    launches: tuple[Launch, ...]
+    tiles: tuple[Tile, ...]
+    arrays: Mapping[str, Array]
+    problem: Problem | None
+    direction: str
+    findings: tuple[Finding, ...]
+    blocks: tuple[int, int] | None
+    nearest: Nearest | None
+
+    @classmethod
+    def of(
+        cls, function: str, recorder: Recorder, problem: Problem | None, direction: str
+    ) -> Profile:
+        """Return what a recorder has summed."""
+        arrays = {array.name: array for array in recorder.memory.arrays()}
+        hbm = _traffic(recorder, arrays)
+        blocks = blocks_of(recorder.tiles)
+        program = None
+        if problem is not None and blocks is not None:
+            program = nearest(hbm, problem, blocks, direction)
+        sectors = dict.fromkeys(hbm.by_array, 0)
+        for line in recorder.lines.values():
+            sectors[line.array] += line.sectors * SECTOR
+        return cls(
+            function,
+            hbm,
+            sectors,
+            tuple(recorder.lines.values()),
+            tuple(recorder.launches),
+            tuple(recorder.tiles),
+            arrays,
+            problem,
+            direction,
+            findings(recorder, arrays, problem),
+            blocks,
+            program,
+        )
+
+    @property
+    def by_array(self) -> Mapping[str, ArrayTraffic]:
+        """Accesses of each array, in elements."""
+        return self.hbm.by_array
+
+    def fewest(self, M: Size | None = None) -> int:
+        """Return how many elements any schedule with M elements of SRAM moves at least, inputs and
+        outputs alone; M=None: with as many as it likes. Raises ValueError for a call without Q, K
+        and V.
+        """
+        if self.problem is None:
+            raise ValueError(
+                f"{self.function} has no arguments Q, K and V, so that no bound is known for it"
+            )
+        if M is not None:
+            M = replace(self.problem, M=M).M
+        return fewest(self.problem, M, self.direction)
+
+    def over_bound(self, M: Size | None = None) -> float:
+        """Return its accesses, divided by `fewest(M)`."""
+        return self.hbm.accesses / self.fewest(M)
+
+    def __repr__(self) -> str:
+        return f"Profile({self.function}: {short_repr(self.hbm)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        lines = []
+        for line in self.lines:
+            numbers = {name: value for name, value in vars(line).items() if name != "line"}
+            source = linecache.getline(line.line.file, line.line.number).strip()
+            lines.append({**asdict(line.line), "source": source, **numbers})
+        program = None
+        if self.nearest is not None:
+            program = {
+                "algorithm": self.nearest.algorithm,
+                "blocks": list(self.nearest.blocks),
+                "skips": self.nearest.skips,
+                "equal": self.nearest.equal,
+                "accesses": self.nearest.accesses,
+            }
+        return {
+            "function": self.function,
+            "direction": self.direction,
+            **self.hbm.to_dict(),
+            "sector_bytes": dict(self.sectors),
+            "launches": [asdict(launch) for launch in self.launches],
+            "by_line": lines,
+            "findings": [_plain_finding(finding) for finding in self.findings],
+            "nearest": program,
+            "fewest": None if self.problem is None else self.fewest(),
+        }
+
+
+def _plain_finding(finding: Finding) -> dict[str, Any]:
+    line = None if finding.line is None else str(finding.line)
+    return {**vars(finding), "line": line}
+
+
+def _traffic(recorder: Recorder, arrays: Mapping[str, Array]) -> Traffic:
+    """Return the accesses by array: inputs, then the others as they were met."""
+    reads = dict.fromkeys(arrays, 0)
+    writes = dict.fromkeys(arrays, 0)
+    for line in recorder.lines.values():
+        if line.kind != "write":
+            reads[line.array] += line.elements
+        if line.kind != "read":
+            writes[line.array] += line.elements
+    by_array = {}
+    order = {"input": 0, "extra": 1, "output": 2}
+    for name, array in sorted(arrays.items(), key=lambda item: order[item[1].role]):
+        if reads[name] or writes[name] or array.role != "extra":
+            by_array[name] = ArrayTraffic(
+                reads[name], writes[name], 0, array.size, array.itemsize, array.role
+            )
+    return Traffic(by_array)

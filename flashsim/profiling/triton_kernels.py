@@ -1,0 +1,204 @@
+"""Triton's kernels, run by its interpreter: each of their memory accesses is recorded.
+
+The interpreter computes on NumPy arrays of addresses; four functions of its C++ part touch memory
+(load, store, atomic_rmw, atomic_cas), and all of the language goes through them: block pointers,
+tensor descriptors, masks. `listening` puts a listener in their place while a call is counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from flashsim.profiling.arrays import Array, Block
+from flashsim.profiling.errors import ProfilingError
+from flashsim.profiling.recording import Kind, Launch, Recorder, line_outside
+
+SWITCH = "TRITON_INTERPRET"
+
+
+@contextmanager
+def listening(recorder: Recorder) -> Iterator[None]:
+    """Record what Triton's kernels read and write in this block.
+
+    Raises ProfilingError where a kernel is compiled for a GPU, as Triton reads `TRITON_INTERPRET`
+    when it decorates a kernel.
+    """
+    import triton
+    from triton.runtime import autotuner, interpreter, jit
+
+    memory = _Listener(interpreter, recorder, str(Path(triton.__file__).parent))
+    launch = interpreter.GridExecutor.__call__
+
+    def recorded_launch(executor: Any, *arguments: Any, **keywords: Any) -> None:
+        memory.begin(executor, arguments, keywords)
+        launch(executor, *arguments, **keywords)
+
+    def compiled(function: Any, *arguments: Any, **keywords: Any) -> None:
+        raise ProfilingError(
+            f"the kernel {function.fn.__name__} was decorated for a GPU: set {SWITCH}=1 before its "
+            "module is imported, or give the function as 'FILE.py:NAME'"
+        )
+
+    def first_configuration(tuner: Any, *arguments: Any, config: Any, **keywords: Any) -> float:
+        return float(tuner.configs.index(config))
+
+    def named_configuration(tuner: Any, *arguments: Any, **keywords: Any) -> Any:
+        memory.tuner = tuner
+        return tune(tuner, *arguments, **keywords)
+
+    tune = autotuner.Autotuner.run
+    with (
+        patch.object(interpreter, "_interpreter", memory),
+        patch.object(interpreter.GridExecutor, "__call__", recorded_launch),
+        patch.object(jit.JITFunction, "run", compiled),
+        # It would time every configuration; an interpreter's times say nothing.
+        patch.object(autotuner.Autotuner, "_bench", first_configuration),
+        patch.object(autotuner.Autotuner, "run", named_configuration),
+    ):
+        yield
+
+
+def run(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Any:
+    """Call a function whose kernels are interpreted, and return its result.
+
+    Raises ProfilingError for what goes wrong in a kernel, with the kernel's own message.
+    """
+    from triton.runtime.errors import InterpreterError
+
+    try:
+        return function(*arguments, **keywords)
+    except InterpreterError as error:
+        cause: BaseException = error
+        while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, ProfilingError):
+            raise cause from None
+        raise ProfilingError(
+            f"a kernel failed in Triton's interpreter: {type(cause).__name__}: {cause}"
+        ) from error
+
+
+def enable() -> None:
+    """Have kernels that are decorated from now on run in the interpreter."""
+    os.environ[SWITCH] = "1"
+
+
+class _Listener:
+    """Stands in for the interpreter's C++ part: it records, then does the same."""
+
+    def __init__(self, interpreter: Any, recorder: Recorder, package: str) -> None:
+        self.tuner: Any = None
+        self._functions = interpreter._interpreter
+        self._grid = interpreter.interpreter_builder
+        self._recorder = recorder
+        self._packages = (package + os.sep, __file__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._functions, name)
+
+    def load(self, addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        self._record("read", addresses, mask, np.dtype(dtype).itemsize)
+        return self._functions.load(addresses, mask, other, dtype)
+
+    def store(self, addresses: Any, values: Any, mask: Any) -> Any:
+        self._record("write", addresses, mask, values.dtype.itemsize)
+        return self._functions.store(addresses, values, mask)
+
+    def atomic_rmw(self, operation: Any, addresses: Any, values: Any, mask: Any, order: Any) -> Any:
+        self._record("atomic", addresses, mask, values.dtype.itemsize)
+        return self._functions.atomic_rmw(operation, addresses, values, mask, order)
+
+    def atomic_cas(self, addresses: Any, expected: Any, values: Any, order: Any) -> Any:
+        active = np.ones(np.shape(addresses), bool)
+        self._record("atomic", addresses, active, values.dtype.itemsize)
+        return self._functions.atomic_cas(addresses, expected, values, order)
+
+    def _record(self, kind: Kind, addresses: Any, mask: Any, itemsize: int) -> None:
+        active = np.broadcast_to(mask, np.shape(addresses)).astype(bool)
+        self._recorder.access(
+            kind,
+            np.asarray(addresses),
+            active,
+            itemsize,
+            tuple(self._grid.grid_idx),
+            line_outside(self._packages),
+        )
+
+    def begin(self, executor: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Record a launch, and the arrays among its arguments."""
+        named = dict(zip(executor.arg_names, arguments, strict=False)) | dict(keywords)
+        grid = executor.grid(named) if callable(executor.grid) else executor.grid
+        config = ""
+        if self.tuner is not None:
+            config = f"{self.tuner.best_config} of {len(self.tuner.configs)}"
+            self.tuner = None
+        kernel = executor.fn.__name__
+        self._recorder.launches.append(Launch(kernel, tuple(map(int, grid)), config))
+        for name, value in named.items():
+            for tensor in tensors_of(value):
+                add_tensor(self._recorder, name, tensor, kernel)
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """Yield the tensors in a value: itself, those of a tuple or list, a descriptor's base."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_of(part)
+    elif hasattr(value, "block_shape") and hasattr(value, "base"):
+        yield from tensors_of(value.base)
+    elif hasattr(value, "untyped_storage"):
+        yield value
+    elif hasattr(value, "base") and hasattr(value, "data_ptr"):
+        yield from tensors_of(value.base)
+
+
+def add_tensor(
+    recorder: Recorder,
+    name: str,
+    tensor: Any,
+    kernel: str = "",
+    role: Any = "extra",
+) -> None:
+    """Add a PyTorch tensor to the memory, unless it is the same as one that is known."""
+    address = tensor.data_ptr()
+    shape = tuple(tensor.shape)
+    same = {
+        known.name
+        for known in recorder.memory.arrays()
+        if known.address == address and known.size == tensor.numel()
+    }
+    if same or not tensor.numel():
+        return
+    names = {known.name for known in recorder.memory.arrays()}
+    if name in names:
+        name = f"{kernel}.{name}"
+    number = 2
+    unique = name
+    while unique in names:
+        unique = f"{name}_{number}"
+        number += 1
+    storage = tensor.untyped_storage()
+    row_axis = max(len(shape) - 2, 0)
+    if len(shape) == 4:
+        row_axis = 4 + recorder.row_axis
+    array = Array(
+        unique,
+        shape,
+        tuple(tensor.stride()),
+        tensor.element_size(),
+        str(tensor.dtype).removeprefix("torch."),
+        address,
+        row_axis,
+        role,
+    )
+    recorder.memory.add(array, Block(storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+    recorder.keep_alive(tensor)
