@@ -6,14 +6,19 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from flashsim.attention.arguments import check_choice
 from flashsim.attention.masks.rules import All
 from flashsim.attention.problem import Problem
-from flashsim.profiling import triton_kernels
+from flashsim.profiling.arrays import Array
 from flashsim.profiling.errors import ProfilingError
+from flashsim.profiling.frontend import Frontend
 from flashsim.profiling.profile import Profile
 from flashsim.profiling.recording import Recorder
+from flashsim.profiling.triton_kernels import Triton
 
+FRONTENDS: tuple[Frontend, ...] = (Triton(),)
 NAMES: Mapping[str, tuple[str, ...]] = {
     "Q": ("q", "query", "queries"),
     "K": ("k", "key", "keys"),
@@ -48,22 +53,25 @@ def count(
     recorder = Recorder(row_axis=LAYOUTS[layout])
     named = _arguments_by_name(function, arguments, keywords)
     roles = _roles(named)
+    frontend = _frontend_of(named)
     for name, value in named.items():
-        if hasattr(value, "untyped_storage"):
+        if frontend.is_array(value):
             role = roles.get(name)
-            triton_kernels.add_tensor(
-                recorder, role or name, value, role="extra" if role is None else "input"
-            )
-    with triton_kernels.listening(recorder):
-        results = triton_kernels.run(function, arguments, keywords)
+            if role is None:
+                frontend.add(recorder, name, value, "extra")
+            else:
+                frontend.add(recorder, role, value, "input")
+    with frontend.listening(recorder):
+        results = frontend.run(function, arguments, keywords)
     if not recorder.launches:
         raise ProfilingError(
-            f"{name_of(function)} launched no Triton kernel; expected a function that does"
+            f"{name_of(function)} launched none of {frontend.kernels}; expected a function that "
+            "does"
         )
     problem = None
     if len(roles) == len(NAMES):
         problem = _problem(named, roles, layout)
-        _name_output(recorder, results)
+        _name_output(recorder, frontend.written(recorder, results))
     return Profile.of(name_of(function), recorder, problem, "forward")
 
 
@@ -84,7 +92,7 @@ def count_attention(
     for name in SCALE:
         if name in parameters and parameters[name].default is inspect.Parameter.empty:
             keywords.setdefault(name, problem.scale)
-    Q, K, V = _operands(problem, layout)
+    Q, K, V = _operands(problem, layout, FRONTENDS[0])
     return count(function, Q, K, V, layout=layout, **keywords)
 
 
@@ -108,6 +116,16 @@ def _arguments_by_name(
         raise ValueError(f"{name_of(function)}{signature} cannot be called so: {error}") from None
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def _frontend_of(named: Mapping[str, Any]) -> Frontend:
+    """Return the frontend whose arrays are among a call's arguments; Triton where there are
+    none.
+    """
+    for frontend in FRONTENDS:
+        if any(frontend.is_array(value) for value in named.values()):
+            return frontend
+    return FRONTENDS[0]
 
 
 def _roles(named: Mapping[str, Any]) -> dict[str, str]:
@@ -153,11 +171,9 @@ def _problem(named: Mapping[str, Any], roles: Mapping[str, str], layout: str) ->
     )
 
 
-def _operands(problem: Problem, layout: str) -> Iterator[Any]:
-    """Yield Q, K and V as tensors of one batch entry."""
-    import torch
-
-    generator = torch.Generator().manual_seed(problem.seed)
+def _operands(problem: Problem, layout: str, frontend: Frontend) -> Iterator[Any]:
+    """Yield Q, K and V, normally distributed, of one batch entry."""
+    random = np.random.default_rng(problem.seed)
     shape = problem.shape
     kv_heads = problem.heads // problem.group
     for heads, rows, width in (
@@ -165,27 +181,21 @@ def _operands(problem: Problem, layout: str) -> Iterator[Any]:
         (kv_heads, shape.N_k, shape.d),
         (kv_heads, shape.N_k, shape.d_v),
     ):
-        axes = (1, heads, rows, width) if layout == "BHND" else (1, rows, heads, width)
-        tensor = torch.randn(axes, generator=generator)
-        yield tensor.to(getattr(torch, problem.dtype.name))
+        axes = (1, heads, rows, width)
+        if layout == "BNHD":
+            axes = (1, rows, heads, width)
+        yield frontend.make(random.standard_normal(axes, np.float32), problem.dtype.name)
 
 
-def _name_output(recorder: Recorder, results: Any) -> None:
-    """Give the first returned tensor that the kernels wrote the name O; where none was returned,
-    the first array of O's size that they only wrote.
+def _name_output(recorder: Recorder, returned: Iterator[Array]) -> None:
+    """Give the first returned array that the kernels wrote the name O; where none was returned, the
+    first array of O's size that they wrote and did not read.
     """
-    outputs = list(triton_kernels.tensors_of(results))
-    addresses = [tensor.data_ptr() for tensor in outputs]
     arrays = {array.name: array for array in recorder.memory.arrays()}
     written = {line.array for line in recorder.lines.values() if line.kind != "read"}
-    candidates = [
-        name
-        for address in addresses
-        for name, array in arrays.items()
-        if array.address == address and name in written
-    ]
-    size = arrays["Q"].size // arrays["Q"].shape[-1] * arrays["V"].shape[-1]
     read = {line.array for line in recorder.lines.values() if line.kind == "read"}
+    size = arrays["Q"].size // arrays["Q"].shape[-1] * arrays["V"].shape[-1]
+    candidates = [array.name for array in returned if array.name in written]
     candidates += [name for name in sorted(written - read) if arrays[name].size == size]
     if candidates:
         recorder.rename(candidates[0], "O", "output")

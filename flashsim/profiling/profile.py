@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashsim.attention.arguments import short_repr
+from flashsim.attention.inputs import check_M
 from flashsim.attention.problem import Problem
 from flashsim.memory.traffic import ArrayTraffic, Traffic
 from flashsim.profiling.arrays import Array
@@ -93,7 +94,7 @@ class Profile(Exported):
                 f"{self.function} has no arguments Q, K and V, so that no bound is known for it"
             )
         if M is not None:
-            M = replace(self.problem, M=M).M
+            M = check_M(M, self.problem.dtype.itemsize)
         return fewest(self.problem, M, self.direction)
 
     def over_bound(self, M: Size | None = None) -> float:

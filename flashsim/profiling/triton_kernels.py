@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from flashsim.memory.traffic import Role
 from flashsim.profiling.arrays import Array, Block
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.recording import Kind, Launch, Recorder, line_outside
@@ -23,68 +24,92 @@ from flashsim.profiling.recording import Kind, Launch, Recorder, line_outside
 SWITCH = "TRITON_INTERPRET"
 
 
-@contextmanager
-def listening(recorder: Recorder) -> Iterator[None]:
-    """Record what Triton's kernels read and write in this block.
+class Triton:
+    """Triton's kernels on PyTorch's tensors: a `Frontend`."""
 
-    Raises ProfilingError where a kernel is compiled for a GPU, as Triton reads `TRITON_INTERPRET`
-    when it decorates a kernel.
-    """
-    import triton
-    from triton.runtime import autotuner, interpreter, jit
+    kernels = "Triton kernels"
 
-    memory = _Listener(interpreter, recorder, str(Path(triton.__file__).parent))
-    launch = interpreter.GridExecutor.__call__
+    def is_array(self, value: Any) -> bool:
+        """Return whether a value is a PyTorch tensor."""
+        return hasattr(value, "untyped_storage")
 
-    def recorded_launch(executor: Any, *arguments: Any, **keywords: Any) -> None:
-        memory.begin(executor, arguments, keywords)
-        launch(executor, *arguments, **keywords)
+    def make(self, values: Any, dtype: str) -> Any:
+        """Return a tensor with these values."""
+        import torch
 
-    def compiled(function: Any, *arguments: Any, **keywords: Any) -> None:
-        raise ProfilingError(
-            f"the kernel {function.fn.__name__} was decorated for a GPU: set {SWITCH}=1 before its "
-            "module is imported, or give the function as 'FILE.py:NAME'"
-        )
+        return torch.from_numpy(values).to(getattr(torch, dtype))
 
-    def first_configuration(tuner: Any, *arguments: Any, config: Any, **keywords: Any) -> float:
-        return float(tuner.configs.index(config))
+    def add(self, recorder: Recorder, name: str, array: Any, role: Role) -> None:
+        """Add a tensor to the recorder's memory, unless it is there."""
+        _add_tensor(recorder, name, array, role)
 
-    def named_configuration(tuner: Any, *arguments: Any, **keywords: Any) -> Any:
-        memory.tuner = tuner
-        return tune(tuner, *arguments, **keywords)
+    def run(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> Any:
+        """Call a function whose kernels are interpreted, and return its result.
 
-    tune = autotuner.Autotuner.run
-    with (
-        patch.object(interpreter, "_interpreter", memory),
-        patch.object(interpreter.GridExecutor, "__call__", recorded_launch),
-        patch.object(jit.JITFunction, "run", compiled),
-        # It would time every configuration; an interpreter's times say nothing.
-        patch.object(autotuner.Autotuner, "_bench", first_configuration),
-        patch.object(autotuner.Autotuner, "run", named_configuration),
-    ):
-        yield
+        Raises ProfilingError for what goes wrong in a kernel, with the kernel's own message.
+        """
+        from triton.runtime.errors import InterpreterError
 
+        try:
+            return function(*arguments, **keywords)
+        except InterpreterError as error:
+            cause: BaseException = error
+            while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
+                cause = cause.__cause__
+            if isinstance(cause, ProfilingError):
+                raise cause from None
+            raise ProfilingError(
+                f"a kernel failed in Triton's interpreter: {type(cause).__name__}: {cause}"
+            ) from error
 
-def run(
-    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> Any:
-    """Call a function whose kernels are interpreted, and return its result.
+    def written(self, recorder: Recorder, results: Any) -> Iterator[Array]:
+        """Yield the recorder's arrays that are among the results, in their order."""
+        arrays = recorder.memory.arrays()
+        for tensor in _tensors_in(results):
+            yield from (array for array in arrays if array.address == tensor.data_ptr())
 
-    Raises ProfilingError for what goes wrong in a kernel, with the kernel's own message.
-    """
-    from triton.runtime.errors import InterpreterError
+    @contextmanager
+    def listening(self, recorder: Recorder) -> Iterator[None]:
+        """Record what Triton's kernels read and write in this block.
 
-    try:
-        return function(*arguments, **keywords)
-    except InterpreterError as error:
-        cause: BaseException = error
-        while isinstance(cause, InterpreterError) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        if isinstance(cause, ProfilingError):
-            raise cause from None
-        raise ProfilingError(
-            f"a kernel failed in Triton's interpreter: {type(cause).__name__}: {cause}"
-        ) from error
+        Raises ProfilingError where a kernel is compiled for a GPU: Triton reads TRITON_INTERPRET
+        when it decorates a kernel.
+        """
+        import triton
+        from triton.runtime import autotuner, interpreter, jit
+
+        memory = _Listener(interpreter, recorder, str(Path(triton.__file__).parent))
+        launch = interpreter.GridExecutor.__call__
+
+        def recorded_launch(executor: Any, *arguments: Any, **keywords: Any) -> None:
+            memory.begin(executor, arguments, keywords)
+            launch(executor, *arguments, **keywords)
+
+        def compiled(function: Any, *arguments: Any, **keywords: Any) -> None:
+            raise ProfilingError(
+                f"the kernel {function.fn.__name__} was decorated for a GPU: set {SWITCH}=1 in the "
+                "environment before its module is imported"
+            )
+
+        def first_configuration(tuner: Any, *arguments: Any, config: Any, **keywords: Any) -> float:
+            return float(tuner.configs.index(config))
+
+        def named_configuration(tuner: Any, *arguments: Any, **keywords: Any) -> Any:
+            memory.tuner = tuner
+            return tune(tuner, *arguments, **keywords)
+
+        tune = autotuner.Autotuner.run
+        with (
+            patch.object(interpreter, "_interpreter", memory),
+            patch.object(interpreter.GridExecutor, "__call__", recorded_launch),
+            patch.object(jit.JITFunction, "run", compiled),
+            # It would time every configuration; an interpreter's times say nothing.
+            patch.object(autotuner.Autotuner, "_bench", first_configuration),
+            patch.object(autotuner.Autotuner, "run", named_configuration),
+        ):
+            yield
 
 
 def enable() -> None:
@@ -144,31 +169,27 @@ class _Listener:
         kernel = executor.fn.__name__
         self._recorder.launches.append(Launch(kernel, tuple(map(int, grid)), config))
         for name, value in named.items():
-            for tensor in tensors_of(value):
-                add_tensor(self._recorder, name, tensor, kernel)
+            for tensor in _tensors_in(value):
+                _add_tensor(self._recorder, name, tensor, "extra", kernel)
 
 
-def tensors_of(value: Any) -> Iterator[Any]:
+def _tensors_in(value: Any) -> Iterator[Any]:
     """Yield the tensors in a value: itself, those of a tuple or list, a descriptor's base."""
     if isinstance(value, tuple | list):
         for part in value:
-            yield from tensors_of(part)
+            yield from _tensors_in(part)
     elif hasattr(value, "block_shape") and hasattr(value, "base"):
-        yield from tensors_of(value.base)
+        yield from _tensors_in(value.base)
     elif hasattr(value, "untyped_storage"):
         yield value
     elif hasattr(value, "base") and hasattr(value, "data_ptr"):
-        yield from tensors_of(value.base)
+        yield from _tensors_in(value.base)
 
 
-def add_tensor(
-    recorder: Recorder,
-    name: str,
-    tensor: Any,
-    kernel: str = "",
-    role: Any = "extra",
-) -> None:
-    """Add a PyTorch tensor to the memory, unless it is the same as one that is known."""
+def _add_tensor(recorder: Recorder, name: str, tensor: Any, role: Role, kernel: str = "") -> None:
+    """Add a tensor to the memory, unless the same is known. A name that is taken gets the kernel's
+    before it.
+    """
     address = tensor.data_ptr()
     shape = tuple(tensor.shape)
     same = {
