@@ -1,7 +1,10 @@
-"""`flashsim count`: what an algorithm moves, line by line, at any size."""
+"""`flashsim count`: what an algorithm moves, line by line, at any size; and what the kernels of a
+user's function move.
+"""
 
 import argparse
 
+from flashsim.cli.loading import Kernel, algorithm_or_kernel
 from flashsim.cli.outputs import finish
 from flashsim.cli.parser import Parser
 from flashsim.cli.shared import (
@@ -25,13 +28,25 @@ EXAMPLES = (
     "flashsim count q_outer --N 4096 --d 64 --causal --sink 0.5\n"
     "flashsim count split_kv --N-q 1 --N-k 65536 --d 128 --splits 16 --merge tree\n"
     "flashsim count standard --N 4096 --d 64 --heads 1024 --json -\n"
-    "flashsim count mine.py:attention --N 1024 --d 64"
+    "flashsim count mine.py:attention --N 1024 --d 64\n"
+    "flashsim count kernel.py:attention --N 256 --d 64 --causal --M 100KB\n"
+    "  A function f(q, k, v) whose kernels are Triton's: they run in Triton's interpreter. Its "
+    "tensors are (1, heads, N, d), or (1, N, heads, d) with --layout BNHD; --option NAME=VALUE "
+    "gives it an argument. A function without parameters is called as it is, and needs no --N and "
+    "--d"
 )
 
 
 def add_options(parser: Parser) -> None:
-    add_algorithm(parser, DEFAULT_ALGORITHM)
-    parser.add(*LENGTHS)
+    kernel = "; or a kernel of yours, FILE.py:FUNCTION"
+    add_algorithm(parser, DEFAULT_ALGORITHM, read=algorithm_or_kernel, also=kernel)
+    parser.add(*LENGTHS, required=False)
+    parser.add(
+        "--layout",
+        choices=["BHND", "BNHD"],
+        default="BHND",
+        help="of a kernel's tensors: batch, heads, rows, width. Default: BHND",
+    )
     parser.add("--heads", default=1)
     parser.add("--kv-heads", "--gqa")
     parser.add("--backward", help="count the backward pass")
@@ -52,9 +67,24 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.analysis.verify import comparison
     from flashsim.cli import report
 
+    what = algorithm_named(options, DEFAULT_ALGORITHM)
+    if isinstance(what, Kernel):
+        return _run_kernel(options, what)
+    if options.d is None:
+        raise ValueError("the following arguments are required: --d")
     names = ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
     arguments = problem_arguments(options, *names, sink=one_sink(options))
     arguments |= algorithm_options(options, [options.named, options.algorithm])
-    counted = comparison.count_lines(algorithm_named(options, DEFAULT_ALGORITHM), arguments)
+    counted = comparison.count_lines(what, arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0
+
+
+def _run_kernel(options: argparse.Namespace, kernel: Kernel) -> int:
+    """Count a user's kernel, and print what it moves."""
+    from flashsim.cli import kernel_report
+
+    profile = kernel_report.profile(options, kernel.function)
+    numbers = kernel_report.numbers(profile, options.M)
+    finish(options, numbers, lambda: kernel_report.show(profile, options.M))
+    return 0

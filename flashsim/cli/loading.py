@@ -2,6 +2,11 @@
 `flashsim check`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +15,16 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.own import algorithm_of
 from flashsim.cli.parser import suggestion
+from flashsim.profiling.switch import interpret_triton
 from flashsim.support.loading import file_of, module_of
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function of the user's whose kernels are to be counted."""
+
+    function: Callable[..., Any]
+
 
 KNOWN = tuple(dict.fromkeys([*FORWARD, *BACKWARD]))
 
@@ -19,20 +33,41 @@ def algorithm(text: str) -> str | Algorithm:
     """Read an algorithm: a name of flashsim's, or FILE.py:NAME, a function or a record of the
     user's. Raises ValueError.
     """
+    value = _named(text)
+    if isinstance(value, str | Algorithm):
+        return value
+    return algorithm_of(value)
+
+
+def algorithm_or_kernel(text: str) -> str | Algorithm | Kernel:
+    """Read the same; a function of the user's that is not on the simulated memory is a kernel."""
+    interpret_triton()
+    value = _named(text)
+    if isinstance(value, str | Algorithm):
+        return value
+    try:
+        parameters = signature(value).parameters
+    except (TypeError, ValueError):  # of some functions in C
+        return Kernel(value)
+    if "sram" in parameters:
+        return algorithm_of(value)
+    return Kernel(value)
+
+
+def _named(text: str) -> Any:
+    """Return a known name, or the record or function that FILE.py:NAME names. Raises ValueError."""
     if text in KNOWN:
         return text
     if ":" not in text and not text.endswith(".py"):
         known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
         raise ValueError(f"there is no algorithm {text!r}{suggestion(text, KNOWN)}; {known}")
     value = load(text, "FILE.py:NAME, such as mine.py:attention")
-    if isinstance(value, Algorithm):
-        return value
-    if not callable(value) or isinstance(value, type):
+    if not isinstance(value, Algorithm) and (not callable(value) or isinstance(value, type)):
         raise ValueError(
             f"{text} is of type {type(value).__name__}; expected a function, or a flashsim "
             "Algorithm"
         )
-    return algorithm_of(value)
+    return value
 
 
 def load(

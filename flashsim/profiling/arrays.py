@@ -113,6 +113,7 @@ class Memory:
     def __init__(self) -> None:
         self._blocks: list[Block] = []
         self._arrays: dict[int, list[Array]] = {}
+        self._names: list[str] = []
 
     def add(self, array: Array, block: Block) -> None:
         """Add an array that lies in this block. Of arrays that overlap, those with a role come
@@ -124,6 +125,7 @@ class Memory:
             self._arrays[block.start] = []
         arrays = self._arrays[block.start]
         arrays.append(array)
+        self._names.append(array.name)
         arrays.sort(key=lambda known: (known.role == "extra", known.size))
 
     def knows(self, block: Block) -> bool:
@@ -136,26 +138,30 @@ class Memory:
             for place, array in enumerate(arrays):
                 if array.name == old:
                     arrays[place] = replace(array, name=new, role=role)
+        self._names[self._names.index(old)] = new
 
     def arrays(self) -> list[Array]:
-        """Return all arrays, in the order of their addresses."""
-        return [array for block in self._blocks for array in self._arrays[block.start]]
+        """Return all arrays, in the order in which they were added."""
+        by_name = {array.name: array for arrays in self._arrays.values() for array in arrays}
+        return [by_name[name] for name in self._names]
 
     def find(self, addresses: np.ndarray, itemsize: int) -> Iterator[tuple[Array, np.ndarray]]:
-        """Yield each array that has elements at some of these addresses, and their positions in
-        it; `PADDING` for an address between its elements. Raises `OutsideArrays` where an address
-        is in no block.
+        """Yield each array that has elements at some of the addresses of one instruction, and their
+        positions in it; `PADDING` for an address between its elements.
+
+        Raises `OutsideArrays` where an address is not in the block of memory that the first one is
+        in: an instruction that runs past the end of an array may well meet the next.
         """
+        first = int(addresses[0])
         starts = [block.start for block in self._blocks]
-        while addresses.size:
-            lowest = int(addresses.min())
-            place = bisect_right(starts, lowest) - 1
-            if place < 0 or lowest + itemsize > self._blocks[place].end:
-                raise OutsideArrays(self._outside(addresses, itemsize))
-            block = self._blocks[place]
-            here = addresses + itemsize <= block.end
-            yield from self._in_block(block, addresses[here])
-            addresses = addresses[~here]
+        place = bisect_right(starts, first) - 1
+        if place < 0 or first + itemsize > self._blocks[place].end:
+            raise OutsideArrays(self._outside(addresses, itemsize))
+        block = self._blocks[place]
+        inside = (addresses >= block.start) & (addresses + itemsize <= block.end)
+        if not inside.all():
+            raise OutsideArrays(self._beyond(block, addresses[~inside], addresses.size))
+        yield from self._in_block(block, addresses)
 
     def _in_block(self, block: Block, addresses: np.ndarray) -> Iterator[tuple[Array, np.ndarray]]:
         arrays = self._arrays[block.start]
@@ -169,30 +175,32 @@ class Memory:
                 return
         yield arrays[0], np.full(addresses.shape, PADDING)
 
-    def _outside(self, addresses: np.ndarray, itemsize: int) -> str:
-        """Say which addresses are in no block, and what the nearest array is."""
-        outside = np.ones(addresses.shape, bool)
-        for block in self._blocks:
-            outside &= (addresses < block.start) | (addresses + itemsize > block.end)
-        number = int(outside.sum())
-        elements = "1 element" if number == 1 else f"{number:,} elements"
-        address = int(addresses[outside][0])
-        distances = []
-        for array in self.arrays():
-            end = array.address + array.itemsize * (1 + self._last_offset(array))
-            before = array.address - address
-            behind = address - end + itemsize
-            distance, side = max((before, "before its first"), (behind, "behind its last"))
-            distances.append((distance, f"{distance:,} bytes {side} element", array))
-        if not distances:
-            return f"{elements} outside every array"
-        _, where, nearest = min(distances, key=lambda entry: entry[0])
+    def _beyond(self, block: Block, addresses: np.ndarray, number: int) -> str:
+        """Say how far an instruction leaves the array that its first element is in."""
+        array = self._arrays[block.start][0]
+        furthest = int(addresses.max()) - block.end
+        side = "behind its end"
+        if furthest < 0:
+            furthest = block.start - int(addresses.min())
+            side = "before its beginning"
         return (
-            f"{elements} outside every array; the nearest is {nearest.name} of {nearest.shape}, "
-            f"{where}"
+            f"{addresses.size:,} of {_elements(number)} outside {array.name} of {array.shape}, up "
+            f"to {furthest:,} bytes {side}"
         )
 
-    @staticmethod
-    def _last_offset(array: Array) -> int:
-        pairs = zip(array.shape, array.strides, strict=True)
-        return sum((length - 1) * stride for length, stride in pairs)
+    def _outside(self, addresses: np.ndarray, itemsize: int) -> str:
+        """Say that an address is in no block, and which array is nearest."""
+        address = int(addresses[0])
+        distances = []
+        for block in self._blocks:
+            name = self._arrays[block.start][0].name
+            before = block.start - address
+            behind = address + itemsize - block.end
+            distance, side = max((before, "before the beginning"), (behind, "behind the end"))
+            distances.append((distance, f"{distance:,} bytes {side} of {name}"))
+        where = f"; the nearest is {min(distances)[1]}" if distances else ""
+        return f"{_elements(addresses.size)} outside every array{where}"
+
+
+def _elements(number: int) -> str:
+    return "1 element" if number == 1 else f"{number:,} elements"

@@ -21,8 +21,6 @@ from flashsim.profiling.arrays import Array, Block
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.recording import Kind, Launch, Recorder, line_outside
 
-SWITCH = "TRITON_INTERPRET"
-
 
 class Triton:
     """Triton's kernels on PyTorch's tensors: a `Frontend`."""
@@ -72,11 +70,7 @@ class Triton:
 
     @contextmanager
     def listening(self, recorder: Recorder) -> Iterator[None]:
-        """Record what Triton's kernels read and write in this block.
-
-        Raises ProfilingError where a kernel is compiled for a GPU: Triton reads TRITON_INTERPRET
-        when it decorates a kernel.
-        """
+        """Record what Triton's kernels read and write in this block; all run in the interpreter."""
         import triton
         from triton.runtime import autotuner, interpreter, jit
 
@@ -87,11 +81,11 @@ class Triton:
             memory.begin(executor, arguments, keywords)
             launch(executor, *arguments, **keywords)
 
-        def compiled(function: Any, *arguments: Any, **keywords: Any) -> None:
-            raise ProfilingError(
-                f"the kernel {function.fn.__name__} was decorated for a GPU: set {SWITCH}=1 in the "
-                "environment before its module is imported"
-            )
+        def interpreted_kernel(function: Any, *arguments: Any, **keywords: Any) -> None:
+            interpreter.InterpretedFunction(function.fn).run(*arguments, **keywords)
+
+        def interpreted_call(function: Any, *arguments: Any, **keywords: Any) -> Any:
+            return interpreter.InterpretedFunction(function.fn)(*arguments, **keywords)
 
         def first_configuration(tuner: Any, *arguments: Any, config: Any, **keywords: Any) -> float:
             return float(tuner.configs.index(config))
@@ -104,17 +98,14 @@ class Triton:
         with (
             patch.object(interpreter, "_interpreter", memory),
             patch.object(interpreter.GridExecutor, "__call__", recorded_launch),
-            patch.object(jit.JITFunction, "run", compiled),
+            # Kernels, and functions that kernels call, that were decorated for a GPU.
+            patch.object(jit.JITFunction, "run", interpreted_kernel),
+            patch.object(jit.JITFunction, "__call__", interpreted_call),
             # It would time every configuration; an interpreter's times say nothing.
             patch.object(autotuner.Autotuner, "_bench", first_configuration),
             patch.object(autotuner.Autotuner, "run", named_configuration),
         ):
             yield
-
-
-def enable() -> None:
-    """Have kernels that are decorated from now on run in the interpreter."""
-    os.environ[SWITCH] = "1"
 
 
 class _Listener:

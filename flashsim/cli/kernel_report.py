@@ -1,0 +1,159 @@
+"""What `flashsim count` does with a kernel of the user's: it calls it, and prints what it moves."""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+from collections.abc import Callable, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from flashsim import profiling
+from flashsim.attention.problem import Problem
+from flashsim.profiling import Profile, ProfilingError
+from flashsim.profiling.recording import Line, LineTraffic
+from flashsim.support.sizes import human_bytes
+from flashsim.support.tables import print_table, print_words
+
+NOT_FOR_KERNELS = (
+    ("offset", "--offset"),
+    ("sink", "--sink"),
+    ("blocks", "--blocks"),
+)
+"""Options that say what flashsim's programs compute, by their names in a command's values."""
+
+
+def profile(options: argparse.Namespace, function: Callable[..., Any]) -> Profile:
+    """Call the function as the options say, and return what its kernels move. Raises ValueError."""
+    for name, flag in NOT_FOR_KERNELS:
+        if getattr(options, name) is not None:
+            raise ValueError(f"argument {flag}: it is for flashsim's algorithms, not for a kernel")
+    if options.direction == "backward" or options.dropout_p:
+        raise ValueError("a kernel is counted forward, without dropout")
+    keywords = dict(options.option)
+    try:
+        if not signature(function).parameters:
+            return profiling.count(function)
+        problem = _problem(options)
+        return profiling.count_attention(function, problem, layout=options.layout, **keywords)
+    except ProfilingError as error:
+        raise ValueError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is not installed; expected it for a kernel of Triton's: "
+            "pip install 'flashsim[triton]'"
+        ) from None
+
+
+def _problem(options: argparse.Namespace) -> Problem:
+    if options.d is None:
+        raise ValueError("the following arguments are required: --d")
+    return Problem.of(
+        N=options.N,
+        N_q=options.N_q,
+        N_k=options.N_k,
+        d=options.d,
+        d_v=options.d_v,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        dtype=options.dtype,
+        causal=options.causal,
+    )
+
+
+def numbers(counts: Profile, M: Any) -> dict[str, Any]:
+    """Return the profile as plain data, with the bound for M."""
+    plain = counts.to_dict()
+    if M is not None and counts.problem is not None:
+        plain["fewest_with_M"] = counts.fewest(M)
+    return plain
+
+
+def show(counts: Profile, M: Any) -> None:
+    """Print the traffic by array and by line, what it is compared with, and the findings."""
+    _print_launches(counts)
+    _print_arrays(counts)
+    _print_lines(counts.lines)
+    _print_comparison(counts, M)
+    _print_findings(counts)
+
+
+def _print_launches(counts: Profile) -> None:
+    print_words(f"{counts.function}, its kernels run by an interpreter")
+    for launch in counts.launches:
+        grid = " × ".join(f"{programs:,}" for programs in launch.grid)
+        config = f"; {launch.config} configurations" if launch.config else ""
+        print_words(f"launch of {launch.kernel}: {grid} programs{config}", "  ")
+    print()
+
+
+def _print_arrays(counts: Profile) -> None:
+    program = counts.nearest
+    headings = ["by array", "reads", "writes", "bytes", "in sectors"]
+    if program is not None:
+        headings.append(program.algorithm)
+    rows: list[Sequence[Any] | None] = []
+    for name, array in counts.by_array.items():
+        row: list[Any] = [name, array.reads, array.writes, array.bytes, counts.sectors[name]]
+        if program is not None:
+            form = program.by_array.get(name)
+            row.append(None if form is None else form.accesses)
+        rows.append(row)
+    hbm = counts.hbm
+    total = [hbm.reads, hbm.writes, hbm.bytes, sum(counts.sectors.values())]
+    print_table(headings, [*rows, None, ("total", *total)])
+    print(f"{hbm.accesses:,} accesses, {human_bytes(hbm.bytes)}\n")
+
+
+def _print_lines(lines: Sequence[LineTraffic]) -> None:
+    rows = []
+    for each in lines:
+        rows.append((_place(each.line), each.kind, each.array, each.times, each.elements))
+    print_table(("by line", "what =", "array", "how often", "elements"), rows)
+    print()
+
+
+def _print_comparison(counts: Profile, M: Any) -> None:
+    """Print which program of flashsim's moves the same or nearly so, and the bounds."""
+    program = counts.nearest
+    if program is not None:
+        B_r, B_c = program.blocks
+        name = f"{program.algorithm} with blocks of {B_r} × {B_c}"
+        if not program.skips:
+            name += ", which skips no tile"
+        if program.equal:
+            print_words(f"Q, K, V and O move as in {name}, by its closed form")
+        else:
+            moved = sum(counts.by_array[array].accesses for array in program.by_array)
+            print_words(
+                f"nearest is {name}: Q, K, V and O move {moved / program.accesses:.3f} times what "
+                "its closed form says"
+            )
+    if counts.problem is None:
+        return
+    ratio = counts.over_bound()
+    print_words(f"{ratio:.3f} times what must move even if all fits on chip")
+    if M is not None:
+        least = counts.fewest(M)
+        print_words(
+            f"{counts.over_bound(M):.3f} times what every schedule moves with M, {least:,} "
+            "elements at least (flashsim prove)"
+        )
+
+
+def _print_findings(counts: Profile) -> None:
+    if not counts.findings:
+        print_words("nothing was found that moves without need")
+        return
+    print()
+    for finding in counts.findings:
+        place = "" if finding.line is None else f"{_place(finding.line)}  "
+        print_words(f"{place}{finding.text}")
+        if finding.line is not None:
+            source = linecache.getline(finding.line.file, finding.line.number).strip()
+            print_words(source, "    ")
+
+
+def _place(line: Line) -> str:
+    return f"{Path(line.file).name}:{line.number}"
