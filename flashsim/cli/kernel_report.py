@@ -12,6 +12,7 @@ from typing import Any
 from flashsim import profiling
 from flashsim.attention.problem import Problem
 from flashsim.profiling import Profile, ProfilingError
+from flashsim.profiling.comparing import Nearest
 from flashsim.profiling.recording import Line, LineTraffic
 from flashsim.support.sizes import human_bytes
 from flashsim.support.tables import print_table, print_words
@@ -29,14 +30,16 @@ def profile(options: argparse.Namespace, function: Callable[..., Any]) -> Profil
     for name, flag in NOT_FOR_KERNELS:
         if getattr(options, name) is not None:
             raise ValueError(f"argument {flag}: it is for flashsim's algorithms, not for a kernel")
-    if options.direction == "backward" or options.dropout_p:
-        raise ValueError("a kernel is counted forward, without dropout")
+    if options.dropout_p:
+        raise ValueError("argument --dropout: a kernel is counted without dropout")
     keywords = dict(options.option)
     try:
         if not signature(function).parameters:
             return profiling.count(function)
         problem = _problem(options)
-        return profiling.count_attention(function, problem, layout=options.layout, **keywords)
+        return profiling.count_attention(
+            function, problem, layout=options.layout, direction=options.direction, **keywords
+        )
     except ProfilingError as error:
         raise ValueError(str(error)) from error
     except ModuleNotFoundError as error:
@@ -123,12 +126,12 @@ def _print_comparison(counts: Profile, M: Any) -> None:
         if not program.skips:
             name += ", which skips no tile"
         if program.equal:
-            print_words(f"Q, K, V and O move as in {name}, by its closed form")
+            print_words(f"{_all_of(program)} move as in {name}, by its closed form")
         else:
             moved = sum(counts.by_array[array].accesses for array in program.by_array)
             print_words(
-                f"nearest is {name}: Q, K, V and O move {moved / program.accesses:.3f} times what "
-                "its closed form says"
+                f"nearest is {name}: {_all_of(program)} move {moved / program.accesses:.3f} times "
+                "what its closed form says"
             )
     if counts.problem is None:
         return
@@ -140,6 +143,12 @@ def _print_comparison(counts: Profile, M: Any) -> None:
             f"{counts.over_bound(M):.3f} times what every schedule moves with M, {least:,} "
             "elements at least (flashsim prove)"
         )
+
+
+def _all_of(program: Nearest) -> str:
+    """Return the arrays that are compared, in words."""
+    *names, last = program.by_array
+    return f"{', '.join(names)} and {last}"
 
 
 def _print_findings(counts: Profile) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.attention.arguments import check_choice
+from flashsim.attention.arguments import check_choice, check_direction
 from flashsim.attention.masks.rules import All
 from flashsim.attention.problem import Problem
+from flashsim.memory.traffic import Role
 from flashsim.profiling.arrays import Array
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.frontend import Frontend
@@ -34,22 +35,27 @@ HEADS = {"BHND": -3, "BNHD": -2}
 
 
 def count(
-    function: Callable[..., Any], *arguments: Any, layout: str = "BHND", **keywords: Any
+    function: Callable[..., Any],
+    *arguments: Any,
+    layout: str = "BHND",
+    direction: str = "forward",
+    **keywords: Any,
 ) -> Profile:
     """Call `function(*arguments, **keywords)`, whose Triton kernels run in Triton's interpreter,
     and return what they read and write.
 
-    The kernels must have been decorated with TRITON_INTERPRET=1 in the environment. Parameters
-    named q, k, v (or query, key, value) are taken for Q, K and V, and the first returned tensor of
-    O's shape for O; then the result is compared with flashsim's programs. `layout` is the order of
-    axes of arrays with four, "BHND" or "BNHD"; with three they are (heads, N, d), with two (N, d).
-    An argument `causal` or `is_causal` says whether the kernel is causal, aligned at the bottom
-    right.
+    Parameters named q, k, v (or query, key, value) are taken for Q, K and V, and the first returned
+    tensor of O's shape for O; then the result is compared with flashsim's programs. `layout` is the
+    order of axes of arrays with four, "BHND" or "BNHD"; with three they are (heads, N, d), with two
+    (N, d). An argument `causal` or `is_causal` says whether the kernel is causal, aligned at the
+    bottom right. `direction="backward"` counts the pass that computes dQ, dK, dV from a random dO;
+    what the forward pass before it moves is not counted.
 
     Raises `ProfilingError` where a kernel cannot be counted, such as one that reads outside its
     arrays; the message names the line.
     """
     check_choice("layout", layout, tuple(LAYOUTS))
+    check_direction(direction)
     recorder = Recorder(row_axis=LAYOUTS[layout])
     named = _arguments_by_name(function, arguments, keywords)
     roles = _roles(named)
@@ -61,22 +67,58 @@ def count(
                 frontend.add(recorder, name, value, "extra")
             else:
                 frontend.add(recorder, role, value, "input")
+    problem = None
+    if len(roles) == len(NAMES):
+        problem = _problem(named, roles, layout)
+    elif direction == "backward":
+        raise ValueError(
+            f"{name_of(function)} has no arguments q, k and v; expected them for its backward pass"
+        )
     with frontend.listening(recorder):
-        results = frontend.run(function, arguments, keywords)
+        if direction == "forward":
+            results = frontend.run(function, arguments, keywords)
+        else:
+            _run_backward(frontend, recorder, function, named, roles)
     if not recorder.launches:
         raise ProfilingError(
             f"{name_of(function)} launched none of {frontend.kernels}; expected a function that "
             "does"
         )
-    problem = None
-    if len(roles) == len(NAMES):
-        problem = _problem(named, roles, layout)
-        _name_output(recorder, frontend.written(recorder, results))
-    return Profile.of(name_of(function), recorder, problem, "forward")
+    if problem is not None and direction == "forward":
+        _name_output(recorder, frontend.arrays_of(recorder, results), "output")
+    return Profile.of(name_of(function), recorder, problem, direction)
+
+
+def _run_backward(
+    frontend: Frontend,
+    recorder: Recorder,
+    function: Callable[..., Any],
+    named: Mapping[str, Any],
+    roles: Mapping[str, str],
+) -> None:
+    """Run the forward pass, forget what it moved, run the backward pass, and name its arrays."""
+    names = {role: name for name, role in roles.items()}
+    by = [names[role] for role in NAMES]
+    output, pullback = frontend.with_gradient(function, named, by)
+    _name_output(recorder, frontend.arrays_of(recorder, output), "input")
+    recorder.forget()
+    values = np.random.default_rng(0).standard_normal(tuple(output.shape), np.float32)
+    gradient = frontend.make(values, str(output.dtype).removeprefix("torch."))
+    frontend.add(recorder, "dO", gradient, "input")
+    gradients = pullback(gradient)
+    for role, result in zip(NAMES, gradients, strict=True):
+        for array in frontend.arrays_of(recorder, result):
+            recorder.rename(array.name, f"d{role}", "output")
+            break
 
 
 def count_attention(
-    function: Callable[..., Any], problem: Problem, *, layout: str = "BHND", **keywords: Any
+    function: Callable[..., Any],
+    problem: Problem,
+    *,
+    layout: str = "BHND",
+    direction: str = "forward",
+    **keywords: Any,
 ) -> Profile:
     """Call `function(Q, K, V, **keywords)` on normally distributed PyTorch tensors of a problem's
     lengths, heads and type, and return what its kernels read and write, as `count` does.
@@ -93,7 +135,7 @@ def count_attention(
         if name in parameters and parameters[name].default is inspect.Parameter.empty:
             keywords.setdefault(name, problem.scale)
     Q, K, V = _operands(problem, layout, FRONTENDS[0])
-    return count(function, Q, K, V, layout=layout, **keywords)
+    return count(function, Q, K, V, layout=layout, direction=direction, **keywords)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -187,7 +229,7 @@ def _operands(problem: Problem, layout: str, frontend: Frontend) -> Iterator[Any
         yield frontend.make(random.standard_normal(axes, np.float32), problem.dtype.name)
 
 
-def _name_output(recorder: Recorder, returned: Iterator[Array]) -> None:
+def _name_output(recorder: Recorder, returned: Iterator[Array], role: Role) -> None:
     """Give the first returned array that the kernels wrote the name O; where none was returned, the
     first array of O's size that they wrote and did not read.
     """
@@ -198,4 +240,4 @@ def _name_output(recorder: Recorder, returned: Iterator[Array]) -> None:
     candidates = [array.name for array in returned if array.name in written]
     candidates += [name for name in sorted(written - read) if arrays[name].size == size]
     if candidates:
-        recorder.rename(candidates[0], "O", "output")
+        recorder.rename(candidates[0], "O", role)

@@ -33,6 +33,7 @@ class Nearest:
     by_array    its accesses of these arrays
     difference  elements by which the accesses of these differ, over all arrays
     others      accesses of its other arrays, such as S or statistics
+    peak        the most that it has on chip, in elements
     """
 
     algorithm: str
@@ -41,6 +42,7 @@ class Nearest:
     by_array: Mapping[str, ArrayTraffic]
     difference: int
     others: int
+    peak: int
 
     @property
     def equal(self) -> bool:
@@ -70,14 +72,17 @@ def nearest(
     traffic: Traffic, problem: Problem, blocks: tuple[int, int], direction: str
 ) -> Nearest | None:
     """Return the program that is nearest to this traffic, at these block sizes; None where none has
-    a closed form for the problem. Of programs equally near, the one whose other arrays are nearest.
+    a closed form for the problem.
+
+    Of programs equally near, it is the one whose other arrays are nearest; of these, the one with
+    most on chip, since a kernel holds whole tiles.
     """
     names = [name for name in ARRAYS[direction] if name in traffic.by_array]
     candidates = _candidates(traffic, problem, blocks, direction, names)
     others = sum(array.accesses for name, array in traffic.by_array.items() if name not in names)
 
-    def distance(candidate: Nearest) -> tuple[int, int]:
-        return candidate.difference, abs(candidate.others - others)
+    def distance(candidate: Nearest) -> tuple[int, int, int]:
+        return candidate.difference, abs(candidate.others - others), -candidate.peak
 
     return min(candidates, key=distance, default=None)
 
@@ -122,7 +127,7 @@ def _candidates(
                 # A kernel that fills an output in SRAM does not initialise it in HBM.
                 difference += abs(array.writes - counted.writes)
             others = form.hbm.accesses - sum(array.accesses for array in by_array.values())
-            yield Nearest(algorithm, blocks, skips, by_array, difference, others)
+            yield Nearest(algorithm, blocks, skips, by_array, difference, others, form.sram.peak)
 
 
 def fewest(problem: Problem, M: int | None, direction: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -38,5 +38,16 @@ class Frontend(Protocol):
         kernel.
         """
 
-    def written(self, recorder: Recorder, results: Any) -> Iterator[Array]:
+    def with_gradient(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        by: Sequence[str],
+    ) -> tuple[Any, Callable[[Any], Any]]:
+        """Call the function with arguments by name. Return its first result, and the function that
+        maps its gradient to the gradients by the arguments `by`. Raises ProfilingError where there
+        is none.
+        """
+
+    def arrays_of(self, recorder: Recorder, results: Any) -> Iterator[Array]:
         """Yield the recorder's arrays that are among the results of a call, in their order."""

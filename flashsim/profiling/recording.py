@@ -154,6 +154,14 @@ class Recorder:
             traffic.sectors += sectors if len(parts) == 1 else _sectors_of(array, positions)
             self._mark(traffic, array, positions, program)
 
+    def forget(self) -> None:
+        """Forget all accesses and launches; the arrays stay."""
+        self.launches.clear()
+        self.lines.clear()
+        self.tiles.clear()
+        self._marks.clear()
+        self._programs.clear()
+
     def keep_alive(self, owner: object) -> None:
         """Keep an array's owner, so that no other array gets the same addresses."""
         self._owners.append(owner)

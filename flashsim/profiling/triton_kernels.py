@@ -8,7 +8,7 @@ tensor descriptors, masks. `listening` puts a listener in their place while a ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ class Triton:
         """Return a tensor with these values."""
         import torch
 
-        return torch.from_numpy(values).to(getattr(torch, dtype))
+        # PyTorch's own memory begins with a sector, as a GPU's does; NumPy's does not.
+        tensor = torch.empty(values.shape, dtype=getattr(torch, dtype))
+        return tensor.copy_(torch.from_numpy(values))
 
     def add(self, recorder: Recorder, name: str, array: Any, role: Role) -> None:
         """Add a tensor to the recorder's memory, unless it is there."""
@@ -62,7 +64,33 @@ class Triton:
                 f"a kernel failed in Triton's interpreter: {type(cause).__name__}: {cause}"
             ) from error
 
-    def written(self, recorder: Recorder, results: Any) -> Iterator[Array]:
+    def with_gradient(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        by: Sequence[str],
+    ) -> tuple[Any, Callable[[Any], Any]]:
+        """Call the function, and return its first result and its backward pass: see `Frontend`."""
+        import torch
+
+        changed = dict(arguments)
+        for name in by:
+            changed[name] = arguments[name].detach().requires_grad_()
+        result = self.run(function, (), changed)
+        output = next(_tensors_in(result), None)
+        if output is None or output.grad_fn is None:
+            raise ProfilingError(
+                "the function's first result has no gradient; expected one that PyTorch "
+                "differentiates, such as that of a torch.autograd.Function"
+            )
+        operands = [changed[name] for name in by]
+
+        def pullback(gradient: Any) -> Any:
+            return self.run(torch.autograd.grad, (output, operands, gradient), {})
+
+        return output.detach(), pullback
+
+    def arrays_of(self, recorder: Recorder, results: Any) -> Iterator[Array]:
         """Yield the recorder's arrays that are among the results, in their order."""
         arrays = recorder.memory.arrays()
         for tensor in _tensors_in(results):

@@ -16,14 +16,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import flashsim  # noqa: E402
 from flashsim.attention.problem import Problem  # noqa: E402
 from flashsim.profiling import OutsideArrays, ProfilingError, count, count_attention  # noqa: E402
+from flashsim.profiling.recording import Recorder  # noqa: E402
 from flashsim.profiling.switch import SWITCH  # noqa: E402
+from flashsim.profiling.triton_kernels import Triton  # noqa: E402
 from flashsim.reference import attention as naive_attention  # noqa: E402
 from flashsim.support.loading import file_of  # noqa: E402
 from flashsim.theory import exact, lower_bound  # noqa: E402
 
-SOURCE = Path(__file__).parents[1] / "helpers" / "triton_kernels.py"
+SOURCE = Path(flashsim.__file__).parent / "profiling" / "triton_example.py"
 ARRAYS = ("Q", "K", "V", "O")
 
 
@@ -93,6 +96,64 @@ def test_the_call_computes_what_it_would_compute(tmp_path: Path) -> None:
     np.testing.assert_allclose(results[0].numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_backward_pass_moves_what_q_outer_two_pass_moves(tmp_path: Path, causal: bool) -> None:
+    attention = kernels(tmp_path).attention
+    Q, K, V = operands(70, 70, 16, heads=2, kv_heads=2)
+    profile = count(attention, Q, K, V, direction="backward", causal=causal, B_r=16, B_c=32)
+    form = exact(
+        "q_outer_two_pass",
+        direction="backward",
+        N=70,
+        d=16,
+        M=10**6,
+        heads=2,
+        causal=causal,
+        blocks=(16, 32),
+    )
+    for name in ("Q", "K", "V", "dO", "dQ", "dK", "dV"):
+        counted = profile.by_array[name]
+        expected = form.hbm.by_array[name]
+        assert (counted.reads, counted.writes) == (expected.reads, expected.writes), name
+        assert counted.role == expected.role
+    assert profile.nearest is not None
+    assert profile.nearest.equal
+    assert profile.nearest.algorithm == "q_outer_two_pass"
+    assert [launch.kernel for launch in profile.launches] == [
+        "rowsum_kernel",
+        "keys_kernel",
+        "queries_kernel",
+    ]
+    assert {(finding.kind, finding.array) for finding in profile.findings} == {("kept in HBM", "D")}
+
+
+def test_the_gradients_are_right(tmp_path: Path) -> None:
+    attention = kernels(tmp_path).attention
+    mine = [operand.requires_grad_() for operand in operands(50, 50, 16)]
+    theirs = [operand.requires_grad_() for operand in operands(50, 50, 16)]
+    gradient = torch.randn(1, 1, 50, 16)
+    recorder = Recorder()
+    with Triton().listening(recorder):
+        for name, operand in zip("QKV", mine, strict=True):
+            Triton().add(recorder, name, operand, "input")
+        Triton().add(recorder, "dO", gradient, "input")
+        attention(*mine, causal=True, B_r=16, B_c=16).backward(gradient)
+    torch.nn.functional.scaled_dot_product_attention(*theirs, is_causal=True).backward(gradient)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_function_without_a_gradient_is_refused(tmp_path: Path) -> None:
+    attention = kernels(tmp_path).attention
+
+    def detached(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v).detach()
+
+    Q, K, V = operands(32, 32, 16)
+    with pytest.raises(ProfilingError, match="first result has no gradient"):
+        count(detached, Q, K, V, direction="backward")
+
+
 def test_the_bound_is_that_of_prove(tmp_path: Path) -> None:
     attention = kernels(tmp_path).attention
     Q, K, V = operands(64, 64, 16)
@@ -113,17 +174,10 @@ def test_query_heads_that_share_a_kv_head_are_bounded_together(tmp_path: Path) -
     assert profile.fewest() == 4 * 2 * 64 * 16 + 2 * 2 * 64 * 16
 
 
-LOAD_K = (
-    "        k = tl.load(K + kv + j[:, None] * d + columns, mask=j[:, None] < N_k, other=0.0)\n"
-)
-LOAD_Q = (
-    "        q = tl.load(Q + head * N_q * d + i[:, None] * d + columns, "
-    "mask=i[:, None] < N_q, other=0.0)\n"
-)
-STORE_O = (
-    "        tl.store(O + head * N_q * d + i[:, None] * d + columns, o, mask=i[:, None] < N_q)\n"
-)
-NEXT_TURN = "        m = m_new\n"
+LOAD_K = "        K_j = tl.load(K + tile, mask=j[:, None] < N_k, other=0.0)\n"
+LOAD_Q = "        Q_i = tl.load(Q + queries, mask=i[:, None] < N_q, other=0.0)\n"
+STORE_O = "        tl.store(O + queries, O_i, mask=i[:, None] < N_q)\n"
+NEXT_TURN = "        m_i = m_new\n"
 LAST_TURN = "    for start in range(0, end, B_c):\n"
 PLANTED = {
     "Q in the inner loop": (LOAD_K, LOAD_Q + LOAD_K, "read again", "Q", 4 * 64 * 16),
@@ -144,8 +198,8 @@ PLANTED = {
         4 * 64,
     ),
     "O in float32": (
-        "torch.empty_like(q, dtype=output_dtype)",
-        "torch.empty_like(q, dtype=torch.float64)",
+        "o = torch.empty_like(q)",
+        "o = torch.empty_like(q, dtype=torch.float64)",
         "wide output",
         "O",
         None,
@@ -158,7 +212,7 @@ def test_waste_is_found_at_its_line(tmp_path: Path, name: str) -> None:
     old, new, kind, array, elements = PLANTED[name]
     module = kernels(tmp_path, old, new)
     Q, K, V = operands(64, 64, 16)
-    profile = count(module.attention, Q, K, V)
+    profile = count(module.attention, Q, K, V, B_r=16, B_c=16)
     found = [
         finding for finding in profile.findings if finding.kind == kind and finding.array == array
     ]
@@ -173,9 +227,9 @@ def test_waste_is_found_at_its_line(tmp_path: Path, name: str) -> None:
 
 
 def test_tiles_that_a_causal_mask_empties_are_found(tmp_path: Path) -> None:
-    module = kernels(tmp_path)
+    module = kernels(tmp_path, "    if causal:  # no key after", "    if False:  # no key after")
     Q, K, V = operands(64, 64, 16)
-    profile = count(module.attention, Q, K, V, causal=True, skip=False)
+    profile = count(module.attention, Q, K, V, causal=True, B_r=16, B_c=16)
     tiles = [finding for finding in profile.findings if finding.kind == "needless tiles"]
     assert [finding.array for finding in tiles] == ["K", "V"]
     for finding in tiles:
@@ -217,11 +271,15 @@ def test_strides_and_padding(tmp_path: Path) -> None:
 
 
 def test_what_lies_outside_every_array_is_refused(tmp_path: Path) -> None:
-    module = kernels(tmp_path, ", mask=i[:, None] < N_q, other=0.0)", ")")
+    module = kernels(
+        tmp_path,
+        "Q_i = tl.load(Q + queries, mask=i[:, None] < N_q, other=0.0)",
+        "Q_i = tl.load(Q + queries)",
+    )
     Q, K, V = operands(40, 40, 16)
     expected = r"kernels_\d+\.py:\d+: program \(2, 0, 0\) reads 128 of 256 elements outside Q"
     with pytest.raises(OutsideArrays, match=expected):
-        count(module.attention, Q, K, V)
+        count(module.attention, Q, K, V, B_r=16, B_c=16)
 
 
 def test_a_call_without_kernels_is_refused() -> None:
@@ -298,12 +356,11 @@ def test_kernels_decorated_for_a_gpu_or_not_have_the_same_counts(
 ) -> None:
     """Triton reads its environment variable when it is imported and when it decorates."""
     program = (
-        "import sys, torch\n"
+        "import torch\n"
         "from flashsim.profiling import count\n"
-        f"sys.path.insert(0, {str(SOURCE.parent)!r})\n"
-        "from triton_kernels import attention\n"
+        "from flashsim.profiling.triton_example import attention\n"
         "Q, K, V = torch.randn(3, 1, 2, 40, 16)\n"
-        "profile = count(attention, Q, K, V, causal=True)\n"
+        "profile = count(attention, Q, K, V, causal=True, B_r=16, B_c=16)\n"
         "print([(a.reads, a.writes) for a in profile.by_array.values()])\n"
     )
     environment = os.environ | {SWITCH: switch}
