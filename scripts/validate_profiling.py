@@ -1,0 +1,138 @@
+"""Lay what `flashsim.profiling` counts beside the machine: bytes that Triton kernels move between
+L2 and SMs, by a GPU's counters, beside the sectors that Triton's interpreter shows.
+
+# on a machine with a GPU, Triton and ncu: figures/validate_profiling.json
+python scripts/validate_profiling.py
+"""
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flashsim.attention.problem import Problem
+from flashsim.gpu.machine import machine
+from flashsim.gpu.profiling import profiled, run_marked
+from flashsim.profiling import count_attention
+from flashsim.support.entry import run_script
+from flashsim.support.files import check_target, write_whole
+from flashsim.support.tables import print_table
+
+MEASURE = "--measure"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the example's attention."""
+
+    direction: str
+    N: int
+    d: int
+    heads: int
+    causal: bool
+    B_r: int
+    B_c: int
+
+
+CASES = (
+    Case("forward", 1024, 64, 4, False, 64, 64),
+    Case("forward", 1024, 64, 4, True, 64, 64),
+    Case("forward", 1000, 64, 4, True, 128, 32),
+    Case("forward", 512, 128, 8, False, 64, 32),
+    Case("backward", 512, 64, 4, False, 64, 64),
+    Case("backward", 512, 64, 4, True, 32, 64),
+)
+
+
+def main() -> int:
+    """Count and measure every case, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(MEASURE, action="store_true", help="run every case once, for ncu")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("figures/validate_profiling.json")
+    )
+    options = parser.parse_args()
+    if options.measure:
+        run_marked([_call(case) for case in CASES])
+        return 0
+    check_target(options.output)
+    measured = profiled("scripts.validate_profiling", MEASURE)
+    rows = []
+    for case, counters in zip(CASES, measured, strict=True):
+        print(case, file=sys.stderr, flush=True)
+        rows.append({**asdict(case), **_counted(case), **counters})
+    record = {
+        "command": shlex.join(["python", "scripts/validate_profiling.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "rows": rows,
+    }
+    write_whole(options.output, json.dumps(record, indent=1) + "\n")
+    _print(rows)
+    return 0
+
+
+def _call(case: Case) -> Callable[[], Any]:
+    """Return the call on the GPU that is measured; its kernels are compiled before."""
+    import torch
+
+    from flashsim.profiling.triton_example import attention
+
+    shape = (1, case.heads, case.N, case.d)
+    operands = [torch.randn(shape, dtype=torch.float16, device="cuda") for _ in range(3)]
+    forward = partial(attention, causal=case.causal, B_r=case.B_r, B_c=case.B_c)
+    if case.direction == "forward":
+        forward(*operands)
+        torch.cuda.synchronize()
+        return partial(forward, *operands)
+    for operand in operands:
+        operand.requires_grad_()
+    output = forward(*operands)
+    gradient = torch.randn_like(output)
+    backward = partial(torch.autograd.grad, output, operands, gradient, retain_graph=True)
+    backward()
+    torch.cuda.synchronize()
+    return backward
+
+
+def _counted(case: Case) -> dict[str, int]:
+    """Return the bytes that Triton's interpreter shows for the case."""
+    from flashsim.profiling.triton_example import attention
+
+    problem = Problem.of(N=case.N, d=case.d, heads=case.heads, causal=case.causal, dtype="float16")
+    profile = count_attention(
+        attention, problem, direction=case.direction, B_r=case.B_r, B_c=case.B_c
+    )
+    reads = 0
+    writes = 0
+    for line in profile.lines:
+        if line.kind == "read":
+            reads += line.sectors * 32
+        else:
+            writes += line.sectors * 32
+    return {"sector_bytes_read": reads, "sector_bytes_written": writes}
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = []
+    for row in rows:
+        name = f"{row['direction']} N={row['N']} d={row['d']} {row['B_r']}×{row['B_c']}"
+        if row["causal"]:
+            name += " causal"
+        reads = row["l2_reads"] / row["sector_bytes_read"]
+        writes = row["l2_writes"] / row["sector_bytes_written"]
+        table.append((name, row["sector_bytes_read"], f"{reads:.4f}", f"{writes:.4f}"))
+    headings = ("case", "bytes read, counted", "measured ÷ counted, reads", "writes")
+    print_table(headings, table)
+
+
+if __name__ == "__main__":
+    run_script(main)
