@@ -1,8 +1,10 @@
 """Lay what `flashsim.profiling` counts beside the machine: bytes that Triton kernels move between
 L2 and SMs, by a GPU's counters, beside the sectors that Triton's interpreter shows.
 
-# on a machine with a GPU, Triton and ncu: figures/validate_profiling.json
-python scripts/validate_profiling.py
+# on a machine with a GPU, Triton and ncu: the counters alone
+python scripts/validate_profiling.py --counters counters.json
+# where Triton's interpreter runs, with a GPU or without: figures/validate_profiling.json
+python scripts/validate_profiling.py --beside counters.json
 """
 
 import argparse
@@ -56,28 +58,54 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(MEASURE, action="store_true", help="run every case once, for ncu")
+    parser.add_argument("--counters", type=Path, help="where to write the GPU's counters")
+    parser.add_argument("--beside", type=Path, help="the counters, to be laid beside the counts")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("figures/validate_profiling.json")
     )
     options = parser.parse_args()
     if options.measure:
         run_marked([_call(case) for case in CASES])
-        return 0
-    check_target(options.output)
-    measured = profiled("scripts.validate_profiling", MEASURE)
-    rows = []
-    for case, counters in zip(CASES, measured, strict=True):
-        print(case, file=sys.stderr, flush=True)
-        rows.append({**asdict(case), **_counted(case), **counters})
+    elif options.counters:
+        _write_counters(options.counters)
+    elif options.beside:
+        _write_comparison(options.beside, options.output)
+    else:
+        parser.error("expected --counters FILE or --beside FILE")
+    return 0
+
+
+def _write_counters(target: Path) -> None:
+    import triton
+
+    check_target(target)
+    rows = profiled("scripts.validate_profiling", MEASURE)
     record = {
         "command": shlex.join(["python", "scripts/validate_profiling.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": {**machine(), "triton": triton.__version__},
         "rows": rows,
     }
-    write_whole(options.output, json.dumps(record, indent=1) + "\n")
+    write_whole(target, json.dumps(record, indent=1) + "\n")
+
+
+def _write_comparison(counters: Path, target: Path) -> None:
+    import triton
+
+    check_target(target)
+    measured = json.loads(counters.read_text(encoding="utf-8"))
+    rows = []
+    for case, row in zip(CASES, measured.pop("rows"), strict=True):
+        print(case, file=sys.stderr, flush=True)
+        rows.append({**asdict(case), **_counted(case), **row})
+    record = {
+        "command": shlex.join(["python", "scripts/validate_profiling.py", *sys.argv[1:]]),
+        "triton": triton.__version__,
+        "measured": measured,
+        "rows": rows,
+    }
+    write_whole(target, json.dumps(record, indent=1) + "\n")
     _print(rows)
-    return 0
 
 
 def _call(case: Case) -> Callable[[], Any]:
