@@ -66,6 +66,7 @@ SECTIONS = {
         "docs/sweeps",
         "docs/own",
         "docs/kernels",
+        "docs/profiling",
         "docs/debug",
     ],
     "Reference": ["docs/reference/index"],

@@ -122,26 +122,26 @@ def _print_comparison(counts: Profile, M: Any) -> None:
     program = counts.nearest
     if program is not None:
         B_r, B_c = program.blocks
-        name = f"{program.algorithm} with blocks of {B_r} × {B_c}"
+        name = f"{program.algorithm} moves with blocks of {B_r} × {B_c}"
         if not program.skips:
-            name += ", which skips no tile"
+            name += " if it computes every tile"
+        arrays = _all_of(program)
         if program.equal:
-            print_words(f"{_all_of(program)} move as in {name}, by its closed form")
+            print_words(f"{arrays}: exactly what {name}, by its closed form")
         else:
-            moved = sum(counts.by_array[array].accesses for array in program.by_array)
-            print_words(
-                f"nearest is {name}: {_all_of(program)} move {moved / program.accesses:.3f} times "
-                "what its closed form says"
-            )
+            accesses = sum(counts.by_array[array].accesses for array in program.by_array)
+            ratio = accesses / program.accesses
+            print_words(f"{arrays}: {ratio:.3f} times what {name}, by its closed form")
     if counts.problem is None:
         return
-    ratio = counts.over_bound()
-    print_words(f"{ratio:.3f} times what must move even if all fits on chip")
+    print_words(
+        f"in all: {counts.over_bound():.3f} times {counts.fewest():,} elements, which is each "
+        "input read once and each output written once"
+    )
     if M is not None:
-        least = counts.fewest(M)
         print_words(
-            f"{counts.over_bound(M):.3f} times what every schedule moves with M, {least:,} "
-            "elements at least (flashsim prove)"
+            f"in all: {counts.over_bound(M):.3f} times {counts.fewest(M):,} elements, the fewest "
+            "that any schedule with this M moves (flashsim prove)"
         )
 
 
@@ -153,7 +153,7 @@ def _all_of(program: Nearest) -> str:
 
 def _print_findings(counts: Profile) -> None:
     if not counts.findings:
-        print_words("nothing was found that moves without need")
+        print_words("no access was found that is not needed")
         return
     print()
     for finding in counts.findings:

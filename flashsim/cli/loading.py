@@ -33,17 +33,21 @@ def algorithm(text: str) -> str | Algorithm:
     """Read an algorithm: a name of flashsim's, or FILE.py:NAME, a function or a record of the
     user's. Raises ValueError.
     """
-    value = _named(text)
-    if isinstance(value, str | Algorithm):
+    if text in KNOWN:
+        return text
+    value = _load(text)
+    if isinstance(value, Algorithm):
         return value
     return algorithm_of(value)
 
 
 def algorithm_or_kernel(text: str) -> str | Algorithm | Kernel:
     """Read the same; a function of the user's that is not on the simulated memory is a kernel."""
+    if text in KNOWN:
+        return text
     interpret_triton()
-    value = _named(text)
-    if isinstance(value, str | Algorithm):
+    value = _load(text)
+    if isinstance(value, Algorithm):
         return value
     try:
         parameters = signature(value).parameters
@@ -54,10 +58,8 @@ def algorithm_or_kernel(text: str) -> str | Algorithm | Kernel:
     return Kernel(value)
 
 
-def _named(text: str) -> Any:
-    """Return a known name, or the record or function that FILE.py:NAME names. Raises ValueError."""
-    if text in KNOWN:
-        return text
+def _load(text: str) -> Any:
+    """Return the record or function that FILE.py:NAME names. Raises ValueError."""
     if ":" not in text and not text.endswith(".py"):
         known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
         raise ValueError(f"there is no algorithm {text!r}{suggestion(text, KNOWN)}; {known}")

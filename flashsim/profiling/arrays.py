@@ -121,12 +121,12 @@ class Memory:
         """
         if block.start not in self._arrays:
             self._blocks.append(block)
-            self._blocks.sort(key=lambda known: known.start)
+            self._blocks.sort(key=lambda one: one.start)
             self._arrays[block.start] = []
         arrays = self._arrays[block.start]
         arrays.append(array)
         self._names.append(array.name)
-        arrays.sort(key=lambda known: (known.role == "extra", known.size))
+        arrays.sort(key=lambda one: (one.role == "extra", one.size))
 
     def knows(self, block: Block) -> bool:
         """Return whether an array lies in this block."""

@@ -57,10 +57,10 @@ def count(
     check_choice("layout", layout, tuple(LAYOUTS))
     check_direction(direction)
     recorder = Recorder(row_axis=LAYOUTS[layout])
-    named = _arguments_by_name(function, arguments, keywords)
-    roles = _roles(named)
-    frontend = _frontend_of(named)
-    for name, value in named.items():
+    values = _arguments_by_name(function, arguments, keywords)
+    roles = _roles(values)
+    frontend = _frontend_of(values)
+    for name, value in values.items():
         if frontend.is_array(value):
             role = roles.get(name)
             if role is None:
@@ -69,7 +69,7 @@ def count(
                 frontend.add(recorder, role, value, "input")
     problem = None
     if len(roles) == len(NAMES):
-        problem = _problem(named, roles, layout)
+        problem = _problem(values, roles, layout)
     elif direction == "backward":
         raise ValueError(
             f"{name_of(function)} has no arguments q, k and v; expected them for its backward pass"
@@ -78,7 +78,7 @@ def count(
         if direction == "forward":
             results = frontend.run(function, arguments, keywords)
         else:
-            _run_backward(frontend, recorder, function, named, roles)
+            _run_backward(frontend, recorder, function, values, roles)
     if not recorder.launches:
         raise ProfilingError(
             f"{name_of(function)} launched none of {frontend.kernels}; expected a function that "
@@ -93,17 +93,17 @@ def _run_backward(
     frontend: Frontend,
     recorder: Recorder,
     function: Callable[..., Any],
-    named: Mapping[str, Any],
+    values: Mapping[str, Any],
     roles: Mapping[str, str],
 ) -> None:
     """Run the forward pass, forget what it moved, run the backward pass, and name its arrays."""
     names = {role: name for name, role in roles.items()}
     by = [names[role] for role in NAMES]
-    output, pullback = frontend.with_gradient(function, named, by)
+    output, pullback = frontend.with_gradient(function, values, by)
     _name_output(recorder, frontend.arrays_of(recorder, output), "input")
     recorder.forget()
-    values = np.random.default_rng(0).standard_normal(tuple(output.shape), np.float32)
-    gradient = frontend.make(values, str(output.dtype).removeprefix("torch."))
+    normals = np.random.default_rng(0).standard_normal(tuple(output.shape), np.float32)
+    gradient = frontend.make(normals, str(output.dtype).removeprefix("torch."))
     frontend.add(recorder, "dO", gradient, "input")
     gradients = pullback(gradient)
     for role, result in zip(NAMES, gradients, strict=True):
@@ -160,31 +160,31 @@ def _arguments_by_name(
     return dict(bound.arguments)
 
 
-def _frontend_of(named: Mapping[str, Any]) -> Frontend:
+def _frontend_of(values: Mapping[str, Any]) -> Frontend:
     """Return the frontend whose arrays are among a call's arguments; Triton where there are
     none.
     """
     for frontend in FRONTENDS:
-        if any(frontend.is_array(value) for value in named.values()):
+        if any(frontend.is_array(value) for value in values.values()):
             return frontend
     return FRONTENDS[0]
 
 
-def _roles(named: Mapping[str, Any]) -> dict[str, str]:
+def _roles(values: Mapping[str, Any]) -> dict[str, str]:
     """Return "Q", "K", "V" by the names of the arguments that are these."""
     roles = {}
     for role, names in NAMES.items():
-        for name, value in named.items():
+        for name, value in values.items():
             if name.lower() in names and hasattr(value, "shape"):
                 roles[name] = role
     return roles
 
 
-def _problem(named: Mapping[str, Any], roles: Mapping[str, str], layout: str) -> Problem:
+def _problem(values: Mapping[str, Any], roles: Mapping[str, str], layout: str) -> Problem:
     """Return the problem of a call's arguments. Raises ValueError where they are no attention's."""
     shapes = {}
     for name, role in roles.items():
-        shape = tuple(named[name].shape)
+        shape = tuple(values[name].shape)
         if not 2 <= len(shape) <= 4:
             raise ValueError(f"{name} has the shape {shape}; expected 2 to 4 axes")
         if len(shape) == 4:
@@ -200,7 +200,7 @@ def _problem(named: Mapping[str, Any], roles: Mapping[str, str], layout: str) ->
     kv_heads, N_k, _ = shapes["K"]
     d_v = shapes["V"][2]
     names = {role: name for name, role in roles.items()}
-    causal = any(bool(named.get(name)) for name in CAUSAL)
+    causal = any(bool(values.get(name)) for name in CAUSAL)
     return Problem.of(
         N_q=N_q,
         N_k=N_k,
@@ -208,7 +208,7 @@ def _problem(named: Mapping[str, Any], roles: Mapping[str, str], layout: str) ->
         d_v=d_v,
         heads=heads,
         kv_heads=kv_heads,
-        dtype=str(named[names["Q"]].dtype).removeprefix("torch."),
+        dtype=str(values[names["Q"]].dtype).removeprefix("torch."),
         causal=causal,
     )
 
@@ -229,15 +229,15 @@ def _operands(problem: Problem, layout: str, frontend: Frontend) -> Iterator[Any
         yield frontend.make(random.standard_normal(axes, np.float32), problem.dtype.name)
 
 
-def _name_output(recorder: Recorder, returned: Iterator[Array], role: Role) -> None:
+def _name_output(recorder: Recorder, results: Iterator[Array], role: Role) -> None:
     """Give the first returned array that the kernels wrote the name O; where none was returned, the
     first array of O's size that they wrote and did not read.
     """
     arrays = {array.name: array for array in recorder.memory.arrays()}
-    written = {line.array for line in recorder.lines.values() if line.kind != "read"}
-    read = {line.array for line in recorder.lines.values() if line.kind == "read"}
+    stores = {line.array for line in recorder.lines.values() if line.kind != "read"}
+    loads = {line.array for line in recorder.lines.values() if line.kind == "read"}
     size = arrays["Q"].size // arrays["Q"].shape[-1] * arrays["V"].shape[-1]
-    candidates = [array.name for array in returned if array.name in written]
-    candidates += [name for name in sorted(written - read) if arrays[name].size == size]
+    candidates = [array.name for array in results if array.name in stores]
+    candidates += [name for name in sorted(stores - loads) if arrays[name].size == size]
     if candidates:
         recorder.rename(candidates[0], "O", role)

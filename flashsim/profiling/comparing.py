@@ -97,21 +97,21 @@ def _candidates(
     masked = not isinstance(problem.mask, All)
     every_tile = replace(problem, mask=All())
     for algorithm in FORWARD if direction == "forward" else BACKWARD:
-        for posed, skips in ((problem, True), (every_tile, False)):
+        for variant, skips in ((problem, True), (every_tile, False)):
             if not skips and not masked:
                 continue
             try:
                 form = exact(
                     algorithm,
-                    heads=posed.heads,
-                    kv_heads=posed.heads // posed.group,
-                    mask=None if isinstance(posed.mask, All) else posed.mask,
+                    heads=variant.heads,
+                    kv_heads=variant.heads // variant.group,
+                    mask=None if isinstance(variant.mask, All) else variant.mask,
                     blocks=blocks,
                     enforce=False,
                     direction=direction,
-                    dtype=posed.dtype,
-                    M=posed.M,
-                    **asdict(posed.shape),
+                    dtype=variant.dtype,
+                    M=variant.M,
+                    **asdict(variant.shape),
                 )
             except (ValueError, MemoryModelError):
                 continue
@@ -142,9 +142,9 @@ def fewest(problem: Problem, M: int | None, direction: str) -> int:
     _, pairs, queries, keys = allowed_pairs(problem.mask, shape)
     group = problem.group
     bound = lower_bound if direction == "forward" else lower_bound_backward
-    together = replace(shape, N_q=shape.N_q * group)
+    group_shape = replace(shape, N_q=shape.N_q * group)
     result = bound(
-        **asdict(together),
+        **asdict(group_shape),
         M=problem.M if M is None else M,
         pairs=pairs * group,
         queries=queries * group,

@@ -51,15 +51,15 @@ def findings(
     problem  what the kernel computes; None: nothing is known of its mask
     """
     lines = list(recorder.lines.values())
-    found: list[Finding] = []
+    waste: list[Finding] = []
     if problem is not None:
-        found.extend(_needless_tiles(recorder.tiles, problem))
-        found.extend(_wide_outputs(lines, arrays))
+        waste.extend(_needless_tiles(recorder.tiles, problem))
+        waste.extend(_wide_outputs(lines, arrays))
     total_bytes = sum(line.elements * arrays[line.array].itemsize for line in lines)
     for traffic in lines:
-        found.extend(_of_line(traffic, arrays[traffic.array], total_bytes))
-    found.extend(_kept_in_hbm(recorder, arrays))
-    return tuple(sorted(found, key=lambda finding: -(finding.elements or 0)))
+        waste.extend(_of_line(traffic, arrays[traffic.array], total_bytes))
+    waste.extend(_kept_in_hbm(recorder, arrays))
+    return tuple(sorted(waste, key=lambda finding: -(finding.elements or 0)))
 
 
 def _of_line(traffic: LineTraffic, array: Array, total_bytes: int) -> Iterator[Finding]:
@@ -100,15 +100,15 @@ def _of_line(traffic: LineTraffic, array: Array, total_bytes: int) -> Iterator[F
             f"{traffic.padding:,} elements between those of {name} move",
         )
     useful = traffic.elements * array.itemsize
-    moved = traffic.sectors * SECTOR
-    if moved - useful > UNUSED * total_bytes:
+    sector_bytes = traffic.sectors * SECTOR
+    if sector_bytes - useful > UNUSED * total_bytes:
         yield Finding(
             "unused bytes",
             line,
             name,
             None,
-            f"{name} moves in sectors of {SECTOR} bytes: {moved:,} bytes, of which {useful:,} are "
-            f"used",
+            f"{name} moves in sectors of {SECTOR} bytes: {sector_bytes:,} bytes, of which "
+            f"{useful:,} are used",
         )
 
 

@@ -136,16 +136,16 @@ class Recorder:
         Raises `OutsideArrays`, with the line, where an address is in no array.
         """
         lanes = addresses.size
-        moving = addresses[active].astype(np.int64).ravel()
-        if not moving.size:
+        touched = addresses[active].astype(np.int64).ravel()
+        if not touched.size:
             self._idle(kind, addresses, itemsize, line)
             return
         try:
-            parts = list(self.memory.find(moving, itemsize))
+            parts = list(self.memory.find(touched, itemsize))
         except OutsideArrays as error:
             verb = "reads" if kind == "read" else "writes"
             raise OutsideArrays(f"{line}: program {program} {verb} {error}") from None
-        sectors = _sectors(moving, itemsize)
+        sectors = _sectors(touched, itemsize)
         for array, positions in parts:
             traffic = self._line(line, array.name, kind)
             traffic.times += 1
@@ -217,8 +217,8 @@ class Recorder:
         heads = array.heads(positions)
         rows = array.rows(positions)
         for head in np.unique(heads):
-            chosen = rows[heads == head]
-            span = range(int(chosen.min()), int(chosen.max()) + 1)
+            own_rows = rows[heads == head]
+            span = range(int(own_rows.min()), int(own_rows.max()) + 1)
             self.tiles.append(
                 Tile(
                     launch,
@@ -228,7 +228,7 @@ class Recorder:
                     kind,
                     int(head),
                     span,
-                    int(chosen.size),
+                    int(own_rows.size),
                 )
             )
 

@@ -179,15 +179,15 @@ class _Listener:
 
     def begin(self, executor: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Record a launch, and the arrays among its arguments."""
-        named = dict(zip(executor.arg_names, arguments, strict=False)) | dict(keywords)
-        grid = executor.grid(named) if callable(executor.grid) else executor.grid
+        values = dict(zip(executor.arg_names, arguments, strict=False)) | dict(keywords)
+        grid = executor.grid(values) if callable(executor.grid) else executor.grid
         config = ""
         if self.tuner is not None:
             config = f"{self.tuner.best_config} of {len(self.tuner.configs)}"
             self.tuner = None
         kernel = executor.fn.__name__
         self._recorder.launches.append(Launch(kernel, tuple(map(int, grid)), config))
-        for name, value in named.items():
+        for name, value in values.items():
             for tensor in _tensors_in(value):
                 _add_tensor(self._recorder, name, tensor, "extra", kernel)
 
@@ -212,13 +212,13 @@ def _add_tensor(recorder: Recorder, name: str, tensor: Any, role: Role, kernel: 
     address = tensor.data_ptr()
     shape = tuple(tensor.shape)
     same = {
-        known.name
-        for known in recorder.memory.arrays()
-        if known.address == address and known.size == tensor.numel()
+        array.name
+        for array in recorder.memory.arrays()
+        if array.address == address and array.size == tensor.numel()
     }
     if same or not tensor.numel():
         return
-    names = {known.name for known in recorder.memory.arrays()}
+    names = {array.name for array in recorder.memory.arrays()}
     if name in names:
         name = f"{kernel}.{name}"
     number = 2

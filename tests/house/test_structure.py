@@ -102,6 +102,7 @@ ROOMS = [
     "hardware",
     "analysis",
     "testing",
+    "profiling",
     "gpu",
     "learn",
     "plots",
@@ -250,9 +251,9 @@ WAYS: list[tuple[Callable[[], object], str, str, tuple[int, int, int]]] = [
         partial(count_command, "--blocks", "4", "3"),
         "algorithm_2_flash",
         "flash",
-        (151, 27, 12),
+        (153, 27, 12),
     ),
-    (count_command, "algorithm_2_flash", "flash", (345, 31, 12)),
+    (count_command, "algorithm_2_flash", "flash", (347, 31, 12)),
 ]
 
 
@@ -388,6 +389,9 @@ FILLED = {  # as something goes on
     "memory.hbm.Storage",
     "memory.network._Message",
     "memory.network._Posted",
+    "profiling.recording.LineTraffic",
+    "profiling.recording.Recorder",
+    "profiling.recording._Marks",
     "simulate.outcome.Outcome",
     "testing.survey.Survey",
     "testing.survey.Tally",

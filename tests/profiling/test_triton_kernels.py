@@ -213,12 +213,12 @@ def test_waste_is_found_at_its_line(tmp_path: Path, name: str) -> None:
     module = kernels(tmp_path, old, new)
     Q, K, V = operands(64, 64, 16)
     profile = count(module.attention, Q, K, V, B_r=16, B_c=16)
-    found = [
+    matches = [
         finding for finding in profile.findings if finding.kind == kind and finding.array == array
     ]
-    assert found
-    assert sum(finding.elements or 0 for finding in found) == (elements or 0)
-    line = found[0].line
+    assert matches
+    assert sum(finding.elements or 0 for finding in matches) == (elements or 0)
+    line = matches[0].line
     assert line is not None
     source = Path(module.__file__).read_text(encoding="utf-8").splitlines()[line.number - 1]
     verb = "tl.load" if kind in ("read again", "masked off", "kept in HBM") else "tl.store"
@@ -265,9 +265,9 @@ def test_strides_and_padding(tmp_path: Path) -> None:
     assert spread.by_array["x"].reads == 8 * 32
     assert spread.sectors["x"] == 2 * 8 * 32 * 4
     assert "unused bytes" in {finding.kind for finding in spread.findings}
-    turned = count(copy, torch.randn(32, 8).T)
-    assert turned.by_array["x"].reads == 8 * 32
-    assert turned.sectors["x"] == 8 * 8 * 32 * 4
+    transpose = count(copy, torch.randn(32, 8).T)
+    assert transpose.by_array["x"].reads == 8 * 32
+    assert transpose.sectors["x"] == 8 * 8 * 32 * 4
 
 
 def test_what_lies_outside_every_array_is_refused(tmp_path: Path) -> None:
