@@ -33,8 +33,13 @@ def agrees(tally: devices.DevicesResult) -> None:
 @pytest.mark.parametrize("name", sorted(programs()))
 def test_rows_without_a_key_are_zeros(name: str) -> None:
     Q, K, V = np.random.default_rng(0).normal(size=(3, 5, 2))
-    no_keys = flashsim.KeyPadding(0)
-    run = devices.forward(name, Q, K, V, P=2, M=100, blocks=(2, 2), mask=no_keys)
+    how: dict[str, Any] = {
+        "P": 2,
+        "M": 100,
+        "blocks": (2, 2),
+        "mask": flashsim.KeyPadding(0),
+    }
+    run = devices.forward(name, Q, K, V, **how)
     assert not run.O.any()
     agrees(run)
 
@@ -42,7 +47,8 @@ def test_rows_without_a_key_are_zeros(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_types_are_the_inputs_and_travel_as_such(dtype: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = rng.normal(size=(4, 2, 24, 4)).astype(float_dtype(dtype))
+    inputs = rng.normal(size=(4, 2, 24, 4))
+    Q, K, V, dO = inputs.astype(float_dtype(dtype))
     run = devices.forward("ring", Q, K, V, P=3, causal=True, M=300)
     one = flashsim.forward("q_outer", Q, K, V, causal=True, M=300, sizing="fit")
     assert run.O.dtype == one.O.dtype == Q.dtype
@@ -143,19 +149,20 @@ def test_words_by_hand() -> None:
     """4 devices of 4 rows, d = d_v = 2: a ring sends 3 times 4 rows of K and V; Ulysses, with 4
     heads, a quarter of each.
     """
-    ring = devices.count("ring", N=16, d=2, P=4, M=100)
+    how: dict[str, Any] = {"N": 16, "d": 2, "P": 4, "M": 100}
+    ring = devices.count("ring", **how)
     assert [device.words for device in ring.devices] == [3 * 4 * 4] * 4
     links = ring.devices[0].links
     assert list(links) == [1]
     assert links[1].messages == 6
     assert links[1].bytes == 4 * ring.devices[0].words
-    ulysses = devices.count("ulysses", N=16, d=2, P=4, heads=4, M=100)
+    ulysses = devices.count("ulysses", **how, heads=4)
     columns = 2 + 2 + 2 + 2
     assert [device.words for device in ulysses.devices] == [3 * 4 * columns] * 4
-    mesh = devices.count("mesh", N=16, d=2, P=4, columns=2, M=100)
+    mesh = devices.count("mesh", **how, columns=2)
     words = 4 * 2 + 4 * 4 + 4 * (2 + 2)
     assert [device.words for device in mesh.devices] == [words] * 4
-    back = devices.count("ring", N=16, d=2, P=4, M=100, direction="backward")
+    back = devices.count("ring", **how, direction="backward")
     words = (3 + 4) * 4 * 4
     assert [device.words for device in back.devices] == [words] * 4
 
@@ -168,7 +175,13 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
         8: Fraction(8 * 8, 64 + 8),
         64: Fraction(8 * 64, 64 + 64),
     }
-    how: dict[str, Any] = {"N": 16, "d": 2, "P": 8, "heads": 64, "M": 100}
+    how: dict[str, Any] = {
+        "N": 16,
+        "d": 2,
+        "P": 8,
+        "heads": 64,
+        "M": 100,
+    }
     for H_kv, ratio in ratios.items():
         ring = devices.count("ring", **how, kv_heads=H_kv)
         ulysses = devices.count("ulysses", **how, kv_heads=H_kv)
@@ -178,7 +191,8 @@ def test_ring_beats_ulysses_where_groups_are_large() -> None:
 @pytest.mark.slow
 def test_the_figure_has_what_is_counted() -> None:
     how: dict[str, Any] = {"N": 64, "d": 2, "heads": 8}
-    data = plots.FIGURES["words_sent"].data(**how, kv_heads=2, P=(2, 16), devices=4)
+    figure = plots.FIGURES["words_sent"]
+    data = figure.data(**how, kv_heads=2, P=(2, 16), devices=4)
     of = data["of_shared"]
     points = []
     for index, P in enumerate(data["P"]):
@@ -190,10 +204,11 @@ def test_the_figure_has_what_is_counted() -> None:
             if (name, P) == ("ulysses", 16):
                 assert words[index] is None
                 continue
-            tally = devices.count(name, **how, kv_heads=H_kv, P=P, layout="contiguous", M=100)
+            options = how | {"kv_heads": H_kv, "P": P}
+            tally = devices.count(name, **options, layout="contiguous", M=100)
             assert words[index] == max(device.words for device in tally.devices)
-    lines = zip(of["words"]["ring"], of["words"]["ulysses"], of["kv_heads"], strict=True)
-    for ring, ulysses, H_kv in lines:
+    words = of["words"]
+    for ring, ulysses, H_kv in zip(words["ring"], words["ulysses"], of["kv_heads"], strict=True):
         assert (ring <= ulysses) == (8 // H_kv >= 4 - 1)
 
 
