@@ -339,7 +339,8 @@ def test_bad_input_is_named(method: str) -> None:
 
 def test_bad_input_of_the_hashes_is_named() -> None:
     Q, K, V = operands(5, 2, 3)
-    one, two = np.ones((1, 5)), np.ones((2, 5))
+    one = np.ones((1, 5))
+    two = np.ones((2, 5))
     refused(
         ("number is 3; expected an even number", lambda: approximate.lsh_buckets(Q, 1, 3)),
         ("rounds is 0", lambda: approximate.lsh_buckets(Q, 0, 2)),
