@@ -359,15 +359,14 @@ def test_theorem_2_carries_over_with_its_constants(order: str, data: st.DataObje
     if least > most:
         return
     M = data.draw(st.integers(least, most))
-    sizes = {"N": N, "n": n, "d": d, "e": e}
-    accesses = kernels.exact(**sizes, M=M, order=order, sizing="paper").hbm.accesses
+    exact = kernels.exact(N=N, n=n, d=d, e=e, M=M, order=order, sizing="paper")
     bound = (
         N * n + (N + n) * w
         if order == "materialised"
         else theory.kernel_product_bound(N, n, d, e, M)
     )
     low, high = getattr(theory, f"kernel_{order}_constants")()
-    assert low * bound <= accesses <= high * bound
+    assert low * bound <= exact.hbm.accesses <= high * bound
 
 
 def test_a_million_points_in_three_dimensions_move_1600_times_fewer() -> None:

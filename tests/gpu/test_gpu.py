@@ -329,8 +329,10 @@ def test_strides_are_honoured(rung: Kernel) -> None:
         assert (again == o).all()
         if rung.backward:
             options: dict[str, Any] = {"kernel": rung.name, "deterministic": True}
-            expected = gpu.backward(*plain[:3], o, lse, plain[3], **options)
-            gradients = gpu.backward(*views[:3], o, lse, views[3], **options)
+            q, k, v, do = plain
+            expected = gpu.backward(q, k, v, o, lse, do, **options)
+            q, k, v, do = views
+            gradients = gpu.backward(q, k, v, o, lse, do, **options)
             for want, gradient in zip(expected, gradients, strict=True):
                 assert (want == gradient).all()
 

@@ -575,7 +575,7 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(
     monkeypatch.setattr(hopper_backward, "_on_gpu", partial(lists, 3))
     for _, launch in sanitize_gpu.launches():
         launch()
-    expected = set()
+    expected: set[str] = set()
     for name in ("hopper", "hopper_decode", "hopper_fp8"):
         for variant in gpu.kernel(name).variants:
             if variant.defines == (("COUNT", 0),):

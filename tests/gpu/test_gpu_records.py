@@ -501,7 +501,7 @@ def test_the_picture_of_predicted_and_measured() -> None:
         "traffic, counted",
         "runtime (right)",
     ]
-    output = set()
+    output: set[str | None] = set()
     for ax in figure_of(axes).get_axes():
         output.update(line.get_gid() for line in ax.get_lines())
     assert {

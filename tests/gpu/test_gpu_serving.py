@@ -56,8 +56,8 @@ def near(result: Any, q: Array, k: Array, v: Array, causal: bool) -> bool:
     and O.
     """
     O, lse = (x.get().astype(np.float64) for x in result)
-    in_float64 = (x.astype(np.float64) for x in (q, k, v))
-    want, want_lse = attention(*in_float64, causal)
+    Q, K, V = (x.astype(np.float64) for x in (q, k, v))
+    want, want_lse = attention(Q, K, V, causal)
     eps = 2.0 ** (-9 if q.dtype.name == "bfloat16" else -12)
     largest = np.abs(v.astype(np.float64)).max(initial=0)
     both = np.isfinite(lse) == np.isfinite(want_lse)
@@ -287,12 +287,13 @@ def test_short_row_blocks_one_after_another(d: int, causal: bool) -> None:
     k, _ = packed(rng, "float16", 16, lengths, d)
     v, _ = packed(rng, "float16", 16, lengths, d)
     one = [cupy.asarray(x) for x in (q, k, v)]
-    alone = gpu.varlen(*one, cu, cu, causal=causal)
+    Q, K, V = one
+    alone = gpu.varlen(Q, K, V, cu, cu, causal=causal)
     expected = cupy.tile(alone, (1, often, 1))
-    repeated = [cupy.tile(x, (1, often, 1)) for x in one]
+    Q, K, V = (cupy.tile(x, (1, often, 1)) for x in one)
     ends = np.cumsum([0, *lengths * often])
     for _ in range(20):
-        result = gpu.varlen(*repeated, ends, ends, causal=causal)
+        result = gpu.varlen(Q, K, V, ends, ends, causal=causal)
         assert (result == expected).all()
 
 

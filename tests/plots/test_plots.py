@@ -1051,8 +1051,8 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
     for N, k, C in ((128, 16, 4), (512, 64, 16), (8192, 256, 36)):
         linformer = approximate.count("linformer", N=N, k=k, **shape)
         assert (N, linformer.hbm.accesses) in xy(axes[0], "linformer accesses")
-        smyrf = approximate.count("smyrf", N=N, rounds=4, C=C, **shape)
-        assert (N, smyrf.flops.matmul) in xy(axes[1], "smyrf flops")
+        counted = approximate.count("smyrf", N=N, rounds=4, C=C, **shape)
+        assert (N, counted.flops.matmul) in xy(axes[1], "smyrf flops")
     assert "k = min(N/8, 256)" in axes[2].get_xlabel()
     none = plots.FIGURES["approximate"].data(d=16, k=4096, M=4096)
     assert none["crosses"]["linformer"]["q_outer"] is None

@@ -136,11 +136,14 @@ def test_the_width_of_V_takes_no_time(counted: Any) -> None:
 def test_pinned_and_snake_never_move_more_than_q_outer(
     N_q: int, N_k: int, d: int, M: int, B_r: int, B_c: int
 ) -> None:
-    shape = {"N_q": N_q, "N_k": N_k, "d": d}
-    of = {
-        name: theory.exact(name, **shape, M=M, blocks=(B_r, B_c))
-        for name in ("q_outer", "q_outer_pinned", "snake")
+    how: dict[str, Any] = {
+        "N_q": N_q,
+        "N_k": N_k,
+        "d": d,
+        "M": M,
+        "blocks": (B_r, B_c),
     }
+    of = {name: theory.exact(name, **how) for name in ("q_outer", "q_outer_pinned", "snake")}
     assert of["q_outer_pinned"].accesses <= of["q_outer"].accesses
     assert of["snake"].accesses <= of["q_outer"].accesses
     if of["q_outer"].sram.peak <= M:

@@ -391,7 +391,7 @@ def test_gradients_are_finite_differences() -> None:
         "V": rng.normal(size=(1, 6, 2)),
     }
     dO = [rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 2))]
-    ends = {"cu_q": [0, 3, 5], "cu_k": [0, 4, 6]}
+    ends: dict[str, Any] = {"cu_q": [0, 3, 5], "cu_k": [0, 4, 6]}
 
     def run(**changed: Any) -> Result:
         return serving.varlen(**inputs | changed, **ends, M=200, blocks=(2, 2))
