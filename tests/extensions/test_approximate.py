@@ -18,10 +18,16 @@ from tests.helpers.cases import operands, refused
 Array = np.ndarray[Any, Any]
 
 
-def mixtures(k: int, N: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array]:
-    E, F = np.random.default_rng(seed + 1000).normal(size=(2, k, N)).astype(dtype) / dtype_of(
-        dtype
-    )(max(k, 1) ** 0.5)
+def mixtures(
+    k: int,
+    N: int,
+    seed: int = 0,
+    dtype: str = "float64",
+) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed + 1000)
+    normal = rng.normal(size=(2, k, N)).astype(dtype)
+    root = dtype_of(dtype)(max(k, 1) ** 0.5)
+    E, F = normal / root
     return E, F
 
 
@@ -52,6 +58,7 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
     dtype: str,
     scale: float | None,
 ) -> None:
+    shape = {"N": N, "d": d, "e": e, "k": k}
     inputs = *operands(N, d, e, seed, dtype), *mixtures(k, N, seed, dtype)
     run = approximate.linformer(*inputs, scale=scale, blocks=blocks)
     parts = -(-N // blocks[1]), -(-k // blocks[3])
@@ -59,10 +66,8 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
     want = reference.linformer(*inputs, scale=scale)
     assert of_bound(run.O, want.O, bound.O) <= 1
     assert of_bound(run.L, want.L, bound.L) <= 1
-    assert (
-        run.hbm
-        == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
-    )
+    exact = approximate.exact("linformer", **shape, blocks=blocks, dtype=dtype)
+    assert run.hbm == exact.hbm
 
 
 @pytest.mark.parametrize("phi", approximate.PHI)
@@ -78,27 +83,28 @@ def test_performers_numbers_are_its_formulas_within_their_bound(
     dtype: str,
     scale: float | None,
 ) -> None:
-    inputs = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
+    shape = {"N": N, "d": d, "e": e, "k": k}
+    W = approximate.features(k, d, seed=seed, dtype=dtype)
+    inputs = *operands(N, d, e, seed, dtype), W
     run = approximate.performer(*inputs, scale=scale, phi=phi, blocks=blocks)
     parts = -(-N // blocks[1]), -(-k // blocks[3])
     bound = reference.performer_bounds(*inputs, scale=scale, phi=phi, blocks=parts, stored=dtype)
-    assert of_bound(run.O, reference.performer(*inputs, scale=scale), bound) <= 1
-    assert (
-        run.hbm
-        == approximate.exact(
-            approximate.PHI[phi], N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype
-        ).hbm
-    )
+    want = reference.performer(*inputs, scale=scale)
+    assert of_bound(run.O, want, bound) <= 1
+    exact = approximate.exact(approximate.PHI[phi], **shape, blocks=blocks, dtype=dtype)
+    assert run.hbm == exact.hbm
 
 
 def test_linformers_bound_holds_where_products_vanish() -> None:
     """F V sums 40 products below the smallest float32 of full precision."""
-    (Q, K, V), (E, F) = operands(40, 3, 2, dtype="float32"), mixtures(1, 40, dtype="float32")
+    Q, K, V = operands(40, 3, 2, dtype="float32")
+    E, F = mixtures(1, 40, dtype="float32")
     V[:] = 1.3e-44
     F[:] = 0.4
     run = approximate.linformer(Q, K, V, E, F, blocks=(4, 4, 1, 1))
+    want = reference.linformer(Q, K, V, E, F)
     bound = reference.linformer_bounds(Q, K, V, E, F, blocks=(10, 1), stored="float32")
-    assert (abs(run.O - reference.linformer(Q, K, V, E, F).O) <= bound.O).all()
+    assert (abs(run.O - want.O) <= bound.O).all()
 
 
 def test_performer_is_the_quotient_of_its_paper() -> None:
@@ -107,32 +113,37 @@ def test_performer_is_the_quotient_of_its_paper() -> None:
 
     def phi(X: Array) -> Array:
         x = X / 4**0.25
-        features: Array = np.exp(x @ W.T - (x * x).sum(1, keepdims=True) / 2)
+        squares = (x * x).sum(1, keepdims=True)
+        features: Array = np.exp(x @ W.T - squares / 2)
         return features
 
     weights = phi(Q) @ phi(K).T
     quotient = weights @ V / weights.sum(1, keepdims=True)
     assert reference.performer(Q, K, V, W) == pytest.approx(quotient)
-    assert pytest.approx(quotient) == approximate.performer(Q, K, V, W, blocks=(2, 3, 4, 3)).O
+    run = approximate.performer(Q, K, V, W, blocks=(2, 3, 4, 3))
+    assert pytest.approx(quotient) == run.O
 
 
 def test_performer_overflows_nowhere_where_features_would() -> None:
     Q, K, V = (40 * x for x in operands(9, 4, 3))  # e^{1600 · 4}, and log φ(K) below −1000
     W = approximate.features(6, 4, seed=1)
     bound = reference.performer_bounds(Q, K, V, W)
-    assert (
-        of_bound(approximate.performer(Q, K, V, W).O, reference.performer(Q, K, V, W), bound) <= 1
-    )
+    run = approximate.performer(Q, K, V, W)
+    want = reference.performer(Q, K, V, W)
+    assert of_bound(run.O, want, bound) <= 1
 
 
 def test_with_many_features_it_is_attention() -> None:
     Q, K, V = (x / 2 for x in operands(6, 4, 3))
     want = reference.attention(Q, K, V)
-    few, many = (
-        abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max()
-        for k in (8, 5_000)
-    )
-    assert many < 0.02 < few
+
+    def error(k: int) -> float:
+        W = approximate.features(k, 4)
+        run = approximate.performer(Q, K, V, W, M=10**6)
+        return float(abs(run.O - want).max())
+
+    assert error(8) > 0.02
+    assert error(5_000) < 0.02
 
 
 def test_features_are_orthogonal_normal_and_repeatable() -> None:
@@ -148,42 +159,46 @@ def test_features_are_orthogonal_normal_and_repeatable() -> None:
 
 def test_linformer_whose_mixtures_are_the_keys_is_attention() -> None:
     Q, K, V = operands(7, 4, 3)
-    run = approximate.linformer(Q, K, V, np.eye(7), np.eye(7), blocks=(2, 3, 2, 3))
+    I = np.eye(7)
+    run = approximate.linformer(Q, K, V, I, I, blocks=(2, 3, 2, 3))
     whole = reference.attention_with_statistics(Q, K, V)
     assert pytest.approx(whole.O) == run.O
     assert pytest.approx(np.log(whole.l) + whole.m) == run.L
 
 
 def test_each_method_is_linear_in_N() -> None:
+    how: dict[str, Any] = {"d": 16, "k": 32, "M": 4096, "blocks": (32, 8, 32, 16)}
     for method in approximate.METHODS:
-        once, twice = (
-            approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
-            for N in (2048, 4096)
+        once, twice, thrice = (
+            approximate.count(method, N=N, **how).hbm.accesses for N in (2048, 4096, 6144)
         )
-        more = twice.accesses - once.accesses
-        again = approximate.count(method, N=6144, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
-        assert again.accesses - twice.accesses == more
+        assert thrice - twice == twice - once
 
 
 def test_scores_that_are_all_below_the_range_are_refused() -> None:
-    Q, K, V = (x.astype(np.float32) for x in operands(5, 2, 3))
+    Q, K, V = operands(5, 2, 3, dtype="float32")
     E, F = mixtures(4, 5, dtype="float32")
     W = approximate.features(4, 2, dtype="float32")
     for phi in approximate.PHI:
         with pytest.raises(ValueError, match="O overflows float32"):
             approximate.performer(Q, K * np.float32(1e25), V, W, phi=phi)
     one = np.ones((5, 2), np.float32)
+    huge = np.float32(1e30)
     with pytest.raises(ValueError, match="O overflows float32"):
-        approximate.linformer(one * np.float32(1e30), one * np.float32(-1e30), V, abs(E), F)
+        approximate.linformer(one * huge, one * -huge, V, abs(E), F)
     K[:3] *= np.float32(1e25)  # these keys, which come first, weigh nothing
-    result = approximate.performer(Q, K, V, W, blocks=(5, 1, 4, 4)).O
-    bound = reference.performer_bounds(Q, K[3:], V[3:], W, blocks=(5, 1), stored="float32")
-    assert of_bound(result, reference.performer(Q, K[3:], V[3:], W), bound) <= 1
+    run = approximate.performer(Q, K, V, W, blocks=(5, 1, 4, 4))
+    weighty = (Q, K[3:], V[3:], W)
+    want = reference.performer(*weighty)
+    bound = reference.performer_bounds(*weighty, blocks=(5, 1), stored="float32")
+    assert of_bound(run.O, want, bound) <= 1
 
 
 def test_bad_input_is_named() -> None:
     Q, K, V = operands(5, 2, 3)
     E, F = mixtures(4, 5)
+    W = E[:, :2]
+    huge = np.full((4, 4), 1e30, np.float32)
     for wrong, match in (
         ({"blocks": 3}, "blocks is 3"),
         ({"blocks": (1, 1, 0, 1)}, "B_e, is 0"),
@@ -204,19 +219,19 @@ def test_bad_input_is_named() -> None:
         ),
         (
             r"scale is -1.0; expected at least 0",
-            lambda: approximate.performer(Q, K, V, E[:, :2], scale=-1),
+            lambda: approximate.performer(Q, K, V, W, scale=-1),
         ),
         (
             r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has",
             lambda: approximate.performer(Q, K, V, E[:, :3]),
         ),
-        ("phi", lambda: approximate.performer(Q, K, V, E[:, :2], phi="stored")),
+        ("phi", lambda: approximate.performer(Q, K, V, W, phi="stored")),
         ("seed is -1", lambda: approximate.features(3, 2, seed=-1)),
         ("method", lambda: approximate.count("longformer", N=4, d=2, k=2)),
         ("k is 0", lambda: approximate.count("linformer", N=4, d=2, k=0)),
         (
             "O overflows float32",
-            lambda: approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5))),
+            lambda: approximate.linformer(huge, huge, huge, huge, huge),
         ),
     )
 
@@ -228,8 +243,10 @@ def averaged(
     float32, C = 2.
     """
     R = math.expm1(2 * (delta + 8 * U * abs(s))) + 2 * (n + 8 * blocks + 8) * U
-    E_O = R * abs(v) + (1 + R) * E_v + n * TINY * (1 + abs(v) + E_v)
-    E_L = delta + 2 * ((n + 3 * blocks + 8) * U + 4 * U * abs(s) + U * abs(s + math.log(n))) + TINY
+    E_O = R * abs(v) + (1 + R) * E_v
+    E_O += n * TINY * (1 + abs(v) + E_v)
+    E_sum = (n + 3 * blocks + 8) * U + 4 * U * abs(s)
+    E_L = delta + 2 * (E_sum + U * abs(s + math.log(n))) + TINY
     return stored(v, E_O), E_L
 
 
@@ -248,12 +265,13 @@ def test_linformer_s_bounds_of_one_element_are_those_derived(e: float) -> None:
     v = 2.0
     f = e * 3
     tau = 0.5
-    E_K, E_V = (stored(w * x, 2 * (1 + 2 + 3) * U * abs(w * x) + TINY) for w, x in ((e, k), (f, v)))
-    delta = tau * q * (E_K + 2 * 5 * U * (abs(e * k) + E_K))
-    want = averaged(tau * q * e * k, delta, f * v, E_V, 3)
-    how: dict[str, Any] = {"scale": tau, "blocks": (2, 3), "stored": "float32"}
-    result = reference.linformer_bounds(*([[x]] for x in (q, k, v, e, f)), **how)
-    assert [*result.O.flat, *result.L.flat] == pytest.approx(want, rel=1e-9, abs=0)
+    E_K = stored(e * k, 2 * (1 + 2 + 3) * U * abs(e * k) + TINY)
+    E_V = stored(f * v, 2 * (1 + 2 + 3) * U * abs(f * v) + TINY)
+    E_S = E_K + 2 * 5 * U * (abs(e * k) + E_K)
+    want = averaged(tau * q * e * k, tau * q * E_S, f * v, E_V, 3)
+    inputs = [[[x]] for x in (q, k, v, e, f)]
+    bounds = reference.linformer_bounds(*inputs, scale=tau, blocks=(2, 3), stored="float32")
+    assert [bounds.O.item(), bounds.L.item()] == pytest.approx(want, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("phi", ["on_chip", "in_hbm"])
@@ -272,10 +290,16 @@ def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
         E_G = stored(g, E_G)
         E_Q = stored(x, E_Q)
     E_S, E_A = averaged(g, E_G, v, 0.0, 2)
-    want, _ = averaged(x + g, E_Q + 4 * U * abs(g) + E_A, v, E_S, 3)
-    how: dict[str, Any] = {"scale": c * c, "blocks": (2, 3), "stored": "float32", "phi": phi}
-    result = reference.performer_bounds(*([[x]] for x in (q, k, v, w)), **how)
-    assert result.item() == pytest.approx(want, rel=1e-9, abs=0)
+    E_S_O = E_Q + 4 * U * abs(g) + E_A
+    want, _ = averaged(x + g, E_S_O, v, E_S, 3)
+    how: dict[str, Any] = {
+        "scale": c * c,
+        "blocks": (2, 3),
+        "stored": "float32",
+        "phi": phi,
+    }
+    bound = reference.performer_bounds([[q]], [[k]], [[v]], [[w]], **how)
+    assert bound.item() == pytest.approx(want, rel=1e-9, abs=0)
 
 
 def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
@@ -288,21 +312,24 @@ def test_reformer_s_bounds_of_one_element_are_those_derived() -> None:
     tau = 0.5
     s = tau * q * k
     bias = -math.log(2)
-    E_O, E_L = averaged(s + bias, 2 * 5 * U * abs(s) + 2 * U * (abs(s) + 3 * abs(bias)), v, 0.0, 2)
+    E_S = 2 * 5 * U * abs(s) + 2 * U * (abs(s) + 3 * abs(bias))
+    E_O, E_L = averaged(s + bias, E_S, v, 0.0, 2)
     want, _ = averaged(s + bias, E_L, v, E_O, 2, n=2)
     how: dict[str, Any] = {"C": 1, "scale": tau, "stored": "float32"}
-    result = reference.reformer_bounds([[q]], [[k]], [[v]], [[0], [0]], **how)
-    assert result.item() == pytest.approx(want, rel=1e-9, abs=0)
+    bound = reference.reformer_bounds([[q]], [[k]], [[v]], [[0], [0]], **how)
+    assert bound.item() == pytest.approx(want, rel=1e-9, abs=0)
 
 
 def test_the_papers_k_is_an_eighth_of_N_and_at_most_256() -> None:
-    assert [approximate.compressed(N) for N in (1, 15, 16, 2047, 2048, 10**6)] == [
-        1,
-        1,
-        2,
-        255,
-        256,
-        256,
-    ]
+    by_hand = {
+        1: 1,
+        15: 1,
+        16: 2,
+        2047: 255,
+        2048: 256,
+        10**6: 256,
+    }
+    for N, k in by_hand.items():
+        assert approximate.compressed(N) == k
     with pytest.raises(ValueError, match="N is 0"):
         approximate.compressed(0)

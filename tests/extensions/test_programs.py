@@ -43,7 +43,11 @@ def lengths(program: MatrixProgram, pick: Any) -> Sizes:
 
 def index_of(program: MatrixProgram, operands: dict[str, Any]) -> dict[str, Any]:
     """The operands that say where to go on."""
-    return {name: operands[name] for name, kind in program.operands.items() if kind.type == "index"}
+    indices = {}
+    for name, kind in program.operands.items():
+        if kind.type == "index":
+            indices[name] = operands[name]
+    return indices
 
 
 def test_what_a_record_leaves_out_follows_from_the_rest() -> None:
@@ -85,8 +89,13 @@ def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
 def test_blocks_that_are_given_are_enforced_whatever_sizing_says(
     blocks: Any, enforce: Any, enforced: bool
 ) -> None:
-    how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
-    how["options"] = {"k": Radial("gaussian")}
+    how: dict[str, Any] = {
+        "M": 10**4,
+        "blocks": blocks,
+        "sizing": "paper",
+        "enforce": enforce,
+        "options": {"k": Radial("gaussian")},
+    }
     sizes = {"N": 5, "n": 5, "d": 2, "e": 2}
     assert count_program(programs()["kernel_x_outer"], sizes, **how).sram.enforced == enforced
     assert exact_program("kernel_x_outer", sizes, **how).sram.enforced == enforced
@@ -94,20 +103,24 @@ def test_blocks_that_are_given_are_enforced_whatever_sizing_says(
 
 A = np.random.default_rng(0).normal(size=(5, 5))
 KERNEL = kernels.product(A, A, A, M=99)
+BY_2: dict[str, Any] = {"blocks": (2, 2)}
+BY_4: dict[str, Any] = {"blocks": (2, 2, 2, 2)}
 CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
-    "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
-    "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
-    "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
-    "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "product": (partial(kernels.product, A, A, A), BY_2),
+    "its gradient": (partial(kernels.gradient, KERNEL, A), BY_2),
+    "MLP": (partial(mlp.run, A, A, A), BY_4),
+    "Linformer": (partial(approximate.linformer, A, A, A, A, A), BY_4),
+    "Performer": (partial(approximate.performer, A, A, A, A), BY_4),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
-    (call, blocks), events = CALLS[name], list[Event]()
+    call, blocks = CALLS[name]
+    events: list[Event] = []
     run, trace = with_trace(call, M=7, enforce=False, observers=[events.append], **blocks)
-    assert (run.sram.capacity, run.sram.enforced) == (7, False)
+    assert run.sram.capacity == 7
+    assert not run.sram.enforced
     assert {*run.blocks.values()} == {2}
     assert len(trace.events) == len(events) > 0
     with pytest.raises(SramOverflow):
@@ -139,7 +152,9 @@ def test_the_blocks_that_are_chosen_are_theorys(
         return
     assume(sizing == "fit" or max(sizes.values()) <= M)
     tally = count_program(program, sizes, M=M, sizing=sizing, options=options)
-    assert (tally.blocks, tally.hbm, tally.sram) == (want.blocks, want.hbm, want.sram)
+    assert tally.blocks == want.blocks
+    assert tally.hbm == want.hbm
+    assert tally.sram == want.sram
     assert sizing == "paper" or tally.sram.peak <= M
 
 
@@ -157,7 +172,8 @@ def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs)
     )
     assert [*unnoticed(transposed)] == ["turned round"]
-    wrong = lambda inputs, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
+    zeros = np.zeros((11, 6))
+    wrong = lambda inputs, blocks: {"Y": (zeros, zeros)}  # noqa: E731
     monkeypatch.setattr(
         "flashsim.analysis.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong}
     )
@@ -268,8 +284,12 @@ def test_sizes_do_not_change() -> None:
         unsound["N"] = 5
     with pytest.raises(AttributeError, match="there is no size 'M'; there are N, d"):
         _ = sizes.M
-    assert sizes == {"N": 3, "d": 4} == pickle.loads(pickle.dumps(sizes)) == {**sizes}
-    assert (sizes.N, sizes["d"], sizes.get("e", 1), repr(sizes)) == (3, 4, 1, "N = 3, d = 4")
+    assert sizes == {"N": 3, "d": 4} == {**sizes}
+    assert pickle.loads(pickle.dumps(sizes)) == sizes
+    assert sizes.N == 3
+    assert sizes["d"] == 4
+    assert sizes.get("e", 1) == 1
+    assert repr(sizes) == "N = 3, d = 4"
 
 
 def test_the_first_size_is_found_by_halving() -> None:
@@ -319,7 +339,8 @@ def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
             x = sram.load(X_i[i])
             kept.append(x * 1)
         for i in sram.loop(len(X_i)):
-            sram.store(s_i[i], sram.on_chip(kept[i].sum(axis=1, keepdims=True)))
+            sums = kept[i].sum(axis=1, keepdims=True)
+            sram.store(s_i[i], sram.on_chip(sums))
         return s
 
     kinds: dict[str, Any] = {
@@ -337,7 +358,8 @@ def test_a_program_that_keeps_what_a_turn_computed_is_told_so() -> None:
 
 def product(hbm: Any, sram: Any, A: Any, B: Any, blocks: Any) -> Any:
     """Y = A Bᵀ, of the first blocks of B alone."""
-    Y = hbm.empty("Y", (A.shape[0], B.shape[0]), A.dtype, "output").divide(blocks.B_r, blocks.B_c)
+    shape = (A.shape[0], B.shape[0])
+    Y = hbm.empty("Y", shape, A.dtype, "output").divide(blocks.B_r, blocks.B_c)
     A = A.divide(blocks.B_r)
     B = B.divide(blocks.B_c)
     for i in sram.loop(len(A)):
@@ -361,13 +383,15 @@ PRODUCT = MatrixProgram(
 def test_a_program_that_does_not_store_a_whole_result_is_refused() -> None:
     """To count it would be to count what is not the problem."""
     message = r"'product' \(A Bᵀ\) stores 480 of the 600 elements of Y; expected all of them"
+    how: dict[str, Any] = {"M": 300, "blocks": (5, 6)}
     with pytest.raises(MemoryModelError, match=message):
-        count_program(PRODUCT, {"N": 20, "n": 30, "k": 4}, M=300, blocks=(5, 6))
+        count_program(PRODUCT, {"N": 20, "n": 30, "k": 4}, **how)
     operands = {"A": np.ones((20, 4)), "B": np.ones((30, 4))}
     with pytest.raises(MemoryModelError, match=message):
-        run_program(PRODUCT, operands, M=300, blocks=(5, 6))
+        run_program(PRODUCT, operands, **how)
     whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
-    assert run_program(whole, operands, M=300, blocks=(5, 6)).Y.sum() == 2400
+    run = run_program(whole, operands, **how)
+    assert run.Y.sum() == 2400
 
 
 def test_a_count_of_a_program_that_stores_a_part_twice_is_refused() -> None:
@@ -376,11 +400,13 @@ def test_a_count_of_a_program_that_stores_a_part_twice_is_refused() -> None:
         PRODUCT, ("max(len(B) - 1, 1)", "len(B)"), ("Y[i, j], sram", "Y[i, max(j, 1)], sram")
     )
     sizes = {"N": 20, "n": 30, "k": 4}
+    how: dict[str, Any] = {"M": 300, "blocks": (5, 6)}
     message = r"'product' \(A Bᵀ\) leaves 14 of the 49 elements of Y without a store"
     with pytest.raises(MemoryModelError, match=message):
-        count_program(replace(PRODUCT, run=twice.run), sizes, M=300, blocks=(5, 6))
+        count_program(replace(PRODUCT, run=twice.run), sizes, **how)
     whole = replace(PRODUCT, run=planted(PRODUCT, ("max(len(B) - 1, 1)", "len(B)")).run)
-    assert count_program(whole, sizes, M=300, blocks=(5, 6)).hbm.by_array["Y"].writes == 600
+    tally = count_program(whole, sizes, **how)
+    assert tally.hbm.by_array["Y"].writes == 600
 
 
 def test_fit_needs_line_1_and_paper_its_rows() -> None:

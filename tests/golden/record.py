@@ -383,11 +383,13 @@ def over_devices() -> Iterator[tuple[str, str]]:
                 made: list[Any] = []
 
                 def run(
-                    name: str = name, P: int = P, causal: bool = causal, made: list[Any] = made
+                    name: str = name,
+                    P: int = P,
+                    causal: bool = causal,
+                    made: list[Any] = made,
                 ) -> str:
-                    made.append(
-                        devices.forward(name, Q, K, V, P=P, causal=causal, M=900, blocks=(4, 3))
-                    )
+                    how: dict[str, Any] = {"M": 900, "blocks": (4, 3)}
+                    made.append(devices.forward(name, Q, K, V, P=P, causal=causal, **how))
                     return f"{_of_devices(made[0])} | {of_results({'O': made[0].O})}"
 
                 def gradients(name: str = name, made: list[Any] = made) -> str:
@@ -460,12 +462,13 @@ def machine() -> dict[str, str]:
     """Return what results' digests depend on."""
     config: Any = np.show_config(mode="dicts")
     blas = config["Build Dependencies"]["blas"]
+    architectures = [str(pool.get("architecture")) for pool in threadpool_info()]
     return {
         "processor": platform.machine(),
         "python": platform.python_version().rpartition(".")[0],
         "numpy": np.__version__,
         "blas": f"{blas['name']} {blas['version']}",
-        "kernels": ", ".join(sorted(str(pool.get("architecture")) for pool in threadpool_info())),
+        "kernels": ", ".join(sorted(architectures)),
         "simd": ", ".join(config["SIMD Extensions"].get("found", [])),
     }
 

@@ -25,6 +25,7 @@ from tests.helpers.gpu_runs import (
     check,
     given,
     moved,
+    on_gpu,
     run,
     skip_unless,
     tally,
@@ -37,6 +38,8 @@ pytestmark = [
 
 COUNTING = [rung for rung in RUNGS if "count" in rung.takes]
 BACKWARD = [rung for rung in RUNGS if rung.backward]
+DROPPING = [rung for rung in RUNGS if "dropout_p" in rung.takes]
+MASKED = [rung for rung in RUNGS if "mask" in rung.takes]
 DTYPES = ("float32", "float16", "bfloat16")
 
 SHAPES = {  # B, H_q, H_kv, N_q, N_k, d
@@ -82,7 +85,7 @@ def test_results_lie_within_rounding_of_the_reference(
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
+@pytest.mark.parametrize("rung", DROPPING, ids=by_name)
 def test_dropout_lies_within_rounding_of_the_reference(
     rung: Kernel, dtype: str, d: int, causal: bool
 ) -> None:
@@ -93,12 +96,18 @@ def test_dropout_lies_within_rounding_of_the_reference(
     seed = 2**40 + 5
     keep = np.stack([keep_mask(seed, p, 129, 150, head) for head in range(2)])[None]
     result = run(
-        rung, problem, backward=rung.backward is not None, causal=causal, dropout_p=p, seed=seed
+        rung,
+        problem,
+        backward=rung.backward is not None,
+        causal=causal,
+        dropout_p=p,
+        seed=seed,
     )
-    assert_near(rung, problem, result, problem.causal if causal else None, keep, p)
+    mask = problem.causal if causal else None
+    assert_near(rung, problem, result, mask, keep, p)
 
 
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if "dropout_p" in rung.takes], ids=by_name)
+@pytest.mark.parametrize("rung", DROPPING, ids=by_name)
 def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
     """With q = 0 every weight is 1/N_k, and with 64 rows of the identity for V, O shows the mask
     of 64 keys.
@@ -115,15 +124,23 @@ def test_the_dropout_mask_is_numpys_bit_for_bit(rung: Kernel) -> None:
         problem = given((B, H, H, N_q, N_k, d), dtype)
         problem.q[...] = 0
         problem.v[...] = np.eye(N_k, d, -first)
-        result = run(rung, problem, dropout_p=p, seed=seed).o != 0
+        kept = run(rung, problem, dropout_p=p, seed=seed).o != 0
         for head in range(B * H):
             expected = keep_mask(seed, p, N_q, N_k, head)[:, first : first + d]
-            assert (result[head // H, head % H] == expected).all()
+            assert (kept[head // H, head % H] == expected).all()
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal and dense"])
-@pytest.mark.parametrize("broadcast", [(2, 3, 65, 130), (2, 1, 1, 130), (1, 3, 65, 1), (130,)])
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if "mask" in rung.takes], ids=by_name)
+@pytest.mark.parametrize(
+    "broadcast",
+    [
+        (2, 3, 65, 130),
+        (2, 1, 1, 130),
+        (1, 3, 65, 1),
+        (130,),
+    ],
+)
+@pytest.mark.parametrize("rung", MASKED, ids=by_name)
 def test_masks_lie_within_rounding_of_the_reference(
     rung: Kernel, broadcast: tuple[int, ...], causal: bool
 ) -> None:
@@ -161,9 +178,9 @@ def test_counts_are_the_simulators(
 ) -> None:
     import cupy
 
-    if (masked != "full" and "causal" not in rung.takes) or (
-        dropout_p and "dropout_p" not in rung.takes
-    ):
+    takes_mask = masked == "full" or "causal" in rung.takes
+    takes_dropout = not dropout_p or "dropout_p" in rung.takes
+    if not (takes_mask and takes_dropout):
         pytest.skip(f"{rung.name} has neither mask nor dropout")
     if "dense" in masked and "mask" not in rung.takes:
         pytest.skip(f"{rung.name} has no dense masks")
@@ -182,7 +199,8 @@ def test_counts_are_the_simulators(
     assert chosen is not None
     options: dict[str, Any] = {"causal": masked.startswith("causal"), "dropout_p": dropout_p}
     dense = np.ones((sizes[3], sizes[4]), bool)
-    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    q, k, v = on_gpu(problem)
+    do = cupy.asarray(problem.do)
     run_with = {
         **options,
         "mask": cupy.asarray(dense) if "dense" in masked else None,
@@ -195,7 +213,8 @@ def test_counts_are_the_simulators(
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
     ours = (*sizes, blocks or chosen(sizes[5], dtype, "forward"))
     expected = tally(rung.model, ours, **model_with)
-    assert moved(counted) == {array: a for array, a in expected.items() if array not in unwritten}
+    written = {array: a for array, a in expected.items() if array not in unwritten}
+    assert moved(counted) == written
     if rung.backward and not rung.tensor_cores:
         *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, **run_with)
         ours = (*sizes, blocks or chosen(sizes[5], "float32", "backward"))
@@ -221,21 +240,30 @@ def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> N
 
     B, H, H_kv, N_q, N_k, d = shape
     problem = given(shape, "float16")
-    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    q, k, v = on_gpu(problem)
+    do = cupy.asarray(problem.do)
     options: dict[str, Any] = {"kernel": "hopper", "causal": causal}
     o, lse = gpu.forward(q, k, v, return_lse=True, **options)
-    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, deterministic=True, **options)
-    expected = tally(
-        "q_outer", (*shape, hopper_backward.choose_blocks(d)), "backward", causal=causal
-    )
+    options["deterministic"] = True
+    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, **options)
+    blocks = hopper_backward.choose_blocks(d)
+    expected = tally("q_outer", (*shape, blocks), "backward", causal=causal)
     rows = B * H * N_q
     keys = B * H_kv * N_k * d
-    expected |= {"K": (keys, 0), "V": (keys, 0), "dK": (0, keys), "dV": (0, keys)}
+    expected["K"] = (keys, 0)
+    expected["V"] = (keys, 0)
+    expected["dK"] = (0, keys)
+    expected["dV"] = (0, keys)
     expected["L"] = expected["L"][0] + rows, rows
-    B_r = hopper_backward.choose_blocks(d)[0]
-    summed = B * H * (N_q - max(0, N_q - N_k) // B_r * B_r * causal) * d
-    expected["dQ"] = expected["dQ"][0] + summed, expected["dQ"][1] + summed
-    assert moved(counted) == {name: a for name, a in expected.items() if "parts" not in name}
+    B_r = blocks[0]
+    blocks_without_keys = max(0, N_q - N_k) // B_r if causal else 0
+    rows_with_keys = N_q - blocks_without_keys * B_r
+    summed = B * H * rows_with_keys * d
+    reads, writes = expected["dQ"]
+    expected["dQ"] = reads + summed, writes + summed
+    for name in [name for name in expected if "parts" in name]:
+        del expected[name]
+    assert moved(counted) == expected
 
 
 @pytest.mark.parametrize("scale", [1e9, -1e9, 0.0])
@@ -251,20 +279,20 @@ def test_gradients_of_huge_scores_are_finite(rung: Kernel, scale: float) -> None
     problem.k[...] = 1 + np.abs(problem.k) / 2**20  # all keys alike: the maximum is many keys'
     result = run(rung, problem, backward=True, scale=scale)
     assert result.dv is not None
-    weights = np.abs(problem.do).astype(np.float64).sum(axis=2, keepdims=True)
+    dO = np.abs(problem.do).astype(np.float64)
+    weights = dO.sum(axis=2, keepdims=True)
     assert (np.abs(result.dv) <= 1.01 * weights + 1e-3).all()  # P ≤ 1
 
 
 @pytest.mark.parametrize("B_c", [16, 32, 64, 128, 256])
 def test_algorithm_1_counts_at_every_block_size_of_figure_2(B_c: int) -> None:
-    import cupy
-
     problem = given((1, 3, 3, 333, 333, 64), "float32")
-    q, k, v = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v))
-    o, counted = gpu.forward(q, k, v, kernel="algorithm_1", blocks=(64, B_c), count=True)
+    q, k, v = on_gpu(problem)
+    options: dict[str, Any] = {"kernel": "algorithm_1", "blocks": (64, B_c)}
+    o, counted = gpu.forward(q, k, v, count=True, **options)
     assert moved(counted) == tally("flash_basic", (1, 3, 3, 333, 333, 64, (64, B_c)))
     # counting changes no bit
-    assert (o == gpu.forward(q, k, v, kernel="algorithm_1", blocks=(64, B_c))).all()
+    assert (o == gpu.forward(q, k, v, **options)).all()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,18 +316,25 @@ def test_strides_are_honoured(rung: Kernel) -> None:
     import cupy
 
     problem = given((2, 3, 3, 70, 70, 64), rung.dtypes[0])
-    plain = [cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do)]
-    transposed = [cupy.ascontiguousarray(X.swapaxes(1, 2)).swapaxes(1, 2) for X in plain]
-    wider = [cupy.concatenate([X, X], axis=-1)[..., 64:] for X in plain]
+    plain = [*on_gpu(problem), cupy.asarray(problem.do)]
+    transposed = []
+    wider = []
+    for X in plain:
+        heads_last = cupy.ascontiguousarray(X.swapaxes(1, 2))
+        transposed.append(heads_last.swapaxes(1, 2))
+        wider.append(cupy.concatenate([X, X], axis=-1)[..., 64:])
     o, lse = gpu.forward(*plain[:3], kernel=rung.name, return_lse=True)
     for views in (transposed, wider):
-        assert (gpu.forward(*views[:3], kernel=rung.name) == o).all()
+        again = gpu.forward(*views[:3], kernel=rung.name)
+        assert (again == o).all()
         if rung.backward:
             options: dict[str, Any] = {"kernel": rung.name, "deterministic": True}
-            expected, result = (
-                gpu.backward(a, b, c, o, lse, do, **options) for a, b, c, do in (plain, views)
-            )
-            assert all((a == b).all() for a, b in zip(expected, result, strict=True))
+            q, k, v, do = plain
+            expected = gpu.backward(q, k, v, o, lse, do, **options)
+            q, k, v, do = views
+            gradients = gpu.backward(q, k, v, o, lse, do, **options)
+            for want, gradient in zip(expected, gradients, strict=True):
+                assert (want == gradient).all()
 
 
 def test_offsets_are_64_bit() -> None:
@@ -313,7 +348,7 @@ def test_offsets_are_64_bit() -> None:
     heads = 1000
     repeats = 520
     problem = given((1, heads, heads, 65, 65, 64), "float16")
-    small = [cupy.asarray(X) for X in (problem.q, problem.k, problem.v)]
+    small = on_gpu(problem)
     large = [cupy.empty((1, repeats * heads, 65, 64), "float16") for _ in small]
     for whole, part in zip(large, small, strict=True):
         whole.reshape(repeats, heads, 65, 64)[...] = part
@@ -321,7 +356,8 @@ def test_offsets_are_64_bit() -> None:
     large[2][0, -1] *= 2
     expected = gpu.forward(*small, kernel="q_outer", causal=True)
     result = gpu.forward(*large, kernel="q_outer", causal=True)
-    assert abs(result[0, -1] - 2 * expected[0, -1]).max() < 1e-2
+    off = result[0, -1] - 2 * expected[0, -1]
+    assert abs(off).max() < 1e-2
     result[0, -1] = expected[0, -1]
     for part in result.reshape(repeats, heads, 65, 64):
         assert bool((part == expected[0]).all())
@@ -332,7 +368,7 @@ def test_the_current_stream_is_respected() -> None:
     import cupy
 
     problem = given((1, 2, 2, 64, 64, 64), "float32")
-    q, k, v = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v))
+    q, k, v = on_gpu(problem)
     expected = gpu.forward(q, k, v, kernel="q_outer")
     wait = cupy.RawKernel(
         r"""extern "C" __global__ void wait(long long cycles) { for (long long t = clock64(); clock64() - t < cycles;); }""",
@@ -344,7 +380,8 @@ def test_the_current_stream_is_respected() -> None:
         late = cupy.full_like(q, float("nan"))
         cupy.cuda.Device().synchronize()
         with stream:
-            wait((1,), (1,), (np.int64(10**5 if first else 5 * 10**8),))
+            cycles = np.int64(10**5 if first else 5 * 10**8)
+            wait((1,), (1,), (cycles,))
             late[...] = q
             result = gpu.forward(late, k, v, kernel="q_outer")
             waiting = not stream.done
@@ -358,10 +395,9 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
 
     hopper = cupy.cuda.Device().compute_capability == "90"
     fast = "hopper" if hopper else "tensor_core"
-    half, single, small = (
-        cupy.ones((1, 2, 70, d), dtype)
-        for d, dtype in ((64, "float16"), (64, "float32"), (32, "float16"))
-    )
+    half = cupy.ones((1, 2, 70, 64), "float16")
+    single = cupy.ones((1, 2, 70, 64), "float32")
+    small = cupy.ones((1, 2, 70, 32), "float16")
     wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
     mask = cupy.ones((70, 70), bool)
     for X, options, expected, why in (
@@ -384,40 +420,37 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
         ),
         (single, {}, "q_outer", "does not take float32"),
     ):
-        result = gpu.plan(X, X, X, **options)
-        assert result.kernel == expected
-        assert why in result.why
-        assert (
-            gpu.forward(X, X, X, **options) == gpu.forward(X, X, X, kernel=expected, **options)
-        ).all()
+        plan = gpu.plan(X, X, X, **options)
+        assert plan.kernel == expected
+        assert why in plan.why
+        o = gpu.forward(X, X, X, **options)
+        assert (o == gpu.forward(X, X, X, kernel=expected, **options)).all()
     assert gpu.plan(half, half, half, direction="backward").kernel == fast
-    assert gpu.plan(half, half, half, direction="backward", blocks=(64, 64)).kernel == "algorithm_2"
+    in_blocks = gpu.plan(half, half, half, direction="backward", blocks=(64, 64))
+    assert in_blocks.kernel == "algorithm_2"
 
 
 def test_torch_tensors_go_in_and_come_back() -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         q, k, v, do = (torch.randn(2, 3, 100, 64, device="cuda", dtype=dtype) for _ in range(4))
+        options: dict[str, Any] = {"kernel": "algorithm_2", "causal": True}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            o, lse = gpu.forward(
-                q.requires_grad_(), k, v, kernel="algorithm_2", causal=True, return_lse=True
-            )
-            dq, dk, dv = gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2", causal=True)
+            o, lse = gpu.forward(q.requires_grad_(), k, v, return_lse=True, **options)
+            dq, dk, dv = gpu.backward(q, k, v, o, lse, do, **options)
         side.synchronize()
         expected = torch.nn.functional.scaled_dot_product_attention(
             q.float(), k.float(), v.float(), is_causal=True
         )
         assert o.dtype == dtype
-        assert (o.float() - expected).abs().max().item() < (
-            1e-5 if dtype == torch.float32 else 3e-2
-        )
+        off = (o.float() - expected).abs().max().item()
+        assert off < (1e-5 if dtype == torch.float32 else 3e-2)
         expected.backward(do.float())
         assert q.grad is not None
-        assert (dq.float() - q.grad.float()).abs().max().item() < (
-            1e-4 if dtype == torch.float32 else 1e-1
-        )
+        off = (dq.float() - q.grad.float()).abs().max().item()
+        assert off < (1e-4 if dtype == torch.float32 else 1e-1)
         assert dk.shape == dv.shape == k.shape
 
 
@@ -425,20 +458,34 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
     import cupy
 
     q = cupy.zeros((1, 2, 8, 64), "float32")
-    half, wide = cupy.zeros((1, 2, 8, 64), "float16"), cupy.zeros((1, 2, 8, 72), "float16")
+    half = cupy.zeros((1, 2, 8, 64), "float16")
+    wide = cupy.zeros((1, 2, 8, 72), "float16")
+    unaligned = wide[..., 1:65]
+    narrow = q[..., :48]
+    three_heads = cupy.zeros((1, 3, 8, 64), "float32")
+    apart = cupy.zeros((1, 2, 8, 128), "float32")[..., ::2]
+    no_keys = q[:, :, :0]
+    lse = q[..., 0]
+    many = cupy.broadcast_to(q[:1, :1, :1], (2**16, 2**15, 1, 64))
+    large = cupy.broadcast_to(q[:1, :1, :1], (2**10, 2**10, 2**10, 64))
+    on_hopper: Any = partial(gpu.forward, kernel="hopper")
     forward: Any = partial(gpu.forward, kernel="q_outer")
     bad: list[tuple[str, Callable[[], Any]]] = [
-        ("d = 48", lambda: gpu.forward(q[..., :48], q[..., :48], q[..., :48])),
+        ("d = 48", lambda: gpu.forward(narrow, narrow, narrow)),
         ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
-        ("(256, 64)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
-        (
-            "multiples of 16",
-            lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper"),
-        ),
+        ("(256, 64)", lambda: on_hopper(half, half, half, blocks=(64, 64))),
+        ("multiples of 16", lambda: on_hopper(unaligned, unaligned, unaligned)),
         (
             "blocks is given",
             lambda: gpu.backward(
-                half, half, half, half, q[..., 0], half, kernel="hopper", blocks=(128, 128)
+                half,
+                half,
+                half,
+                half,
+                lse,
+                half,
+                kernel="hopper",
+                blocks=(128, 128),
             ),
         ),
         ("kernel is 'tensor'", lambda: gpu.forward(q, q, q, kernel="tensor")),
@@ -447,17 +494,12 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("q has shape", lambda: forward(q[0], q, q)),
         ("v has dtype float64", lambda: forward(q, q, q.astype("float64"))),
         ("v has dtype float16", lambda: forward(q, q, q.astype("float16"))),
-        ("d = 48", lambda: forward(q[..., :48], q[..., :48], q[..., :48])),
+        ("d = 48", lambda: forward(narrow, narrow, narrow)),
         ("k has shape", lambda: forward(q, q[..., :32], q[..., :32])),
         ("v has shape", lambda: forward(q, q, q[:, :, :4])),
-        (
-            "q has 2 heads",
-            lambda: forward(
-                q, cupy.zeros((1, 3, 8, 64), "float32"), cupy.zeros((1, 3, 8, 64), "float32")
-            ),
-        ),
-        ("q has strides", lambda: forward(cupy.zeros((1, 2, 8, 128), "float32")[..., ::2], q, q)),
-        ("every axis", lambda: forward(q, q[:, :, :0], q[:, :, :0])),
+        ("q has 2 heads", lambda: forward(q, three_heads, three_heads)),
+        ("q has strides", lambda: forward(apart, q, q)),
+        ("every axis", lambda: forward(q, no_keys, no_keys)),
         ("causal is 1", lambda: forward(q, q, q, causal=1)),
         ("causal is given", lambda: gpu.forward(q, q, q, kernel="algorithm_1", causal=True)),
         ("count is given", lambda: gpu.forward(q, q, q, kernel="standard", count=True)),
@@ -472,14 +514,9 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("lse has", lambda: gpu.backward(q, q, q, q, q, q, kernel="algorithm_2")),
         (
             "do has shape",
-            lambda: gpu.backward(q, q, q, q, q[..., 0], q[:, :, :4], kernel="algorithm_2"),
+            lambda: gpu.backward(q, q, q, q, lse, q[:, :, :4], kernel="algorithm_2"),
         ),
-        (
-            "N and B·H of",
-            lambda: forward(
-                *(cupy.broadcast_to(q[:1, :1, :1], (2**16, 2**15, 1, 64)) for _ in "qkv")
-            ),
-        ),
+        ("N and B·H of", lambda: forward(many, many, many)),
         ("a grid has", lambda: launch("q_outer.cu", "q_outer", 2**31, 0, (), (), Options(1.0))),
     ]
     for message, call in bad:
@@ -487,7 +524,7 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
             call()
         assert message in str(caught.value)
     with pytest.raises(MemoryError, match="Out of memory"):
-        forward(*(cupy.broadcast_to(q[:1, :1, :1], (2**10, 2**10, 2**10, 64)) for _ in "qkv"))
+        forward(large, large, large)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -91,10 +91,16 @@ class Array:
     at = 0  # where the next one is
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: Any, ptr: Any = 0, strides: tuple[int, ...] = ()
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        ptr: Any = 0,
+        strides: tuple[int, ...] = (),
     ) -> None:
         """The array at an address, or in memory; of 0, at an address of its own."""
-        self.shape, self.dtype, self.itemsize = shape, np.dtype(dtype), np.dtype(dtype).itemsize
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.itemsize = self.dtype.itemsize
         self.strides = strides or tensor_maps.contiguous(shape, self.dtype.itemsize)
         self.nbytes = math.prod(shape) * self.itemsize
         self.data = SimpleNamespace(ptr=getattr(ptr, "ptr", ptr) or _place(), device_id=DEVICE)
@@ -114,16 +120,17 @@ class Tensor:
     layout = "strided"
 
     def __init__(self, like: Array) -> None:
-        self.shape, self.dtype = Size(like.shape), Dtype(f"torch.{like.dtype.name}")
+        self.shape = Size(like.shape)
+        self.dtype = Dtype(f"torch.{like.dtype.name}")
         self.data_ptr: Callable[[], int] = lambda: like.data.ptr
-        self.stride = lambda: tuple(stride // like.dtype.itemsize for stride in like.strides)
+        itemsize = like.dtype.itemsize
+        self.stride = lambda: tuple(stride // itemsize for stride in like.strides)
         self.get_device = lambda: DEVICE
         self.is_neg = lambda: False
 
     def new_empty(self, shape: Any, dtype: Dtype) -> Tensor:
-        return Tensor(
-            Array(shape if isinstance(shape, tuple) else (shape,), dtype.removeprefix("torch."))
-        )
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        return Tensor(Array(sizes, dtype.removeprefix("torch.")))
 
 
 class Size(tuple[int, ...]):
@@ -144,11 +151,19 @@ def _place() -> int:
 
 
 def _encode(
-    result: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any, box: Any, *__: Any
+    result: Any,
+    kind: int,
+    _: int,
+    pointer: Any,
+    dims: Any,
+    strides: Any,
+    box: Any,
+    *__: Any,
 ) -> int:
     """Write down, in the place of the driver's description, what is to be described."""
     words = kind, pointer.value, *dims, *strides, *box  # fewer of a mask's
-    ctypes.memmove(result.value, struct.pack(f"<{len(words)}Q", *words).ljust(128, b"\0"), 128)
+    packed = struct.pack(f"<{len(words)}Q", *words)
+    ctypes.memmove(result.value, packed.ljust(128, b"\0"), 128)
     return int(pointer.value % 16 or any(stride % 16 for stride in strides))
 
 
@@ -175,7 +190,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     class Stream:
         """What is launched while it captures is not found, but a graph's."""
 
-        ptr, from_external = -1, MagicMock()
+        ptr = -1
+        from_external = MagicMock()
 
         def __init__(self, non_blocking: bool) -> None:
             assert non_blocking
@@ -190,7 +206,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
     def launch_graph(graph: int, stream: int) -> None:
         assert {launch[8] for launch in graphs[graph]} == {Stream.ptr}
-        result.extend((*launch[:8], stream, *launch[9:]) for launch in graphs[graph])
+        for launch in graphs[graph]:
+            result.append((*launch[:8], stream, *launch[9:]))
 
     runtime.graphLaunch = launch_graph
     runtime.streamIsCapturing = lambda _: False
@@ -206,11 +223,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     names: list[str] = []
 
     def ready(_: int, __: str, options: tuple[str, ...], *___: Any) -> tuple[Any, ...]:
-        names.extend(options)
-        functions = range(len(names) - len(options), len(names))
-        return tuple(
-            SimpleNamespace(kernel=SimpleNamespace(ptr=function)) for function in functions
-        )
+        functions = []
+        for option in options:
+            kernel = SimpleNamespace(ptr=len(names))
+            names.append(option)
+            functions.append(SimpleNamespace(kernel=kernel))
+        return tuple(functions)
 
     def launch_kernel(function: int, *how: int) -> None:
         *how_much, stream, index, _ = how
@@ -236,15 +254,16 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     torch = ModuleType("torch")
 
-    torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]
-
-    torch.float32, torch.float16, torch.uint8 = map(  # type: ignore[attr-defined]
-        Dtype, ("torch.float32", "torch.float16", "torch.uint8")
-    )
+    torch.Tensor = Tensor  # type: ignore[attr-defined]
+    torch.nn = SimpleNamespace(Parameter=Tensor)  # type: ignore[attr-defined]
+    torch.strided = "strided"  # type: ignore[attr-defined]
+    torch.float32 = Dtype("torch.float32")  # type: ignore[attr-defined]
+    torch.float16 = Dtype("torch.float16")  # type: ignore[attr-defined]
+    torch.uint8 = Dtype("torch.uint8")  # type: ignore[attr-defined]
     torch.empty_like = _like  # type: ignore[attr-defined]
     torch.contiguous_format = "contiguous"  # type: ignore[attr-defined]
-
-    torch.cuda = SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=STREAM))  # type: ignore[attr-defined]
+    own_stream = SimpleNamespace(cuda_stream=STREAM)
+    torch.cuda = SimpleNamespace(current_stream=lambda _: own_stream)  # type: ignore[attr-defined]
     torch._C = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(tensor_maps, "_encode", lambda: _encode)
@@ -257,7 +276,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
 
 def _forget() -> None:
     for cache in CACHES:
-        (cache.clear if isinstance(cache, dict) else cache.cache_clear)()
+        if isinstance(cache, dict):
+            cache.clear()
+        else:
+            cache.cache_clear()
 
 
 def arrays(
@@ -273,18 +295,25 @@ def arrays(
     """Return q, k, v, o, lse, do: some elsewhere, some with rows further apart, k and v in each
     other's place.
     """
-    places = {name: n * 2**24 for n, name in enumerate(("q", "k", "v", "o", "lse", "do"), 1)}
+    names = ("q", "k", "v", "o", "lse", "do")
+    places = {name: n * 2**24 for n, name in enumerate(names, 1)}
     if swapped:
         places["k"], places["v"] = places["v"], places["k"]
     result = {}
     for name, place in places.items():
-        H, rows = (2, N[1] + more[1]) if name in "kv" else (2 * group, N[0] + more[0])
+        if name in "kv":
+            H = 2
+            rows = N[1] + more[1]
+        else:
+            H = 2 * group
+            rows = N[0] + more[0]
         shape = (1, H, rows) if name == "lse" else (1, H, rows, d)
         kind = np.dtype("float32" if name == "lse" else dtype)
-        apart = tuple(kind.itemsize * n for n in (H * rows * 2 * d, rows * 2 * d, 2 * d, 1))
-        result[name] = Array(
-            shape, kind, place + 2**20 * (name in elsewhere), apart if name in strided else ()
-        )
+        elements_apart = (H * rows * 2 * d, rows * 2 * d, 2 * d, 1)
+        strides = tuple(kind.itemsize * n for n in elements_apart)
+        if name in elsewhere:
+            place += 2**20
+        result[name] = Array(shape, kind, place, strides if name in strided else ())
     return result
 
 
@@ -307,8 +336,19 @@ VARIATIONS: list[dict[str, Any]] = [
     {"more": (0, 1)},
     {"group": 4},
 ]
-ASKED: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.5}, {"scale": -0.5}]
-WINDOWS = [{"mask": flashsim.SlidingWindow(*sides)} for sides in ((9, 0), (9, 1), (8, 0))]
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"scale": 0.5},
+    {"scale": -0.5},
+]
+WINDOWS = [
+    {"mask": flashsim.SlidingWindow(9, 0)},
+    {"mask": flashsim.SlidingWindow(9, 1)},
+    {"mask": flashsim.SlidingWindow(8, 0)},
+]
+DROPPING: list[dict[str, Any]] = [{"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}]
+Call = tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]]
 
 
 def _forward(X: dict[str, Array], **options: Any) -> None:
@@ -319,11 +359,11 @@ def _backward(X: dict[str, Array], **options: Any) -> None:
     gpu.backward(*X.values(), **options)
 
 
-CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]]] = {
+CALLS: dict[str, Call] = {
     "hopper": (
         _forward,
         {"kernel": "hopper"},
-        [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}, *WINDOWS],
+        [{"return_lse": True}, *DROPPING, *WINDOWS],
     ),
     "hopper_decode": (
         _forward,
@@ -343,9 +383,14 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
     "backward": (
         _backward,
         {"kernel": "hopper"},
-        [{"deterministic": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}],
+        [{"deterministic": True}, *DROPPING],
     ),
 }
+
+
+def _sizes(always: dict[str, Any]) -> dict[str, Any]:
+    """What of a call's options is its arrays'."""
+    return {key: always[key] for key in ("N", "dtype") if key in always}
 
 
 @contextmanager
@@ -358,7 +403,10 @@ def _written(launches: Launches) -> Iterator[Launches]:
     written.extend(launches)
 
 
-LIBRARIES: dict[str, Callable[[Array], Any]] = {"CuPy": lambda x: x, "PyTorch": Tensor}
+LIBRARIES: dict[str, Callable[[Array], Any]] = {
+    "CuPy": lambda array: array,
+    "PyTorch": Tensor,
+}
 
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
@@ -370,19 +418,21 @@ def test_what_a_call_keeps_is_never_another_calls(
     remember.
     """
     call, always, more = CALLS[name]
-    always = dict(always)
-    of = {key: always.pop(key) for key in ("N", "dtype") if key in always}
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({}, options) for options in ASKED + more
-    ] + [
-        (variation, {})
-        for variation in VARIATIONS[1:]
-        if not ("dtype" in of and {"dtype", "d"} & set(variation))
-    ]
-    made = [
-        ({name: library(x) for name, x in arrays(**of | variation).items()}, options)
-        for variation, options in pairs
-    ]
+    sizes = _sizes(always)
+    always = {key: option for key, option in always.items() if key not in sizes}
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for options in ASKED + more:
+        pairs.append(({}, options))
+    for variation in VARIATIONS[1:]:
+        if "dtype" in sizes and {"dtype", "d"} & set(variation):
+            continue
+        pairs.append((variation, {}))
+    made = []
+    for variation, options in pairs:
+        X = {}
+        for letter, array in arrays(**sizes | variation).items():
+            X[letter] = library(array)
+        made.append((X, options))
     alone = []
     for X, options in made:
         _forget()
@@ -395,7 +445,8 @@ def test_what_a_call_keeps_is_never_another_calls(
     _forget()
     for n in range(len(made)):
         for m in range(len(made)):
-            for (X, options), expected in ((made[n], alone[n]), (made[m], alone[m])):
+            calls = ((made[n], alone[n]), (made[m], alone[m]))
+            for (X, options), expected in calls:
                 with _written(launches) as written:
                     call(X, **always, **options)
                 assert written == expected
@@ -406,8 +457,8 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
     name: str, launches: Launches
 ) -> None:
     call, always, _ = CALLS[name]
-    X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always}, strided=("v",))
-    options = {key: value for key, value in always.items() if key == "kernel"}
+    X = arrays(**_sizes(always), strided=("v",))
+    options = {"kernel": always["kernel"]}
     with _written(launches) as expected:
         call(X, **options)
     launching._counters.clear()  # or the other stream has the next one
@@ -415,7 +466,8 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
         call({name: Tensor(x) for name, x in X.items()}, **options)
     assert result
     assert {launch[8] for launch in expected} == {0}
-    assert result == [(*launch[:8], STREAM, *launch[9:]) for launch in expected]
+    on_its_stream = [(*launch[:8], STREAM, *launch[9:]) for launch in expected]
+    assert result == on_its_stream
 
 
 def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
@@ -438,31 +490,39 @@ def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
 def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: Launches) -> None:
     X = arrays(strided=("k",))
     gpu.forward(X["q"], X["k"], X["v"], kernel="hopper")
-    ((function, grid, _, _, threads, _, _, _, stream, Q, K, V, _O, _mask, L, *_),) = launches
+    (launch,) = launches
+    function, grid, _, _, threads, _, _, _, stream, Q, K, V, _O, _mask, L, *_ = launch
     assert function == hopper.WIDE.function("float16", 128, "FULL", False)
     assert (grid, threads, stream) == (4, 384, 0)
-    for tensor_map, array, rows in ((Q, X["q"], 128), (K, X["k"], 128), (V, X["v"], 128)):
-        kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = (
-            struct.unpack("<16Q", tensor_map)
-        )
+    for tensor_map, name in ((Q, "q"), (K, "k"), (V, "v")):
+        array = X[name]
+        kind, pointer, *words = struct.unpack("<16Q", tensor_map)
         assert (kind, pointer) == (6, array.data.ptr)
+        dims = words[:5]
         assert dims == [64, array.shape[2], 2, array.shape[1], 1]
-        assert (row, half, head) == (array.strides[2], 128, array.strides[1])
-        assert (columns, box_rows, halves) == (64, rows, 2)
+        row, half, head, _batch = words[5:9]
+        assert row == array.strides[2]
+        assert half == 128
+        assert head == array.strides[1]
+        columns, rows, halves = words[9:12]
+        assert (columns, rows, halves) == (64, 128, 2)
     assert int.from_bytes(L) == 0
 
 
 def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
     X = arrays()
-    q, k, v = X["q"], X["k"], X["v"]
+    q = X["q"]
+    k = X["k"]
+    v = X["v"]
     forward: Any = partial(gpu.forward, kernel="hopper")
     strides = 2**20, 2**16, 2**8, 4
+    of_float32 = Array(v.shape, "float32", 2**24)
     bad: list[tuple[str, Callable[[], Any]]] = [
         (
             r"k is at 0x1000008 with strides .* expected multiples of 16",
             lambda: forward(q, Array(k.shape, "float16", 2**24 + 8), v),
         ),
-        ("v has dtype float32", lambda: forward(q, k, Array(v.shape, "float32", 2**24))),
+        ("v has dtype float32", lambda: forward(q, k, of_float32)),
         ("count is 0", lambda: forward(q, k, v, count=0)),
         ("causal is 1", lambda: forward(q, k, v, causal=1)),
         (
@@ -484,12 +544,8 @@ def eight_bits(x: Any, keys_contiguous: bool = False) -> Array:
     """As `gpu.to_fp8` does it, but for numbers."""
     _, H, N, d = x.shape
     steps = -(-N // 16) * 16
-    return Array(
-        x.shape,
-        ml_dtypes.float8_e4m3fn,
-        0,
-        (H * d * steps, d * steps, 1, steps) if keys_contiguous else (),
-    )
+    strides = (H * d * steps, d * steps, 1, steps) if keys_contiguous else ()
+    return Array(x.shape, ml_dtypes.float8_e4m3fn, 0, strides)
 
 
 def test_the_sanitizer_watches_every_kernel_of_hoppers(
@@ -501,32 +557,30 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(
         sanitize_gpu, "_normal", lambda *shape, dtype="float16": Array(shape, dtype)
     )
     monkeypatch.setattr(sanitize_gpu, "_half", lambda *shape: Array(shape, "bool"))
-    monkeypatch.setattr(
-        sys.modules["cupy"], "broadcast_to", lambda x, onto: Array(onto, x.dtype), raising=False
-    )
-    monkeypatch.setattr(
-        sys.modules["cupy"], "asarray", lambda x, _="": Array(x.shape, "int32"), raising=False
-    )
+    cupy = sys.modules["cupy"]
+    monkeypatch.setattr(cupy, "broadcast_to", lambda x, onto: Array(onto, x.dtype), raising=False)
+    monkeypatch.setattr(cupy, "asarray", lambda x, _="": Array(x.shape, "int32"), raising=False)
     for module in (hopper, hopper_backward):
-        tiles = InTiles(Array((1, 300, 336), "bool"), (1, 300, 333), (16, 336, 1), (1, 0, 0))
+        array = Array((1, 300, 336), "bool")
+        tiles = InTiles(array, (1, 300, 333), (16, 336, 1), (1, 0, 0))
         monkeypatch.setattr(module, "in_tiles", lambda _, tiles=tiles: tiles)
     monkeypatch.setattr(hopper_backward, "with_causal", lambda mask: mask)
     monkeypatch.setattr(gpu, "to_fp8", eight_bits)
     monkeypatch.setattr(tensor_core, "_ready", lambda *_: lambda *_, **__: None)
-    monkeypatch.setattr(hopper, "_on_gpu", lambda *_: (Array((9,), "int32"), Array((9,), "int32")))
-    monkeypatch.setattr(
-        hopper_backward, "_on_gpu", lambda *_: tuple(Array((9,), "int32") for _ in range(3))
-    )
+
+    def lists(count: int, *_: Any) -> tuple[Array, ...]:
+        return tuple(Array((9,), "int32") for _ in range(count))
+
+    monkeypatch.setattr(hopper, "_on_gpu", partial(lists, 2))
+    monkeypatch.setattr(hopper_backward, "_on_gpu", partial(lists, 3))
     for _, launch in sanitize_gpu.launches():
         launch()
-    rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
-    variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
-    expected = {
-        name
-        for v in variants
-        for name in v.functions
-        if "bfloat16" not in name and "round_to_8" not in name
-    }
+    expected: set[str] = set()
+    for name in ("hopper", "hopper_decode", "hopper_fp8"):
+        for variant in gpu.kernel(name).variants:
+            if variant.defines == (("COUNT", 0),):
+                expected.update(variant.functions)
+    expected = {name for name in expected if "bfloat16" not in name and "round_to_8" not in name}
     assert expected == {launch[0] for launch in launches}
 
 
@@ -572,20 +626,35 @@ def test_strides_of_axes_of_length_1_may_be_any(
     library: Callable[[Array], Any], launches: Launches
 ) -> None:
     """DLPack may give such axes the stride of one element."""
-    plain, odd = (
-        [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"]
-        for strides in ((), (2, 2, 128, 2))
-    )
-    assert gpu.plan(*plain) == gpu.plan(*odd) == settling.Plan("hopper", gpu.plan(*plain).why)
+
+    def three(strides: tuple[int, ...]) -> list[Any]:
+        shape = (1, 1, 70, 64)
+        return [library(Array(shape, "float16", 2**24, strides)) for _ in "qkv"]
+
+    plain = three(strides=())
+    odd = three(strides=(2, 2, 128, 2))
+    plan = gpu.plan(*plain)
+    assert plan.kernel == "hopper"
+    assert plan == gpu.plan(*odd)
     for arrays in (plain, odd):
         gpu.forward(*arrays)
     assert [launch[0] for launch in launches] == [launches[0][0]] * 2
-    wide = [library(Array((1, 1, 70, 64), "float16", 2**24, (2, 2, 136, 2))) for _ in "qkv"]
+    wide = three(strides=(2, 2, 136, 2))
     assert "hopper: needs rows that start at multiples of 16 bytes" in gpu.plan(*wide).why
 
 
 @pytest.mark.parametrize(
-    "heads_kv", [(1, 2), (3, 7), (31, 2), (9, 7), (62, 1), (1, 125), (5, 100), (300, 13)]
+    "heads_kv",
+    [
+        (1, 2),
+        (3, 7),
+        (31, 2),
+        (9, 7),
+        (62, 1),
+        (1, 125),
+        (5, 100),
+        (300, 13),
+    ],
 )
 def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     launches: Launches, heads_kv: tuple[int, int]
@@ -593,12 +662,15 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     """Counts end where all of their heads' tiles have been transposed, and all of their heads'
     row blocks have seen it.
     """
-    (B, H_kv), group, N_q, N_k = heads_kv, 3, 300, 700
+    B, H_kv = heads_kv
+    group = 3
     kind = ml_dtypes.float8_e4m3fn
-    gpu.forward(
-        *(Array((B, H, N, 128), kind) for H, N in ((H_kv * group, N_q), (H_kv, N_k), (H_kv, N_k)))
-    )
-    ((name, grid, *_, counters, inputs, _),) = launches
+    q = Array((B, H_kv * group, 300, 128), kind)
+    k = Array((B, H_kv, 700, 128), kind)
+    v = Array((B, H_kv, 700, 128), kind)
+    gpu.forward(q, k, v)
+    (launch,) = launches
+    name, grid, *_, counters, inputs, _ = launch
     assert name == hopper_fp8.function(False, False)
     words = struct.unpack("<3Q", counters)
     assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
@@ -606,11 +678,9 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
     T_r = 2
     T_c = 6
     heads = B * H_kv
-    assert (problem["T_c"], problem["tiles"], problem["last_draw"]) == (
-        T_c,
-        heads * T_c,
-        heads * T_c + grid - 1,
-    )
+    assert problem["T_c"] == T_c
+    assert problem["tiles"] == heads * T_c
+    assert problem["last_draw"] == heads * T_c + grid - 1
     counted = np.bincount(np.arange(heads) >> problem["together"])  # heads
     assert len(counted) == problem["last"] + 1 <= launching.WORDS_EACH - 2
     for n, of in enumerate(counted):
@@ -621,9 +691,10 @@ def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
 def test_what_hopper_takes_forward_alone_another_rung_has_backward(launches: Launches) -> None:
     X = Array((1, 2, 300, 64), np.float16)
     assert gpu.plan(X, X, X, blocks=(128, 128)).kernel == "hopper"
-    assert gpu.plan(X, X, X, direction="backward", blocks=(128, 128)).kernel == "algorithm_2"
-    for options in ({"mask": flashsim.SlidingWindow(9, 0)}, {"block_mask": np.eye(3, dtype=bool)}):
-        assert gpu.plan(X, X, X, direction="backward", **options).kernel == "hopper"
+    backward: Any = partial(gpu.plan, X, X, X, direction="backward")
+    assert backward(blocks=(128, 128)).kernel == "algorithm_2"
+    assert backward(mask=flashsim.SlidingWindow(9, 0)).kernel == "hopper"
+    assert backward(block_mask=np.eye(3, dtype=bool)).kernel == "hopper"
 
 
 def test_lists_of_tiles_live_as_long_as_what_reads_them(
@@ -643,7 +714,8 @@ def test_lists_of_tiles_live_as_long_as_what_reads_them(
     wide = Array((1, 2, 300, 256), np.float16)
     X = Array((1, 2, 300, 64), np.float16)
     gpu.forward(wide, wide, wide, **options)
-    gpu.backward(X, X, X, X, Array((1, 2, 300), np.float32), X, **options)
+    lse = Array((1, 2, 300), np.float32)
+    gpu.backward(X, X, X, X, lse, X, **options)
     gc.collect()
     assert [array() is not None for array in made] == [True] * 5
 
@@ -657,7 +729,8 @@ def test_causally_row_blocks_that_see_no_key_are_not_waited_for(launches: Launch
     ):
         q, o, do = (Array((1, 2, N_q, 64), np.float16) for _ in range(3))
         k, v = (Array((1, 2, N_k, 64), np.float16) for _ in "kv")
-        gpu.backward(q, k, v, o, Array((1, 2, N_q), np.float32), do, causal=causal, kernel="hopper")
+        lse = Array((1, 2, N_q), np.float32)
+        gpu.backward(q, k, v, o, lse, do, causal=causal, kernel="hopper")
         problem = np.frombuffer(launches[-1][-2], hopper_backward._PROBLEM)[0]
         assert problem["unseen"] == unseen, (N_q, N_k, causal)
 
@@ -678,18 +751,28 @@ def test_row_blocks_and_sections_of_8_bits(
         (384, True, 0),
         (1024, False, 0),
     ):
-        gpu.forward(*(Array((1, 2, N, 128), kind) for N in (N_q, 1024, 1024)), causal=causal)
+        q = Array((1, 2, N_q, 128), kind)
+        k, v = (Array((1, 2, 1024, 128), kind) for _ in "kv")
+        gpu.forward(q, k, v, causal=causal)
         problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
         assert problem["ahead"] == ahead, (N_q, causal)
-    of_l2 = {
-        128: ((20, (20, 0)), (64, (32, 0)), (80, (32, 32)), (128, (32, 32)), (256, (32, 128))),
-        64: ((150, (32, 96)),),
+    sections_of = {  # by L2: heads, a section and the last one
+        128: [
+            (20, (20, 0)),
+            (64, (32, 0)),
+            (80, (32, 32)),
+            (128, (32, 32)),
+            (256, (32, 128)),
+        ],
+        64: [(150, (32, 96))],
+        8: [(150, (8, 144))],
     }
-    for l2, sections in (of_l2 | {8: ((150, (8, 144)),)}).items():
+    for l2, sections in sections_of.items():
         for heads, expected in sections:
             monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
             _forget()
-            gpu.forward(*(Array((1, heads, 300, 128), kind) for _ in "qkv"), causal=True)
+            q, k, v = (Array((1, heads, 300, 128), kind) for _ in "qkv")
+            gpu.forward(q, k, v, causal=True)
             problem = np.frombuffer(launches.pop()[-2], hopper_fp8._PROBLEM)[0]
             assert (problem["section"], problem["last_section"]) == expected, (heads, l2)
     _forget()
@@ -698,11 +781,17 @@ def test_row_blocks_and_sections_of_8_bits(
 def test_sections_are_equal_and_larger_where_two_row_blocks_are_computed_at_a_time(
     launches: Launches,
 ) -> None:
-    for d, heads, section in ((128, 512, 64), (64, 512, 128), (128, 160, 54), (64, 160, 80)):
-        gpu.forward(
-            *(Array((1, heads, 512, d), np.float16) for _ in "qkv"), causal=True, kernel="hopper"
-        )
-        assert np.frombuffer(launches.pop()[-2], hopper.PROBLEM)[0]["section"] == section
+    section_of = {  # by d and heads
+        (128, 512): 64,
+        (64, 512): 128,
+        (128, 160): 54,
+        (64, 160): 80,
+    }
+    for (d, heads), section in section_of.items():
+        q, k, v = (Array((1, heads, 512, d), np.float16) for _ in "qkv")
+        gpu.forward(q, k, v, causal=True, kernel="hopper")
+        problem = np.frombuffer(launches.pop()[-2], hopper.PROBLEM)[0]
+        assert problem["section"] == section
 
 
 ORDER = """#include <algorithm>
@@ -740,29 +829,39 @@ def test_every_row_block_of_8_bits_comes_once_and_those_that_take_longest_first(
     program = tmp_path / "order.cpp"
     program.write_text(ORDER.replace("OWN", row_block + own), encoding="utf-8")
     subprocess.run(["c++", "-std=c++17", "-o", tmp_path / "order", program], check=True)
-    for heads, l2, N, causal, keys in itertools.product(
-        (1, 31, 33, 80, 150, 256), (1, 64, 128), (100, 384, 1024), (False, True), (False, True)
-    ):
+    problems = itertools.product(
+        (1, 31, 33, 80, 150, 256),
+        (1, 64, 128),
+        (100, 384, 1024),
+        (False, True),
+        (False, True),
+    )
+    for heads, l2, N, causal, keys in problems:
         monkeypatch.setattr(hopper_fp8, "section", partial(min, l2, heads))
         _forget()
-        q, k, v = (Array((heads, 1, N, 128), ml_dtypes.float8_e4m3fn) for _ in "qkv")
+        shape = (heads, 1, N, 128)
+        q, k, v = (Array(shape, ml_dtypes.float8_e4m3fn) for _ in "qkv")
         gpu.forward(q, k, eight_bits(v, keys), causal=causal)
         inputs = launches.pop()[-2]
         T_r = -(-N // 192)
         command = [str(tmp_path / "order"), "causal" * causal, "keys" * keys]
         result = subprocess.run(command, input=inputs, stdout=subprocess.PIPE, check=True).stdout
         i, _, head = np.frombuffer(result, "i4").reshape(-1, 3).T
-        assert sorted(zip(head, i, strict=True)) == [*itertools.product(range(heads), range(T_r))]
+        every_row_block = [*itertools.product(range(heads), range(T_r))]
+        assert sorted(zip(head, i, strict=True)) == every_row_block
         problem = np.frombuffer(inputs, hopper_fp8._PROBLEM)[0]
-        whole = [
-            *range(0, heads if keys else int(problem["last_section"]), int(problem["section"]))
-        ]
-        begins = [*whole, *([] if keys else [int(problem["last_section"])]), heads]
+        section = int(problem["section"])
+        if keys:
+            begins = [*range(0, heads, section), heads]
+        else:
+            last = int(problem["last_section"])
+            begins = [*range(0, last, section), last, heads]
         for begin, end in itertools.pairwise(begins):
             within = slice(begin * T_r, end * T_r)
             assert set(head[within]) == set(range(begin, end))
             late = -i[within] if causal else i[within] == T_r - 1
-            assert (np.diff(late.astype(int)) >= 0).all(), (heads, l2, N, causal, keys)
+            steps = np.diff(late.astype(int))
+            assert (steps >= 0).all(), (heads, l2, N, causal, keys)
     _forget()
 
 
@@ -772,48 +871,55 @@ def test_the_kernel_of_8_bits_takes_v_as_it_is_where_its_keys_lie_next_to_each_o
     """K comes in pairs, the first of 16 fours of keys and then the second; V as it lies, so that
     there is no scratch memory.
     """
-    q, k, v = (
-        Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, 1000), (3, 1000))
-    )
+    kind = ml_dtypes.float8_e4m3fn
+    q = Array((2, 6, 300, 128), kind)
+    k, v = (Array((2, 3, 1000, 128), kind) for _ in "kv")
     rotated = eight_bits(v, keys_contiguous=True)
     assert rotated.strides == (3 * 128 * 1008, 128 * 1008, 1, 1008)
     assert gpu.plan(q, k, rotated).kernel == "hopper_fp8"
     gpu.forward(q, k, rotated, causal=True)
-    ((name, grid, *_, K, V, _O, _L, transposed, _counters, _problem, _totals),) = launches
-    assert (name, grid, int.from_bytes(transposed)) == (hopper_fp8.function(True, True), 24, 0)
-    kind, pointer, *dims = struct.unpack("<16Q", K)
+    (launch,) = launches
+    name, grid, *_, K, V, _O, _L, transposed, _counters, _problem, _totals = launch
+    assert name == hopper_fp8.function(True, True)
+    assert grid == 24
+    assert int.from_bytes(transposed) == 0
+    kind, pointer, *words = struct.unpack("<16Q", K)
     assert (kind, pointer) == (0, k.data.ptr)
-    assert dims == [128, 4, 250, 3, 2, 128, 4 * 128, 1000 * 128, 3 * 1000 * 128, 128, 2, 16, 1, 1]
-    kind, pointer, *dims = struct.unpack("<16Q", V)
+    assert words[:5] == [128, 4, 250, 3, 2]  # dims
+    assert words[5:9] == [128, 4 * 128, 1000 * 128, 3 * 1000 * 128]  # strides
+    assert words[9:] == [128, 2, 16, 1, 1]  # a box
+    kind, pointer, *words = struct.unpack("<16Q", V)
     assert (kind, pointer) == (0, rotated.data.ptr)
-    assert dims == [1000, 128, 1, 3, 2, 1008, 16, 128 * 1008, 3 * 128 * 1008, 128, 128, 1, 1, 1]
+    assert words[:5] == [1000, 128, 1, 3, 2]
+    assert words[5:9] == [1008, 16, 128 * 1008, 3 * 128 * 1008]
+    assert words[9:] == [128, 128, 1, 1, 1]
 
 
 @pytest.mark.parametrize("N_k", [701, 702, 703])
 def test_the_kernel_of_8_bits_gets_a_copy_of_v_where_its_keys_are_no_fours(
     launches: Launches, N_k: int
 ) -> None:
-    q, k, v = (
-        Array((2, H, N, 128), ml_dtypes.float8_e4m3fn) for H, N in ((6, 300), (3, N_k), (3, N_k))
-    )
-    for inputs in (v, eight_bits(v, keys_contiguous=True)):
+    kind = ml_dtypes.float8_e4m3fn
+    q = Array((2, 6, 300, 128), kind)
+    k, v = (Array((2, 3, N_k, 128), kind) for _ in "kv")
+    rotated = eight_bits(v, keys_contiguous=True)
+    for inputs in (v, rotated):
         gpu.forward(q, k, inputs)
     (own, copied) = launches
     assert own[0] == copied[0] == hopper_fp8.function(False, False)
-    (_, place, *rest), (_, other, *same) = (
-        struct.unpack("<16Q", launch[11]) for launch in launches
-    )
+    _, place, *rest = struct.unpack("<16Q", own[11])
+    _, other, *same = struct.unpack("<16Q", copied[11])
     assert rest == same
     assert place == v.data.ptr != other
     with pytest.raises(
         ValueError, match="its keys stride 1; hopper_fp8 then expects a multiple of 4 keys"
     ):
-        hopper_fp8.prepare(DEVICE, q, k, eight_bits(v, keys_contiguous=True), False, Options(1.0))
+        hopper_fp8.prepare(DEVICE, q, k, rotated, False, Options(1.0))
+    unaligned = Array(q.shape, q.dtype, 0, (6 * 128 * 300, 128 * 300, 1, 300))
     with pytest.raises(ValueError, match=r"v is at .* with strides .*; expected multiples of 16"):
-        gpu.forward(q, q, Array(q.shape, q.dtype, 0, (6 * 128 * 300, 128 * 300, 1, 300)))
-    half, transposed = (
-        Array((2, 3, 64, 128), "float16", 0, strides) for strides in ((), (2**20, 2**18, 2, 256))
-    )
+        gpu.forward(q, q, unaligned)
+    half = Array((2, 3, 64, 128), "float16")
+    transposed = Array((2, 3, 64, 128), "float16", 0, (2**20, 2**18, 2, 256))
     with pytest.raises(ValueError, match=r"v has strides .* expected 2 for the last axis"):
         gpu.forward(half, half, transposed, kernel="hopper")
 
@@ -835,7 +941,15 @@ def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
     monkeypatch.setattr(runtime, "graphLaunch", launch_graph)
     monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: captures[-1])
     result = []
-    calls = ((False, 0), (True, 0), (True, 0), (False, 1), (False, 2), (True, 2), (False, 3))
+    calls = (
+        (False, 0),
+        (True, 0),
+        (True, 0),
+        (False, 1),
+        (False, 2),
+        (True, 2),
+        (False, 3),
+    )
     for capturing, graphs in calls:
         captures.append(capturing)
         with _written(launches) as written:
@@ -894,13 +1008,14 @@ def test_scratch_memory_is_not_freed_before_all_kernels_are_launched(
         counters, "for_launch", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=len(live)))
     )
     _, always, _ = CALLS[name]
-    X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always})
+    X = arrays(**_sizes(always))
     q, k, v, o, lse, do = X.values()
     rung = gpu.kernel(always["kernel"])
     options = Options(1.0, counters=counters)
     if name == "backward":
         assert rung.backward is not None
-        rung.backward(q, k, v, o, lse, do, *(Array(x.shape, x.dtype) for x in (q, k, v)), options)
+        gradients = [Array(x.shape, x.dtype) for x in (q, k, v)]
+        rung.backward(q, k, v, o, lse, do, *gradients, options)
     else:
         rung.forward(q, k, v, o, None, options)
     totals = {struct.unpack("<Q", launch[-1])[0] for launch in launches}
@@ -933,18 +1048,20 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
         ValueError, match=r"window is given; .* runs instead of hopper because the GPU has .* 80"
     ):
         gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
+    wide = Array((1, 1, 9, 256), "float16")
     with pytest.raises(
         ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"
     ):
-        gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")
+        gpu.forward(wide, wide, wide, kernel="hopper")
 
 
 def test_every_stream_and_thread_has_a_counter_of_its_own(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "WORDS", 3 * launching.WORDS_EACH)
+    cupy = sys.modules["cupy"]
     monkeypatch.setattr(
-        sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place()))
+        cupy, "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place()))
     )
     result = [launching.counter(DEVICE, stream) for stream in range(8)]
     other = Thread(target=lambda: result.append(launching.counter(DEVICE, 0)))

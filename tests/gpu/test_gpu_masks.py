@@ -11,7 +11,7 @@ from flashsim import gpu
 from flashsim.attention.masks.dropout import keep_mask
 from flashsim.gpu import hopper, hopper_backward
 from flashsim.gpu.compiling import import_cupy
-from tests.helpers.gpu_runs import assert_near, given, moved, on_gpu, run, tally
+from tests.helpers.gpu_runs import Given, assert_near, given, moved, on_gpu, run, tally
 from tests.helpers.hopper import ON_HOPPER
 from tests.helpers.hopper_counts import counted_backward
 
@@ -29,28 +29,54 @@ SHAPES = {  # B, H_q, H_kv, N_q, N_k, d
 }
 
 
-def lower(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+def documents(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
     """Return documents of random lengths, one after the other, of which queries see their own."""
     N_q, N_k = shape[-2:]
-    rows, columns = (np.sort(rng.integers(0, 5, N)) for N in (N_q, N_k))
+    rows = np.sort(rng.integers(0, 5, N_q))
+    columns = np.sort(rng.integers(0, 5, N_k))
     return rows[:, None] == columns
+
+
+def padding(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Return the first keys of each batch entry."""
+    B, _, _, N_k = shape
+    lengths = rng.integers(1, N_k + 1, (B, 1, 1, 1))
+    return np.arange(N_k) < lengths
+
+
+def padding_to_the_left(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    B, _, _, N_k = shape
+    starts = rng.integers(0, N_k, (B, 1, 1, 1))
+    return np.arange(N_k) >= starts
+
+
+def of_a_head(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    _, H, N_q, N_k = shape
+    return rng.random((1, H, N_q, N_k)) < 0.5
+
+
+def of_a_batch_entry(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    B, _, N_q, N_k = shape
+    return rng.random((B, 1, N_q, N_k)) < 0.5
 
 
 MASKS: dict[str, Any] = {
     "half": lambda rng, shape: rng.random(shape) < 0.5,
     "few": lambda rng, shape: rng.random(shape) < 0.02,
-    "of a head": lambda rng, shape: rng.random((1, shape[1], *shape[2:])) < 0.5,
-    "of a batch entry": lambda rng, shape: rng.random((shape[0], 1, *shape[2:])) < 0.5,
-    "padding": lambda rng, shape: (
-        np.arange(shape[3]) < rng.integers(1, shape[3] + 1, (shape[0], 1, 1, 1))
-    ),
-    "padding to the left": lambda rng, shape: (
-        np.arange(shape[3]) >= rng.integers(0, shape[3], (shape[0], 1, 1, 1))
-    ),
+    "of a head": of_a_head,
+    "of a batch entry": of_a_batch_entry,
+    "padding": padding,
+    "padding to the left": padding_to_the_left,
     "queries": lambda rng, shape: rng.random((shape[2], 1)) < 0.5,
-    "documents": lower,
+    "documents": documents,
     "nothing": lambda rng, shape: np.zeros((1, 1), bool),
 }
+
+
+def every_input(problem: Given) -> list[Any]:
+    """Return q, k, v and dO on the GPU."""
+    cupy = import_cupy()
+    return [*on_gpu(problem), cupy.asarray(problem.do)]
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -71,7 +97,12 @@ def test_masks_lie_within_rounding_of_the_reference(
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 2, 2, 300, 290, 64), (1, 2, 1, 200, 320, 128), (1, 1, 1, 200, 200, 256)]
+    "shape",
+    [
+        (1, 2, 2, 300, 290, 64),
+        (1, 2, 1, 200, 320, 128),
+        (1, 1, 1, 200, 200, 256),
+    ],
 )
 def test_masks_with_dropout(shape: tuple[int, ...]) -> None:
     cupy = import_cupy()
@@ -79,13 +110,13 @@ def test_masks_with_dropout(shape: tuple[int, ...]) -> None:
     B, H, _, N_q, N_k, _ = shape
     problem = given(shape, "float16")
     whole = np.random.default_rng(1).random((B, H, N_q, N_k)) < 0.5
-    keep = np.stack([keep_mask(7, 0.3, N_q, N_k, head) for head in range(B * H)]).reshape(
-        whole.shape
-    )
-    result = run(rung, problem, mask=cupy.asarray(whole), dropout_p=0.3, seed=7)
+    heads = [keep_mask(7, 0.3, N_q, N_k, head) for head in range(B * H)]
+    keep = np.stack(heads).reshape(whole.shape)
+    mask = cupy.asarray(whole)
+    result = run(rung, problem, mask=mask, dropout_p=0.3, seed=7)
     assert_near(rung, problem, result, whole, keep, 0.3)
     q, k, v = on_gpu(problem)
-    plan = gpu.plan(q, k, v, direction="backward", mask=cupy.asarray(whole), dropout_p=0.3)
+    plan = gpu.plan(q, k, v, direction="backward", mask=mask, dropout_p=0.3)
     if shape[-1] < 256:
         assert plan.kernel == "algorithm_2"
         assert "hopper: does not take dropout_p with mask" in plan.why
@@ -98,32 +129,33 @@ def test_masks_however_they_lie(d: int) -> None:
     """
     cupy = import_cupy()
     problem = given((2, 2, 2, 200, 160, d), "float16")
-    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
-    mask = cupy.asarray(np.random.default_rng(1).random((2, 2, 200, 160)) < 0.5)
+    q, k, v, do = every_input(problem)
+    half = np.random.default_rng(1).random((2, 2, 200, 160)) < 0.5
+    mask = cupy.asarray(half)
     wide = cupy.zeros((2, 2, 200, 163), bool)
     wide[..., 3:] = mask
     twice = cupy.zeros((2, 2, 400, 160), bool)
+    backwards = cupy.ascontiguousarray(mask[:, :, ::-1])
     twice[:, :, ::2] = mask
     others = {
         "at odd addresses": wide[..., 3:],
         "columns first": cupy.ascontiguousarray(mask.swapaxes(2, 3)).swapaxes(2, 3),
-        "backwards": cupy.ascontiguousarray(mask[:, :, ::-1])[:, :, ::-1],
+        "backwards": backwards[:, :, ::-1],
         "every second row": twice[:, :, ::2],
         "heads first": cupy.ascontiguousarray(mask.swapaxes(0, 1)).swapaxes(0, 1),
         "other bytes": (mask.view("uint8") * cupy.uint8(128)).view(bool),
     }
 
-    def found(inputs: Any) -> list[Any]:
-        o, lse = gpu.forward(q, k, v, mask=inputs, return_lse=True, kernel="hopper")
-        return [
-            o,
-            lse,
-            *gpu.backward(q, k, v, o, lse, do, mask=inputs, kernel="hopper", deterministic=True),
-        ]
+    def results(of_mask: Any) -> list[Any]:
+        options: dict[str, Any] = {"mask": of_mask, "kernel": "hopper"}
+        o, lse = gpu.forward(q, k, v, return_lse=True, **options)
+        gradients = gpu.backward(q, k, v, o, lse, do, deterministic=True, **options)
+        return [o, lse, *gradients]
 
-    expected = found(mask)
-    for how, given_mask in others.items():
-        assert all((a == b).all() for a, b in zip(found(given_mask), expected, strict=True)), how
+    expected = results(mask)
+    for how, other in others.items():
+        for array, want in zip(results(other), expected, strict=True):
+            assert (array == want).all(), how
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -138,9 +170,13 @@ def test_masks_count_as_the_simulator_counts_them(
     cupy = import_cupy()
     *_, N_q, N_k, d = shape
     problem = given(shape, "float16")
-    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    q, k, v, do = every_input(problem)
     array = np.random.default_rng(1).random((1 if broadcast else N_q, N_k)) < 0.5
-    options: dict[str, Any] = {"kernel": "hopper", "causal": causal, "mask": cupy.asarray(array)}
+    options: dict[str, Any] = {
+        "kernel": "hopper",
+        "causal": causal,
+        "mask": cupy.asarray(array),
+    }
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **options)
     tiles = hopper.choose_tiles(d, "ARRAY")
     assert moved(counted) == tally(
@@ -151,34 +187,40 @@ def test_masks_count_as_the_simulator_counts_them(
         return
     was_causal = causal
     options["deterministic"] = True
-    *result, counted = gpu.backward(q, k, v, o, lse, do, count=True, **options)
-    again = gpu.backward(q, k, v, o, lse, do, **options)
-    assert all((a == b).all() for a, b in zip(result, again, strict=True))
-    blocks = hopper_backward.choose_blocks(d)
+    *gradients, counted = gpu.backward(q, k, v, o, lse, do, count=True, **options)
+    uncounted = gpu.backward(q, k, v, o, lse, do, **options)
+    for gradient, again in zip(gradients, uncounted, strict=True):
+        assert (gradient == again).all()
+    every_pair = np.ones((N_q, N_k), bool)
+    B_r, B_c = hopper_backward.choose_blocks(d)
     causal = causal and d == 128  # else the array has the causal mask
     model = tally(
         "q_outer",
-        (*shape, blocks),
+        (*shape, (B_r, B_c)),
         "backward",
         causal=causal,
-        mask=np.ones((N_q, N_k), bool) if was_causal and d == 64 else array,
+        mask=every_pair if was_causal and d == 64 else array,
     )
-    sees = problem.causal if causal else np.ones((N_q, N_k), bool)
-    tops, lefts = (range(0, N, step) for N, step in zip((N_q, N_k), blocks, strict=True))
-    live = np.array(
-        [[sees[r : r + blocks[0], c : c + blocks[1]].any() for c in lefts] for r in tops]
-    )
-    assert moved(counted) == counted_backward(shape, live) | {"mask": model["mask"]}
-    assert all(model[name] == moved(counted)[name] for name in ("Q", "O", "dO"))
+    sees = problem.causal if causal else every_pair
+    live = np.zeros((-(-N_q // B_r), -(-N_k // B_c)), bool)
+    for i, j in np.ndindex(live.shape):
+        tile = sees[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c]
+        live[i, j] = tile.any()
+    counts = moved(counted)
+    assert counts == counted_backward(shape, live) | {"mask": model["mask"]}
+    for name in ("Q", "O", "dO"):
+        assert counts[name] == model[name]
 
 
 def test_a_mask_goes_to_hopper_but_not_with_a_block_mask() -> None:
     cupy = import_cupy()
-    q, k, v = on_gpu(given((1, 2, 2, 300, 300, 128), "float16"))
+    problem = given((1, 2, 2, 300, 300, 128), "float16")
+    q, k, v = on_gpu(problem)
     mask = cupy.ones((300, 300), bool)
     assert gpu.plan(q, k, v, mask=mask).kernel == "hopper"
-    assert gpu.plan(q, k, v, direction="backward", mask=mask, causal=True).kernel == "hopper"
-    with pytest.raises(
-        ValueError, match=r"block_mask with mask is given; kernel 'hopper' does not take it"
-    ):
-        gpu.forward(q, k, v, mask=mask, block_mask=np.ones((3, 3), bool), kernel="hopper")
+    backward = gpu.plan(q, k, v, direction="backward", mask=mask, causal=True)
+    assert backward.kernel == "hopper"
+    block_mask = np.ones((3, 3), bool)
+    message = r"block_mask with mask is given; kernel 'hopper' does not take it"
+    with pytest.raises(ValueError, match=message):
+        gpu.forward(q, k, v, mask=mask, block_mask=block_mask, kernel="hopper")

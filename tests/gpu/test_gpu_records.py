@@ -259,7 +259,9 @@ def test_kernels_are_compiled_side_by_side_before_the_clock_starts(
     both = Barrier(2, timeout=10)
     called = []
 
-    def found(setting: Setting, _: Any) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
+    Prepare = Callable[[], Callable[[], None]]
+
+    def found(setting: Setting, _: Any) -> Iterator[tuple[str, Prepare]]:
         for name in ("hopper", "torch_flash", "standard"):
             yield name, partial(partial, call, name, setting)
 
@@ -292,7 +294,8 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(
 
         def malloc(self, size: int) -> None:
             grown = max(size - self.room, 0)
-            self.total, self.room = self.total + grown, self.room + grown - size
+            self.total += grown
+            self.room += grown - size
 
         def total_bytes(self) -> int:
             return self.total
@@ -307,7 +310,8 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(
         allocators.pop()
 
     freed: list[int] = []
-    usual, cupy = Pool(room=100), MagicMock()
+    usual = Pool(room=100)
+    cupy = MagicMock()
     allocators = [usual.malloc]
     cupy.get_default_memory_pool = lambda: usual
     cupy.cuda.MemoryPool = Pool
@@ -373,12 +377,15 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     assert np.asarray(lines["forward False standard"].get_xdata()).tolist() == [1024]
     assert np.asarray(lines["forward False tensor_core"].get_ydata()).tolist() == [300.0, 300.0]
     assert len(plot_runtime(record).get_lines()) == 3
-    forward = {**record, "results": [r for r in record["results"] if r["direction"] == "forward"]}
+    results = [r for r in record["results"] if r["direction"] == "forward"]
+    forward = {**record, "results": results}
     alone = plot_runtime(forward)
     assert (len(alone.get_lines()), alone.get_ylabel()) == (3, "forward, ms a sequence")
     half = plot_times(forward)
     assert [len(ax.get_lines()) for ax in half] == [3] * 4
-    assert {re.split("[,\n]", ax.get_title(loc="left"))[0] for ax in half} == {"forward"}
+    for ax in half:
+        title = ax.get_title(loc="left")
+        assert re.split("[,\n]", title)[0] == "forward"
     assert len(plot_peak_memory(record).get_lines()) == 3
     assert alone.get_xlabel() == "N (d = 64, 16 heads)"
     assert figure_of(axes).get_axes() == list(axes)
@@ -389,10 +396,9 @@ def test_the_front_is_drawn_beside_its_peers() -> None:
     (legend,) = figure_of(axes).legends
     output = [text.get_text() for text in legend.get_texts()]
     assert output == [LOOKS[name].label for name in ("tensor_core", "hopper", "torch_cudnn", "fa4")]
-    assert [ax.get_title(loc="left").partition(", ")[2] for ax in axes][:2] == [
-        "32 heads",
-        "16 heads",
-    ]
+    titles = [ax.get_title(loc="left") for ax in axes]
+    heads = [title.partition(", ")[2] for title in titles]
+    assert heads[:2] == ["32 heads", "16 heads"]
     low, high = axes[2].get_ylim()  # less than a decade
     assert sum(low <= y <= high for y in axes[2].get_yticks()) >= 4
 
@@ -405,14 +411,15 @@ def test_the_front_is_drawn_backward() -> None:
         "backward\nd = 128, 16 heads",
         "backward, causal\nd = 64, 32 heads",
     ]
-    drawn = {
-        str(line.get_gid()): dict(np.column_stack([line.get_xdata(), line.get_ydata()]).tolist())
-        for line in axes[1].get_lines()
-    }
-    expected = [
-        r for r in record["results"] if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0)
-    ]
-    assert drawn["backward False hopper"] == {r["N"]: r["tflops"]["hopper"] for r in expected}
+    drawn = {}
+    for line in axes[1].get_lines():
+        points = np.column_stack([line.get_xdata(), line.get_ydata()])
+        drawn[str(line.get_gid())] = dict(points.tolist())
+    expected = {}
+    for r in record["results"]:
+        if (r["d"], r["causal"], r["dropout_p"]) == (128, False, 0):
+            expected[r["N"]] = r["tflops"]["hopper"]
+    assert drawn["backward False hopper"] == expected
     assert {gid.split()[-1] for gid in drawn} == {
         "tensor_core",
         "hopper",
@@ -435,16 +442,22 @@ def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:
 
 
 def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
-    ms = {128: (2.0, 1.0), 1024: (1.0, 2.0), 256: (1.0, 2.0), 512: (2.0, 1.0), 4096: (1.0, 3.0)}
+    ms = {
+        128: (2.0, 1.0),
+        1024: (1.0, 2.0),
+        256: (1.0, 2.0),
+        512: (2.0, 1.0),
+        4096: (1.0, 3.0),
+    }
 
     def record(ms: dict[int, tuple[float, float]]) -> dict[str, Any]:
-        timings = {N: zip(("one", "other"), both, strict=True) for N, both in ms.items()}
-        return {
-            "results": [
-                {"N": N, "timings": [{"name": name, "median": t, "failed": ""} for name, t in of]}
-                for N, of in timings.items()
-            ]
-        }
+        results = []
+        for N, medians in ms.items():
+            timings = []
+            for name, median in zip(("one", "other"), medians, strict=True):
+                timings.append({"name": name, "median": median, "failed": ""})
+            results.append({"N": N, "timings": timings})
+        return {"results": results}
 
     assert pays_from(record(ms), "one", "other") == 1024
     with pytest.raises(ValueError, match="one is not faster than other at the longest N"):
@@ -452,7 +465,12 @@ def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
 
 
 def test_the_picture_of_predicted_and_measured() -> None:
-    def row(group: str, B_c: int | None, size: float, agrees: bool | None = True) -> dict[str, Any]:
+    def row(
+        group: str,
+        B_c: int | None,
+        size: float,
+        agrees: bool | None = True,
+    ) -> dict[str, Any]:
         sizes = {
             f"{kind}_{way}": size
             for kind in ("predicted", "measured")
@@ -483,7 +501,9 @@ def test_the_picture_of_predicted_and_measured() -> None:
         "traffic, counted",
         "runtime (right)",
     ]
-    output = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
+    output: set[str | None] = set()
+    for ax in figure_of(axes).get_axes():
+        output.update(line.get_gid() for line in ax.get_lines())
     assert {
         "standard",
         "algorithm_1",
@@ -507,16 +527,14 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
 def test_the_papers_baseline_is_attention(causal: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((2, 3, 9, 4)) for _ in range(3))
-    unfused = contestants._unfused(Setting(9, 4, causal), torch, device="cpu")
+    q, k, v = rng.standard_normal((3, 2, 3, 9, 4))
+    tensors = [torch.asarray(X) for X in (q, k, v)]
     mask = np.tril(np.ones((9, 9), bool)) if causal else None
-    assert np.allclose(
-        unfused(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-12
-    )
+    want = attention(q, k, v, mask=mask)
+    unfused = contestants._unfused(Setting(9, 4, causal), torch, device="cpu")
+    assert np.allclose(unfused(*tensors).numpy(), want, atol=1e-12)
     dropped = contestants._unfused(Setting(9, 4, causal, dropout_p=0.5), torch, device="cpu")
-    assert not np.allclose(
-        dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2
-    )
+    assert not np.allclose(dropped(*tensors).numpy(), want, atol=1e-2)
 
 
 def test_records_name_machine_and_date() -> None:
@@ -567,11 +585,15 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
 def timings(
     N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0
 ) -> dict[str, dict[str, Any]]:
-    options = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
+    options = {
+        "N": N,
+        "d": d,
+        "causal": causal,
+        "direction": direction,
+        "dropout_p": dropout_p,
+    }
     record = figure("gpu_gpt2" if dropout_p else "gpu_bench")
-    (result,) = (
-        r for r in record["results"] if all(r[key] == value for key, value in options.items())
-    )
+    (result,) = (r for r in record["results"] if {key: r[key] for key in options} == options)
     return {t["name"]: t for t in result["timings"] if not t["failed"]}
 
 
@@ -605,7 +627,8 @@ def test_the_pages_ratios_are_the_recorded_ones() -> None:
 
     def speedup(name: str, own: str = "tensor_core") -> tuple[float, float, float]:
         """Together, forward, backward."""
-        ours, theirs = ([result[which]["median"] for result in both] for which in (own, name))
+        ours = [result[own]["median"] for result in both]
+        theirs = [result[name]["median"] for result in both]
         return sum(theirs) / sum(ours), theirs[0] / ours[0], theirs[1] / ours[1]
 
     shown_of = {
@@ -620,6 +643,11 @@ def test_the_pages_ratios_are_the_recorded_ones() -> None:
         assert has_numbers(IN_PAGE, shown_of[name].format(*speedup(name, "hopper"))), name
 
 
+def rates_of(result: dict[str, Any]) -> dict[str, float]:
+    """By contestant: of those that did not fail."""
+    return {t["name"]: t["tflops"] for t in result["timings"] if not t["failed"]}
+
+
 def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
     for name in ("gpu_hopper", "gpu_hopper_fp8", "gpu_clocks"):
         made = figure(name)
@@ -628,18 +656,20 @@ def test_the_page_says_which_card_and_build_made_its_numbers() -> None:
         assert any(card in part and commit in part for part in IN_PAGE), name
 
 
-def beside_the_faster_peer(name: str, case: str = "") -> dict[tuple[int, int, bool], float]:
+Ratios = dict[tuple[int, int, bool], float]  # by N, d and whether causal
+
+
+def beside_the_faster_peer(name: str, case: str = "") -> Ratios:
     """`hopper`'s rate over the faster one's of FlashAttention-4 and cuDNN, by N, d and whether
     causal.
     """
     result = {}
     for r in figure(name)["results"]:
         if r.get("case", "") == case:
-            rate = r["tflops"] if case else {t["name"]: t["tflops"] for t in r["timings"]}
+            rate = r["tflops"] if case else rates_of(r)
             if "fa4" in rate:  # not with dropout
-                result[r["N"], r["d"], r["causal"]] = rate["hopper"] / max(
-                    rate["fa4"], rate["torch_cudnn"]
-                )
+                faster = max(rate["fa4"], rate["torch_cudnn"])
+                result[r["N"], r["d"], r["causal"]] = rate["hopper"] / faster
     return result
 
 
@@ -647,17 +677,23 @@ def test_the_pages_numbers_on_hopper_are_the_recorded_ones() -> None:
     """Of the faster peer's rate 0.98 is level; nothing is below that but what the page says."""
     forward = beside_the_faster_peer("gpu_hopper")
     missed = (512, 128, True)
-    by_d = [[ratio for (_, d, _), ratio in forward.items() if d == of] for of in (128, 64)]
-    first, second = (f"{min(ratios):.2f} to {max(ratios):.2f} times" for ratios in by_d)
+    of_d: dict[int, list[float]] = {128: [], 64: []}
+    for (_, d, _), ratio in forward.items():
+        of_d[d].append(ratio)
+    first = f"{min(of_d[128]):.2f} to {max(of_d[128]):.2f} times"
+    second = f"{min(of_d[64]):.2f} to {max(of_d[64]):.2f} times"
     assert has_numbers(IN_PAGE, f"{first} {second}")
     assert has_numbers(IN_PAGE, f"{len(forward)}", about="FlashAttention-4")
     assert min(forward.values()) >= 1
-    assert [
-        of for of, ratio in forward.items() if of[0] <= 2048 and of[1] == 128 and ratio < 1.05
-    ] == [missed]
+    near = []
+    for (N, d, causal), ratio in forward.items():
+        if N <= 2048 and d == 128 and ratio < 1.05:
+            near.append((N, d, causal))
+    assert near == [missed]
     assert has_numbers(NOT_REACHED, f"{forward[missed]:.2f} 128 512")
     wide = beside_the_faster_peer("gpu_hopper_cases", "heads256")
-    assert [of for of, ratio in wide.items() if ratio < 0.98] == [(512, 256, True)]
+    behind = [setting for setting, ratio in wide.items() if ratio < 0.98]
+    assert behind == [(512, 256, True)]
     assert has_numbers(NOT_REACHED, f"{wide[512, 256, True]:.2f} 256 512")
     assert has_numbers(IN_PAGE, f"{min(wide.values()):.2f} {max(wide.values()):.2f}")
 
@@ -668,9 +704,12 @@ def test_the_pages_numbers_on_decoding_and_windows_are_the_recorded_ones() -> No
     for r in figure("gpu_hopper_cases")["results"]:
         ms = r["ms"]
         if r["case"] == "decode":
-            decoding.append((r["N_q"], min(ms["fa4"], ms["torch_cudnn"]) / ms["hopper_decode"]))
+            faster_peer = min(ms["fa4"], ms["torch_cudnn"])
+            decoding.append((r["N_q"], faster_peer / ms["hopper_decode"]))
         if r["case"] == "window":
-            windows.append((r["bytes"] / ms["hopper"]) / (r["copied"] / ms["copy"]))
+            of_kernel = r["bytes"] / ms["hopper"]
+            of_copy = r["copied"] / ms["copy"]
+            windows.append(of_kernel / of_copy)
         if r["case"] == "block-sparse":
             faster = ms["s = 0.5"] / ms["dense"]
             assert has_numbers(
@@ -685,34 +724,41 @@ def test_the_pages_numbers_on_decoding_and_windows_are_the_recorded_ones() -> No
 
 def test_the_pages_numbers_on_few_queries_are_the_recorded_ones() -> None:
     """With 2 to 8 queries no peer is ahead in any row, and elsewhere by at most 5%."""
-    ratios: dict[tuple[int, int], list[float]] = {}
+    every = []
+    long = []
+    few = []
+    one = []
+    more = []
     for r in figure("gpu_few_queries")["results"]:
         peers = {name: ms for name, ms in r["ms"].items() if name != "hopper_decode"}
         assert {"fa3", "fa4"} <= set(peers)
-        ratios.setdefault((r["N_q"], r["N_k"]), []).append(
-            min(peers.values()) / r["ms"]["hopper_decode"]
-        )
-    every = [ratio for of in ratios.values() for ratio in of]
+        ratio = min(peers.values()) / r["ms"]["hopper_decode"]
+        every.append(ratio)
+        if r["N_q"] >= 16 and r["N_k"] >= 8192:
+            long.append(ratio)
+        if 2 <= r["N_q"] <= 8:
+            few.append(ratio)
+        if r["N_q"] == 1:
+            one.append(ratio)
+        else:
+            more.append(ratio)
     assert len(every) == 144
     assert has_numbers(IN_PAGE, f"{min(every):.2f} {max(every):.2f}")
-    long = [ratio for (N_q, N_k), of in ratios.items() if N_q >= 16 and N_k >= 8192 for ratio in of]
     assert has_numbers(IN_PAGE, f"{min(long):.2f} {max(long):.2f}")
-    few = [ratio for (N_q, _), of in ratios.items() if 2 <= N_q <= 8 for ratio in of]
     assert min(few) >= 1.0
     assert has_numbers(IN_PAGE, f"no peer is ahead {len(few)}")
     assert min(every) >= 0.95
-    one = [ratio for (N_q, _), of in ratios.items() if N_q == 1 for ratio in of]
     behind = sum(ratio < 1 for ratio in one)
     assert has_numbers(NOT_REACHED, f"{min(one):.2f} {max(one):.2f} {behind} {len(one)}")
-    more = [ratio for (N_q, _), of in ratios.items() if N_q > 1 for ratio in of]
-    assert has_numbers(NOT_REACHED, f"{sum(ratio < 1 for ratio in more)} {len(more)}")
+    behind = sum(ratio < 1 for ratio in more)
+    assert has_numbers(NOT_REACHED, f"{behind} {len(more)}")
 
 
 def test_the_pages_numbers_on_flash_attention_3_are_the_recorded_ones() -> None:
     record = figure("gpu_hopper_peers")
     ratios = []
     for r in record["results"]:
-        rates = {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}
+        rates = rates_of(r)
         assert set(rates) == {"hopper", "torch_cudnn", "fa3", "fa4"}
         ratios.append(rates.pop("hopper") / max(rates.values()))
     assert {r["dtype"] for r in record["results"]} == {"float16", "bfloat16"}
@@ -754,11 +800,11 @@ def test_the_pages_numbers_on_the_backward_pass_are_the_recorded_ones() -> None:
     assert min(r["N"] for r in results) == 512
     assert has_numbers(IN_PAGE, f"{max(costs):.0f} 512", about="`deterministic=True`")
     assert has_numbers(IN_TRIED, f"{max(costs):.0f}", about="deterministic order")
-    behind = {
-        (r["d"], r["N"], r["causal"]): r["tflops"]["hopper"] / r["tflops"]["fa4"]
-        for r in results
-        if not r["dropout_p"] and r["tflops"]["hopper"] < r["tflops"]["fa4"]
-    }
+    behind = {}
+    for r in results:
+        rate = r["tflops"]
+        if not r["dropout_p"] and rate["hopper"] < rate["fa4"]:
+            behind[r["d"], r["N"], r["causal"]] = rate["hopper"] / rate["fa4"]
     assert set(behind) == {(128, 512, True)}
     assert has_numbers(NOT_REACHED, f"{behind[128, 512, True]:.2f} 128 512", about="backward pass")
     wide = [r["tflops"] for r in figure("gpu_hopper_backward_wide")["results"]]
@@ -796,7 +842,9 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
     """Of captured data and of wide ones: error in %, and rate, full / causal; and what OFFSET 8
     costs of captured data's rate.
     """
-    result = {(r["distribution"], r["causal"]): r for r in figure("gpu_fp8_shift")["results"]}
+    result = {}
+    for r in figure("gpu_fp8_shift")["results"]:
+        result[r["distribution"], r["causal"]] = r
     rows = re.findall(r"^\| (\d), (\d)[^|]* (\|.*\|)$", TRIED, re.MULTILINE)
     assert [row[:2] for row in rows] == [("4", "4"), ("8", "0"), ("2", "6"), ("0", "8")]
     for offset, limit, cells in rows:
@@ -830,7 +878,9 @@ def test_the_table_of_shifts_is_the_recorded_one() -> None:
 
 
 def test_the_pages_numbers_on_sections_are_the_recorded_ones() -> None:
-    us = {(r["d"], r["N"], r["heads"]): r["us"] for r in figure("gpu_sections")["results"]}
+    us = {}
+    for r in figure("gpu_sections")["results"]:
+        us[r["d"], r["N"], r["heads"]] = r["us"]
     short = us[128, 512, 512]
 
     def gain(d: int, N: int, heads: int, before: str, now: str) -> str:
@@ -858,7 +908,9 @@ def test_the_pages_numbers_on_sections_are_the_recorded_ones() -> None:
 def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
     """And the record is what the script computes."""
     record = figure("fp8_scales")
-    result = {(r["distribution"], r["causal"]): r["errors"] for r in record["results"]}
+    result = {}
+    for r in record["results"]:
+        result[r["distribution"], r["causal"]] = r["errors"]
     for name in ("captured", "normal", "outliers"):
         both = [result[name, causal] for causal in (False, True)]
         cells = (
@@ -874,12 +926,15 @@ def test_the_table_of_scales_in_8_bits_is_the_recorded_one() -> None:
     script = importlib.import_module("scripts.fp8_scales")
     inputs = tuple(X[:2] for X in script.numbers("captured"))
     exact = script.attention(*inputs, False)
-    ways = {way: script.off(exact, inputs, rows, False) for way, rows in script.SCALES.items()}
+    ways = {}
+    for way, rows in script.SCALES.items():
+        ways[way] = script.off(exact, inputs, rows, False)
     assert 0.01 < ways["row"] < ways["none"] < 0.1
     # a scale follows, so that nothing is beyond 448
     twice = script.rounded(inputs[0] * 4096, script.N)
     assert (twice == 4096 * script.rounded(inputs[0], script.N)).all()
-    assert np.abs(script.rounded(inputs[0] * 4096, 0)).max() == script.LARGEST
+    unscaled = script.rounded(inputs[0] * 4096, 0)
+    assert np.abs(unscaled).max() == script.LARGEST
 
 
 def test_the_table_of_gradients_in_8_bits_is_the_recorded_one() -> None:
@@ -946,7 +1001,8 @@ def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
 
     def bought(of: dict[str, dict[str, Any]], idea: str) -> float:
         names = list(of)
-        return float(of[idea]["tflops"] / of[names[names.index(idea) - 1]]["tflops"])
+        before = names[names.index(idea) - 1]
+        return float(of[idea]["tflops"] / of[before]["tflops"])
 
     ideas = [name for name in full if name.startswith("hopper, +")]
     for name in ("tensor_core", "hopper, plain", *ideas, "fa4", "torch_cudnn"):
@@ -978,7 +1034,8 @@ def test_the_pages_numbers_on_the_ladder_are_the_recorded_ones() -> None:
         [of[name]["tflops"] for of in (full, causal)]
         for name in ("hopper", "hopper, + turns", "hopper, plain")
     ]
-    (alone, last, plain), rungs = rates, [of["tensor_core"]["tflops"] for of in (full, causal)]
+    alone, last, plain = rates
+    rungs = [of["tensor_core"]["tflops"] for of in (full, causal)]
     assert has_numbers(IN_PAGE, f"{alone[0]:.0f} {alone[1]:.0f}")
     assert has_numbers(
         IN_PAGE,

@@ -43,6 +43,7 @@ LAUNCHES = 10_000
 PROBLEMS = 96
 SETTLED = 2000
 SECONDS = float(os.environ.get("SOAK_SECONDS", "inf"))
+Launch = Callable[[int], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,21 @@ class Drawn:
     @property
     def backward(self) -> bool:
         """Whether it has a backward pass."""
-        lacks = {"window", "block_mask", *self.rung.not_backward.get(self.shape[-1], ())} & set(
-            self.asked
-        )
+        not_backward = self.rung.not_backward.get(self.shape[-1], ())
+        lacks = {"window", "block_mask", *not_backward} & set(self.asked)
         return self.rung.backward is not None and not lacks
 
     @property
     def allowed(self) -> Any:
         """Which scores count, (N_q, N_k), or None: all."""
         *_, N_q, N_k, d = self.shape
-        window = self.asked.get("window", (-1, 0 if self.asked.get("causal") else -1))
+        right = 0 if self.asked.get("causal") else -1
+        window = self.asked.get("window", (-1, right))
         allowed = flashsim.SlidingWindow(*window).whole(Shape(N_q, N_k, d, d), ())
         if "block_mask" in self.asked:
             B_r, B_c = _tiles(d)
-            allowed = (
-                allowed
-                & self.asked["block_mask"].repeat(B_r, axis=0)[:N_q].repeat(B_c, axis=1)[:, :N_k]
-            )
+            rows = self.asked["block_mask"].repeat(B_r, axis=0)[:N_q]
+            allowed = allowed & rows.repeat(B_c, axis=1)[:, :N_k]
         return None if allowed.all() else allowed
 
     @property
@@ -83,10 +82,11 @@ class Drawn:
         """Which weights dropout keeps, (B, H_q, N_q, N_k), or None."""
         B, H, _, N_q, N_k, _ = self.shape
         p = self.asked.get("dropout_p", 0.0)
-        heads = (
-            [keep_mask(self.asked["seed"], p, N_q, N_k, head) for head in range(B * H)] if p else []
-        )
-        return np.stack(heads).reshape(B, H, N_q, N_k) if p else None
+        if not p:
+            return None
+        seed = self.asked["seed"]
+        heads = [keep_mask(seed, p, N_q, N_k, head) for head in range(B * H)]
+        return np.stack(heads).reshape(B, H, N_q, N_k)
 
 
 def _tiles(d: int) -> tuple[int, int]:
@@ -105,22 +105,26 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
     N_q = min(length(), 64 // group) if few else length()
     N_k = length(9000 if few else 700)
     d = rng.choice(rung.head_dims)
-    shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
-    options: dict[str, Any] = {
-        "scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))
-    }
+    B = int(rng.integers(1, 4))
+    shape = (B, group * H_kv, H_kv, N_q, N_k, int(d))
+    scales = [d**-0.5, -0.1, 0.05 if rung.output else 1.0]
+    options: dict[str, Any] = {"scale": float(rng.choice(scales))}
     # else another runs in its place
     own = rung.why_not is None or not rung.why_not(capability(current_device()), int(d))
     kind = rng.random()
     if "window" in rung.takes and own and kind < 0.2:
-        options["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
+        left = int(rng.integers(-1, 300))
+        right = int(rng.integers(-1, 300))
+        options["window"] = (left, right)
     elif "causal" in rung.takes and kind < 0.6:
         options["causal"] = True
     if "block_mask" in rung.takes and own and "window" not in options and rng.random() < 0.2:
         B_r, B_c = _tiles(d)
-        options["block_mask"] = rng.random((-(-N_q // B_r), -(-N_k // B_c))) < 0.6
+        in_blocks = (-(-N_q // B_r), -(-N_k // B_c))
+        options["block_mask"] = rng.random(in_blocks) < 0.6
     if "dropout_p" in rung.takes and rng.random() < 0.3:
-        options |= {"dropout_p": float(rng.uniform(0.05, 0.9)), "seed": int(rng.integers(2**63))}
+        options["dropout_p"] = float(rng.uniform(0.05, 0.9))
+        options["seed"] = int(rng.integers(2**63))
     return Drawn(rung, shape, str(rng.choice(rung.dtypes)), options)
 
 
@@ -133,9 +137,11 @@ def checked(case: Drawn, seed: int, **options: Any) -> Any:
         scale = arguments["scale"]
         causal = arguments.get("causal", False)
         keys_contiguous = seed % 2 == 0 and problem.k.shape[2] % 4 == 0
-        fp8.assert_near(problem, *fp8.run(problem, scale, causal, keys_contiguous), scale, causal)
+        o, lse = fp8.run(problem, scale, causal, keys_contiguous)
+        fp8.assert_near(problem, o, lse, scale, causal)
         return problem
-    problem = tests.given(case.shape, case.dtype, seed=seed, outliers=seed % 5 == 0)
+    outliers = seed % 5 == 0
+    problem = tests.given(case.shape, case.dtype, seed=seed, outliers=outliers)
     result = tests.run(rung, problem, backward=case.backward, **arguments, **options)
     try:
         p = arguments.get("dropout_p", 0.0)
@@ -157,9 +163,16 @@ def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: 
     A part has what is alike, so that few kernels are compiled by two processes: that takes longer
     than all else.
     """
+
+    def what_is_compiled(case_and_seed: tuple[Drawn, int]) -> tuple[Any, ...]:
+        case, _ = case_and_seed
+        return (case.shape[-1], case.dtype, *sorted(case.asked))
+
     cases = [(drawn(rung, np.random.default_rng(n)), n) for n in range(SHAPES)]
-    cases.sort(key=lambda case: (case[0].shape[-1], case[0].dtype, *sorted(case[0].asked)))
-    for case, n in cases[SHAPES * part // PARTS : SHAPES * (part + 1) // PARTS]:
+    cases.sort(key=what_is_compiled)
+    first = SHAPES * part // PARTS
+    end = SHAPES * (part + 1) // PARTS
+    for case, n in cases[first:end]:
         checked(case, n)
 
 
@@ -198,7 +211,7 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
     rungs = [rung for rung in gpu.ladder().values() if rung.tensor_cores]
     rungs = [rung for rung in rungs if not rung.output or capability(current_device()) == "90"]
     cases = [drawn(rungs[n % len(rungs)], rng) for n in range(PROBLEMS)]
-    made: list[tuple[Callable[[int], list[Any]], list[Any]]] = []
+    made: list[tuple[Launch, list[Any]]] = []
     with ThreadPoolExecutor() as threads:  # in which kernels are compiled
         problems = threads.map(
             lambda n, case: checked(case, n, deterministic=True), range(PROBLEMS), cases
@@ -237,7 +250,7 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
     assert grown <= 64 * 2**20, f"{grown:,} bytes of the GPU's memory are gone"
 
 
-def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[Any]]:
+def _launched(case: Drawn, problem: Any, tensors: bool) -> Launch:
     """Return what launches on a stream and returns CuPy's arrays; where there is PyTorch, of its
     tensors.
     """
@@ -245,11 +258,14 @@ def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[
     options = {"kernel": case.rung.name, **case.asked}
     if "window" in options:
         options["mask"] = flashsim.SlidingWindow(*options.pop("window"))
-    bits = [getattr(problem, name).view(np.uint8) for name in ("q", "k", "v", "do")]
-    q, k, v, do = inputs = [cupy.asarray(x).view(problem.q.dtype) for x in bits]
-    torch: Any = (
-        importlib.import_module("torch") if tensors and importlib.util.find_spec("torch") else None
-    )
+    inputs = []
+    for name in ("q", "k", "v", "do"):
+        bits = getattr(problem, name).view(np.uint8)
+        inputs.append(cupy.asarray(bits).view(problem.q.dtype))
+    q, k, v, do = inputs
+    torch: Any = None
+    if tensors and importlib.util.find_spec("torch"):
+        torch = importlib.import_module("torch")
     if torch is not None:
         kind = getattr(torch, problem.q.dtype.name)
         q, k, v, do = (torch.from_dlpack(x.view("uint8")).view(kind) for x in inputs)

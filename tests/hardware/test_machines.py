@@ -22,7 +22,16 @@ from flashsim.hardware.reading import machine_of, read_machine
 from flashsim.plots.l2 import l2_data, plot_l2
 from flashsim.plots.roofline import _APART, _point, plot_roofline, roofline_data
 
-ROUND = Machine("round", 1024, 1, 1 << 20, 1 << 30, 100.0, {"float16": 1000.0}, {})
+ROUND = Machine(
+    name="round",
+    sram_per_sm=1024,
+    sms=1,
+    l2=1 << 20,
+    hbm=1 << 30,
+    bandwidth=100.0,
+    peak={"float16": 1000.0},
+    sources={},
+)
 
 
 def test_presets_are_complete_and_say_their_sources() -> None:
@@ -125,7 +134,9 @@ def test_the_chapters_prefill_tile_is_32_flop_per_byte_and_prints_as_32_75() -> 
     assert tile.intensity == 32
     assert tile.as_printed == Fraction(524, 16) == Fraction("32.75")
     assert tile.as_printed == 32 * Fraction(1024, 1000) - Fraction(288, 16_000)
-    assert {kv_tile(B_q=32, B_k=B_k, d=d).intensity for B_k in (16, 64) for d in (64, 128)} == {32}
+    for B_k in (16, 64):
+        for d in (64, 128):
+            assert kv_tile(B_q=32, B_k=B_k, d=d).intensity == 32
     assert kv_tile(B_q=64, B_k=64, d=128).intensity == 64
 
 
@@ -135,9 +146,9 @@ def test_the_chapters_decode_is_1_flop_per_byte() -> None:
     assert tile.intensity == tile.as_printed == 1
     for rows in (1, 32):  # nor is the prefill tile bound by arithmetic at any of these bandwidths
         tile = kv_tile(B_q=rows, B_k=32, d=128)
-        assert {
-            roofline(m, tile.nbytes, tile.flops, dtype="bfloat16").bound for m in MACHINES.values()
-        } == {"bandwidth"}
+        for machine in MACHINES.values():
+            line = roofline(machine, tile.nbytes, tile.flops, dtype="bfloat16")
+            assert line.bound == "bandwidth"
     larger = kv_tile(B_q=64, B_k=32, d=128)
     bound = {
         n: roofline(m, larger.nbytes, larger.flops, dtype="bfloat16").bound
@@ -168,12 +179,14 @@ def at(machine: str, N: int, dtype: str) -> dict[str, Any]:
 
 def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
     (line,) = [x for x in ax.get_lines() if x.get_gid() == gid]
-    return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata(), float)]
+    points = np.asarray(line.get_xydata(), float)
+    return [(float(x), float(y)) for x, y in points]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("machine", "N"), [*((name, 64) for name in MACHINES), ("A100-40GB", 1024)]
+    ("machine", "N"),
+    [*((name, 64) for name in MACHINES), ("A100-40GB", 1024)],
 )
 def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> None:
     """Backward, 1024 rows do not move where there is an L2."""
@@ -188,7 +201,8 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str, N: int) -> Non
         assert low == pytest.approx(left * on.bandwidth)
         assert high == on.peak[dtype]
         for name in ("standard", "flash", "memory_efficient"):
-            line = predict(on, name, N=N, d=64, dtype=dtype, direction=direction, sizing="fit")
+            how: dict[str, Any] = {"dtype": dtype, "direction": direction, "sizing": "fit"}
+            line = predict(on, name, N=N, d=64, **how)
             assert points["algorithms"][name]["time"] == line.time
             # as it hardly differs from FlashAttention
             if not any(drawn.get_gid() == name for drawn in ax.get_lines()):
@@ -251,7 +265,8 @@ def test_the_roofline_is_by_default_of_what_attention_runs_on() -> None:
     for name, machine in MACHINES.items():
         data = roofline_data(machine=name, N=64)
         assert data["dtype"] == ("bfloat16" if name == "TPU v5p" else "float16")
-        assert (data["peak"], data["plain"]) == (max(machine.peak.values()), False)
+        assert data["peak"] == max(machine.peak.values())
+        assert data["plain"] is False
         assert data["directions"]["forward"]["algorithms"]["standard"]["bound"] == "bandwidth"
     plain = Machine("plain", 96 * 1024, 10, 0, 0, 1e9, {"float32": 1e10}, {})
     assert roofline_data(machine=plain, N=64)["dtype"] == "float32"
@@ -306,16 +321,22 @@ def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
     d = data["d"]
     M = data["M"]
     ax = plot_l2(data)
-    for name, floor in (("flash", 4 * N * d + 2 * N), ("standard", 4 * N * d + 2 * N * N)):
+    floors = {
+        "flash": 4 * N * d + 2 * N,
+        "standard": 4 * N * d + 2 * N * N,
+    }
+    for name, floor in floors.items():
         sizes, dram = zip(*xy(ax, name), strict=True)
         assert list(sizes) == data["sizes"]
         assert list(dram) == sorted(dram, reverse=True)
         traffic = flashsim.count(name, N=N, d=d, M=M, sizing="fit").hbm.accesses
         assert dram[0] == traffic == data["curves"][name]["accesses"]
-        assert dram[-1] == floor == sum(data["curves"][name]["compulsory"].values())
+        compulsory = data["curves"][name]["compulsory"]
+        assert dram[-1] == floor == sum(compulsory.values())
         assert {y for _, y in xy(ax, f"{name} compulsory")} == {floor}
     sizes, dram = zip(*xy(ax, "flash"), strict=True)
-    knee = next(size for size, traffic in zip(sizes, dram, strict=True) if traffic == dram[-1])
+    at_the_floor = [size for size, traffic in zip(sizes, dram, strict=True) if traffic == dram[-1]]
+    knee = at_the_floor[0]
     assert 2 * N * d < knee <= 4 * N * d  # Q, O and the blocks of K, V around them
     assert knee < data["per_sm"]["A100-40GB"] == MACHINES["A100-40GB"].l2_share("float16")
     assert plots.FIGURES["l2"].data is l2_data
@@ -323,7 +344,11 @@ def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
 
 def test_l2_figure_says_how_much_of_its_runs_is_done() -> None:
     messages: list[tuple[int, int]] = []
-    data = l2_data(N=32, d=4, M=300, on_done=lambda done, of: messages.append((done, of)))
+
+    def on_done(done: int, of: int) -> None:
+        messages.append((done, of))
+
+    data = l2_data(N=32, d=4, M=300, on_done=on_done)
     assert messages == [(percent, 100) for percent in range(1, 101)]
     assert data == l2_data(N=32, d=4, M=300)
     assert "on_done" not in plots.FIGURES["l2"].takes
@@ -356,17 +381,21 @@ def test_the_documented_file_is_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
     (block,) = re.findall(r"```toml\n(# mine\.toml\n.*?)```", page, re.DOTALL)
     (tmp_path / "mine.toml").write_text(block, encoding="utf-8")
     on = read_machine(tmp_path / "mine.toml")
-    assert (on.M("float16"), on.sms, on.l2, on.hbm) == (96 * 1024 // 2, 40, 32 * 2**20, 24 * 2**30)
+    assert on.M("float16") == 96 * 1024 // 2
+    assert on.sms == 40
+    assert on.l2 == 32 * 2**20
+    assert on.hbm == 24 * 2**30
     assert (on.bandwidth, on.peak) == (6e11, {"float16": 1.2e14, "float32": 3e13})
     monkeypatch.chdir(tmp_path)
     mine = ["--machine", "mine.toml"]
-    assert (
-        main(["plot", "roofline", *mine, "--dtype", "float16", "--N", "32", "--d", "8", "-o", "r"])
-        == 0
-    )
+    size = ["--N", "32", "--d", "8"]
+    assert main(["plot", "roofline", *mine, "--dtype", "float16", *size, "-o", "r"]) == 0
     data = json.loads(Path("r.json").read_text(encoding="utf-8"))["data"]
-    assert (data["machine"], data["peak"], data["M"]) == ("my GPU", 1.2e14, on.M("float16"))
-    assert main(["plot", "l2", *mine, "--N", "16", "--d", "4", "--json", "l2.json", "-o", "l"]) == 0
+    assert data["machine"] == "my GPU"
+    assert data["peak"] == 1.2e14
+    assert data["M"] == on.M("float16")
+    size = ["--N", "16", "--d", "4"]
+    assert main(["plot", "l2", *mine, *size, "--json", "l2.json", "-o", "l"]) == 0
     assert json.loads(Path("l2.json").read_text(encoding="utf-8"))["per_sm"] == {
         "my GPU": on.l2_share("float32")
     }
@@ -386,9 +415,8 @@ def test_json_is_read_as_toml_is(tmp_path: Path) -> None:
     )
     assert predict(on, "flash", N=64, d=16, dtype="float16").ridge == 1e14 / 6e11
     assert roofline_data(machine=on, N=64, dtype="float16")["machine"] == "mine"
-    file.write_text(
-        json.dumps({name: value for name, value in MINE.items() if name != "l2"}), encoding="utf-8"
-    )
+    without_l2 = {name: value for name, value in MINE.items() if name != "l2"}
+    file.write_text(json.dumps(without_l2), encoding="utf-8")
     assert read_machine(file).l2 == 0
     assert roofline_data(machine=str(file), N=64, dtype="float16")["l2_share"] == 0
 
@@ -424,7 +452,8 @@ def test_what_is_no_machine_is_said(
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
         read_machine(file)
     assert str(caught.value).startswith(f"{file}: ")
-    assert main(["plot", "roofline", "--machine", str(file), "-o", str(tmp_path / "r")]) == 2
+    command = ["plot", "roofline", "--machine", str(file)]
+    assert main([*command, "-o", str(tmp_path / "r")]) == 2
     err = capsys.readouterr().err
     assert str(file) in err
     assert "\n" not in err.rstrip()

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from flashsim.attention.masks.rules import Head, Mask
 from flashsim.attention.shapes import Shape
 
+Masked = tuple[Mask, NDArray[np.bool_]]
+
 
 class Dilated(Mask):
     """Every other key of the last nine."""
@@ -16,11 +18,17 @@ class Dilated(Mask):
         self, rows: NDArray[Any], cols: NDArray[Any], shape: Shape, head: Head
     ) -> NDArray[np.bool_]:
         apart = rows[:, None] - cols[None, :]
-        allowed: NDArray[np.bool_] = (apart >= 0) & (apart < 9) & (apart % 2 == 0)
+        near = (apart >= 0) & (apart < 9)
+        allowed: NDArray[np.bool_] = near & (apart % 2 == 0)
         return allowed
 
 
-def mask(rng: np.random.Generator, N_q: int, N_k: int) -> tuple[Mask, NDArray[np.bool_]]:
-    return Dilated(), np.array(
-        [[0 <= i - j < 9 and (i - j) % 2 == 0 for j in range(N_k)] for i in range(N_q)]
-    )
+def mask(rng: np.random.Generator, N_q: int, N_k: int) -> Masked:
+    def allows(i: int, j: int) -> bool:
+        return 0 <= i - j < 9 and (i - j) % 2 == 0
+
+    allowed = np.zeros((N_q, N_k), bool)
+    for i in range(N_q):
+        for j in range(N_k):
+            allowed[i, j] = allows(i, j)
+    return Dilated(), allowed

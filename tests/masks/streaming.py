@@ -6,12 +6,21 @@ from numpy.typing import NDArray
 from flashsim.attention.masks.rules import Mask
 from flashsim.attention.masks.streaming import Streaming
 
+Masked = tuple[Mask, NDArray[np.bool_]]
 
-def mask(rng: np.random.Generator, N_q: int, N_k: int) -> tuple[Mask, NDArray[np.bool_]]:
+
+def mask(rng: np.random.Generator, N_q: int, N_k: int) -> Masked:
     sinks = int(rng.integers(0, N_k + 2))
     window = int(rng.integers(1, N_k + 2))
-    allowed = [
-        [(p := i + N_k - N_q) - j >= 0 and (j < sinks or j > p - window) for j in range(N_k)]
-        for i in range(N_q)
-    ]
-    return Streaming(sinks, window), np.array(allowed)
+
+    def allows(i: int, j: int) -> bool:
+        position = i + N_k - N_q
+        if j > position:
+            return False
+        return j < sinks or j > position - window
+
+    allowed = np.zeros((N_q, N_k), bool)
+    for i in range(N_q):
+        for j in range(N_k):
+            allowed[i, j] = allows(i, j)
+    return Streaming(sinks, window), allowed

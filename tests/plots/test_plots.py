@@ -45,6 +45,7 @@ from flashsim.plots.saving import figure_of
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
 from flashsim.plots.traffic import plot_traffic, traffic_data
+from tests.helpers.counting import moved
 from tests.helpers.own import two_sweeps
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,8 @@ def line(ax: Axes, gid: str) -> Line2D:
 
 
 def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in np.asarray(line(ax, gid).get_xydata(), float)]
+    points = np.asarray(line(ax, gid).get_xydata(), float)
+    return [(float(x), float(y)) for x, y in points]
 
 
 def area(ax: Axes, gid: str) -> PolyCollection:
@@ -77,7 +79,8 @@ def legend_texts(ax: Axes) -> list[str]:
 def readable(figure: Figure) -> Iterator[Text]:
     """Yield the texts that a reader sees: not empty, and no tick labels outside the view."""
     for ax in figure.axes:
-        for axis in (ax.xaxis, ax.yaxis, *(child.yaxis for child in ax.child_axes)):
+        with_children = [ax.xaxis, ax.yaxis, *(child.yaxis for child in ax.child_axes)]
+        for axis in with_children:
             low, high = sorted(axis.get_view_interval())
             for tick in axis.get_major_ticks():
                 tick.label1.set_visible(tick.label1.get_visible() and low <= tick.get_loc() <= high)
@@ -102,7 +105,8 @@ def assert_readable(figure: Figure) -> None:
     ).swapaxes(0, 1)
     before = (lows[:, None] <= highs).all(axis=2)
     words = [text.get_text() for text in texts]
-    assert [(words[a], words[b]) for a, b in np.argwhere(np.triu(before & before.T, 1))] == []
+    overlapping = np.argwhere(np.triu(before & before.T, 1))
+    assert [(words[a], words[b]) for a, b in overlapping] == []
 
 
 # -------------------------------------------------------------------------------------------------
@@ -119,7 +123,8 @@ PASSES = (("flash_basic", "forward"), ("flash", "backward"))
 
 
 def exact(B_c: int, dtype: str = "float16") -> theory.Exact:
-    return theory.exact("flash_basic", N=LENGTH, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
+    blocks = (min(B_c, D), B_c)
+    return theory.exact("flash_basic", N=LENGTH, d=D, dtype=dtype, blocks=blocks)
 
 
 def said_beside(ax: Axes) -> list[str]:
@@ -134,8 +139,8 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert "until SRAM is full" in blocks.get_title(loc="left")
     assert not blocks.child_axes  # one unit
     # as in the other figures
-    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit").hbm.accesses
-    assert {y for _, y in xy(blocks, "standard")} == {standard}
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, sizing="fit")
+    assert {y for _, y in xy(blocks, "standard")} == {standard.hbm.accesses}
     assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
     curve = xy(blocks, "theory")
     assert curve == [(B_c, exact(B_c).accesses) for B_c in range(16, 223)]  # as far as they fit
@@ -143,9 +148,17 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
     assert [x for x, _ in points] == [16, 24, 32, 48, 64, 96, 128, 192]
     assert set(points) <= set(curve)
     (words,) = (text for text in said_beside(blocks) if "⌈M/4d⌉ = 200" in text)
-    how: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "sizing": "paper"}
-    peaks = [flashsim.count(name, **how, direction=way).sram.peak for name, way in PASSES]
-    assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in words
+    how: dict[str, Any] = {
+        "N": LENGTH,
+        "d": D,
+        "M": 51_200,
+        "sizing": "paper",
+    }
+    shares = []
+    for name, way in PASSES:
+        tally = flashsim.count(name, **how, direction=way)
+        shares.append(tally.sram.peak / 51_200)
+    assert "needs {:.0%} and {:.0%} of M".format(*shares) in words
     assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", **how).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
     for which in ("", "backward "):  # a diamond's edge says of which pass it is
@@ -161,7 +174,8 @@ def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) ->
 def test_no_more_than_a_fifth_of_blocks_is_grey_and_no_key_lies_on_lines(
     M: int, wide: bool, backward: bool
 ) -> None:
-    ax = plot_blocks(blocks_data(N=LENGTH, d=D, M=M, backward=backward), wide=wide)
+    data = blocks_data(N=LENGTH, d=D, M=M, backward=backward)
+    ax = plot_blocks(data, wide=wide)
     figure_of(ax).draw_without_rendering()
     (outline,) = area(ax, "does not fit").get_paths()
     start, end = (
@@ -178,7 +192,8 @@ def test_no_more_than_a_fifth_of_blocks_is_grey_and_no_key_lies_on_lines(
             path = drawn.get_transform().transform(np.asarray(drawn.get_xydata(), float))
             steps = [] if drawn.get_linestyle() == "None" else [*pairwise(path)]
             between = [np.linspace(a, b, 99) for a, b in steps]
-            assert not box.count_contains(np.concatenate([path, *between])), (text, drawn.get_gid())
+            points = np.concatenate([path, *between])
+            assert not box.count_contains(points), (text, drawn.get_gid())
     assert_readable(figure_of(ax))
 
 
@@ -191,12 +206,18 @@ def test_blocks_is_of_the_forward_pass_unless_both_are_asked_for() -> None:
 def test_blocks_limit_is_where_a_run_stops_fitting(name: str, direction: str, blocks: Axes) -> None:
     which = "backward " * (direction == "backward")
     (limit,) = {int(x) for x, _ in xy(blocks, f"{which}limit")}
-    point: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": direction}
+    point: dict[str, Any] = {
+        "N": LENGTH,
+        "d": D,
+        "M": 51_200,
+        "direction": direction,
+    }
     flashsim.count(name, **point, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
         flashsim.count(name, **point, blocks=(D, limit + 1))
     (outline,) = area(blocks, "does not fit").get_paths()  # of neither pass
-    assert outline.get_extents().x0 == max(xy(blocks, "limit")[0][0], limit)
+    forward_limit = xy(blocks, "limit")[0][0]
+    assert outline.get_extents().x0 == max(forward_limit, limit)
     assert outline.get_extents().x1 == pytest.approx(blocks.get_xlim()[1])
 
 
@@ -218,23 +239,26 @@ def test_blocks_where_everything_and_where_nothing_fits() -> None:
     half = plot_blocks(blocks_data(N=32, d=16, M=400, backward=True))
     assert [x for x, _ in xy(half, "theory")] == [1, 2, 3, 4, 5]
     few = plot_blocks(blocks_data(N=32, d=16, M=130, backward=True))
-    assert (len(xy(few, "theory")), xy(few, "backward theory")) == (1, [])
+    assert len(xy(few, "theory")) == 1
+    assert xy(few, "backward theory") == []
 
 
 def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
     N = LENGTH
     for B_c, accesses in xy(blocks, "backward theory"):
         T_c = -(-N // int(B_c))
-        assert (
-            accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
-        )
+        once = 2 * N * D + 3 * N * D + 2 * N * D
+        each_turn = 4 * N * D + 2 * N + N * D
+        assert accesses == once + T_c * each_turn
     (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
-    assert [x for x, _ in xy(blocks, "backward theory")] == list(range(16, limit + 1))
+    sizes = [x for x, _ in xy(blocks, "backward theory")]
+    assert sizes == list(range(16, limit + 1))
     standard = flashsim.count(
         "standard", N=LENGTH, d=D, M=51_200, sizing="fit", direction="backward"
     ).hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
-    assert blocks_data(N=64, d=8, backward=True)["backward"]["floor"] == 8 * 64 * 8
+    small = blocks_data(N=64, d=8, backward=True)
+    assert small["backward"]["floor"] == 8 * 64 * 8
 
 
 def test_blocks_of_any_small_size() -> None:
@@ -242,29 +266,36 @@ def test_blocks_of_any_small_size() -> None:
     ax = Figure().subplots()
     for N_k in (1, 2, 3, 5, 8, 13, 16, 20):
         ax.clear()
-        plot_blocks(blocks_data(N_q=21 - N_k, N=N_k, d=3, backward=False), ax=ax)
+        data = blocks_data(N_q=21 - N_k, N=N_k, d=3, backward=False)
+        plot_blocks(data, ax=ax)
         sizes = [x for x, _ in xy(ax, "theory")]
         assert sizes == list(range(max(N_k // 8, 1), N_k + 1))
-        assert {B_c for B_c in (1, 2, 4, 8, 16) if sizes[0] <= B_c <= N_k} <= {
-            x for x, _ in xy(ax, "simulator")
-        }
+        marked = {x for x, _ in xy(ax, "simulator")}
+        for B_c in (1, 2, 4, 8, 16):
+            if sizes[0] <= B_c <= N_k:
+                assert B_c in marked
         assert set(xy(ax, "simulator")) <= set(xy(ax, "theory"))
         low, high = ax.get_xlim()
-        assert sum(low <= tick <= high for tick in ax.get_xticks()) >= min(N_k.bit_length(), 3)
+        ticks_within = sum(low <= tick <= high for tick in ax.get_xticks())
+        assert ticks_within >= min(N_k.bit_length(), 3)
 
 
 def test_data_of_blocks_is_of_what_is_asked() -> None:
     """Bytes are exact for 32-bit inputs, and more for 16; forward may stand alone; long
     sequences are counted on shapes.
     """
-    single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
+    single = blocks_data(N=64, d=8, dtype="float32")
+    half = blocks_data(N=64, d=8, dtype="float16")
     assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
     assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
     data = blocks_data(N=2049, d=16)
-    assert not [x for x in plot_blocks(data).get_lines() if str(x.get_gid()).startswith("backward")]
+    for drawn in plot_blocks(data).get_lines():
+        assert not str(drawn.get_gid()).startswith("backward")
     assert (single["simulator_ran_on"], data["simulator_ran_on"]) == ("numbers", "shapes")
-    curve = dict(zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True))
-    assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= curve.items()
+    theory_of = data["theory"]
+    curve = dict(zip(theory_of["B_c"], theory_of["accesses"], strict=True))
+    for point in data["simulator"]:
+        assert curve[point["B_c"]] == point["accesses"]
     for wrong, message in (({"dtype": "int8"}, "int8"), ({"N": 0}, "N")):
         with pytest.raises(ValueError, match=message):
             blocks_data(**wrong)
@@ -314,7 +345,8 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
     assert fits["N"]["standard"]["slope"] == pytest.approx(2, abs=0.06)
     assert fits["N"]["proof"]["slope"] == pytest.approx(2, abs=0.01)
     assert fits["d"]["proof"]["slope"] == pytest.approx(0, abs=0.03)
-    assert (fits["M"]["proof"]["slope"], fits["M"]["proof"]["residual"]) == (0, 0)
+    assert fits["M"]["proof"]["slope"] == 0
+    assert fits["M"]["proof"]["residual"] == 0
     assert all(fits[variable]["standard"]["residual"] > 0.05 for variable in "dM")
     axes = plot(data)
     fixed = {"N": 16_384, "d": 64, "M": 51_200}
@@ -338,7 +370,8 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
                     low, high = sorted({float(y) for x, y in band if x == value})
                     assert low <= accesses <= high
                     unit = theory.theorem_2_flash(**point)
-                    assert (low, high) == pytest.approx([c * unit for c in constants(point["d"])])
+                    band_of = [constant * unit for constant in constants(point["d"])]
+                    assert (low, high) == pytest.approx(band_of)
         for value, accesses in xy(ax, "proof"):
             point = {**fixed, variable: int(value)}
             assert accesses == sum(theory.proof_accounting(point["N"], point["d"], direction))
@@ -354,7 +387,8 @@ def test_theorems_draw_the_counts_within_their_band_with_their_slopes(direction:
 
 
 def widths(ax: Axes) -> dict[str, float]:
-    return {str(bar.get_gid()): bar.get_width() for bar in ax.patches if isinstance(bar, Rectangle)}
+    bars = [bar for bar in ax.patches if isinstance(bar, Rectangle)]
+    return {str(bar.get_gid()): bar.get_width() for bar in bars}
 
 
 def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
@@ -381,11 +415,10 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     assert not drawn
     products = 2 * 1024**2 * 64 * 1024
     assert data["product_flops"] == products
-    assert [data["model"][name]["flops"]["matmul"] for name in ("standard", "flash")] == [
-        6 * products,
-        7 * products,
-    ]
-    flops = {name: data["model"][name]["flops"]["total"] for name in ("standard", "flash")}
+    of_model = {name: data["model"][name]["flops"] for name in ("standard", "flash")}
+    assert of_model["standard"]["matmul"] == 6 * products
+    assert of_model["flash"]["matmul"] == 7 * products
+    flops = {name: of_name["total"] for name, of_name in of_model.items()}
     ratios = {"standard flops": 1, "flash flops": flops["flash"] / flops["standard"]}
     paper = {"standard paper flops": 1, "flash paper flops": 75.2 / 66.6}
     assert widths(by_flops) == pytest.approx({**ratios, **paper}, rel=1e-14)
@@ -422,7 +455,9 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     QK, mask, softmax, dropout, PV, *_ = data["standard"]["passes"]
     T_r = data["standard"]["by_M"][0]["T_r"]
     assert (QK["reads"], QK["writes"]) == ((1 + T_r) * N_by_d, N_by_N)
-    assert all((row["reads"], row["writes"]) == (N_by_N, N_by_N) for row in (mask, softmax))
+    for row in (mask, softmax):
+        assert row["reads"] == N_by_N
+        assert row["writes"] == N_by_N
     # Z is a byte an element
     assert (dropout["reads"], dropout["writes"]) == (N_by_N, N_by_N + N_by_N // 2)
     assert (PV["reads"], PV["writes"]) == (N_by_N + T_r * N_by_d, N_by_d)
@@ -452,7 +487,8 @@ def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
                 flash - numbers["floor"]
             ) * point["tiles"]
         assert numbers["random"][0]["s"] == 1
-        assert xy(ax, f"{direction} random") == [(p["s"], p["accesses"]) for p in numbers["random"]]
+        random = [(p["s"], p["accesses"]) for p in numbers["random"]]
+        assert xy(ax, f"{direction} random") == random
         assert xy(ax, f"{direction} patterns") == [
             (p["s"], p["accesses"]) for p in numbers["patterns"].values()
         ]
@@ -490,7 +526,8 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
         assert filled[0] <= data["limit"] < filled[1]
     assert f"{data['fills']['flash']:,}" in " ".join(text.get_text() for text in ax.texts)
     assert {y for _, y in xy(ax, "limit")} == {40e9}
-    assert data["inputs_outputs"]["bytes"] == [8 * n * d * 2 * heads for n in data["N"]]
+    inputs_outputs = [8 * n * d * 2 * heads for n in data["N"]]
+    assert data["inputs_outputs"]["bytes"] == inputs_outputs
     assert data["arrays"]["standard"] == ["S", "P", "dP", "dS"]
     assert sorted(data["arrays"]["flash"]) == ["l", "m"]
 
@@ -529,7 +566,8 @@ def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
 
 def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
     data = arrays_data(dtype="float16")
-    for ax, (direction, bars) in zip(plot_arrays(data), data["directions"].items(), strict=True):
+    directions = data["directions"].items()
+    for ax, (direction, bars) in zip(plot_arrays(data), directions, strict=True):
         drawn = widths(ax)
         for (name, by_array), text in zip(bars.items(), bar_titles(ax), strict=True):
             pattern = flashsim.patterns.butterfly if name == "block_sparse" else None
@@ -541,9 +579,8 @@ def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
             }
             tally = flashsim.count(name, N=N, d=D, **options)
             assert tally.sram.over == 0
-            assert {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()} == {
-                array: (a["reads"], a["writes"]) for array, a in by_array.items()
-            }
+            by_array_of_data = {X: (a["reads"], a["writes"]) for X, a in by_array.items()}
+            assert moved(tally) == by_array_of_data
             label = text.partition(":")[0]
             assert f": {tally.hbm.accesses:,}" in text
             assert ("cut" in text) == (tally.hbm.accesses > ax.get_xlim()[1])
@@ -569,7 +606,8 @@ def test_figures_of_all_M_name_their_setting(name: str, blocks: str) -> None:
     it.
     """
     data = record_of(name)["data"]
-    words = [text for ax in plots.FIGURES[name].draw(data).axes if (text := ax.get_xlabel())]
+    labels = [ax.get_xlabel() for ax in plots.FIGURES[name].draw(data).axes]
+    words = [label for label in labels if label]
     assert words
     for text in words:
         for part in ("N", f"d = {data['d']:,}", "float32", blocks, "one head"):
@@ -596,24 +634,26 @@ def test_figures_take_blocks_that_fit_and_say_what_line_1s_need(name: str) -> No
     for ax, peak in zip(panels, peaks.values(), strict=True):
         assert f"needs {peak / 600:.0%} of M" in ax.get_xlabel()
     ways = ("forward",) if name == "l2" else ("forward", "backward")
-    needs = [
-        flashsim.count("flash", N=96, d=8, M=600, direction=way, sizing="paper").sram.peak
-        for way in ways
-    ]
+    needs = []
+    for way in ways:
+        tally = flashsim.count("flash", N=96, d=8, M=600, direction=way, sizing="paper")
+        needs.append(tally.sram.peak)
     assert max(peaks.values()) == max(needs)
 
 
-@pytest.mark.parametrize(("name", "direction"), [("theorem2", "forward"), ("theorem5", "backward")])
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("theorem2", "forward"), ("theorem5", "backward")],
+)
 def test_each_panel_of_a_theorem_says_what_its_own_blocks_need(name: str, direction: str) -> None:
     data = record_of(name)["data"]
-    for ax, (variable, panel) in zip(
-        plots.FIGURES[name].draw(data).axes, data["panels"].items(), strict=True
-    ):
-        sizes = [{**panel["fixed"], variable: value} for value in panel["values"]]
-        tallies = [
-            flashsim.count("flash", **size, direction=direction, sizing="paper") for size in sizes
-        ]
-        needs = [tally.sram.peak / size["M"] for tally, size in zip(tallies, sizes, strict=True)]
+    axes = plots.FIGURES[name].draw(data).axes
+    for ax, (variable, panel) in zip(axes, data["panels"].items(), strict=True):
+        needs = []
+        for value in panel["values"]:
+            size = {**panel["fixed"], variable: value}
+            tally = flashsim.count("flash", **size, direction=direction, sizing="paper")
+            needs.append(tally.sram.peak / size["M"])
         least, most = (f"{share:.0%}" for share in (min(needs), max(needs)))
         words = least if least == most else f"{least} to {most}"
         assert ax.get_xlabel().endswith(
@@ -627,10 +667,8 @@ def bar_titles(ax: Axes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tallies() -> dict[str, flashsim.Result | flashsim.Result]:
-    return {
-        name: flashsim.count(name, N=N, d=D, M=51_200, dtype="float16", sizing="paper")
-        for name in ("standard", "flash_basic")
-    }
+    how: dict[str, Any] = {"M": 51_200, "dtype": "float16", "sizing": "paper"}
+    return {name: flashsim.count(name, N=N, d=D, **how) for name in ("standard", "flash_basic")}
 
 
 def test_run_draws_every_read_and_write(
@@ -654,7 +692,8 @@ def test_run_draws_every_read_and_write(
     assert legend_texts(ax) == ["read", "written"]
     assert figure_of(ax).get_figwidth() == 3.5
     assert_readable(figure_of(ax))
-    run = flashsim.forward("flash_basic", *np.random.default_rng(0).standard_normal((3, 64, 8)))
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 64, 8))
+    run = flashsim.forward("flash_basic", Q, K, V)
     small = flashsim.count("flash_basic", N=64, d=8, M=64)
     for arguments, title in (
         ({"flash": run}, "flash: HBM accesses by array"),
@@ -668,7 +707,8 @@ def test_run_draws_every_read_and_write(
 
 def test_the_eight_largest_arrays_of_a_bar_have_their_numbers_below_it() -> None:
     ax = canvas(None, 2.0)
-    draw_bar(ax, 1, "run", {f"A{n}": {"reads": 20 - n, "writes": 0} for n in range(9)}, 999)
+    by_array = {f"A{n}": {"reads": 20 - n, "writes": 0} for n in range(9)}
+    draw_bar(ax, 1, "run", by_array, 999)
     below = [text.get_text() for text in ax.texts if text.get_position()[1] == 1.38]
     assert below == [str(20 - n) for n in range(8)]
 
@@ -696,7 +736,8 @@ def test_the_main_figure_is_of_one_head() -> None:
     assert by_block.get_ylabel() == "HBM accesses (10³ elements)"
     # a label that is not a subject
     runs = {name: flashsim.count(name, **size) for name in ("standard", "q_outer")}
-    title = plots.run_figure(runs, **size, dtype="float32").axes[0].get_title(loc="left")
+    drawn = plots.run_figure(runs, **size, dtype="float32")
+    title = drawn.axes[0].get_title(loc="left")
     assert re.fullmatch(r"loops exchanged: [\d.]+× fewer HBM accesses", title)
 
 
@@ -803,7 +844,12 @@ def test_grey_bands_and_the_colours_of_bars_have_keys() -> None:
     assert sorted(colours) == sorted(keyed)
 
 
-SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 4000, "blocks": (8, 12)}
+SMALL: dict[str, Any] = {
+    "N": 96,
+    "d": 8,
+    "M": 4000,
+    "blocks": (8, 12),
+}
 OTHER: dict[str, Any] = {
     "N": 128,
     "N_q": 80,
@@ -827,11 +873,11 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # each is tuned anew
-    for points, few in (("lower.LENGTHS", slice(2)), ("saved._PARTS", slice(None, None, 4))):
-        module, _, of = points.partition(".")
-        monkeypatch.setattr(
-            f"flashsim.plots.{points}", getattr(import_module(f"flashsim.plots.{module}"), of)[few]
-        )
+    fewer = {"lower.LENGTHS": slice(2), "saved._PARTS": slice(None, None, 4)}
+    for points, few in fewer.items():
+        module, _, constant = points.partition(".")
+        every = getattr(import_module(f"flashsim.plots.{module}"), constant)
+        monkeypatch.setattr(f"flashsim.plots.{points}", every[few])
     monkeypatch.setattr("flashsim.plots.approximate._LAST", 256)
     chart = plots.FIGURES[name]
     theorem = name.startswith("theorem")
@@ -847,7 +893,8 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(
         freed = {"dtype": "M", "M": "blocks"}.get(option)
         without = {name: value for name, value in arguments.items() if name != freed}
         point = before if without == arguments else json.dumps(chart.data(**without))
-        numbers = json.loads(json.dumps(chart.data(**without | {option: other[option]})))
+        changed = without | {option: other[option]}
+        numbers = json.loads(json.dumps(chart.data(**changed)))
         claimed = () if option == "algorithms" else (option,)
         assert [
             key
@@ -870,10 +917,9 @@ def test_the_legend_of_cache_size_covers_no_point() -> None:
     assert ax.get_window_extent().x0 <= box.x0  # nor a number of the axis
     for line in ax.get_lines():
         if not str(line.get_gid()).startswith("M = "):
-            x, y = np.asarray(line.get_xydata(), np.float64).T
-            assert not box.count_contains(
-                ax.transData.transform(np.stack([x, y], 1)[np.isfinite(y)])
-            ), line.get_gid()
+            points = np.asarray(line.get_xydata(), np.float64)
+            drawn = points[np.isfinite(points[:, 1])]
+            assert not box.count_contains(ax.transData.transform(drawn)), line.get_gid()
 
 
 def test_slides_titles_are_whole_and_free() -> None:
@@ -883,9 +929,8 @@ def test_slides_titles_are_whole_and_free() -> None:
     chart = plots.FIGURES["same_curve"]
     figure = chart.draw(record_of("same_curve")["data"], wide=True)
     figure.draw_without_rendering()
-    assert all(
-        box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in readable(figure))
-    )
+    boxes = [text.get_window_extent() for text in readable(figure)]
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
     chart = plots.FIGURES["arrays"]
     figure = chart.draw(chart.data(N=48, d=4, M="1KB"), wide=True)
     figure.draw_without_rendering()
@@ -903,9 +948,8 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
     for name, panels, sizes in (("blocks", 1, small), ("theorem5", 3, {})):
         drawn = plots.draw(name, wide=True, **sizes)
         figure = plots.figure_of(drawn)
-        assert (
-            (1 if isinstance(drawn, Axes) else len(drawn)) == panels == plots.FIGURES[name].panels
-        )
+        drawn_panels = 1 if isinstance(drawn, Axes) else len(drawn)
+        assert drawn_panels == panels == plots.FIGURES[name].panels
         assert figure.get_figwidth() * 9 == pytest.approx(figure.get_figheight() * 16)
         assert_readable(figure)
     for wrong, words in (
@@ -929,13 +973,21 @@ def test_figures_have_the_same_defaults_as_counts() -> None:
 
 
 def test_the_size_asked_for_is_the_size_counted() -> None:
-    data = plots.FIGURES["pareto"].data(N=128, d=8, M="2KB", dtype="float16")
+    how: dict[str, Any] = {
+        "N": 128,
+        "d": 8,
+        "M": "2KB",
+        "dtype": "float16",
+    }
+    data = plots.FIGURES["pareto"].data(**how)
     assert (data["N"], data["M"]) == (128, 1024)
     B_r, B_c, peak, accesses = data["algorithms"]["flash"]["best"]
-    tally = flashsim.count("flash", N=128, d=8, M="2KB", dtype="float16", blocks=(B_r, B_c))
-    assert (tally.sram.peak, tally.hbm.accesses) == (peak, accesses)
-    accesses = appendix_b5_data(N=96, d=8, blocks=(8, 12))["measures"]["forward accesses"]["flash"]
-    assert accesses == flashsim.count("flash", N=96, d=8, blocks=(8, 12)).hbm.accesses
+    tally = flashsim.count("flash", **how, blocks=(B_r, B_c))
+    assert tally.sram.peak == peak
+    assert tally.hbm.accesses == accesses
+    measures = appendix_b5_data(N=96, d=8, blocks=(8, 12))["measures"]
+    tally = flashsim.count("flash", N=96, d=8, blocks=(8, 12))
+    assert measures["forward accesses"]["flash"] == tally.hbm.accesses
     with pytest.raises(flashsim.SramOverflow):
         arrays_data(N=96, d=8, M=600, blocks=(64, 64))
     with pytest.raises(ValueError, match="no range of"):
@@ -944,7 +996,11 @@ def test_the_size_asked_for_is_the_size_counted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}]
+    "shape",
+    [
+        {"N": 4096, "d": 128, "M": 116_736},
+        {"N": 300, "d": 32, "M": 4096},
+    ],
 )
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
     assert_readable(figure_of(plot_blocks(blocks_data(**shape))))
@@ -958,18 +1014,19 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
     for name in ("linformer", "performer"):
         point = data["crosses"][name]["q_outer"]
         for N, fewer in ((point - 64, False), (point, True), (point + 64, True)):
-            accesses = approximate.count(name, N=N, k=64, **shape).hbm.accesses
-            assert (
-                accesses < flashsim.count("q_outer", N=N, sizing="fit", **shape).hbm.accesses
-            ) == fewer
+            approximated = approximate.count(name, N=N, k=64, **shape)
+            attention = flashsim.count("q_outer", N=N, sizing="fit", **shape)
+            assert (approximated.hbm.accesses < attention.hbm.accesses) == fewer
         assert {x for x, _ in xy(axes[0], f"{name} crosses")} == {point}
         tally = approximate.count(name, N=512, k=64, **shape)
         assert (512, tally.hbm.accesses) in xy(axes[0], f"{name} accesses")
         assert (512, tally.flops.matmul) in xy(axes[1], f"{name} flops")
         assert (512, tally.hbm.extra) in xy(axes[2], f"{name} extra")
     assert data["C"] == 36  # the most that fit
-    assert approximate.exact("smyrf", N=9999, rounds=4, C=36, **shape).sram.over == 0
-    assert approximate.exact("reformer", N=9999, rounds=4, C=37, **shape).sram.over > 0
+    smyrf = approximate.exact("smyrf", N=9999, rounds=4, C=36, **shape)
+    assert smyrf.sram.over == 0
+    reformer = approximate.exact("reformer", N=9999, rounds=4, C=37, **shape)
+    assert reformer.sram.over > 0
     tally = approximate.count("reformer", N=512, rounds=4, C=36, **shape)
     assert (512, tally.hbm.accesses) in xy(axes[0], "reformer accesses")
     assert (512, tally.flops.matmul) in xy(axes[1], "reformer flops")
@@ -992,18 +1049,15 @@ def test_approximations_are_drawn_where_closed_forms_cross(monkeypatch: pytest.M
     paper = plots.FIGURES["approximate"].data(d=16, M=4096)
     axes = plots.FIGURES["approximate"].draw(paper).axes
     for N, k, C in ((128, 16, 4), (512, 64, 16), (8192, 256, 36)):
-        assert (N, approximate.count("linformer", N=N, k=k, **shape).hbm.accesses) in xy(
-            axes[0], "linformer accesses"
-        )
-        assert (N, approximate.count("smyrf", N=N, rounds=4, C=C, **shape).flops.matmul) in xy(
-            axes[1], "smyrf flops"
-        )
+        linformer = approximate.count("linformer", N=N, k=k, **shape)
+        assert (N, linformer.hbm.accesses) in xy(axes[0], "linformer accesses")
+        counted = approximate.count("smyrf", N=N, rounds=4, C=C, **shape)
+        assert (N, counted.flops.matmul) in xy(axes[1], "smyrf flops")
     assert "k = min(N/8, 256)" in axes[2].get_xlabel()
     none = plots.FIGURES["approximate"].data(d=16, k=4096, M=4096)
     assert none["crosses"]["linformer"]["q_outer"] is None
-    assert "crosses" not in [
-        line.get_gid() for line in plots.FIGURES["approximate"].draw(none).axes[0].get_lines()
-    ]
+    drawn = plots.FIGURES["approximate"].draw(none)
+    assert "crosses" not in [line.get_gid() for line in drawn.axes[0].get_lines()]
 
 
 def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
@@ -1026,7 +1080,8 @@ def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
     assert b"<dc:date>" not in contents[0][1]
     pixels = imread(tmp_path / "a" / "v1.2.png")
     assert pixels.shape[:2] == (680, 700)
-    assert len(np.unique((pixels * 255).round().astype(np.uint8).view(np.uint32))) > 100
+    colours = (pixels * 255).round().astype(np.uint8).view(np.uint32)
+    assert len(np.unique(colours)) > 100
 
 
 def test_every_algorithm_has_a_look_of_its_own() -> None:
@@ -1070,15 +1125,19 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
             B_r, B_c, _, accesses = data["algorithms"][own]["best"]
             assert accesses == counted(**size, blocks=(B_r, B_c))
         case "cache_size":
-            assert xy(axes[0], own)[-1][1] == best_of(mine, N=16, d=2, M=data["M"][-1]).accesses  # type: ignore[union-attr]
+            best = best_of(mine, N=16, d=2, M=data["M"][-1])
+            assert best is not None
+            assert xy(axes[0], own)[-1][1] == best.accesses
         case "blocks":
-            assert xy(axes[0], own)[-1] == (16, counted(N=16, d=4, M=10**6, blocks=(4, 16)))
+            accesses = counted(N=16, d=4, M=10**6, blocks=(4, 16))
+            assert xy(axes[0], own)[-1] == (16, accesses)
         case "arrays":
             accesses = counted(N=N, d=D)
             assert f"{own}: {accesses:,}" in [text.get_text() for text in axes[0].texts]
             assert own not in data["directions"]["backward"]
         case "theorem2":
-            assert xy(axes[0], own)[0] == (1024, counted(N=1024, d=64, sizing="paper"))
+            accesses = counted(N=1024, d=64, sizing="paper")
+            assert xy(axes[0], own)[0] == (1024, accesses)
             assert round(data["panels"]["M"]["fits"][own]["slope"]) == -1
 
 
@@ -1122,27 +1181,31 @@ def test_all_are_drawn_by_the_commands_of_the_records(
     monkeypatch.setattr(plots, "FIGURES", charts)
     assert main(["plot", "--all", "-o", "figures"]) == 0
     assert options == {name: chart.docs_arguments for name, chart in charts.items()}
-    for name, saved in zip(charts, capsys.readouterr().out.splitlines(), strict=True):
-        assert saved == "Saved " + ", ".join(
-            f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json")
-        )
+    saved = capsys.readouterr().out.splitlines()
+    for name, message in zip(charts, saved, strict=True):
+        files = [f"figures/{name}{suffix}" for suffix in (".png", ".svg", ".json")]
+        assert message == "Saved " + ", ".join(files)
         made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-        assert (made["command"], made["data"]) == (
-            record_of(name)["command"],
-            record_of(name)["data"],
-        )
+        record = record_of(name)
+        assert made["command"] == record["command"]
+        assert made["data"] == record["data"]
+
+
+EXACT = [name for name, chart in plots.FIGURES.items() if chart.exact]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("name", [name for name, chart in plots.FIGURES.items() if chart.exact])
+@pytest.mark.parametrize("name", EXACT)
 def test_the_command_of_a_record_makes_its_data(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(record_of(name)["command"])[1:]) == 0
+    record = record_of(name)
+    assert main(shlex.split(record["command"])[1:]) == 0
     made = json.loads((tmp_path / "figures" / f"{name}.json").read_text(encoding="utf-8"))
-    assert (made["command"], made["data"]) == (record_of(name)["command"], record_of(name)["data"])
+    assert made["command"] == record["command"]
+    assert made["data"] == record["data"]
 
 
 @pytest.mark.parametrize(
@@ -1159,5 +1222,6 @@ def test_the_pictures_of_lower_bounds_show_what_a_count_of_that_pass_moves(
         assert choice
         how: dict[str, Any] = {"M": point["M"], "direction": direction}
         blocks = choice.blocks.B_r, choice.blocks.B_c
-        assert accesses == flashsim.count(name, N=128, d=8, blocks=blocks, **how).hbm.accesses
+        tally = flashsim.count(name, N=128, d=8, blocks=blocks, **how)
+        assert accesses == tally.hbm.accesses
     assert 0 < point["bound"] <= min(point["accesses"].values())

@@ -3,6 +3,7 @@ best, and bugs in them are caught.
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,12 @@ from flashsim.attention.shapes import Blocks
 from flashsim.tracing.planting import mutated
 from tests.helpers.counting import moved
 
-SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
+SHAPE: dict[str, Any] = {
+    "N_q": 5,
+    "N_k": 7,
+    "d": 2,
+    "d_v": 4,
+}
 
 # --------------------------------------------------------------------------------------------------
 # counted by hand
@@ -82,17 +88,23 @@ def test_hybrid_counts_by_hand(counted: Any) -> None:
     assert by_hand.hbm.extra == 35 + 5
 
 
-@given(M=st.integers(1, 400), N_q=st.integers(1, 60), d_v=st.integers(1, 30))
+@given(
+    M=st.integers(1, 400),
+    N_q=st.integers(1, 60),
+    d_v=st.integers(1, 30),
+)
 def test_no_tile_of_O_that_fits_reads_less(M: int, N_q: int, d_v: int) -> None:
+    def size(b_r: int, b_c: int) -> int:
+        return b_r * (b_c + 2) + b_c
+
     def read(b_r: int, b_c: int) -> int:
         return -(-d_v // b_c) * N_q + -(-N_q // b_r) * d_v
 
-    b_r, b_c = small_cache_hybrid.line_3(M, N_q, d_v)
-    fitting = [
-        read(r, c) for r in range(1, N_q + 1) for c in range(1, d_v + 1) if r * (c + 2) + c <= M
-    ]
-    assert read(b_r, b_c) == min(fitting, default=read(1, 1))
-    assert not fitting or b_r * (b_c + 2) + b_c <= M
+    tiles = product(range(1, N_q + 1), range(1, d_v + 1))
+    reads_of_fitting = [read(*tile) for tile in tiles if size(*tile) <= M]
+    chosen = small_cache_hybrid.line_3(M, N_q, d_v)
+    assert read(*chosen) == min(reads_of_fitting, default=read(1, 1))
+    assert not reads_of_fitting or size(*chosen) <= M
 
 
 @pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
@@ -100,11 +112,13 @@ def test_the_width_of_V_takes_no_time(counted: Any) -> None:
     """Of 10⁹ widths of a tile few are tried: all 10 rows fit with 11·b_c + 20 ≤ M, so V is read
     once, and S in 10⁹/b_c pieces.
     """
-    tally = counted(
-        "small_cache_hybrid", N_q=10, N_k=3, d=1, d_v=10**9, M=7 * 10**6, blocks=(10, 1)
-    )
-    assert moved(tally)["V"] == (3 * 10**9, 0)
-    assert moved(tally)["S"] == (30 * -(-(10**9) // ((7 * 10**6 - 20) // 11)), 30)
+    M = 7 * 10**6
+    d_v = 10**9
+    tally = counted("small_cache_hybrid", N_q=10, N_k=3, d=1, d_v=d_v, M=M, blocks=(10, 1))
+    assert moved(tally)["V"] == (3 * d_v, 0)
+    b_c = (M - 20) // 11
+    pieces = -(-d_v // b_c)
+    assert moved(tally)["S"] == (30 * pieces, 30)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -122,10 +136,14 @@ def test_the_width_of_V_takes_no_time(counted: Any) -> None:
 def test_pinned_and_snake_never_move_more_than_q_outer(
     N_q: int, N_k: int, d: int, M: int, B_r: int, B_c: int
 ) -> None:
-    of = {
-        name: theory.exact(name, N_q=N_q, N_k=N_k, d=d, M=M, blocks=(B_r, B_c))
-        for name in ("q_outer", "q_outer_pinned", "snake")
+    how: dict[str, Any] = {
+        "N_q": N_q,
+        "N_k": N_k,
+        "d": d,
+        "M": M,
+        "blocks": (B_r, B_c),
     }
+    of = {name: theory.exact(name, **how) for name in ("q_outer", "q_outer_pinned", "snake")}
     assert of["q_outer_pinned"].accesses <= of["q_outer"].accesses
     assert of["snake"].accesses <= of["q_outer"].accesses
     if of["q_outer"].sram.peak <= M:
@@ -135,7 +153,8 @@ def test_pinned_and_snake_never_move_more_than_q_outer(
 
 def test_pinning_saves_8_percent_in_a_large_sram_and_nothing_for_long_sequences() -> None:
     def saved(N: int, M: int) -> float:
-        plain, pinned = (best_of(name, N=N, d=64, M=M) for name in ("q_outer", "q_outer_pinned"))
+        plain = best_of("q_outer", N=N, d=64, M=M)
+        pinned = best_of("q_outer_pinned", N=N, d=64, M=M)
         assert plain is not None
         assert pinned is not None
         return 1 - pinned.accesses / plain.accesses
@@ -161,14 +180,21 @@ def test_the_hybrid_moves_a_sixth_less_than_small_cache_between_d_squared_quarte
     N = 2**16
     d = 2**10
     M = 2**19
-    large = theory.exact("small_cache_hybrid", N=N, d=d, M=M).accesses / N**2
-    assert large == pytest.approx(2 * 2 + 1 + 1, rel=0.02)  # whole pieces of V: x² + 1 + 1 + x²
+    large = theory.exact("small_cache_hybrid", N=N, d=d, M=M)
+    # whole pieces of V: x² + 1 + 1 + x²
+    assert large.accesses / N**2 == pytest.approx(2 * 2 + 1 + 1, rel=0.02)
 
 
 def test_masks_with_arrays_leave_less_to_pin() -> None:
-    shape: dict[str, Any] = {"N": 40, "d": 4, "M": 400, "blocks": (10, 2)}
+    shape: dict[str, Any] = {
+        "N": 40,
+        "d": 4,
+        "M": 400,
+        "blocks": (10, 2),
+    }
     plain = flashsim.count("q_outer_pinned", **shape)
-    masked = flashsim.count("q_outer_pinned", **shape, mask=np.ones((40, 40), bool))
+    every_pair = np.ones((40, 40), bool)
+    masked = flashsim.count("q_outer_pinned", **shape, mask=every_pair)
     assert plain.hbm.by_array["K"].reads < masked.hbm.by_array["K"].reads
     assert masked.sram.peak <= 400
 
@@ -191,13 +217,11 @@ def test_no_backward_pass_is_refused_by_name() -> None:
 
 def test_room_that_is_counted_wrong_is_caught() -> None:
     line_4 = mutated(q_outer_pinned.line_4, ("- 3 * B_r", "- 2 * B_r"))
-    assert line_4(40, Blocks(2, 1, N_q=6, N_k=7), 6, 0) == q_outer_pinned.line_4(
-        42, Blocks(2, 1, N_q=6, N_k=7), 6, 0
-    )
+    blocks = Blocks(2, 1, N_q=6, N_k=7)
+    assert line_4(40, blocks, 6, 0) == q_outer_pinned.line_4(42, blocks, 6, 0)
     rows = mutated(small_cache_hybrid.rows, ("// (d + 4)", "// (d + 3)"))
-    tally = flashsim.count(
-        replace(FORWARD["small_cache_hybrid"], rows=rows), N=100, d=10, M=200, sizing="paper"
-    )
+    too_large = replace(FORWARD["small_cache_hybrid"], rows=rows)
+    tally = flashsim.count(too_large, N=100, d=10, M=200, sizing="paper")
     assert tally.sram.peak > 200
 
 
@@ -212,5 +236,8 @@ def test_what_is_pinned_leaves_room_for_words_of_a_tree_that_tiles_cut() -> None
         "blocks": (4, 8),
         "mask": flashsim.Tree([*range(-1, 39)]),
     }
-    peaks = [flashsim.count("q_outer_pinned", M=M, **sizes).sram.peak for M in range(100, 170)]
+    peaks = []
+    for M in range(100, 170):
+        tally = flashsim.count("q_outer_pinned", M=M, **sizes)
+        peaks.append(tally.sram.peak)
     assert peaks == [100] * 32 + [132] * 32 + [164] * 6  # a block more of K and V whenever it fits

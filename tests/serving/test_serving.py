@@ -22,6 +22,7 @@ from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.results import Result
 from flashsim.tracing.planting import mutated
+from tests.helpers.counting import moved
 from tests.helpers.ragged import DRAWN, Drawn, in_pages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,11 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def drawn(name: str, seed: int) -> Drawn:
     return DRAWN[name](np.random.default_rng(seed))
-
-
-def moved(tally: Result) -> dict[str, tuple[int, int]]:
-    """Reads and writes of each array."""
-    return {name: (a.reads, a.writes) for name, a in tally.hbm.by_array.items()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -71,23 +67,34 @@ def test_counts_by_hand() -> None:
             "O": (0, 4 * 4),
             "L": (0, 4),
         }
-    how: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "page": 2, "M": 1000, "heads": 6}
-    one, three = (serving.count("paged", **how, kv_heads=heads).hbm.by_array for heads in (1, 3))
+    how: dict[str, Any] = {
+        "queries": 1,
+        "keys": [3, 2],
+        "d": 4,
+        "page": 2,
+        "M": 1000,
+        "heads": 6,
+    }
+    one = serving.count("paged", **how, kv_heads=1).hbm.by_array
+    three = serving.count("paged", **how, kv_heads=3).hbm.by_array
     assert (one["table"].reads, one["table"].size) == (3, 4)
     assert (three["table"].reads, three["table"].size) == (9, 4)
-    assert (three["K"].reads, three["K"].size) == (3 * one["K"].reads, 3 * one["K"].size)
+    assert three["K"].reads == 3 * one["K"].reads
+    assert three["K"].size == 3 * one["K"].size
 
 
 def test_permuted_and_shared_pages_change_no_bit() -> None:
     rng = np.random.default_rng(1)
     Q = [rng.normal(size=(2, 1, 4))] * 2
     K = [rng.normal(size=(1, 7, 4))] * 2
+    how: dict[str, Any] = {"page": 3, "M": 1000}
     runs = []
     for seed in range(3):
-        table, n, pool = in_pages(np.random.default_rng(seed), K, 3)
-        runs.append(serving.paged(Q, pool(K), pool(K), table, n, page=3, M=1000))
+        table, n, to_pool = in_pages(np.random.default_rng(seed), K, 3)
+        pool = to_pool(K)
+        runs.append(serving.paged(Q, pool, pool, table, n, **how))
     torch_like = np.array([table[0]] * 2, np.int32)
-    shared = serving.paged(Q, pool(K), pool(K), torch_like, n, page=3, M=1000)
+    shared = serving.paged(Q, pool, pool, torch_like, n, **how)
     for run in (*runs, shared):
         assert np.array_equal(run.O, runs[0].O)
         assert np.array_equal(run.O[0], run.O[1])
@@ -166,7 +173,12 @@ def test_lengths_that_make_no_sense_are_refused_and_a_missing_option_is_named() 
             r"options of 'cascade' are page; expected prefix \(may be left out\), levels",
         ),
     ]
-    options: dict[str, Any] = {"queries": 1, "keys": [3, 2], "d": 4, "M": 1000}
+    options: dict[str, Any] = {
+        "queries": 1,
+        "keys": [3, 2],
+        "d": 4,
+        "M": 1000,
+    }
     for changed, message in refused:
         with pytest.raises(ValueError, match=message):
             serving.count(**{"name": "paged", **options, "page": 2, **changed})
@@ -177,24 +189,31 @@ def test_lengths_that_make_no_sense_are_refused_and_a_missing_option_is_named() 
 
 def test_parts_of_splits_are_of_the_chip_s_type() -> None:
     counted = serving.count(
-        "paged_split", queries=1, keys=[9, 4], d=2, page=2, splits=2, dtype="float16", M=100
+        "paged_split",
+        queries=1,
+        keys=[9, 4],
+        d=2,
+        page=2,
+        splits=2,
+        dtype="float16",
+        M=100,
     )
     assert serving.exact(counted).hbm == counted.hbm
-    assert {counted.hbm.by_array[name].itemsize for name in ("O_parts", "l_parts", "m_parts")} == {
-        4
-    }
+    for name in ("O_parts", "l_parts", "m_parts"):
+        assert counted.hbm.by_array[name].itemsize == 4
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_types_are_the_inputs(dtype: str) -> None:
     case = drawn("paged", 3)
     batch = case.run.problem
-    operands = case.run.plan.operands
-    of_type = {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in operands.items()}
     plan = case.run.plan
-    run = finished(
-        BatchPlan.of(plan.program, replace(batch, dtype=np.dtype(dtype)), plan.options, of_type)
-    )
+    of_type = dict(plan.operands)
+    for name, operand in plan.operands.items():
+        if operand.dtype.kind == "f":
+            of_type[name] = operand.astype(dtype)
+    batch_of_type = replace(batch, dtype=np.dtype(dtype))
+    run = finished(BatchPlan.of(plan.program, batch_of_type, plan.options, of_type))
     assert {O.dtype for O in run.O} == {np.dtype(dtype)}
     exact = serving.exact(run)
     assert exact.hbm == run.hbm
@@ -213,19 +232,20 @@ def test_the_figure_has_what_is_counted() -> None:
     # test_plots makes it anew
     text = (ROOT / "figures" / "serving.json").read_text(encoding="utf-8")
     data = json.loads(text)["data"]
-    assert [round(share, 4) for page, _, share in data["pages"] if page in (1, 16)] == [
-        0.0078,
-        0.0005,
-    ]
-    assert [round(waste, 3) for page, waste, _ in data["pages"] if page in (16, 256)] == [
-        0.015,
-        0.255,
-    ]
-    for _, times in data["prefix"]:
-        assert all(result < most for result, most in zip(times, (16, 64, 128), strict=True))
-    assert data["prefix"][0][1][0] < 1 < data["prefix"][-1][1][0]
+    share = {page: words for page, _, words in data["pages"]}
+    waste = {page: keys for page, keys, _ in data["pages"]}
+    assert round(share[1], 4) == 0.0078
+    assert round(share[16], 4) == 0.0005
+    assert round(waste[16], 3) == 0.015
+    assert round(waste[256], 3) == 0.255
+    for _, savings in data["prefix"]:
+        for saving, most in zip(savings, (16, 64, 128), strict=True):
+            assert saving < most
+    assert data["prefix"][0][1][0] < 1
+    assert data["prefix"][-1][1][0] > 1
     assert np.allclose(data["padding"][0][1], 1, rtol=1e-4)  # without padding, but for the words
-    assert np.allclose(data["padding"][-1][1], (2.6, 1.6, 1.2), rtol=0.05)
+    most_padded = data["padding"][-1][1]
+    assert np.allclose(most_padded, (2.6, 1.6, 1.2), rtol=0.05)
     assert data["splits"][0] == [0, 1, 138]
     assert data["splits"][64] == [64, 1, 2048]
 
@@ -233,32 +253,28 @@ def test_the_figure_has_what_is_counted() -> None:
 def test_a_sequence_in_a_batch_is_the_sequence_alone() -> None:
     """The same bits: nothing of another sequence comes near."""
     rng = np.random.default_rng(4)
-    Q, K, V = (
-        [rng.normal(size=(h, n, 4)) for n in lengths]
-        for h, lengths in ((4, (3, 1, 0)), (2, (7, 5, 2)), (2, (7, 5, 2)))
-    )
+    Q = [rng.normal(size=(4, n, 4)) for n in (3, 1, 0)]
+    K = [rng.normal(size=(2, n, 4)) for n in (7, 5, 2)]
+    V = [rng.normal(size=(2, n, 4)) for n in (7, 5, 2)]
     cu_q = [0, 3, 4, 4]
     cu_k = [0, 7, 12, 14]
     how: dict[str, Any] = {"M": 1000, "blocks": (4, 3)}
-    Q_all, K_all, V_all = (np.concatenate(X, axis=1) for X in (Q, K, V))
+    shared_out: dict[str, Any] = {"workers": 3, "schedule": "fixed", "splits": 2}
+    Q_all = np.concatenate(Q, axis=1)
+    K_all = np.concatenate(K, axis=1)
+    V_all = np.concatenate(V, axis=1)
     whole = [
-        serving.decode(Q, K, V, workers=3, schedule="fixed", splits=2, **how),
+        serving.decode(Q, K, V, **shared_out, **how),
         serving.varlen(Q_all, K_all, V_all, cu_q, cu_k, **how),
         serving.cascade(Q, [*zip(K, V, strict=True)], **how),
     ]
     for s in range(3):
+        ends_q = [0, Q[s].shape[1]]
+        ends_k = [0, K[s].shape[1]]
         alone = [
-            serving.decode(
-                Q[s : s + 1],
-                K[s : s + 1],
-                V[s : s + 1],
-                workers=3,
-                schedule="fixed",
-                splits=2,
-                **how,
-            ),
-            serving.varlen(Q[s], K[s], V[s], [0, Q[s].shape[1]], [0, K[s].shape[1]], **how),
-            serving.cascade(Q[s : s + 1], [(K[s], V[s])], **how),
+            serving.decode([Q[s]], [K[s]], [V[s]], **shared_out, **how),
+            serving.varlen(Q[s], K[s], V[s], ends_q, ends_k, **how),
+            serving.cascade([Q[s]], [(K[s], V[s])], **how),
         ]
         for one, run in zip(alone, whole, strict=True):
             assert np.array_equal(one.O[0], run.O[s])
@@ -268,16 +284,27 @@ def test_a_sequence_in_a_batch_is_the_sequence_alone() -> None:
 def test_stream_k_does_each_tile_once_and_evenly() -> None:
     """Over any number of workers, those that have nothing to do included."""
     tally = serving.count(
-        "decode", queries=[3, 0, 1, 2], keys=[40, 9, 0, 17], d=2, workers=1, blocks=(2, 3), M=100
+        "decode",
+        queries=[3, 0, 1, 2],
+        keys=[40, 9, 0, 17],
+        d=2,
+        workers=1,
+        blocks=(2, 3),
+        M=100,
     )
     for workers in range(1, 40):
         plan = schedule_of(tally.problem, "stream_k", workers, 1)
-        done = [tile for mine in plan.workers for one in mine for tile in range(one.first, one.end)]
-        tiles = [one[-1].end for one in plan.problems]
-        assert len(done) == sum(tiles)
-        assert plan.busiest == -(-sum(tiles) // workers)
-        assert all(a.end == b.first for one in plan.problems for a, b in pairwise(one))
-        assert {one[0].first for one in plan.problems} == {0}
+        done: list[int] = []
+        for segments in plan.workers:
+            for segment in segments:
+                done.extend(range(segment.first, segment.end))
+        tiles = sum(segments[-1].end for segments in plan.problems)
+        assert len(done) == tiles
+        assert plan.busiest == -(-tiles // workers)
+        assert {segments[0].first for segments in plan.problems} == {0}
+        for segments in plan.problems:
+            for before, after in pairwise(segments):
+                assert before.end == after.first
 
 
 def busiest(run: Result, workers: int) -> int:
@@ -296,14 +323,28 @@ def busiest(run: Result, workers: int) -> int:
     return max(loaded)
 
 
+def without_regard_to_lengths(plan: Any) -> int:
+    most = 0
+    for segments in plan.workers:
+        longest = max((one.end - one.first for one in segments), default=0)
+        most = max(most, len(segments) * longest)
+    return most
+
+
 FIXED: dict[str, Any] = {
     "right": None,
     "two share a worker": ("number % workers", "number % workers // 2"),
     "one is large": ("size = ceil_div(T, splits)", "size = max(T - splits + 1, 1)"),
-    "segments of one worker are taken as alike": lambda plan: max(
-        len(mine) * max((one.end - one.first for one in mine), default=0) for mine in plan.workers
-    ),
+    "segments of one worker are taken as alike": without_regard_to_lengths,
 }
+EVEN = [  # P, T, t, G
+    (6, 12, 4, 5),
+    (6, 12, 4, 24),
+    (6, 12, 4, 40),
+    (1, 12, 3, 2),
+    (7, 6, 1, 3),
+]
+RAGGED = [(1, 1), (2, 3), (3, 2), (5, 4)]  # workers, splits
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -318,24 +359,27 @@ def test_the_busiest_worker_of_fixed_splits(name: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(schedules.Schedule, "busiest", property(bug))
     rng = np.random.default_rng(11)
     differs = 0
-    for P, T, t, G in ((6, 12, 4, 5), (6, 12, 4, 24), (6, 12, 4, 40), (1, 12, 3, 2), (7, 6, 1, 3)):
-        tally = serving.count(
-            "decode", queries=1, keys=[T * 2] * P, d=1, workers=1, blocks=(1, 2), M=100
-        )
-        differs += (
-            schedules.schedule_of(tally.problem, "fixed", G, t).busiest != -(-P * t // G) * T // t
-        )
-    for workers, splits in ((1, 1), (2, 3), (3, 2), (5, 4)):
-        Q, K = (
-            [rng.normal(size=(1, n, 2)) for n in lengths]
-            for lengths in ((3, 1, 0, 2), (17, 9, 4, 2))
-        )
+    for P, T, t, G in EVEN:
+        keys = [2 * T] * P
+        tally = serving.count("decode", queries=1, keys=keys, d=1, workers=1, blocks=(1, 2), M=100)
+        plan = schedules.schedule_of(tally.problem, "fixed", G, t)
+        by_hand = -(-P * t // G) * T // t
+        differs += plan.busiest != by_hand
+    for workers, splits in RAGGED:
+        Q = [rng.normal(size=(1, n, 2)) for n in (3, 1, 0, 2)]
+        K = [rng.normal(size=(1, n, 2)) for n in (17, 9, 4, 2)]
         run = serving.decode(
-            Q, K, K, workers=workers, schedule="fixed", splits=splits, blocks=(2, 2), M=100
+            Q,
+            K,
+            K,
+            workers=workers,
+            schedule="fixed",
+            splits=splits,
+            blocks=(2, 2),
+            M=100,
         )
-        differs += schedules.schedule_of(run.problem, "fixed", workers, splits).busiest != busiest(
-            run, workers
-        )
+        plan = schedules.schedule_of(run.problem, "fixed", workers, splits)
+        differs += plan.busiest != busiest(run, workers)
     assert (differs > 0) == (bug is not None)
 
 
@@ -346,22 +390,24 @@ def test_gradients_are_finite_differences() -> None:
         "K": rng.normal(size=(1, 6, 3)),
         "V": rng.normal(size=(1, 6, 2)),
     }
-    dO = [rng.normal(size=(2, n, 2)) for n in (3, 2)]
+    dO = [rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2, 2))]
+    ends: dict[str, Any] = {"cu_q": [0, 3, 5], "cu_k": [0, 4, 6]}
 
     def run(**changed: Any) -> Result:
-        return serving.varlen(
-            **inputs | changed, cu_q=[0, 3, 5], cu_k=[0, 4, 6], M=200, blocks=(2, 2)
-        )
+        return serving.varlen(**inputs | changed, **ends, M=200, blocks=(2, 2))
 
-    result = serving.varlen_backward(run(), dO)
+    def loss(**changed: Any) -> float:
+        products = [O * dO_s for O, dO_s in zip(run(**changed).O, dO, strict=True)]
+        return float(sum(product.sum() for product in products))
+
+    gradients = serving.varlen_backward(run(), dO)
     for name, X in inputs.items():
         step = rng.normal(size=X.shape) * 1e-6
-        both = [
-            sum((O * d).sum() for O, d in zip(run(**{name: X + h}).O, dO, strict=True))
-            for h in (step, -step)
-        ]
-        slope = (np.concatenate(getattr(result, f"d{name}"), axis=1) * step).sum()
-        assert (both[0] - both[1]) / 2 == pytest.approx(slope, rel=1e-6)
+        above = loss(**{name: X + step})
+        below = loss(**{name: X - step})
+        gradient = np.concatenate(getattr(gradients, f"d{name}"), axis=1)
+        slope = (gradient * step).sum()
+        assert (above - below) / 2 == pytest.approx(slope, rel=1e-6)
 
 
 def test_a_tree_of_prefixes_by_hand() -> None:
@@ -370,7 +416,13 @@ def test_a_tree_of_prefixes_by_hand() -> None:
     """
     levels = [[(0, 4, 5)], [(0, 3, 2)]]
     tally = serving.count(
-        "cascade", queries=1, keys=[1, 0, 3, 2], d=2, levels=levels, blocks=(2, 2), M=100
+        "cascade",
+        queries=1,
+        keys=[1, 0, 3, 2],
+        d=2,
+        levels=levels,
+        blocks=(2, 2),
+        M=100,
     )
     assert moved(tally) == {
         "Q": (3 * 4 * 2, 0),
@@ -406,9 +458,22 @@ def test_latents_by_hand() -> None:
     of 4 columns.
     """
     tally = serving.count(
-        "mla", queries=2, keys=[5], heads=3, kv_heads=1, d=4, d_v=3, blocks=(4, 2), M=100
+        "mla",
+        queries=2,
+        keys=[5],
+        heads=3,
+        kv_heads=1,
+        d=4,
+        d_v=3,
+        blocks=(4, 2),
+        M=100,
     )
-    assert moved(tally) == {"Q": (6 * 4, 0), "C": (2 * 5 * 4, 0), "O": (0, 6 * 3), "L": (0, 6)}
+    assert moved(tally) == {
+        "Q": (6 * 4, 0),
+        "C": (2 * 5 * 4, 0),
+        "O": (0, 6 * 3),
+        "L": (0, 6),
+    }
     assert tally.sram.peak == 4 * (4 + 3) + 2 * 4 + 4 * 2 + 3 * 4
     own = serving.count(
         "mla_expanded",
@@ -457,25 +522,32 @@ def latent(**changed: Any) -> Result:
     W_UK = rng.normal(size=(2, 3, 2))
     C = [rng.normal(size=(1, 5, 3))]
     Q = [serving.absorb(rng.normal(size=(2, 1, 4)), W_UK)]
-    inputs: dict[str, Any] = {"Q": Q, "C": C, "latent": 2, "scale": 0.5, "M": 100}
+    inputs: dict[str, Any] = {
+        "Q": Q,
+        "C": C,
+        "latent": 2,
+        "scale": 0.5,
+        "M": 100,
+    }
     return serving.mla(**inputs | changed)
 
 
 def test_absorbed_and_not_agree_and_the_trace_is_theirs() -> None:
     rng = np.random.default_rng(8)
-    Q = [rng.normal(size=(2, n, 4)) for n in (3, 1)]
-    C = [rng.normal(size=(1, n, 3)) for n in (5, 0)]
+    Q = [rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 1, 4))]
+    C = [rng.normal(size=(1, 5, 3)), rng.normal(size=(1, 0, 3))]
     W_UK = rng.normal(size=(2, 3, 2))
     W_UV = rng.normal(size=(2, 5, 2))
     own = serving.mla_expanded(Q, C, W_UK, W_UV, M=100)
-    run = serving.mla([serving.absorb(q, W_UK) for q in Q], C, latent=2, scale=0.5, M=100)
+    absorbed = [serving.absorb(q, W_UK) for q in Q]
+    how: dict[str, Any] = {"latent": 2, "scale": 0.5, "M": 100}
+    run = serving.mla(absorbed, C, **how)
     for s in range(2):
-        assert np.allclose(run.O[s] @ W_UV.swapaxes(1, 2), own.O[s], rtol=1e-12)
+        O = run.O[s] @ W_UV.swapaxes(1, 2)
+        assert np.allclose(O, own.O[s], rtol=1e-12)
         assert np.allclose(run.lse[s], own.lse[s], rtol=1e-12)
     assert not run.O[1].any()  # of no key
-    trace = flashsim.trace(
-        serving.mla, Q=[serving.absorb(q, W_UK) for q in Q], C=C, latent=2, scale=0.5, M=100
-    )
+    trace = flashsim.trace(serving.mla, Q=absorbed, C=C, **how)
     kinds = {array.name: array.kind for array in trace.about.arrays}
     assert (kinds["C"], trace.about.shape.N_k) == (("N_k", "d"), 5)
 
@@ -510,9 +582,12 @@ def test_quantised_by_hand() -> None:
         "O": (0, 5),
         "L": (0, 1),
     }
-    assert {name: a.itemsize for name, a in tally.hbm.by_array.items()}["K"] == 1
-    # the second tile
-    assert tally.sram.peak == 1 * (5 + 5 + 3) + 1 * 3 + 3 * (5 + 5 + 3 + 3 + 2 * 2) + 2 * 2 * 5
+    assert tally.hbm.by_array["K"].itemsize == 1
+    row = 5 + 5 + 3
+    scores = 3
+    keys = 3 * (5 + 5 + 3 + 3 + 2 * 2)
+    groups = 2 * 2 * 5
+    assert tally.sram.peak == row + scores + keys + groups  # of the second tile
 
 
 def test_integers_are_packed_from_the_lowest_bits() -> None:
@@ -522,7 +597,8 @@ def test_integers_are_packed_from_the_lowest_bits() -> None:
     X = np.array([[[0.0, 10, 5], [3, 40, 5], [1, 20, 5], [2, 30, 5]]], "float32")
     packed, scale, zero = serving.quantise(X, bits=2, group=4, axis="channel")
     assert packed.tolist() == [[[0b0000], [0b1111], [0b0101], [0b1010]]]
-    assert (scale.tolist(), zero.tolist()) == ([[[1, 10, 0]]], [[[0, 10, 5]]])
+    assert scale.tolist() == [[[1, 10, 0]]]
+    assert zero.tolist() == [[[0, 10, 5]]]
     packed, scale, zero = serving.quantise(X, bits=8, group=2, axis="token")
     assert packed.tolist() == [[[0, 255, 0]] * 4]
     assert zero.tolist() == [[[0, 5], [3, 5], [1, 5], [2, 5]]]
@@ -533,16 +609,52 @@ def test_quantised_in_float16_is_what_was_stored() -> None:
     zero.
     """
     rng = np.random.default_rng(9)
-    Q, K, V = ([rng.normal(size=(1, n, 4)).astype("float16")] for n in (1, 1, 1))
+    Q = [rng.normal(size=(1, 1, 4)).astype("float16")]
+    K = [rng.normal(size=(1, 1, 4)).astype("float16")]
+    V = [rng.normal(size=(1, 1, 4)).astype("float16")]
     run = serving.quantised(Q, K, V, bits=2, group=8, M=200)
     assert serving.exact(run).hbm == run.hbm
-    assert [run.hbm.by_array[name].itemsize for name in ("V", "v_scale", "L")] == [1, 2, 4]
+    by_array = run.hbm.by_array
+    assert by_array["V"].itemsize == 1
+    assert by_array["v_scale"].itemsize == 2
+    assert by_array["L"].itemsize == 4
     one = serving.quantised(Q, K, V, bits=8, group=1, M=200)
     assert np.array_equal(one.O[0], V[0])
 
 
 X = np.ones((1, 3, 2))
 Y = np.ones((1, 2, 2))
+GROUP = (0, 1, X, X)
+
+
+def one_sequence(function: Callable[..., Any], **options: Any) -> Any:
+    return function([X], [X], [X], **options)
+
+
+def cascade(**shared: Any) -> Any:
+    """One sequence and what keys it shares."""
+    return serving.cascade([X], [(X, X)], **shared)
+
+
+def paged(word: int, length: int, **options: Any) -> Any:
+    """One sequence, with one word in its table, on one page."""
+    return serving.paged([X], Y, Y, [[word]], [length], page=2, **options)
+
+
+def mla_paged(C: Any, word: int, length: int) -> Any:
+    """The same with latents."""
+    return serving.mla_paged([X], C, [[word]], [length], latent=1, scale=1, page=2)
+
+
+def backward_of_other_rows() -> Any:
+    run = serving.varlen(X, X, X, [0, 3], [0, 3])
+    return serving.varlen_backward(run, [Y])
+
+
+def prefix_of_two_heads() -> Any:
+    Q = np.ones((2, 3, 2))
+    prefix = np.ones((2, 1, 2))
+    return serving.cascade([Q], [(X, X)], prefix=(prefix, prefix))
 
 
 @pytest.mark.parametrize(
@@ -572,10 +684,7 @@ Y = np.ones((1, 2, 2))
             lambda: serving.varlen_backward(one_page(), [X]),
             "expected what flashsim.serving.varlen returned",
         ),
-        (
-            lambda: serving.varlen_backward(serving.varlen(X, X, X, [0, 3], [0, 3]), [Y]),
-            r"dO\[0\] has shape \(1, 2, 2\)",
-        ),
+        (backward_of_other_rows, r"dO\[0\] has shape \(1, 2, 2\)"),
         (
             lambda: serving.decode([X], [X, X], [X], workers=2),
             "K has 2 sequences; expected 1, as Q has",
@@ -584,29 +693,32 @@ Y = np.ones((1, 2, 2))
             lambda: serving.decode([X], [X], [Y], workers=2),
             r"K\[0\] has shape \(1, 3, 2\) and V\[0\] has shape \(1, 2, 2\)",
         ),
-        (lambda: serving.decode([X], [X], [X], workers=0), "workers is 0; expected at least 1"),
         (
-            lambda: serving.decode([X], [X], [X], workers=2, splits=3),
+            lambda: one_sequence(serving.decode, workers=0),
+            "workers is 0; expected at least 1",
+        ),
+        (
+            lambda: one_sequence(serving.decode, workers=2, splits=3),
             "splits is 3; expected 1, as schedule 'stream_k' cuts",
         ),
         (
-            lambda: serving.cascade([X], [(X, X)], prefix=(X, Y)),
+            lambda: cascade(prefix=(X, Y)),
             r"prefix,K has shape .* and prefix,V has shape \(1, 2",
         ),
         (
-            lambda: serving.cascade([X], [(X, X)], levels=[[(0, 2, X, X)]]),
+            lambda: cascade(levels=[[(0, 2, X, X)]]),
             r"levels\[0\]\[0\] has sequences 0 to 2",
         ),
         (
-            lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X), (0, 1, X, X)]]),
+            lambda: cascade(levels=[[GROUP, GROUP]]),
             r"levels\[0\]\[1\] has sequences 0 to 1",
         ),
         (
-            lambda: serving.quantised([X], [X], [X], bits=3, group=2),
+            lambda: one_sequence(serving.quantised, bits=3, group=2),
             "bits is 3; expected 2, 4 or 8",
         ),
         (
-            lambda: serving.quantised([X], [X], [X], bits=2, group=0),
+            lambda: one_sequence(serving.quantised, bits=2, group=0),
             "group is 0; expected at least 1",
         ),
         (
@@ -640,61 +752,59 @@ Y = np.ones((1, 2, 2))
             "d_v is 3; expected at most d = 2, as V is the first",
         ),
         (
-            lambda: serving.paged([X], Y, Y, [[0]], [2], page=2, splits=0),
+            lambda: paged(word=0, length=2, splits=0),
             "splits is 0; expected at least 1",
         ),
         (
-            lambda: serving.paged([X], Y, Y, [[0]], [-2], page=2),
+            lambda: paged(word=0, length=-2),
             r"lengths\[0\] is -2; expected whole numbers from 0 to 2³²−1",
         ),
         (
-            lambda: serving.paged([X], Y, Y, [[2**40]], [2], page=2),
+            lambda: paged(word=2**40, length=2),
             r"table\[0, 0\] is 1,?099.*; expected whole numbers",
         ),
         (lambda: serving.cascade([X], [None]), r"suffixes\[0\] is None; expected \(K, V\)"),
         (lambda: serving.cascade([X], [(X, X, X)]), r"suffixes\[0\] is .*; expected \(K, V\)"),
         (
-            lambda: serving.cascade([X], [(X, X)], prefix=np.array(3.0)),
+            lambda: cascade(prefix=np.array(3.0)),
             r"prefix is .*; expected \(K, V\)",
         ),
         (
-            lambda: serving.cascade([X], [(X, X)], prefix=np.stack([X, X, X])),
+            lambda: cascade(prefix=np.stack([X, X, X])),
             r"prefix is .*; expected \(K, V\)",
         ),
-        (lambda: serving.cascade([X], [(X, X)], levels=[3]), r"levels\[0\] is 3; expected a list"),
-        (lambda: serving.cascade([X], [(X, X)], levels="ab"), "levels is 'ab'; expected a list"),
+        (lambda: cascade(levels=[3]), r"levels\[0\] is 3; expected a list"),
+        (lambda: cascade(levels="ab"), "levels is 'ab'; expected a list"),
         (
-            lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X)]]),
+            lambda: cascade(levels=[[(0, 1, X)]]),
             r"levels\[0\]\[0\] is .*; expected \(first, end, K, V\)",
         ),
         (
-            lambda: serving.cascade([X], [(X, X)], levels=[[(0, 1, X, X)]], prefix=(X, X)),
+            lambda: cascade(levels=[[GROUP]], prefix=(X, X)),
             "expected one of the two",
         ),
+        (prefix_of_two_heads, "prefix has 2 KV heads"),
         (
-            lambda: serving.cascade(
-                [np.ones((2, 3, 2))], [(X, X)], prefix=(np.ones((2, 1, 2)),) * 2
-            ),
-            "prefix has 2 KV heads",
-        ),
-        (
-            lambda: serving.mla_paged([X], Y, [[-1]], [2], latent=1, scale=1, page=2),
+            lambda: mla_paged(Y, word=-1, length=2),
             r"table\[0, 0\] is −1 .no page., ",
         ),
         (
-            lambda: serving.mla_paged([X], Y, [[0]], [9], latent=1, scale=1, page=2),
+            lambda: mla_paged(Y, word=0, length=9),
             r"lengths\[0\] is 9; expected at most 2",
         ),
         (
-            lambda: serving.mla_paged([X], X, [[0]], [2], latent=1, scale=1, page=2),
+            lambda: mla_paged(X, word=0, length=2),
             "C has 3 rows; expected a multiple of page",
         ),
         (
             lambda: serving.fp8([X], [X], [X], dtype="e3m4"),
             "dtype is 'e3m4'; expected 'e4m3' or 'e5m2'",
         ),
-        (lambda: serving.fp8([X], [X], [X], group=0), "group is 0; expected at least 1"),
-        (lambda: serving.fp8([X], [X * np.nan], [X]), "O of sequence 0 is not finite"),
+        (lambda: one_sequence(serving.fp8, group=0), "group is 0; expected at least 1"),
+        (
+            lambda: serving.fp8([X], [X * np.nan], [X]),
+            "O of sequence 0 is not finite",
+        ),
         (
             lambda: serving.exact(X),  # type: ignore[arg-type]
             "tally is array.*; expected what flashsim.serving's functions return",
@@ -726,25 +836,30 @@ def test_the_command_counts_and_fails_where_theory_differs(
         "-",
     ]
     assert main(options) == 0
-    result = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     tally = serving.count("decode", queries=1, keys=[500, 90], d=64, workers=8)
-    assert (result["agrees"], result["hbm"]["accesses"]) == (True, tally.hbm.accesses)
-    monkeypatch.setattr(serving, "exact", lambda tally: replace(tally, hbm=tally.hbm.times(2)))
+    assert report["agrees"] is True
+    assert report["hbm"]["accesses"] == tally.hbm.accesses
+
+    def wrong(tally: Result) -> Result:
+        return replace(tally, hbm=tally.hbm.times(2))
+
+    monkeypatch.setattr(serving, "exact", wrong)
     assert main(["serve", "varlen", "--keys", "9", "--d", "4"]) == 1
     assert "The counts differ from theory." in capsys.readouterr().err
 
 
 def test_what_overflows_or_is_not_finite_is_an_error_that_names_the_sequence() -> None:
-    Q = np.ones((1, 6, 4))
+    ones = np.ones((1, 6, 4))
     ends = [0, 2, 6]
+    message = r"^O of sequence 1 is not finite; expected finite numbers in its rows"
     for wrong in (np.nan, np.inf, 1e200):
-        K = Q.copy()
+        Q = 1e200 * ones if wrong == 1e200 else ones
+        K = ones.copy()
         K[0, 3, 0] = wrong
-        with pytest.raises(
-            ValueError, match=r"^O of sequence 1 is not finite; expected finite numbers in its rows"
-        ):
-            serving.varlen(1e200 * Q if wrong == 1e200 else Q, K, Q, ends, ends, M=400)
-    run = serving.varlen(Q, Q, Q, ends, ends, M=400)
+        with pytest.raises(ValueError, match=message):
+            serving.varlen(Q, K, ones, ends, ends, M=400)
+    run = serving.varlen(ones, ones, ones, ends, ends, M=400)
     dO = [np.ones_like(O) for O in run.O]
     dO[1][0, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"^dQ of sequence 1 is not finite"):
@@ -755,27 +870,32 @@ def test_hundreds_of_sequences() -> None:
     """The tallies of as many ends as Python keeps no two ints alike for."""
     ends = range(301)
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.normal(size=(1, 300, 2)) for _ in range(3))
+    Q = rng.normal(size=(1, 300, 2))
+    K = rng.normal(size=(1, 300, 2))
+    V = rng.normal(size=(1, 300, 2))
     run = serving.varlen(Q, K, V, ends, ends, M=100)
-    assert all(np.array_equal(O, V[:, s : s + 1]) for s, O in enumerate(run.O))
+    for s, O in enumerate(run.O):
+        assert np.array_equal(O, V[:, s : s + 1])
 
 
 def test_keys_and_values_may_be_one_array() -> None:
     X = np.random.default_rng(0).normal(size=(2, 1, 3, 2))
-    as_array, as_pair = (
-        serving.cascade([X[0]], [suffix], prefix=suffix, M=100) for suffix in (X, tuple(X))
-    )
+    pair = tuple(X)
+    as_array = serving.cascade([X[0]], [X], prefix=X, M=100)
+    as_pair = serving.cascade([X[0]], [pair], prefix=pair, M=100)
     assert np.array_equal(as_array.O[0], as_pair.O[0])
 
 
 def test_log_sum_exps_are_stored_in_the_chip_s_type_backward_too() -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = ([rng.normal(size=(2, n, 2)).astype("float16") for n in (3, 2)] for _ in range(4))
-    packed = [np.concatenate(X, axis=1) for X in (Q, K, V)]
-    run = serving.varlen(
-        packed[0], packed[1], packed[2], cu_q=[0, 3, 5], cu_k=[0, 3, 5], M=200, blocks=(2, 2)
-    )
-    back = serving.varlen_backward(run, dO, M=200, blocks=(2, 2))
+
+    def sequences() -> list[Any]:
+        return [rng.normal(size=(2, n, 2)).astype("float16") for n in (3, 2)]
+
+    Q, K, V = (np.concatenate(sequences(), axis=1) for _ in range(3))
+    how: dict[str, Any] = {"M": 200, "blocks": (2, 2)}
+    run = serving.varlen(Q, K, V, cu_q=[0, 3, 5], cu_k=[0, 3, 5], **how)
+    back = serving.varlen_backward(run, sequences(), **how)
     assert back.hbm.by_array["L"].itemsize == 4
     assert back.hbm.by_array["Q"].itemsize == 2
 
@@ -786,8 +906,10 @@ def test_a_program_of_the_users_own_that_stores_a_part_of_a_result_is_refused() 
     def without_the_last(
         hbm: Any, sram: Any, batch: Any, Q: Any, K: Any, V: Any, *words: Any
     ) -> Any:
-        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
-        L = hbm.full("L", (Q.shape[0], 1), 0.0, sram.dtype, "output")
+        N_q = Q.shape[0]
+        d_v = V.shape[1]
+        O = hbm.empty("O", (N_q, d_v), V.dtype, "output")
+        L = hbm.full("L", (N_q, 1), 0.0, sram.dtype, "output")
         Q = Q.divide(1)
         blocks_of_O = O.divide(1)
         for i in sram.loop(len(Q) - 1):
@@ -805,8 +927,10 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
     def every_third_row(
         hbm: Any, sram: Any, batch: Any, Q: Any, K: Any, V: Any, *words: Any
     ) -> Any:
-        O = hbm.full("O", (Q.shape[0], V.shape[1]), 0.0, V.dtype, "output")
-        L = hbm.full("L", (Q.shape[0], 1), 0.0, sram.dtype, "output")
+        N_q = Q.shape[0]
+        d_v = V.shape[1]
+        O = hbm.full("O", (N_q, d_v), 0.0, V.dtype, "output")
+        L = hbm.full("L", (N_q, 1), 0.0, sram.dtype, "output")
         Q = Q.divide(1)
         for i in sram.loop(len(Q)):
             if i % 3 == 0:
@@ -814,7 +938,12 @@ def test_every_turn_of_a_program_of_the_users_own_is_counted() -> None:
         return O, L
 
     program = replace(programs()["varlen"], name="mine", run=every_third_row)
-    lengths: dict[str, Any] = {"queries": [9, 8], "keys": [9, 8], "d": 4, "M": 200}
+    lengths: dict[str, Any] = {
+        "queries": [9, 8],
+        "keys": [9, 8],
+        "d": 4,
+        "M": 200,
+    }
     counted = serving.count(program, **lengths, blocks=(2, 2))
     assert counted.hbm.by_array["Q"].reads == 6 * 4  # rows 0, 3, … 15
     with pytest.raises(ValueError, match=r"no closed form of 'mine'.*; expected blocks=\(B_r"):

@@ -32,7 +32,12 @@ def test_a_tally_as_plain_data() -> None:
         **LARGE.plan.described(),
         "hbm": LARGE.hbm.to_dict(),
         "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "over": 0, "enforced": True},
-        "blocks": {"B_r": 7, "B_c": 7, "T_r": -(-(2**42) // 7), "T_c": -(-(2**42) // 7)},
+        "blocks": {
+            "B_r": 7,
+            "B_c": 7,
+            "T_r": -(-(2**42) // 7),
+            "T_c": -(-(2**42) // 7),
+        },
         "sizing": "fit",
         "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
     }
@@ -67,7 +72,8 @@ def test_options_are_their_values_in_json_and_objects_are_named() -> None:
 
 
 def test_json_is_the_dictionary(tmp_path: Path) -> None:
-    for result in (LARGE, LARGE.hbm, *run(), flashsim.sweep(N=[2**42, 0], d=4)):
+    swept = flashsim.sweep(N=[2**42, 0], d=4)
+    for result in (LARGE, LARGE.hbm, *run(), swept):
         text = result.to_json()
         # a notebook shows what its last line returns
         assert result.to_json(tmp_path / "result.json") is None
@@ -126,8 +132,11 @@ def test_a_run_says_what_it_was_of() -> None:
     assert backward.to_dict()["hbm"] == backward.hbm.to_dict()
     assert not {"O", "dQ"} & {*record, *backward.to_dict()}
     Q = np.ones((2, 6, 3, 4))
-    shared = flashsim.forward("flash", Q, Q[:, :2], Q[:, :2], M=120, gqa="grouped").to_dict()
-    assert (shared["leading"], shared["kv_heads"], shared["gqa"]) == ([2, 6], 4, "grouped")
+    shared = flashsim.forward("flash", Q, Q[:, :2], Q[:, :2], M=120, gqa="grouped")
+    record = shared.to_dict()
+    assert record["leading"] == [2, 6]
+    assert record["kv_heads"] == 4
+    assert record["gqa"] == "grouped"
 
 
 def test_a_table_by_array() -> None:
@@ -136,14 +145,18 @@ def test_a_table_by_array() -> None:
     for result in (LARGE, forward, forward.hbm):
         traffic = result if isinstance(result, flashsim.memory.traffic.Traffic) else result.hbm
         table = result.to_pandas()
-        assert (table.index.name, list(table.index)) == ("array", list(traffic.by_array))
+        assert table.index.name == "array"
+        assert list(table.index) == list(traffic.by_array)
         for name in ("reads", "writes", "init_writes", "accesses", "bytes", "size"):
-            assert table[name].tolist() == [getattr(a, name) for a in traffic.by_array.values()]
-            assert table[name].sum() == sum(getattr(a, name) for a in traffic.by_array.values())
+            column = [getattr(array, name) for array in traffic.by_array.values()]
+            assert table[name].tolist() == column
+            assert table[name].sum() == sum(column)
     assert str(forward.to_pandas().reads.dtype) == "int64"
     # more than int64 holds
-    assert exporting.to_pandas([{"n": 2**63}, {"n": 1}], ["n"])["n"].tolist() == [2**63, 1]
-    assert forward.to_pandas().attrs["blocks"] == {"B_r": 4, "B_c": 5, "T_r": 3, "T_c": 3}
+    table = exporting.to_pandas([{"n": 2**63}, {"n": 1}], ["n"])
+    assert table["n"].tolist() == [2**63, 1]
+    blocks = forward.to_pandas().attrs["blocks"]
+    assert blocks == {"B_r": 4, "B_c": 5, "T_r": 3, "T_c": 3}
 
 
 @pytest.mark.parametrize("what", ["Tally", "Traffic", "Sweep"])
@@ -151,9 +164,13 @@ def test_without_pandas_the_error_says_what_to_install(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    result: Any = {"Tally": LARGE, "Traffic": LARGE.hbm, "Sweep": flashsim.sweep(N=8, d=4)}[what]
+    results: dict[str, Any] = {
+        "Tally": LARGE,
+        "Traffic": LARGE.hbm,
+        "Sweep": flashsim.sweep(N=8, d=4),
+    }
     with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[pandas\]"'):
-        result.to_pandas()
+        results[what].to_pandas()
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

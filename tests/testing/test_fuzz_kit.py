@@ -68,23 +68,17 @@ def attention(
     """Return the oracle's own answer, by the spec's conventions."""
     if spec.layout == "BNHD":
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
-    (B, H_q, N_q, _), N_k = q.shape, k.shape[2]
-    k, v = (np.repeat(a, H_q // a.shape[1], axis=1) for a in (k, v))
-    allowed = (
-        np.ones((B, H_q, N_q, N_k), bool)
-        if mask is None
-        else np.broadcast_to(mask, (B, H_q, N_q, N_k))
-    )
+    B, H_q, N_q, _ = q.shape
+    N_k = k.shape[2]
+    k = np.repeat(k, H_q // k.shape[1], axis=1)
+    v = np.repeat(v, H_q // v.shape[1], axis=1)
+    allowed = np.broadcast_to(True if mask is None else mask, (B, H_q, N_q, N_k))
     if causal:
-        allowed = allowed & np.tri(
-            N_q, N_k, N_k - N_q if spec.causal == "bottom_right" else 0, dtype=bool
-        )
+        offset = N_k - N_q if spec.causal == "bottom_right" else 0
+        allowed = allowed & np.tri(N_q, N_k, offset, dtype=bool)
     if window is not None:
-        apart = (
-            np.arange(N_k)
-            - np.arange(N_q)[:, None]
-            - (N_k - N_q if spec.window == "bottom_right" else 0)
-        )
+        offset = N_k - N_q if spec.window == "bottom_right" else 0
+        apart = np.arange(N_k) - np.arange(N_q)[:, None] - offset
         left, right = (math.inf if side < 0 else side for side in window)
         allowed = allowed & (apart >= -left) & (apart <= right)
     if not N_k:
@@ -94,16 +88,20 @@ def attention(
     else:
         O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed, bias=bias)
     empty = ~allowed.any(axis=-1, keepdims=True)
-    fill = {"nan": np.nan, "mean": v.astype(float).mean(axis=2, keepdims=True) if N_k else 0.0}.get(
-        spec.empty_rows, 0.0
-    )
+    fill: Any = 0.0
+    if spec.empty_rows == "nan":
+        fill = np.nan
+    elif spec.empty_rows == "mean" and N_k:
+        fill = v.astype(float).mean(axis=2, keepdims=True)
     O = np.where(empty, fill, O).astype(q.dtype)
-    O = O.swapaxes(1, 2) if spec.layout == "BNHD" else O
-    return (
-        O
-        if spec.lse is None
-        else (O, (m + np.log(l)) / (math.log(2) if spec.lse == "base2" else 1))
-    )
+    if spec.layout == "BNHD":
+        O = O.swapaxes(1, 2)
+    if spec.lse is None:
+        return O
+    lse = m + np.log(l)
+    if spec.lse == "base2":
+        lse = lse / math.log(2)
+    return O, lse
 
 
 VALID_SPEC: dict[str, st.SearchStrategy[Any]] = {
@@ -146,9 +144,11 @@ def arguments(
     draw: st.DrawFn, valid: Mapping[str, st.SearchStrategy[Any]], most: int = 2
 ) -> dict[str, Any]:
     """Some of the valid arguments, and up to `most` of them junk."""
-    keywords = draw(st.lists(st.sampled_from(sorted(valid)), unique=True, max_size=5))
-    spoiled = draw(st.lists(st.sampled_from(sorted(valid)), max_size=most))
-    return {name: draw(valid[name]) for name in keywords} | {name: draw(junk) for name in spoiled}
+    names = st.sampled_from(sorted(valid))
+    keywords = draw(st.lists(names, unique=True, max_size=5))
+    spoiled = draw(st.lists(names, max_size=most))
+    options = {name: draw(valid[name]) for name in keywords}
+    return options | {name: draw(junk) for name in spoiled}
 
 
 def outcome(call: Callable[..., Any], /, *values: Any, **named: Any) -> Any:
@@ -157,9 +157,8 @@ def outcome(call: Callable[..., Any], /, *values: Any, **named: Any) -> Any:
     if fuzzing.accepted(result):
         return result
     assert isinstance(result, ValueError | TypeError)
-    assert any(name in str(result) for name in (*named, "fn", "spec", "check", "case", "xp")), (
-        f"{result} names nothing"
-    )
+    names = (*named, "fn", "spec", "check", "case", "xp")
+    assert any(name in str(result) for name in names), f"{result} names nothing"
     return None
 
 

@@ -35,7 +35,10 @@ def node_tests(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]
     tests = {}
 
     def keep(node: Any, inputs: Any, outputs: Any, name: str, **_: Any) -> None:
-        tests[name] = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}]
+        attributes = {}
+        for attribute in node.attribute:
+            attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
+        tests[name] = [attributes]
         for operands, formal, arrays in (
             (node.input, schema.inputs, inputs),
             (node.output, schema.outputs, outputs),
@@ -76,7 +79,8 @@ def attention(
             for a, H in zip((Q, K, V), heads, strict=True)
         )
     if past_key is not None:
-        K, V = np.concatenate([past_key, K], 2), np.concatenate([past_value, V], 2)
+        K = np.concatenate([past_key, K], 2)
+        V = np.concatenate([past_value, V], 2)
     N_q = Q.shape[2]
     N_k = K.shape[2]
     masks = list[Any]()
@@ -88,40 +92,41 @@ def attention(
     if max(left_window_size, right_window_size) >= 0:
         masks.append(SlidingWindow(left_window_size, right_window_size, offset=offset))
     if attn_mask is not None:
-        short = [(0, 0)] * (attn_mask.ndim - 1) + [(0, N_k - attn_mask.shape[-1])]
-        allowed = np.pad(attn_mask if attn_mask.dtype == bool else attn_mask > -np.inf, short)
-        masks.append(allowed)
-        if attn_mask.dtype != bool:
-            masks.append(
-                flashsim.Bias(np.where(allowed, np.pad(attn_mask.astype(np.float32), short), 0))
-            )
+        missing = N_k - attn_mask.shape[-1]
+        short = [(0, 0)] * (attn_mask.ndim - 1) + [(0, missing)]
+        if attn_mask.dtype == bool:
+            masks.append(np.pad(attn_mask, short))
+        else:
+            allowed = np.pad(attn_mask > -np.inf, short)
+            bias = np.pad(attn_mask.astype(np.float32), short)
+            masks.append(allowed)
+            masks.append(flashsim.Bias(np.where(allowed, bias, 0)))
     cap = [SoftCap(softcap)] if softcap else []
 
     def run(name: str, masks: list[Any], **more: Any) -> Any:
         mask = reduce(and_, masks) if masks else None
-        return flashsim.forward(
-            name, Q, K, V, mask=mask, scale=scale, check_finite=False, blocks=(3, 4), **more
-        )
+        how: dict[str, Any] = {"scale": scale, "check_finite": False, "blocks": (3, 4)}
+        return flashsim.forward(name, Q, K, V, mask=mask, **how, **more)
 
     O = run("flash", cap + masks).O
+    Y = O
+    if flat:
+        Y = O.swapaxes(1, 2).reshape(len(O), N_q, -1)
     result = {
-        "Y": O.swapaxes(1, 2).reshape(len(O), N_q, -1) if flat else O,
+        "Y": Y,
         "present_key": K,
         "present_value": V,
     }
     if "qk_matmul_output" in expected:
-        memories, events = (
-            dict[int, Any](),
-            ([], cap, cap + masks, cap + masks)[qk_matmul_output_mode],
-        )
-        run(
-            "standard",
-            events,
-            observers=[lambda event: memories.setdefault(id(event.sram.hbm), event.sram.hbm)],
-        )
-        of_heads = [
-            hbm.peek("P" if qk_matmul_output_mode == 3 else "S") for hbm in memories.values()
-        ]
+        memories: dict[int, Any] = {}
+
+        def keep(event: Any) -> None:
+            memories.setdefault(id(event.sram.hbm), event.sram.hbm)
+
+        before_output = ([], cap, cap + masks, cap + masks)[qk_matmul_output_mode]
+        run("standard", before_output, observers=[keep])
+        matrix = "P" if qk_matmul_output_mode == 3 else "S"
+        of_heads = [hbm.peek(matrix) for hbm in memories.values()]
         result["qk_matmul_output"] = np.reshape(of_heads, (*Q.shape[:3], N_k))
     return result
 
@@ -147,9 +152,21 @@ def test_every_node_test_of_attention_gives_what_onnx_s_reference_gives(
 @pytest.mark.parametrize(
     ("case", "right"),
     [
-        (Case(group=2, N_q=3, N_k=5, d=8, d_v=5, causal=True), True),
         (
-            Case(B=2, N_q=4, N_k=3, d=8, mask="dense", bias="dense", softcap=0.5, window=(1, 1)),
+            Case(group=2, N_q=3, N_k=5, d=8, d_v=5, causal=True),
+            True,
+        ),
+        (
+            Case(
+                B=2,
+                N_q=4,
+                N_k=3,
+                d=8,
+                mask="dense",
+                bias="dense",
+                softcap=0.5,
+                window=(1, 1),
+            ),
             True,
         ),
         (Case(N_q=2, N_k=2, mask="rows"), True),  # a last axis of 1, which the operator would pad

@@ -46,6 +46,7 @@ IN_EMPTY_ROWS = {"lse_of_empty_row", "empty_row_nan", "empty_row_mean", "sentine
 RIGHT_HERE = {"empty_row_zero", "lse_of_empty_row_finite"}
 ELSEWHERE = {f for f in FAMILIES if f.startswith(("window_", "bias_"))}  # test_testing_words.py
 TOO_SMALL = {"output_in_16_bits"}  # an error that mostly stays within the budget
+Answer = tuple[Array, Array]  # O and its log-sum-exp
 
 
 def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
@@ -56,35 +57,44 @@ def problem_of(
     q: Array, k: Array, v: Array, options: dict[str, Any], spec: Spec
 ) -> tuple[Problem, Array | None]:
     problem = Problem(q, k, v, spec, **options)
-    return problem, keep(
-        problem.score_shape, problem.dropout_p, problem.seed
-    ) if problem.dropout_p else None
+    if not problem.dropout_p:
+        return problem, None
+    return problem, keep(problem.score_shape, problem.dropout_p, problem.seed)
 
 
-def kernel_with(model: BugModel | None, back: BugModel | None = None, spec: Spec = SPEC) -> Kernel:
+def kernel_with(
+    model: BugModel | None,
+    back: BugModel | None = None,
+    spec: Spec = SPEC,
+) -> Kernel:
     """Return a kernel that computes what the model does, in the forward or the backward pass,
     and is right otherwise.
     """
 
-    def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    def answer(problem: Problem, keep_mask: Array | None, aspect: str, exact: Array) -> Array:
+        if model is None:
+            return exact
+        answers = model.answers(Inputs(problem, keep_mask, aspect, (exact,)))
+        return answers[0][0] if answers else exact
+
+    def forward(q: Array, k: Array, v: Array, **options: Any) -> Answer:
         problem, keep_mask = problem_of(q, k, v, options, spec)
-        right = problem.solution
-        suspicions = [right.O if keep_mask is None else problem.dropped(keep_mask)[0], right.lse]
-        for n, aspect in enumerate(("O", "lse")):
-            if model is not None and (
-                answers := model.answers(Inputs(problem, keep_mask, aspect, (suspicions[n],)))
-            ):
-                suspicions[n] = answers[0][0]
-        return suspicions[0].astype(q.dtype), suspicions[1]
+        O = problem.solution.O
+        lse = problem.solution.lse
+        if keep_mask is not None:
+            O = problem.dropped(keep_mask)[0]
+        O = answer(problem, keep_mask, "O", O)
+        lse = answer(problem, keep_mask, "lse", lse)
+        return O.astype(q.dtype), lse
 
     def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> list[Array]:
         problem, keep_mask = problem_of(q, k, v, options, spec)
-        exact = problem.gradients(keep_mask).exact
+        gradients = problem.gradients(keep_mask).exact
         problem.__dict__["dO"] = do
-        answers = (
-            [] if back is None else back.answers(Inputs(problem, keep_mask, "gradients", exact))
-        )
-        return [a.astype(q.dtype) for a in (answers[-1] if answers else exact)]
+        if back is not None:
+            answers = back.answers(Inputs(problem, keep_mask, "gradients", gradients))
+            gradients = answers[-1] if answers else gradients
+        return [gradient.astype(q.dtype) for gradient in gradients]
 
     return Kernel(forward, spec, backward, keep)
 
@@ -92,17 +102,17 @@ def kernel_with(model: BugModel | None, back: BugModel | None = None, spec: Spec
 def gathered(
     kernel: Kernel, check: str, examples: int = 60
 ) -> tuple[list[Finding], list[tuple[Case, bool]]]:
-    suspicions = survey(kernel, examples, 0, [check])
-    if not suspicions.tallies[check].failed:
-        suspicions = survey(kernel, 5 * examples, 1, [check])
-    simplest = suspicions.tallies[check].simplest
+    surveyed = survey(kernel, examples, 0, [check])
+    if not surveyed.tallies[check].failed:
+        surveyed = survey(kernel, 5 * examples, 1, [check])
+    simplest = surveyed.tallies[check].simplest
     assert simplest is not None, "no case fails"
-    verdicts = [(case, passed) for case, passed, _ in suspicions.verdicts]
+    verdicts = [(case, passed) for case, passed, _ in surveyed.verdicts]
+    failing = [case for case, passed in verdicts if not passed]
     with np.errstate(all="ignore"):
-        others = [
-            try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed
-        ][:8]
-    return [simplest, *(f for f in others if f is not None)], verdicts
+        others = [try_check(CHECKS[check], kernel, case) for case in failing]
+    findings = [finding for finding in others[:8] if finding is not None]
+    return [simplest, *findings], verdicts
 
 
 def diagnosed(kernel: Kernel, check: str, examples: int = 60) -> list[Suspicion]:
@@ -116,21 +126,23 @@ def families(suspicions: list[Suspicion]) -> list[str]:
 
 def check_for(model: BugModel) -> tuple[str, bool]:
     """Return the check that shows the bug, and whether it is one of the backward pass."""
-    problem = Case(B=2, H_kv=2, group=2, N_q=5, N_k=7, d=3, dropout_p=0.5).problem(SPEC)
-    inputs = Inputs(
-        problem, keep(problem.score_shape, 0.5, 0), "gradients", problem.gradients().exact
-    )
+    case = Case(B=2, H_kv=2, group=2, N_q=5, N_k=7, d=3, dropout_p=0.5)
+    problem = case.problem(SPEC)
+    keep_mask = keep(problem.score_shape, 0.5, 0)
+    of_gradients = Inputs(problem, keep_mask, "gradients", problem.gradients().exact)
+    of_O = Inputs(problem, keep_mask, "O", (problem.solution.O,))
     with np.errstate(all="ignore"):
-        of_gradients = bool(model.answers(inputs))
-    forward = bool(model.answers(Inputs(problem, inputs.keep, "O", (problem.solution.O,))))
+        backward = bool(model.answers(of_gradients))
+    forward = bool(model.answers(of_O))
     dropout = "dropout" in model.says.lower()
-    if of_gradients and not forward:
+    if backward and not forward:
         return ("dropout_gradients" if dropout else "gradients"), True
     if dropout:
         return "dropout", False
     if model.family in IN_EMPTY_ROWS:
         return "empty_rows", False
-    return ("log_sum_exp" if model.family.startswith(("lse", "sum_in_16")) else "oracle"), False
+    of_lse = model.family.startswith(("lse", "sum_in_16"))
+    return ("log_sum_exp" if of_lse else "oracle"), False
 
 
 @pytest.mark.slow
@@ -162,9 +174,8 @@ def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
     check, _ = check_for(model)
     if backward:
         check = "dropout_gradients" if "dropout" in model.says.lower() else "gradients"
-    suspicions = diagnosed(
-        kernel_with(None if backward else model, model if backward else None), check
-    )
+    kernel = kernel_with(None, model) if backward else kernel_with(model)
+    suspicions = diagnosed(kernel, check)
     assert family in families(suspicions), (model.says, suspicions)
 
 
@@ -228,36 +239,40 @@ CHECK_OF = {
 def test_kernels_of_the_museum_are_told(name: str) -> None:
     mutant = next(m for m in ALL if m.name == name)
     built = mutant.build()
-    check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(
-        mutant.part, CHECK_OF.get(name, "oracle")
-    )
-    suspicions = diagnosed(Kernel(built.forward, built.spec, built.backward, built.keep), check, 25)
+    check = {
+        "forward": CHECK_OF.get(name, "oracle"),
+        "backward": "gradients",
+        "dropout": "dropout_gradients",
+    }[mutant.part]
+    kernel = Kernel(built.forward, built.spec, built.backward, built.keep)
+    suspicions = diagnosed(kernel, check, 25)
     assert MUSEUM[name] in suspicions[0].says, suspicions
 
 
-def right(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def right(q: Array, k: Array, v: Array, **options: Any) -> Answer:
     solution = Problem(q, k, v, SPEC, **options).solution
     return solution.O.astype(q.dtype), solution.lse
 
 
-def one_percent_off(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def one_percent_off(q: Array, k: Array, v: Array, **options: Any) -> Answer:
     O, lse = right(q, k, v, **options)
     return (O * 1.01).astype(q.dtype), lse
 
 
-def off_if_long_and_causal(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def off_if_long_and_causal(q: Array, k: Array, v: Array, **options: Any) -> Answer:
     O, lse = right(q, k, v, **options)
-    return (O * (1.5 if options.get("causal") and q.shape[1] > k.shape[1] else 1)).astype(
-        q.dtype
-    ), lse
+    if options.get("causal") and q.shape[1] > k.shape[1]:
+        O = O * 1.5
+    return O.astype(q.dtype), lse
 
 
-def garbage(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def garbage(q: Array, k: Array, v: Array, **options: Any) -> Answer:
     O, lse = right(q, k, v, **options)
-    return np.random.default_rng().normal(size=O.shape).astype(q.dtype), lse
+    numbers = np.random.default_rng().normal(size=O.shape)
+    return numbers.astype(q.dtype), lse
 
 
-def beyond_the_end(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def beyond_the_end(q: Array, k: Array, v: Array, **options: Any) -> Answer:
     O, lse = right(q, k, v, **options)
     whole = v.base if isinstance(v.base, np.ndarray) else v
     while isinstance(whole.base, np.ndarray):
@@ -265,13 +280,14 @@ def beyond_the_end(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array,
     return O + whole.ravel()[-1], lse
 
 
-def raises(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+def raises(q: Array, k: Array, v: Array, **options: Any) -> Answer:
     raise RuntimeError("no device")
 
 
 def test_an_unknown_bug_is_no_known_one() -> None:
     for kernel in (one_percent_off, garbage, raises):
-        assert diagnosed(Kernel(kernel, SPEC), "oracle", 30 if kernel is raises else 60) == []
+        examples = 30 if kernel is raises else 60
+        assert diagnosed(Kernel(kernel, SPEC), "oracle", examples) == []
 
 
 @pytest.mark.parametrize("contradicted", [False, True])
@@ -280,36 +296,51 @@ def test_one_failing_case_that_contradicts_a_bug_clears_it(contradicted: bool) -
     (model,) = FAMILIES["scale_missing"]
     exact = kernel_with(model)
 
-    def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
-        out = exact.fn(q, k, v, **options)
-        return (out[0] * 1.5 if contradicted and q.shape[-1] == 3 else out[0]), out[1]
+    def fn(q: Array, k: Array, v: Array, **options: Any) -> Answer:
+        O, lse = exact.fn(q, k, v, **options)
+        if contradicted and q.shape[-1] == 3:
+            O = O * 1.5
+        return O, lse
 
-    cases = [Case(N_q=n, N_k=n, d=4) for n in range(2, 10)] + [Case(N_q=6, N_k=6, d=3)]
-    findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in cases]
-    assert all(finding is not None and finding.failed for finding in findings)
-    suspicions = diagnose(Kernel(kernel, SPEC), [f for f in findings if f is not None], [])
+    kernel = Kernel(fn, SPEC)
+    cases = [Case(N_q=n, N_k=n, d=4) for n in range(2, 10)]
+    findings = []
+    for case in (*cases, Case(N_q=6, N_k=6, d=3)):
+        finding = try_check(CHECKS["oracle"], kernel, case)
+        assert finding is not None
+        assert finding.failed
+        findings.append(finding)
+    suspicions = diagnose(kernel, findings, [])
     assert families(suspicions) == ([] if contradicted else ["scale_missing"])
 
 
 def test_a_bug_that_does_not_explain_the_case_that_is_shown_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def kernel(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    def fn(q: Array, k: Array, v: Array, **options: Any) -> Answer:
         """Aligned at the top left where causal, and wrong in a way of its own elsewhere."""
-        right = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
-        return right.O * (1 if options.get("causal") else 1.37), right.lse
+        solution = Problem(q, k, v, replace(SPEC, causal="top_left"), **options).solution
+        factor = 1 if options.get("causal") else 1.37
+        return solution.O * factor, solution.lse
+
+    kernel = Kernel(fn, SPEC)
 
     output = Case(N_q=2, N_k=5, d=4)
     other = Case(N_q=3, N_k=7, d=4, causal=True)
-    findings = [try_check(CHECKS["oracle"], Kernel(kernel, SPEC), case) for case in (output, other)]
+    findings = []
+    for case in (output, other):
+        finding = try_check(CHECKS["oracle"], kernel, case)
+        assert finding is not None
+        findings.append(finding)
     in_common = Suspicion("What they have in common", (), "")
     monkeypatch.setattr("flashsim.testing.diagnosis.in_common", lambda *_: [in_common])
-    for order, text in ((findings, True), (findings[::-1], False)):
-        bug, more = diagnose(Kernel(kernel, SPEC), [f for f in order if f is not None], [])
+    for order, expected in ((findings, True), (findings[::-1], False)):
+        bug, more = diagnose(kernel, order, [])
         assert "aligned at the top left" in bug.says
-        assert ("in 1 of 2 examined failing cases, not in the one shown" in bug.evidence) == text
+        not_shown = "in 1 of 2 examined failing cases, not in the one shown"
+        assert (not_shown in bug.evidence) == expected
         assert more == in_common
-    (bug,) = diagnose(Kernel(kernel, SPEC), [f for f in findings[1:] if f is not None], [])
+    (bug,) = diagnose(kernel, findings[1:], [])
     assert "aligned at the top left" in bug.says
 
 
@@ -330,22 +361,20 @@ def test_what_failing_cases_have_in_common_is_said_and_reading_beyond_the_arrays
 def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
     assert diagnose(Kernel(kernel, SPEC), [], []) == []
     tiny = Finding("oracle", Case(), 2.0)
-    for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
-        suspicions = diagnose(
-            Kernel(kernel, SPEC),
-            [tiny, Finding("dropout_gradients", case, 2.0)],
-            [(case, False)] * 20,
-        )
+    masked = Case(causal=True, mask="rows", dropout_p=0.5)
+    for case in (Case(), Case(N_k=0), masked):
+        findings = [tiny, Finding("dropout_gradients", case, 2.0)]
+        suspicions = diagnose(Kernel(kernel, SPEC), findings, [(case, False)] * 20)
         assert len(suspicions) <= 3
 
 
 @pytest.mark.parametrize("check", ["empty_rows", "oracle"])
 def test_what_a_check_is_about_is_looked_at_first(check: str) -> None:
     problem = Case(N_q=3, N_k=2, d=2, causal=True).problem(SPEC)
-    first = next(
-        kernel_results(Kernel(right, SPEC), Finding(check, Case(), 2.0), problem)
-    ).comparisons[0]
-    assert np.ravel(first.where).tolist() == [
+    finding = Finding(check, Case(), 2.0)
+    results = next(kernel_results(Kernel(right, SPEC), finding, problem))
+    where = results.comparisons[0].where
+    assert np.ravel(where).tolist() == [
         check == "empty_rows",
         check == "oracle",
         check == "oracle",
@@ -353,16 +382,19 @@ def test_what_a_check_is_about_is_looked_at_first(check: str) -> None:
 
 
 def test_what_is_wrong_in_empty_rows_is_told() -> None:
-    mean, keyless = Spec(masks=True, empty_rows="mean"), Spec(zero_keys=True)
+    mean = Spec(masks=True, empty_rows="mean")
+    keyless = Spec(zero_keys=True)
 
     def zero(q: Array, k: Array, v: Array, **options: Any) -> Array:
         problem = Problem(q, k, v, mean, **options)
-        return np.asarray(np.where(problem.empty[..., None], 0, problem.solution.O).astype(q.dtype))
+        O = np.where(problem.empty[..., None], 0, problem.solution.O)
+        return np.asarray(O.astype(q.dtype))
 
     def divides(q: Array, k: Array, v: Array) -> Array:
-        return np.asarray(Problem(q, k, v, keyless).solution.O + (0 if k.shape[2] else np.nan))
+        O = Problem(q, k, v, keyless).solution.O
+        return np.asarray(O if k.shape[2] else O + np.nan)
 
-    def finite(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    def finite(q: Array, k: Array, v: Array, **options: Any) -> Answer:
         O, lse = right(q, k, v, **options)
         return O, np.where(np.isneginf(lse), -1e30, lse)
 
@@ -388,54 +420,66 @@ def test_a_diagnosis_is_quick() -> None:
 @np.errstate(all="ignore")  # an inverted mask may leave a row no key
 def test_a_mask_or_causal_attention_is_misread_wherever_there_is_one() -> None:
     random = np.random.default_rng(7)
-    q, k, v = (random.standard_normal((1, 1, 5, 4), np.float32) for _ in range(3))
-    for mask, causal in product((None, random.random((1, 1, 5, 5)) > 0.4), (False, True)):
+    q, k, v = random.standard_normal((3, 1, 1, 5, 4), np.float32)
+    dense = random.random((1, 1, 5, 5)) > 0.4
+    of_masks = {"mask_ignored", "mask_inverted"}
+    for mask, causal in product((None, dense), (False, True)):
         problem = Problem(q, k, v, SPEC, causal=causal, mask=mask)
         inputs = Inputs(problem, None, "O", (problem.solution.O,))
         answered = {name for name in FAMILIES if FAMILIES[name][0].answers(inputs)}
-        assert {"mask_ignored", "mask_inverted"} & answered == (
-            set() if mask is None else {"mask_ignored", "mask_inverted"}
-        )
+        assert of_masks & answered == (set() if mask is None else of_masks)
         assert ("causal_ignored" in answered) == causal
 
 
 def answer_of(
-    family: str, problem: Problem, aspect: str, keep_mask: Array | None = None, number: int = 0
+    family: str,
+    problem: Problem,
+    aspect: str,
+    keep_mask: Array | None = None,
+    number: int = 0,
 ) -> Any:
-    right = problem.gradients(keep_mask).exact if aspect == "gradients" else (problem.solution.O,)
-    suspicions = FAMILIES[family][number].answers(Inputs(problem, keep_mask, aspect, right))
-    return suspicions[0] if suspicions else None
+    exact = problem.gradients(keep_mask).exact if aspect == "gradients" else (problem.solution.O,)
+    inputs = Inputs(problem, keep_mask, aspect, exact)
+    answers = FAMILIES[family][number].answers(inputs)
+    return answers[0] if answers else None
 
 
 def test_models_of_bugs_compute_what_they_say() -> None:
     """Worked out from scores and weights, of a causal problem."""
     problem = Case(N_q=3, N_k=5, d=2, causal=True).problem(SPEC)
-    q, k, v, dO = (a[0, 0].astype(float) for a in (problem.q, problem.k, problem.v, problem.dO))
+    q = problem.q[0, 0].astype(float)
+    k = problem.k[0, 0].astype(float)
+    v = problem.v[0, 0].astype(float)
+    dO = problem.dO[0, 0].astype(float)
     allowed = np.tri(3, 5, 2, dtype=bool)
-    P = np.where(allowed, np.exp(q @ k.T / math.sqrt(2)), 0)
+    scores = q @ k.T / math.sqrt(2)
+    P = np.where(allowed, np.exp(scores), 0)
     l = P.sum(1, keepdims=True)
     dP = dO @ v.T
     D = (dO * (P / l @ v)).sum(1, keepdims=True)
     dQ = np.where(allowed, dP - D, 0) @ k / math.sqrt(2)
-    np.testing.assert_allclose(
-        answer_of("dS_without_P", problem, "gradients")[0][0, 0], dQ, rtol=1e-6
-    )
+    of_bug = answer_of("dS_without_P", problem, "gradients")
+    np.testing.assert_allclose(of_bug[0][0, 0], dQ, rtol=1e-6)
     assert answer_of("tail_nan", problem, "O") is None
-    assert np.isnan(answer_of("tail_nan", problem.but(causal=False), "O")[0]).all()
+    of_tail = answer_of("tail_nan", problem.but(causal=False), "O")
+    assert np.isnan(of_tail[0]).all()
 
     dropping = problem.but(dropout_p=0.75)
     keep_mask = np.arange(15).reshape(1, 1, 3, 5) % 3 > 0
     weights = np.where(keep_mask[0, 0], P, 0)
     O = weights @ v / weights.sum(1, keepdims=True)
-    answers = [
-        answer_of("dropout_renormalised", dropping, "O", keep_mask, number)[0][0, 0]
-        for number in (0, 1)
-    ]
-    for result, want in zip(answers, (O, 4 * O), strict=True):
-        np.testing.assert_allclose(result, want, rtol=1e-5)
+    for number, want in ((0, O), (1, 4 * O)):
+        of_bug = answer_of("dropout_renormalised", dropping, "O", keep_mask, number)
+        np.testing.assert_allclose(of_bug[0][0, 0], want, rtol=1e-5)
 
 
 # --------------------------------------------------------------- no suspect that a case contradicts
+
+
+def scores(q: Array, k: Array) -> Array:
+    """S, in float64."""
+    S: Array = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    return S
 
 
 def causal_by(shift: Callable[[int, int], int]) -> Kernel:
@@ -446,25 +490,32 @@ def causal_by(shift: Callable[[int, int], int]) -> Kernel:
     def kernel(q: Array, k: Array, v: Array, causal: bool = False) -> Array:
         N_q = q.shape[2]
         N_k = k.shape[2]
-        s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        s = scores(q, k)
         if causal:
-            s = np.where(np.tri(N_q, N_k, shift(N_q, N_k), dtype=bool), s, -np.inf)
+            allowed = np.tri(N_q, N_k, shift(N_q, N_k), dtype=bool)
+            s = np.where(allowed, s, -np.inf)
         m = s.max(-1, keepdims=True, initial=-np.inf)
         p = np.exp(s - np.where(m == -np.inf, 0, m))
         l = p.sum(-1, keepdims=True)
-        return np.asarray((p / np.where(l == 0, 1, l) @ v.astype(float)).astype(q.dtype))
+        O = p / np.where(l == 0, 1, l) @ v.astype(float)
+        return np.asarray(O.astype(q.dtype))
 
     return Kernel(kernel, Spec(causal="bottom_right"))
 
 
-def diagnosis_of(kernel: Kernel, examples: int = 50, **options: Any) -> dict[str, list[str]]:
+def diagnosis_of(
+    kernel: Kernel,
+    examples: int = 50,
+    **options: Any,
+) -> dict[str, list[str]]:
     """Return what a check-up says of each failing check."""
-    suspicions = check_attention(
+    report = check_attention(
         kernel.fn, kernel.spec, max_examples=examples, on_fail="return", **options
     )
-    return {
-        failure.check: [s.says for s in failure.suspicions] for failure in suspicions.failures[:3]
-    }
+    says = {}
+    for failure in report.failures[:3]:
+        says[failure.check] = [suspicion.says for suspicion in failure.suspicions]
+    return says
 
 
 @pytest.mark.slow
@@ -482,9 +533,9 @@ def diagnosis_of(kernel: Kernel, examples: int = 50, **options: Any) -> dict[str
 def test_a_causal_offset_is_told_as_no_other_that_a_case_contradicts(
     shift: Callable[[int, int], int], bug: str, fail_fast: bool
 ) -> None:
-    text = diagnosis_of(causal_by(shift), fail_fast=fail_fast, checks=["oracle", "causal_no_leak"])
-    assert text
-    for check, suspicions in text.items():
+    says = diagnosis_of(causal_by(shift), fail_fast=fail_fast, checks=["oracle", "causal_no_leak"])
+    assert says
+    for check, suspicions in says.items():
         assert bug in suspicions[0], (check, suspicions)
         if not fail_fast:
             assert len(suspicions) == 1, (check, suspicions)
@@ -495,28 +546,35 @@ def overflowing(before: bool) -> Kernel:
 
     def kernel(q: Array, k: Array, v: Array) -> Array:
         tau = np.float32(1 / np.sqrt(q.shape[-1]))
-        s = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)
-        s = (
-            s.astype(q.dtype).astype(np.float32) * tau
-            if before
-            else (s * tau).astype(q.dtype).astype(np.float32)
-        )
+        products = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)
+        if before:
+            s = products.astype(q.dtype).astype(np.float32) * tau
+        else:
+            s = (products * tau).astype(q.dtype).astype(np.float32)
         m = s.max(-1, keepdims=True)
         p = np.exp(s - np.where(np.isfinite(m), m, 0))
         l = p.sum(-1, keepdims=True)
-        return np.asarray((p @ v.astype(np.float32) / np.where(l == 0, 1, l)).astype(q.dtype))
+        O = p @ v.astype(np.float32) / np.where(l == 0, 1, l)
+        return np.asarray(O.astype(q.dtype))
 
-    return Kernel(kernel, Spec(dtypes=("float16",), block=(8, 4), d_v=True, strides="contiguous"))
+    spec = Spec(
+        dtypes=("float16",),
+        block=(8, 4),
+        d_v=True,
+        strides="contiguous",
+    )
+    return Kernel(kernel, spec)
 
 
 @pytest.mark.parametrize("before", [False, True])
 @np.errstate(all="ignore")
 def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> None:
-    text = diagnosis_of(overflowing(before), 80, checks=["oracle"])["oracle"]
-    assert text[0].startswith(
-        "The scores are kept in the inputs' 16 bits" + ", before they are scaled" * before
-    )
-    assert len(text) == 1, text
+    says = diagnosis_of(overflowing(before), 80, checks=["oracle"])["oracle"]
+    start = "The scores are kept in the inputs' 16 bits"
+    if before:
+        start += ", before they are scaled"
+    assert len(says) == 1, says
+    assert says[0].startswith(start)
 
 
 # ---------------------------------------------------- what public kernels did, and was told wrongly
@@ -524,7 +582,7 @@ def test_scores_that_overflow_are_no_maximum_that_starts_at_0(before: bool) -> N
 
 def plain(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     """Return O and the row sums ℓ, in float64."""
-    s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    s = scores(q, k)
     p = np.exp(s - s.max(-1, keepdims=True))
     l = p.sum(-1, keepdims=True)
     return p @ v.astype(float) / l, l
@@ -535,11 +593,22 @@ def divided_twice(q: Array, k: Array, v: Array) -> Array:
     return np.asarray((O / l).astype(q.dtype))
 
 
+def output_of_first_keys(q: Array, k: Array, v: Array, n: int) -> Array:
+    O, _ = plain(q, k[:, :, :n], v[:, :, :n])
+    return np.asarray(O.astype(q.dtype))
+
+
 def ragged_chunk_dropped(q: Array, k: Array, v: Array) -> Array:
     whole = k.shape[2] // 16 * 16
     if not whole:
-        return np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
-    return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
+        shape = (*q.shape[:3], v.shape[3])
+        return np.zeros(shape, q.dtype)
+    return output_of_first_keys(q, k, v, whole)
+
+
+def address(array: Array) -> int:
+    start: int = array.__array_interface__["data"][0]
+    return start
 
 
 def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
@@ -548,19 +617,27 @@ def v_by_k_rows(q: Array, k: Array, v: Array) -> Array:
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
     flat = whole.ravel()
-    start = (v.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // v.itemsize
-    bound = start + sum(
-        np.arange(n).reshape(-1, *[1] * (3 - axis)) * rows[axis] for axis, n in enumerate(v.shape)
-    )
-    return np.asarray(plain(q, k, flat[np.minimum(bound, flat.size - 1)])[0].astype(q.dtype))
+    offset = address(v) - address(flat)
+    places = np.asarray(offset // v.itemsize)
+    for stride, indices in zip(rows, np.indices(v.shape), strict=True):
+        places = places + stride * indices
+    read = flat[np.minimum(places, flat.size - 1)]
+    return np.asarray(plain(q, k, read)[0].astype(q.dtype))
 
 
 def query_rounded(q: Array, k: Array, v: Array) -> Array:
-    scaled = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1]))).astype(q.dtype)
-    return np.asarray(plain(scaled * np.float32(np.sqrt(q.shape[-1])), k, v)[0].astype(q.dtype))
+    root = np.float32(np.sqrt(q.shape[-1]))
+    scaled = (q.astype(np.float32) / root).astype(q.dtype)
+    O, _ = plain(scaled * root, k, v)
+    return np.asarray(O.astype(q.dtype))
 
 
-HALF = Spec(dtypes=("float16",), head_dims=(8, 24), block=(16, 16), strides="contiguous")
+HALF = Spec(
+    dtypes=("float16",),
+    head_dims=(8, 24),
+    block=(16, 16),
+    strides="contiguous",
+)
 
 
 @pytest.mark.slow
@@ -597,14 +674,14 @@ def test_what_public_kernels_did_is_told(
         says = "v is read with k's strides"
 
         def kernel(q: Array, k: Array, v: Array) -> Array:
-            return np.asarray(inner(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2))
+            O = inner(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2))
+            return np.asarray(O.swapaxes(1, 2))
 
-    text = diagnosis_of(Kernel(kernel, spec), 100, checks=["oracle"])["oracle"]
-    assert text[0].startswith(says), text
+    says_of_oracle = diagnosis_of(Kernel(kernel, spec), 100, checks=["oracle"])["oracle"]
+    assert says_of_oracle[0].startswith(says), says_of_oracle
     if kernel is query_rounded:  # it passes where stored scores are declared
-        assert "oracle" not in diagnosis_of(
-            Kernel(query_rounded, replace(HALF, stores="scores")), 100, checks=["oracle"]
-        )
+        declared = Kernel(query_rounded, replace(HALF, stores="scores"))
+        assert "oracle" not in diagnosis_of(declared, 100, checks=["oracle"])
 
 
 def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset() -> None:
@@ -612,13 +689,12 @@ def test_under_few_shapes_a_ragged_chunk_is_not_the_batch_s_or_the_head_s_offset
 
     def short(q: Array, k: Array, v: Array) -> Array:
         whole = k.shape[2] // 16 * 16 or k.shape[2]
-        return np.asarray(plain(q, k[:, :, :whole], v[:, :, :whole])[0].astype(q.dtype))
+        return output_of_first_keys(q, k, v, whole)
 
     for few in (3, 4):
-        text = diagnosis_of(
-            Kernel(short, Spec(max_shapes=few, strides="contiguous")), 60, checks=["oracle"]
-        )["oracle"]
-        assert not [each for each in text if "offset" in each], (few, text)
+        kernel = Kernel(short, Spec(max_shapes=few, strides="contiguous"))
+        says = diagnosis_of(kernel, 60, checks=["oracle"])["oracle"]
+        assert not [words for words in says if "offset" in words], (few, says)
 
 
 def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_too() -> None:
@@ -627,10 +703,9 @@ def test_rows_that_vanish_far_below_0_are_none_of_the_bugs_that_lose_other_rows_
     """
 
     def far_below(q: Array, k: Array, v: Array) -> Array:
-        s = q.astype(float) @ k.astype(float).swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-        return np.asarray(
-            np.where(s.max(-1, keepdims=True) < -60_000, 0, plain(q, k, v)[0]).astype(q.dtype)
-        )
+        m = scores(q, k).max(-1, keepdims=True)
+        O = np.where(m < -60_000, 0, plain(q, k, v)[0])
+        return np.asarray(O.astype(q.dtype))
 
-    text = diagnosis_of(Kernel(far_below, Spec()), 200, checks=["oracle"])["oracle"]
-    assert [each.partition(":")[0] for each in text] == ["It fails only with regime negative"]
+    says = diagnosis_of(Kernel(far_below, Spec()), 200, checks=["oracle"])["oracle"]
+    assert [words.partition(":")[0] for words in says] == ["It fails only with regime negative"]

@@ -65,10 +65,9 @@ class Case:
             )
             for i, shape in enumerate((*shapes, (heads_q, self.N_q, self.d_v)))
         )
-        q[...] = (q.astype(float) * self.size + math.sqrt(abs(self.shift))).astype(dtype)
-        k[...] = (
-            k.astype(float) * self.size + math.copysign(math.sqrt(abs(self.shift)), self.shift)
-        ).astype(dtype)
+        root = math.sqrt(abs(self.shift))
+        q[...] = (q.astype(float) * self.size + root).astype(dtype)
+        k[...] = (k.astype(float) * self.size + math.copysign(root, self.shift)).astype(dtype)
         if self.poison:
             dead = ~self.attends().any(axis=2).reshape(
                 self.B, self.heads, self.group, self.N_k
@@ -81,7 +80,8 @@ class Case:
         """Return the array, or an equal one whose axes lie otherwise in memory."""
         if not strided:
             return a.astype(dtype)
-        return a.astype(dtype).transpose(2, 0, 3, 1).copy().transpose(1, 3, 0, 2)
+        turned = a.astype(dtype).transpose(2, 0, 3, 1).copy()
+        return turned.transpose(1, 3, 0, 2)
 
     def given_mask(self) -> Array | None:
         """Return the mask."""
@@ -90,9 +90,8 @@ class Case:
         if self.mask == "none":
             return None
         if self.mask == "padding":  # the last third of the keys of each batch is not there
-            return np.broadcast_to(
-                np.arange(self.N_k) < self.N_k - self.N_k // 3, (self.B, 1, 1, self.N_k)
-            ).copy()
+            there = np.arange(self.N_k) < self.N_k - self.N_k // 3
+            return np.broadcast_to(there, (self.B, 1, 1, self.N_k)).copy()
         if self.mask == "late":  # the first 8 keys are masked, and one row is empty
             mask = np.broadcast_to(np.arange(self.N_k) >= 8, shape).copy()
             mask[..., 0, :] = False
@@ -115,9 +114,10 @@ class Case:
 
     def attends(self) -> Array:
         """Return which keys each query attends to."""
-        ok = np.ones((self.B, self.heads * self.group, self.N_q, self.N_k), bool)
+        shape = (self.B, self.heads * self.group, self.N_q, self.N_k)
+        ok = np.ones(shape, bool)
         if self.causal:
-            ok &= np.arange(self.N_k) <= np.arange(self.N_q)[:, None] + self.N_k - self.N_q
+            ok &= np.tri(self.N_q, self.N_k, self.N_k - self.N_q, dtype=bool)
         mask = self.given_mask()
         return ok if mask is None else ok & mask
 
@@ -128,8 +128,10 @@ def test_bases_drop_what_the_other_algorithms_drop(name: str) -> None:
 
     kept = BASES[name].keep((2, 3, 5, 7), 0.4, 11)
     for b, h in np.ndindex(2, 3):
-        assert np.array_equal(kept[b, h], keep_mask(11, 0.4, 5, 7, head=b * 3 + h))
-    assert BASES[name].keep((2, 3, 5, 7), 0.0, 11).all()
+        expected = keep_mask(11, 0.4, 5, 7, head=b * 3 + h)
+        assert np.array_equal(kept[b, h], expected)
+    whole = BASES[name].keep((2, 3, 5, 7), 0.0, 11)
+    assert whole.all()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -199,13 +201,15 @@ def differs(mutant: Mutant, built: Implementation, case: Case) -> set[str]:
         return {"fails"}
     names = ("O", "lse", "dq", "dk", "dv", "input", "input", "input", "input")
     tolerance = 0.0 if mutant.spec.batch_invariant else 1e-4 if case.dtype == "float32" else 2e-3
-    return {
-        name
-        for name, a, b in zip(names, wrong, of_base(mutant.base, case), strict=True)
-        if not np.allclose(
+    right = of_base(mutant.base, case)
+    differing = set()
+    for name, a, b in zip(names, wrong, right, strict=True):
+        close = np.allclose(
             a.astype(float), b.astype(float), rtol=tolerance, atol=tolerance, equal_nan=True
         )
-    }
+        if not close:
+            differing.add(name)
+    return differing
 
 
 @pytest.mark.slow
@@ -254,9 +258,11 @@ def test_names_are_unique_and_importable() -> None:
     kernel = mutants.causal_top_left
     assert isinstance(kernel, Implementation)
     q, k, v, do = Case(5, 9).arrays()
-    assert np.array_equal(kernel(q, k, v)[0], kernel.forward(q, k, v)[0])
+    O = kernel(q, k, v)[0]
+    assert np.array_equal(O, kernel.forward(q, k, v)[0])
     assert len(kernel.backward(q, k, v, do)) == 3
-    assert kernel.keep((1, 1, 5, 9), 0.5, 0).shape == (1, 1, 5, 9)
+    kept = kernel.keep((1, 1, 5, 9), 0.5, 0)
+    assert kept.shape == (1, 1, 5, 9)
     assert kernel.spec.causal == "bottom_right"
     assert "causal_top_left" in dir(mutants)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -264,5 +270,7 @@ def test_names_are_unique_and_importable() -> None:
 
 
 def test_a_change_that_does_not_fit_is_refused() -> None:
+    changes = (("no such text", ""),)
+    stale = Mutant("stale", "Stale.", ("a/b#1",), "tiled", changes)
     with pytest.raises(ValueError, match="occurs 0 times"):
-        Mutant("stale", "Stale.", ("a/b#1",), "tiled", (("no such text", ""),)).build()
+        stale.build()

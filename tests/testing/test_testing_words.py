@@ -24,7 +24,12 @@ SPEC = Spec(
 def within(window: tuple[int, int], N_q: int, N_k: int, shift: int) -> Array:
     left, right = window
     apart = np.arange(N_k) - np.arange(N_q)[:, None] - shift
-    return np.asarray(((left < 0) | (apart >= -left)) & ((right < 0) | (apart <= right)), bool)
+    allowed = np.ones((N_q, N_k), bool)
+    if left >= 0:
+        allowed &= apart >= -left
+    if right >= 0:
+        allowed &= apart <= right
+    return allowed
 
 
 def attend(
@@ -39,7 +44,9 @@ def attend(
     shift: Callable[[int, int], int] = lambda N_q, N_k: N_k - N_q,
 ) -> tuple[Array, Array, Array]:
     """Textbook attention, with a window and a bias: O, log-sum-exp and the weights, in float64."""
-    k, v = (np.repeat(a.astype(float), q.shape[1] // k.shape[1], axis=1) for a in (k, v))
+    group = q.shape[1] // k.shape[1]
+    k = np.repeat(k.astype(float), group, axis=1)
+    v = np.repeat(v.astype(float), group, axis=1)
     N_q = q.shape[2]
     N_k = k.shape[2]
     ok = np.ones((*q.shape[:3], N_k), bool)
@@ -49,19 +56,25 @@ def attend(
         ok &= within(window, N_q, N_k, shift(N_q, N_k))
     if mask is not None:
         ok &= mask
-    S = q.astype(float) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + (
-        0 if bias is None else bias.astype(float)
-    )
+    S = q.astype(float) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    if bias is not None:
+        S = S + bias.astype(float)
     S = np.where(ok, S, -np.inf)
     m = S.max(-1, keepdims=True)
     P = np.exp(S - np.where(m == -np.inf, 0, m))
     l = P.sum(-1, keepdims=True)
     P = P / np.where(l == 0, 1, l)
+    anyone_sees = np.any(ok, axis=-2)[..., None]
+    O = P @ np.where(anyone_sees, v, 0)
     with np.errstate(divide="ignore"):
-        return P @ np.where(np.any(ok, axis=-2)[..., None], v, 0), (m + np.log(l))[..., 0], P
+        lse = (m + np.log(l))[..., 0]
+    return O, lse, P
 
 
-def kernel(change: Callable[[dict[str, Any]], dict[str, Any]] = lambda options: options) -> Any:
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def kernel(change: Change = lambda options: options) -> Any:
     """Return a kernel that takes what SPEC says, and first makes something else of its options."""
 
     def my_attention(q: Array, k: Array, v: Array, **options: Any) -> Any:
@@ -78,16 +91,16 @@ def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> Any:
     dO = do.astype(float)
     K, V = (np.repeat(a.astype(float), group, axis=1) for a in (k, v))
     alive = np.any(P > 0, axis=-2)[..., None]
-    dS = (
-        P
-        * (dO @ np.where(alive, V, 0).swapaxes(-1, -2) - (dO * O).sum(-1, keepdims=True))
-        / np.sqrt(q.shape[-1])
-    )
+    dP = dO @ np.where(alive, V, 0).swapaxes(-1, -2)
+    D = (dO * O).sum(-1, keepdims=True)
+    dS = P * (dP - D) / np.sqrt(q.shape[-1])
     dq = dS @ np.where(alive, K, 0)
     dk = dS.swapaxes(-1, -2) @ q.astype(float)
     dv = P.swapaxes(-1, -2) @ dO
-    dk, dv = (a.reshape(*k.shape[:2], group, *a.shape[2:]).sum(2) for a in (dk, dv))
-    return tuple(a.astype(q.dtype) for a in (dq, dk, dv))
+    by_group = (*k.shape[:2], group)
+    dk = dk.reshape(*by_group, *dk.shape[2:]).sum(2)
+    dv = dv.reshape(*by_group, *dv.shape[2:]).sum(2)
+    return tuple(gradient.astype(q.dtype) for gradient in (dq, dk, dv))
 
 
 def test_a_right_kernel_with_windows_and_biases_passes() -> None:
@@ -104,7 +117,8 @@ def test_they_are_drawn_and_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> Non
     survey(Kernel(kernel(), SPEC), 300, 0, ["oracle"])
     assert {case.bias for case in events} == {None, *BIASES}
     windows = {case.window for case in events}
-    assert {None, (0, 0), (3, -1), (-1, 2), (15, 0)} <= windows
+    for window in (None, (0, 0), (3, -1), (-1, 2), (15, 0)):
+        assert window in windows
     assert any(case.window and case.bias and case.causal and case.mask for case in events)
     only = Spec(window="bottom_right")
     problem = Case(N_q=7, N_k=3, window=(1, 0)).problem(only)
@@ -113,24 +127,40 @@ def test_they_are_drawn_and_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("corner", ["bottom_right", "top_left"])
 def test_a_window_means_what_the_spec_says(corner: str) -> None:
-    problem = Case(N_q=2, N_k=5, window=(1, 0)).problem(Spec(window=corner))
-    want = {"bottom_right": [[2, 3], [3, 4]], "top_left": [[0], [0, 1]]}[corner]
-    assert [np.flatnonzero(row).tolist() for row in problem.allowed[0, 0]] == want
+    spec = Spec(window=corner)
+    problem = Case(N_q=2, N_k=5, window=(1, 0)).problem(spec)
+    want = {
+        "bottom_right": [[2, 3], [3, 4]],
+        "top_left": [[0], [0, 1]],
+    }[corner]
+    keys_of_rows = [np.flatnonzero(row).tolist() for row in problem.allowed[0, 0]]
+    assert keys_of_rows == want
     assert problem.options == {"window": (1, 0)}
 
 
-def changing(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda options: (
-        options if options.get(name) is None else options | {name: change(options[name])}
-    )
+def changing(name: str, change: Callable[[Any], Any]) -> Change:
+    def changed(options: dict[str, Any]) -> dict[str, Any]:
+        if options.get(name) is None:
+            return options
+        return options | {name: change(options[name])}
+
+    return changed
+
+
+def a_key_more_on_the_left(window: tuple[int, int]) -> tuple[int, int]:
+    left, right = window
+    return (left + 1 if left >= 0 else left, right)
+
+
+def a_key_less_on_the_left(window: tuple[int, int]) -> tuple[int, int]:
+    left, right = window
+    return (max(left - 1, 0) if left >= 0 else -1, right)
 
 
 BUGS = {
     "`window` is ignored": changing("window", lambda window: None),
-    "a key too many on the left": changing("window", lambda w: (w[0] + (w[0] >= 0), w[1])),
-    "a key too few on the left": changing(
-        "window", lambda w: (max(w[0] - 1, 0) if w[0] >= 0 else -1, w[1])
-    ),
+    "a key too many on the left": changing("window", a_key_more_on_the_left),
+    "a key too few on the left": changing("window", a_key_less_on_the_left),
     "left and right are exchanged": changing("window", lambda w: w[::-1]),
     "left side is used for both": changing("window", lambda w: (w[0], w[0])),
     "aligned at the top left": lambda options: options | {"shift": lambda N_q, N_k: 0},
@@ -163,7 +193,8 @@ def test_a_wrong_window_or_bias_is_caught_and_told(bug: str) -> None:
 
 def test_a_bias_that_is_scaled_too_is_told() -> None:
     def wrong(q: Array, k: Array, v: Array, bias: Any = None) -> Array:
-        bias = None if bias is None else bias.astype(float) / np.sqrt(q.shape[-1])
+        if bias is not None:
+            bias = bias.astype(float) / np.sqrt(q.shape[-1])
         return attend(q, k, v, bias=bias)[0].astype(q.dtype)
 
     (failure,) = check_attention(
@@ -190,7 +221,14 @@ def test_empty_rows_are_asked_for_by_what_the_spec_declares() -> None:
 
     check_attention(my_attention, Spec(zero_keys=True), checks=["empty_rows"], max_examples=40)
     assert {name for options in calls for name in options} == set()
-    only = replace(SPEC, causal=None, masks=False, bias=False, lse=None, gqa=False)
+    only = replace(
+        SPEC,
+        causal=None,
+        masks=False,
+        bias=False,
+        lse=None,
+        gqa=False,
+    )
 
     def windowed(q: Array, k: Array, v: Array, **options: Any) -> Array:
         return attend(q, k, v, **options)[0].astype(q.dtype)

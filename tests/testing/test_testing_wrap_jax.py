@@ -21,7 +21,13 @@ pytest.importorskip("jax", reason="jax is not installed")
 
 
 def jax_attention(
-    q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None, mask: Any = None
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Any = None,
 ) -> Any:
     import jax
 
@@ -52,25 +58,37 @@ def test_jax_against_the_reference(case: str, dtype: str) -> None:
 
 
 def test_jax_masks_and_gradients() -> None:
-    (q, k, v), keywords, mask = problem({"H_q": 4, "mask": "full", "causal": True}, "float32")
+    case = {"H_q": 4, "mask": "full", "causal": True}
+    (q, k, v), keywords, mask = problem(case, "float32")
     assert mask is not None
     keywords["mask"] = keywords["mask"].copy()
-    keywords["mask"][..., 0] = mask[..., 0] = True  # jax.nn's says nothing of queries with no keys
+    # jax.nn's says nothing of queries with no keys
+    keywords["mask"][..., 0] = True
+    mask[..., 0] = True
     do = np.random.default_rng(2).standard_normal(q.shape).astype(np.float32)
-    kernel = wrap(lambda q, k, v, **keywords: (jax_attention(q, k, v, **keywords), q), "jax")
-    close(kernel(q, k, v, **keywords)[0], attention(q, grouped(k, 4), grouped(v, 4), mask=mask))
-    expected = gradients(q, grouped(k, 4), grouped(v, 4), do, mask=mask)
+
+    def with_q(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        return jax_attention(q, k, v, **keywords), q
+
+    kernel = wrap(with_q, "jax")
+    K = grouped(k, 4)
+    V = grouped(v, 4)
+    O, _ = kernel(q, k, v, **keywords)
+    close(O, attention(q, K, V, mask=mask))
+    expected = gradients(q, K, V, do, mask=mask)
     dq, dk, dv = kernel.backward(q, k, v, do, **keywords)
     close(dq, expected.dQ)
-    close(dk, expected.dK.reshape(2, 2, 2, 7, 8).sum(axis=2))
-    close(dv, expected.dV.reshape(2, 2, 2, 7, 8).sum(axis=2))
+    of_groups = (2, 2, 2, 7, 8)
+    close(dk, expected.dK.reshape(of_groups).sum(axis=2))
+    close(dv, expected.dV.reshape(of_groups).sum(axis=2))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("layout", layouts("float32"))
 def test_jax_gets_and_gives_the_very_bits(dtype: str, layout: str) -> None:
     array = layouts(dtype)[layout]
-    assert same_bits(wrap(lambda q, k, v: q, "jax", device="cpu")(array, array, array), array)
+    first = wrap(lambda q, k, v: q, "jax", device="cpu")
+    assert same_bits(first(array, array, array), array)
 
 
 def test_jax_holds_no_memory_of_the_caller() -> None:
@@ -104,7 +122,8 @@ def test_jax_has_float64_only_where_it_is_enabled() -> None:
         kernel(q, k, v)
     jax.config.update("jax_enable_x64", True)
     try:
-        result = wrap(lambda q, k, v: jax.nn.softmax(q @ k.mT / 8**0.5) @ v, "jax")(q, k, v)
+        wide = wrap(lambda q, k, v: jax.nn.softmax(q @ k.mT / 8**0.5) @ v, "jax")
+        result = wide(q, k, v)
     finally:
         jax.config.update("jax_enable_x64", False)
     assert result.dtype == np.float64

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(
     events: list[Any] = []
 
     def first(q: Any, k: Any, v: Any) -> Any:
-        events.append((str(q.dtype), q.device.type, q.shape, q.stride(), q.data_ptr()))
+        bits = (str(q.dtype), q.device.type, q.shape)
+        events.append((*bits, q.stride(), q.data_ptr()))
         return q.clone()
 
     result = wrap(first, "torch", device=device)(array, array, array)
@@ -77,10 +79,10 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(
     assert (kind, on, shape) == (f"torch.{dtype}", device, array.shape)
     if array.size:
         used = [i for i, n in enumerate(array.shape) if n > 1]
-        assert [stride[i] * array.itemsize for i in used] == [array.strides[i] for i in used]
-        assert (address == array.ctypes.data) == (
-            device == "cpu" and array.flags.writeable and array.flags.aligned
-        )
+        strides = [array.strides[i] for i in used]
+        assert [stride[i] * array.itemsize for i in used] == strides
+        in_place = device == "cpu" and array.flags.writeable and array.flags.aligned
+        assert (address == array.ctypes.data) == in_place
     assert same_bits(result, array)
 
 
@@ -88,10 +90,10 @@ def test_torch_gets_and_gives_the_very_bits_and_strides(
 def test_every_sixteen_bit_pattern_survives(dtype: str) -> None:
     patterns = np.arange(2**16, dtype=np.uint16)
     array = np.tile(patterns, 4).view(float_dtype(dtype)).reshape(1, 1, 4, -1)
-    assert same_bits(wrap(lambda q, k, v: q.clone(), "torch")(array, array, array), array)
-    assert same_bits(
-        wrap(lambda q, k, v: q.mT, "torch")(array, array, array), array.swapaxes(-1, -2)
-    )
+    copies = wrap(lambda q, k, v: q.clone(), "torch")
+    assert same_bits(copies(array, array, array), array)
+    turns = wrap(lambda q, k, v: q.mT, "torch")
+    assert same_bits(turns(array, array, array), array.swapaxes(-1, -2))
 
 
 @pytest.mark.parametrize("change", [backwards, in_a_record])
@@ -123,7 +125,8 @@ def test_a_function_that_changes_its_inputs_is_seen(device: str, dtype: str, nam
     array = layouts(dtype)[name]
     before = array.copy()
     mask = np.ones((4, 4), bool)
-    wrap(scales, "torch", device=device)(array.copy(), array, array.copy(), mask=mask)
+    kernel = wrap(scales, "torch", device=device)
+    kernel(array.copy(), array, array.copy(), mask=mask)
     assert (array[..., 1] == 3).all()
     assert same_bits(array[..., 2:], before[..., 2:])
     assert not mask[:, 0].any()
@@ -144,7 +147,8 @@ def test_the_gaps_between_elements_are_there_too(device: str) -> None:
         wide[..., -1] = 7
         return result
 
-    assert wrap(reaches_over, "torch", device=device)(part.copy(), part, part.copy()) == 12
+    kernel = wrap(reaches_over, "torch", device=device)
+    assert kernel(part.copy(), part, part.copy()) == 12
     assert (whole[0, 0, :3, -1] == 7).all()
     assert np.isnan(whole[0, 0, :, 4:7]).all()
 
@@ -158,16 +162,18 @@ def test_a_copy_has_what_is_around_the_array(device: str, read_only: bool, dtype
 
     def looks_around(q: Any, k: Any, v: Any) -> Any:
         ahead = k.as_strided((1,), (1,), k.storage_offset() - 1)
-        behind = k.as_strided((1,), (1,), k.storage_offset() + k.numel())
-        result = ahead.clone(), behind.clone()
+        end = k.storage_offset() + k.numel()
+        behind = k.as_strided((1,), (1,), end)
+        copies = ahead.clone(), behind.clone()
         if not read_only:
             behind += 2
-        return result
+        return copies
 
     memory = np.arange(40).astype(float_dtype(dtype))
     array = memory[5:29].reshape(1, 2, 3, 4)
     array.flags.writeable = not read_only
-    ahead, behind = wrap(looks_around, "torch", device=device)(array.copy(), array, array.copy())
+    kernel = wrap(looks_around, "torch", device=device)
+    ahead, behind = kernel(array.copy(), array, array.copy())
     assert (ahead, behind) == (4, 29)
     assert memory[29] == (29 if read_only else 31)
     assert (memory[:29] == np.arange(29)).all()
@@ -189,38 +195,50 @@ def test_writing_into_a_read_only_array_is_refused(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_keywords_reach_the_function(device: str) -> None:
-    value: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
 
-    def takes(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        value.update(keywords)
+    def takes(q: Any, k: Any, v: Any, **of_call: Any) -> Any:
+        keywords.update(of_call)
         return q, k.float().sum(-1), [v][0]
 
     q, k, v = inputs()
     mask = np.broadcast_to(np.arange(7) < 3, (5, 7))
-    result = wrap(takes, "torch", device=device)(
-        q, k, v, causal=np.True_, scale=np.float64(0.5), mask=mask, dropout_p=0.1, seed=3
+    kernel = wrap(takes, "torch", device=device)
+    outputs = kernel(
+        q,
+        k,
+        v,
+        causal=np.True_,
+        scale=np.float64(0.5),
+        mask=mask,
+        dropout_p=0.1,
+        seed=3,
     )
-    assert isinstance(result, tuple)
-    assert [type(a) for a in result] == [np.ndarray] * 3
-    assert value["causal"] is True
-    assert type(value["scale"]) is float
-    assert (value["scale"], value["dropout_p"], value["seed"]) == (0.5, 0.1, 3)
-    assert value["mask"].dtype == torch.bool
-    assert value["mask"].device.type == device
-    assert value["mask"].stride() == (0, 1)
-    assert (value["mask"].cpu().numpy() == mask).all()
+    assert isinstance(outputs, tuple)
+    assert [type(output) for output in outputs] == [np.ndarray] * 3
+    assert keywords["causal"] is True
+    assert type(keywords["scale"]) is float
+    assert keywords["scale"] == 0.5
+    assert keywords["dropout_p"] == 0.1
+    assert keywords["seed"] == 3
+    assert keywords["mask"].dtype == torch.bool
+    assert keywords["mask"].device.type == device
+    assert keywords["mask"].stride() == (0, 1)
+    assert (keywords["mask"].cpu().numpy() == mask).all()
 
 
 def test_results_that_require_grad_are_detached() -> None:
     weight = torch.ones(8, requires_grad=True)
     q, k, v = inputs()
-    assert same_bits(wrap(lambda q, k, v: q * weight, "torch")(q, k, v), q)
+    weighted = wrap(lambda q, k, v: q * weight, "torch")
+    assert same_bits(weighted(q, k, v), q)
 
 
 def test_what_torch_does_not_have_is_refused() -> None:
     q, k, v = inputs()
+    first = wrap(lambda q, k, v: q, "torch")
     with pytest.raises(ValueError, match="k has dtype complex64; expected one that torch has"):
-        wrap(lambda q, k, v: q, "torch")(q, k.astype(np.complex64), v)
+        first(q, k.astype(np.complex64), v)
     with pytest.raises(
         ValueError, match="<lambda> returned an object of type int; expected a torch array"
     ):
@@ -262,7 +280,8 @@ def test_sdpa_gradients_against_the_reference(device: str, name: str | None, cas
     if name == "FLASH_ATTENTION" and (device == "cuda" or case == "d_v"):
         pytest.skip("this backend does not take it")
     (q, k, v), keywords, mask = problem(SDPA_CASES[case], "float32")
-    do = np.random.default_rng(2).standard_normal((*q.shape[:3], v.shape[3])).astype(np.float32)
+    normal = np.random.default_rng(2).standard_normal((*q.shape[:3], v.shape[3]))
+    do = normal.astype(np.float32)
     untouched = [a.copy() for a in (q, k, v, do)]
     with backend(name):
         dq, dk, dv = wrap(sdpa(), "torch", convention="sdpa", device=device).backward(
@@ -271,32 +290,40 @@ def test_sdpa_gradients_against_the_reference(device: str, name: str | None, cas
     K, V = (grouped(a, q.shape[1]) for a in (k, v))
     expected = gradients(q, K, V, do, scale=keywords.get("scale"), mask=mask)
     close(dq, expected.dQ)
-    for result, whole, a in ((dk, expected.dK, k), (dv, expected.dV, v)):
-        close(result, whole.reshape(a.shape[0], a.shape[1], -1, *a.shape[2:]).sum(axis=2))
-    assert all(same_bits(a, b) for a, b in zip((q, k, v, do), untouched, strict=True))
+    for gradient, of_heads, a in ((dk, expected.dK, k), (dv, expected.dV, v)):
+        B, H_kv, N, width = a.shape
+        close(gradient, of_heads.reshape(B, H_kv, -1, N, width).sum(axis=2))
+    for operand, copy in zip((q, k, v, do), untouched, strict=True):
+        assert same_bits(operand, copy)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_sdpa_gets_strides_and_one_mask_of_four_axes(device: str) -> None:
-    result: dict[str, Any] = {}
+    events: dict[str, Any] = {}
 
     def records(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        result.update(keywords, strides=(q.stride(), k.stride(), v.stride()))
+        strides = [q.stride(), k.stride(), v.stride()]
+        events.update(keywords, strides=strides)
         return sdpa()(q, k, v, **keywords)
 
     q, k, v = (a.swapaxes(1, 2).copy().swapaxes(1, 2) for a in inputs())
+    strides = []
+    for array in (q, k, v):
+        strides.append(tuple(stride // 4 for stride in array.strides))
     kernel = wrap(records, "torch", convention="sdpa", device=device)
     kernel(q, k, v)
-    assert result == {"strides": tuple(tuple(s // 4 for s in a.strides) for a in (q, k, v))}
+    assert events == {"strides": strides}
     kernel(q, k, v, causal=True, scale=2.0)
-    assert (result.pop("is_causal"), result.pop("scale")) == (True, 2.0)
+    assert events.pop("is_causal") is True
+    assert events.pop("scale") == 2.0
     kernel(q, k, v, causal=True, mask=np.ones(7, bool))
-    assert "is_causal" not in result
-    assert (result.pop("attn_mask").cpu().numpy() == np.tri(5, 7, dtype=bool)[None, None]).all()
+    assert "is_causal" not in events
+    attn_mask = events.pop("attn_mask").cpu().numpy()
+    assert (attn_mask == np.tri(5, 7, dtype=bool)[None, None]).all()
     kernel(q, k, v, mask=np.ones((2, 1, 1, 7), bool))
-    assert result["attn_mask"].shape == (2, 1, 1, 7)
+    assert events["attn_mask"].shape == (2, 1, 1, 7)
     kernel(q, k[:, :1], v[:, :1])
-    assert result["enable_gqa"] is True
+    assert events["enable_gqa"] is True
     with pytest.raises(TypeError, match="window"):
         kernel(q, k, v, window=3)
 
@@ -306,7 +333,9 @@ def test_a_seed_repeats_dropout_and_leaves_the_generator(device: str) -> None:
     q, k, v = inputs(N_q=20, N_k=20)
     kernel = wrap(sdpa(), "torch", convention="sdpa", device=device)
     state = torch.get_rng_state()
-    once, again, other = (kernel(q, k, v, dropout_p=0.5, seed=seed) for seed in (1, 1, 2))
+    once = kernel(q, k, v, dropout_p=0.5, seed=1)
+    again = kernel(q, k, v, dropout_p=0.5, seed=1)
+    other = kernel(q, k, v, dropout_p=0.5, seed=2)
     assert (torch.get_rng_state() == state).all()
     assert same_bits(once, again)
     assert not same_bits(once, other)
@@ -328,12 +357,16 @@ def flash_attn_func(
 ) -> Any:
     """Do what flash_attn's function of that name documents, in plain torch."""
     q, k, v = (a.transpose(1, 2).float() for a in (q, k, v))
-    k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], dim=1) for a in (k, v))
+    group = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(group, dim=1)
+    v = v.repeat_interleave(group, dim=1)
     N_q = q.shape[2]
     N_k = k.shape[2]
-    S = q @ k.mT * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    tau = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    S = q @ k.mT * tau
     if causal:
-        S = S.masked_fill(~S.new_ones(N_q, N_k).bool().tril(N_k - N_q), float("-inf"))
+        allowed = S.new_ones(N_q, N_k).bool().tril(N_k - N_q)
+        S = S.masked_fill(~allowed, float("-inf"))
     lse = S.logsumexp(-1)
     empty = lse == float("-inf")
     P = (S - lse.masked_fill(empty, 0)[..., None]).exp()
@@ -344,7 +377,10 @@ def flash_attn_func(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("N_q", "N_k"), [(5, 7), (7, 5), (1, 4), (6, 6)])
+@pytest.mark.parametrize(
+    ("N_q", "N_k"),
+    [(5, 7), (7, 5), (1, 4), (6, 6)],
+)
 def test_flash_attn_against_the_reference(
     device: str, N_q: int, N_k: int, causal: bool, scale: float | None
 ) -> None:
@@ -353,7 +389,9 @@ def test_flash_attn_against_the_reference(
     if scale is not None:
         keywords["scale"] = scale
     mask = np.tri(N_q, N_k, N_k - N_q, dtype=bool) if causal else None
-    expected = attention_with_statistics(q, grouped(k, 4), grouped(v, 4), scale=scale, mask=mask)
+    K = grouped(k, 4)
+    V = grouped(v, 4)
+    expected = attention_with_statistics(q, K, V, scale=scale, mask=mask)
     transposed = [a.swapaxes(1, 2) for a in (q, k, v)]
     kernel = wrap(flash_attn_func, "torch", convention="flash_attn", device=device)
     O = kernel(*transposed, **keywords)
@@ -366,30 +404,39 @@ def test_flash_attn_against_the_reference(
     assert same_bits(again, O)
     empty = expected.l == 0
     assert (lse[empty] == np.inf).all()
-    close(lse[~empty], expected.m[~empty] + np.log(expected.l[~empty]))
+    want_lse = expected.m + np.log(np.where(empty, 1, expected.l))
+    close(lse[~empty], want_lse[~empty])
 
     do = np.random.default_rng(2).standard_normal(q.shape).astype(np.float16)
-    exact = gradients(q, grouped(k, 4), grouped(v, 4), do, scale=scale, mask=mask)
+    exact = gradients(q, K, V, do, scale=scale, mask=mask)
     dq, dk, dv = with_lse.backward(*transposed, do.swapaxes(1, 2), **keywords)
     close(dq.swapaxes(1, 2), exact.dQ, 1e-2)
-    close(dk.swapaxes(1, 2), exact.dK.reshape(2, 2, 2, N_k, 8).sum(axis=2), 1e-2)
-    close(dv.swapaxes(1, 2), exact.dV.reshape(2, 2, 2, N_k, 8).sum(axis=2), 1e-2)
+    of_groups = (2, 2, 2, N_k, 8)
+    close(dk.swapaxes(1, 2), exact.dK.reshape(of_groups).sum(axis=2), 1e-2)
+    close(dv.swapaxes(1, 2), exact.dV.reshape(of_groups).sum(axis=2), 1e-2)
     assert repr(with_lse) == "<flash_attn_func on torch, wrapped for NumPy>"
 
 
 def test_flash_attn_takes_no_masks() -> None:
     q, k, v = (a.swapaxes(1, 2) for a in inputs(dtype="float16"))
-    with pytest.raises(
-        ValueError, match="mask is given; expected none, which flash_attn does not take"
-    ):
-        wrap(flash_attn_func, "torch", convention="flash_attn")(q, k, v, mask=np.ones((5, 7), bool))
+    mask = np.ones((5, 7), bool)
+    kernel = wrap(flash_attn_func, "torch", convention="flash_attn")
+    message = "mask is given; expected none, which flash_attn does not take"
+    with pytest.raises(ValueError, match=message):
+        kernel(q, k, v, mask=mask)
 
 
 FLEX: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal, grouped": {"causal": True, "group": 2},
     "masked": {"mask": "dense", "causal": True, "d_v": 5},
-    "all": {"softcap": 0.5, "alibi": True, "bias": "dense", "window": (2, 1), "scale": -0.3},
+    "all": {
+        "softcap": 0.5,
+        "alibi": True,
+        "bias": "dense",
+        "window": (2, 1),
+        "scale": -0.3,
+    },
     "rows without keys": {"mask": "rows"},
 }
 
@@ -407,27 +454,24 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
         attention = functools.partial(flex.flex_attention, return_lse=True)
     wrapped = wrap(attention, "torch", convention="flex_attention", device=device)
     kernel = Kernel(wrapped, wrapped.spec(lse="natural"))
+    case = Case(B=2, H_kv=2, N_q=3, N_k=5, d=8)
     for name, changes in FLEX.items():
-        case = Case(**{"B": 2, "H_kv": 2, "N_q": 3, "N_k": 5, "d": 8, **changes})
         for check in ("oracle", "log_sum_exp", "empty_rows"):
-            result = try_check(CHECKS[check], kernel, case)
-            assert result is None or not result.failed, (name, result)
+            finding = try_check(CHECKS[check], kernel, replace(case, **changes))
+            assert finding is None or not finding.failed, (name, finding)
 
     def capped_late(q: Any, k: Any, v: Any, score_mod: Any, **more: Any) -> Any:
-        return attention(
-            q, k, v, lambda s, *index: 0.5 * torch.tanh(score_mod(s, *index) / 0.5), **more
-        )
+        def capped(s: Any, *index: Any) -> Any:
+            return 0.5 * torch.tanh(score_mod(s, *index) / 0.5)
+
+        return attention(q, k, v, capped, **more)
 
     def at_the_bottom(q: Any, k: Any, v: Any, block_mask: Any, **more: Any) -> Any:
-        causal_mask = lambda b, h, i, j: i + k.shape[2] - q.shape[2] >= j  # noqa: E731
-        return attention(
-            q,
-            k,
-            v,
-            None,
-            flex.create_block_mask(causal_mask, None, None, q.shape[2], k.shape[2], device),
-            **more,
-        )
+        N_q = q.shape[2]
+        N_k = k.shape[2]
+        causal_mask = lambda b, h, i, j: i + N_k - N_q >= j  # noqa: E731
+        mask = flex.create_block_mask(causal_mask, None, None, N_q, N_k, device)
+        return attention(q, k, v, None, mask, **more)
 
     for wrong, changes in (
         (capped_late, {"softcap": 0.5, "bias": "dense"}),
@@ -435,10 +479,10 @@ def test_flex_attention_passes_and_its_bugs_show(device: str, how: str) -> None:
     ):
         wrapped = wrap(wrong, "torch", convention="flex_attention", device=device)
         kernel = Kernel(wrapped, wrapped.spec(lse="natural"))
-        result = try_check(CHECKS["oracle"], kernel, Case(N_q=3, N_k=5, d=8, **changes))
-        assert result is not None
-        assert result.failed
-        assert not result.broken
+        finding = try_check(CHECKS["oracle"], kernel, Case(N_q=3, N_k=5, d=8, **changes))
+        assert finding is not None
+        assert finding.failed
+        assert not finding.broken
 
 
 def test_a_packed_function_s_gradients_are_those_of_autograd() -> None:
@@ -452,28 +496,35 @@ def test_a_packed_function_s_gradients_are_those_of_autograd() -> None:
         **_: Any,
     ) -> Any:
         q, k, v = (a.float() for a in (q, k, v))
-        ends = zip(cu_seqlens_q, cu_seqlens_q[1:], cu_seqlens_k, cu_seqlens_k[1:], strict=False)
-        each = [
-            sdpa()(*(a.transpose(0, 1) for a in (q[a:b], k[c:e], v[c:e]))).transpose(0, 1)
-            for a, b, c, e in ends
-        ]
-        return torch.cat([*each, 0 * q[int(cu_seqlens_q[-1]) :].nan_to_num()]).half()
+        ends_q = cu_seqlens_q.tolist()
+        ends_k = cu_seqlens_k.tolist()
+        outputs = []
+        for s in range(len(ends_q) - 1):
+            of_q = slice(ends_q[s], ends_q[s + 1])
+            of_k = slice(ends_k[s], ends_k[s + 1])
+            heads_first = (a.transpose(0, 1) for a in (q[of_q], k[of_k], v[of_k]))
+            outputs.append(sdpa()(*heads_first).transpose(0, 1))
+        behind = 0 * q[ends_q[-1] :].nan_to_num()
+        return torch.cat([*outputs, behind]).half()
 
     kernel = wrap(packed, "torch", convention="flash_attn_varlen")
-    assert check_attention(
+    report = check_attention(
         kernel,
         kernel.spec(causal=None, scale=False, gqa=False, head_dims=(8,)),
         max_examples=8,
         backward=kernel.backward,
         checks=["oracle", "gradients"],
-    ).ok
+    )
+    assert report.ok
 
 
 def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:
     q, k, v = inputs(N_k=5)
+    detached = wrap(lambda q, k, v: q.detach(), "torch")
     with pytest.raises(ValueError, match="does not require grad"):
-        wrap(lambda q, k, v: q.detach(), "torch").backward(q, k, v, q)
-    dq, dk, dv = wrap(lambda q, k, v: (2 * q, k), "torch").backward(q, k, v, q)
+        detached.backward(q, k, v, q)
+    doubles = wrap(lambda q, k, v: (2 * q, k), "torch")
+    dq, dk, dv = doubles.backward(q, k, v, q)
     assert same_bits(dq, 2 * q)
     assert not dk.any()
     assert not dv.any()
@@ -587,8 +638,13 @@ def test_a_backward_pass_of_one_s_own_is_checked_in_python_and_by_the_command(
     exec(OWN, own)
     fn = wrap(own[forward], "torch")
     back = fn.backward if backward == "auto" else wrap(own[backward], "torch")
-    arguments: dict[str, Any] = {"checks": OF_GRADIENTS, "max_examples": 40, "on_fail": "return"}
-    result = check_attention(fn, Spec(**DECLARED), backward=back, **arguments)
-    assert {each.check for each in result.failures} == {
-        each["check"] for each in report["failures"]
-    }
+    again = check_attention(
+        fn,
+        Spec(**DECLARED),
+        backward=back,
+        checks=OF_GRADIENTS,
+        max_examples=40,
+        on_fail="return",
+    )
+    checks_that_fail = {failure["check"] for failure in report["failures"]}
+    assert {failure.check for failure in again.failures} == checks_that_fail
