@@ -30,6 +30,7 @@ from flashsim.tracing.planting import mutated
 from tests import masks
 
 Array = NDArray[Any]
+Arguments = dict[str, Any]  # by keyword, of a call
 # for what is asked of each of many algorithms
 FEW = settings(max_examples=settings().max_examples // 2)
 DTYPES = {
