@@ -649,8 +649,8 @@ def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
         wide = of_heads.astype(np.float32)
         total = wide[0] + wide[1] + wide[2]
         assert np.array_equal(hbm.peek(name)[0], total.astype(np.float16))
-    moved = {name: (array.reads, array.writes) for name, array in hbm.traffic.by_array.items()}
-    assert moved == {
+    traffic = {name: (array.reads, array.writes) for name, array in hbm.traffic.by_array.items()}
+    assert traffic == {
         "dK_parts": (21, 0),
         "dV_parts": (36, 0),
         "dK": (0, 7),

@@ -61,12 +61,12 @@ def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(
 ) -> None:
     arguments = {"M": 100, "block_mask": "live"}
     back = BACKWARD["block_sparse"]
-    left_to_fit = arguments | {"sizing": "fit"}
-    chosen = comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, left_to_fit)
-    assert isinstance(chosen["sizing"], Fixed)
-    asked_for = arguments | sizes
-    kept = comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, asked_for)
-    assert kept == asked_for
+    fit = arguments | {"sizing": "fit"}
+    for_both = comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, fit)
+    assert isinstance(for_both["sizing"], Fixed)
+    own = arguments | sizes
+    for_both = comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, own)
+    assert for_both == own
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])

@@ -200,8 +200,8 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
         ours: Counter[tuple[str, str]] = Counter()
         for array, accesses in tally.hbm.by_array.items():
             of = "C" if name == "mla" and array in "KV" else array
-            moved = {(of, "read"): accesses.reads, (of, "write"): accesses.writes}
-            ours += Counter(moved)
+            traffic = {(of, "read"): accesses.reads, (of, "write"): accesses.writes}
+            ours += Counter(traffic)
         if name == "mla_expanded":
             sizes: Arguments = {
                 "queries": arguments["M"],

@@ -81,10 +81,8 @@ def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) 
 def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problems_made, forms = (
-        mock.Mock(wraps=OneHead.__post_init__),
-        mock.Mock(wraps=FormAtProblem.accesses),
-    )
+    problems_made = mock.Mock(wraps=OneHead.__post_init__)
+    forms = mock.Mock(wraps=FormAtProblem.accesses)
     monkeypatch.setattr(OneHead, "__post_init__", lambda p: problems_made(p))
     monkeypatch.setattr(FormAtProblem, "accesses", lambda one, *blocks: forms(one, *blocks))
     tuned = tune(N=2048, d=64, M=4096, causal=causal)

@@ -323,7 +323,8 @@ def test_a_bias_that_is_added_wrongly_is_noticed(
 ) -> None:
     swap(TileMask.__call__, before, after, monkeypatch)
     case = Case("gaussian", 8, 8, 3, 3, "float64", 0, 4, 4)
-    (Q, K, V), bias = case.inputs(), of(case, True, True)
+    Q, K, V = case.inputs()
+    bias = of(case, True, True)
     run = flashsim.forward("flash", Q, K, V, **asked(case, bias, "flash"))
     bound = error_bound(Q, K, V, bias=bias, **rounding("flash", run.blocks))
     assert of_bound(run.O, attention(Q, K, V, bias=bias), bound) > 1

@@ -37,7 +37,8 @@ class Foreign:
             return self.array.__dlpack__()
         capsule = self.array.view(np.uint16).__dlpack__()
         pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        pointer.restype = ctypes.c_void_p
+        pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + 20).value = 4
         return capsule
 
@@ -95,7 +96,8 @@ def test_a_capsule_with_a_version_and_memory_pinned_for_a_device_are_read_too() 
         def __dlpack__(self, **options: Any) -> Any:
             capsule = self.array.view(np.uint16).__dlpack__(max_version=(1, 0))
             pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            pointer.restype = ctypes.c_void_p
+            pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
             ctypes.c_uint8.from_address(pointer(capsule, b"dltensor_versioned") + 32 + 20).value = 4
             return capsule
 

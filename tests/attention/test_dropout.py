@@ -51,7 +51,8 @@ def test_philox_gives_the_published_answers(counter: str, key: str, output: str)
 
 def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
     """One counter at a time, in Python's own integers, as the paper's figure prints it."""
-    (c0, c1, c2, c3), (k0, k1) = counter, key
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
     for _ in range(10):
         high_0, low_0 = divmod(0xD2511F53 * c0, 2**32)
         high_1, low_1 = divmod(0xCD9E8D57 * c2, 2**32)

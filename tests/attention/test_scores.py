@@ -54,10 +54,10 @@ def asked(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a run is asked, and what the oracle is told."""
     rule: Mask = SoftCap(cap)
-    messages = {"softcap": cap, **case.oracle}
+    oracle = {"softcap": cap, **case.oracle}
     if slope is not None:
         rule = ALiBi(slope) & rule
-        messages = messages | {"bias": linear(case.N_q, case.N_k, slope)}
+        oracle = oracle | {"bias": linear(case.N_q, case.N_k, slope)}
     mask, _ = case.masked()
     blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
     options = {
@@ -66,7 +66,7 @@ def asked(
         "blocks": blocks,
     }
     options["M"] = 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
-    return options, messages
+    return options, oracle
 
 
 @pytest.mark.parametrize("name", TAKE)
@@ -77,10 +77,10 @@ def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
 ) -> None:
     case = case.for_algorithm(name)
     Q, K, V = case.inputs()
-    options, messages = asked(case, cap, slope, name)
+    options, oracle = asked(case, cap, slope, name)
     run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
-    want = attention(Q, K, V, **messages)
-    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **messages)
+    want = attention(Q, K, V, **oracle)
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
     assert of_bound(run.O, want, bound) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
     assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
@@ -95,11 +95,11 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
 ) -> None:
     Q, K, V = case.inputs()
     dO = case.dO()
-    options, messages = asked(case, cap, None if biased else slope, name)
+    options, oracle = asked(case, cap, None if biased else slope, name)
     if biased:
         own = np.random.default_rng(case.seed)
         bias = own.normal(size=(case.N_q, case.N_k)).astype(np.float32)
-        messages["bias"] = bias
+        oracle["bias"] = bias
         options["mask"] = Bias(bias) & options["mask"]
     if name == "block_sparse":
         options["block_mask"] = "live"
@@ -107,14 +107,14 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     run = flashsim.forward(forward_name, Q, K, V, **options, seed=case.seed)
     result = flashsim.backward(name, run, dO)
     rounded = backward_rounding(name, run.blocks, result.blocks)
-    bounds = gradient_bounds(Q, K, V, dO, **rounded, **messages)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
     computed = (result.dQ, result.dK, result.dV)
-    expected = gradients(Q, K, V, dO, **messages)
+    expected = gradients(Q, K, V, dO, **oracle)
     for gradient, want, most in zip(computed, expected, bounds, strict=True):
         assert of_bound(gradient, want, most) <= 1
     if biased:
-        most = bias_gradient_bound(Q, K, V, dO, **rounded, **messages)
-        assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **messages), most) <= 1
+        most = bias_gradient_bound(Q, K, V, dO, **rounded, **oracle)
+        assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **oracle), most) <= 1
     arguments = {**case.shape, "dtype": case.dtype, **options}
     exact = theory.exact(name, direction="backward", **arguments)
     tally = flashsim.count(name, direction="backward", **arguments)
@@ -166,7 +166,7 @@ def test_each_head_has_its_slope(gqa: str, slopes: Array) -> None:
     """Query heads that share a KV head: in rows of their own, and interleaved."""
     Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
     K, V = rng.normal(size=(2, 3, 2, 7, 3))
-    messages: dict[str, Any] = {
+    oracle: dict[str, Any] = {
         "bias": slopes[..., None, None] * linear(6, 7, 1.0),
         "softcap": 1.5,
         "mask": np.tri(6, 7, 1) > 0,
@@ -183,10 +183,10 @@ def test_each_head_has_its_slope(gqa: str, slopes: Array) -> None:
         M=300,
     )
     whole = Q, K.repeat(2, 1), V.repeat(2, 1)
-    O = attention(*whole, **messages)
+    O = attention(*whole, **oracle)
     assert np.allclose(run.O, O, rtol=0, atol=1e-12)
     result = flashsim.backward("q_outer", run, dO)
-    dQ, dK, dV = gradients(*whole, dO, **messages)
+    dQ, dK, dV = gradients(*whole, dO, **oracle)
     assert np.allclose(result.dQ, dQ, rtol=0, atol=1e-12)
     for ours, each in ((result.dK, dK), (result.dV, dV)):
         of_groups = each.reshape(3, 2, 2, 7, 3).sum(2)
@@ -333,12 +333,12 @@ def test_a_modification_that_is_wrong_is_noticed(
     swap(function, before, after, monkeypatch)
     Q, K, V = CASE.inputs()
     dO = CASE.dO()
-    options, messages = asked(CASE, 3.0, 0.25, "q_outer")
+    options, oracle = asked(CASE, 3.0, 0.25, "q_outer")
     run = flashsim.forward("q_outer", Q, K, V, **options)
     result = flashsim.backward("q_outer", run, dO)
     rounded = backward_rounding("q_outer", run.blocks)
-    bounds = gradient_bounds(Q, K, V, dO, **rounded, **messages)
-    want = gradients(Q, K, V, dO, **messages)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
+    want = gradients(Q, K, V, dO, **oracle)
     assert of_bound(result.dQ, want.dQ, bounds.dQ) > 1
 
 

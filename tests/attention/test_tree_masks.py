@@ -305,14 +305,14 @@ def equals_the_oracle(
     keep = None
     if dropout_p:
         keep = flashsim.dropout.keep_mask(draft.seed, dropout_p, draft.n, draft.N_k)
-    text: dict[str, Any] = {"mask": oracle, "keep": keep, "dropout_p": dropout_p}
-    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **text)
-    assert of_bound(run.O, attention(Q, K, V, **text), bound) <= 1
+    reference_options: Arguments = {"mask": oracle, "keep": keep, "dropout_p": dropout_p}
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **reference_options)
+    assert of_bound(run.O, attention(Q, K, V, **reference_options), bound) <= 1
     for back in backward_passes(name):
         result = flashsim.backward(back, run, dO)
         rounded = backward_rounding(back, run.blocks, result.blocks)
-        bounds = gradient_bounds(Q, K, V, dO, **rounded, **text)
-        expected = gradients(Q, K, V, dO, **text)
+        bounds = gradient_bounds(Q, K, V, dO, **rounded, **reference_options)
+        expected = gradients(Q, K, V, dO, **reference_options)
         for part, want, most in zip(GRADIENTS, expected, bounds, strict=True):
             assert of_bound(getattr(result, part), want, most) <= 1, part
 
@@ -394,7 +394,8 @@ def test_numbers_come_from_the_words_in_hbm(monkeypatch: pytest.MonkeyPatch) -> 
     """
     draft = Draft(33, 5, "any", 4, 3, "float64", 0, 4, 9)
     Q, K, V, _ = draft.inputs()
-    packed, chain = tree_mask._packed, np.tri(33, dtype=bool)
+    packed = tree_mask._packed
+    chain = np.tri(33, dtype=bool)
     monkeypatch.setattr(tree_mask, "_packed", lambda attends: packed(chain))
     causal = np.tri(33, 38, 5, dtype=bool)
     for name in MASKED:

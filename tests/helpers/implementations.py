@@ -184,7 +184,8 @@ def _sdpa(backend: str | None) -> Subject:
     if backend is not None:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        plain, forced = fn, getattr(SDPBackend, backend)
+        plain = fn
+        forced = getattr(SDPBackend, backend)
 
         def fn(*args: Any, **options: Any) -> Any:
             with sdpa_kernel(forced):

@@ -121,7 +121,10 @@ def lengths(
 ) -> tuple[list[int], list[int]]:
     """N_s and n_s of up to 4 sequences, often 0, 1, or equal."""
     b = int(rng.integers(1, 5))
-    N, n = (rng.integers(0, end, b) * (rng.random(b) > 0.15) for end in most)  # some are 0
+    N = rng.integers(0, most[0], b)
+    n = rng.integers(0, most[1], b)
+    N = np.where(rng.random(b) > 0.15, N, 0)
+    n = np.where(rng.random(b) > 0.15, n, 0)
     n = np.where(rng.random(b) < 0.2, N, n)
     return N.tolist(), n.tolist()
 
@@ -191,7 +194,8 @@ def in_pages(
 def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
     Q, K, V, options = arrays(rng)
     p = int(rng.integers(1, 7))
-    how: Arguments = {"page": p, "tail": ("rows", "page")[int(rng.integers(2))]}
+    tail = ("rows", "page")[int(rng.integers(2))]
+    how: Arguments = {"page": p, "tail": tail}
     how |= scheduled(rng)
     if splits:
         how["splits"] = int(rng.integers(1, 5))
@@ -373,11 +377,16 @@ def float_of_8_bits(X: Array, mantissa: int, least: int, most: float) -> Array:
     return np.asarray(nearest.clip(-most, most))
 
 
+def of_unequal_rows(rng: np.random.Generator, X: Array) -> Array:
+    """X (H, n, d), each row times a size of its own."""
+    return X * np.exp(rng.normal(size=(1, X.shape[1], 1)))
+
+
 def fp8(rng: np.random.Generator) -> Drawn:
     """Sizes differ by token, so that no group's scale is another's."""
     Q, K, V, options = arrays(rng)
-    K = [k * np.exp(rng.normal(size=(1, k.shape[1], 1))) for k in K]
-    V = [v * np.exp(rng.normal(size=(1, v.shape[1], 1))) for v in V]
+    K = [of_unequal_rows(rng, k) for k in K]
+    V = [of_unequal_rows(rng, v) for v in V]
     types = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))
     name, mantissa, least, most = types[int(rng.integers(2))]
     group = None if rng.random() < 0.3 else int(rng.integers(1, 6))
