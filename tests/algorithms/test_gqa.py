@@ -54,6 +54,7 @@ from tests.helpers.cases import (
     room_for,
     same,
     swap,
+    tile_ends,
     unnoticed,
     with_trace,
 )
@@ -370,7 +371,7 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
     for top, left in ((0, 0), (5, 0), (0, 3), (5, 3)):
         bottom = min(top + 5, 9)
         right = min(left + 3, 5)
-        ends = [np.array([end]) for end in (top, bottom, left, right)]
+        ends = tile_ends(top, bottom, left, right)
         tile = want[top:bottom, left:right]
         (live,) = together.live(*ends, rows, (0,))
         (full,) = together.full(*ends, rows, (0,))
@@ -398,7 +399,7 @@ def test_a_tile_of_one_position_of_each_head_is_full_where_that_position_has_all
     together = groups.grouped(SlidingWindow(0, 0), 2, 3)
     rows = Shape(6, 3, 2, 2)
     for top, bottom, full in ((0, 2, True), (0, 3, False), (2, 4, False)):
-        ends = [np.array([end]) for end in (top, bottom, 0, 1)]
+        ends = tile_ends(top, bottom, 0, 1)
         assert together.full(*ends, rows, ()) == [full]
 
 

@@ -135,13 +135,14 @@ def test_a_function_may_take_options_of_its_own(tmp_path: Path) -> None:
     tiles: Arguments = {"blocks": (4, 5), "M": 200}
     once = flashsim.forward(two_sweeps, Q, K, V, **tiles)
     K_once = flashsim.forward(loads, Q, K, V, **tiles).hbm.by_array["K"].reads
-    run = flashsim.forward(loads, Q, K, V, times=2, **tiles)
+    twice: Arguments = {"times": 2, **tiles}
+    run = flashsim.forward(loads, Q, K, V, **twice)
     assert run.hbm.by_array["K"].reads == K_once * 3 // 2
     assert np.array_equal(run.O, once.O)
     lengths: Arguments = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3}
     lengths["dtype"] = "float64"
-    assert flashsim.count(loads, **lengths, heads=2, times=2, **tiles).hbm == run.hbm
-    traced = flashsim.trace(loads, Q, K, V, head=1, times=2, **tiles)
+    assert flashsim.count(loads, **lengths, heads=2, **twice).hbm == run.hbm
+    traced = flashsim.trace(loads, Q, K, V, head=1, **twice)
     assert "times 2" in traced.about.options
     ranges: dict[str, Any] = {"blocks": [(4, 5)], "times": [1, 2]}
     swept = flashsim.sweep(loads, **lengths, heads=2, M=200, **ranges)

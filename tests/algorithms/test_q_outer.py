@@ -17,7 +17,7 @@ from flashsim.attention.masks.paddings import KeyPadding
 from flashsim.attention.masks.rules import Causal, Mask, SlidingWindow
 from flashsim.attention.shapes import Blocks, Shape
 from flashsim.memory.sram import Event
-from tests.helpers.cases import Arguments, Array, of_bound, swap
+from tests.helpers.cases import Arguments, Array, of_bound, swap, tile_ends
 
 
 def inputs(*shape: int) -> tuple[Array, Array, Array, Array]:
@@ -40,8 +40,9 @@ class Seen:
     def __call__(self, event: Event) -> None:
         if event.kind in ("load", "store"):
             self.moved.append(event.name)
-        is_masked_tile = event.name == "S_masked_ij" and event.tile is not None
-        if is_masked_tile and np.isneginf(event.tile).any():
+        if event.name != "S_masked_ij" or event.tile is None:
+            return
+        if np.isneginf(event.tile).any():
             self.masked.append(tuple(index for _, index in event.loops))
 
 
@@ -150,7 +151,7 @@ def taken_for_full(mask: Mask, shape: Shape, B_r: int, B_c: int) -> list[bool]:
     for top, left in itertools.product(tops, lefts):
         bottom = min(top + B_r, shape.N_q)
         right = min(left + B_c, shape.N_k)
-        ends = [np.array([end]) for end in (top, bottom, left, right)]
+        ends = tile_ends(top, bottom, left, right)
         (full,) = mask.full(*ends, shape, ())
         all_allowed = allowed[top:bottom, left:right].all()
         mistakes.append(bool(full) != bool(all_allowed))

@@ -195,7 +195,7 @@ def test_the_search_of_the_theorem_misses_nothing_of_a_small_problem(
 
 
 def points(n: int) -> list[tuple[int, int, int]]:
-    return list(product(range(n), repeat=3))
+    return [(x, y, z) for x, y, z in product(range(n), repeat=3)]
 
 
 @given(chosen=st.sets(st.sampled_from(points(5))))
@@ -373,8 +373,8 @@ def test_one_element_or_one_phase_more_than_is_proved_is_refused(direction: str)
     """By the combined bound, of many and of few, by what is compulsory, without phases, and by
     the theorem alone.
     """
-    alone = flashsim.prove(N=1024, d=64, M=25_600, direction=direction)
-    alone = alone.certificate()
+    of_the_theorem = flashsim.prove(N=1024, d=64, M=25_600, direction=direction)
+    alone = of_the_theorem.certificate()
     small: Arguments = {"N": 2, "d": 2, "M": 90, "causal": True}
     one = flashsim.prove(**small, direction=direction)
     few = json.loads(proved_of_few(direction))

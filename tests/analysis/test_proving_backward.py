@@ -100,7 +100,7 @@ def brute(Y: int, delta: int) -> Any:
     """Return G² by trying every A and c."""
 
     def squared(A: int, c: int) -> float:
-        cubic = A**3 / (432**0.5 * delta**2)
+        cubic: float = A**3 / (432**0.5 * delta**2)
         return (Y - A - c) * (cubic + A * c)
 
     squares = [squared(A, c) for A in range(Y + 1) for c in range(Y + 1 - A)]

@@ -693,7 +693,7 @@ def test_where_one_moves_fewer_than_another() -> None:
         assert run["of"] == 59
     for d in (16, 64):
         runs = sweep.where_fewer("flash", "standard", along="N")
-        fewer_by_runs = []
+        fewer_by_runs: list[int] = []
         for run in runs:
             if run["d"] == d:
                 fewer_by_runs += range(run["from"], run["to"] + 1)
@@ -844,8 +844,8 @@ def test_a_picture_has_a_line_for_each_combination() -> None:
         sweep.plot(y="status")
     with pytest.raises(ValueError, match="no row has both"):
         flashsim.sweep(N=[0, -1], d=4).plot()
-    for lengths in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by
-        ax = flashsim.sweep("flash", N=lengths, d=64).plot()
+    for ends in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by
+        ax = flashsim.sweep("flash", N=ends, d=64).plot()
         assert ax.get_yscale() == "log"
         low, high = ax.get_ylim()
         assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9

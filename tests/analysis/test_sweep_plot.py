@@ -32,7 +32,7 @@ NAMES = ("FlashAttention", "loops exchanged")
 
 def of_blocks(algorithms: Any = ("flash", "q_outer"), **how: Any) -> Sweep:
     squares = [(side, side) for side in SIZES]
-    arguments = {"N": [1024], "d": [64], "M": [M], "blocks": squares, "check": 0}
+    arguments: Arguments = {"N": [1024], "d": [64], "M": [M], "blocks": squares, "check": 0}
     return flashsim.sweep(algorithms=list(algorithms), **arguments | how)
 
 

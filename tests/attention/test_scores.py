@@ -46,7 +46,8 @@ rng = np.random.default_rng(0)
 def linear(N_q: int, N_k: int, slope: float) -> Array:
     rows = np.arange(N_q)[:, None]
     columns = np.arange(N_k)
-    return -slope * np.abs(rows + N_k - N_q - columns)
+    distances: Array = np.abs(rows + N_k - N_q - columns)
+    return -slope * distances
 
 
 def asked(

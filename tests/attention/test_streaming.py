@@ -6,7 +6,7 @@ import pytest
 import flashsim
 from flashsim import Streaming
 from flashsim.attention.shapes import Shape
-from tests.helpers.cases import Arguments, swap
+from tests.helpers.cases import Arguments, swap, tile_ends
 
 SIZES = [(8, 8), (5, 13), (13, 5), (1, 29), (12, 30)]
 
@@ -23,7 +23,7 @@ def tiles_of(N_q: int, N_k: int, sinks: int, window: int) -> None:
         live = 0
         for left in range(0, N_k, B_c):
             right = min(left + B_c, N_k)
-            ends = np.array([[top], [end], [left], [right]])
+            ends = tile_ends(top, end, left, right)
             tile = whole[top:end, left:right]
             (is_live,) = mask.live(*ends, shape, ())
             (is_full,) = mask.full(*ends, shape, ())

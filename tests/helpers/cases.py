@@ -500,6 +500,13 @@ def operands(
     return Q, K, V
 
 
+def tile_ends(top: int, bottom: int, left: int, right: int) -> tuple[Array, Array, Array, Array]:
+    """Of one tile: its first row and the end of its rows, its first column and the end of these, as
+    a mask takes them.
+    """
+    return np.array([top]), np.array([bottom]), np.array([left]), np.array([right])
+
+
 def with_trace(
     call: Callable[..., Any], *inputs: Any, observers: Sequence[Observer] = (), **options: Any
 ) -> tuple[Any, Trace]:

@@ -439,8 +439,8 @@ def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
     assert sram.flops.matmul == 7 * 3 * len(Q)
     assert sram.flops.other == 7 * 2 * len(Q)
     # the first turn that is taken stands for its like
-    for turns, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
-        where = np.isin(range(5), turns)
+    for indices, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
+        where = np.isin(range(5), indices)
         assert list(sram.loop(5, where=where)) == stand
 
 

@@ -223,11 +223,11 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
             rounded = reference.backward_rounding(backward, run.blocks, value.blocks)
             for head, _, oracle in oracles(run, case, options):
                 arrays = (Q[head], K[head], V[head], dO[head])
-                want = reference.gradients(*arrays, **oracle)
+                exact = reference.gradients(*arrays, **oracle)
                 bounds = reference.gradient_bounds(*arrays, **rounded, **oracle)
                 for part in ("dQ", "dK", "dV"):
                     result = getattr(value, part)[head]
-                    assert of_bound(result, getattr(want, part), getattr(bounds, part)) <= 1, (
+                    assert of_bound(result, getattr(exact, part), getattr(bounds, part)) <= 1, (
                         backward,
                         part,
                     )

@@ -112,8 +112,8 @@ def loads(
     for (of, i, k), moment in moments.items():
         for one in MEETINGS[of][0]:
             for other in MEETINGS[of][1]:
-                meeting = (stay((one, i), moment), stay((other, k), moment))
-                weights[frozenset(meeting)] = 1
+                pair_of_stays = (stay((one, i), moment), stay((other, k), moment))
+                weights[frozenset(pair_of_stays)] = 1
         if of == "dQ":
             continue
         later = moments["dQ", i, k]

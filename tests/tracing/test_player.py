@@ -915,11 +915,10 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
             line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()
         ] == [text]
     page.click("#next-difference")
+    values_right: list[Any] = [right.events[index.last].value for index in right.steps]
+    values_wrong: list[Any] = [wrong.events[index.last].value for index in right.steps]
     same_until = 0
-    while np.array_equal(
-        right.events[right.steps[same_until].last].value,
-        wrong.events[right.steps[same_until].last].value,
-    ):
+    while np.array_equal(values_right[same_until], values_wrong[same_until]):
         same_until += 1
     assert step(page) == same_until
     assert right.steps[same_until].label == "line 15"

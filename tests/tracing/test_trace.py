@@ -158,10 +158,8 @@ def test_every_event_is_kept_with_the_state_after_it_to_the_end(name: str, direc
 
 def test_blocks_say_where_they_are_and_at_which_line() -> None:
     trace = recorded()
-    moves = []
-    others = []
-    for event in trace.events:
-        (moves if event.kind in ("load", "store") else others).append(event)
+    moves = [event for event in trace.events if event.kind in ("load", "store")]
+    others = [event for event in trace.events if event.kind not in ("load", "store")]
     where = {event.name: event.where for event in moves}
     assert where["Q[4]"] == ((12, 13), (0, 4))
     assert where["K[1]"] == ((5, 10), (0, 4))
