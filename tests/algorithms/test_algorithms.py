@@ -33,7 +33,7 @@ from flashsim.reference import (
 )
 from flashsim.tracing.observers import InductionInvariant
 from tests.contract.sources import on_the_memory, tree_of
-from tests.helpers.cases import DTYPES, FEW, Case, cases, of_bound, room_for
+from tests.helpers.cases import DTYPES, FEW, Arguments, Case, cases, of_bound, room_for
 
 
 def in_its_blocks(case: Case) -> dict[str, Any]:
@@ -48,7 +48,8 @@ def test_an_algorithm_is_asked_for_what_it_takes(
     parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FORWARD, "flash", replace(FORWARD["flash"], parts=parts))
-    case = Case("gaussian", 5, 5, 2, 2, "float64", 0, 2, 2, "causal", 0.3).for_algorithm("flash")
+    case = Case("gaussian", 5, 5, 2, 2, "float64", 0, 2, 2, "causal", 0.3)
+    case = case.for_algorithm("flash")
     assert (case.mask, case.dropout_p) == (
         "causal" if "MASK" in parts else "none",
         0.3 if "dropout" in parts else 0.0,
@@ -62,7 +63,8 @@ def test_the_paper_s_numbers_for_one_shape() -> None:
     T_c = 11
     tally = flashsim.count("flash_basic", N=N, d=d, M=25_600, sizing="paper")
     assert tally.blocks == Blocks(64, 100, N_q=1024, N_k=1024)
-    assert tally.hbm.reads == 2 * N * d + T_c * (2 * N * d + 2 * N) == 1_595_392
+    one_pass = 2 * N * d + 2 * N
+    assert tally.hbm.reads == 2 * N * d + T_c * one_pass == 1_595_392
     assert tally.hbm.init_writes == N * d + 2 * N == 67_584
     assert tally.hbm.writes == 67_584 + T_c * (N * d + 2 * N) == 811_008
     assert tally.hbm.extra == 2 * N
@@ -78,16 +80,17 @@ def test_the_paper_s_numbers_for_one_shape() -> None:
 def test_the_induction_holds_after_every_outer_step(case: Case) -> None:
     steps = InductionInvariant()
     Q, K, V = case.inputs()
-    run = flashsim.forward("flash_basic", Q, K, V, **in_its_blocks(case), observers=[steps])
-    assert [step.j for step in steps.steps] == list(range(run.blocks.T_c))
-    assert [step.keys for step in steps.steps] == [
-        min((j + 1) * run.blocks.B_c, case.N_k) for j in range(run.blocks.T_c)
-    ]
+    options = in_its_blocks(case)
+    run = flashsim.forward("flash_basic", Q, K, V, **options, observers=[steps])
+    B_c = run.blocks.B_c
+    T_c = run.blocks.T_c
+    assert [step.j for step in steps.steps] == list(range(T_c))
+    assert [step.keys for step in steps.steps] == [min((j + 1) * B_c, case.N_k) for j in range(T_c)]
 
 
 def test_scale_multiplies_the_scores() -> None:
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.normal(size=(20, 4)) for _ in range(3))
+    Q, K, V = rng.normal(size=(3, 20, 4))
     for name in FORWARD:
         for scale in (None, 0.3, -1.0, 0.0, 2):
             run = flashsim.forward(name, Q, K, V, M=128, scale=scale)
@@ -117,9 +120,8 @@ def test_bytes_count_each_array_at_its_own_item_size() -> None:
         "l": 4,
         "m": 4,
     }
-    assert {
-        a.itemsize for a in flashsim.forward("standard", x, x, x, M=64).hbm.by_array.values()
-    } == {2}
+    arrays = flashsim.forward("standard", x, x, x, M=64).hbm.by_array
+    assert {array.itemsize for array in arrays.values()} == {2}
 
 
 @given(
@@ -134,7 +136,7 @@ def test_bytes_count_each_array_at_its_own_item_size() -> None:
 def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
     name: str, N_q: int, N_k: int, d: int, d_v: int, extra: int
 ) -> None:
-    shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
+    shape: Arguments = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
     with pytest.raises(ValueError, match="at least M = ") as caught:
         flashsim.count(name, **shape, M=1, sizing="fit")
     result = re.search(r"at least M = ([\d,]+)", str(caught.value))
@@ -144,10 +146,11 @@ def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
     if least > 1:
         with pytest.raises(ValueError, match="too small"):
             flashsim.count(name, **shape, M=least - 1, sizing="fit")
-    fit = flashsim.count(name, **shape, M=least + extra, sizing="fit")
+    M = least + extra
+    fit = flashsim.count(name, **shape, M=M, sizing="fit")
     assert fit.sram.enforced
-    assert fit.sram.peak <= least + extra
-    assert fit.blocks == theory.exact(name, **shape, M=least + extra, sizing="fit").blocks
+    assert fit.sram.peak <= M
+    assert fit.blocks == theory.exact(name, **shape, M=M, sizing="fit").blocks
 
 
 def test_paper_sizing_reports_a_peak_above_m_and_blocks_enforce_it() -> None:

@@ -25,6 +25,8 @@ from flashsim.reference import (
 from tests.helpers.cases import (
     DROPOUTS,
     MASKS,
+    Arguments,
+    Array,
     Case,
     cases,
     forward_of,
@@ -33,6 +35,7 @@ from tests.helpers.cases import (
 )
 
 PARTS = ("dQ", "dK", "dV")
+PADDED = Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding")
 
 
 @pytest.mark.parametrize("name", BACKWARD)
@@ -45,29 +48,27 @@ def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> N
     """
     rng = np.random.default_rng(0)
     case = Case("gaussian", 9, 12, 4, 3, "float64", 1, 3, 5, "causal & padding", 0.3)
-    h, dO, (Q, K, V) = 1e-4, case.dO(), case.inputs()
-    options: dict[str, Any] = {"M": room_for(3, 5, 4, 3, 12), "blocks": (3, 5), **case.options}
-    result = flashsim.backward(
-        name, flashsim.forward(forward_of(name), Q, K, V, **options), dO, M=10**4
-    )
+    Q, K, V = case.inputs()
+    dO = case.dO()
+    h = 1e-4
+    options: Arguments = {"M": room_for(3, 5, 4, 3, 12), "blocks": (3, 5)}
+    options |= case.options
+    run = flashsim.forward(forward_of(name), Q, K, V, **options)
+    result = flashsim.backward(name, run, dO, M=10**4)
     assert case.masked()[1] is not None
 
-    def f(step: list[Any]) -> float:
-        traffic = [a + s for a, s in zip((Q, K, V), step, strict=True)]
-        return float(
-            (
-                dO
-                * flashsim.forward(
-                    forward_of(name), traffic[0], traffic[1], traffic[2], **options
-                ).O
-            ).sum()
-        )
+    def f(position: int, step: Array) -> float:
+        operands = [Q, K, V]
+        operands[position] = operands[position] + step
+        O = flashsim.forward(forward_of(name), *operands, **options).O
+        return float((dO * O).sum())
 
     for position, part in enumerate(PARTS):
-        step: list[Any] = [0.0, 0.0, 0.0]
-        step[position] = direction = rng.normal(size=(Q, K, V)[position].shape)
-        slope = (f([h * s for s in step]) - f([-h * s for s in step])) / (2 * h)
-        want = float((getattr(result, part) * direction).sum())
+        gradient = getattr(result, part)
+        direction = rng.normal(size=gradient.shape)
+        rise = f(position, h * direction) - f(position, -h * direction)
+        slope = rise / (2 * h)
+        want = float((gradient * direction).sum())
         assert abs(want) > 1e-3  # something to see
         assert abs(slope - want) <= 1e-6 * np.abs(dO).sum()
 
@@ -78,7 +79,8 @@ def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> N
 def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
     case = Case("gaussian", 13, 22, 4, 3, "float64", 1, 3, 5, "all together", 0.3)
     Q, K, V = case.inputs()
-    run = flashsim.forward(forward_of(name), Q, K, V, M=10**4, blocks=(3, 5), **case.options)
+    options: Arguments = {"M": 10**4, "blocks": (3, 5), **case.options}
+    run = flashsim.forward(forward_of(name), Q, K, V, **options)
     choices: tuple[dict[str, Any], ...] = (
         {},
         {"M": 300, "sizing": "fit"},
@@ -86,16 +88,15 @@ def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
         {"sizing": "paper", "M": 64},
     )
     want = gradients(Q, K, V, case.dO(), **case.oracle)
-    events = set()
+    sizes = set()
     for choice in choices:
         result = flashsim.backward(name, run, case.dO(), **choice)
-        events.add(result.blocks)
+        sizes.add(result.blocks)
         rounded = backward_rounding(name, run.blocks, result.blocks)
-        for part, bound in zip(
-            PARTS, gradient_bounds(Q, K, V, case.dO(), **rounded, **case.oracle), strict=True
-        ):
+        bounds = gradient_bounds(Q, K, V, case.dO(), **rounded, **case.oracle)
+        for part, bound in zip(PARTS, bounds, strict=True):
             assert of_bound(getattr(result, part), getattr(want, part), bound) <= 1
-    assert len(events) >= 3
+    assert len(sizes) >= 3
 
 
 @pytest.mark.parametrize("name", BACKWARD)
@@ -110,8 +111,8 @@ def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
     power=st.integers(0, 18),
     blocks=st.tuples(st.integers(1, 18), st.integers(1, 18)),
 )
-@example(case=Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding"), power=4, blocks=(5, 1))
-@example(case=Case("gaussian", 13, 13, 7, 7, "float32", 0, 1, 8, "padding"), power=5, blocks=(5, 1))
+@example(case=PADDED, power=4, blocks=(5, 1))
+@example(case=PADDED, power=5, blocks=(5, 1))
 def test_weights_are_at_most_1_however_large_the_scores(
     name: str, case: Case, power: int, blocks: tuple[int, int]
 ) -> None:
@@ -122,26 +123,29 @@ def test_weights_are_at_most_1_however_large_the_scores(
     Q = Q * Q.dtype.type(10.0**power)
     K = K * K.dtype.type(10.0**power)
     dO = case.dO()
-    other: dict[str, Any] = {} if "block_mask" in BACKWARD[name].parts else {"blocks": blocks}
+    other: Arguments = {"blocks": blocks}
+    if "block_mask" in BACKWARD[name].parts:
+        del other["blocks"]
     try:
-        run = flashsim.forward(
-            forward_of(name), Q, K, V, M=10**5, blocks=(case.B_r, case.B_c), **case.options
-        )
+        tiles = (case.B_r, case.B_c)
+        run = flashsim.forward(forward_of(name), Q, K, V, M=10**5, blocks=tiles, **case.options)
         result = flashsim.backward(name, run, dO, **other)
     except ValueError as error:
         if re.search("too large: .* ends at", str(error)):
             return
         raise
-    wide = np.abs(dO.astype(np.float64))
     gain = 1 / (1 - case.dropout_p)
-    assert np.abs(result.dV.astype(np.float64)).max() <= gain * wide.sum(axis=0).max() * 1.01
+    column_sums = np.abs(dO.astype(np.float64)).sum(axis=0)
+    largest_dV = np.abs(result.dV.astype(np.float64)).max()
+    assert largest_dV <= gain * column_sums.max() * 1.01
     exact_O = attention(Q, K, V, **case.oracle)
-    bound_O = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **case.oracle)
+    rounded = rounding(forward_of(name), run.blocks)
+    bound_O = error_bound(Q, K, V, **rounded, **case.oracle)
     assert of_bound(run.O, exact_O, bound_O) <= 1
-    bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **case.oracle
-    )
-    for part, want, bound in zip(PARTS, gradients(Q, K, V, dO, **case.oracle), bounds, strict=True):
+    exact = gradients(Q, K, V, dO, **case.oracle)
+    rounded = backward_rounding(name, run.blocks, result.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **case.oracle)
+    for part, want, bound in zip(PARTS, exact, bounds, strict=True):
         assert np.isfinite(getattr(result, part).astype(np.float64)).all()
         assert np.isfinite(bound).all()
         assert of_bound(getattr(result, part), want, bound) <= 1, part
@@ -151,9 +155,11 @@ def test_the_bounds_are_no_blank_cheque() -> None:
     """On Gaussian data a few hundred roundoffs of gradients of size 1."""
     rng = np.random.default_rng(0)
     wide = [rng.normal(size=(64, 16)) for _ in range(4)]
-    for dtype, most in ((np.float64, 2e-12), (np.float32, 1e-3), (np.float16, 0.2)):
+    largest = {np.float64: 2e-12, np.float32: 1e-3, np.float16: 0.2}
+    for dtype, most in largest.items():
         Q, K, V, dO = (a.astype(dtype) for a in wide)
-        assert max(bound.max() for bound in gradient_bounds(Q, K, V, dO, steps=4)) < most
+        for bound in gradient_bounds(Q, K, V, dO, steps=4):
+            assert bound.max() < most
 
 
 @pytest.mark.slow
@@ -165,7 +171,9 @@ def test_real_data_with_its_padding(name: str) -> None:
     sample = load_sample(padded=True)
     attend = sample_mask()
     heads = (0, 7)
-    Q, K, V = (np.ascontiguousarray(a[heads, :]) for a in (sample.Q, sample.K, sample.V))
+    Q = np.ascontiguousarray(sample.Q[heads, :])
+    K = np.ascontiguousarray(sample.K[heads, :])
+    V = np.ascontiguousarray(sample.V[heads, :])
     # an element or a pair at a time, in Python
     slow = "stream" in name or name in ("memory_efficient", "q_outer_stored")
     step = 16 if slow else 2
@@ -176,21 +184,20 @@ def test_real_data_with_its_padding(name: str) -> None:
     length = int(attend.sum())
     assert 0 < length < len(attend)
     assert attend[:length].all()
-    dO = np.random.default_rng(0).normal(size=V.shape).astype(Q.dtype)
-    oracle: dict[str, Any] = {"mask": attend}
+    rng = np.random.default_rng(0)
+    dO = rng.normal(size=V.shape).astype(Q.dtype)
+    oracle: Arguments = {"mask": attend}
     O = attention(Q, K, V, **oracle)
     want = gradients(Q, K, V, dO, **oracle)
     mask = attend if [*BACKWARD].index(name) % 2 else KeyPadding(length)
     run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=8_000)
-    bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
+    rounded = rounding(forward_of(name), run.blocks)
+    bound = error_bound(Q, K, V, **rounded, **oracle)
     assert of_bound(run.O, O, bound) <= 1
     result = flashsim.backward(name, run, dO)
-    bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **oracle
-    )
-    for part in PARTS:
-        assert of_bound(getattr(result, part), getattr(want, part), getattr(bounds, part)) <= 1, (
-            part
-        )
+    rounded = backward_rounding(name, run.blocks, result.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
+    for part, exact, bound in zip(PARTS, want, bounds, strict=True):
+        assert of_bound(getattr(result, part), exact, bound) <= 1, part
     assert (result.dK[:, length:] == 0).all()
     assert (result.dV[:, length:] == 0).all()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import Generator
 
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
@@ -46,12 +47,14 @@ from tests.helpers.cases import (
     DTYPES,
     FEW,
     MASKS,
+    Arguments,
     Array,
     exact_of,
     of_bound,
     room_for,
     same,
     swap,
+    tile_ends,
     unnoticed,
     with_trace,
 )
@@ -59,31 +62,33 @@ from tests.helpers.cases import (
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
 Masked = tuple[Any, Array | None]
+MaskMaker = Callable[[Generator, int, int, int], Masked]
 
 # -------------------------------------------------------------------------------------------------
 # what is drawn
 
 
-def _padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+def _padded(rng: Generator, heads: int, n: int, k: int) -> Masked:
     lengths = rng.integers(0, k + 1, size=heads)
     return KeyPadding(lengths), np.broadcast_to(
         np.arange(k) < lengths[:, None, None], (heads, n, k)
     )
 
 
-def _causal_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+def _causal_and_padded(rng: Generator, heads: int, n: int, k: int) -> Masked:
     padding, allowed = _padded(rng, heads, n, k)
     assert allowed is not None
     return Causal() & padding, allowed & np.tri(n, k, k - n, dtype=bool)
 
 
-def _window_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+def _window_and_padded(rng: Generator, heads: int, n: int, k: int) -> Masked:
     padding, allowed = _padded(rng, heads, n, k)
     assert allowed is not None
-    return padding & SlidingWindow(2, -1), allowed & ~np.tri(n, k, k - n - 3, dtype=bool)
+    in_window = ~np.tri(n, k, k - n - 3, dtype=bool)
+    return padding & SlidingWindow(2, -1), allowed & in_window
 
 
-def _offsets(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+def _offsets(rng: Generator, heads: int, n: int, k: int) -> Masked:
     """Heads with offsets and lengths of their own, and a window that some offsets move away from
     it.
     """
@@ -91,19 +96,22 @@ def _offsets(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
     rows = rng.integers(0, n + 1, size=heads)
     i = np.arange(n)[:, None]
     j = np.arange(k)
-    allowed = (j <= i + offsets[:, None, None]) & (i < rows[:, None, None]) & (j >= i + k - n - 4)
+    causal = j <= i + offsets[:, None, None]
+    real_rows = i < rows[:, None, None]
+    in_window = j >= i + k - n - 4
+    allowed = causal & real_rows & in_window
     return Causal(offset=offsets) & SlidingWindow(4, -1) & QueryPadding(rows), allowed
 
 
-def _arrays(rows: bool, cols: bool) -> Callable[[np.random.Generator, int, int, int], Masked]:
-    def make(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+def _arrays(rows: bool, cols: bool) -> MaskMaker:
+    def make(rng: Generator, heads: int, n: int, k: int) -> Masked:
         array = rng.random((heads, n if rows else 1, k if cols else 1)) < 0.7
         return Dense(array), np.broadcast_to(array, (heads, n, k))
 
     return make
 
 
-def _tree(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+def _tree(rng: Generator, heads: int, n: int, k: int) -> Masked:
     """Where there are keys enough for all nodes."""
     if k < n:
         return None, None
@@ -111,10 +119,11 @@ def _tree(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
     allowed = np.eye(n, dtype=bool)
     for node, parent in enumerate(parents):
         allowed[node] |= allowed[parent] & (parent >= 0)
-    return Tree(parents) & SlidingWindow(k, -1), np.hstack([np.ones((n, k - n), bool), allowed])
+    prefix = np.ones((n, k - n), bool)
+    return Tree(parents) & SlidingWindow(k, -1), np.hstack([prefix, allowed])
 
 
-PER_HEAD: dict[str, Callable[[np.random.Generator, int, int, int], Masked]] = {
+PER_HEAD: dict[str, MaskMaker] = {
     "offset per head": _offsets,
     "padding by head": _padded,
     "causal & padding by head": _causal_and_padded,
@@ -169,7 +178,8 @@ class Shared:
     def masked(self) -> Masked:
         rng = np.random.default_rng((self.seed, 2))
         if self.mask in PER_HEAD:
-            return PER_HEAD[self.mask](rng, self.g * self.H_kv, self.N_q, self.N_k)
+            make = PER_HEAD[self.mask]
+            return make(rng, self.g * self.H_kv, self.N_q, self.N_k)
         return (
             _tree(rng, 1, self.N_q, self.N_k)
             if self.mask == "tree"
@@ -178,12 +188,13 @@ class Shared:
 
     def options(self, name: str) -> dict[str, Any]:
         """As `forward` takes them; Algorithm 1 has neither mask nor dropout."""
-        how: dict[str, Any] = {
+        how: Arguments = {
             "blocks": (self.B_r, self.B_c),
             "M": 4 * room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k),
         }
         if name in DROPPING:
-            how |= {"mask": self.masked()[0], "dropout_p": self.dropout_p, "seed": self.seed}
+            mask, _ = self.masked()
+            how |= {"mask": mask, "dropout_p": self.dropout_p, "seed": self.seed}
         return how
 
     def oracle(self, name: str) -> dict[str, Any]:
@@ -194,7 +205,9 @@ class Shared:
             for h in range(self.heads)
         ]
         lead = () if self.batches is None else (self.batches,)
-        keep = np.array(kept).reshape(*lead, -1, self.N_q, self.N_k) if self.dropout_p else None
+        keep = None
+        if self.dropout_p:
+            keep = np.array(kept).reshape(*lead, -1, self.N_q, self.N_k)
         return {"mask": self.masked()[1], "keep": keep, "dropout_p": self.dropout_p}
 
     @property
@@ -237,13 +250,20 @@ def packed(a: Array, g: int) -> Array:
     """(..., H_q, N, w) to (..., H_kv, g·N, w), a row at a time."""
     heads = a.shape[-3]
     n = a.shape[-2]
-    rows = [[a[..., g * k + r % g, r // g, :] for r in range(g * n)] for k in range(heads // g)]
-    return np.stack([np.stack(of_group, axis=-2) for of_group in rows], axis=-3)
+    packed_heads = []
+    for kv_head in range(heads // g):
+        rows = []
+        for row in range(g * n):
+            position, member = divmod(row, g)
+            rows.append(a[..., g * kv_head + member, position, :])
+        packed_heads.append(np.stack(rows, axis=-2))
+    return np.stack(packed_heads, axis=-3)
 
 
 def over_groups(a: Array, g: int) -> Array:
     """(..., H_q, N_k, w) to (..., H_kv, g, N_k, w)."""
-    return a.reshape(*a.shape[:-3], -1, g, *a.shape[-2:])
+    *lead, heads, n, width = a.shape
+    return a.reshape(*lead, heads // g, g, n, width)
 
 
 def backward_of(name: str) -> list[str]:
@@ -276,27 +296,33 @@ def of_gradients(case: Shared, back: str, run: flashsim.Result, value: flashsim.
     repeats = Q, repeated(K, g), repeated(V, g), dO
     want = gradients(*repeats, **oracle)
     rounded = backward_rounding(back, run.blocks, value.blocks)
-    sums = [over_groups(a, g).sum(axis=-3) for a in (want.dK, want.dV)]
+    dK_by_group = over_groups(want.dK, g)
+    dV_by_group = over_groups(want.dV, g)
     if run.problem.gqa == "separate":
         bounds = gradient_bounds(*repeats, **rounded, **oracle)
-        dQ = bounds.dQ
-        parts = zip((want.dK, want.dV), (bounds.dK, bounds.dV), strict=True)
-        summed = [
-            group_bound(over_groups(a, g), over_groups(b, g), stored=K.dtype) for a, b in parts
-        ]
-        within = bounds.dQ, *((bounds.dK, bounds.dV) if g == 1 else summed)
+        bound_dQ = bounds.dQ
+        bound_dK = bounds.dK
+        bound_dV = bounds.dV
+        if g > 1:
+            bound_dK = group_bound(dK_by_group, over_groups(bounds.dK, g), stored=K.dtype)
+            bound_dV = group_bound(dV_by_group, over_groups(bounds.dV, g), stored=K.dtype)
     else:
-        lead = Q.shape[:-2]
+        scores = (*Q.shape[:-2], case.N_q, case.N_k)
         for part in ("mask", "keep"):
             if oracle.get(part) is not None:
-                oracle[part] = packed(np.broadcast_to(oracle[part], (*lead, case.N_q, case.N_k)), g)
+                oracle[part] = packed(np.broadcast_to(oracle[part], scores), g)
         bounds = gradient_bounds(packed(Q, g), K, V, packed(dO, g), **rounded, **oracle)
-        dQ = np.empty(Q.shape)
-        for k, r in np.ndindex(case.H_kv, g * case.N_q):
-            dQ[..., g * k + r % g, r // g, :] = bounds.dQ[..., k, r, :]
-        within = dQ, bounds.dK, bounds.dV
-    result = value.dQ, value.dK, value.dV
-    return max(of_bound(*three) for three in zip(result, (want.dQ, *sums), within, strict=True))
+        bound_dQ = np.empty(Q.shape)
+        for kv_head, row in np.ndindex(case.H_kv, g * case.N_q):
+            position, member = divmod(row, g)
+            bound_dQ[..., g * kv_head + member, position, :] = bounds.dQ[..., kv_head, row, :]
+        bound_dK = bounds.dK
+        bound_dV = bounds.dV
+    return max(
+        of_bound(value.dQ, want.dQ, bound_dQ),
+        of_bound(value.dK, dK_by_group.sum(axis=-3), bound_dK),
+        of_bound(value.dV, dV_by_group.sum(axis=-3), bound_dV),
+    )
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)
@@ -308,15 +334,18 @@ def test_both_schedules_compute_what_repeated_heads_would(
 ) -> None:
     """Every mask, by query head too; dropout; a batch axis; H_kv = 1; g = 1; every dtype."""
     Q, K, V, dO = case.inputs()
-    run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
-    assert (run.O.shape, run.O.dtype) == ((*Q.shape[:-1], case.d_v), Q.dtype)
+    options = case.options(name)
+    run = flashsim.forward(name, Q, K, V, gqa=gqa, **options)
+    assert run.O.shape == (*Q.shape[:-1], case.d_v)
+    assert run.O.dtype == Q.dtype
     for statistic in (run.l, run.m, run.lse):
         assert statistic is None or statistic.shape == Q.shape[:-1]
     assert of_output(case, name, run) <= 1
     for back in backward_of(name):
         result = flashsim.backward(back, run, dO)
-        assert [a.shape for a in (result.dQ, result.dK, result.dV)] == [a.shape for a in (Q, K, V)]
-        assert {a.dtype for a in (result.dQ, result.dK, result.dV)} == {Q.dtype}
+        for gradient, operand in ((result.dQ, Q), (result.dK, K), (result.dV, V)):
+            assert gradient.shape == operand.shape
+            assert gradient.dtype == Q.dtype
         assert of_gradients(case, back, run, result) <= 1
 
 
@@ -335,14 +364,19 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
     together = groups.grouped(mask, 3, 3)
     together.check(rows, (1,))
     assert (together.per_head, together.folds) == (mask.per_head, mask.folds)
-    (want,) = packed(np.broadcast_to(True if allowed is None else allowed, (3, 3, 5)), 3)
+    allowed_everywhere = np.broadcast_to(True if allowed is None else allowed, (3, 3, 5))
+    (want,) = packed(allowed_everywhere, 3)
     assert np.array_equal(together.whole(rows, (0,)), want)
     assert not want[:, together.keys(rows, (0,)) :].any()
     for top, left in ((0, 0), (5, 0), (0, 3), (5, 3)):
-        a, b, c, d = (np.array([n]) for n in (top, min(top + 5, 9), left, min(left + 3, 5)))
-        tile = want[top : top + 5, left : left + 3]
-        assert together.live(a, b, c, d, rows, (0,))[0] or not tile.any()
-        assert tile.all() or not together.full(a, b, c, d, rows, (0,))[0] or mask.dense((0,))
+        bottom = min(top + 5, 9)
+        right = min(left + 3, 5)
+        ends = tile_ends(top, bottom, left, right)
+        tile = want[top:bottom, left:right]
+        (live,) = together.live(*ends, rows, (0,))
+        (full,) = together.full(*ends, rows, (0,))
+        assert live or not tile.any()
+        assert tile.all() or not full or mask.dense((0,))
     tree = together.tree
     if tree is not None and mask.tree is not None:
         assert np.array_equal(tree.attends, mask.tree.attends.repeat(3, axis=0))
@@ -363,49 +397,56 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
 
 def test_a_tile_of_one_position_of_each_head_is_full_where_that_position_has_all_keys() -> None:
     together = groups.grouped(SlidingWindow(0, 0), 2, 3)
-    for rows, full in (((0, 2), True), ((0, 3), False), ((2, 4), False)):
-        top, bottom, left, right = (np.array([end]) for end in (*rows, 0, 1))
-        assert together.full(top, bottom, left, right, Shape(6, 3, 2, 2), ()) == [full]
+    rows = Shape(6, 3, 2, 2)
+    for top, bottom, full in ((0, 2, True), (0, 3, False), (2, 4, False)):
+        ends = tile_ends(top, bottom, 0, 1)
+        assert together.full(*ends, rows, ()) == [full]
 
 
 @pytest.mark.parametrize("name", FORWARD)
 def test_statistics_are_those_of_each_head(name: str) -> None:
     case = Shared(2, 3, 7, 9, 4, 3, "float64", 5, 4, 3, "causal & padding by head", 0.4, 2)
     Q, K, V, _ = case.inputs()
-    alone = flashsim.forward(name, Q, repeated(K, 3), repeated(V, 3), **case.options(name))
+    options = case.options(name)
+    alone = flashsim.forward(name, Q, repeated(K, 3), repeated(V, 3), **options)
     for gqa in SCHEDULES:
-        run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
+        run = flashsim.forward(name, Q, K, V, gqa=gqa, **options)
         for statistic in ("l", "m", "lse"):
-            one = getattr(run, statistic)
-            other = getattr(alone, statistic)
-            assert (one is None and other is None) or np.allclose(one, other, rtol=1e-12, atol=0)
+            grouped = getattr(run, statistic)
+            repeated_heads = getattr(alone, statistic)
+            if grouped is None and repeated_heads is None:
+                continue
+            assert np.allclose(grouped, repeated_heads, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", FORWARD)
 def test_one_query_head_for_each_kv_head_is_as_before_bit_for_bit(name: str) -> None:
     case = Shared(3, 1, 7, 9, 4, 3, "float16", 5, 4, 3, "causal", 0.4)
     Q, K, V, dO = case.inputs()
-    runs = [flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name)) for gqa in SCHEDULES]
-    alone = [flashsim.forward(name, Q[h], K[h], V[h], **case.options(name)) for h in range(3)]
+    options = case.options(name)
+    runs = [flashsim.forward(name, Q, K, V, gqa=gqa, **options) for gqa in SCHEDULES]
+    alone = [flashsim.forward(name, Q[h], K[h], V[h], **options) for h in range(3)]
     assert np.array_equal(runs[0].O, runs[1].O)
     assert np.array_equal(runs[0].O[0], alone[0].O)
-    assert runs[0].hbm == runs[1].hbm == alone[0].hbm.times(3)
+    one_head = alone[0].hbm
+    assert runs[0].hbm == runs[1].hbm == one_head.times(3)
     for back in backward_of(name):
         one, other = (flashsim.backward(back, run, dO) for run in runs)
-        assert all(
-            np.array_equal(getattr(one, part), getattr(other, part)) for part in ("dQ", "dK", "dV")
-        )
-        assert one.hbm == other.hbm == flashsim.backward(back, alone[0], dO[0]).hbm.times(3)
+        for part in ("dQ", "dK", "dV"):
+            assert np.array_equal(getattr(one, part), getattr(other, part))
+        gradients_alone = flashsim.backward(back, alone[0], dO[0])
+        assert one.hbm == other.hbm == gradients_alone.hbm.times(3)
         assert "dK_parts" not in one.hbm.by_array
 
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_what_is_masked_in_a_kv_head_stays_there(name: str) -> None:
     """NaN in keys that no head of the group attends to; of other heads, one attends to more."""
-    Q, K, V, dO = Shared(2, 2, 5, 8, 3, 3, "float64", 1, 3, 3).inputs()
+    case = Shared(2, 2, 5, 8, 3, 3, "float64", 1, 3, 3)
+    Q, K, V, dO = case.inputs()
     K[:, 6:] = V[:, 6:] = np.nan
     for gqa in SCHEDULES:
-        options: dict[str, Any] = {
+        options: Arguments = {
             "mask": KeyPadding([2, 6, 5, 0]),
             "M": 10**4,
             "check_finite": False,
@@ -416,7 +457,8 @@ def test_what_is_masked_in_a_kv_head_stays_there(name: str) -> None:
         assert (run.O[3] == 0).all()
         for back in backward_of(name):
             result = flashsim.backward(back, run, dO, check_finite=False)
-            assert all(np.isfinite(a).all() for a in (result.dQ, result.dK, result.dV))
+            for gradient in (result.dQ, result.dK, result.dV):
+                assert np.isfinite(gradient).all()
             assert (result.dK[:, 6:] == 0).all()
 
 
@@ -424,11 +466,14 @@ def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
     """float16 ends at 65504: dV's parts are ±80,000, and ∞ − ∞ would be NaN."""
     ones = np.ones((1, 1, 1), np.float16)
     V = ones
-    dO = np.stack([np.full((2, 1), 40_000), np.full((2, 1), -40_000)]).astype(np.float16)
+    dO = np.empty((2, 2, 1), np.float16)
+    dO[0] = 40_000
+    dO[1] = -40_000
     Q = np.zeros((2, 2, 1), np.float16)
     with pytest.raises(ValueError, match=r"dV_parts overflows float16, which ends at 6.55e\+04"):
         flashsim.backward("flash", flashsim.forward("flash", Q, ones, V), dO)
-    result = flashsim.backward("flash", flashsim.forward("flash", Q, ones, V, gqa="grouped"), dO)
+    run = flashsim.forward("flash", Q, ones, V, gqa="grouped")
+    result = flashsim.backward("flash", run, dO)
     assert (result.dV == 0).all()
 
 
@@ -444,9 +489,11 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
     Q, K, V, dO = case.inputs()
     how = case.options(name) | {"gqa": gqa}
     if sizing != "blocks":
-        how = {**{key: value for key, value in how.items() if key != "blocks"}, "sizing": sizing}
+        del how["blocks"]
+        how["sizing"] = sizing
     run = flashsim.forward(name, Q, K, V, **how)
-    options = {**case.shape, **{key: value for key, value in how.items() if key != "seed"}}
+    options = {**case.shape, **how}
+    options.pop("seed", None)
     tally = flashsim.count(name, **options)
     exact = exact_of(name, **options)
     same(run, tally)
@@ -480,7 +527,7 @@ def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) 
         {"N": 333, "d": 64, "d_v": 40},
     )
     for shape, kv_heads in zip(shapes, (8, 1, 8), strict=True):
-        options: dict[str, Any] = {
+        options: Arguments = {
             **shape,
             "heads": 32,
             "kv_heads": kv_heads,
@@ -497,17 +544,20 @@ def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) 
 
 def both(name: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """By array, separate and grouped."""
-    separate, grouped = (flashsim.count(name, gqa=gqa, **options).hbm.by_array for gqa in SCHEDULES)
-    return dict(separate), dict(grouped)
+    separate = flashsim.count(name, gqa="separate", **options)
+    grouped = flashsim.count(name, gqa="grouped", **options)
+    return dict(separate.hbm.by_array), dict(grouped.hbm.by_array)
 
 
 def test_algorithm_1_reads_k_and_v_once_a_group_by_hand() -> None:
     """N = 8, d = 2, M = 16: B_r = B_c = 2, Nd = 16. Twelve query heads on three: K and V 12·Nd
     each, or 3·Nd.
     """
-    separate, grouped = both("flash_basic", N=8, d=2, M=16, sizing="paper", heads=12, kv_heads=3)
+    heads: Arguments = {"heads": 12, "kv_heads": 3}
+    separate, grouped = both("flash_basic", N=8, d=2, M=16, sizing="paper", **heads)
     for array in ("K", "V"):
-        assert (separate[array].reads, grouped[array].reads) == (12 * 16, 3 * 16)
+        assert separate[array].reads == 12 * 16
+        assert grouped[array].reads == 3 * 16
         assert separate[array].size == grouped[array].size == 3 * 16
     for array in ("Q", "O", "l", "m"):
         assert separate[array] == grouped[array]
@@ -518,7 +568,7 @@ def test_live_tiles_of_groups_by_hand() -> None:
     """Causal, N = 4, two heads: rows 0 to 3 are positions 0, 0, 1, 1, so of keys in twos the
     first block needs one, of 2 keys.
     """
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N": 4,
         "d": 3,
         "M": 10_000,
@@ -534,17 +584,15 @@ def test_live_tiles_of_groups_by_hand() -> None:
     Q = rng.normal(size=(2, 5, 3))
     K = rng.normal(size=(1, 8, 3))
     V = rng.normal(size=(1, 8, 3))
-    how: dict[str, Any] = {"blocks": (4, 2), "M": 1000, "mask": KeyPadding([2, 7])}
-    separate, grouped = (
-        dict(flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how).hbm.by_array) for gqa in SCHEDULES
-    )
-    assert separate["K"].reads == (2 * 2 + 2 * 8) * 3  # two row blocks each: one tile, and four
+    how: Arguments = {"blocks": (4, 2), "M": 1000, "mask": KeyPadding([2, 7])}
+    runs = [flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how) for gqa in SCHEDULES]
+    reads_separate, reads_grouped = (run.hbm.by_array["K"].reads for run in runs)
+    assert reads_separate == (2 * 2 + 2 * 8) * 3  # two row blocks each: one tile, and four
     # three row blocks, each with rows of the head that attends to more
-    assert grouped["K"].reads == 3 * 8 * 3
+    assert reads_grouped == 3 * 8 * 3
     how = {"M": 100, "gqa": "grouped", "sizing": "fit"}
-    fit, alike = (
-        flashsim.forward("q_outer", Q, K, V, mask=KeyPadding(n), **how) for n in ([2, 7], 7)
-    )
+    fit = flashsim.forward("q_outer", Q, K, V, mask=KeyPadding([2, 7]), **how)
+    alike = flashsim.forward("q_outer", Q, K, V, mask=KeyPadding(7), **how)
     assert fit.blocks == alike.blocks  # blocks that fit, though each head has a mask of its own
     assert fit.sram.peak <= 100
 
@@ -553,7 +601,7 @@ def test_summing_over_groups_by_hand() -> None:
     """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros
     and once more, and read.
     """
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N": 8,
         "d": 2,
         "d_v": 3,
@@ -579,33 +627,37 @@ def test_summing_over_groups_by_hand() -> None:
             0,
             2 * elements,
         )
-        assert (grouped[X].writes, grouped[X].init_writes) == (4 * elements, 2 * elements)
+        assert grouped[X].writes == 4 * elements
+        assert grouped[X].init_writes == 2 * elements
         assert f"{X}_parts" not in grouped
-    assert flashsim.count("flash", gqa="separate", **options).hbm.extra == 6 * (16 + 24)
+    tally = flashsim.count("flash", gqa="separate", **options)
+    assert tally.hbm.extra == 6 * (16 + 24)
 
 
 @pytest.mark.parametrize(("M", "tile"), [(1, 1), (2, 1), (5, 2), (12, 6), (100, 12)])
 def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
     rng = np.random.default_rng(0)
-    parts = rng.normal(size=(3, 7)).astype(np.float16), rng.normal(size=(3, 12)).astype(np.float16)
+    parts = {
+        "dK": rng.normal(size=(3, 7)).astype(np.float16),
+        "dV": rng.normal(size=(3, 12)).astype(np.float16),
+    }
     hbm = HBM()
     sram = SRAM(hbm, M, enforced=M > 1, dtype=np.float32)
-    placed = (
-        hbm.place(name, values)
-        for name, values in zip(("dK_parts", "dV_parts"), parts, strict=True)
-    )
+    placed = [hbm.place(f"{name}_parts", of_heads) for name, of_heads in parts.items()]
     group_sum.sum_over_group(hbm, sram, *placed)
     assert sram.peak == 2 * tile
-    for name, values in zip(("dK", "dV"), parts, strict=True):
-        wide = values.astype(np.float32)
-        assert np.array_equal(hbm.peek(name)[0], (wide[0] + wide[1] + wide[2]).astype(np.float16))
-    assert {name: (a.reads, a.writes) for name, a in hbm.traffic.by_array.items()} == {
+    for name, of_heads in parts.items():
+        wide = of_heads.astype(np.float32)
+        total = wide[0] + wide[1] + wide[2]
+        assert np.array_equal(hbm.peek(name)[0], total.astype(np.float16))
+    traffic = {name: (array.reads, array.writes) for name, array in hbm.traffic.by_array.items()}
+    assert traffic == {
         "dK_parts": (21, 0),
         "dV_parts": (36, 0),
         "dK": (0, 7),
         "dV": (0, 12),
     }
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N": 2,
         "d": 1,
         "M": 3,
@@ -621,15 +673,21 @@ def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
 
 
 def test_progress_is_told_by_problem_and_the_induction_holds_for_groups() -> None:
-    Q, K, V, _ = Shared(2, 3, 7, 9, 4, 3, "float32", 5, 4, 3).inputs()
+    case = Shared(2, 3, 7, 9, 4, 3, "float32", 5, 4, 3)
+    Q, K, V, _ = case.inputs()
     steps = InductionInvariant()
-    flashsim.forward("flash_basic", Q, K, V, gqa="grouped", blocks=(4, 2), M=500, observers=[steps])
+    tiles: Arguments = {"blocks": (4, 2), "M": 500}
+    flashsim.forward("flash_basic", Q, K, V, gqa="grouped", observers=[steps], **tiles)
     assert len(steps.steps) == 2 * 5
     messages: list[tuple[int, int]] = []
-    flashsim.forward("flash", Q, K, V, on_head=lambda *index: messages.append(index))
+
+    def note(*progress: int) -> None:
+        messages.append((progress[0], progress[1]))
+
+    flashsim.forward("flash", Q, K, V, on_head=note)
     assert messages == [(n, 6) for n in range(1, 7)]
     messages.clear()
-    flashsim.forward("flash", Q, K, V, gqa="grouped", on_head=lambda *index: messages.append(index))
+    flashsim.forward("flash", Q, K, V, gqa="grouped", on_head=note)
     assert messages == [(1, 2), (2, 2)]
 
 
@@ -670,9 +728,9 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     for head in range(6):
         one = QKV(Q, K, V, "made up").head(str(head))
-        assert all(
-            map(np.array_equal, (one.Q, one.K, one.V), (Q[head], K[head // 3], V[head // 3]))
-        )
+        assert np.array_equal(one.Q, Q[head])
+        assert np.array_equal(one.K, K[head // 3])
+        assert np.array_equal(one.V, V[head // 3])
 
 
 def test_count_takes_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -717,7 +775,8 @@ def objections(checks: set[str] = CHECKS) -> Iterator[str]:
     schedules = [gqa for gqa in SCHEDULES if any(check.endswith(gqa) for check in checks)]
     for case, name, gqa in product(TRIED, ("flash", "q_outer", "standard"), schedules):
         Q, K, V, dO = case.inputs()
-        run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
+        options = case.options(name) | {"gqa": gqa}
+        run = flashsim.forward(name, Q, K, V, **options)
         if of_output(case, name, run) > 1:
             yield f"exact, {gqa}"
         if all(check.startswith("exact") for check in checks):
@@ -727,12 +786,11 @@ def objections(checks: set[str] = CHECKS) -> Iterator[str]:
             yield f"gradients, {gqa}"
         if case.mask in PER_HEAD:
             continue
-        options = {key: value for key, value in case.options(name).items() if key != "seed"} | {
-            "gqa": gqa
-        }
+        options.pop("seed", None)
         if run.hbm != theory.exact(name, **case.shape, **options).hbm:
             yield f"counts, {gqa}"
-        if result.hbm != theory.exact(name, **case.shape, **options, direction="backward").hbm:
+        exact = theory.exact(name, **case.shape, **options, direction="backward")
+        if result.hbm != exact.hbm:
             yield f"counts backward, {gqa}"
 
 
@@ -931,6 +989,5 @@ def test_the_mask_of_each_query_head_of_a_group_is_what_its_result_attends_to() 
     )
     for head in range(4):
         mask = run.plan.attended((head,))
-        assert np.allclose(
-            run.O[head], attention(Q[head], K[head // 2], V[head // 2], mask=mask), rtol=1e-12
-        )
+        O = attention(Q[head], K[head // 2], V[head // 2], mask=mask)
+        assert np.allclose(run.O[head], O, rtol=1e-12)

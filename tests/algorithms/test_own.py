@@ -36,6 +36,7 @@ from flashsim.memory.hbm import HBM, Matrix
 from flashsim.memory.sram import SRAM
 from flashsim.reference import attention, error_bound, rounding
 from flashsim.theory.formulas import Mean, evaluated
+from tests.helpers.cases import Arguments
 from tests.helpers.own import FORM, SKIPPING, TWO_SWEEPS, module_of
 from tests.helpers.two_sweeps import two_sweeps
 
@@ -46,17 +47,25 @@ V = rng.normal(size=(2, 11, 3))
 
 
 def test_a_function_is_run_counted_bounded_and_traced() -> None:
-    run = flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=200)
+    tiles: Arguments = {"blocks": (4, 5), "M": 200}
+    run = flashsim.forward(two_sweeps, Q, K, V, **tiles)
     assert run.algorithm == "two_sweeps.py:two_sweeps"
     bound = error_bound(Q, K, V, **rounding(two_sweeps, run.blocks))
-    assert (np.abs(run.O - attention(Q, K, V)) <= bound).all()
+    error = np.abs(run.O - attention(Q, K, V))
+    assert (error <= bound).all()
     assert run.l is run.m is run.lse is None
-    tally = flashsim.count(
-        two_sweeps, N_q=9, N_k=11, d=4, d_v=3, heads=2, dtype="float64", blocks=(4, 5), M=200
-    )
+    sizes: Arguments = {
+        "N_q": 9,
+        "N_k": 11,
+        "d": 4,
+        "d_v": 3,
+        "heads": 2,
+        "dtype": "float64",
+    }
+    tally = flashsim.count(two_sweeps, **sizes, **tiles)
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
     assert run.hbm.by_array["K"].reads == 2 * 2 * 3 * 11 * 4  # heads, sweeps, T_r, N_k, d
-    traced = flashsim.trace(two_sweeps, Q, K, V, head=1, blocks=(4, 5), M=200)
+    traced = flashsim.trace(two_sweeps, Q, K, V, head=1, **tiles)
     assert traced.about.title == "two_sweeps"
     (_, first, lines) = traced.about.source[0]
     named = {
@@ -80,9 +89,14 @@ def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
     q = np.zeros((9, 4), np.float16)
     k = K[0].astype(np.float16)
     v = np.abs(V[0]).astype(np.float16)
-    means = np.broadcast_to(v.astype(np.float64).mean(axis=0), (9, 3))
-    want = 2 * ((11 + 8 * (3 + 1)) * 2.0**-24 + 3 * 2.0**-11) * means + 3 * 2.0**-24
-    assert np.allclose(error_bound(q, k, v, **rounded), want, rtol=1e-9, atol=0)
+    means = np.broadcast_to(v.mean(axis=0, dtype=np.float64), (9, 3))
+    roundings_to_float32 = (11 + 8 * (3 + 1)) * 2.0**-24
+    roundings_to_float16 = 3 * 2.0**-11
+    least_float16 = 2.0**-24
+    relative = roundings_to_float32 + roundings_to_float16
+    want = 2 * relative * means + 3 * least_float16
+    bound = error_bound(q, k, v, **rounded)
+    assert np.allclose(bound, want, rtol=1e-9, atol=0)
 
 
 def test_a_function_may_take_parts() -> None:
@@ -104,7 +118,7 @@ def test_a_function_may_take_parts() -> None:
         """
         return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout, sink)
 
-    options: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
+    options: Arguments = {"causal": True, "dropout_p": 0.2, "M": 100}
     assert np.array_equal(
         flashsim.forward(masked, Q, K, V, **options).O,
         flashsim.forward("flash", Q, K, V, **options).O,
@@ -118,20 +132,26 @@ def test_a_function_may_take_parts() -> None:
 
 def test_a_function_may_take_options_of_its_own(tmp_path: Path) -> None:
     loads = module_of(SKIPPING, tmp_path / "loads.py").two_sweeps
-    K_once = flashsim.forward(loads, Q, K, V, blocks=(4, 5), M=200).hbm.by_array["K"].reads
-    twice: dict[str, Any] = {"times": 2, "blocks": (4, 5), "M": 200}
+    tiles: Arguments = {"blocks": (4, 5), "M": 200}
+    once = flashsim.forward(two_sweeps, Q, K, V, **tiles)
+    K_once = flashsim.forward(loads, Q, K, V, **tiles).hbm.by_array["K"].reads
+    twice: Arguments = {"times": 2, **tiles}
     run = flashsim.forward(loads, Q, K, V, **twice)
     assert run.hbm.by_array["K"].reads == K_once * 3 // 2
-    assert np.array_equal(run.O, flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=200).O)
-    lengths: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "dtype": "float64"}
+    assert np.array_equal(run.O, once.O)
+    lengths: Arguments = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3}
+    lengths["dtype"] = "float64"
     assert flashsim.count(loads, **lengths, heads=2, **twice).hbm == run.hbm
-    assert "times 2" in flashsim.trace(loads, Q, K, V, head=1, **twice).about.options
-    swept = flashsim.sweep(loads, **lengths, heads=2, M=200, blocks=[(4, 5)], times=[1, 2])
+    traced = flashsim.trace(loads, Q, K, V, head=1, **twice)
+    assert "times 2" in traced.about.options
+    ranges: dict[str, Any] = {"blocks": [(4, 5)], "times": [1, 2]}
+    swept = flashsim.sweep(loads, **lengths, heads=2, M=200, **ranges)
     assert [row["K_reads_elements"] for row in swept.rows] == [K_once, K_once * 3 // 2]
-    own: list[dict[str, Any]] = [{}, {"times": 2}]
-    tuned = [tune(**lengths, M=200, algorithms=[loads], **each).by_loops for each in own]
-    assert tuned[0]["loads.py:two_sweeps"].accesses < tuned[1]["loads.py:two_sweeps"].accesses
-    assert tuned[0]["flash"] == tuned[1]["flash"]
+    tuned_once = tune(**lengths, M=200, algorithms=[loads]).by_loops
+    tuned_twice = tune(**lengths, M=200, algorithms=[loads], times=2).by_loops  # type: ignore[call-arg]
+    mine = "loads.py:two_sweeps"
+    assert tuned_once[mine].accesses < tuned_twice[mine].accesses
+    assert tuned_once["flash"] == tuned_twice["flash"]
     for call in (
         lambda **own: flashsim.forward(loads, Q, K, V, **own),
         lambda **own: flashsim.count(loads, **lengths, **own),
@@ -183,10 +203,11 @@ def test_a_record_goes_where_its_name_does() -> None:
     mine = replace(FORWARD["flash"], name="mine")
     run = flashsim.forward(mine, Q, K, V, M=100)
     assert run.algorithm == "mine"
-    assert np.array_equal(run.O, flashsim.forward("flash", Q, K, V, M=100).O)
+    theirs = flashsim.forward("flash", Q, K, V, M=100)
+    assert np.array_equal(run.O, theirs.O)
     back = replace(BACKWARD["flash"], name="my backward", of="mine")
     dO = rng.normal(size=run.O.shape)
-    theirs = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=100), dO)
+    theirs = flashsim.backward("flash", theirs, dO)
     assert np.array_equal(flashsim.backward(back, run, dO).dQ, theirs.dQ)
     assert resolve(mine, "forward") is mine
     with pytest.raises(
@@ -256,21 +277,21 @@ BACK = replace(
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices(gqa: str) -> None:
-    options: dict[str, Any] = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
-    own: dict[str, Any] = {"weight": 5}
-    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, **own, **options)
-    theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **options)
+    options: Arguments = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
+    own: Arguments = {"weight": 5}
+    four_heads = np.concatenate([Q, Q])
+    run = flashsim.forward(FORTH, four_heads, K, V, **own, **options)
+    theirs = flashsim.forward("flash", four_heads, K, V, **options)
     dO = rng.normal(size=run.O.shape)
     mine = flashsim.backward(BACK, run, dO)
     want = flashsim.backward("flash", theirs, dO)
-    assert all(
-        np.array_equal(getattr(mine, name), getattr(want, name)) for name in ("dQ", "dK", "dV")
-    )
+    assert np.array_equal(mine.dQ, want.dQ)
+    assert np.array_equal(mine.dK, want.dK)
+    assert np.array_equal(mine.dV, want.dV)
     sums = Q.sum(axis=-1, keepdims=True)  # of heads 2 and 3; grouped, their rows take turns
-    assert np.allclose(
-        SEEN[-1], 5 * (sums[1] if gqa == "separate" else np.stack(sums, axis=1).reshape(-1, 1))
-    )
-    sizes: dict[str, Any] = {
+    last_sums = sums[1] if gqa == "separate" else np.stack(sums, axis=1).reshape(-1, 1)
+    assert np.allclose(SEEN[-1], 5 * last_sums)
+    sizes: Arguments = {
         "N_q": 9,
         "N_k": 11,
         "d": 4,
@@ -282,18 +303,22 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
     back = flashsim.count(BACK, **sizes, **options, **own, direction="backward")
     assert back.hbm == mine.hbm
     assert flashsim.count(FORTH, **sizes, **options, **own).hbm == run.hbm
-    traced = flashsim.trace(BACK, Q, K, V, dO=dO[:2], head=1, blocks=(3, 4), M=200, weight=3)
-    assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
+    tiles: Arguments = {"blocks": (3, 4), "M": 200}
+    traced = flashsim.trace(BACK, Q, K, V, dO=dO[:2], head=1, weight=3, **tiles)
+    assert traced.about.direction == "backward"
+    assert "weight 3" in traced.about.options
 
 
 def test_what_is_returned_besides_reaches_the_backward_pass_too() -> None:
     def returning_it(hbm: HBM, *rest: Any) -> Any:
         return *with_a_statistic(hbm, *rest), hbm.matrix("q_sums")
 
-    forth = replace(FORTH, run=returning_it, returns=("O", "l", "m", "q_sums"), saves=("R",))
+    returns = ("O", "l", "m", "q_sums")
+    forth = replace(FORTH, run=returning_it, returns=returns, saves=("R",))
     run = flashsim.forward(forth, Q, K, V)
     flashsim.backward(replace(BACK, of=forth), run, np.ones_like(run.O))
-    assert np.allclose(SEEN[-1], 2 * Q[1].sum(axis=1, keepdims=True))
+    last_sums = Q[1].sum(axis=1, keepdims=True)
+    assert np.allclose(SEEN[-1], 2 * last_sums)
 
 
 def test_what_a_record_lacks_is_told() -> None:
@@ -314,14 +339,16 @@ def test_what_a_record_lacks_is_told() -> None:
         MemoryModelError, match=r"'back' .* takes q_sums, which 'forth' neither returned nor saved"
     ):
         flashsim.backward(BACK, run, rng.normal(size=run.O.shape))
+    without_kinds = replace(BACK, matrices={})
     with pytest.raises(
         ValueError, match=r"the shape of q_sums is not known; .* matrices=\{'q_sums': Kind"
     ):
-        flashsim.count(replace(BACK, matrices={}), N=8, d=4, direction="backward")
+        flashsim.count(without_kinds, N=8, d=4, direction="backward")
+    of_nothing = replace(BACK, of="nosuch")
     with pytest.raises(
         ValueError, match="'back' is the backward pass of 'nosuch', which is not known"
     ):
-        flashsim.trace(replace(BACK, of="nosuch"), Q[0], K[0], V[0], dO=np.ones((9, 3)))
+        flashsim.trace(of_nothing, Q[0], K[0], V[0], dO=np.ones((9, 3)))
     with pytest.raises(
         ValueError, match="'forth' has the part 'weight'; expected one of tau, MASK"
     ):
@@ -337,7 +364,8 @@ def test_a_record_says_where_its_function_stands() -> None:
 
 
 def test_a_run_can_be_pickled() -> None:
-    run = pickle.loads(pickle.dumps(flashsim.forward("split_kv", Q, K, V, splits=2)))
+    run = flashsim.forward("split_kv", Q, K, V, splits=2)
+    run = pickle.loads(pickle.dumps(run))
     assert run.plan.program is FORWARD["split_kv"]
     assert run.O.shape == (2, 9, 3)
 
@@ -347,7 +375,7 @@ def test_a_form_of_ones_own_equals_the_count(traffic: str, tmp_path: Path) -> No
     form = module_of(
         TWO_SWEEPS + FORM.replace("    traffic=traffic,\n", traffic), tmp_path / "formed.py"
     ).FORM
-    options: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
+    options: Arguments = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
     assert theory.exact(form, **options).hbm == flashsim.count(two_sweeps, **options).hbm
 
 
@@ -371,7 +399,8 @@ def test_a_log_sum_exp_is_taken_from_what_is_returned_and_not_from_what_has_its_
         hbm.full("L", (1, 1), 7.0, sram.dtype)
         return two_sweeps(hbm, sram, Q, K, V, blocks)  # type: ignore[no-untyped-call]
 
-    assert flashsim.forward(keeps_L, Q, K, V, blocks=(4, 5), M=200).lse is None
+    run = flashsim.forward(keeps_L, Q, K, V, blocks=(4, 5), M=200)
+    assert run.lse is None
 
 
 HEAD = """import numpy as np
@@ -771,7 +800,7 @@ def test_ones_own_with_queries_outermost_has_line_1_of_queries(sizing: str) -> N
     """As `tune` finds: not Algorithm 1's proportions, with which K and V would be loaded four
     times as often.
     """
-    sizes: dict[str, Any] = {"N": 1024, "d": 64, "M": 25_600}
+    sizes: Arguments = {"N": 1024, "d": 64, "M": 25_600}
     result = flashsim.count(queries_outermost, **sizes, sizing=sizing)
     own, flashs = (
         flashsim.count(name, **sizes, sizing=sizing).blocks for name in ("q_outer", "flash")
@@ -783,7 +812,8 @@ def test_ones_own_with_queries_outermost_has_line_1_of_queries(sizing: str) -> N
     )
     assert result.hbm.accesses < keys_first.hbm.accesses
     (row,) = flashsim.sweep(queries_outermost, **sizes, sizing=sizing).rows
-    assert (row["B_r"], row["B_c"]) == (result.blocks.B_r, result.blocks.B_c)
+    assert row["B_r"] == result.blocks.B_r
+    assert row["B_c"] == result.blocks.B_c
 
 
 def test_a_backward_pass_that_is_missing_is_described(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from flashsim.memory.sram import SRAM, Event
 from flashsim.memory.turns import FEW, Differs, SlowCountWarning, Turn, Watch
 from flashsim.simulate.matrices import count_program, run_program
 from tests.helpers import own_loops
+from tests.helpers.cases import Arguments
 from tests.helpers.own import module_of
 from tests.helpers.two_sweeps import two_sweeps
 
@@ -45,11 +46,12 @@ def blocks_of(N: int, B_r: int, B_c: int) -> Blocks:
 
 def placed(hbm: HBM, N: int, d: int, blocks: Blocks, divide: bool) -> list[Matrix]:
     rng = np.random.default_rng(0)
-    matrices = [hbm.place(name, rng.normal(size=(N, d))) for name in "QKV"]
-    if divide:
-        rows = blocks.B_r, blocks.B_c, blocks.B_c
-        matrices = [matrix.divide(n) for matrix, n in zip(matrices, rows, strict=True)]
-    return matrices
+    Q = hbm.place("Q", rng.normal(size=(N, d)))
+    K = hbm.place("K", rng.normal(size=(N, d)))
+    V = hbm.place("V", rng.normal(size=(N, d)))
+    if not divide:
+        return [Q, K, V]
+    return [Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)]
 
 
 def executed(
@@ -75,7 +77,8 @@ def memories(
         hbm = HBM(arithmetic=False)
         sram = SRAM(hbm, M, watch=watch, observers=observers)
         N, d, blocks = problem
-        watch.call(function, hbm, sram, *placed(hbm, N, d, blocks, divide), blocks)
+        operands = placed(hbm, N, d, blocks, divide)
+        watch.call(function, hbm, sram, *operands, blocks)
         return hbm, sram
 
     return count_alike(run, observers)
@@ -122,9 +125,10 @@ def test_what_an_index_decides_is_counted_as_it_is_executed(
 def test_count_forward_tune_and_sweep_say_the_same(name: str) -> None:
     function = getattr(own_loops, name)
     Q, K, V = np.random.default_rng(0).normal(size=(3, 50, 4))
-    run = flashsim.forward(function, Q, K, V, M=300, blocks=(6, 7))
+    tiles: Arguments = {"M": 300, "blocks": (6, 7)}
+    run = flashsim.forward(function, Q, K, V, **tiles)
     assert np.allclose(run.O, flashsim.reference.attention(Q, K, V))
-    tally = flashsim.count(function, N=50, d=4, M=300, dtype="float64", blocks=(6, 7))
+    tally = flashsim.count(function, N=50, d=4, dtype="float64", **tiles)
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
 
 
@@ -309,7 +313,8 @@ def test_whatever_is_composed_is_counted_as_it_runs(
 def turns_run(function: Callable[..., Any], N: int, B: int, divide: bool = True) -> int:
     """How many turns are run, of all loops."""
     events: list[Event] = []
-    memories(function, (N, 2, blocks_of(N, B, B)), divide, [events.append])
+    problem = (N, 2, blocks_of(N, B, B))
+    memories(function, problem, divide, [events.append])
     return sum(event.kind == "turn" for event in events)
 
 
@@ -357,7 +362,7 @@ def test_flashsim_s_algorithms_are_counted_alike_as_a_user_s(
 ) -> None:
     if causal and "MASK" not in FORWARD[record.forward_pass].parts:
         return
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
         "N": 40,
         "d": 3,
         "M": 400,
@@ -451,7 +456,8 @@ def test_whatever_is_done_with_an_index_is_noticed(use: Callable[[Any], object])
 def test_an_index_that_an_earlier_count_left_somewhere_is_a_number() -> None:
     watch = Watch()
     watch.begin()
-    turn: Any = Turn(turns._Loop(watch, (__file__, 1), range(8)), range(7, 8))
+    site = (__file__, 1)
+    turn: Any = Turn(turns._Loop(watch, site, range(8)), range(7, 8))
     watch.end()
     assert turn == 7
     assert turn + 1 == 8
@@ -506,18 +512,20 @@ def test_reversed_turns_are_run_and_counted_by_any_memory() -> None:
         for i in reversed(sram.loop(len(Q))):
             sram.load(Q[i])
             events.append(i)
-        assert events == ([7, 6, 0] if fold else [7, 6, 5, 4, 3, 2, 1, 0])
+        all_turns = [7, 6, 5, 4, 3, 2, 1, 0]
+        assert events == ([7, 6, 0] if fold else all_turns)
         assert hbm.traffic.reads == 31
-        some = [*reversed(sram.loop(4, where=np.array([True, False, True, True])))]
+        where = np.array([True, False, True, True])
+        some = [*reversed(sram.loop(4, where=where))]
         assert some == ([3, 0] if fold else [3, 2, 0])
 
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_observers_hear_of_a_count_once_and_as_often_as_it_happens(name: str) -> None:
     events: list[Event] = []
-    hbm, sram = memories(
-        getattr(own_loops, name), (32, 2, blocks_of(32, 3, 5)), False, [events.append]
-    )
+    function = getattr(own_loops, name)
+    problem = (32, 2, blocks_of(32, 3, 5))
+    hbm, sram = memories(function, problem, False, [events.append])
     reads = sum(event.elements * event.times for event in events if event.kind == "load")
     assert reads == hbm.traffic.reads
     assert all(type(index) is int for event in events for _, index in event.loops)
@@ -552,10 +560,10 @@ def doubled(hbm: HBM, sram: SRAM, X: Matrix, blocks: Sizes) -> Matrix:
 
 
 def test_a_program_of_one_s_own_is_counted_as_it_runs() -> None:
-    run = run_program(program_of(doubled), {"X": np.ones((31, 2))}, blocks=(4,), M=100)
-    tally = count_program(
-        program_of(doubled), {"N": 31, "d": 2}, blocks=(4,), M=100, dtype="float64"
-    )
+    program = program_of(doubled)
+    room: Arguments = {"blocks": (4,), "M": 100}
+    run = run_program(program, {"X": np.ones((31, 2))}, **room)
+    tally = count_program(program, {"N": 31, "d": 2}, dtype="float64", **room)
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
     assert run.hbm.reads == 2 * (31 + 3 * 4)
 
@@ -570,19 +578,23 @@ def test_tune_sweep_and_lines_say_what_is_executed(
 ) -> None:
     function = getattr(own_loops, name)
     Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
-    tuned = flashsim.tune.tune(N=40, d=4, M=200, dtype="float64", algorithms=[function])
-    (best,) = (choice for choice in tuned.by_loops.values() if choice.algorithm.endswith(name))
-    run = flashsim.forward(function, Q, K, V, M=200, blocks=(best.blocks.B_r, best.blocks.B_c))
-    assert (best.accesses, best.peak) == (run.hbm.accesses, run.sram.peak)
-    swept = flashsim.sweep(
-        algorithms=[function], N=[40], d=[4], M=[200], dtype="float64", blocks=[(3, 7)]
-    )
+    sizes: Arguments = {"N": 40, "d": 4, "M": 200, "dtype": "float64"}
+    tuned = flashsim.tune.tune(**sizes, algorithms=[function])
+    choices = tuned.by_loops.values()
+    (best,) = (choice for choice in choices if choice.algorithm.endswith(name))
+    blocks = (best.blocks.B_r, best.blocks.B_c)
+    run = flashsim.forward(function, Q, K, V, M=200, blocks=blocks)
+    assert best.accesses == run.hbm.accesses
+    assert best.peak == run.sram.peak
+    swept = flashsim.sweep(algorithms=[function], **sizes, blocks=[(3, 7)])
     (row,) = swept.rows
     run = flashsim.forward(function, Q, K, V, M=200, blocks=(3, 7))
     assert row["accesses_elements"] == run.hbm.accesses
     fit = flashsim.forward(function, Q, K, V, M=200, sizing="fit")
-    tally = flashsim.count(function, N=40, d=4, M=200, sizing="fit", dtype="float64")
-    assert (tally.hbm, tally.sram, tally.blocks) == (fit.hbm, fit.sram, fit.blocks)
+    tally = flashsim.count(function, **sizes, sizing="fit")
+    assert tally.hbm == fit.hbm
+    assert tally.sram == fit.sram
+    assert tally.blocks == fit.blocks
     how = ["--N", "40", "--d", "4", "--M", "200", "--blocks", "3", "7", "--dtype", "float64"]
     assert main(["count", f"{MINE}:{name}", *how]) == 0
     assert f"{run.hbm.by_array['K'].reads:,}" in capsys.readouterr().out
@@ -590,16 +602,20 @@ def test_tune_sweep_and_lines_say_what_is_executed(
 
 @pytest.mark.parametrize(
     "mask",
-    [flashsim.Causal(), flashsim.SlidingWindow(5, 0), flashsim.Dense(np.tri(40, dtype=bool))],
+    [
+        flashsim.Causal(),
+        flashsim.SlidingWindow(5, 0),
+        flashsim.Dense(np.tri(40, dtype=bool)),
+    ],
 )
 @pytest.mark.parametrize("name", ["flash", "q_outer", "standard", "block_sparse"])
 def test_masks_dropout_and_live_tiles_are_counted_as_they_are_executed(
     name: str, mask: Any
 ) -> None:
     own = replace(FORWARD[name], name="own")
-    options: dict[str, Any] = {"block_mask": "live"} if name == "block_sparse" else {}
+    options: Arguments = {"block_mask": "live"} if name == "block_sparse" else {}
     Q, K, V = np.random.default_rng(0).normal(size=(3, 40, 4))
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
         "mask": mask,
         "M": 300,
         "blocks": (3, 7),
@@ -621,7 +637,8 @@ def test_a_long_count_says_so_once_and_why(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.warns(SlowCountWarning) as caught:
         counted(own_loops.by_continue, 200, 2, blocks_of(200, 3, 3))
     (warning,) = caught
-    line = next(n for n, text in enumerate(MINE.read_text().splitlines(), 1) if "if j > i:" in text)
+    source = MINE.read_text().splitlines()
+    line = next(number for number, code in enumerate(source, 1) if "if j > i:" in code)
     message = str(warning.message)
     assert message.startswith("this count takes about ")
     assert message[:-1].endswith(

@@ -50,15 +50,15 @@ from flashsim.simulate import tile_masks
 from flashsim.tracing.observers import InductionInvariant, InvariantBroken
 from flashsim.tracing.planting import planted
 from tests.helpers.bugs import FLASH, LONG_ROWS, STANDARD, TEXTS, UNSEEN_WITH_ONES
-from tests.helpers.cases import REGIMES, Case, of_bound, on_each, swap, unnoticed
+from tests.helpers.cases import REGIMES, Arguments, Case, of_bound, on_each, swap, unnoticed
 from tests.helpers.watching import watching_locals
 
-SHAPE: dict[str, Any] = {"N_q": 13, "N_k": 22, "d": 4, "d_v": 3}
+SHAPE: Arguments = {"N_q": 13, "N_k": 22, "d": 4, "d_v": 3}
 
 
 def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
     """Make the checks that our tests make, and yield those that object."""
-    options: dict[str, Any] = {**SHAPE, "M": M, "dtype": "float64"}
+    options: Arguments = {**SHAPE, "M": M, "dtype": "float64"}
     exact = theory.exact(algorithm.name, **options)
     with np.errstate(all="ignore"):
         for seed, regime in itertools.product(range(3), REGIMES):
@@ -116,7 +116,8 @@ def test_the_original_is_not_accused(name: str, M: int) -> None:
 def test_bugs_in_algorithms_0_and_1_are_caught(
     algorithm: Algorithm, within: Any, M: int, before: str, after: str, by: set[str]
 ) -> None:
-    assert unnoticed(by, on_regimes(planted(algorithm, (before, after), within=within), M)) == set()
+    mutant = planted(algorithm, (before, after), within=within)
+    assert unnoticed(by, on_regimes(mutant, M)) == set()
 
 
 # ----------------------------------------------------------------- all others, on masks and dropout
@@ -251,7 +252,7 @@ def passes(algorithm: Algorithm) -> list[Algorithm]:
 
 def how(algorithm: Algorithm, case: Case) -> dict[str, Any]:
     blocks = 1 if algorithm.name == "memory_efficient" else case.B_r, case.B_c
-    options: dict[str, Any] = {
+    options: Arguments = {
         "M": 400,
         "blocks": blocks,
         "mask": case.masked()[0],
@@ -266,9 +267,9 @@ def how(algorithm: Algorithm, case: Case) -> dict[str, Any]:
     if algorithm.name == "block_sparse":
         T_r = -(-case.N_q // case.B_r)
         T_c = -(-case.N_k // case.B_c)
-        options["block_mask"] = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (
-            np.arange(T_c) == T_c - 1
-        )
+        causal = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool)
+        last_column = np.arange(T_c) == T_c - 1
+        options["block_mask"] = causal | last_column
     return options
 
 
@@ -277,12 +278,15 @@ def counted_as_known(algorithm: Algorithm) -> bool:
     that positions forbid.
     """
     cases = variants(algorithm)
-    original = {"forward": FORWARD, "backward": BACKWARD}[algorithm.direction][algorithm.name]
-    for one, case in itertools.product(passes(algorithm), (cases[5], cases[2], cases[3], cases[7])):
+    registry = FORWARD if algorithm.direction == "forward" else BACKWARD
+    original = registry[algorithm.name]
+    tried = [cases[number] for number in (5, 2, 3, 7)]
+    for one, case in itertools.product(passes(algorithm), tried):
         if one is not algorithm and algorithm is not original:  # its other pass, which is as it is
             continue
-        result = flashsim.count(one, **case.shape, **how(algorithm, case), direction=one.direction)
-        if (result.hbm, result.sram) != known(one.name, one.direction, original, case):
+        options = {**case.shape, **how(algorithm, case)}
+        tally = flashsim.count(one, **options, direction=one.direction)
+        if (tally.hbm, tally.sram) != known(one.name, one.direction, original, case):
             return False
     return True
 
@@ -303,7 +307,8 @@ def oracle_of(case: Case, sparse: bool) -> tuple[dict[str, Any], Any]:
     oracle = case.oracle
     if sparse:
         block_mask = how(FORWARD["block_sparse"], case)["block_mask"]
-        tiles = np.kron(block_mask, np.ones((case.B_r, case.B_c), bool))[: case.N_q, : case.N_k]
+        tile = np.ones((case.B_r, case.B_c), bool)
+        tiles = np.kron(block_mask, tile)[: case.N_q, : case.N_k]
         oracle["mask"] = tiles if oracle["mask"] is None else tiles & oracle["mask"]
     return oracle, attention_with_statistics(*case.inputs(), **oracle)
 
@@ -315,18 +320,24 @@ def gradients_of(case: Case, sparse: bool, check: str) -> tuple[Any, Any]:
     return dO, gradients(*case.inputs(), dO, **oracle_of(case, sparse)[0])
 
 
+Items = tuple[tuple[str, Any], ...]
+"""Keyword arguments as a cache's key."""
+
+
 @cache
-def bounds_of(case: Case, sparse: bool, check: str, rounded: tuple[tuple[str, Any], ...]) -> Any:
+def bounds_of(case: Case, sparse: bool, check: str, rounded: Items) -> Any:
     dO, _ = gradients_of(case, sparse, check)
     Q, K, V = case.inputs()
-    return gradient_bounds(Q, K, V, dO, **dict(rounded), **oracle_of(case, sparse)[0])
+    oracle, _ = oracle_of(case, sparse)
+    return gradient_bounds(Q, K, V, dO, **dict(rounded), **oracle)
 
 
 @cache
 def as_it_is(name: str, case: Case) -> flashsim.Result:
     """The forward pass before a backward pass, which reads it."""
     back = BACKWARD[name]
-    return flashsim.forward(back.forward_pass, *case.inputs(), **how(back, case), seed=case.seed)
+    options = {**how(back, case), "seed": case.seed}
+    return flashsim.forward(back.forward_pass, *case.inputs(), **options)
 
 
 def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECKS) -> Iterator[str]:
@@ -339,31 +350,24 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
         run = as_it_is(algorithm.name, case)
     else:
         run = flashsim.forward(ahead, Q, K, V, **options)
-    if (
-        "exact" in checks
-        and of_bound(run.O, want.O, error_bound(Q, K, V, **rounding(ahead, run.blocks), **oracle))
-        > 1
-    ):
-        yield "exact"
+    if "exact" in checks:
+        bound = error_bound(Q, K, V, **rounding(ahead, run.blocks), **oracle)
+        if of_bound(run.O, want.O, bound) > 1:
+            yield "exact"
+    reach = score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
     if "statistics" in checks and run.l is not None and run.m is not None:
-        delta = (
-            (case.d + 4)
-            * 2**-53
-            * score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
-        )
-        relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
+        delta = (case.d + 4) * 2**-53 * reach
+        additions = case.N_k + 8 * run.blocks.T_c + 8
+        relative = 2 * np.expm1(2 * delta) + 2 * additions * 2**-53
         live = np.isfinite(want.m)
-        if (
-            of_bound(run.l, want.l, relative * want.l) > 1
-            or not np.array_equal(np.isfinite(run.m), live)
-            or of_bound(run.m[live], want.m[live], 2 * delta[live]) > 1
-        ):
+        wrong_l = of_bound(run.l, want.l, relative * want.l) > 1
+        wrong_rows = not np.array_equal(np.isfinite(run.m), live)
+        if wrong_l or wrong_rows or of_bound(run.m[live], want.m[live], 2 * delta[live]) > 1:
             yield "statistics"
     if run.lse is not None and "statistics" in checks:
         with np.errstate(divide="ignore"):
             expected = want.m + np.log(want.l)
         live = np.isfinite(expected)
-        reach = score_reach(Q, K, scale=run.problem.scale, mask=oracle["mask"])[:, 0]
         off = (
             2 * (case.d + 4) * reach
             + 2 * run.blocks.T_c * (reach + 1)
@@ -383,12 +387,12 @@ def objections(algorithm: Algorithm, case: Case, checks: Collection[str] = CHECK
         result = flashsim.backward(back, run, dO)
         rounded = backward_rounding(back, run.blocks, result.blocks)
         bounds = bounds_of(case, sparse, check, tuple(rounded.items()))
-        if any(
-            of_bound(*three) > 1
-            for three in zip((result.dQ, result.dK, result.dV), exact, bounds, strict=True)
-        ):
+        computed = (result.dQ, result.dK, result.dV)
+        errors = [of_bound(*three) for three in zip(computed, exact, bounds, strict=True)]
+        if any(error > 1 for error in errors):
             yield check
-    dead = np.zeros(case.N_k, bool) if oracle["mask"] is None else ~oracle["mask"].any(axis=0)
+    mask = oracle["mask"]
+    dead = np.zeros(case.N_k, bool) if mask is None else ~mask.any(axis=0)
     if dead.any() and "poison" in checks:
         K[dead] = V[dead] = np.nan
         run = flashsim.forward(ahead, Q, K, V, check_finite=False, **options)

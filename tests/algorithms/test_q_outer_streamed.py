@@ -16,7 +16,7 @@ from flashsim import Causal, Dense, Tree, theory
 from flashsim.analysis.tune import tune
 from flashsim.attention.masks.rules import Mask
 from flashsim.theory.problem import Tiles
-from tests.helpers.cases import FEW, same
+from tests.helpers.cases import FEW, Arguments, same
 
 
 def count(**options: Any) -> flashsim.Result:
@@ -28,7 +28,7 @@ def test_what_moves_by_hand() -> None:
     queries K and V; Nd = 16.
     """
     tally = count(N=8, d=2, M=200, blocks=(4, 2))
-    traffic = {name: (a.reads, a.writes) for name, a in tally.hbm.by_array.items()}
+    traffic = {name: (array.reads, array.writes) for name, array in tally.hbm.by_array.items()}
     assert traffic == {
         "Q": (4 * 16 + 16, 0),
         "K": (16 + 2 * 16, 0),
@@ -87,7 +87,8 @@ def words_by_looking(parents: list[int], N_k: int, B_r: int, B_c: int) -> int:
         for left in range(0, N_k, B_c):
             keys = range(left, min(left + B_c, N_k))
             if keys[0] <= rows[-1] + prefix:
-                words += len(rows) * len({(key - prefix) // 32 for key in keys if key >= prefix})
+                real = {(key - prefix) // 32 for key in keys if key >= prefix}
+                words += len(rows) * len(real)
     return words
 
 
@@ -104,14 +105,10 @@ def test_the_words_of_a_tree_and_the_blocks_of_a_mask_in_tiles_of_one_row_and_of
     N_k = N_q + prefix
     B_r = min(B_r, N_q)
     B_c = min(B_c, N_k)
-    allowed = Dense(
-        np.random.default_rng(0).random(
-            data.draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1)]))
-        )
-        < 0.7
-    )
+    shape = data.draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1)]))
+    allowed = Dense(np.random.default_rng(0).random(shape) < 0.7)
     mask = Tree(parents) & allowed
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N_q": N_q,
         "N_k": N_k,
         "d": 3,
@@ -126,7 +123,7 @@ def test_the_words_of_a_tree_and_the_blocks_of_a_mask_in_tiles_of_one_row_and_of
 
 
 def test_theory_is_quick_for_a_tree_of_4096_nodes() -> None:
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N": 4096,
         "d": 64,
         "M": 25_600,
@@ -143,14 +140,15 @@ def test_tiles_are_counted_one_by_one_no_longer_than_that_ends() -> None:
     """A tree's tiles differ: of 65,536 nodes there are 16 million of single rows, though 70
     thousand of line 1's blocks.
     """
+    tree = Tree([-1] * 2**16)
     with pytest.raises(
         ValueError, match=r"65,536 × \d+ \+ \d+ × 65,536 of them, which takes about"
     ):
-        count(N=2**16, d=64, M=2**17, mask=Tree([-1] * 2**16))
+        count(N=2**16, d=64, M=2**17, mask=tree)
 
 
 def test_tiles_that_a_matrix_unit_likes_are_not_of_one_row() -> None:
-    sizes: dict[str, Any] = {"N": 16, "d": 8, "M": 300, "direction": "backward"}
+    sizes: Arguments = {"N": 16, "d": 8, "M": 300, "direction": "backward"}
     assert "q_outer_streamed" in tune(**sizes).by_loops
     assert "q_outer_streamed" not in tune(**sizes, least=2).by_loops
 
@@ -163,7 +161,7 @@ def test_the_same_part_of_s_in_tiles_of_other_sizes(mask: Mask | None) -> None:
     if mask is None:
         assert Tiles.of(7, 9, 3, 4).cut(2, 5).area == 63
         return
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N_q": 7,
         "N_k": 9,
         "d": 1,
@@ -171,5 +169,6 @@ def test_the_same_part_of_s_in_tiles_of_other_sizes(mask: Mask | None) -> None:
         "blocks": (1, 1),
         "mask": mask,
     }
-    allowed = int(mask.whole(flashsim.attention.shapes.Shape(7, 9, 1, 1), ()).sum())
+    S = flashsim.attention.shapes.Shape(7, 9, 1, 1)
+    allowed = int(mask.whole(S, ()).sum())
     assert count(**options).flops.matmul == 7 * 2 * allowed

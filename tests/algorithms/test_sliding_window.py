@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-import flashsim.attention.shapes
 from flashsim import SlidingWindow, theory
+from flashsim.attention.shapes import Shape
 from flashsim.learn.gallery import pages
 from flashsim.reference import (
     attention,
@@ -21,37 +21,37 @@ from flashsim.reference import (
     gradients,
     rounding,
 )
-from tests.helpers.cases import Case, cases, of_bound, room_for
+from tests.helpers.cases import Arguments, Case, cases, of_bound, room_for
 
 WINDOWS = st.tuples(st.integers(-1, 12), st.integers(-1, 12))
+MASKED = ("none", "causal", "padding", "dense")
 
 
 @given(
-    case=cases(24, ("float64", "float32"), ("none", "causal", "padding", "dense"), (0.0, 0.3)),
+    case=cases(24, ("float64", "float32"), MASKED, (0.0, 0.3)),
     window=WINDOWS,
 )
 def test_numbers_are_those_of_a_window_mask(case: Case, window: tuple[int, int]) -> None:
     """Forward and backward, and counted as on shapes alone."""
-    (Q, K, V), oracle = case.inputs(), case.oracle
-    shape = flashsim.attention.shapes.Shape(case.N_q, case.N_k, case.d, case.d_v)
+    Q, K, V = case.inputs()
+    oracle = case.oracle
+    shape = Shape(case.N_q, case.N_k, case.d, case.d_v)
     allowed = SlidingWindow(*window).whole(shape, ())
     oracle["mask"] = allowed if oracle["mask"] is None else allowed & oracle["mask"]
-    options: dict[str, Any] = {
+    options: Arguments = {
         "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
         "window": window,
     }
-    run = flashsim.forward(
-        "sliding_window", Q, K, V, blocks=(case.B_r, case.B_c), **options, **case.options
-    )
+    tiles = (case.B_r, case.B_c)
+    run = flashsim.forward("sliding_window", Q, K, V, blocks=tiles, **options, **case.options)
     bound = error_bound(Q, K, V, **rounding("sliding_window", run.blocks), **oracle)
     assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
     value = flashsim.backward("sliding_window", run, case.dO())
     want = gradients(Q, K, V, case.dO(), **oracle)
-    bounds = gradient_bounds(
-        Q, K, V, case.dO(), **backward_rounding("sliding_window", run.blocks), **oracle
-    )
-    for part in ("dQ", "dK", "dV"):
-        assert of_bound(getattr(value, part), getattr(want, part), getattr(bounds, part)) <= 1, part
+    rounded = backward_rounding("sliding_window", run.blocks)
+    bounds = gradient_bounds(Q, K, V, case.dO(), **rounded, **oracle)
+    for part, exact, bound in zip(("dQ", "dK", "dV"), want, bounds, strict=True):
+        assert of_bound(getattr(value, part), exact, bound) <= 1, part
     counted = {
         **case.shape,
         **options,
@@ -67,7 +67,7 @@ def test_numbers_are_those_of_a_window_mask(case: Case, window: tuple[int, int])
 
 
 def test_k_and_v_are_read_in_proportion_to_the_window_not_to_n() -> None:
-    options: dict[str, Any] = {"d": 64, "M": 25_600, "window": (1024, 0)}
+    options: Arguments = {"d": 64, "M": 25_600, "window": (1024, 0)}
     short, long = (
         flashsim.count("sliding_window", N=N, **options).hbm.by_array["K"].reads
         for N in (2**16, 2**20)
@@ -80,7 +80,7 @@ def test_k_and_v_are_read_in_proportion_to_the_window_not_to_n() -> None:
 def test_without_a_window_it_moves_what_q_outer_does_and_with_one_what_q_outer_does_under_the_mask() -> (
     None
 ):
-    shape: dict[str, Any] = {"N_q": 30, "N_k": 41, "d": 4, "M": 300}
+    shape: Arguments = {"N_q": 30, "N_k": 41, "d": 4, "M": 300}
     one = SlidingWindow(2, -1)
     for window, mask in (
         (None, None),
@@ -100,10 +100,9 @@ def test_grouped_heads_keep_their_window() -> None:
     Q = rng.normal(size=(4, 9, 3))
     K = rng.normal(size=(2, 14, 3))
     V = rng.normal(size=(2, 14, 3))
-    apart, together = (
-        flashsim.forward("sliding_window", Q, K, V, window=(2, 1), gqa=gqa, blocks=(4, 3), M=200)
-        for gqa in ("separate", "grouped")
-    )
+    options: Arguments = {"window": (2, 1), "blocks": (4, 3), "M": 200}
+    apart = flashsim.forward("sliding_window", Q, K, V, gqa="separate", **options)
+    together = flashsim.forward("sliding_window", Q, K, V, gqa="grouped", **options)
     assert np.allclose(apart.O, together.O, rtol=1e-12)
     assert together.hbm.by_array["K"].reads < apart.hbm.by_array["K"].reads
 
@@ -129,13 +128,14 @@ def test_a_skip_with_a_wrong_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     def late(self: SlidingWindow, rows: Any, row_ends: Any, cols: Any, *others: Any) -> Any:
         return live(self, rows, row_ends, cols + 1, *others)
 
-    Q, K, V = (np.random.default_rng(n).normal(size=(20, 4)) for n in range(3))
-    right = flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 20, 4))
+    options: Arguments = {"window": (3, 2), "blocks": (3, 5), "M": 300}
+    right = flashsim.forward("sliding_window", Q, K, V, **options)
     monkeypatch.setattr(SlidingWindow, "live", late)
     with pytest.raises(ValueError, match=r"live\(\) calls the tile .* agree with allows"):
-        flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
+        flashsim.forward("sliding_window", Q, K, V, **options)
     monkeypatch.setattr("flashsim.simulate.planning.check_agreement", lambda *_: None)
-    wrong = flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
+    wrong = flashsim.forward("sliding_window", Q, K, V, **options)
     assert abs(wrong.O - right.O).max() > 0.01
 
 

@@ -23,6 +23,7 @@ from flashsim.simulate.live_tiles import LiveTiles, TileSplits
 from flashsim.tracing.planting import planted
 from tests.helpers.bugs import SPLIT_KV
 from tests.helpers.cases import (
+    Arguments,
     Array,
     Case,
     exact_of,
@@ -38,7 +39,9 @@ def inputs(
     N_q: int, N_k: int, d: int, d_v: int, leading: tuple[int, ...] = ()
 ) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.normal(size=(*leading, *size)) for size in ((N_q, d), (N_k, d), (N_k, d_v)))
+    Q = rng.normal(size=(*leading, N_q, d))
+    K = rng.normal(size=(*leading, N_k, d))
+    V = rng.normal(size=(*leading, N_k, d_v))
     return Q, K, V
 
 
@@ -51,15 +54,15 @@ def test_any_split_merged_either_way_is_attention(
     case: Case, splits: int | None, merge: str
 ) -> None:
     Q, K, V = case.inputs()
-    how: dict[str, Any] = {
+    how: Arguments = {
         "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
         "blocks": (case.B_r, case.B_c),
     }
-    options: dict[str, Any] = {**how, "splits": splits, "merge": merge}
+    options: Arguments = {**how, "splits": splits, "merge": merge}
     run = flashsim.forward("split_kv", Q, K, V, **options, **case.options)
     bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **case.oracle)
     assert of_bound(run.O, attention(Q, K, V, **case.oracle), bound) <= 1
-    how_counted: dict[str, Any] = {**case.shape, **options, "dtype": case.dtype}
+    how_counted: Arguments = {**case.shape, **options, "dtype": case.dtype}
     how_counted |= {"mask": case.masked()[0], "dropout_p": case.dropout_p}
     tally = flashsim.count("split_kv", **how_counted)
     exact = exact_of("split_kv", **how_counted)
@@ -72,12 +75,13 @@ def test_decoding_by_hand() -> None:
     """One query, n = 10 keys, t = 5 tiles of 2, d = 4 (spec): t·d + 2nd, then t(d + 2); t(d +
     2), then d.
     """
-    tally = flashsim.count("split_kv", N_q=1, N_k=10, d=4, M=100, blocks=(1, 2))
+    sizes: Arguments = {"N_q": 1, "N_k": 10, "d": 4, "M": 100}
+    tally = flashsim.count("split_kv", **sizes, blocks=(1, 2))
     assert tally.hbm.reads == 5 * 4 + 2 * 10 * 4 + 5 * 6
     assert tally.hbm.writes == 5 * 6 + 4
     # q o 8, K_j V_j 16, S 2, ℓ m m^new 3
     assert tally.sram.peak == 29
-    tree = flashsim.count("split_kv", N_q=1, N_k=10, d=4, M=100, blocks=(1, 2), merge="tree")
+    tree = flashsim.count("split_kv", **sizes, blocks=(1, 2), merge="tree")
     # four merges of two parts; at last o and ℓ
     assert tree.hbm.reads == 5 * 4 + 2 * 10 * 4 + 4 * 2 * 6 + 5
     assert tree.hbm.writes == 5 * 6 + 4 * 6 + 4
@@ -89,15 +93,15 @@ def test_splits_that_do_not_divide_and_empty_ones() -> None:
     one each, 12 empty.
     """
     Q, K, V = inputs(2, 22, 4, 3)
-    for splits, want in ((3, [3, 3, 2]), (5, [2, 2, 2, 2, 0]), (20, [1] * 8 + [0] * 12)):
-        cut = TileSplits(
-            EveryTile(), All(), Blocks(2, 3, N_q=2, N_k=22), Shape(2, 22, 4, 3), (), splits
-        )
+    blocks = Blocks(2, 3, N_q=2, N_k=22)
+    shape = Shape(2, 22, 4, 3)
+    tiles_of_splits = {3: [3, 3, 2], 5: [2, 2, 2, 2, 0], 20: [1] * 8 + [0] * 12}
+    for splits, want in tiles_of_splits.items():
+        cut = TileSplits(EveryTile(), All(), blocks, shape, (), splits)
         assert [int(cut.row(s, 0).sum()) for s in range(splits)] == want
         for merge in MERGES:
-            run = flashsim.forward(
-                "split_kv", Q, K, V, blocks=(2, 3), M=100, splits=splits, merge=merge
-            )
+            options: Arguments = {"splits": splits, "merge": merge}
+            run = flashsim.forward("split_kv", Q, K, V, blocks=(2, 3), M=100, **options)
             assert run.hbm.by_array["O_parts"].size == splits * 2 * 3
             assert run.hbm.by_array["K"].reads == 22 * 4
             bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks))
@@ -157,19 +161,25 @@ def test_the_splits_of_a_short_sequence_share_its_tiles() -> None:
     blocks = Blocks(1, 4, N_q=1, N_k=40)
     shape = Shape(1, 40, 4, 4)
     mask = KeyPadding(17)
-    cut = TileSplits(LiveTiles(mask, blocks, shape, ()), mask, blocks, shape, (), 3)
+    live = LiveTiles(mask, blocks, shape, ())
+    cut = TileSplits(live, mask, blocks, shape, (), 3)
     assert [int(cut.row(s, 0).sum()) for s in range(3)] == [2, 2, 1]
 
 
 def test_merging_is_associative_to_rounding() -> None:
     """In sequence, as a tree, and in one split: equal to rounding, and not bit for bit."""
     Q, K, V = inputs(1, 300, 8, 8)
-    runs = [
-        flashsim.forward("split_kv", Q, 5 * K, V, blocks=(1, 10), M=400, **how)
-        for how in ({}, {"merge": "tree"}, {"splits": 1}, {"splits": 7, "merge": "tree"})
-    ]
-    bound = 2 * error_bound(Q, 5 * K, V, **rounding("split_kv", runs[0].blocks))
-    assert all((np.abs(run.O - runs[0].O) <= bound).all() for run in runs)
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"merge": "tree"},
+        {"splits": 1},
+        {"splits": 7, "merge": "tree"},
+    )
+    K = 5 * K
+    runs = [flashsim.forward("split_kv", Q, K, V, blocks=(1, 10), M=400, **way) for way in ways]
+    bound = 2 * error_bound(Q, K, V, **rounding("split_kv", runs[0].blocks))
+    for run in runs:
+        assert (np.abs(run.O - runs[0].O) <= bound).all()
     assert not np.array_equal(runs[0].O, runs[1].O)
 
 
@@ -211,15 +221,16 @@ def objections(algorithm: Algorithm) -> Iterator[str]:
             Q, K, V = case.inputs()
             for merge in MERGES:
                 for splits in (None, 1, 3, 20):
-                    how: dict[str, Any] = {
+                    how: Arguments = {
                         "blocks": (2, 3),
                         "M": 400,
                         "splits": splits,
                         "merge": merge,
                     }
                     run = flashsim.forward(algorithm, Q, K, V, **how, **case.options)
-                    bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **case.oracle)
-                    if of_bound(run.O, attention(Q, K, V, **case.oracle), bound) > 1:
+                    oracle = case.oracle
+                    bound = error_bound(Q, K, V, **rounding("split_kv", run.blocks), **oracle)
+                    if of_bound(run.O, attention(Q, K, V, **oracle), bound) > 1:
                         yield "exact"
                     options = {**case.shape, **how, "dtype": "float64"}
                     options |= {"dropout_p": case.dropout_p, "mask": case.masked()[0]}
@@ -281,7 +292,8 @@ def test_the_original_is_not_accused() -> None:
     ("bug", "before", "after", "by"), SPLIT_KV, ids=[bug[0] for bug in SPLIT_KV]
 )
 def test_bugs_in_the_splits_are_caught(bug: str, before: str, after: str, by: set[str]) -> None:
-    assert unnoticed(by, objections(planted(FORWARD["split_kv"], (before, after)))) == set()
+    mutant = planted(FORWARD["split_kv"], (before, after))
+    assert unnoticed(by, objections(mutant)) == set()
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from flashsim.analysis.tune import best_of
 from flashsim.attention.shapes import Blocks
 from flashsim.reference import attention, gradients
 from flashsim.tracing.planting import mutated, planted
+from tests.helpers.cases import Arguments
 from tests.helpers.counting import moved
 
-SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
+SHAPE: Arguments = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
 
 # --------------------------------------------------------------------------------------------------
 # counted by hand
@@ -44,7 +45,8 @@ def test_streamed_counts_by_hand(counted: Any) -> None:
     almost = counted("streamed", **SHAPE, M=57, blocks=(2, 1))
     assert moved(almost)["V"] == ((6 + 3) * 4, 0)
     # a column of three
-    assert counted("streamed", **SHAPE, M=23, blocks=(2, 3)).sram.peak == 12 + 2 + 6 + 3
+    column = counted("streamed", **SHAPE, M=23, blocks=(2, 3))
+    assert column.sram.peak == 12 + 2 + 6 + 3
 
 
 @pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
@@ -53,7 +55,8 @@ def test_tiles_streamed_counts_by_hand(counted: Any) -> None:
     where that takes 15.
     """
     by_hand = counted("tiles_streamed", **SHAPE, M=1000, blocks=(2, 3))
-    assert moved(by_hand) == moved(counted("small_cache", **SHAPE, M=1000, blocks=(2, 3)))
+    small_cache = counted("small_cache", **SHAPE, M=1000, blocks=(2, 3))
+    assert moved(by_hand) == moved(small_cache)
     assert by_hand.sram.peak == 6 + 2 + 2 + 1
     assert by_hand.hbm.extra == 2 * 7 + 5
 
@@ -74,7 +77,8 @@ def test_hybrid_streamed_counts_by_hand(counted: Any) -> None:
         "L": (5, 5),
     }
     assert by_hand.sram.peak == 3 * (4 + 2) + 1
-    assert counted("hybrid_streamed", **SHAPE, M=21, blocks=(5, 1)).sram.peak == 5 * (2 + 2) + 1
+    whole = counted("hybrid_streamed", **SHAPE, M=21, blocks=(5, 1))
+    assert whole.sram.peak == 5 * (2 + 2) + 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -96,16 +100,20 @@ def test_each_takes_a_referee_s_room_and_one_statistic(
     """N = 1,024, d = 64: AccelForge makes these accesses, but for L, in b_r elements less. In
     one less, it cannot be.
     """
-    best, short = (best_of(name, N=1024, d=64, M=M) for M in (room, room - 1))
+    best = best_of(name, N=1024, d=64, M=room)
+    short = best_of(name, N=1024, d=64, M=room - 1)
     assert best is not None
-    assert (best.blocks.B_r, best.peak, best.accesses) == (b_r, room, accesses)
+    assert best.blocks.B_r == b_r
+    assert best.peak == room
+    assert best.accesses == accesses
     assert short is None or short.accesses > best.accesses
 
 
 def test_it_streams_with_less_room_than_two_rows_take() -> None:
     """One query: q_outer needs rows of K and V beside those of Q and O."""
     d = 64
-    for name, room in (("streamed", 2 * d + 3), ("hybrid_streamed", d + 3), ("tiles_streamed", 4)):
+    least = {"streamed": 2 * d + 3, "hybrid_streamed": d + 3, "tiles_streamed": 4}
+    for name, room in least.items():
         assert best_of(name, N=9, d=d, M=room) is not None
         assert best_of(name, N=9, d=d, M=room - 1) is None
     assert best_of("q_outer", N=9, d=d, M=4 * d) is None
@@ -114,8 +122,10 @@ def test_it_streams_with_less_room_than_two_rows_take() -> None:
 def test_a_sum_of_weights_that_would_overflow_is_never_made() -> None:
     """Scores to 10⁴, rising and falling: O_i stays divided by the sum, and L_i is its logarithm."""
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.normal(size=(9, 4)) for _ in range(3))
-    for K_now in (100 * K * np.arange(9)[:, None], 100 * K * np.arange(9, 0, -1)[:, None]):
+    Q, K, V = rng.normal(size=(3, 9, 4))
+    rising = 100 * K * np.arange(9)[:, None]
+    falling = 100 * K * np.arange(9, 0, -1)[:, None]
+    for K_now in (rising, falling):
         want = attention(Q, K_now, V)
         for name in ("streamed", "tiles_streamed", "hybrid_streamed"):
             run = flashsim.forward(name, Q, K_now, V, M=40, scale=1.0 / 2)
@@ -124,16 +134,12 @@ def test_a_sum_of_weights_that_would_overflow_is_never_made() -> None:
 
 def test_room_that_is_counted_wrong_is_caught() -> None:
     line_4 = mutated(streamed.line_4, ("blocks.B_c + 1)", "blocks.B_c)"))
-    assert line_4(29, Blocks(2, 1, N_q=6, N_k=7), 7, 6, 0) == streamed.line_4(
-        31, Blocks(2, 1, N_q=6, N_k=7), 7, 6, 0
-    )
+    blocks = Blocks(2, 1, N_q=6, N_k=7)
+    assert line_4(29, blocks, 7, 6, 0) == streamed.line_4(31, blocks, 7, 6, 0)
     rows = mutated(hybrid_streamed.rows, ("// (d + 2)", "// (d + 1)"))
-    assert (
-        flashsim.count(
-            replace(FORWARD["hybrid_streamed"], rows=rows), N=100, d=10, M=200, sizing="paper"
-        ).sram.peak
-        > 200
-    )
+    mutant = replace(FORWARD["hybrid_streamed"], rows=rows)
+    tally = flashsim.count(mutant, N=100, d=10, M=200, sizing="paper")
+    assert tally.sram.peak > 200
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def test_streamed_backward_counts_by_hand(counted: Any) -> None:
     """7 keys in 3, 3, 1: O is read once, dQ and D by all blocks but the first. With all keys on
     chip, each once, and D.
     """
-    options: dict[str, Any] = {**SHAPE, "direction": "backward"}
+    options: Arguments = {**SHAPE, "direction": "backward"}
     streamed_ = counted("streamed", **options, M=49)
     assert moved(streamed_) == {
         "Q": (3 * 10, 0),
@@ -232,7 +238,8 @@ def test_streamed_backward_counts_by_hand(counted: Any) -> None:
     assert counted("streamed", **options, M=48).sram.peak == 49 - 13
     room = counted("streamed", **options, M=7 * 13 + 10)
     assert room.sram.peak == 101
-    assert room.hbm.accesses == theory.compulsory(5, 7, 2, 4, "backward") + 20 + 5 + 5  # O, L and D
+    compulsory = theory.compulsory(5, 7, 2, 4, "backward")
+    assert room.hbm.accesses == compulsory + 20 + 5 + 5  # O, L and D
 
 
 @pytest.mark.parametrize(
@@ -242,24 +249,17 @@ def test_hybrid_backward_in_tiles_of_some_columns(of: str) -> None:
     """Tiles of 6 × 3, three of them in a row; not the first one's columns alone."""
     Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 9, 9))
     run = flashsim.forward("hybrid_streamed", Q, K, V, M=25, causal=True)
-    assert (
-        theory.symbols(9, 9, 9, 9, 25, run.blocks, direction="backward", name="hybrid_streamed")[
-            "U_k"
-        ]
-        == 3
+    values = theory.symbols(
+        9, 9, 9, 9, 25, run.blocks, direction="backward", name="hybrid_streamed"
     )
-    expected = gradients(Q, K, V, dO, mask=np.tri(9, dtype=bool))
-    for algorithm, right in (
-        (BACKWARD["hybrid_streamed"], True),
-        (planted(BACKWARD["hybrid_streamed"], (of, of.replace(" c ", " 0 * c "))), False),
-    ):
+    assert values["U_k"] == 3
+    expected = np.hstack([*gradients(Q, K, V, dO, mask=np.tri(9, dtype=bool))])
+    original = BACKWARD["hybrid_streamed"]
+    mutant = planted(original, (of, of.replace(" c ", " 0 * c ")))
+    for algorithm, right in ((original, True), (mutant, False)):
         result = flashsim.backward(algorithm, run, dO)
-        assert (
-            np.allclose(
-                np.hstack([result.dQ, result.dK, result.dV]), np.hstack([*expected]), atol=1e-12
-            )
-            is right
-        )
+        computed = np.hstack([result.dQ, result.dK, result.dV])
+        assert np.allclose(computed, expected, atol=1e-12) is right
 
 
 def test_hybrid_backward_takes_the_room_that_a_referee_s_take() -> None:
@@ -273,14 +273,20 @@ def test_hybrid_backward_takes_the_room_that_a_referee_s_take() -> None:
     for M, keys, accelforge in ((138, 8, 1_069_056), (274, 16, 741_376)):
         best = best_of("hybrid_streamed", N=N, d=d, M=M, direction="backward")
         assert best is not None
-        assert (best.blocks.B_c, best.peak) == (keys, M)
-        assert best.accesses == accelforge + (2 * N * d + N) + 2 * (N // keys) * N
+        assert best.blocks.B_c == keys
+        assert best.peak == M
+        statistics_and_O = 2 * N * d + N
+        logarithms = 2 * (N // keys) * N
+        assert best.accesses == accelforge + statistics_and_O + logarithms
         more = best_of("hybrid_streamed", N=N, d=d, M=M + 1, direction="backward")
         assert more is not None
-        assert (more.peak, more.accesses) == (M + 1, best.accesses - N * d - N)
-    for part, name in ((0.1, "tiles_streamed"), (0.6, "hybrid_streamed"), (1.5, "q_outer_stored")):
+        assert more.peak == M + 1
+        assert more.accesses == best.accesses - N * d - N
+    best_at = {0.1: "tiles_streamed", 0.6: "hybrid_streamed", 1.5: "q_outer_stored"}
+    for part, name in best_at.items():
+        M = int(part * 64 * 64)
         known = (
-            best_of(name, N=1024, d=64, M=int(part * 64 * 64), direction="backward")
+            best_of(name, N=1024, d=64, M=M, direction="backward")
             for name in (
                 "tiles_streamed",
                 "hybrid_streamed",
@@ -289,7 +295,8 @@ def test_hybrid_backward_takes_the_room_that_a_referee_s_take() -> None:
                 "q_outer",
             )
         )
-        assert min((one for one in known if one), key=lambda one: one.accesses).algorithm == name
+        least = min((choice for choice in known if choice), key=lambda choice: choice.accesses)
+        assert least.algorithm == name
 
 
 def test_backward_tiles_take_the_room_that_a_referee_s_take() -> None:
@@ -300,7 +307,8 @@ def test_backward_tiles_take_the_room_that_a_referee_s_take() -> None:
     d = 16
     best = best_of("tiles_streamed", N=N, d=d, M=21, direction="backward")
     assert best is not None
-    assert (best.blocks.B_r, best.blocks.B_c, best.peak) == (4, 4, 21)
+    assert (best.blocks.B_r, best.blocks.B_c) == (4, 4)
+    assert best.peak == 21
     assert best.accesses == 2_830_336 + 2 * N * d + N + 2 * 64 * N
     assert best_of("tiles_streamed", N=N, d=d, M=2, direction="backward") is None
 
@@ -309,14 +317,14 @@ def test_ds_in_hbm_moves_less_below_two_and_a_half_d_squared() -> None:
     """At leading order 9 N²d²/M + 2N² against 14 N²d²/M: the border is at 2.5 d²."""
     for d, N in ((64, 16_384), (128, 32_768)):
         for part, less in ((2.0, True), (3.0, False)):
-            stored, streamed_ = (
-                best_of(name, N=N, d=d, M=int(part * d * d), direction="backward")
-                for name in ("q_outer_stored", "q_outer_streamed")
-            )
+            M = int(part * d * d)
+            stored = best_of("q_outer_stored", N=N, d=d, M=M, direction="backward")
+            streamed_ = best_of("q_outer_streamed", N=N, d=d, M=M, direction="backward")
             assert stored is not None
             assert streamed_ is not None
             assert (stored.accesses < streamed_.accesses) is less
-    large = best_of("q_outer_stored", N=2**20, d=1024, M=2**20, direction="backward")
+    sizes: Arguments = {"N": 2**20, "d": 1024, "M": 2**20}
+    large = best_of("q_outer_stored", **sizes, direction="backward")
     assert large is not None
     assert large.accesses / 2**40 == pytest.approx(11, rel=0.01)
 
@@ -325,11 +333,12 @@ def test_one_pass_moves_less_with_few_blocks_of_keys() -> None:
     """4T_c + 4 matrices of N × d against 2T_c + 2T_r + 9, T_r about 3T_c/4: less up to T_c = 9."""
     N = 3600
     d = 16
-    for T_c, less in ((1, True), (2, True), (5, True), (9, True), (18, False)):
-        one, two = (
-            best_of(name, N=N, d=d, M=N // T_c * (4 * d + 1) + 3 * d + 2, direction="backward")
-            for name in ("streamed", "q_outer_streamed")
-        )
+    less_in_one_pass = {1: True, 2: True, 5: True, 9: True, 18: False}
+    for T_c, less in less_in_one_pass.items():
+        B_c = N // T_c
+        M = B_c * (4 * d + 1) + 3 * d + 2
+        one = best_of("streamed", N=N, d=d, M=M, direction="backward")
+        two = best_of("q_outer_streamed", N=N, d=d, M=M, direction="backward")
         assert one is not None
         assert two is not None
         assert one.blocks.T_c == T_c
@@ -340,9 +349,10 @@ def test_one_pass_moves_less_with_few_blocks_of_keys() -> None:
 @pytest.mark.parametrize("M", [30, 44, 52, 61])
 def test_tiles_of_the_backward_hybrid_fit_beside_the_generator_s_state(M: int) -> None:
     Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 10, 4))
-    run = flashsim.forward("hybrid_streamed", Q, K, V, M=M, sizing="fit", dropout_p=0.3)
-    back = flashsim.backward("hybrid_streamed", run, dO, M=M, sizing="fit")
-    options: dict[str, Any] = {
+    room: Arguments = {"M": M, "sizing": "fit"}
+    run = flashsim.forward("hybrid_streamed", Q, K, V, dropout_p=0.3, **room)
+    back = flashsim.backward("hybrid_streamed", run, dO, **room)
+    options: Arguments = {
         "N": 10,
         "d": 4,
         "M": M,

@@ -16,7 +16,8 @@ from flashsim.tracing.planting import planted
 from tests.helpers.cases import swap
 
 rng = np.random.default_rng(0)
-GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), "a test")
+Q, K, V = rng.normal(size=(3, 9, 4))
+GIVEN = QKV(Q, K, V, "a test")
 
 
 def compared(algorithm: Algorithm) -> comparison.Comparison:
@@ -37,7 +38,9 @@ def test_a_right_run_is_ok_and_watched() -> None:
         assert results["flash"].ok
         assert results["flash"].equals_theory
         assert 0 < (results["flash"].error_of_bound or 0) < 1
-    assert calls == [(FORWARD["flash"].title, 1, 1, 1), (BACKWARD["flash"].title, 1, 1, 1)]
+    forward = FORWARD["flash"].title
+    backward = BACKWARD["flash"].title
+    assert calls == [(forward, 1, 1, 1), (backward, 1, 1, 1)]
 
 
 def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
@@ -58,23 +61,20 @@ def test_blocks_are_chosen_for_both_passes_where_they_were_left_to_fit(
 ) -> None:
     arguments = {"M": 100, "block_mask": "live"}
     back = BACKWARD["block_sparse"]
-    assert isinstance(
-        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, {**arguments, "sizing": "fit"})[
-            "sizing"
-        ],
-        Fixed,
-    )
-    assert (
-        comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, arguments | sizes)
-        == arguments | sizes
-    )
+    fit = arguments | {"sizing": "fit"}
+    for_both = comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, fit)
+    assert isinstance(for_both["sizing"], Fixed)
+    own = arguments | sizes
+    for_both = comparison.sized_for_both(back, GIVEN.Q, GIVEN.K, GIVEN.V, own)
+    assert for_both == own
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(
     gqa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Q, K, V = (rng.normal(size=(heads, 9, 4)) for heads in (4, 2, 2))
+    Q = rng.normal(size=(4, 9, 4))
+    K, V = rng.normal(size=(2, 2, 9, 4))
     inputs = QKV(Q, K, V, "a test")
     mask = Sink([3.0, -1.0, -np.inf, 0.5]) & Causal(offset=-1)
 
@@ -85,7 +85,9 @@ def test_a_sink_is_one_of_what_is_compared_and_so_is_its_gradient(
         )
         return [outcome["q_outer"] for outcome in both]
 
-    assert all(result.ok and (result.error_of_bound or 0) > 0 for result in results())
+    for result in results():
+        assert result.ok
+        assert (result.error_of_bound or 0) > 0
     swap(sink_gradient.sink_gradient, "ds - rowsum", "ds - 1.001 * rowsum", monkeypatch)
     assert [result.ok for result in results()] == [True, False]
 

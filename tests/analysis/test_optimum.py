@@ -20,7 +20,7 @@ from flashsim.analysis.games.game import Game
 from flashsim.analysis.games.search import Search
 from flashsim.analysis.optima import Optimum
 from flashsim.cli import main
-from tests.helpers.cases import with_trace
+from tests.helpers.cases import Arguments, with_trace
 
 # --------------------------------------------------------------------------------------------------
 # a plain Dijkstra
@@ -36,9 +36,13 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
     rows = range(N_q)
     columns = range(N_k)
     size = [d, d_v + 2] * N_q + [d, d_v] * N_k
-    every = [(i, j) for i in rows for j in columns if allowed is None or allowed[i][j]]
-    use = {n: 3 << 2 * i | 3 << 2 * (N_q + j) for n, (i, j) in enumerate(every)}
-    of_row = [sum(1 << n for n, (a, _) in enumerate(every) if a == i) for i in rows]
+    pairs = [(i, j) for i in rows for j in columns]
+    every = [(i, j) for i, j in pairs if allowed is None or allowed[i][j]]
+    use = {}
+    of_row = [0] * N_q
+    for n, (i, j) in enumerate(every):
+        use[n] = 3 << 2 * i | 3 << 2 * (N_q + j)
+        of_row[i] |= 1 << n
     idle = sum(not of for of in of_row) * (d_v + 1)
     best = {(0, 0, 0): idle}
     heap = [(idle, (0, 0, 0))]
@@ -48,7 +52,8 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
             continue
         chip, begun, done = state
         written = [i for i in rows if of_row[i] and of_row[i] & ~done == 0]
-        if done == (1 << len(every)) - 1 and not any(chip >> 2 * i + 1 & 1 for i in written):
+        all_done = done == (1 << len(every)) - 1
+        if all_done and not any(chip >> 2 * i + 1 & 1 for i in written):
             return cost
         used = sum(s for n, s in enumerate(size) if chip >> n & 1)
         nexts = []
@@ -61,11 +66,12 @@ def plain(N_q: int, N_k: int, d: int, d_v: int, M: int, allowed: Any = None) -> 
                 nexts.append((write, (chip & ~bit, begun, done)))
             elif used + elements <= M and not (is_O and i in written):
                 read = elements if not is_O or begun >> i & 1 else 0
-                nexts.append((read, (chip | bit, begun | (1 << i if is_O else 0), done)))
+                started = begun | 1 << i if is_O else begun
+                nexts.append((read, (chip | bit, started, done)))
         if used < M:
-            nexts += [
-                (0, (chip, begun, done | 1 << n)) for n, need in use.items() if need & ~chip == 0
-            ]
+            for n, need in use.items():
+                if need & ~chip == 0:
+                    nexts.append((0, (chip, begun, done | 1 << n)))
         for step, then in nexts:
             if cost + step < best.get(then, 1 << 60):
                 best[then] = cost + step
@@ -83,8 +89,10 @@ def optimum(**problem: Any) -> Optimum:
 def test_the_optimum_is_a_plain_dijkstra_s(N_q: int, N_k: int, d: int) -> None:
     least = 2 * d + (d + 1) + (d + 3) + 1
     for M in range(least, least + 3 * d + 4):
-        best = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d + 1, M=M)
-        assert best.lower == best.upper == plain(N_q, N_k, d, d + 1, M)
+        widths: Arguments = {"d": d, "d_v": d + 1}
+        best = optimum(N_q=N_q, N_k=N_k, **widths, M=M)
+        assert best.lower == best.upper
+        assert best.upper == plain(N_q, N_k, d, d + 1, M)
 
 
 def test_rows_are_alike_only_if_their_products_are_of_the_same_columns() -> None:
@@ -93,21 +101,25 @@ def test_rows_are_alike_only_if_their_products_are_of_the_same_columns() -> None
     rules = Game(Q=1, K=1, V=1, O=3, out=2, room=99)
     state = game.State(frozenset({("K", 0)}), todo)
     assert {pair for pair, _ in game.moves(rules, state, 99)} == todo
-    same = game.State(frozenset(), frozenset({(0, 0), (0, 1), (1, 0), (1, 1)}))
+    square = frozenset({(0, 0), (0, 1), (1, 0), (1, 1)})
+    same = game.State(frozenset(), square)
     assert {pair for pair, _ in game.moves(rules, same, 99)} == {(0, 0)}
 
 
 def test_the_same_under_masks_and_with_three_rows() -> None:
     allowed = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
-    assert optimum(N=3, d=1, M=8, mask=allowed).upper == plain(3, 3, 1, 1, 8, allowed)
-    assert optimum(N_q=3, N_k=2, d=1, M=7).upper == plain(3, 2, 1, 1, 7)
+    masked = optimum(N=3, d=1, M=8, mask=allowed)
+    assert masked.upper == plain(3, 3, 1, 1, 8, allowed)
+    three_rows = optimum(N_q=3, N_k=2, d=1, M=7)
+    assert three_rows.upper == plain(3, 2, 1, 1, 7)
 
 
 @pytest.mark.slow
 def test_the_same_of_three_by_three() -> None:
     """But for two products: each doubles Dijkstra's time."""
     allowed = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], bool)
-    assert optimum(N=3, d=1, M=7, mask=allowed).upper == plain(3, 3, 1, 1, 7, allowed)
+    best = optimum(N=3, d=1, M=7, mask=allowed)
+    assert best.upper == plain(3, 3, 1, 1, 7, allowed)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -130,7 +142,8 @@ def test_the_same_of_three_by_three() -> None:
 def test_optima_in_rows(N: int, room: int, K: int, V: int, expected: int) -> None:
     """Found before by another program; its optimality is proved anew."""
     todo = frozenset((i, j) for i in range(N) for j in range(N))
-    search = Search(Game(Q=1, K=K, V=V, O=1, out=1, room=room), todo)
+    rules = Game(Q=1, K=K, V=V, O=1, out=1, room=room)
+    search = Search(rules, todo)
     search.run()
     assert search.lower == search.upper == expected
     table = {text_of(state): evicted for state, evicted in search.prices.items()}
@@ -167,10 +180,10 @@ def test_schedules_are_run_with_real_numbers(problem: dict[str, Any], dtype: str
     best = optimum(**problem)
     shape = best.shape
     rng = np.random.default_rng(3)
-    lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
-    run, run_trace = with_trace(
-        best.replay, *(rng.normal(size=size).astype(dtype) for size in lengths)
-    )
+    Q = rng.normal(size=(shape.N_q, shape.d)).astype(dtype)
+    K = rng.normal(size=(shape.N_k, shape.d)).astype(dtype)
+    V = rng.normal(size=(shape.N_k, shape.d_v)).astype(dtype)
+    run, run_trace = with_trace(best.replay, Q, K, V)
     assert run.hbm.accesses == best.upper == best.moved[-1]
     assert run.sram.enforced
     assert run.sram.peak <= best.M
@@ -188,10 +201,15 @@ def test_a_schedule_that_spills_O_brings_it_back() -> None:
         ((0, 1), (("O", 1), ("Q", 1))),
         ((1, 1), ()),
     ]
-    Q, K, V = (np.random.default_rng(1).normal(size=(2, width)) for width in (3, 3, 2))
+    rng = np.random.default_rng(1)
+    Q = rng.normal(size=(2, 3))
+    K = rng.normal(size=(2, 3))
+    V = rng.normal(size=(2, 2))
     run = best.replay(Q, K, V)
-    assert run.hbm.accesses == best.moved[-1] == best.compulsory + 2 * (3 + 2 * 4)
-    evicted = sum(game.price(best.search.game, gone) for _, gone in best.search.steps)
+    spill = 2 * (3 + 2 * 4)
+    assert run.hbm.accesses == best.moved[-1] == best.compulsory + spill
+    rules = best.search.game
+    evicted = sum(game.price(rules, gone) for _, gone in best.search.steps)
     assert run.hbm.accesses == best.compulsory + evicted  # the game's prices are the memory's
     assert best.off(run) <= 1
     with pytest.raises(ValueError, match="expected"):
@@ -205,7 +223,9 @@ def test_a_schedule_that_spills_O_brings_it_back() -> None:
 
 
 def a_certificate(**changed: Any) -> dict[str, Any]:
-    return {**json.loads(json.dumps(optimum(N=3, d=4, M=24).certificate())), **changed}
+    certificate = optimum(N=3, d=4, M=24).certificate()
+    copied: dict[str, Any] = json.loads(json.dumps(certificate))
+    return copied | changed
 
 
 def test_the_checker_is_short_and_knows_no_search() -> None:
@@ -227,9 +247,9 @@ def test_a_certificate_that_holds() -> None:
         f"move {certificate['optimum']} elements, and no schedule of the row game moves fewer"
         in check(certificate)
     )
-    assert "0 steps move 6 elements" in check(
-        optimum(N=2, d=2, M=90, mask=np.zeros((2, 2), bool)).certificate()
-    )
+    nothing = np.zeros((2, 2), bool)
+    of_nothing = optimum(N=2, d=2, M=90, mask=nothing).certificate()
+    assert "0 steps move 6 elements" in check(of_nothing)
 
 
 @pytest.mark.parametrize(
@@ -289,13 +309,15 @@ def test_a_worse_schedule_is_not_called_the_optimum() -> None:
     """
     certificate = a_certificate()
     steps = [*certificate["steps"][:1], [1, 0, ["O0", "Q0"]]]
-    search = Search(
-        checker.game_of(4, 4, 24), frozenset((i, j) for i in range(3) for j in range(3))
-    )
-    state = game.after(game.after(search.first, (0, 0), ()), (1, 0), (("O", 0), ("Q", 0)))
+    pairs = frozenset((i, j) for i in range(3) for j in range(3))
+    search = Search(checker.game_of(4, 4, 24), pairs)
+    state = game.after(search.first, (0, 0), ())
+    spilled = (("O", 0), ("Q", 0))
+    state = game.after(state, (1, 0), spilled)
     chooser = random.Random(0)
     while state.todo:
-        pair, gone = chooser.choice(list(game.moves(search.game, state, 10**6)))
+        moves = list(game.moves(search.game, state, 10**6))
+        pair, gone = chooser.choice(moves)
         steps.append([*pair, [f"{X}{n}" for X, n in gone]])
         state = game.after(state, pair, gone)
     with pytest.raises(ValueError, match="steps cost") as refused:
@@ -324,7 +346,12 @@ def test_bounds_hold_while_the_search_goes_on() -> None:
 
 
 def test_the_estimate_is_no_less_than_what_is_searched() -> None:
-    for problem in (*PROBLEMS, {"N": 3, "d": 2, "M": 12}, {"N_q": 3, "N_k": 6, "d": 4, "M": 19}):
+    small: list[dict[str, Any]] = [
+        *PROBLEMS,
+        {"N": 3, "d": 2, "M": 12},
+        {"N_q": 3, "N_k": 6, "d": 4, "M": 19},
+    ]
+    for problem in small:
         best = Optimum(**problem)
         states, _ = best.estimate
         best.run()
@@ -381,10 +408,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "75 elements, and no schedule of the row game moves fewer" in " ".join(
         capsys.readouterr().out.split()
     )
-    proof.write_text(
-        json.dumps({**json.loads(proof.read_text(encoding="utf-8")), "optimum": 76}),
-        encoding="utf-8",
-    )
+    claim = json.loads(proof.read_text(encoding="utf-8")) | {"optimum": 76}
+    proof.write_text(json.dumps(claim), encoding="utf-8")
     assert main(["prove", "--check", str(proof)]) == 1
     assert "proves nothing: the optimum is said to be 76" in " ".join(
         capsys.readouterr().out.split()

@@ -43,6 +43,7 @@ from flashsim.theory.bounds.certificate import (
     most_terms,
 )
 from flashsim.theory.bounds.forward import LowerBound, _about, _by_terms
+from tests.helpers.cases import Arguments
 
 LENGTHS = st.integers(1, 200)
 WIDTHS = st.integers(1, 24)
@@ -68,15 +69,20 @@ both = pytest.mark.parametrize("direction", PASSES)
 def test_no_algorithm_moves_less_than_the_bound(
     direction: str, N_q: int, N_k: int, d: int, d_v: int, M: int, causal: bool, data: st.DataObject
 ) -> None:
-    name = data.draw(st.sampled_from(sorted(PASSES[direction].keys() - {"sliding_window"})))
-    sizes: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
+    names = PASSES[direction].keys() - {"sliding_window"}
+    name = data.draw(st.sampled_from(sorted(names)))
+    sizes: Arguments = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
     mask = flashsim.Causal() if causal else None
     try:
         tally = flashsim.count(name, **sizes, direction=direction, sizing="fit", mask=mask)
     except (SramOverflow, ValueError):  # nothing fits, or the algorithm needs options
         return
-    rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if causal else np.full(N_q, N_k)
-    bound = BOUNDS[direction](**sizes, pairs=int(rows.sum()), queries=int((rows > 0).sum()))
+    keys_of_rows = np.full(N_q, N_k)
+    if causal:
+        keys_of_rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k)
+    pairs = int(keys_of_rows.sum())
+    queries = int((keys_of_rows > 0).sum())
+    bound = BOUNDS[direction](**sizes, pairs=pairs, queries=queries)
     assert bound.compulsory <= bound.accesses <= tally.hbm.accesses
 
 
@@ -102,11 +108,13 @@ def test_q_outer_comes_near_the_bound(d: int, M: int, N: int, ratio: float) -> N
 def test_the_theorem_s_own_choice_of_Y_is_never_better(N: int, d: int, over: int) -> None:
     M = over * d * d
     phases = -(-4 * N * N * d * d // M**2)
-    assert lower_bound(N=N, d=d, M=M).phases >= (M * phases if phases >= 2 else 0)
+    bound = lower_bound(N=N, d=d, M=M)
+    assert bound.phases >= (M * phases if phases >= 2 else 0)
 
 
 def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
-    by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 1800)]
+    bounds = [lower_bound(N=512, d=32, M=M) for M in range(64, 9000, 1800)]
+    by_M = [bound.accesses for bound in bounds]
     # weights are on a grid
     assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))
     by_pairs = [
@@ -119,12 +127,13 @@ def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
 @cache
 def brute(Y: int, d: int, M: int, a: int, b: int) -> float:
     """Return the most of a·T₁ + b·T₂, by trying every s and c."""
-    return max(
-        a * s / 2 * math.sqrt(s * s / 4 / d**2 + c + M)
-        + b * (Y - s - c) / 2 * math.sqrt(s * s / 4 / d**2 + c)
-        for s in range(Y + 1)
-        for c in range(Y + 1 - s)
-    )
+
+    def weighted(s: int, c: int) -> float:
+        root = math.sqrt(s * s / 4 / d**2 + c)
+        root_with_M = math.sqrt(s * s / 4 / d**2 + c + M)
+        return a * s / 2 * root_with_M + b * (Y - s - c) / 2 * root
+
+    return max(weighted(s, c) for s in range(Y + 1) for c in range(Y + 1 - s))
 
 
 @given(
@@ -147,10 +156,11 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(
 )
 def test_the_search_comes_near_the_most_of_a_phase(Y: int, d: int, M: int, a: int, b: int) -> None:
     most = brute(Y, d, M, a, b)
+    A = np.array([[a]])
+    B = np.array([[b]])
+    charges = np.array([[float(Y)]])
     for fine, short in ((12, 1e-6), (3, 1e-4)):
-        computed = _about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine)[
-            0, 0
-        ]
+        computed = _about(A, B, charges, d, M, fine)[0, 0]
         assert 1 - short <= computed / most <= 1.002  # of real s and c, brute's are whole
 
 
@@ -175,9 +185,13 @@ def test_the_search_of_the_theorem_misses_nothing_of_a_small_problem(
         n = -(-T // most_terms(d, Y))
         if n >= 2:
             left = T - (n - 1) * most_terms(d, Y)
-            last = next(x for x in range(1, Y) if x == Y - M or most_terms(d, M + x) >= left)
+            most_charges = Y - M
+            last = 1
+            while last < most_charges and most_terms(d, M + last) < left:
+                last += 1
             best = max(best, Y + (n - 2) * (Y - M) + last)
-    assert _by_terms(LowerBound(N, N, d, d, M, N * N, 0)).phases == best
+    problem = LowerBound(N, N, d, d, M, N * N, 0)
+    assert _by_terms(problem).phases == best
 
 
 def points(n: int) -> list[tuple[int, int, int]]:
@@ -186,7 +200,9 @@ def points(n: int) -> list[tuple[int, int, int]]:
 
 @given(chosen=st.sets(st.sampled_from(points(5))))
 def test_loomis_and_whitney(chosen: set[tuple[int, int, int]]) -> None:
-    shadows = [len({(p[x], p[y]) for p in chosen}) for x, y in ((0, 1), (1, 2), (0, 2))]
+    shadows = []
+    for x, y in ((0, 1), (1, 2), (0, 2)):
+        shadows.append(len({(point[x], point[y]) for point in chosen}))
     assert len(chosen) ** 2 <= math.prod(shadows)
 
 
@@ -203,13 +219,13 @@ def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
     B = 6
     rng = np.random.default_rng(0)
     events: list[Any] = []
-    flashsim.forward(
-        "q_outer", *rng.normal(size=(3, N, d)), M=M, blocks=(B, 2), observers=[events.append]
-    )
+    Q, K, V = rng.normal(size=(3, N, d))
+    tiles: Arguments = {"M": M, "blocks": (B, 2)}
+    flashsim.forward("q_outer", Q, K, V, observers=[events.append], **tiles)
     loads = [event for event in events if event.kind == "load" and event.where is not None]
-    terms = [(event.name, event.where) for event in loads if event.name.startswith("V")]
+    tiles_of_V = [event for event in loads if event.name.startswith("V")]
     # each tile of V that is loaded serves B rows: B · 2 · d terms
-    assert len(terms) == (N // B) * (N // 2)
+    assert len(tiles_of_V) == (N // B) * (N // 2)
     for X in (M, 2 * M, 3 * M):
         Y = M + X
         charges = 0
@@ -232,9 +248,9 @@ def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
 
 @cache
 def proved(direction: str) -> str:
-    return json.dumps(
-        flashsim.prove(N=512, d=64, M=6000, direction=direction, causal=True).certificate()
-    )
+    sizes: Arguments = {"N": 512, "d": 64, "M": 6000}
+    proof = flashsim.prove(**sizes, direction=direction, causal=True)
+    return json.dumps(proof.certificate())
 
 
 def a_certificate(direction: str = "forward", /, **changed: Any) -> dict[str, Any]:
@@ -250,12 +266,13 @@ def test_a_certificate_is_checked_apart_from_what_made_it(direction: str) -> Non
     assert "causal" in check(record)
     assert "every input that matters" in check(a_certificate(direction, bound=1000)).lower()
     source = Path(certificate.__file__).read_text(encoding="utf-8")
-    imported = [
-        line.split()[1] for line in source.splitlines() if line.startswith(("import", "from"))
-    ]
+    tree = ast.parse(source)
+    imports = [line for line in source.splitlines() if line.startswith(("import", "from"))]
+    imported = [line.split()[1] for line in imports]
     assert not any(name.startswith("flashsim") for name in imported)
     # short enough to read
-    assert sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(source))) < 160
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    assert len(statements) < 160
 
 
 def most_that(held: dict[str, Any]) -> tuple[int, int]:
@@ -264,21 +281,31 @@ def most_that(held: dict[str, Any]) -> tuple[int, int]:
 
     What a phase gives is tried out.
     """
-    N_q, N_k, d, d_v, M, pairs, queries, keys, _ = (held[name] for name in SIZES)
+    sizes = [held[name] for name in SIZES]
+    N_q, N_k, d, d_v, M, pairs, queries, keys, _ = sizes
     if held["direction"] == "forward":
         compulsory = queries * d + keys * (d + d_v) + N_q * d_v
         work = pairs * (held["a"] * d + held["b"] * d_v)
-        gives = partial(brute, d=d, M=M, a=held["a"], b=held["b"])
+        weights = {"a": held["a"], "b": held["b"]}
+        gives = partial(brute, d=d, M=M, **weights)
+        most_of_one = gives(held["Y"])
     else:
-        compulsory = queries * (d + d_v) + keys * (d + d_v) + N_q * d + N_k * (d + d_v)
+        read = queries * (d + d_v) + keys * (d + d_v)
+        written = N_q * d + N_k * (d + d_v)
+        compulsory = read + written
         work = pairs * (2 * d + d_v)
         gives = partial(most_of_a_phase_backward, delta=min(d, d_v))
+        most_of_one = math.floor(gives(held["Y"]))
     n = held["n"]
     Y = held["Y"]
-    left = work - (n - 1) * (gives(Y) if held["direction"] == "forward" else math.floor(gives(Y)))
+    left = work - (n - 1) * most_of_one
     if left <= 0 or n < 2:
         return compulsory, 0
-    last = max(1, bisect_left(range(Y), True, key=lambda charges: gives(M + charges) >= left))
+
+    def is_enough(charges: int) -> bool:
+        return bool(gives(M + charges) >= left)
+
+    last = max(1, bisect_left(range(Y), True, key=is_enough))
     return max(compulsory, Y + (n - 2) * (Y - M) + last), last
 
 
@@ -287,18 +314,20 @@ def most_of_a_phase_backward(Y: int, delta: int) -> float:
     """Return the most terms of a phase backward, by trying every A and c of lower_backward's
     proof.
     """
-    return max(
-        math.sqrt((Y - A - c) * (A**3 / (12 * math.sqrt(3) * delta**2) + A * c))
-        for A in range(Y + 1)
-        for c in range(Y + 1 - A)
-    )
+
+    def squared(A: int, c: int) -> float:
+        cubic = A**3 / (12 * math.sqrt(3) * delta**2)
+        return (Y - A - c) * (cubic + A * c)
+
+    squares = [squared(A, c) for A in range(Y + 1) for c in range(Y + 1 - A)]
+    return math.sqrt(max(squares))
 
 
 @cache
 def proved_of_few(direction: str) -> str:
-    return json.dumps(
-        flashsim.prove(N=40, d=5, d_v=4, M=50, direction=direction, causal=True).certificate()
-    )
+    sizes: Arguments = {"N": 40, "d": 5, "d_v": 4, "M": 50}
+    proof = flashsim.prove(**sizes, direction=direction, causal=True)
+    return json.dumps(proof.certificate())
 
 
 @pytest.mark.parametrize(
@@ -331,8 +360,10 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(direction: str,
         most, last = most_that(changed)
         assert changed["bound"] <= most, (name, value)
         # as far as it was looked for
-        further = [{"bound": most + 1, "last": last + 1}] if last < changed["Y"] else []
-        for more in ({"bound": most + 1}, *further):
+        further = [{"bound": most + 1}]
+        if last < changed["Y"]:
+            further.append({"bound": most + 1, "last": last + 1})
+        for more in further:
             with pytest.raises(ValueError, match=r"bound is|enough"):
                 check({**changed, **more})
 
@@ -342,9 +373,12 @@ def test_one_element_or_one_phase_more_than_is_proved_is_refused(direction: str)
     """By the combined bound, of many and of few, by what is compulsory, without phases, and by
     the theorem alone.
     """
-    alone = flashsim.prove(N=1024, d=64, M=25_600, direction=direction).certificate()
-    one = flashsim.prove(N=2, d=2, M=90, direction=direction, causal=True).certificate()
-    for true in (a_certificate(direction), json.loads(proved_of_few(direction)), one, alone):
+    of_the_theorem = flashsim.prove(N=1024, d=64, M=25_600, direction=direction)
+    alone = of_the_theorem.certificate()
+    small: Arguments = {"N": 2, "d": 2, "M": 90, "causal": True}
+    one = flashsim.prove(**small, direction=direction)
+    few = json.loads(proved_of_few(direction))
+    for true in (a_certificate(direction), few, one.certificate(), alone):
         check(true)
         with pytest.raises(ValueError, match=rf"bound is {true['bound'] + 1}|prove nothing"):
             check({**true, "bound": true["bound"] + 1})
@@ -420,7 +454,8 @@ def test_pairs_that_no_mask_allows_prove_nothing() -> None:
     """Seven queries and two keys, each of which attends: from 7 to 14 pairs."""
     mask = np.zeros((20, 30), bool)
     mask[2:9, 3:5] = True
-    record = flashsim.prove(N_q=20, N_k=30, d=4, M=8, mask=mask).certificate()
+    proof = flashsim.prove(N_q=20, N_k=30, d=4, M=8, mask=mask)
+    record = proof.certificate()
     assert "124" in check(record)
     for change in (
         {"queries": 21},
@@ -439,10 +474,11 @@ def test_pairs_that_no_mask_allows_prove_nothing() -> None:
 def test_each_query_and_key_that_has_pairs_has_one_at_least_and_each_length_is_said_once(
     bound_of: Any,
 ) -> None:
-    assert bound_of(N_q=20, N_k=30, d=4, M=8, pairs=7, queries=7, keys=2).compulsory
+    sizes: Arguments = {"N_q": 20, "N_k": 30, "d": 4, "M": 8}
+    assert bound_of(**sizes, pairs=7, queries=7, keys=2).compulsory
     for pairs in (0, 6, 15):
         with pytest.raises(ValueError, match=f"pairs is {pairs}|pairs.*{pairs}"):
-            bound_of(N_q=20, N_k=30, d=4, M=8, pairs=pairs, queries=7, keys=2)
+            bound_of(**sizes, pairs=pairs, queries=7, keys=2)
     with pytest.raises(ValueError, match="N_q is 4, and N is 8; expected N alone"):
         bound_of(N=8, N_q=4, d=4, M=8)
     with pytest.raises(ValueError, match="a length is missing"):
@@ -490,9 +526,11 @@ def test_the_last_phase_has_the_terms_that_are_left() -> None:
     assert "the last has 3 charges" in certificate.by_phases(1, 1, 4, 15, 8, 4, 3, 0, 1, 0)
     with pytest.raises(ValueError, match="a last phase of 3 charges is enough"):
         certificate.by_phases(1, 1, 4, 15, 8, 4, 4, 0, 1, 0)
-    most, of_six = (
-        next(H for H in range(999) if most_in_a_phase_backward(Y, 1, H)) for Y in (9, 6)
-    )
+    bounds = {}
+    for Y in (9, 6):
+        bounds[Y] = next(H for H in range(999) if most_in_a_phase_backward(Y, 1, H))
+    most = bounds[9]
+    of_six = bounds[6]
     left = math.isqrt(of_six)
     with pytest.raises(
         ValueError, match=f"a last phase of 2 charges is enough: it may have the {left} terms left"
@@ -500,9 +538,11 @@ def test_the_last_phase_has_the_terms_that_are_left() -> None:
         certificate.by_phases_backward(1, 4, math.isqrt(most) + left, 9, 2, 3, most)
     # the combined bound: two phases of all that Y = 9 allow; left is what a last phase of two
     # charges gives, or one more
-    most, of_two = (
-        next(H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H)) for Y in (9, 6)
-    )
+    for Y in (9, 6):
+        enough = (H for H in range(1, 99) if most_in_a_phase(Y, 1, 4, 0, 1, H))
+        bounds[Y] = next(enough)
+    most = bounds[9]
+    of_two = bounds[6]
     assert "the last has 3 charges" in certificate.by_phases(
         1, 1, 4, 2 * most + of_two + 1, 9, 3, 3, 0, 1, most
     )
@@ -514,7 +554,8 @@ def test_the_last_phase_has_the_terms_that_are_left() -> None:
 
 def test_a_picture_of_a_proof_has_its_bars_one_below_the_other() -> None:
     bound = lower_bound(N=64, d=4, M=32)
-    for best, tops in ((None, [18, 74, 74]), (2 * bound.accesses, [18, 74, 130, 130])):
+    cases = [(None, [18, 74, 74]), (2 * bound.accesses, [18, 74, 130, 130])]
+    for best, tops in cases:
         bars = re.findall(
             r'<rect x="([\d.]+)" y="([\d.]+)"[^>]*height="18"', picture(bound, best, "flash")
         )
@@ -548,8 +589,11 @@ def test_the_command_refuses_what_no_certificate_says_well(
 @both
 def test_certificates_of_two_widths(direction: str) -> None:
     """By the theorem and by the combined bound."""
-    for (d, d_v), (N, M) in product(((4, 9), (9, 4)), ((60, 30), (60, 60), (400, 600))):
-        proof = flashsim.prove(N=N, d=d, d_v=d_v, M=M, direction=direction)
+    widths = ((4, 9), (9, 4))
+    problems = ((60, 30), (60, 60), (400, 600))
+    for (d, d_v), (N, M) in product(widths, problems):
+        sizes: Arguments = {"N": N, "d": d, "d_v": d_v, "M": M}
+        proof = flashsim.prove(**sizes, direction=direction)
         assert proof.bound.accesses > proof.bound.compulsory
         assert f"{proof.bound.accesses} elements" in check(proof.certificate())
 
@@ -564,13 +608,13 @@ def test_masks_are_counted_pair_by_pair() -> None:
     allowed[3] = False
     allowed[:, 5] = False
     proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=allowed)
-    used = int(allowed.any(1).sum()), int(allowed.any(0).sum())
-    assert (proof.bound.pairs, proof.queries, proof.keys, proof.allowed) == (
-        int(allowed.sum()),
-        *used,
-        "given",
-    )
-    assert proof.bound.compulsory == used[0] * 4 + used[1] * 8 + 20 * 4
+    queries = int(allowed.any(1).sum())
+    keys = int(allowed.any(0).sum())
+    assert proof.bound.pairs == int(allowed.sum())
+    assert proof.queries == queries
+    assert proof.keys == keys
+    assert proof.allowed == "given"
+    assert proof.bound.compulsory == queries * 4 + keys * 8 + 20 * 4
     assert proof.best is not None
     assert "taken as given" in check(proof.certificate())
     tree = flashsim.Tree([-1, *(node // 2 for node in range(19))])
@@ -596,7 +640,8 @@ def test_masks_are_counted_pair_by_pair() -> None:
 
 
 def test_nothing_allowed_and_nothing_that_fits() -> None:
-    proof = flashsim.prove(N=4, d=2, M=100, mask=np.zeros((4, 4), bool))
+    nothing = np.zeros((4, 4), bool)
+    proof = flashsim.prove(N=4, d=2, M=100, mask=nothing)
     assert (proof.bound.accesses, proof.queries) == (8, 0)
     proof = flashsim.prove(N=64, d=32, M=2)
     assert (proof.best, proof.ratio) == (None, None)
@@ -605,8 +650,12 @@ def test_nothing_allowed_and_nothing_that_fits() -> None:
 
 def test_causal_pairs_by_formula_are_those_counted_one_by_one() -> None:
     for N_q, N_k in ((5, 5), (3, 8), (8, 3), (1, 4), (4, 1)):
-        proof = flashsim.prove(N_q=N_q, N_k=N_k, d=2, M=100, causal=True)
-        dense = flashsim.Causal().allows(np.arange(N_q), np.arange(N_k), Shape(N_q, N_k, 2, 2), ())
+        lengths: Arguments = {"N_q": N_q, "N_k": N_k}
+        proof = flashsim.prove(**lengths, d=2, M=100, causal=True)
+        rows = np.arange(N_q)
+        columns = np.arange(N_k)
+        shape = Shape(N_q, N_k, 2, 2)
+        dense = flashsim.Causal().allows(rows, columns, shape, ())
         assert proof.allowed == "causal"
         assert (proof.bound.pairs, proof.queries, proof.keys) == (
             dense.sum(),
@@ -617,10 +666,11 @@ def test_causal_pairs_by_formula_are_those_counted_one_by_one() -> None:
 
 
 def test_lengths_of_which_no_array_could_be_made() -> None:
-    for causal in (False, True):
-        assert lower_bound(N=2**40, d=64, M=25_600, pairs=2**78).accesses > 2**70
-        pairs = allowed_pairs(Causal() if causal else All(), Shape(2**40, 2**40, 64, 64))
-        assert pairs[1] == (2**39 * (2**40 + 1) if causal else 2**80)
+    bound = lower_bound(N=2**40, d=64, M=25_600, pairs=2**78)
+    assert bound.accesses > 2**70
+    shape = Shape(2**40, 2**40, 64, 64)
+    assert allowed_pairs(Causal(), shape)[1] == 2**39 * (2**40 + 1)
+    assert allowed_pairs(All(), shape)[1] == 2**80
 
 
 def test_bad_input_is_named() -> None:
@@ -639,7 +689,8 @@ def proved_by_command(target: Path, capsys: pytest.CaptureFixture[str], how: str
     """Prove one problem, look at what is said whatever it is, and check the certificate by
     command.
     """
-    assert main(["prove", *how.split(), "--d", "64", "--json", str(target)]) == 0
+    options = [*how.split(), "--d", "64"]
+    assert main(["prove", *options, "--json", str(target)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert max(map(len, out.splitlines())) <= 80
@@ -678,8 +729,9 @@ def test_the_command_proves(
     )
     assert out.count("Proved by hand; a program checked the arithmetic.") == 2 * (not in_rocq)
     if text:
-        run: list[str] = [sys.executable, str(certificate.__file__), str(tmp_path / "proof.json")]
-        done = subprocess.run(run, capture_output=True, text=True, check=True)
+        certificate_file = str(tmp_path / "proof.json")
+        command = [sys.executable, str(certificate.__file__), certificate_file]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert text[-1].removeprefix("no ").partition(" moves ")[2] in done.stdout
 
 
@@ -714,7 +766,9 @@ def test_the_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @both
 def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
-    record = prove(N_q=20, N_k=30, d=8, M=900, direction=direction, causal=True).certificate()
+    sizes: Arguments = {"N_q": 20, "N_k": 30, "d": 8, "M": 900}
+    proof = prove(**sizes, direction=direction, causal=True)
+    record = proof.certificate()
     name, B_r, B_c, accesses = record["schedule"].values()
     assert (
         recount(record) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
@@ -740,7 +794,9 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
 ) -> None:
     mask = tmp_path / "mask.npy"
     proof = tmp_path / "proof.json"
-    np.save(mask, np.tri(20, dtype=bool) & ~np.tri(20, k=-4, dtype=bool))
+    causal = np.tri(20, dtype=bool)
+    band = causal & ~np.tri(20, k=-4, dtype=bool)
+    np.save(mask, band)
     assert (
         main(
             [
@@ -769,17 +825,19 @@ def test_a_schedule_under_a_mask_that_the_certificate_does_not_hold_is_said_not_
         {"accesses": accesses} for accesses in (1, record["bound"] - 1, 1e9)
     ]
     for change in (*changes, {"algorithm": "flush"}, {"B_r": -1}):
-        proof.write_text(
-            json.dumps({**record, "schedule": {**record["schedule"], **change}}), encoding="utf-8"
-        )
+        forged = {**record, "schedule": {**record["schedule"], **change}}
+        proof.write_text(json.dumps(forged), encoding="utf-8")
         assert main(["prove", "--check", str(proof)]) == 1, change
         assert "its schedule" in " ".join(capsys.readouterr().out.split())
 
 
 @both
 def test_a_schedule_that_leaves_out_tiles_is_counted_again_without_them(direction: str) -> None:
-    N_q, d, M = (5, 5, 50) if direction == "forward" else (2, 1, 18)
-    record = prove(N_q=N_q, N_k=1, d=d, M=M, direction=direction, causal=True).certificate()
+    sizes: Arguments = {"N_q": 5, "d": 5, "M": 50}
+    if direction == "backward":
+        sizes = {"N_q": 2, "d": 1, "M": 18}
+    proof = prove(**sizes, N_k=1, direction=direction, causal=True)
+    record = proof.certificate()
     name, B_r, B_c, accesses = record["schedule"].values()
     assert {**FORWARD, **BACKWARD}[name].skips_as
     assert (

@@ -17,6 +17,7 @@ from flashsim.analysis.tune import best_of
 from flashsim.theory import lower_bound_backward
 from flashsim.theory.bounds.backward import _phases, most
 from flashsim.theory.bounds.certificate import check, most_in_a_phase_backward
+from tests.helpers.cases import Arguments
 
 SIDES = st.integers(0, 400)
 
@@ -43,26 +44,39 @@ def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(
     """
 
     def some(width: int) -> set[tuple[int, int]]:
-        return data.draw(st.sets(st.sampled_from([*product(range(N), range(width))])))
+        entries = [*product(range(N), range(width))]
+        return data.draw(st.sets(st.sampled_from(entries)))
 
-    Q, K, dQ, dK, V, dO, dV, given_pairs = (
-        *(some(d) for _ in range(4)),
-        *(some(d_v) for _ in range(3)),
-        some(N),
-    )
+    Q = some(d)
+    K = some(d)
+    dQ = some(d)
+    dK = some(d)
+    V = some(d_v)
+    dO = some(d_v)
+    dV = some(d_v)
+    given_pairs = some(N)
 
     def whole(X: set[tuple[int, int]], width: int) -> set[int]:
-        return {i for i in range(N) if all((i, c) in X for c in range(width))}
+        rows = set()
+        for i in range(N):
+            if all((i, column) in X for column in range(width)):
+                rows.add(i)
+        return rows
 
     P = given_pairs | {*product(whole(Q, d), whole(K, d))}
-    dS = given_pairs | {*product(whole(Q, d) & whole(dO, d_v), whole(K, d) & whole(V, d_v))}
-    terms = sum((i, c) in dO and (k, c) in dV for i, k in P for c in range(d_v))
-    terms += sum(
-        ((i, c) in Q and (k, c) in dK) + ((k, c) in K and (i, c) in dQ)
-        for i, k in dS
-        for c in range(d)
-    )
-    Y = sum(map(len, (Q, K, dQ, dK, V, dO, dV, given_pairs)))
+    queries = whole(Q, d) & whole(dO, d_v)
+    keys = whole(K, d) & whole(V, d_v)
+    dS = given_pairs | {*product(queries, keys)}
+    terms = 0
+    for i, k in P:
+        for column in range(d_v):
+            terms += (i, column) in dO and (k, column) in dV
+    for i, k in dS:
+        for column in range(d):
+            terms += (i, column) in Q and (k, column) in dK
+            terms += (k, column) in K and (i, column) in dQ
+    touched = (Q, K, dQ, dK, V, dO, dV, given_pairs)
+    Y = sum(len(entries) for entries in touched)
     assert terms**2 <= most(Y, min(d, d_v)) * (1 + 1e-12)
 
 
@@ -71,22 +85,26 @@ def test_step_6(q: int, o: int, k: int, v: int) -> None:
     s = min(q, o)
     t = min(k, v)
     A = q + o + k + v
-    assert 432 * (q * k * o + s * t * (q + k)) ** 2 <= A**6
+    terms = q * k * o + s * t * (q + k)
+    assert 432 * terms**2 <= A**6
 
 
 def test_step_6_has_no_smaller_constant() -> None:
     q = o = 1000
     k = round(1000 * (3**0.5 - 1))  # m : n as in the proof
-    assert 433 * (q * k * o + q * k * (q + k)) ** 2 > (2 * q + 2 * k) ** 6
+    terms = q * k * o + q * k * (q + k)
+    assert 433 * terms**2 > (2 * q + 2 * k) ** 6
 
 
 def brute(Y: int, delta: int) -> Any:
     """Return G² by trying every A and c."""
-    return max(
-        (Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c)
-        for A in range(Y + 1)
-        for c in range(Y + 1 - A)
-    )
+
+    def squared(A: int, c: int) -> float:
+        cubic: float = A**3 / (432**0.5 * delta**2)
+        return (Y - A - c) * (cubic + A * c)
+
+    squares = [squared(A, c) for A in range(Y + 1) for c in range(Y + 1 - A)]
+    return max(squares)
 
 
 @given(Y=st.integers(1, 120), delta=st.integers(1, 6))
@@ -104,8 +122,10 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, delta
 )
 def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
     A = np.linspace(0, Y, 100_001)
-    c = np.maximum((Y - A - A * A / (432**0.5 * delta**2)) / 2, 0)
-    largest = float(((Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c)).max())
+    weight = 432**0.5 * delta**2
+    c = np.maximum((Y - A - A * A / weight) / 2, 0)
+    squared = (Y - A - c) * (A**3 / weight + A * c)
+    largest = float(squared.max())
     assert largest == pytest.approx(most(Y, delta), rel=1e-8)
 
 
@@ -116,7 +136,8 @@ def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
 def test_masks_and_what_does_not_fit() -> None:
     allowed = np.zeros((20, 30), bool)
     allowed[2:9, 3:5] = True
-    proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=allowed, direction="backward")
+    sizes: Arguments = {"N_q": 20, "N_k": 30, "d": 4, "M": 500}
+    proof = flashsim.prove(**sizes, mask=allowed, direction="backward")
     assert (proof.bound.pairs, proof.queries, proof.keys) == (14, 7, 2)
     assert proof.bound.compulsory == 7 * 8 + 2 * 8 + 20 * 4 + 30 * 8
     assert proof.best is not None
@@ -140,10 +161,14 @@ def test_two_passes_with_tiles_of_their_own_move_14() -> None:
     B_c = 99
     proof = flashsim.prove(N=N, d=d, M=M, direction="backward")
     assert proof.best is not None
-    assert (proof.best.algorithm, proof.best.B_r, proof.best.B_c) == ("q_outer_streamed", B_r, B_c)
+    assert proof.best.algorithm == "q_outer_streamed"
+    assert (proof.best.B_r, proof.best.B_c) == (B_r, B_c)
     T_r = -(-N // B_r)
     T_c = -(-N // B_c)
-    assert proof.best.accesses == (T_c + T_r) * 2 * N * d + 9 * N * d + 2 * T_c * N + 3 * N
+    passes = (T_c + T_r) * 2 * N * d
+    once = 9 * N * d
+    statistics = 2 * T_c * N + 3 * N
+    assert proof.best.accesses == passes + once + statistics
     assert 14 < proof.best.accesses * M / (N * d) ** 2 < 14.5
     assert proof.ratio is not None
     assert 1 < proof.ratio < 1.371
@@ -156,7 +181,9 @@ def test_two_passes_with_tiles_of_their_own_move_14() -> None:
 def test_of_two_widths_the_smaller_counts(d: int, d_v: int) -> None:
     bound = lower_bound_backward(N=60, d=d, d_v=d_v, M=60)
     A, c = np.mgrid[0 : bound.Y + 1, 0 : bound.Y + 1]
-    largest = ((bound.Y - A - c) * (A**3 / (12 * math.sqrt(3) * 4 * 4) + A * c)).max()
+    cubic = A**3 / (12 * math.sqrt(3) * 4 * 4)
+    squared = (bound.Y - A - c) * (cubic + A * c)
+    largest = squared.max()
     assert bound.n > 2
     assert largest <= bound.H <= 1.01 * largest
     tampered = {
@@ -172,9 +199,11 @@ def test_a_phase_more_than_the_terms_need_is_refused() -> None:
     bound = lower_bound_backward(N=300, d=4, M=400)
     terms = 300 * 300 * 3 * 4
     most = math.isqrt((terms * terms - 1) // bound.H) + 1
+    record = Proof(bound, "all", 300, 300, None, "backward").certificate()
     for n, wrong in ((most, False), (most + 1, True)):
-        phases = {"n": n, "bound": bound.Y + (n - 2) * (bound.Y - 400)}
-        forged = {**Proof(bound, "all", 300, 300, None, "backward").certificate(), **phases}
+        charges = bound.Y + (n - 2) * (bound.Y - 400)
+        phases = {"n": n, "bound": charges}
+        forged = record | phases
         if wrong:
             with pytest.raises(ValueError, match="phases are enough"):
                 check(forged)
@@ -189,5 +218,6 @@ def test_the_search_finds_what_the_best_of_all_phases_proves(N: int, d: int, M: 
     bound = lower_bound_backward(N=N, d=d, M=M)
     T = N * N * 3 * d
     delta = d
-    every = max(_phases(bound, T, Y, delta).phases for Y in range(M + 1, 16 * delta * T))
+    sizes = range(M + 1, 16 * delta * T)
+    every = max(_phases(bound, T, Y, delta).phases for Y in sizes)
     assert bound.accesses >= 0.99 * every

@@ -7,12 +7,14 @@ import re
 import runpy
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import flashsim
 from flashsim import serving, theory
+from tests.helpers.cases import Arguments
 from tests.helpers.pages import ROOT, has_numbers, paragraphs, text_of
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "referee.py"))
@@ -22,7 +24,10 @@ NEAR, POINTS, STREAMED, best, statistic = (
 FRONTS: list[dict[str, Any]] = json.loads(POINTS.read_text(encoding="utf-8"))
 FORWARD = [front for front in FRONTS if front["direction"] == "forward"]
 NAMES = [f"{front['N']}, {front['d']}, {front['direction']}" for front in FRONTS]
-QUICK = [pytest.param(front, marks=[pytest.mark.slow] * (front["N"] > 1024)) for front in FORWARD]
+QUICK = []
+for front in FORWARD:
+    marks = [pytest.mark.slow] if front["N"] > 1024 else []
+    QUICK.append(pytest.param(front, marks=marks))
 
 
 @cache
@@ -34,11 +39,8 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def rows_of(front: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        row
-        for row in recorded()
-        if (row["N"], row["d"], row["direction"]) == (front["N"], front["d"], front["direction"])
-    ]
+    names = ("N", "d", "direction")
+    return [row for row in recorded() if all(row[name] == front[name] for name in names)]
 
 
 @cache
@@ -56,7 +58,8 @@ def test_none_of_its_mappings_moves_less_than_the_bound(front: dict[str, Any]) -
 
 def test_the_rows_are_of_all_its_points() -> None:
     for front in FRONTS:
-        assert [[row["M"], row["accesses"]] for row in rows_of(front)] == front["fused"]
+        points = [[row["M"], row["accesses"]] for row in rows_of(front)]
+        assert points == front["fused"]
     assert sum(len(front["fused"]) for front in FORWARD) == 80
 
 
@@ -75,7 +78,8 @@ def test_the_best_here_moves_at_most_a_fiftieth_more_with_the_room_of_one_statis
         assert (ours and ours.accesses) == row["ours"]
         if ours is None or ours.accesses > most:
             room = row["M"] + row["more"]
-            more, less = (best(N, d, M, names=STREAMED) for M in (room, room - 1))
+            more = best(N, d, room, names=STREAMED)
+            less = best(N, d, room - 1, names=STREAMED)
             assert more is not None
             assert more.accesses <= most
             assert 0 < row["more"] <= row["statistic"] == statistic(more, N, d, room)
@@ -101,11 +105,12 @@ def test_backward_one_element_is_all_that_is_between() -> None:
             more = best(row["N"], row["d"], row["M"] + 1, "backward", STREAMED)
             assert more.accesses <= NEAR * row["accesses"]
             sizes = {name: row[name] for name in ("N", "d", "M", "direction")}
-            accesses = theory.exact(
-                ours.algorithm, **sizes, blocks=(ours.blocks.B_r, ours.blocks.B_c)
-            ).hbm.by_array
-            own = sum(accesses[name].reads + accesses[name].writes for name in ("L", "D", "O"))
-            without[row["M"]] = row["ours"] - own - row["N"] * row["d"] - row["accesses"]
+            blocks = (ours.blocks.B_r, ours.blocks.B_c)
+            tally = theory.exact(ours.algorithm, **sizes, blocks=blocks)
+            arrays = [tally.hbm.by_array[name] for name in ("L", "D", "O")]
+            own = sum(array.reads + array.writes for array in arrays)
+            of_dO = row["N"] * row["d"]
+            without[row["M"]] = row["ours"] - own - of_dO - row["accesses"]
     assert without == {138: 0, 274: 0}
     ratios = [row["ours"] / row["accesses"] for row in rows]
     assert max(ratios) < 1.024
@@ -117,7 +122,7 @@ def test_between_its_points_the_best_here_moves_less(front: dict[str, Any]) -> N
     """Halfway to the next size that AccelForge can use, from M = 11 on: its tiles divide the
     lengths, and do not fill M.
     """
-    for (M, accesses), (next_M, _) in zip(front["fused"], front["fused"][1:], strict=False):
+    for (M, accesses), (next_M, _) in pairwise(front["fused"]):
         between = (M + next_M) // 2
         if M >= 11:
             ours = best(front["N"], front["d"], between, names=STREAMED)
@@ -134,18 +139,24 @@ def test_its_accesses_are_sums_of_whole_sweeps() -> None:
     points = dict(FORWARD[1]["fused"])
     assert points[3] == 4 * N * N * d + N * N + N * d
     assert points[21] == N * N * d + N * N + N * d
-    assert points[2 * d * 128 + 128 + 1] == 8 * 2 * N * d + 2 * N * d
-    assert points[2 * d * N + 2 * d + 1] == theory.compulsory(N, N, d, d, "forward")
-    for rows, M in ((32, 4129), (64, 8257), (128, 16_513), (256, 33_025), (512, 66_049)):
+    one_matrix = N * d
+    assert points[2 * d * 128 + 128 + 1] == 8 * 2 * one_matrix + 2 * one_matrix
+    least = theory.compulsory(N, N, d, d, "forward")
+    assert points[2 * d * N + 2 * d + 1] == least
+    room = {32: 4129, 64: 8257, 128: 16_513, 256: 33_025, 512: 66_049}
+    for rows, M in room.items():
         assert rows * (2 * d + 1) + 1 == M
-        tally = flashsim.count("streamed", N=N, d=d, M=M + rows, blocks=(rows, 1))
-        assert (tally.hbm.accesses, tally.sram.peak) == (points[M] + N, M + rows)
+        ours = M + rows
+        tally = flashsim.count("streamed", N=N, d=d, M=ours, blocks=(rows, 1))
+        assert tally.hbm.accesses == points[M] + N
+        assert tally.sram.peak == ours
 
 
 def test_standard_attention_is_its_unfused_mapping() -> None:
     """GPT-3 6.7B at N = 256, d = 128, 32 heads: Q, K, V, O once, S and P written and read."""
     tally = flashsim.count("standard", N=256, d=128, heads=32, M=10**6)
-    assert tally.hbm.accesses == 12_582_912 == 32 * (4 * 256 * 128 + 4 * 256**2)
+    one_head = 4 * 256 * 128 + 4 * 256**2
+    assert tally.hbm.accesses == 12_582_912 == 32 * one_head
 
 
 def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
@@ -165,7 +176,7 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
         w = arguments.get("D", arguments.get("W"))
         M = 10**9
         if name == "gqa":
-            heads: dict[str, Any] = {
+            heads: Arguments = {
                 "heads": arguments["G"] * arguments["R"],
                 "kv_heads": arguments["G"],
             }
@@ -189,9 +200,10 @@ def test_what_serves_moves_what_its_unfused_mappings_move() -> None:
         ours: Counter[tuple[str, str]] = Counter()
         for array, accesses in tally.hbm.by_array.items():
             of = "C" if name == "mla" and array in "KV" else array
-            ours += Counter({(of, "read"): accesses.reads, (of, "write"): accesses.writes})
+            traffic = {(of, "read"): accesses.reads, (of, "write"): accesses.writes}
+            ours += Counter(traffic)
         if name == "mla_expanded":
-            sizes: dict[str, Any] = {
+            sizes: Arguments = {
                 "queries": arguments["M"],
                 "keys": [arguments["N"]],
                 "d": w,
@@ -222,7 +234,8 @@ def test_the_pages_numbers_are_the_recorded_ones() -> None:
         if least.accesses > least.compulsory
     )
     assert has_numbers(page, f"{nearest:.3f}")
-    fewer = sum(row["ours"] is not None and row["ours"] < row["accesses"] for row in forward)
+    points = [row for row in forward if row["ours"] is not None]
+    fewer = sum(row["ours"] < row["accesses"] for row in points)
     assert has_numbers(page, f"{fewer} 80")
 
 
@@ -236,7 +249,9 @@ def test_calculators_differ_as_the_page_says() -> None:
     rows = min(-(-192 * 1024 // (2 * d)), d)
     llm_viewer = N * d + 2 * N * N + -(-N // rows) * N * d * 2
     genz = theory.compulsory(N, N, d, d, "forward")
-    in_its_blocks = flashsim.count("q_outer", N=N, d=d, M=M, blocks=(rows, 1), dtype="float16").hbm
+    tiles: Arguments = {"blocks": (rows, 1), "dtype": "float16"}
+    tally = flashsim.count("q_outer", N=N, d=d, M=M, **tiles)
+    in_its_blocks = tally.hbm
     proof = flashsim.prove(N=N, d=d, M=M, dtype="float16")
     assert proof.best is not None
     numbers = [llm_viewer, in_its_blocks.accesses, proof.best.accesses, proof.bound.accesses, genz]

@@ -25,9 +25,12 @@ from flashsim.analysis.sweeping.records import meaning
 from flashsim.attention.masks import patterns
 from flashsim.cli import main
 from flashsim.support.jobs import in_any_order
+from tests.helpers.cases import Arguments
 from tests.helpers.own import FORM, TWO_SWEEPS, two_sweeps
 
-SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
+SMALL: Arguments = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
+FUSED_OR_NOT = ["flash", "standard"]
+EITHER_LOOP = ["flash", "q_outer"]
 
 
 def keys(sweep: Sweep, *names: str) -> list[tuple[Any, ...]]:
@@ -42,13 +45,14 @@ def test_rows_are_what_is_counted() -> None:
     """Each by `flashsim.count` itself, in every column; a row has no counts where a count is an
     error, and else has.
     """
-    options: dict[str, Any] = {
+    options: Arguments = {
         "blocks": [None, (5, 3)],
         "causal": [False, True],
         "direction": ["forward", "backward"],
     }
-    sweep = flashsim.sweep(["flash", "q_outer", "standard"], **SMALL, **options, check=0)
-    every = itertools.product(["flash", "q_outer", "standard"], *options.values(), *SMALL.values())
+    names = ["flash", "q_outer", "standard"]
+    sweep = flashsim.sweep(names, **SMALL, **options, check=0)
+    every = itertools.product(names, *options.values(), *SMALL.values())
     assert len(sweep) == len(list(every)) == 3 * 2 * 2 * 2 * 8
     for row in sweep:
         arguments = {name: row[name] for name in ("N", "d", "M", "causal", "direction")}
@@ -56,22 +60,24 @@ def test_rows_are_what_is_counted() -> None:
         try:
             tally = flashsim.count(row["algorithm"], **arguments, blocks=blocks)
         except (ValueError, flashsim.SramOverflow):
-            assert (row["accesses_elements"], row["status"] == "ok") == (None, False)
+            assert row["accesses_elements"] is None
+            assert row["status"] != "ok"
             assert row["reason"]
             continue
         hbm = tally.hbm
         B = tally.blocks
         assert row["status"] == "ok"
-        assert [
-            row[f"{name}_elements"]
-            for name in ("reads", "writes", "init_writes", "accesses", "extra", "peak")
-        ] == [hbm.reads, hbm.writes, hbm.init_writes, hbm.accesses, hbm.extra, tally.sram.peak]
-        assert (row["traffic_bytes"], row["matmul_flops"]) == (hbm.bytes, tally.flops.matmul)
-        assert (row["B_r"], row["B_c"], row["T_r"], row["T_c"]) == (B.B_r, B.B_c, B.T_r, B.T_c)
-        assert {
-            name: (row[f"{name}_reads_elements"], row[f"{name}_writes_elements"])
-            for name in hbm.by_array
-        } == {name: (a.reads, a.writes) for name, a in hbm.by_array.items()}
+        sums = ("reads", "writes", "init_writes", "accesses", "extra")
+        for name in sums:
+            assert row[f"{name}_elements"] == getattr(hbm, name)
+        assert row["peak_elements"] == tally.sram.peak
+        assert row["traffic_bytes"] == hbm.bytes
+        assert row["matmul_flops"] == tally.flops.matmul
+        for name in ("B_r", "B_c", "T_r", "T_c"):
+            assert row[name] == getattr(B, name)
+        for name, array in hbm.by_array.items():
+            assert row[f"{name}_reads_elements"] == array.reads
+            assert row[f"{name}_writes_elements"] == array.writes
     assert {status for (status,) in keys(sweep, "status")} == {"ok", "does not fit"}
 
 
@@ -80,7 +86,9 @@ def test_formulas_stand_beside_the_counts() -> None:
     forward, backward = flashsim.sweep(
         "flash", N=64, d=8, M=200, heads=4, kv_heads=2, direction=ways
     )
-    assert forward["compulsory_elements"] == 4 * (64 * 8 + 64 * 8) + 2 * (64 * 8 + 64 * 8)
+    Q_and_O = 64 * 8 + 64 * 8
+    K_and_V = 64 * 8 + 64 * 8
+    assert forward["compulsory_elements"] == 4 * Q_and_O + 2 * K_and_V
     assert backward["compulsory_elements"] == 4 * 3 * 64 * 8 + 2 * 4 * 64 * 8
     assert (
         forward["over_compulsory"] == forward["accesses_elements"] / forward["compulsory_elements"]
@@ -96,11 +104,11 @@ def test_formulas_stand_beside_the_counts() -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: str) -> None:
     records = FORWARD if direction == "forward" else BACKWARD
-    quadratic = [
-        "flash",
-        "q_outer",
-        *(["flash_basic"] if direction == "forward" else ["q_outer_two_pass", "q_outer_streamed"]),
-    ]
+    quadratic = ["flash", "q_outer"]
+    if direction == "forward":
+        quadratic.append("flash_basic")
+    else:
+        quadratic += ["q_outer_two_pass", "q_outer_streamed"]
     sweep = flashsim.sweep([*records], N=64, d=8, M=200, direction=direction)
     thetas = {row["algorithm"]: row["theta_elements"] for row in sweep}
     expected = dict.fromkeys(quadratic, theory.theorem_2_flash(64, 8, 200))
@@ -117,44 +125,49 @@ def test_what_a_theorem_says_of_a_pass_is_known_where_there_is_one(direction: st
 
 
 def test_one_value_or_many() -> None:
-    arrays = flashsim.sweep(
-        "flash", N=np.array([8, 16]), d=np.int64(4), blocks=np.array([[4, 4], [8, 8]])
-    )
-    lists = flashsim.sweep(["flash"], N=range(8, 17, 8), d=[4], blocks=((4, 4), (8, 8)))
+    pairs = np.array([[4, 4], [8, 8]])
+    N_of_numpy = np.array([8, 16])
+    arrays = flashsim.sweep("flash", N=N_of_numpy, d=np.int64(4), blocks=pairs)
+    squares = ((4, 4), (8, 8))
+    lists = flashsim.sweep(["flash"], N=range(8, 17, 8), d=[4], blocks=squares)
     assert list(arrays) == list(lists)
-    assert keys(lists, "blocks", "N") == [("4 × 4", 8), ("4 × 4", 16), ("8 × 8", 8), ("8 × 8", 16)]
+    assert keys(lists, "blocks", "N") == [
+        ("4 × 4", 8),
+        ("4 × 4", 16),
+        ("8 × 8", 8),
+        ("8 × 8", 16),
+    ]
     for one in ((4, 2), [4, 2], [(4, 2)], np.array([4, 2])):
-        assert keys(flashsim.sweep(N=8, d=4, blocks=one), "B_r", "B_c") == [(4, 2)]
-    assert keys(flashsim.sweep(N=iter([8]), d={4}, causal=(True, False)), "causal") == [
-        (True,),
-        (False,),
-    ]
-    windows = flashsim.sweep("sliding_window", N=64, d=4, M=200, window=[4, (4, 4)])
+        sweep = flashsim.sweep(N=8, d=4, blocks=one)
+        assert keys(sweep, "B_r", "B_c") == [(4, 2)]
+    sweep = flashsim.sweep(N=iter([8]), d={4}, causal=(True, False))
+    assert keys(sweep, "causal") == [(True,), (False,)]
+    sizes: Arguments = {"N": 64, "d": 4, "M": 200}
+    windows = flashsim.sweep("sliding_window", **sizes, window=[4, (4, 4)])
     assert keys(windows, "window", "status") == [(4, "ok"), ("(4, 4)", "ok")]
-    assert keys(flashsim.sweep("sliding_window", N=64, d=4, M=200, window=(4, 4)), "window") == [
-        ("(4, 4)",)
-    ]
+    one_window = flashsim.sweep("sliding_window", **sizes, window=(4, 4))
+    assert keys(one_window, "window") == [("(4, 4)",)]
     mask = np.ones((8, 8), bool)
-    assert keys(flashsim.sweep(N=8, d=4, mask=mask), "mask") == [("array of shape (8, 8)",)]
-    assert len(flashsim.sweep(N=8, d=4, mask=[flashsim.Causal(), mask, None])) == 3
+    masked = flashsim.sweep(N=8, d=4, mask=mask)
+    assert keys(masked, "mask") == [("array of shape (8, 8)",)]
+    masks = [flashsim.Causal(), mask, None]
+    assert len(flashsim.sweep(N=8, d=4, mask=masks)) == 3
 
 
 def test_what_exceeds_M_is_counted_where_that_is_asked_for() -> None:
-    refused, counted = flashsim.sweep(
-        "flash", N=64, d=8, M=100, blocks=(16, 16), enforce=[True, False]
-    )
-    assert (refused["status"], counted["status"], counted["checked"]) == (
-        "does not fit",
-        "ok",
-        True,
-    )
-    want = flashsim.count("flash", N=64, d=8, M=100, blocks=(16, 16), enforce=False)
+    too_much: Arguments = {"N": 64, "d": 8, "M": 100, "blocks": (16, 16)}
+    refused, counted = flashsim.sweep("flash", **too_much, enforce=[True, False])
+    assert refused["status"] == "does not fit"
+    assert counted["status"] == "ok"
+    assert counted["checked"] is True
+    want = flashsim.count("flash", **too_much, enforce=False)
     assert counted["accesses_elements"] == want.hbm.accesses
     assert counted["peak_over_M"] > 1
 
 
 def test_blocks_of_ones_own_need_no_room_for_line_1() -> None:
-    arguments: dict[str, Any] = {"N": 16, "d": 128, "M": 100, "blocks": (1, 1), "sizing": "paper"}
+    arguments: Arguments = {"N": 16, "d": 128, "M": 100}
+    arguments |= {"blocks": (1, 1), "sizing": "paper"}
     (row,) = flashsim.sweep("flash", **arguments, enforce=False, check=0)
     assert row["status"] == "ok"
     counted = flashsim.count("flash", **arguments, enforce=False)
@@ -271,33 +284,44 @@ def test_what_is_wrong_everywhere_is_said_at_once(
 
 
 def test_a_table_s_rows_meet_every_combination_of_the_rest() -> None:
-    table = [{"label": "small", "N": 8, "d": 4}, {"label": "large", "N": 16, "d": 8, "M": 100.0}]
+    table = [
+        {"label": "small", "N": 8, "d": 4},
+        {"label": "large", "N": 16, "d": 8, "M": 100.0},
+    ]
     sweep = flashsim.sweep(["flash", "standard"], points=table, causal=[False, True])
     assert keys(sweep, "label", "N", "d", "M", "algorithm", "causal")[::3] == [
         ("small", 8, 4, 25_600, "flash", False),
         ("small", 8, 4, 25_600, "standard", True),
         ("large", 16, 8, 100, "standard", False),
     ]
-    by_columns = {"label": ["small", "large"], "N": [8, 16], "d": [4, 8], "M": [math.nan, 100.0]}
-    assert list(
-        flashsim.sweep(["flash", "standard"], points=by_columns, causal=[False, True])
-    ) == list(sweep)
+    by_columns = {
+        "label": ["small", "large"],
+        "N": [8, 16],
+        "d": [4, 8],
+        "M": [math.nan, 100.0],
+    }
+    same = flashsim.sweep(FUSED_OR_NOT, points=by_columns, causal=[False, True])
+    assert list(same) == list(sweep)
 
 
 def test_a_sweep_is_a_table(tmp_path: Path) -> None:
     """In Python and as CSV: the same rows come of it."""
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
+        "N": [9, 24],
+        "d": 4,
+        "M": [60, 700],
+        "direction": ["forward", "backward"],
         "blocks": [None, (8, 4)],
         "splits": [1, 3],
         "block_mask": ["live", patterns.butterfly],
     }
-    arguments |= {"N": [9, 24], "d": 4, "M": [60, 700], "direction": ["forward", "backward"]}
     sweep = flashsim.sweep(["flash", "split_kv", "block_sparse"], **arguments, check=0)
     assert list(flashsim.sweep(points=sweep, check=0)) == list(sweep)
     csv = tmp_path / "sweep.csv"
     again = tmp_path / "again.csv"
     sweep.to_csv(csv)
-    assert main(["sweep", "--points", str(csv), "--check", "0", "--csv", str(again)]) == 0
+    command = ["sweep", "--points", str(csv), "--check", "0"]
+    assert main([*command, "--csv", str(again)]) == 0
     assert again.read_bytes() == csv.read_bytes()
 
 
@@ -307,22 +331,26 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 
 def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
     """N_q and N_k, where they are N, and d_v, where it is d, are not arguments of their own."""
-    sweep = flashsim.sweep(
-        ["flash", "q_outer"], N=[64, 256, 1024], d=[16, 32], heads=[2, 4], M=2000
-    )
+    lengths: Arguments = {"N": [64, 256, 1024], "d": [16, 32]}
+    sweep = flashsim.sweep(EITHER_LOOP, **lengths, heads=[2, 4], M=2000)
     back = flashsim.sweep(points=sweep)
     assert back.axes == sweep.axes
     assert crossovers.sentences(back) == crossovers.sentences(sweep) != []
-    apart = flashsim.sweep(points=flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9]))
-    assert {"N_q", "N_k", "d_v"} <= set(apart.axes)
-    lengths = [{"N_q": N, "N_k": N, "d": 4} for N in (8, 16)]
-    assert flashsim.sweep(points=lengths).axes == {"N_q": [8, 16], "N_k": [8, 16]}
+    apart = flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9])
+    again = flashsim.sweep(points=apart)
+    assert {"N_q", "N_k", "d_v"} <= set(again.axes)
+    square = [{"N_q": N, "N_k": N, "d": 4} for N in (8, 16)]
+    axes = flashsim.sweep(points=square).axes
+    assert axes == {"N_q": [8, 16], "N_k": [8, 16]}
 
 
 def test_a_row_without_a_width_says_so_and_dtypes_are_called_by_one_name() -> None:
-    (_, row) = flashsim.sweep(points=[{"N": 8, "d": 4}, {"N": 8}])
+    table = [{"N": 8, "d": 4}, {"N": 8}]
+    (_, row) = flashsim.sweep(points=table)
     assert row["reason"] == "d is missing: give the head dimension"
-    assert keys(flashsim.sweep(N=8, d=4, dtype=["fp16", np.float16, "half", "int8"]), "dtype") == [
+    dtypes = ["fp16", np.float16, "half", "int8"]
+    sweep = flashsim.sweep(N=8, d=4, dtype=dtypes)
+    assert keys(sweep, "dtype") == [
         ("float16",),
         ("float16",),
         ("float16",),
@@ -338,28 +366,32 @@ def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPat
         return costs.by_count(point)
 
     monkeypatch.setattr(running, "by_count", by_count)
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
         "N": range(8, 108),
         "d": 4,
         "direction": ["forward", "backward"],
         "check": 8,
     }
-    first, again = (flashsim.sweep(["flash", "q_outer"], **arguments, seed=seed) for seed in (1, 1))
-    other = flashsim.sweep(["flash", "q_outer"], **arguments, seed=2)
+    first = flashsim.sweep(EITHER_LOOP, **arguments, seed=1)
+    again = flashsim.sweep(EITHER_LOOP, **arguments, seed=1)
+    other = flashsim.sweep(EITHER_LOOP, **arguments, seed=2)
     assert list(first) == list(again) != list(other)
-    assert [row for row in first if row["checked"]] != [row for row in other if row["checked"]]
-    ways = [(row["algorithm"], row["direction"]) for row in first if row["checked"]]
-    each = itertools.product(["flash", "q_outer"], ["forward", "backward"])
+    sample = [row for row in first if row["checked"]]
+    assert sample != [row for row in other if row["checked"]]
+    ways = [(row["algorithm"], row["direction"]) for row in sample]
+    each = itertools.product(EITHER_LOOP, ["forward", "backward"])
     assert sorted(ways) == sorted(2 * [*each])
-    assert (first.checked, len(counted)) == (8, 24)
-    assert [
-        flashsim.sweep(["flash", "q_outer"], N=[8, 9], d=4, check=n).checked for n in (0, 1, 3, 9)
-    ] == [0, 1, 3, 4]
-    few, many = flashsim.sweep(
-        "block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly
-    )
+    assert first.checked == 8
+    assert len(counted) == 24
+    for check, checked in {0: 0, 1: 1, 3: 3, 9: 4}.items():
+        small = flashsim.sweep(EITHER_LOOP, N=[8, 9], d=4, check=check)
+        assert small.checked == checked
+    pattern: dict[str, Any] = {"blocks": (4, 4), "block_mask": patterns.butterfly}
+    few, many = flashsim.sweep("block_sparse", N=[64, 4096], d=4, **pattern)
     # a pattern's 2²⁸ tiles would take hours
-    assert (few["checked"], many["checked"], many["status"]) == (True, False, "ok")
+    assert few["checked"] is True
+    assert many["checked"] is False
+    assert many["status"] == "ok"
 
 
 def test_a_closed_form_that_is_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +408,8 @@ def test_a_closed_form_that_is_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch
             Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"
         ):
             flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
-        assert len(flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)) == 1
+        unchecked = flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)
+        assert len(unchecked) == 1
 
 
 def test_points_can_be_handed_to_other_processes(
@@ -386,10 +419,10 @@ def test_points_can_be_handed_to_other_processes(
     (tmp_path / "swept_elsewhere.py").write_text(TWO_SWEEPS + FORM, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     own_algorithm = importlib.import_module("swept_elsewhere").two_sweeps
-    for direction, passes in (("forward", [*FORWARD, own_algorithm]), ("backward", [*BACKWARD])):
-        for point in points.points_of(
-            passes, None, {"direction": direction, "N": 8, "d": 4}, flashsim.sweep
-        ):
+    names = {"forward": [*FORWARD, own_algorithm], "backward": [*BACKWARD]}
+    for direction, passes in names.items():
+        arguments: Arguments = {"direction": direction, "N": 8, "d": 4}
+        for point in points.points_of(passes, None, arguments, flashsim.sweep):
             handed = pickle.loads(pickle.dumps(point))
             assert (handed.arguments, handed.algorithm_pass.name) == (
                 point.arguments,
@@ -405,24 +438,30 @@ def test_what_has_no_closed_form_is_counted_and_a_mask_of_ones_own_is_called_by_
         def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
             return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
 
-    text = repr(flashsim.sweep("flash", N=8, d=4, mask=[Even(), Even() & flashsim.Causal()]))
+    masks = [Even(), Even() & flashsim.Causal()]
+    text = repr(flashsim.sweep("flash", N=8, d=4, mask=masks))
     assert "Even()" in text
     assert "0x" not in text
     own_algorithm = two_sweeps(tmp_path / "mine.py")
-    own = flashsim.sweep(own_algorithm, N=24, d=4, M=200)[0]
-    masked = flashsim.sweep("block_sparse", N=24, d=4, M=200, mask=Even(), block_mask="live")[0]
-    assert [(row["source"], row["checked"]) for row in (own, masked)] == [("count", False)] * 2
-    assert own["accesses_elements"] == flashsim.count(own_algorithm, N=24, d=4, M=200).hbm.accesses
-    assert keys(flashsim.sweep(own_algorithm, N=24, d=4, M=200, blocks=(24, 24)), "status") == [
-        ("does not fit",)
-    ]
+    sizes: Arguments = {"N": 24, "d": 4, "M": 200}
+    own = flashsim.sweep(own_algorithm, **sizes)[0]
+    masked = flashsim.sweep("block_sparse", **sizes, mask=Even(), block_mask="live")[0]
+    for row in (own, masked):
+        assert row["source"] == "count"
+        assert row["checked"] is False
+    tally = flashsim.count(own_algorithm, **sizes)
+    assert own["accesses_elements"] == tally.hbm.accesses
+    too_large = flashsim.sweep(own_algorithm, **sizes, blocks=(24, 24))
+    assert keys(too_large, "status") == [("does not fit",)]
 
 
 def test_what_computes_nothing_is_refused_with_its_reason() -> None:
     def nothing(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
-        return hbm.empty("O", (Q.shape[0], V.shape[1]), Q.dtype, "output")
+        O_shape = (Q.shape[0], V.shape[1])
+        return hbm.empty("O", O_shape, Q.dtype, "output")
 
-    sweep = flashsim.sweep(["flash", nothing], N=[24, 32], d=4, M=200)
+    names = ["flash", nothing]
+    sweep = flashsim.sweep(names, N=[24, 32], d=4, M=200)
     assert keys(sweep, "status")[2:] == [("refused",), ("refused",)]
     assert all("rows of it were never stored" in row["reason"] for row in [*sweep][2:])
     assert [row["intensity_flops_per_byte"] for row in sweep][2:] == [None, None]
@@ -434,8 +473,13 @@ def test_processes_and_progress() -> None:
     from joblib import parallel_config
 
     calls: list[tuple[int, int]] = []
-    arguments: dict[str, Any] = {"N": range(8, 608), "d": [4, 8], "M": 200, "check": 0}
-    alone = flashsim.sweep(**arguments, on_points=lambda done, of: calls.append((done, of)))
+    arguments: Arguments = {"N": range(8, 608), "d": [4, 8], "M": 200}
+    arguments["check"] = 0
+
+    def note(done: int, of: int) -> None:
+        calls.append((done, of))
+
+    alone = flashsim.sweep(**arguments, on_points=note)
     assert calls == [(500, 1200), (1000, 1200), (1200, 1200)]
     with parallel_config(backend="threading", n_jobs=2):
         for jobs in (None, 3):
@@ -477,7 +521,8 @@ def no_work(work: Any, pieces: Any) -> Iterator[Any]:
 
 
 def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"N": range(8, 128), "d": 4, "M": 200, "check": 0}
+    arguments: Arguments = {"N": range(8, 128), "d": 4, "M": 200}
+    arguments["check"] = 0
     file = tmp_path / "kept"
     whole = flashsim.sweep(**arguments, resume=file)
     header, first, second, third = file.read_text(encoding="utf-8").splitlines()
@@ -510,7 +555,7 @@ def test_a_line_of_a_file_that_is_not_rows_is_computed_again(tmp_path: Path) -> 
 
 
 def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {
+    arguments: Arguments = {
         "N": [9, 2**40],
         "blocks": [None, (999, 999)],
         "causal": [False, True],
@@ -546,22 +591,23 @@ def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
 
 def test_no_text_of_a_csv_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = ["=1+1", "+1", "-1", "@SUM(A1)", "'=1", "\t=1"]
-    flashsim.sweep(points=[{"N": 8, "d": 4, "label": label} for label in labels]).to_csv(
-        tmp_path / "found.csv"
-    )
-    _, *lines = csv.reader(io.StringIO((tmp_path / "found.csv").read_bytes().decode(), newline=""))
+    file = tmp_path / "found.csv"
+    table = [{"N": 8, "d": 4, "label": label} for label in labels]
+    flashsim.sweep(points=table).to_csv(file)
+    text = file.read_bytes().decode()
+    _, *lines = csv.reader(io.StringIO(text, newline=""))
     assert [cell for cell, *_ in lines] == [f"'{label}" for label in labels]
-    assert main(["sweep", "--points", str(tmp_path / "found.csv"), "--json", "-"]) == 0
-    assert [row["label"] for row in json.loads(capsys.readouterr().out)["rows"]] == labels
+    assert main(["sweep", "--points", str(file), "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["label"] for row in rows] == labels
 
 
 def test_what_a_terminal_would_obey_is_spelled() -> None:
     def rude(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         raise ValueError("\x1b[2J")
 
-    sweep = flashsim.sweep(
-        ["flash"], d=4, points=[{"N": N, "label": f"\x1b[31m{N}"} for N in (8, 9)]
-    )
+    table = [{"N": N, "label": f"\x1b[31m{N}"} for N in (8, 9)]
+    sweep = flashsim.sweep(["flash"], d=4, points=table)
     assert "\x1b" not in sweep.as_text()
     refused = flashsim.sweep(rude, N=8, d=4)[0]
     assert refused["reason"].startswith("\\x1b[2J (at line")
@@ -569,9 +615,10 @@ def test_what_a_terminal_would_obey_is_spelled() -> None:
 
 def test_pandas_holds_integers_exactly() -> None:
     pytest.importorskip("pandas", reason='pandas is not installed: pip install -e ".[pandas]"')
-    small, large = (
-        flashsim.sweep(N=[8, N], d=4, blocks=[(4, 4), (999, 999)], M=200) for N in (16, 2**40)
-    )
+    options: Arguments = {"d": 4, "M": 200}
+    options["blocks"] = [(4, 4), (999, 999)]
+    small = flashsim.sweep(N=[8, 16], **options)
+    large = flashsim.sweep(N=[8, 2**40], **options)
     table = small.to_pandas()
     dtypes = [str(table[name].dtype) for name in ("N", "accesses_elements", "causal")]
     assert dtypes == ["int64", "Int64", "bool"]
@@ -585,10 +632,15 @@ def test_pandas_holds_integers_exactly() -> None:
 
 def test_rows_by_index_and_columns_by_short_names() -> None:
     sweep = flashsim.sweep(N=[8, 16, 24], d=4)
-    assert (sweep[-1]["N"], [row["N"] for row in sweep[1:]], len(sweep[:2])) == (24, [16, 24], 2)
-    some = flashsim.sweep(N=[8, 16], d=4, blocks=[None, (999, 999)], M=100)
-    assert some.ok.columns == some.refused.columns == some[:1].columns == some.columns
-    assert len(some.ok.plot().get_lines()) == len(some.plot().get_lines()) == 1
+    assert sweep[-1]["N"] == 24
+    assert [row["N"] for row in sweep[1:]] == [16, 24]
+    assert len(sweep[:2]) == 2
+    blocks = [None, (999, 999)]
+    some = flashsim.sweep(N=[8, 16], d=4, blocks=blocks, M=100)
+    for part in (some.ok, some.refused, some[:1]):
+        assert part.columns == some.columns
+    assert len(some.ok.plot().get_lines()) == 1
+    assert len(some.plot().get_lines()) == 1
     assert sweep.column("accesses") == sweep.column("accesses_elements")
     assert sweep.axes == {"N": [8, 16, 24]}
     with pytest.raises(IndexError):
@@ -600,7 +652,7 @@ def test_rows_by_index_and_columns_by_short_names() -> None:
 
 
 def test_a_sweep_shows_what_varies() -> None:
-    sweep = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
+    sweep = flashsim.sweep(FUSED_OR_NOT, N=range(8, 108), d=4, M=[100, 400])
     text = repr(sweep)
     assert (
         "400 points over algorithm (2), N (100), M (2): 400 with counts, 32 cross-checked by "
@@ -608,7 +660,7 @@ def test_a_sweep_shows_what_varies() -> None:
     ) in text
     assert "10 of 200 shown" in text
     assert max(map(len, text.splitlines()[1:])) <= 80
-    wide = flashsim.sweep(["flash", "standard"], N=[8, 16], d=16, M=100_000, sizing="paper")
+    wide = flashsim.sweep(FUSED_OR_NOT, N=[8, 16], d=16, M=100_000, sizing="paper")
     assert wide.as_text() == wide.as_text(width=80) != wide.as_text(width=81)
     html = sweep._repr_html_()
     assert html.count("<tr>") == 11
@@ -621,7 +673,8 @@ def test_a_sweep_shows_what_varies() -> None:
         with pytest.raises(ValueError, match=f"most is {most}"):
             sweep.as_text(most)  # type: ignore[arg-type]
     # whatever it is
-    refused = flashsim.sweep(N=8, d=[4, [5]], direction=["forward", ["backward"]], heads=[[2]])
+    directions = ["forward", ["backward"]]
+    refused = flashsim.sweep(N=8, d=[4, [5]], direction=directions, heads=[[2]])
     assert len(refused.refused) == len(refused) == 4
     assert "heads is [2]" in repr(refused)
     assert refused.axes["d"] == [4, "[5]"]
@@ -632,25 +685,26 @@ def test_a_sweep_shows_what_varies() -> None:
 
 
 def test_where_one_moves_fewer_than_another() -> None:
-    sweep = flashsim.sweep(["flash", "standard"], N=range(1, 60), d=[16, 64])
+    sweep = flashsim.sweep(FUSED_OR_NOT, N=range(1, 60), d=[16, 64])
     for run in sweep.where_fewer("flash"):
-        assert (run["algorithm"], run["than"], run["along"], run["of"]) == (
-            "flash",
-            "standard",
-            "N",
-            59,
-        )
+        assert run["algorithm"] == "flash"
+        assert run["than"] == "standard"
+        assert run["along"] == "N"
+        assert run["of"] == 59
     for d in (16, 64):
-        runs = [run for run in sweep.where_fewer("flash", "standard", along="N") if run["d"] == d]
-        fewer = [
-            N
-            for N in range(1, 60)
-            if flashsim.count("flash", N=N, d=d).hbm.accesses
-            < flashsim.count("standard", N=N, d=d).hbm.accesses
-        ]
+        runs = sweep.where_fewer("flash", "standard", along="N")
+        fewer_by_runs: list[int] = []
+        for run in runs:
+            if run["d"] == d:
+                fewer_by_runs += range(run["from"], run["to"] + 1)
+        fewer = []
+        for N in range(1, 60):
+            flash = flashsim.count("flash", N=N, d=d).hbm.accesses
+            if flash < flashsim.count("standard", N=N, d=d).hbm.accesses:
+                fewer.append(N)
         assert fewer
         assert len(fewer) < 59
-        assert [N for run in runs for N in range(run["from"], run["to"] + 1)] == fewer
+        assert fewer_by_runs == fewer
     with pytest.raises(
         ValueError, match="there are no counts of 'q_outer'; there are of 'flash', 'standard'"
     ):
@@ -660,7 +714,8 @@ def test_where_one_moves_fewer_than_another() -> None:
 
 
 def test_only_what_can_be_compared_is_compared() -> None:
-    sweep = flashsim.sweep(["flash", "standard"], N=[32, 64], d=4, M=100, blocks=[None, (2, 2)])
+    blocks = [None, (2, 2)]
+    sweep = flashsim.sweep(FUSED_OR_NOT, N=[32, 64], d=4, M=100, blocks=blocks)
     for along in ("blocks", "d", "accesses", "algorithm"):
         with pytest.raises(
             ValueError, match=r"along is .*; expected an argument of numbers that varies: N"
@@ -670,14 +725,16 @@ def test_only_what_can_be_compared_is_compared() -> None:
         sweep.where_fewer("flash", y="status")
     with pytest.raises(ValueError, match="than is 'flash', the algorithm itself"):
         sweep.where_fewer("flash", than="flash")
-    no_theta = flashsim.sweep(["flash", "standard"], N_q=[8, 9], N_k=4, d=4)
+    no_theta = flashsim.sweep(FUSED_OR_NOT, N_q=[8, 9], N_k=4, d=4)
     assert no_theta[0]["theta_elements"] is None
     assert no_theta.where_fewer("flash", y="theta") == []
 
 
 def test_points_that_look_alike_are_not_taken_for_one() -> None:
-    masks = [np.tril(np.ones((4, 4), bool)), np.eye(4, dtype=bool)]
-    common: dict[str, Any] = {"N": 8, "d": [4, 5], "M": 100, "blocks": (2, 2)}
+    lower = np.tril(np.ones((4, 4), bool))
+    diagonal = np.eye(4, dtype=bool)
+    masks = [lower, diagonal]
+    common: Arguments = {"N": 8, "d": [4, 5], "M": 100, "blocks": (2, 2)}
     sweep = flashsim.sweep(["block_sparse", "flash"], block_mask=masks, **common)
     with pytest.raises(
         ValueError,
@@ -685,28 +742,31 @@ def test_points_that_look_alike_are_not_taken_for_one() -> None:
     ):
         sweep.where_fewer("flash")
     assert crossovers.sentences(sweep) == []
-    alike = flashsim.sweep(["flash", "q_outer"], N=4, d=[4, 5], M=100, mask=masks)
+    alike = flashsim.sweep(EITHER_LOOP, N=4, d=[4, 5], M=100, mask=masks)
     # not beside each other, where one would hide another
     assert len(alike.as_text().splitlines()) >= 3 + len(alike)
     table = [
-        {"label": name, "block_mask": mask}
-        for name, mask in zip(("lower", "diagonal"), masks, strict=True)
+        {"label": "lower", "block_mask": lower},
+        {"label": "diagonal", "block_mask": diagonal},
     ]
     labelled = flashsim.sweep("block_sparse", points=table, **common)
     assert labelled.where_fewer("block_sparse") == []
 
 
 def test_a_table_holds_the_algorithms_beside_each_other() -> None:
-    sweep = flashsim.sweep(["flash", "q_outer", "flash_basic"], N=range(8, 208, 8), d=4, M=100)
-    head, _, *lines, omitted, unit = sweep.as_text(most=5, width=200).splitlines()
+    names = ["flash", "q_outer", "flash_basic"]
+    sweep = flashsim.sweep(names, N=range(8, 208, 8), d=4, M=100)
+    text = sweep.as_text(most=5, width=200)
+    head, _, *lines, omitted, unit = text.splitlines()
     assert head.split() == ["N", "flash", "q_outer", "flash_basic", "fewest"]
-    assert [int(line.split()[0]) for line in lines] == [8, 56, 104, 152, 200]
+    lengths = [int(line.split()[0]) for line in lines]
+    assert lengths == [8, 56, 104, 152, 200]
     for line in lines:
-        N, *counts = (int(cell.replace(",", "")) for cell in line.split()[:4])
-        assert counts == [
-            flashsim.count(name, N=N, d=4, M=100).hbm.accesses for name in head.split()[1:4]
-        ]
-        assert line.split()[4] == "q_outer"
+        cells = line.split()
+        N, *counts = (int(cell.replace(",", "")) for cell in cells[:4])
+        for name, count in zip(names, counts, strict=True):
+            assert count == flashsim.count(name, N=N, d=4, M=100).hbm.accesses
+        assert cells[4] == "q_outer"
         assert counts[1] == min(counts)
     assert omitted == "5 of 25 shown"
     assert unit.startswith("forward, d = 4, M = 100, heads = 1, float32, sizing = ")
@@ -717,9 +777,9 @@ def test_ratios_are_to_the_first_of_their_own_line() -> None:
     head, _, *lines, _ = sweep.as_text(width=90).splitlines()
     assert head.split("  ")[2:] == ["accesses", "÷ first", "÷ compulsory", "peak ÷ M", "B_r × B_c"]
     for row, line in zip(sweep, lines, strict=True):
-        first = flashsim.count("flash", N=16, d=row["d"], M=100).hbm.accesses
+        first = flashsim.count("flash", N=16, d=row["d"], M=100)
         ratios = (
-            row["accesses_elements"] / first,
+            row["accesses_elements"] / first.hbm.accesses,
             row["over_compulsory"],
             row["peak_elements"] / 100,
         )
@@ -745,18 +805,20 @@ def test_answers_say_no_more_than_was_found() -> None:
         == "half of what M = 1 moves, or less: from M = 4 on"
     )
     assert crossovers._halves("M", {1: 8, 2: 3, 3: 5}) == ""
-    equal = flashsim.sweep(["flash", "block_sparse"], N=[8, 64], d=[4, 8], M=100)
+    names = ["flash", "block_sparse"]
+    equal = flashsim.sweep(names, N=[8, 64], d=[4, 8], M=100)
     assert equal.where_fewer("flash") == []
     assert crossovers.sentences(equal) == [
         "flash and block_sparse move equally many at all 4 points that both have"
     ]
-    sweep = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=[100, 300, 1000, 5000])
+    rooms = [100, 300, 1000, 5000]
+    sweep = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=rooms)
     text = crossovers.sentences(sweep)
     assert len(text) == 3
     assert crossovers.sentences(sweep, most=1) == [text[0], "and 2 more such lines"]
-    every_other = crossovers._comparison_of_lines(
-        "a", "b", "N", {n: -(n % 2) for n in range(10)}, dict.fromkeys(range(10), 0)
-    )
+    by_turns = {n: -(n % 2) for n in range(10)}
+    all_equal = dict.fromkeys(range(10), 0)
+    every_other = crossovers._comparison_of_lines("a", "b", "N", by_turns, all_equal)
     assert every_other == (
         "a moves fewer than b at N = 1, at N = 3, at N = 5, at N = 7, and in 1 more range (tried: "
         "N = 0 to 9, 10 values)"
@@ -764,31 +826,26 @@ def test_answers_say_no_more_than_was_found() -> None:
 
 
 def test_a_picture_has_a_line_for_each_combination() -> None:
-    sweep = flashsim.sweep(
-        ["flash", "standard"], N=[64, 8, 512], d=[4, 8], causal=[False, True], M=100
-    )
+    lengths: Arguments = {"N": [64, 8, 512], "d": [4, 8], "M": 100}
+    sweep = flashsim.sweep(FUSED_OR_NOT, **lengths, causal=[False, True])
     ax = sweep.plot()
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == (
-        "N",
-        "HBM accesses (elements)",
-        "log",
-    )
-    drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in ax.get_lines()}
+    assert ax.get_xlabel() == "N"
+    assert ax.get_ylabel() == "HBM accesses (elements)"
+    assert ax.get_xscale() == "log"
+    drawn = {line.get_label(): line for line in ax.get_lines()}
     assert len(drawn) == 8
-    rows = [
-        row for row in sweep if (row["algorithm"], row["d"], row["causal"]) == ("flash", 8, True)
-    ]
-    assert drawn["FlashAttention, d = 8, causal"] == sorted(
-        [row["N"], row["accesses_elements"]] for row in rows
-    )
+    rows = [row for row in sweep if row["algorithm"] == "flash" and row["d"] == 8]
+    causal = [[row["N"], row["accesses_elements"]] for row in rows if row["causal"]]
+    line = drawn["FlashAttention, d = 8, causal"]
+    assert np.asarray(line.get_xydata()).tolist() == sorted(causal)
     own = sweep.plot(x="d", y="peak_over_M", by="algorithm", ax=ax)
     assert own is ax
     with pytest.raises(ValueError, match="status is 'ok' in a row; expected numbers to draw"):
         sweep.plot(y="status")
     with pytest.raises(ValueError, match="no row has both"):
         flashsim.sweep(N=[0, -1], d=4).plot()
-    for lengths in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by
-        ax = flashsim.sweep("flash", N=lengths, d=64).plot()
+    for ends in ((512, 2048), (128, 1 << 17)):  # ticks to read a logarithmic axis by
+        ax = flashsim.sweep("flash", N=ends, d=64).plot()
         assert ax.get_yscale() == "log"
         low, high = ax.get_ylim()
         assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
@@ -796,9 +853,9 @@ def test_a_picture_has_a_line_for_each_combination() -> None:
 
 @pytest.mark.parametrize("lines", [2, 9, 14, 20])
 def test_a_picture_s_key_is_within_it_and_beside_the_axes(lines: int) -> None:
-    ax = flashsim.sweep(
-        "flash", N=list(range(600, 630)), d=64, M=[10_000 + 1_000 * n for n in range(lines)]
-    ).plot()
+    lengths = list(range(600, 630))
+    rooms = [10_000 + 1_000 * n for n in range(lines)]
+    ax = flashsim.sweep("flash", N=lengths, d=64, M=rooms).plot()
     figure = ax.figure
     legend = ax.get_legend()
     assert legend is not None

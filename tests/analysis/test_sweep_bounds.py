@@ -20,10 +20,15 @@ from flashsim.analysis.sweeping import Sweep
 from flashsim.attention.masks import patterns
 from flashsim.cli import main
 from flashsim.plots import figure_of, plot_sweep, sweep_data
+from flashsim.theory import lower_bound
 from flashsim.theory.bounds import certificate
+from tests.helpers.cases import Arguments
 from tests.helpers.own import TWO_SWEEPS, two_sweeps
 
-OPTIONS: dict[str, Any] = {"N": [40, 96], "d": 8, "M": 300, "sizing": "fit", "bound": True}
+OPTIONS: Arguments = {"d": 8, "M": 300, "sizing": "fit", "bound": True}
+OF_64 = OPTIONS | {"N": 64}
+OF_96 = OPTIONS | {"N": 96}
+OPTIONS |= {"N": [40, 96]}
 
 
 @pytest.mark.slow
@@ -44,42 +49,40 @@ def test_the_bound_is_that_of_prove(direction: str, causal: bool) -> None:
 
 def test_heads_that_share_a_KV_head_are_rows_of_one_problem() -> None:
     for gqa in ("separate", "grouped"):
-        sweep = flashsim.sweep(
-            "q_outer", **{**OPTIONS, "N": 64}, heads=8, kv_heads=2, gqa=gqa, causal=True
-        )
+        sharing: dict[str, Any] = {"heads": 8, "kv_heads": 2, "gqa": gqa}
+        sweep = flashsim.sweep("q_outer", **OF_64, **sharing, causal=True)
         (row,) = sweep
         (proof,) = sweep.certificates
         assert proof["allowed"] == "given"  # the rows of four heads are not one triangle
         assert row["lower_bound_elements"] > row["compulsory_elements"]
         pairs = 4 * 64 * 65 // 2
-        one = flashsim.theory.lower_bound(N_q=4 * 64, N_k=64, d=8, M=300, pairs=pairs)
+        one = lower_bound(N_q=4 * 64, N_k=64, d=8, M=300, pairs=pairs)
         assert row["lower_bound_elements"] == 2 * one.accesses
         assert row["over_bound"] >= 1
-    (alone,) = flashsim.sweep("q_outer", **{**OPTIONS, "N": 64}, heads=8, causal=True)
-    assert (
-        alone["lower_bound_elements"]
-        == 8 * flashsim.prove(N=64, d=8, M=300, causal=True).bound.accesses
-    )
+    (alone,) = flashsim.sweep("q_outer", **OF_64, heads=8, causal=True)
+    proof_of_one = flashsim.prove(N=64, d=8, M=300, causal=True)
+    assert alone["lower_bound_elements"] == 8 * proof_of_one.bound.accesses
 
 
 def test_what_is_left_out_is_not_bounded() -> None:
     """Pairs outside a window, and outside of the tiles that are computed."""
-    (window,) = flashsim.sweep("sliding_window", **{**OPTIONS, "N": 96}, window=8)
-    band = np.tril(np.ones((96, 96), bool)) & np.triu(np.ones((96, 96), bool), -8)
-    assert (
-        window["lower_bound_elements"] == flashsim.prove(N=96, d=8, M=300, mask=band).bound.accesses
-    )
+    (window,) = flashsim.sweep("sliding_window", **OF_96, window=8)
+    every = np.ones((96, 96), bool)
+    band = np.tril(every) & np.triu(every, -8)
+    of_window = flashsim.prove(N=96, d=8, M=300, mask=band)
+    assert window["lower_bound_elements"] == of_window.bound.accesses
     (sparse,) = flashsim.sweep(
         "block_sparse", **{**OPTIONS, "N": 90}, block_mask=patterns.butterfly
     )
     B_r = sparse["B_r"]
     B_c = sparse["B_c"]
     tiles = patterns.butterfly(sparse["T_r"], sparse["T_c"])
-    live = np.array([[tiles[i // B_r, j // B_c] for j in range(90)] for i in range(90)])
+    rows = np.arange(90)[:, None] // B_r
+    columns = np.arange(90) // B_c
+    live = tiles[rows, columns]
     assert not live.all()
-    assert (
-        sparse["lower_bound_elements"] == flashsim.prove(N=90, d=8, M=300, mask=live).bound.accesses
-    )
+    of_tiles = flashsim.prove(N=90, d=8, M=300, mask=live)
+    assert sparse["lower_bound_elements"] == of_tiles.bound.accesses
 
 
 @pytest.mark.parametrize(
@@ -108,20 +111,24 @@ def test_where_none_is_known_the_reason_is_said_once(options: dict[str, Any], wh
 
 
 def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_path: Path) -> None:
-    (row,) = flashsim.sweep(two_sweeps(tmp_path / "mine.py"), **{**OPTIONS, "N": 96})
-    assert row["lower_bound_elements"] == flashsim.prove(N=96, d=8, M=300).bound.accesses
+    (row,) = flashsim.sweep(two_sweeps(tmp_path / "mine.py"), **OF_96)
+    proof = flashsim.prove(N=96, d=8, M=300)
+    assert row["lower_bound_elements"] == proof.bound.accesses
 
     def diagonal(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         """Attention within blocks."""
         O = hbm.empty("O", V.shape, V.dtype, "output").divide(blocks.B_r)
-        Q, K, V = (X.divide(blocks.B_r) for X in (Q, K, V))
+        Q = Q.divide(blocks.B_r)
+        K = K.divide(blocks.B_r)
+        V = V.divide(blocks.B_r)
         for i in sram.loop(blocks.T_r):
             Q_i, K_i, V_i = sram.load(Q[i], K[i], V[i])
             P = sram.on_chip(np.exp(Q_i @ K_i.T))
-            sram.store(O[i], sram.on_chip(P @ V_i / P.sum(axis=1, keepdims=True)))
+            O_i = sram.on_chip(P @ V_i / P.sum(axis=1, keepdims=True))
+            sram.store(O[i], O_i)
         return O
 
-    sweep = flashsim.sweep(diagonal, **{**OPTIONS, "N": 96})
+    sweep = flashsim.sweep(diagonal, **OF_96)
     assert sweep[0]["over_bound"] < 1
     assert "1 point below the bound: test_sweep_bounds.py:diagonal computes less" in sweep.as_text(
         width=200
@@ -131,14 +138,13 @@ def test_an_algorithm_of_ones_own_has_a_bound_and_is_told_if_it_beats_it(tmp_pat
         O = hbm.empty("O", V.shape, V.dtype, "output").divide(blocks.B_r)
         V = V.divide(blocks.B_r)
         for i in sram.loop(blocks.T_r):
-            sram.store(O[i], sram.on_chip(sram.load(V[i]) * 1.0))
+            V_i = sram.load(V[i])
+            sram.store(O[i], sram.on_chip(V_i * 1.0))
         return O
 
-    (row,) = flashsim.sweep(only_v, **{**OPTIONS, "N": 96})
-    assert (row["status"], "computes an O that is not attention" in row["reason"]) == (
-        "refused",
-        True,
-    )
+    (row,) = flashsim.sweep(only_v, **OF_96)
+    assert row["status"] == "refused"
+    assert "computes an O that is not attention" in row["reason"]
 
 
 def test_columns_are_there_where_they_were_asked_for() -> None:
@@ -148,8 +154,10 @@ def test_columns_are_there_where_they_were_asked_for() -> None:
     assert sweep.about["over_bound"] == "accesses ÷ lower bound"
     (first, *_) = csv.DictReader(io.StringIO(sweep.to_csv()))
     assert first["lower_bound_elements"] == str(sweep[0]["lower_bound_elements"])
-    assert json.loads(sweep.to_json())["rows"][0]["over_bound"] == sweep[0]["over_bound"]
-    assert "certificate" not in {*first, *json.loads(sweep.to_json())["rows"][0]}
+    (first_row, *_) = json.loads(sweep.to_json())["rows"]
+    assert first_row["over_bound"] == sweep[0]["over_bound"]
+    assert "certificate" not in first
+    assert "certificate" not in first_row
     pandas = pytest.importorskip("pandas")
     assert sweep.to_pandas()["lower_bound_elements"].dtype in (pandas.Int64Dtype(), np.int64)
     assert list(flashsim.sweep(points=sweep, bound=True)) == list(sweep)
@@ -215,7 +223,7 @@ def test_no_two_lines_look_alike() -> None:
     """Of more values than there are dashes, or colours, and of several algorithms that have no
     look.
     """
-    many: dict[str, Any] = {"N": [64, 128], "d": 16, "check": 0}
+    many: Arguments = {"N": [64, 128], "d": 16, "check": 0}
     rooms = [400 + 16 * n for n in range(20)]
     for sweep in (
         flashsim.sweep("flash", **many, M=rooms),
@@ -245,12 +253,8 @@ def test_what_is_mixed_in_a_line_is_said_with_what_separates_it(
     assert " ".join(legend.get_title().get_text().split()) == hint
     assert {line.get_linestyle() for line in ax.get_lines()} == {"None"}
     assert sweep_data(sweep)["mixed"] == []
-    assert (
-        sweep_data(flashsim.sweep(points=[{"N": 64, "d": 4}, {"N": 128, "d": 8}]), x="N", by=())[
-            "mixed"
-        ]
-        == []
-    )
+    diagonal = flashsim.sweep(points=[{"N": 64, "d": 4}, {"N": 128, "d": 8}])
+    assert sweep_data(diagonal, x="N", by=())["mixed"] == []
     monkeypatch.chdir(tmp_path)
     command = ["sweep", "flash", "q_outer", "--N", "64", "128", "256", "--d", "4", "8", "-o", "p"]
     assert main([*command, "--by", "algorithm"]) == 0
@@ -265,7 +269,8 @@ def test_the_bound_is_drawn_below_the_lines() -> None:
     ax = plot_sweep(data)
     (line,) = [line for line in ax.get_lines() if line.get_gid() == "lower bound"]
     bounds = {row["N"]: row["lower_bound_elements"] for row in sweep}
-    assert [*map(tuple, np.asarray(line.get_xydata()))] == sorted(bounds.items())
+    drawn = [tuple(point) for point in np.asarray(line.get_xydata())]
+    assert drawn == sorted(bounds.items())
     assert all(each["bounds"] == sorted(bounds.items()) for each in data["lines"])
     assert figure_of(ax) is not None
     assert "bounds" not in sweep_data(sweep, y="over_bound")["lines"][0]
@@ -339,7 +344,8 @@ def test_a_bundle_s_command_makes_its_rows_again(
         == (tmp_path / "x.csv").read_bytes()
     )
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))["rows"]
-    bounds = {json.loads(Path(name).read_text(encoding="utf-8"))["bound"] for name in proofs}
+    certificates = [json.loads(Path(name).read_text(encoding="utf-8")) for name in proofs]
+    bounds = {proof["bound"] for proof in certificates}
     assert bounds == {row["lower_bound_elements"] for row in rows} != {None}
     for name in proofs:
         assert main(["prove", "--check", name]) == 0
@@ -387,20 +393,21 @@ def test_what_cannot_be_bundled_is_said(
 
 
 def test_an_axis_that_doubles_has_ticks_at_what_was_counted() -> None:
+    def axes_of(lengths: list[int]) -> Any:
+        sweep = flashsim.sweep("flash", N=lengths, d=8, M=300, sizing="fit")
+        return plot_sweep(sweep_data(sweep))
+
+    powers = [2**n for n in range(10, 17)]
     for lengths, text in (
         ([128, 256, 512, 1024], ["128", "256", "512", "1,024"]),
-        ([2**n for n in range(10, 17)], [f"{2**n:,}" for n in range(10, 17)]),
+        (powers, [f"{N:,}" for N in powers]),
         ([128, 256, 500], None),
     ):
-        ax = plot_sweep(sweep_data(flashsim.sweep("flash", N=lengths, d=8, M=300, sizing="fit")))
+        ax = axes_of(lengths)
         assert ax.get_xscale() == ("log" if text else "linear")
         assert text in (None, [label.get_text() for label in ax.get_xticklabels()])
     with mpl.rc_context({"figure.figsize": (3.3, 2.8)}):  # too narrow for all
-        ax = plot_sweep(
-            sweep_data(
-                flashsim.sweep("flash", N=[2**n for n in range(10, 17)], d=8, M=300, sizing="fit")
-            )
-        )
+        ax = axes_of(powers)
         assert [label.get_text() for label in ax.get_xticklabels()] == [
             "1,024",
             "4,096",

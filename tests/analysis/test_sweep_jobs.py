@@ -2,14 +2,13 @@
 process.
 """
 
-from typing import Any
-
 import pytest
 
 import flashsim
+from tests.helpers.cases import Arguments
 
 pytestmark = pytest.mark.packages
-ARGUMENTS: dict[str, Any] = {
+ARGUMENTS: Arguments = {
     "algorithms": ["flash", "standard"],
     "N": range(8, 508),
     "d": [4, 8],
@@ -42,4 +41,5 @@ def test_over_a_local_dask_cluster() -> None:
 
 @pytest.mark.slow
 def test_over_processes_of_joblib() -> None:
-    assert list(flashsim.sweep(**ARGUMENTS, jobs=2)) == list(flashsim.sweep(**ARGUMENTS))
+    alone = flashsim.sweep(**ARGUMENTS)
+    assert list(flashsim.sweep(**ARGUMENTS, jobs=2)) == list(alone)

@@ -19,29 +19,31 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 import flashsim
+from flashsim import theory
 from flashsim.analysis.sweeping import Sweep
 from flashsim.analysis.sweeping.series import sweep_data
 from flashsim.cli import main
+from tests.helpers.cases import Arguments
 
 M = 25_600
 SIZES = (16, 32, 48, 64, 80)
 NAMES = ("FlashAttention", "loops exchanged")
 
 
-def of_blocks(algorithms: Any = ("flash", "q_outer"), blocks: Any = None, **how: Any) -> Sweep:
+def of_blocks(algorithms: Any = ("flash", "q_outer"), **how: Any) -> Sweep:
     squares = [(side, side) for side in SIZES]
-    arguments = {"N": [1024], "d": [64], "M": [M], "check": 0, **how}
-    return flashsim.sweep(
-        algorithms=list(algorithms), blocks=squares if blocks is None else blocks, **arguments
-    )
+    arguments: Arguments = {"N": [1024], "d": [64], "M": [M], "blocks": squares, "check": 0}
+    return flashsim.sweep(algorithms=list(algorithms), **arguments | how)
 
 
 def series(ax: Axes) -> dict[str, Line2D]:
-    return {str(line.get_label()): line for line in ax.get_lines() if line.get_gid() == "series"}
+    lines = [line for line in ax.get_lines() if line.get_gid() == "series"]
+    return {str(line.get_label()): line for line in lines}
 
 
 def xy(line: Line2D) -> list[tuple[int, int]]:
-    return [(int(x), int(y)) for x, y in np.asarray(line.get_xydata(), float)]
+    points = np.asarray(line.get_xydata(), float)
+    return [(int(x), int(y)) for x, y in points]
 
 
 def shades(ax: Axes) -> list[Rectangle]:
@@ -53,8 +55,8 @@ def shades(ax: Axes) -> list[Rectangle]:
 
 
 def reason(ax: Axes) -> str:
-    (text,) = [text.get_text() for text in ax.texts if text.get_gid() == "why"]
-    return text
+    (text,) = [text for text in ax.texts if text.get_gid() == "why"]
+    return str(text.get_text())
 
 
 def shown_ticks(ax: Axes) -> list[str]:
@@ -76,12 +78,13 @@ def test_each_algorithm_is_one_connected_line_of_what_is_counted(blocks: Sweep) 
     ax = Figure().subplots()
     assert blocks.plot(x="B_c", ax=ax) is ax
     assert tuple(series(ax)) == NAMES
+    sizes = [side for side in SIZES if side < 80]
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
-        sizes = [side for side in SIZES if side < 80]
-        counted = [
-            flashsim.count(name, N=1024, d=64, M=M, blocks=(side, side)).hbm.accesses
-            for side in sizes
-        ]
+        counted = []
+        for side in sizes:
+            blocks_of_side = (side, side)
+            tally = flashsim.count(name, N=1024, d=64, M=M, blocks=blocks_of_side)
+            counted.append(tally.hbm.accesses)
         assert xy(line) == list(zip(sizes, counted, strict=True))
         assert line.get_linestyle() == "-"
         assert line.get_marker() not in ("", "None", None)
@@ -111,12 +114,13 @@ def test_what_does_not_fit_is_grey_with_its_reason(blocks: Sweep) -> None:
     assert "M = 25,600" in reason(ax)
     assert "$B_c$ = 80" in reason(ax)
     for side, fits in ((64, True), (80, False)):
-        peak = flashsim.theory.exact("flash", N=1024, d=64, M=M, blocks=(side, side)).sram.peak
-        assert (peak <= M) == fits
+        exact = theory.exact("flash", N=1024, d=64, M=M, blocks=(side, side))
+        assert (exact.sram.peak <= M) == fits
 
 
 def test_limits_that_differ_are_said_by_algorithm() -> None:
-    swept = of_blocks(["flash", "standard"], blocks=[(side, side) for side in range(16, 161, 8)])
+    squares = [(side, side) for side in range(16, 161, 8)]
+    swept = of_blocks(["flash", "standard"], blocks=squares)
     first: dict[str, int] = {}
     for row in swept:
         if row["status"] == "does not fit":
@@ -139,10 +143,10 @@ def test_no_more_than_a_fifth_is_grey_where_nothing_fits() -> None:
 
 def test_a_memory_that_is_too_small_is_grey_on_the_left() -> None:
     rooms = [2000, 4000, 8000, 16_000, 32_000, 64_000]
-    swept = flashsim.sweep(["flash", "q_outer"], N=1024, d=64, M=rooms, blocks=(32, 32), check=0)
-    lacking = [
-        row["M"] for row in swept if row["algorithm"] == "flash" and row["status"] == "does not fit"
-    ]
+    options: Arguments = {"d": 64, "blocks": (32, 32), "check": 0}
+    swept = flashsim.sweep(["flash", "q_outer"], N=1024, M=rooms, **options)
+    flash = [row for row in swept if row["algorithm"] == "flash"]
+    lacking = [row["M"] for row in flash if row["status"] == "does not fit"]
     assert lacking == [2000, 4000, 8000][: len(lacking)] != []
     ax = swept.plot()
     (shade,) = shades(ax)
@@ -158,15 +162,17 @@ def test_where_all_fits_nothing_is_grey() -> None:
 
 
 def test_an_algorithm_of_which_nothing_fits_is_said() -> None:
-    swept = flashsim.sweep(
-        ["flash", "standard"], N=1024, d=64, M=M, blocks=[(80, 80), (96, 96)], check=0
-    )
+    swept = of_blocks(["flash", "standard"], blocks=[(80, 80), (96, 96)])
     assert {row["algorithm"] for row in swept.ok} == {"standard"}
     assert "at no size: FlashAttention" in reason(swept.plot(x="B_c"))
 
 
 # --------------------------------------------------------------------------------------------------
 # the series
+
+
+OBLONG = [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]
+OF_64_ROWS = [(64, B_c) for B_c in (16, 32, 48)]
 
 
 @pytest.mark.parametrize(
@@ -186,17 +192,9 @@ def test_an_algorithm_of_which_nothing_fits_is_said() -> None:
         ({}, "B_r", ["FlashAttention"]),
         ({}, "peak", ["FlashAttention"]),
         ({}, None, ["FlashAttention"]),
-        (
-            {"blocks": [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]},
-            "B_c",
-            ["$B_r$ = 16", "$B_r$ = 32"],
-        ),
-        (
-            {"blocks": [(B_r, B_c) for B_r in (16, 32) for B_c in (16, 32, 48)]},
-            "B_r",
-            [f"$B_c$ = {B}" for B in (16, 32, 48)],
-        ),
-        ({"blocks": [(64, B_c) for B_c in (16, 32, 48)]}, "B_c", ["FlashAttention"]),
+        ({"blocks": OBLONG}, "B_c", ["$B_r$ = 16", "$B_r$ = 32"]),
+        ({"blocks": OBLONG}, "B_r", [f"$B_c$ = {B}" for B in (16, 32, 48)]),
+        ({"blocks": OF_64_ROWS}, "B_c", ["FlashAttention"]),
         ({"blocks": [None], "M": [10_000, 20_000, 40_000]}, "B_c", ["FlashAttention"]),
     ],
 )
@@ -206,38 +204,47 @@ def test_lines_are_made_by_all_that_varies_besides_x(
     ax = of_blocks(["flash"], **arguments).plot(x=x)
     named = [label.removeprefix("FlashAttention, ") for label in series(ax)]
     assert sorted(named) == sorted(label.removeprefix("FlashAttention, ") for label in labels)
-    assert all(line.get_linestyle() != "None" and len(xy(line)) > 1 for line in series(ax).values())
+    for line in series(ax).values():
+        assert line.get_linestyle() != "None"
+        assert len(xy(line)) > 1
 
 
 @pytest.mark.parametrize(
     ("x", "values"),
-    [("N", [128, 256, 512, 1024]), ("d", [16, 32, 64]), ("M", [10_000, 20_000, 40_000])],
+    [
+        ("N", [128, 256, 512, 1024]),
+        ("d", [16, 32, 64]),
+        ("M", [10_000, 20_000, 40_000]),
+    ],
 )
 def test_other_columns_are_drawn_likewise(x: str, values: list[int]) -> None:
-    arguments: dict[str, Any] = {"N": 512, "d": 32, "M": M} | {x: values}
-    ax = flashsim.sweep(["flash", "q_outer"], **arguments, sizing="fit", check=0).plot(x=x)
+    arguments: Arguments = {"N": 512, "d": 32, "M": M, "sizing": "fit"}
+    swept = flashsim.sweep(["flash", "q_outer"], **arguments | {x: values}, check=0)
+    ax = swept.plot(x=x)
     assert tuple(series(ax)) == NAMES
     for name, line in zip(("flash", "q_outer"), series(ax).values(), strict=True):
-        index = [arguments | {x: value} for value in values]
-        assert xy(line) == [
-            (point[x], flashsim.count(name, **point, sizing="fit").hbm.accesses) for point in index
-        ]
+        counted = []
+        for value in values:
+            tally = flashsim.count(name, **arguments | {x: value})
+            counted.append((value, tally.hbm.accesses))
+        assert xy(line) == counted
     assert shown_ticks(ax) == [f"{value:,}" for value in values]
 
 
 def test_axes_are_logarithmic_where_a_range_asks_for_them() -> None:
-    narrow = flashsim.sweep("flash", N=[256, 300, 400], d=64, sizing="fit", check=0).plot()
-    wide = flashsim.sweep("flash", N=[64, 300, 4000], d=64, sizing="fit", check=0).plot()
-    assert [(ax.get_xscale(), ax.get_yscale()) for ax in (narrow, wide)] == [
-        ("linear", "linear"),
-        ("log", "log"),
-    ]
+    options: Arguments = {"d": 64, "sizing": "fit", "check": 0}
+    narrow = flashsim.sweep("flash", N=[256, 300, 400], **options).plot()
+    assert narrow.get_xscale() == "linear"
+    assert narrow.get_yscale() == "linear"
+    wide = flashsim.sweep("flash", N=[64, 300, 4000], **options).plot()
+    assert wide.get_xscale() == "log"
+    assert wide.get_yscale() == "log"
 
 
 def test_what_is_fixed_is_in_the_title(blocks: Sweep) -> None:
     title = " ".join(blocks.plot(x="B_c").get_title().split())
     assert title == "forward, N = 1,024, d = 64, M = 25,600, heads = 1, float32"
-    columns = of_blocks(["flash"], blocks=[(64, B_c) for B_c in (16, 32, 48)]).plot(x="B_c")
+    columns = of_blocks(["flash"], blocks=OF_64_ROWS).plot(x="B_c")
     assert "$B_r$ = 64" in " ".join(columns.get_title().split())
 
 
@@ -254,12 +261,14 @@ def test_what_must_move_and_the_lower_bound_are_drawn_if_asked() -> None:
     ]
     for options, gids in cases:
         ax = swept.plot(x="B_c", **options)
-        lines = {line.get_gid(): line for line in ax.get_lines() if line.get_gid() != "series"}
+        lines = {line.get_gid(): line for line in ax.get_lines()}
+        del lines["series"]
         assert {*lines} == gids
         if "compulsory" in gids:
             assert {y for _, y in xy(lines["compulsory"])} == {4 * 1024 * 64}
         if "lower bound" in gids:
-            assert {y for _, y in xy(lines["lower bound"])} == {swept[0]["lower_bound_elements"]}
+            bound = swept[0]["lower_bound_elements"]
+            assert {y for _, y in xy(lines["lower bound"])} == {bound}
     with pytest.raises(
         ValueError,
         match=r"bound=True: this sweep has no lower bounds; flashsim\.sweep\(…, bound=True\) finds",
@@ -301,15 +310,16 @@ def test_axes_of_ones_own_keep_their_settings(blocks: Sweep) -> None:
         assert {line.get_linewidth() for line in series(ax).values()} == {3}
         legend = ax.get_legend()
         assert legend is not None
-        texts = [*ax.texts, *legend.get_texts(), ax.xaxis.label, ax.yaxis.label, ax.title]
+        labels = [ax.xaxis.label, ax.yaxis.label, ax.title]
+        texts = [*ax.texts, *legend.get_texts(), *labels]
         assert {text.get_fontfamily()[0] for text in texts} == {"serif"}
     smaller = mpl.rc_context({"font.size": 6})
     with smaller:
         small = blocks.plot(x="B_c", ax=Figure().subplots())
-    pairs = zip(small.texts, ax.texts, strict=True)
-    assert all(
-        float(a.get_fontsize()) / 6 == pytest.approx(float(b.get_fontsize()) / 13) for a, b in pairs
-    )
+    for a, b in zip(small.texts, ax.texts, strict=True):
+        size_of_6 = float(a.get_fontsize()) / 6
+        size_of_13 = float(b.get_fontsize()) / 13
+        assert size_of_6 == pytest.approx(size_of_13)
 
 
 def test_what_is_drawn_before_stays_in_view(blocks: Sweep) -> None:
@@ -377,12 +387,14 @@ def assert_nothing_overlaps(ax: Axes) -> None:
     texts = list(boxes)
     for number, one in enumerate(texts):
         for other in texts[number + 1 :]:
-            assert not boxes[one].padded(-0.5).overlaps(boxes[other].padded(-0.5)), (one, other)
+            box = boxes[one].padded(-0.5)
+            assert not box.overlaps(boxes[other].padded(-0.5)), (one, other)
     legend = ax.get_legend()
     whys = [text for text in ax.texts if text.get_gid() == "why"]
     for line in series(ax).values():
         path = ax.transData.transform(np.asarray(line.get_xydata(), float))
-        dense = np.concatenate([np.linspace(a, b, 50) for a, b in pairwise(path)])
+        pieces = [np.linspace(a, b, 50) for a, b in pairwise(path)]
+        dense = np.concatenate(pieces)
         if legend is not None:
             assert not legend.get_window_extent().count_contains(dense)
         for why in whys:
@@ -395,16 +407,17 @@ def assert_nothing_overlaps(ax: Axes) -> None:
 def test_nothing_overlaps_at_any_size(
     which: str, settings: Any, size: tuple[float, float], points: int, blocks: Sweep
 ) -> None:
-    swept = {
-        "two": lambda: blocks,
-        "range": lambda: of_blocks(
-            ["flash", "q_outer", "standard"], blocks=[(side, side) for side in range(16, 257, 16)]
-        ),
-        "four": lambda: of_blocks(N=[1024, 2048]),
-        "length": lambda: flashsim.sweep(
-            ["flash", "standard"], N=[2**e for e in range(7, 14)], d=64, sizing="fit", check=0
-        ),
-    }[which]()
+    squares = [(side, side) for side in range(16, 257, 16)]
+    lengths = [2**e for e in range(7, 14)]
+    if which == "two":
+        swept = blocks
+    elif which == "range":
+        swept = of_blocks(["flash", "q_outer", "standard"], blocks=squares)
+    elif which == "four":
+        swept = of_blocks(N=[1024, 2048])
+    else:
+        names = ["flash", "standard"]
+        swept = flashsim.sweep(names, N=lengths, d=64, sizing="fit", check=0)
     with mpl.rc_context({"figure.figsize": size, "font.size": points, **settings}):
         assert_nothing_overlaps(swept.plot(compulsory=which == "two"))
 
@@ -435,7 +448,8 @@ COMMAND = ["sweep", "flash", "q_outer", "--N", "1024", "--d", "64", "--check", "
 def test_ranges_of_blocks(typed: list[str], pairs: list[tuple[int, int]], here: Path) -> None:
     assert main([*COMMAND, "--blocks", *typed, "--json", "rows.json"]) == 0
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))["rows"]
-    assert [(row["B_r"], row["B_c"]) for row in rows if row["algorithm"] == "flash"] == pairs
+    flash = [row for row in rows if row["algorithm"] == "flash"]
+    assert [(row["B_r"], row["B_c"]) for row in flash] == pairs
     assert here
 
 

@@ -22,9 +22,10 @@ from flashsim.cli import main
 from flashsim.memory.errors import SramOverflow
 from flashsim.theory.form import FormAtProblem
 from flashsim.theory.problem import OneHead
+from tests.helpers.cases import Arguments
 from tests.helpers.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
-UNMASKED: dict[str, Any] = {"causal": False, "mask": None}
+UNMASKED: Arguments = {"causal": False, "mask": None}
 
 
 def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
@@ -35,9 +36,9 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
         options = {**options, "block_mask": "live"}
     N_q = options["N_q"]
     N_k = options["N_k"]
-    for blocks in itertools.product(
-        range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)
-    ):
+    rows = range(min(least, N_q), N_q + 1)
+    columns = range(min(least, N_k), N_k + 1)
+    for blocks in itertools.product(rows, columns):
         try:
             # all tiles must fit
             flashsim.count(name, **{**options, **UNMASKED, "block_mask": None}, blocks=blocks)
@@ -49,16 +50,18 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
 
 def test_least_is_kept_where_V_is_narrower() -> None:
     tuned = tune(N_q=15, N_k=9, d=5, d_v=1, M=86, least=2).by_loops
-    assert all(min(choice.blocks.B_r, choice.blocks.B_c) >= 2 for choice in tuned.values())
+    for choice in tuned.values():
+        assert choice.blocks.B_r >= 2
+        assert choice.blocks.B_c >= 2
 
 
 @pytest.mark.parametrize("direction", PASSES)
 def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) -> None:
     shape = Shape(13, 9, 5, 3)
-    how: dict[str, Any] = {"M": 60, "dtype": "float16", "direction": direction}
-    options: list[dict[str, Any]] = [
-        {"dropout_p": p, "mask": mask} for p in (0.0, 0.5) for mask in (None, SlidingWindow(2, 1))
-    ]
+    how: Arguments = {"M": 60, "dtype": "float16", "direction": direction}
+    options: list[dict[str, Any]] = []
+    for p, mask in itertools.product((0.0, 0.5), (None, SlidingWindow(2, 1))):
+        options.append({"dropout_p": p, "mask": mask})
     for name, more in itertools.product(PASSES[direction], options):
         form = theory.form_of(name, direction)
         if form.plain and (more["dropout_p"] or more["mask"]):
@@ -68,19 +71,18 @@ def test_a_search_s_quick_numbers_are_those_of_all_counts(direction: Direction) 
             form, Problem.of(**vars(shape), M=60, dtype="float16", **more), own
         )
         for blocks in itertools.product((1, 4, 20), (1, 2, 20)):
+            one = (name, blocks, more)
             want = theory.exact(name, **vars(shape), **how, blocks=blocks, **more)
-            assert posed.accesses(*blocks) == want.accesses, (name, blocks, more)
-            assert more["mask"] or posed.peak(*blocks) == want.sram.peak, (name, blocks, more)
+            assert posed.accesses(*blocks) == want.accesses, one
+            assert more["mask"] or posed.peak(*blocks) == want.sram.peak, one
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problems_made, forms = (
-        mock.Mock(wraps=OneHead.__post_init__),
-        mock.Mock(wraps=FormAtProblem.accesses),
-    )
+    problems_made = mock.Mock(wraps=OneHead.__post_init__)
+    forms = mock.Mock(wraps=FormAtProblem.accesses)
     monkeypatch.setattr(OneHead, "__post_init__", lambda p: problems_made(p))
     monkeypatch.setattr(FormAtProblem, "accesses", lambda one, *blocks: forms(one, *blocks))
     tuned = tune(N=2048, d=64, M=4096, causal=causal)
@@ -90,8 +92,11 @@ def test_a_search_poses_its_problem_once_an_algorithm_and_not_in_all_blocks(
 
 @given(data=st.data())
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
-    N_q, N_k, d, d_v = (data.draw(st.integers(1, most)) for most in (7, 7, 6, 6))
-    options: dict[str, Any] = {
+    N_q = data.draw(st.integers(1, 7))
+    N_k = data.draw(st.integers(1, 7))
+    d = data.draw(st.integers(1, 6))
+    d_v = data.draw(st.integers(1, 6))
+    options: Arguments = {
         "N_q": N_q,
         "N_k": N_k,
         "d": d,
@@ -102,20 +107,14 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
         "causal": data.draw(st.booleans()),
         "direction": data.draw(st.sampled_from(("forward", "backward"))),
     }
-    options["mask"] = data.draw(
-        st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1)))
-    )
-    options["dropout_p"], least = (
-        data.draw(st.sampled_from((0.0, 0.5))),
-        data.draw(st.integers(1, 4)),
-    )
+    masks = (None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1))
+    options["mask"] = data.draw(st.sampled_from(masks))
+    options["dropout_p"] = data.draw(st.sampled_from((0.0, 0.5)))
+    least = data.draw(st.integers(1, 4))
     # passes of one row each, fewer than `least`
     by_rows = {"q_outer_streamed": max(N_q, N_k), "q_outer_stored": N_q}
-    by_rows |= (
-        dict.fromkeys(("hybrid_streamed", "streamed"), N_q)
-        if options["direction"] == "backward"
-        else {}
-    )
+    if options["direction"] == "backward":
+        by_rows |= {"hybrid_streamed": N_q, "streamed": N_q}
     candidates = [
         name
         for name, algorithm in PASSES[options["direction"]].items()
@@ -144,7 +143,7 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
 
 def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys() -> None:
     """Of rows that make as few panels of queries, the fewest need not make as few of keys."""
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N_q": 5,
         "N_k": 4,
         "d": 1,
@@ -162,7 +161,7 @@ def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys(
 
 def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
     """Blocks of 4 keys make as many as of 3, and Q and K one piece of d = 4 columns, not two."""
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N_q": 11,
         "N_k": 5,
         "d": 4,
@@ -178,7 +177,10 @@ def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
 def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
     for N, least in itertools.product((1, 2, 3, 10, 97, 100, 128), (1, 2, 16)):
         sizes = range(min(least, N), N + 1)
-        want = {min(B for B in sizes if -(-N // size) == -(-N // B)) for size in sizes}
+        want = set()
+        for size in sizes:
+            number = -(-N // size)
+            want.add(min(B for B in sizes if number == -(-N // B)))
         assert list(sides(N, least)) == sorted(want), (N, least)
 
 
@@ -218,7 +220,9 @@ def test_long_sequences_are_tuned_in_little_time_and_memory() -> None:
     assert f"{tuned.best.accesses / tuned.bound:.3f}" == "1.025"
     longest = best_of("q_outer", N=10**14, d=64, M=25_600)
     assert longest is not None
-    assert longest.accesses == 10**14 * (2 * 64 + 1) + -(-(10**14) // 192) * 2 * 10**14 * 64
+    passes = -(-(10**14) // 192)
+    once = 10**14 * (2 * 64 + 1)
+    assert longest.accesses == once + passes * 2 * 10**14 * 64
     with pytest.raises(
         ValueError,
         match=r"up to 80,000,000 block sizes to try, for hours; expected at most 4,194,304",
@@ -275,7 +279,7 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     move less.
     """
     own_algorithm = two_sweeps(tmp_path / "mine.py")
-    options: dict[str, Any] = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
+    options: Arguments = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
     tuned = tune(**options, algorithms=[own_algorithm, "rabe_staats"])
     result = tuned.by_loops["mine.py:two_sweeps"]
     assert result.accesses == by_trying_all(own_algorithm, 1, {**options, **UNMASKED})
@@ -285,10 +289,9 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
         "mine.py:two_sweeps",
         "rabe_staats",
     ]
-    assert (
-        best_of(own_algorithm, N=8, d=2, M=50)
-        == tune(N=8, d=2, M=50, algorithms=[own_algorithm]).by_loops["mine.py:two_sweeps"]
-    )
+    small: Arguments = {"N": 8, "d": 2, "M": 50}
+    own_tuned = tune(**small, algorithms=[own_algorithm]).by_loops["mine.py:two_sweeps"]
+    assert best_of(own_algorithm, **small) == own_tuned
     module = module_of(TWO_SWEEPS + FORM, tmp_path / "formed.py")
     monkeypatch.setitem(sys.modules, "formed", module)
     by_form = tune(**options, algorithms=[module.two_sweeps]).by_loops["formed.py:two_sweeps"]
@@ -338,7 +341,8 @@ def test_the_frontier_is_of_all_block_sizes() -> None:
     data = plots.FIGURES["pareto"].data(N=24, d=4, M=300)
     for name, drawn in data["algorithms"].items():
         pairs = itertools.product(range(1, 25), range(1, 25))
-        costs = (theory.exact(name, N=24, d=4, M=300, blocks=blocks) for blocks in pairs)
+        sizes: Arguments = {"N": 24, "d": 4, "M": 300}
+        costs = (theory.exact(name, **sizes, blocks=blocks) for blocks in pairs)
         every = [(exact.sram.peak, exact.accesses) for exact in costs]
         for _, _, peak, accesses in drawn["frontier"]:
             assert (peak, accesses) in every

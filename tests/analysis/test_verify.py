@@ -43,7 +43,10 @@ def test_a_claim_holds(check: Check) -> None:
 
 
 def test_the_sources_that_are_checked() -> None:
-    sources = {(check.__doc__ or "").partition(". ")[0] for check in verify.checks()}
+    sources = set()
+    for check in verify.checks():
+        source, _, _ = (check.__doc__ or "").partition(". ")
+        sources.add(source)
     assert sources >= {  # new claims need no line here
         *(
             "Theorem 1",
@@ -106,7 +109,8 @@ def tenfold(made: Callable[..., Any]) -> Callable[..., Any]:
 def steeper(size: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     def wrapped(accesses: Callable[..., int]) -> Callable[..., int]:
         def more(name: str, N: int, d: int, M: int, direction: str = "forward") -> int:
-            return int(accesses(name, N, d, M, direction) * {"N": N, "d": d, "M": M}[size] ** 0.03)
+            length = {"N": N, "d": d, "M": M}[size]
+            return int(accesses(name, N, d, M, direction) * length**0.03)
 
         return more
 
@@ -117,9 +121,13 @@ def off(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Runs with a mask or dropout are off by 10⁻⁶: in `tree_masks` one of the two that are
     compared.
     """
-    return lambda *args, **options: SimpleNamespace(
-        O=forward(*args, **options).O * (1 + 1e-6 * bool({"mask", "dropout_p"} & options.keys()))
-    )
+
+    def wrong(*args: Any, **options: Any) -> SimpleNamespace:
+        run = forward(*args, **options)
+        is_off = "mask" in options or "dropout_p" in options
+        return SimpleNamespace(O=run.O * (1 + 1e-6 * is_off))
+
+    return wrong
 
 
 def growing(count: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,7 +305,8 @@ def test_approximations_that_move_less_everywhere_or_nowhere_fail_the_claim(
 
 def test_the_papers_compression_decides_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     result = section_4.memory_footprint(False)
-    of = approximate.count("linformer", N=128, d=64, k=16, M=25_600).hbm.by_array.values()
-    assert result.data["linformer"][0] == sum(array.size for array in of)
+    tally = approximate.count("linformer", N=128, d=64, k=16, M=25_600)
+    sizes = [array.size for array in tally.hbm.by_array.values()]
+    assert result.data["linformer"][0] == sum(sizes)
     monkeypatch.setattr(approximate, "compressed", lambda N: 256)
     assert not section_4.approximations_cross(False).holds

@@ -27,7 +27,17 @@ from flashsim.reference import (
 )
 from flashsim.simulate import outcome, sums
 from flashsim.simulate.tile_masks import BiasGradient, TileMask
-from tests.helpers.cases import FEW, Array, Case, cases, forward_of, refused, room_for, swap
+from tests.helpers.cases import (
+    FEW,
+    Arguments,
+    Array,
+    Case,
+    cases,
+    forward_of,
+    refused,
+    room_for,
+    swap,
+)
 
 TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts]
 LEARN = [name for name, a in BACKWARD.items() if a.gives_dS]
@@ -37,7 +47,8 @@ rng = np.random.default_rng(0)
 
 def of(case: Case, rows: bool, columns: bool, dtype: Any = np.float32) -> Array:
     shape = (case.N_q if rows else 1, case.N_k if columns else 1)
-    return np.asarray(3 * np.random.default_rng((case.seed, 3)).normal(size=shape)).astype(dtype)
+    own = np.random.default_rng((case.seed, 3))
+    return np.asarray(3 * own.normal(size=shape)).astype(dtype)
 
 
 def asked(case: Case, bias: Array, name: str) -> dict[str, Any]:
@@ -67,13 +78,15 @@ def test_it_is_added_to_the_scores_within_rounding(
     name: str, case: Case, kind: tuple[bool, bool], wide: Any
 ) -> None:
     case = case.for_algorithm(name)
-    (Q, K, V), bias = case.inputs(), of(case, *kind, wide)
-    run = flashsim.forward(name, Q, K, V, **asked(case, bias, name), seed=case.seed)
+    Q, K, V = case.inputs()
+    bias = of(case, *kind, wide)
+    options = asked(case, bias, name)
+    run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
     want = attention(Q, K, V, bias=bias, **case.oracle)
-    bound = error_bound(Q, K, V, bias=bias, **rounding(name, run.blocks), **case.oracle)
+    rounded = rounding(name, run.blocks)
+    bound = error_bound(Q, K, V, bias=bias, **rounded, **case.oracle)
     assert of_bound(run.O, want, bound) <= 1
-    options: dict[str, Any] = {**case.shape, "dtype": case.dtype, **asked(case, bias, name)}
-    exact = theory.exact(name, **options)
+    exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
     assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
 
 
@@ -83,11 +96,14 @@ def test_it_is_added_to_the_scores_within_rounding(
 def test_its_gradient_is_right_within_rounding_and_counted_as_theory_says(
     name: str, case: Case, kind: tuple[bool, bool]
 ) -> None:
-    (Q, K, V), dO, bias = case.inputs(), case.dO(), of(case, *kind)
+    Q, K, V = case.inputs()
+    dO = case.dO()
+    bias = of(case, *kind)
     options = asked(case, bias, name)
     if name == "block_sparse":
         options["block_mask"] = "live"
-    run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
+    forward_name = forward_of(name)
+    run = flashsim.forward(forward_name, Q, K, V, **options, seed=case.seed)
     result = flashsim.backward(name, run, dO)
     assert result.dB is not None
     known: dict[str, Any] = {"bias": bias, **case.oracle}
@@ -96,12 +112,13 @@ def test_its_gradient_is_right_within_rounding_and_counted_as_theory_says(
     bound = bias_gradient_bound(Q, K, V, dO, **rounded, **known)
     assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **known), bound) <= 1
     bounds = gradient_bounds(Q, K, V, dO, **rounded, **known)
-    for gradient, want, most in zip(
-        (result.dQ, result.dK, result.dV), gradients(Q, K, V, dO, **known), bounds, strict=True
-    ):
+    computed = (result.dQ, result.dK, result.dV)
+    expected = gradients(Q, K, V, dO, **known)
+    for gradient, want, most in zip(computed, expected, bounds, strict=True):
         assert of_bound(gradient, want, most) <= 1
-    exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
-    tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    arguments = {**case.shape, "dtype": case.dtype, **options}
+    exact = theory.exact(name, direction="backward", **arguments)
+    tally = flashsim.count(name, direction="backward", **arguments)
     assert result.hbm == tally.hbm == exact.hbm
     assert result.sram == tally.sram == exact.sram
 
@@ -111,22 +128,28 @@ HEADS = ((13,), (10, 13), (3, 10, 13), (2, 1, 1, 13), (2, 3, 10, 1), (1, 3, 1, 1
 
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 def test_heads_that_share_a_bias_add_to_one_gradient(shape: tuple[int, ...]) -> None:
-    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
+    Q = rng.normal(size=(2, 3, 10, 4))
+    K = rng.normal(size=(2, 3, 13, 4))
+    V = rng.normal(size=(2, 3, 13, 5))
+    dO = rng.normal(size=(2, 3, 10, 5))
     bias = rng.normal(size=shape)
-    run = flashsim.forward("flash", Q, K, V, M=300, blocks=(3, 4), mask=Bias(bias), causal=True)
+    tiles: Arguments = {"M": 300, "blocks": (3, 4)}
+    run = flashsim.forward("flash", Q, K, V, mask=Bias(bias), causal=True, **tiles)
     result = flashsim.backward("flash", run, dO)
-    causal = np.tri(10, 13, 3, dtype=bool)
-    assert np.allclose(run.O, attention(Q, K, V, bias=bias, mask=causal), rtol=0, atol=1e-12)
+    known: dict[str, Any] = {"bias": bias, "mask": np.tri(10, 13, 3, dtype=bool)}
+    O = attention(Q, K, V, **known)
+    assert np.allclose(run.O, O, rtol=0, atol=1e-12)
     assert result.dB is not None
     assert result.dB.shape == shape
-    assert np.allclose(
-        result.dB, bias_gradient(Q, K, V, dO, bias=bias, mask=causal), rtol=0, atol=1e-12
-    )
+    dB = bias_gradient(Q, K, V, dO, **known)
+    assert np.allclose(result.dB, dB, rtol=0, atol=1e-12)
     traffic = result.hbm.by_array["dB"]
-    assert (traffic.size, traffic.init_writes, traffic.role) == (bias.size, bias.size, "output")
+    assert traffic.size == bias.size
+    assert traffic.init_writes == bias.size
+    assert traffic.role == "output"
     assert traffic.reads == traffic.writes - bias.size == result.hbm.by_array["bias"].reads
     if len(shape) == 2:
-        options: dict[str, Any] = {
+        options: Arguments = {
             "M": 300,
             "blocks": (3, 4),
             "mask": Bias(bias),
@@ -171,22 +194,19 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
     Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
     K, V = rng.normal(size=(2, 3, 2, 7, 3))
     bias = rng.normal(size=shape)
-    options: dict[str, Any] = {"mask": Bias(bias), "gqa": "grouped", "blocks": (5, 4), "M": 300}
+    options: Arguments = {"mask": Bias(bias), "gqa": "grouped"}
+    options |= {"blocks": (5, 4), "M": 300}
+    repeated = (Q, K.repeat(2, 1), V.repeat(2, 1))
     run = flashsim.forward(name, Q, K, V, **options)
-    assert np.allclose(
-        run.O, attention(Q, K.repeat(2, 1), V.repeat(2, 1), bias=bias), rtol=0, atol=1e-12
-    )
+    O = attention(*repeated, bias=bias)
+    assert np.allclose(run.O, O, rtol=0, atol=1e-12)
     separate = flashsim.forward(name, Q, K, V, **options | {"gqa": "separate"})
     assert np.allclose(run.O, separate.O, rtol=0, atol=1e-12)
     result = flashsim.backward(name, run, dO)
     assert result.dB is not None
     assert result.dB.shape == shape
-    assert np.allclose(
-        result.dB,
-        bias_gradient(Q, K.repeat(2, 1), V.repeat(2, 1), dO, bias=bias),
-        rtol=0,
-        atol=1e-12,
-    )
+    dB = bias_gradient(*repeated, dO, bias=bias)
+    assert np.allclose(result.dB, dB, rtol=0, atol=1e-12)
     traffic = result.hbm.by_array["dB"]
     each_head = len(shape) > 2 and shape[-3] > 1
     assert (traffic.role, traffic.size) == ("output", bias.size)
@@ -196,7 +216,7 @@ def test_grouped_heads_take_it_and_learn_it(name: str, shape: tuple[int, ...]) -
         assert parts.size == parts.init_writes == bias.size * (6 if each_head else 2)
     assert ("dB_parts" in result.hbm.by_array) == ((shape[-2] > 1) != each_head)
     if len(shape) == 2:
-        lengths: dict[str, Any] = {
+        lengths: Arguments = {
             "N_q": 6,
             "N_k": 7,
             "d": 3,
@@ -220,7 +240,8 @@ def test_a_single_grouped_query_has_no_parts() -> None:
     K = rng.normal(size=(2, 7, 3))
     V = rng.normal(size=(2, 7, 3))
     bias = rng.normal(size=(4, 1, 7))
-    run = flashsim.forward("flash", Q, K, V, mask=Bias(bias), gqa="grouped", blocks=(5, 4), M=300)
+    tiles: Arguments = {"blocks": (5, 4), "M": 300}
+    run = flashsim.forward("flash", Q, K, V, mask=Bias(bias), gqa="grouped", **tiles)
     result = flashsim.backward("flash", run, Q)
     assert "dB_parts" not in result.hbm.by_array
     want = bias_gradient(Q, K.repeat(2, 0), V.repeat(2, 0), Q, bias=bias)
@@ -232,13 +253,16 @@ def test_linear_biases_are_alibi() -> None:
     """ALiBi's −slope·|i − j|, by head, with a causal mask."""
     Q, K, V = rng.normal(size=(3, 2, 9, 4))
     slopes = np.array([0.5, 0.25])[:, None, None]
-    bias = -slopes * abs(np.arange(9)[:, None] - np.arange(9))
+    distances = abs(np.arange(9)[:, None] - np.arange(9))
+    bias = -slopes * distances
     run = flashsim.forward(
         "block_sparse", Q, K, V, mask=Bias(bias) & Causal(), block_mask="live", blocks=(2, 3), M=200
     )
-    scores = np.where(np.tri(9, dtype=bool), Q @ K.swapaxes(1, 2) / 2 + bias, -np.inf)
+    causal = np.tri(9, dtype=bool)
+    scores = np.where(causal, Q @ K.swapaxes(1, 2) / 2 + bias, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    assert np.allclose(run.O, weights @ V / weights.sum(-1, keepdims=True), rtol=0, atol=1e-13)
+    want = weights @ V / weights.sum(-1, keepdims=True)
+    assert np.allclose(run.O, want, rtol=0, atol=1e-13)
 
 
 def test_who_refuses_it() -> None:
@@ -299,7 +323,8 @@ def test_a_bias_that_is_added_wrongly_is_noticed(
 ) -> None:
     swap(TileMask.__call__, before, after, monkeypatch)
     case = Case("gaussian", 8, 8, 3, 3, "float64", 0, 4, 4)
-    (Q, K, V), bias = case.inputs(), of(case, True, True)
+    Q, K, V = case.inputs()
+    bias = of(case, True, True)
     run = flashsim.forward("flash", Q, K, V, **asked(case, bias, "flash"))
     bound = error_bound(Q, K, V, bias=bias, **rounding("flash", run.blocks))
     assert of_bound(run.O, attention(Q, K, V, bias=bias), bound) > 1
@@ -346,13 +371,12 @@ def test_the_passes_that_add_dS_up_take_as_many_rows_as_fit() -> None:
     Where dB has rows of its own they fill M, more than any other of its lines. So do tiles of a
     grouped gradient's sum.
     """
-    way: dict[str, Any] = {"d": 1, "direction": "backward"}
+    way: Arguments = {"d": 1, "direction": "backward"}
     mask = Bias(np.zeros((1, 4)))
-    counted, exact = (
-        count("standard", N_q=6, N_k=4, M=17, mask=mask, **way | {"d": 2})
-        for count in (flashsim.count, theory.exact)
-    )
-    assert counted.hbm.by_array["dB"].reads == exact.hbm.by_array["dB"].reads == 3 * 4
+    sizes: Arguments = {"N_q": 6, "N_k": 4, "M": 17, **way, "d": 2}
+    for count in (flashsim.count, theory.exact):
+        tally = count("standard", **sizes, mask=mask)
+        assert tally.hbm.by_array["dB"].reads == 3 * 4
     for N_k, M in ((4, 2 * 4 * 3), (8, 2 * 8 * 2)):
         options = {
             **way,
@@ -367,7 +391,7 @@ def test_the_passes_that_add_dS_up_take_as_many_rows_as_fit() -> None:
             == flashsim.count("standard", **options).sram.peak
             == M
         )
-    shared: dict[str, Any] = {
+    shared: Arguments = {
         **way,
         "N": 16,
         "M": 1000,

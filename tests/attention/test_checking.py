@@ -17,6 +17,7 @@ from flashsim.attention.arguments import check_array, check_count, check_scale, 
 from flashsim.attention.masks import patterns
 from flashsim.attention.masks.dropout import keep_mask
 from flashsim.theory.problem import OneHead
+from tests.helpers.cases import Arguments
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 HUGE = 10**400
@@ -51,9 +52,9 @@ COUNTED = (count, exact)
 SIZED = (*COUNTED, tuned)
 MASKED = (forward, count)
 SPARSE = (forward, count)
-OF_TILES: dict[str, Any] = {"name": "block_sparse", "blocks": (4, 6)}
+OF_TILES: Arguments = {"name": "block_sparse", "blocks": (4, 6)}
 HEADS = np.ones((2, 3, 6, 4), np.float32)
-OF_HEADS: dict[str, Any] = {"Q": HEADS, "K": HEADS, "V": HEADS}
+OF_HEADS: Arguments = {"Q": HEADS, "K": HEADS, "V": HEADS}
 EMPTY = [np.ones(shape, np.float32) for shape in ((0, 4), (6, 0), (0, 6, 4))]
 # not on Windows, nor on Arm's macOS
 WIDER = bool(np.finfo(np.longdouble).eps < np.finfo(np.float64).eps)
@@ -441,15 +442,14 @@ def test_any_byte_order_is_taken() -> None:
     np.testing.assert_array_equal(gradients.dQ, flashsim.backward("standard", run, X).dQ)
     assert count(dtype=">f4") == count(dtype="float32")
     lengths = np.array(3, ">i8")
-    np.testing.assert_array_equal(
-        forward(mask=flashsim.KeyPadding(lengths)).O, forward(mask=flashsim.KeyPadding(3)).O
-    )
+    padding = flashsim.KeyPadding(lengths)
+    np.testing.assert_array_equal(forward(mask=padding).O, forward(mask=flashsim.KeyPadding(3)).O)
 
 
 @pytest.mark.parametrize("size", [np.uint8, np.int8, np.int64])
 def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
-    inputs: dict[str, Any] = {"N": size(100), "d": size(20), "M": size(100), "heads": size(100)}
-    options: dict[str, Any] = {name: int(n) for name, n in inputs.items()}
+    inputs: Arguments = {"N": size(100), "d": size(20), "M": size(100), "heads": size(100)}
+    options: Arguments = {name: int(n) for name, n in inputs.items()}
     assert exact(**inputs) == exact(**options) == exact("flash", **inputs)
     assert count(**inputs) == count(**options)
     assert theory.matmul_flops(*[size(100)] * 4) == 4 * 100**3
@@ -521,14 +521,15 @@ def test_a_width_that_is_not_given_is_missing(call: Callable[..., Any]) -> None:
 
 
 def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
-    options: dict[str, Any] = {"splits": None, "merge": "sequence", "block_mask": None}
+    options: Arguments = {"splits": None, "merge": "sequence", "block_mask": None}
     assert count(**options) == count()
     assert exact(**options) == exact()
     assert np.array_equal(forward(**options).O, forward().O)
 
 
 def test_a_record_and_its_form_have_the_same_options() -> None:
-    for form in (form for each in theory.form.forms().values() for form in each.values()):
+    by_direction = theory.form.forms().values()
+    for form in (form for forms in by_direction for form in forms.values()):
         record = FORWARD[resolve(form.name, form.direction).forward_pass]
         assert [(o.name, o.default, o.check) for o in form.options] == [
             (o.name, o.default, o.check) for o in record.options

@@ -17,7 +17,7 @@ from flashsim.theory import exact
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 rng = np.random.default_rng(0)
-Q, K, V = (rng.normal(size=(6, 4)) for _ in range(3))
+Q, K, V = rng.normal(size=(3, 6, 4))
 
 
 class Foreign:
@@ -37,7 +37,8 @@ class Foreign:
             return self.array.__dlpack__()
         capsule = self.array.view(np.uint16).__dlpack__()
         pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        pointer.restype = ctypes.c_void_p
+        pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + 20).value = 4
         return capsule
 
@@ -70,17 +71,19 @@ class Tensor(Foreign):
 def test_an_array_with_dlpack_is_one_of_numpy(kind: Any, dtype: Any) -> None:
     arrays = [a.astype(dtype) for a in (Q, K, V)]
     want = flashsim.forward("flash", *arrays)
-    run = flashsim.forward("flash", *map(kind, arrays), mask=kind(np.ones((6, 6), bool)))
+    mask = np.ones((6, 6), bool)
+    run = flashsim.forward("flash", *map(kind, arrays), mask=kind(mask))
     assert run.O.dtype == np.dtype(dtype)
     assert np.array_equal(run.O, want.O)
     dO = np.ones_like(want.O)
-    assert np.array_equal(
-        flashsim.backward("flash", run, kind(dO)).dK, flashsim.backward("flash", want, dO).dK
-    )
+    from_kind = flashsim.backward("flash", run, kind(dO))
+    from_numpy = flashsim.backward("flash", want, dO)
+    assert np.array_equal(from_kind.dK, from_numpy.dK)
 
 
 def test_bfloat16_by_dlpack_keeps_every_bit_in_any_layout() -> None:
-    patterns = np.arange(2**16, dtype=np.uint16).view(BF16).reshape(2**8, 2**8)
+    patterns = np.arange(2**16, dtype=np.uint16).view(BF16)
+    patterns = patterns.reshape(2**8, 2**8)
     for array in (patterns, patterns.T, patterns[::2, ::-3], patterns[5]):
         result = check_array("Q", Foreign(array))
         assert result.dtype == BF16
@@ -93,7 +96,8 @@ def test_a_capsule_with_a_version_and_memory_pinned_for_a_device_are_read_too() 
         def __dlpack__(self, **options: Any) -> Any:
             capsule = self.array.view(np.uint16).__dlpack__(max_version=(1, 0))
             pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            pointer.restype = ctypes.c_void_p
+            pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
             ctypes.c_uint8.from_address(pointer(capsule, b"dltensor_versioned") + 32 + 20).value = 4
             return capsule
 
@@ -109,8 +113,10 @@ def test_a_capsule_with_a_version_and_memory_pinned_for_a_device_are_read_too() 
 
 def test_lists_of_such_arrays_are_stacked() -> None:
     heads = np.stack([Q, K]).astype(BF16)
-    assert np.array_equal(check_array("Q", [Tensor(head) for head in heads]), heads)
-    assert np.array_equal(check_array("Q", [[Foreign(head)] for head in heads]), heads[:, None])
+    stacked = check_array("Q", [Tensor(head) for head in heads])
+    assert np.array_equal(stacked, heads)
+    nested = check_array("Q", [[Foreign(head)] for head in heads])
+    assert np.array_equal(nested, heads[:, None])
 
 
 def test_what_is_on_a_device_is_copied_or_refused_by_name() -> None:
@@ -127,12 +133,15 @@ def test_what_is_on_a_device_is_copied_or_refused_by_name() -> None:
 
 
 def test_lists_have_the_type_of_the_arrays_beside_them() -> None:
-    assert flashsim.forward("flash", [[1, 2]], [[1, 2]], [[3, 4]]).O.dtype == np.float64
-    run = flashsim.forward("flash", [[1, 2]], np.ones((3, 2), np.float16), [[3, 4]] * 3)
+    of_lists = flashsim.forward("flash", [[1, 2]], [[1, 2]], [[3, 4]])
+    assert of_lists.O.dtype == np.float64
+    K = np.ones((3, 2), np.float16)
+    run = flashsim.forward("flash", [[1, 2]], K, [[3, 4]] * 3)
     assert run.O.dtype == np.float16
     assert flashsim.backward("flash", run, [[1, 0]]).dQ.dtype == np.float16
+    integers = np.array([[1]])
     with pytest.raises(ValueError, match="Q has dtype int64; expected one of float16"):
-        flashsim.forward("flash", np.array([[1]]), [[2.0]], [[3.0]])
+        flashsim.forward("flash", integers, [[2.0]], [[3.0]])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -191,16 +200,19 @@ def test_dtypes_are_taken_as_people_write_them() -> None:
         (float, "float64"),
     ):
         assert float_dtype(text).name == name
-        both = [counted("flash", N=64, d=16, dtype=text) for counted in (flashsim.count, exact)]
-        assert both[0].hbm == both[1].hbm == flashsim.count("flash", N=64, d=16, dtype=name).hbm
+        want = flashsim.count("flash", N=64, d=16, dtype=name).hbm
+        assert flashsim.count("flash", N=64, d=16, dtype=text).hbm == want
+        assert exact("flash", N=64, d=16, dtype=text).hbm == want
 
 
 def test_torch_is_taken_as_it_is() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     q, k, v = (torch.tensor(a).to(torch.bfloat16).requires_grad_() for a in (Q, K, V))
-    run = flashsim.forward("flash", q, k, v, mask=torch.ones(6, 6, dtype=torch.bool))
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    run = flashsim.forward("flash", q, k, v, mask=mask)
     assert run.O.dtype == BF16
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v).detach().float().numpy()
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    want = attended.detach().float().numpy()
     assert np.allclose(run.O.astype(np.float32), want, atol=0.05)
     assert flashsim.backward("flash", run, torch.ones_like(q)).dQ.dtype == BF16
     assert float_dtype(torch.float16) == np.float16

@@ -45,12 +45,14 @@ def words(text: str) -> list[int]:
 def test_philox_gives_the_published_answers(counter: str, key: str, output: str) -> None:
     c0, c1, c2, c3 = words(counter)
     k0, k1 = words(key)
-    assert [int(word) for word in philox4x32_10((c0, c1, c2, c3), (k0, k1))] == words(output)
+    drawn = philox4x32_10((c0, c1, c2, c3), (k0, k1))
+    assert [int(word) for word in drawn] == words(output)
 
 
 def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
     """One counter at a time, in Python's own integers, as the paper's figure prints it."""
-    (c0, c1, c2, c3), (k0, k1) = counter, key
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
     for _ in range(10):
         high_0, low_0 = divmod(0xD2511F53 * c0, 2**32)
         high_1, low_1 = divmod(0xCD9E8D57 * c2, 2**32)
@@ -74,9 +76,9 @@ def test_an_element_is_kept_if_its_own_half_word_is_at_least_p(
 ) -> None:
     down, r = divmod(row, 16)
     across, c = divmod(col, 32)
-    word = philox_slowly(
-        [16 * down + r % 8, 32 * across + c % 8, head, 0], [seed % 2**32, seed >> 32]
-    )[2 * (r >= 8) + (c % 16 >= 8)]
+    counter = [16 * down + r % 8, 32 * across + c % 8, head, 0]
+    drawn = philox_slowly(counter, [seed % 2**32, seed >> 32])
+    word = drawn[2 * (r >= 8) + (c % 16 >= 8)]
     half = word // 2**16 if c < 16 else word % 2**16
     u = half / 2**16
     for p in (
@@ -96,12 +98,14 @@ def test_the_eight_elements_of_a_call_are_as_independent_as_others() -> None:
     agrees as two fair coins do.
     """
     heads = 600
-    masks = np.array([keep_mask(11, 0.5, 16, 32, head) for head in range(heads)]).reshape(heads, -1)
+    of_heads = [keep_mask(11, 0.5, 16, 32, head) for head in range(heads)]
+    masks = np.array(of_heads).reshape(heads, -1)
     signs = np.where(masks, 1.0, -1.0)
     agreement = signs.T @ signs
     pairs = np.abs(agreement[np.triu_indices(len(agreement), 1)])
     # Hoeffding, for all pairs together
-    assert pairs.max() <= np.sqrt(2 * heads * np.log(2 * len(pairs) * 1e9))
+    most = np.sqrt(2 * heads * np.log(2 * len(pairs) * 1e9))
+    assert pairs.max() <= most
 
 
 def test_p_0_keeps_all_and_p_close_to_1_keeps_next_to_nothing() -> None:
@@ -116,7 +120,8 @@ def test_as_many_are_kept_as_chance_allows(p: float) -> None:
     probability below 10⁻⁹.
     """
     n = 1000 * 1000
-    off = abs(int(keep_mask(round(1000 * p), p, 1000, 1000).sum()) - round(n * (1 - p)))
+    kept = keep_mask(round(1000 * p), p, 1000, 1000).sum()
+    off = abs(int(kept) - round(n * (1 - p)))
     assert off <= np.sqrt(n * np.log(2e9) / 2)
 
 
@@ -134,8 +139,10 @@ def test_rows_columns_heads_and_seeds_do_not_repeat_one_another() -> None:
         "all kept": np.ones_like(first),
     }
     n = first.size
+    most = np.sqrt(n * np.log(2e9) / 2)
     for name, other in others.items():
-        assert abs(int((first == other).sum()) - n / 2) <= np.sqrt(n * np.log(2e9) / 2), name
+        agreeing = int((first == other).sum())
+        assert abs(agreeing - n / 2) <= most, name
 
 
 @given(
@@ -148,7 +155,8 @@ def test_rows_columns_heads_and_seeds_do_not_repeat_one_another() -> None:
 def test_a_longer_mask_begins_with_the_shorter(
     p: float, seed: int, n: int, k: int, more: int
 ) -> None:
-    assert np.array_equal(keep_mask(seed, p, n + more, k + more)[:n, :k], keep_mask(seed, p, n, k))
+    longer = keep_mask(seed, p, n + more, k + more)
+    assert np.array_equal(longer[:n, :k], keep_mask(seed, p, n, k))
 
 
 def test_a_tile_of_few_elements_is_a_part_of_the_same_mask() -> None:
@@ -167,9 +175,10 @@ def weights(name: str, p: float, seed: int, **options: Any) -> Array:
     """With Q = 0 and V the identity, O is the dropped weights themselves: Z / N_k."""
     n = 7
     k = 11
-    run = flashsim.forward(
-        name, np.zeros((n, 2)), np.zeros((k, 2)), np.eye(k), dropout_p=p, seed=seed, **options
-    )
+    Q = np.zeros((n, 2))
+    K = np.zeros((k, 2))
+    V = np.eye(k)
+    run = flashsim.forward(name, Q, K, V, dropout_p=p, seed=seed, **options)
     O: Array = run.O
     return O * k
 
@@ -197,9 +206,8 @@ def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name:
 @pytest.mark.parametrize("name", DROPPING)
 def test_p_next_to_1_drops_all_and_gives_zeros(name: str) -> None:
     case = Case("gaussian", 9, 14, 4, 3, "float64", 0, 1, 1)
-    run = flashsim.forward(
-        name, *case.inputs(), M=70, sizing="paper", dropout_p=float(np.nextafter(1.0, 0.0))
-    )
+    almost_1 = float(np.nextafter(1.0, 0.0))
+    run = flashsim.forward(name, *case.inputs(), M=70, sizing="paper", dropout_p=almost_1)
     passes = [flashsim.backward(back, run, case.dO()) for back in backward_passes(name)]
     for values in (
         run.O,

@@ -28,7 +28,17 @@ from flashsim.reference import (
     rounding,
     score_reach,
 )
-from tests.helpers.cases import FEW, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
+from tests.helpers.cases import (
+    FEW,
+    MASKS,
+    Arguments,
+    Case,
+    cases,
+    forward_of,
+    full_cases,
+    of_bound,
+    room_for,
+)
 from tests.helpers.own import module_of
 
 MASKED = tuple(BACKWARD)  # and what has no backward pass, by the kit: test_testing_conformance.py
@@ -44,7 +54,9 @@ OF_POSITIONS = {
     "query padding",
 }
 KEEP_STATISTICS = [
-    name for name, a in FORWARD.items() if {"l", "m"} <= {*a.returns} and "MASK" in a.parts
+    name
+    for name, algorithm in FORWARD.items()
+    if {"l", "m"} <= {*algorithm.returns} and "MASK" in algorithm.parts
 ]
 
 
@@ -60,7 +72,8 @@ def test_each_mask_is_what_its_words_say(case: Case) -> None:
     mask, allowed = case.masked()
     shape = Shape(case.N_q, case.N_k, case.d, case.d_v)
     want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
-    assert np.array_equal(as_mask(mask, False, shape, ()).whole(shape, ()), want)
+    rule = as_mask(mask, False, shape, ())
+    assert np.array_equal(rule.whole(shape, ()), want)
 
 
 @example(
@@ -85,12 +98,10 @@ def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
         assert np.array_equal(live, band.live(rows, row_ends, cols, col_ends, shape))
         assert np.array_equal(full, band.full(rows, row_ends, cols, col_ends, shape))
     want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
-    tiles = np.array(
-        [
-            [want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()]
-            for i in rows[:, 0].tolist()
-        ]
-    )
+    tiles = np.zeros((len(rows), cols.size), bool)
+    for i, top in enumerate(rows[:, 0]):
+        for j, left in enumerate(cols[0]):
+            tiles[i, j] = want[top : top + case.B_r, left : left + case.B_c].any()
     assert (live | ~tiles).all()
     if case.mask in OF_POSITIONS:
         assert np.array_equal(live, tiles)
@@ -113,24 +124,27 @@ def test_causal_by_hand_is_aligned_at_the_bottom_right() -> None:
 def test_an_array_that_says_the_same_gives_the_same_numbers(name: str, case: Case) -> None:
     mask, allowed = case.masked()
     Q, K, V = case.inputs()
-    runs = [
-        flashsim.forward(forward_of(name), Q, K, V, mask=m, **tiled(case)) for m in (mask, allowed)
-    ]
-    assert np.array_equal(runs[0].O, runs[1].O)
-    one, other = (flashsim.backward(name, run, case.dO()) for run in runs)
+    forward_name = forward_of(name)
+    by_rule = flashsim.forward(forward_name, Q, K, V, mask=mask, **tiled(case))
+    by_array = flashsim.forward(forward_name, Q, K, V, mask=allowed, **tiled(case))
+    assert np.array_equal(by_rule.O, by_array.O)
+    back_by_rule = flashsim.backward(name, by_rule, case.dO())
+    back_by_array = flashsim.backward(name, by_array, case.dO())
     for gradient in ("dQ", "dK", "dV"):
-        assert np.array_equal(getattr(one, gradient), getattr(other, gradient))
+        assert np.array_equal(getattr(back_by_rule, gradient), getattr(back_by_array, gradient))
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_causal_can_be_asked_for_either_way_and_combines(name: str) -> None:
     Q, K, V = Case("gaussian", 9, 14, 4, 3, "float64", 0, 1, 1).inputs()
-    flag = flashsim.forward(forward_of(name), Q, K, V, M=60, causal=True)
-    mask = flashsim.forward(forward_of(name), Q, K, V, M=60, mask=Causal())
+    forward_name = forward_of(name)
+    flag = flashsim.forward(forward_name, Q, K, V, M=60, causal=True)
+    mask = flashsim.forward(forward_name, Q, K, V, M=60, mask=Causal())
     assert np.array_equal(flag.O, mask.O)
     assert flag.hbm == mask.hbm
-    both = flashsim.forward(forward_of(name), Q, K, V, M=60, causal=True, mask=KeyPadding(10))
-    joined = flashsim.forward(forward_of(name), Q, K, V, M=60, mask=KeyPadding(10) & Causal())
+    padding = KeyPadding(10)
+    both = flashsim.forward(forward_name, Q, K, V, M=60, causal=True, mask=padding)
+    joined = flashsim.forward(forward_name, Q, K, V, M=60, mask=padding & Causal())
     assert np.array_equal(both.O, joined.O)
     assert not np.array_equal(both.O, flag.O)
 
@@ -142,7 +156,7 @@ def test_causal_can_be_asked_for_either_way_and_combines(name: str) -> None:
 @given(case=cases(), policy=st.sampled_from(("paper", "fit", "blocks")))
 def test_flash_with_nothing_to_do_is_algorithm_1_bit_for_bit(case: Case, policy: str) -> None:
     Q, K, V = case.inputs()
-    options: dict[str, Any] = (
+    options: Arguments = (
         tiled(case) if policy == "blocks" else {"M": tiled(case)["M"], "sizing": policy}
     )
     basic = flashsim.forward("flash_basic", Q, K, V, scale=1.0, **options)
@@ -180,9 +194,8 @@ def test_masks_that_allow_everything_change_no_number(name: str, case: Case) -> 
         np.array(True),
     )
     for mask in masks:
-        assert np.array_equal(
-            flashsim.forward(forward_of(name), Q, K, V, mask=mask, **tiled(case)).O, plain.O
-        )
+        masked = flashsim.forward(forward_of(name), Q, K, V, mask=mask, **tiled(case))
+        assert np.array_equal(masked.O, plain.O)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -209,11 +222,13 @@ def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
     rows = ~allowed.any(axis=1)
     keys = ~allowed.any(axis=0)
     assert (run.O[rows] == 0).all()
-    assert run.l is None or ((run.l[rows] == 0).all() and (run.l[~rows] > 0).all())
+    if run.l is not None:
+        assert (run.l[rows] == 0).all()
+        assert (run.l[~rows] > 0).all()
     for logarithm in (run.m, run.lse):
-        assert logarithm is None or (
-            np.isneginf(logarithm[rows]).all() and np.isfinite(logarithm[~rows]).all()
-        )
+        if logarithm is not None:
+            assert np.isneginf(logarithm[rows]).all()
+            assert np.isfinite(logarithm[~rows]).all()
     assert (gradient.dQ[rows] == 0).all()
     assert (gradient.dK[keys] == 0).all()
     assert (gradient.dV[keys] == 0).all()
@@ -227,16 +242,19 @@ def test_leading_tiles_that_are_masked_leave_no_trace(case: Case, dead: int) -> 
     Q, K, V = case.inputs()
     dead *= case.B_c
     rng = np.random.default_rng(case.seed)
-    longer_K, longer_V = (
-        np.vstack([rng.normal(size=(dead, X.shape[1])).astype(X.dtype), X]) for X in (K, V)
-    )
-    live = np.broadcast_to(np.arange(dead + case.N_k) >= dead, (case.N_q, dead + case.N_k))
-    options: dict[str, Any] = {**tiled(case), "M": tiled(case)["M"] + dead}
+    dead_K = rng.normal(size=(dead, case.d)).astype(K.dtype)
+    dead_V = rng.normal(size=(dead, case.d_v)).astype(V.dtype)
+    longer_K = np.vstack([dead_K, K])
+    longer_V = np.vstack([dead_V, V])
+    keys = np.arange(dead + case.N_k)
+    live = np.broadcast_to(keys >= dead, (case.N_q, len(keys)))
+    every = np.ones((case.N_q, case.N_k), bool)
+    options = tiled(case)
+    options["M"] += dead
     for name in KEEP_STATISTICS:
-        with_dead = flashsim.forward(forward_of(name), Q, longer_K, longer_V, mask=live, **options)
-        without = flashsim.forward(
-            forward_of(name), Q, K, V, mask=np.ones((case.N_q, case.N_k), bool), **options
-        )
+        forward_name = forward_of(name)
+        with_dead = flashsim.forward(forward_name, Q, longer_K, longer_V, mask=live, **options)
+        without = flashsim.forward(forward_name, Q, K, V, mask=every, **options)
         for values in ("O", "l", "m"):
             assert np.array_equal(getattr(with_dead, values), getattr(without, values))
 
@@ -251,11 +269,13 @@ def test_statistics_are_those_of_the_allowed_scores(case: Case) -> None:
         assert run.l is not None
         assert run.m is not None
         u = float(np.finfo(run.l.dtype).eps) / 2
-        delta = (case.d + 4) * u * score_reach(Q, K, scale=run.problem.scale, mask=allowed)[:, 0]
+        reach = score_reach(Q, K, scale=run.problem.scale, mask=allowed)[:, 0]
+        delta = (case.d + 4) * u * reach
         live = np.isfinite(want.m)
         assert np.array_equal(live, np.isfinite(run.m))
         assert of_bound(run.m[live], want.m[live], 2 * delta[live]) <= 1
-        relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * u
+        additions = case.N_k + 8 * run.blocks.T_c + 8
+        relative = 2 * np.expm1(2 * delta) + 2 * additions * u
         assert of_bound(run.l, want.l, relative * want.l) <= 1
 
 
@@ -292,15 +312,15 @@ def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
     run = flashsim.forward(
         forward_of(name), Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case)
     )
-    bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
+    rounded = rounding(forward_of(name), run.blocks)
+    bound = error_bound(Q, K, V, **rounded, **oracle)
     assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
     result = flashsim.backward(name, run, dO, check_finite=False)
-    bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **oracle
-    )
-    for gradient, want, most in zip(
-        (result.dQ, result.dK, result.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True
-    ):
+    rounded = backward_rounding(name, run.blocks, result.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
+    computed = (result.dQ, result.dK, result.dV)
+    expected = gradients(Q, K, V, dO, **oracle)
+    for gradient, want, most in zip(computed, expected, bounds, strict=True):
         assert of_bound(gradient, want, most) <= 1
 
 
@@ -329,13 +349,14 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
     )
     result = flashsim.backward(name, run, dO, check_finite=False)
     attend = oracle["mask"][:, key]
-    bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
-    bounds = gradient_bounds(
-        Q, K, V, dO, **backward_rounding(name, run.blocks, result.blocks), **oracle
-    )
+    rounded = rounding(forward_of(name), run.blocks)
+    bound = error_bound(Q, K, V, **rounded, **oracle)
+    rounded = backward_rounding(name, run.blocks, result.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
+    expected = gradients(Q, K, V, dO, **oracle)
     pairs = (
         (run.O, attention(Q, K, V, **oracle), bound),
-        (result.dQ, gradients(Q, K, V, dO, **oracle).dQ, bounds.dQ),
+        (result.dQ, expected.dQ, bounds.dQ),
     )
     for values, want, most in pairs:
         if not attend.all():
@@ -343,13 +364,13 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(
     if where == "V" or np.isnan(poison):
         assert not np.isfinite(run.O[attend].astype(np.float64)).any()
     if where == "V":  # P is untouched, and so is dV
-        assert of_bound(result.dV, gradients(Q, K, V, dO, **oracle).dV, bounds.dV) <= 1
+        assert of_bound(result.dV, expected.dV, bounds.dV) <= 1
 
 
 # --------------------------------------------------------------------------------------------------
 # heads
 
-HEADS: dict[str, Any] = {
+HEADS: Arguments = {
     "one length": KeyPadding(5),
     "a length for each head": KeyPadding([2, 0, 7]),
     "a length for each batch": KeyPadding(np.array([[3], [6]])),
@@ -373,19 +394,23 @@ HEADS: dict[str, Any] = {
 )
 def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((6, 4), (7, 4), (7, 5), (6, 5)))
+    Q = rng.normal(size=(2, 3, 6, 4))
+    K = rng.normal(size=(2, 3, 7, 4))
+    V = rng.normal(size=(2, 3, 7, 5))
+    dO = rng.normal(size=(2, 3, 6, 5))
     mask: Any = HEADS[kind]
     if isinstance(mask, str):
-        mask = rng.random([int(n) for n in mask.strip("()").split(", ")]) < 0.6
-    run = flashsim.forward(forward_of(name), Q, K, V, M=60, sizing="paper", mask=mask)
+        shape = [int(length) for length in mask.strip("()").split(", ")]
+        mask = rng.random(shape) < 0.6
+    room: Arguments = {"M": 60, "sizing": "paper"}
+    forward_name = forward_of(name)
+    run = flashsim.forward(forward_name, Q, K, V, mask=mask, **room)
     got = flashsim.backward(name, run, dO)
     forward_sum = Traffic()
     backward_sum = Traffic()
     for b, h in np.ndindex(2, 3):
         alone_mask = of_head(mask, b, h)
-        alone = flashsim.forward(
-            forward_of(name), Q[b, h], K[b, h], V[b, h], M=60, sizing="paper", mask=alone_mask
-        )
+        alone = flashsim.forward(forward_name, Q[b, h], K[b, h], V[b, h], mask=alone_mask, **room)
         assert np.array_equal(run.O[b, h], alone.O)
         gradient = flashsim.backward(name, alone, dO[b, h])
         for part in ("dQ", "dK", "dV"):
@@ -400,11 +425,13 @@ def of_head(mask: Any, b: int, h: int) -> Any:
     if isinstance(mask, Both):
         return of_head(mask.a, b, h) & of_head(mask.b, b, h)
     if isinstance(mask, KeyPadding | QueryPadding):
-        return type(mask)(np.broadcast_to(mask.lengths, (2, 3))[b, h])
+        lengths = np.broadcast_to(mask.lengths, (2, 3))
+        return type(mask)(lengths[b, h])
     if isinstance(mask, Causal) and mask.per_head:
         return Causal(np.broadcast_to(mask.offset, (2, 3))[b, h])
     if isinstance(mask, np.ndarray):
-        return np.broadcast_to(mask, (2, 3, *mask.shape[-2:]))[b, h]
+        of_heads = np.broadcast_to(mask, (2, 3, *mask.shape[-2:]))
+        return of_heads[b, h]
     return mask
 
 
@@ -418,12 +445,11 @@ def test_a_run_keeps_its_own_copies(name: str) -> None:
         dense = np.array(case.masked()[1])
         lengths = np.array(8)
         mask = Dense(dense) & KeyPadding(lengths)
-        block_mask = (
-            {"block_mask": np.eye(3, dtype=bool) | (np.arange(3) == 0)}
-            if name == "block_sparse"
-            else {}
-        )
-        options: dict[str, Any] = {**tiled(case), "mask": mask, "dropout_p": 0.2, **block_mask}
+        block_mask = {}
+        if name == "block_sparse":
+            block_mask["block_mask"] = np.eye(3, dtype=bool) | (np.arange(3) == 0)
+        options: Arguments = {**tiled(case), **block_mask}
+        options |= {"mask": mask, "dropout_p": 0.2}
         run = flashsim.forward(forward_of(name), Q, K, V, **options)
         if meddle:
             for array in (Q, K, V):
@@ -450,9 +476,10 @@ def test_an_offset_is_where_the_first_query_stands() -> None:
     assert shown(Causal(offset=0), 3, 5) == ["x....", "xx...", "xxx.."]
     assert shown(Causal(offset=2), 2, 5) == ["xxx..", "xxxx."]
     assert shown(Causal(offset=-1), 3, 2) == ["..", "x.", "xx"]
-    assert shown(SlidingWindow(1, 0, offset=1), 3, 5) == ["xx...", ".xx..", "..xx."]
+    window = SlidingWindow(1, 0, offset=1)
+    assert shown(window, 3, 5) == ["xx...", ".xx..", "..xx."]
     assert shown(QueryPadding(2), 3, 2) == ["xx", "xx", ".."]
-    shape: dict[str, Any] = {"N_q": 40, "N_k": 60, "d": 4, "M": 400, "blocks": (8, 8)}
+    shape: Arguments = {"N_q": 40, "N_k": 60, "d": 4, "M": 400, "blocks": (8, 8)}
     dense = np.tri(40, 60, dtype=bool)
     for name in KEEP_STATISTICS:
         plain = flashsim.count(name, **shape)
@@ -498,13 +525,16 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
     mask[4] = False
     clean = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=200)
     wanted = flashsim.backward(name, clean, dO)
-    Q[4], dO[4] = np.nan, np.inf
-    run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=200, check_finite=False)
+    Q[4] = np.nan
+    dO[4] = np.inf
+    options: Arguments = {"mask": mask, "M": 200, "check_finite": False}
+    run = flashsim.forward(forward_of(name), Q, K, V, **options)
     got = flashsim.backward(name, run, dO, check_finite=False)
     assert np.array_equal(run.O, clean.O)
     assert not run.O[4].any()
     for part in ("dQ", "dK", "dV"):
-        assert np.allclose(getattr(got, part), getattr(wanted, part), rtol=0, atol=1e-14), part
+        gradient = getattr(got, part)
+        assert np.allclose(gradient, getattr(wanted, part), rtol=0, atol=1e-14), part
 
 
 AN_ARRAY = "returned an array of"
@@ -577,13 +607,15 @@ class EvenKeys(Mask):
     def live(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
     ) -> Any:
-        everywhere = np.broadcast_to(True, np.broadcast_shapes(np.shape(rows), np.shape(cols)))
+        shape_of_tiles = np.broadcast_shapes(np.shape(rows), np.shape(cols))
+        everywhere = np.broadcast_to(True, shape_of_tiles)
         return everywhere & (cols >= 16) if self.wrong == "live" else everywhere
 
     def full(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
     ) -> Any:
-        nowhere = np.broadcast_to(False, np.broadcast_shapes(np.shape(rows), np.shape(cols)))
+        shape_of_tiles = np.broadcast_shapes(np.shape(rows), np.shape(cols))
+        nowhere = np.broadcast_to(False, shape_of_tiles)
         return nowhere | (cols >= 48) if self.wrong == "full" else nowhere
 
 
@@ -596,21 +628,22 @@ def test_a_mask_that_contradicts_itself_is_refused(
 ) -> None:
     """O was wrong, and nothing said so: a tile that is called empty is skipped."""
     Q = np.random.default_rng(0).normal(size=(heads, 64, 4))
+    K = V = Q[:1]
     mask: Any = EvenKeys(wrong)
     if also is not None:
         mask = mask & also if first else also & mask
     for gqa in ("separate", "grouped"):
         with pytest.raises(ValueError, match=rf"{wrong}\(\) calls the tile .* agree with allows"):
-            flashsim.forward("q_outer", Q, Q[:1], Q[:1], M=600, mask=mask, gqa=gqa)
+            flashsim.forward("q_outer", Q, K, V, M=600, mask=mask, gqa=gqa)
     with pytest.raises(ValueError, match="agree with allows"):
         flashsim.count("q_outer", N=64, d=4, M=600, mask=mask)
     right: Any = EvenKeys("") if also is None else EvenKeys("") & also
-    run = flashsim.forward("q_outer", Q, Q[:1], Q[:1], M=600, mask=right)
+    run = flashsim.forward("q_outer", Q, K, V, M=600, mask=right)
     keys = np.arange(64)
     pairs = np.broadcast_to(keys % 2 == 0, (64, 64))
     if also is not None:
         pairs = pairs & (keys <= keys[:, None])
-    want = flashsim.reference.attention(Q, Q[:1], Q[:1], mask=pairs)
+    want = flashsim.reference.attention(Q, K, V, mask=pairs)
     assert np.abs(run.O - want).max() < 1e-12
 
 
@@ -637,7 +670,8 @@ class FullDiagonals(Diagonals):
     def full(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Any, head: Any
     ) -> Any:
-        return (row_ends - rows == 1) & (col_ends - cols == 1) & ((rows - cols) % 7 == 0)
+        one_element = (row_ends - rows == 1) & (col_ends - cols == 1)
+        return one_element & ((rows - cols) % 7 == 0)
 
 
 @pytest.mark.parametrize("method", ["live", "full"])
@@ -645,11 +679,12 @@ def test_tiles_that_differ_from_the_band_are_refused(method: str) -> None:
     """The run skipped tiles that the count and the closed form had, and nothing said so."""
     mask = {"live": LiveDiagonals, "full": FullDiagonals}[method]()
     X = np.random.default_rng(0).normal(size=(43, 4))  # the last tile is of one row and column
-    sizes: dict[str, Any] = {"N": 43, "d": 4, "M": 500, "blocks": (2, 2), "dtype": "float64"}
+    tiles: Arguments = {"M": 500, "blocks": (2, 2)}
+    sizes: Arguments = {"N": 43, "d": 4, "dtype": "float64", **tiles}
     sizes["mask"] = mask
     match = rf"{method}\(\) and band\(\) differ on the tile"
     with pytest.raises(ValueError, match=match):
-        flashsim.forward("q_outer", X, X, X, M=500, blocks=(2, 2), mask=mask)
+        flashsim.forward("q_outer", X, X, X, mask=mask, **tiles)
     with pytest.raises(ValueError, match=match):
         flashsim.count("q_outer", **sizes)
     with pytest.raises(ValueError, match=match):
@@ -657,7 +692,7 @@ def test_tiles_that_differ_from_the_band_are_refused(method: str) -> None:
     with pytest.raises(ValueError, match=match):
         flashsim.devices.count("ring", P=2, **sizes)
     sizes["mask"] = Diagonals()
-    run = flashsim.forward("q_outer", X, X, X, M=500, blocks=(2, 2), mask=Diagonals())
+    run = flashsim.forward("q_outer", X, X, X, mask=Diagonals(), **tiles)
     assert run.hbm == flashsim.count("q_outer", **sizes).hbm
     assert run.hbm == flashsim.theory.exact("q_outer", **sizes).hbm
 
@@ -676,10 +711,11 @@ def test_an_empty_band_has_no_live_tile() -> None:
     """Near the diagonal a run had tiles that its count and closed form had not."""
     X = np.ones((12, 4))
     mask = OfEmptyBand()
-    sizes: dict[str, Any] = {"N": 12, "d": 4, "M": 1000, "blocks": (3, 4), "dtype": "float64"}
-    run = flashsim.forward("q_outer", X, X, X, M=1000, blocks=(3, 4), mask=mask)
-    assert run.hbm == flashsim.count("q_outer", **sizes, mask=mask).hbm
-    assert run.hbm == flashsim.theory.exact("q_outer", **sizes, mask=mask).hbm
+    tiles: Arguments = {"M": 1000, "blocks": (3, 4), "mask": mask}
+    sizes: Arguments = {"N": 12, "d": 4, "dtype": "float64", **tiles}
+    run = flashsim.forward("q_outer", X, X, X, **tiles)
+    assert run.hbm == flashsim.count("q_outer", **sizes).hbm
+    assert run.hbm == flashsim.theory.exact("q_outer", **sizes).hbm
     assert run.hbm.by_array["K"].reads == 0
 
 

@@ -12,8 +12,9 @@ from flashsim.analysis.tune import tune
 from flashsim.attention.matrices import MatrixProblem
 from flashsim.attention.shapes import Shape, Sizes
 from flashsim.serving.batch import Batch
+from tests.helpers.cases import Arguments
 
-LENGTHS: dict[str, Any] = {
+LENGTHS: Arguments = {
     "N_q": 9,
     "N_k": 12,
     "d": 4,
@@ -22,7 +23,7 @@ LENGTHS: dict[str, Any] = {
     "dtype": "float64",
     "causal": True,
 }
-HEADS: dict[str, Any] = {"heads": 4, "kv_heads": 2, "gqa": "grouped", "dropout_p": 0.25}
+HEADS: Arguments = {"heads": 4, "kv_heads": 2, "gqa": "grouped", "dropout_p": 0.25}
 
 
 def test_it_asks_what_its_arguments_ask() -> None:
@@ -44,7 +45,7 @@ def test_it_asks_what_its_arguments_ask() -> None:
             **LENGTHS, direction=direction
         )
         assert tune(of_one, direction=direction) == tune(**LENGTHS, direction=direction)
-    small: dict[str, Any] = {"N": 3, "d": 2, "M": 15}
+    small: Arguments = {"N": 3, "d": 2, "M": 15}
     assert (
         flashsim.optimum(Problem.of(**small)).certificate()
         == flashsim.optimum(**small).certificate()
@@ -53,18 +54,19 @@ def test_it_asks_what_its_arguments_ask() -> None:
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_a_run_has_the_problem_that_it_was_asked(gqa: str) -> None:
-    Q, K, V = (
-        np.random.default_rng(0).normal(size=shape)
-        for shape in ((2, 4, 9, 4), (2, 2, 12, 4), (2, 2, 12, 3))
-    )
-    run = flashsim.forward("flash", Q, K, V, M=300, causal=True, dropout_p=0.25, gqa=gqa)
-    options = Problem.of(**LENGTHS, heads=8, kv_heads=4, gqa=gqa, dropout_p=0.25)
+    rng = np.random.default_rng(0)
+    Q = rng.normal(size=(2, 4, 9, 4))
+    K = rng.normal(size=(2, 2, 12, 4))
+    V = rng.normal(size=(2, 2, 12, 3))
+    how: Arguments = {"gqa": gqa, "dropout_p": 0.25}
+    run = flashsim.forward("flash", Q, K, V, M=300, causal=True, **how)
+    options = Problem.of(**LENGTHS, heads=8, kv_heads=4, **how)
     assert run.problem.heads == options.heads
-    assert (
-        flashsim.count("flash", run.problem).hbm == flashsim.count("flash", options).hbm == run.hbm
-    )
+    assert flashsim.count("flash", run.problem).hbm == run.hbm
+    assert flashsim.count("flash", options).hbm == run.hbm
     assert flashsim.prove(run.problem) == flashsim.prove(**LENGTHS)
-    assert tune(run.problem, algorithms=[]).best == tune(**LENGTHS, dropout_p=0.25).best
+    tuned = tune(run.problem, algorithms=[])
+    assert tuned.best == tune(**LENGTHS, dropout_p=0.25).best
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -82,7 +84,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     ):
         tune(8)  # type: ignore[arg-type]
     X = np.ones((2, 8, 2))
-    each = flashsim.forward("flash", X, X, X, mask=np.ones((2, 8, 8), bool)).problem
+    by_head = np.ones((2, 8, 8), bool)
+    each = flashsim.forward("flash", X, X, X, mask=by_head).problem
     with pytest.raises(
         ValueError, match="which may differ between heads; expected one mask for all heads"
     ):
@@ -119,9 +122,9 @@ def test_a_sweep_takes_problems_as_its_points(direction: str) -> None:
     assert alone["accesses_elements"] == rows[2]["accesses_elements"]
 
 
-GOOD: dict[str, Any] = {"shape": Shape(9, 12, 4, 3), "dtype": np.dtype("float32"), "M": 300}
-OF_HEADS: dict[str, Any] = {**GOOD, "scale": 0.5, "leading": (2, 4), "group": 2}
-SEQUENCES: dict[str, Any] = {
+GOOD: Arguments = {"shape": Shape(9, 12, 4, 3), "dtype": np.dtype("float32"), "M": 300}
+OF_HEADS: Arguments = {**GOOD, "scale": 0.5, "leading": (2, 4), "group": 2}
+SEQUENCES: Arguments = {
     "queries": (3, 0),
     "keys": (5, 2),
     "heads": 4,
@@ -188,8 +191,10 @@ def test_a_problem_checks_itself_when_it_is_made(
 
 def test_a_problem_keeps_its_fields_in_one_form() -> None:
     batch = Batch(**SEQUENCES)
-    assert (batch.M, batch.dtype, batch.tau, batch.causal) == (512, np.dtype("float16"), 0.5, True)
-    assert type(batch.causal) is bool
+    assert batch.M == 512
+    assert batch.dtype == np.dtype("float16")
+    assert batch.tau == 0.5
+    assert batch.causal is True
     fields = OF_HEADS | {"seed": np.int64(3)}
     seed = Problem(**fields).seed
     assert (type(seed), seed) == (int, 3)

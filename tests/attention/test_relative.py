@@ -13,13 +13,16 @@ from flashsim import Bias, Causal, RelativeBias, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.attention.masks import relative
 from flashsim.reference import attention, bias_gradient
-from tests.helpers.cases import Array, forward_of, swap
+from tests.helpers.cases import Arguments, Array, forward_of, swap
 
 TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts and name != "standard"]
 LEARN = [name for name, a in BACKWARD.items() if a.gives_dS and name != "standard"]
 rng = np.random.default_rng(0)
 APART = np.arange(5)[:, None] + 7 - 5 - np.arange(7)
-Q, dO, K, V = (rng.normal(size=size) for size in ((4, 5, 3), (4, 5, 2), (2, 7, 3), (2, 7, 2)))
+Q = rng.normal(size=(4, 5, 3))
+dO = rng.normal(size=(4, 5, 2))
+K = rng.normal(size=(2, 7, 3))
+V = rng.normal(size=(2, 7, 2))
 
 
 def asked(name: str, mask: RelativeBias, **more: Any) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def asked(name: str, mask: RelativeBias, **more: Any) -> dict[str, Any]:
 
 def exact(name: str, how: dict[str, Any], direction: str = "forward") -> tuple[Any, ...]:
     """Both what theory says, and what is counted on shapes."""
-    sizes: dict[str, Any] = {
+    sizes: Arguments = {
         "N_q": 5,
         "N_k": 7,
         "d": 3,
@@ -51,18 +54,22 @@ def exact(name: str, how: dict[str, Any], direction: str = "forward") -> tuple[A
 
 def oracle(table: Array, mask: RelativeBias) -> tuple[Array, Array]:
     """O, and the table's gradient: dS, summed by bucket, over the heads that share a table."""
-    messages: dict[str, Any] = {
-        "bias": np.broadcast_to(table[..., mask.buckets(APART)], (4, 5, 7)),
+    biases = table[..., mask.buckets(APART)]
+    score_terms: dict[str, Any] = {
+        "bias": np.broadcast_to(biases, (4, 5, 7)),
         "mask": APART >= 0,
     }
     k = K.repeat(2, 0)
     v = V.repeat(2, 0)
+    O = attention(Q, k, v, **score_terms)
     each = np.zeros((4, table.shape[-1]))
-    for own, dS in zip(each, bias_gradient(Q, k, v, dO, **messages), strict=True):
+    all_dS = bias_gradient(Q, k, v, dO, **score_terms)
+    for own, dS in zip(each, all_dS, strict=True):
         np.add.at(own, mask.buckets(APART), dS)
-    return attention(Q, k, v, **messages), each if len(each) == np.prod(
-        table.shape[:-1]
-    ) else each.sum(0).reshape(table.shape)
+    tables = np.prod(table.shape[:-1])
+    if len(each) == tables:
+        return O, each
+    return O, each.sum(0).reshape(table.shape)
 
 
 @pytest.mark.slow
@@ -74,7 +81,8 @@ def test_a_table_is_a_bias_by_distance_and_counted_as_theory_says(name: str, gqa
         for mask in (RelativeBias(table), RelativeBias.t5(table, most=5)):
             how = asked(name, mask, gqa=gqa)
             run = flashsim.forward(forward_of(name), Q, K, V, **how)
-            result, (O, dT) = flashsim.backward(name, run, dO), oracle(table, mask)
+            result = flashsim.backward(name, run, dO)
+            O, dT = oracle(table, mask)
             assert np.allclose(run.O, O, rtol=0, atol=1e-12)
             assert result.dB is not None
             assert np.allclose(result.dB, dT, rtol=0, atol=1e-12)
@@ -87,42 +95,45 @@ def test_a_table_is_a_bias_by_distance_and_counted_as_theory_says(name: str, gqa
 def test_forward_passes_without_a_backward_take_it_too(name: str) -> None:
     table = rng.normal(size=4)
     run = flashsim.forward(name, Q, K, V, **asked(name, RelativeBias(table)))
-    assert np.allclose(run.O, oracle(table, RelativeBias(table))[0], rtol=0, atol=1e-12)
+    O, _ = oracle(table, RelativeBias(table))
+    assert np.allclose(run.O, O, rtol=0, atol=1e-12)
     assert (run.hbm, run.sram) == exact(name, asked(name, RelativeBias(table)))
 
 
 def test_gradients_are_differences() -> None:
     table = rng.normal(size=4)
 
-    def loss(table: Array) -> float:
-        return float(
-            (
-                flashsim.forward("q_outer", Q, K, V, **asked("q_outer", RelativeBias(table))).O * dO
-            ).sum()
-        )
+    def run(table: Array) -> flashsim.Result:
+        options = asked("q_outer", RelativeBias(table))
+        return flashsim.forward("q_outer", Q, K, V, **options)
 
-    result = flashsim.backward(
-        "q_outer", flashsim.forward("q_outer", Q, K, V, **asked("q_outer", RelativeBias(table))), dO
-    )
-    slopes = [(loss(table + step) - loss(table - step)) / 2e-5 for step in 1e-5 * np.eye(4)]
+    def loss(table: Array) -> float:
+        return float((run(table).O * dO).sum())
+
+    result = flashsim.backward("q_outer", run(table), dO)
+    slopes = []
+    for step in 1e-5 * np.eye(4):
+        rise = loss(table + step) - loss(table - step)
+        slopes.append(rise / 2e-5)
     assert result.dB == pytest.approx(slopes, rel=1e-6, abs=1e-9)
 
 
 def test_what_it_moves() -> None:
     """12 tiles of 4 × 5, all live: each loads the table, 8 numbers; an array of biases has 200."""
     index: dict[str, Any] = {"N_q": 12, "N_k": 20, "d": 2, "blocks": (4, 5), "M": 400}
-    reads = {
-        name: flashsim.count("q_outer", **index, mask=mask).hbm.by_array["bias"].reads
-        for name, mask in (
-            ("table", RelativeBias(np.zeros(8))),
-            ("array", Bias(np.zeros((12, 20)))),
-        )
-    }
+    masks = {"table": RelativeBias(np.zeros(8)), "array": Bias(np.zeros((12, 20)))}
+    reads = {}
+    for name, mask in masks.items():
+        tally = flashsim.count("q_outer", **index, mask=mask)
+        reads[name] = tally.hbm.by_array["bias"].reads
     assert reads == {"table": 12 * 8, "array": 12 * 20}
     back = flashsim.count(
         "q_outer", **index, direction="backward", mask=RelativeBias(np.zeros(8))
     ).hbm.by_array["dB"]
-    assert (back.reads, back.writes, back.init_writes, back.size) == (96, 104, 8, 8)
+    assert back.reads == 96
+    assert back.writes == 104
+    assert back.init_writes == 8
+    assert back.size == 8
 
 
 def test_t5_s_buckets_by_hand() -> None:
@@ -197,9 +208,10 @@ def test_a_bug_is_noticed(
     table = rng.normal(size=(4, 8))
     want, dT = oracle(table, RelativeBias.t5(table, most=5))
     swap(function, before, after, monkeypatch)
-    run = flashsim.forward(
-        "q_outer", Q, K, V, **asked("q_outer", RelativeBias.t5(table, most=5), gqa="grouped")
-    )
+    mask = RelativeBias.t5(table, most=5)
+    run = flashsim.forward("q_outer", Q, K, V, **asked("q_outer", mask, gqa="grouped"))
     dB = flashsim.backward("q_outer", run, dO).dB
     assert dB is not None
-    assert max(float(np.abs(run.O - want).max()), float(np.abs(dB - dT).max())) > 1e-3
+    error_of_O = float(np.abs(run.O - want).max())
+    error_of_dB = float(np.abs(dB - dT).max())
+    assert max(error_of_O, error_of_dB) > 1e-3

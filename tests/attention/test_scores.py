@@ -28,7 +28,7 @@ from flashsim.reference import (
 )
 from flashsim.simulate.tile_masks import TileMask
 from flashsim.theory.form import forms
-from tests.helpers.cases import FEW, Array, Case, cases, forward_of, room_for, swap
+from tests.helpers.cases import FEW, Arguments, Array, Case, cases, forward_of, room_for, swap
 
 TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts]
 LEARN = [name for name, a in BACKWARD.items() if a.gives_dS and "MASK" in a.parts]
@@ -44,7 +44,10 @@ rng = np.random.default_rng(0)
 
 
 def linear(N_q: int, N_k: int, slope: float) -> Array:
-    return np.array([[-slope * abs(i + N_k - N_q - j) for j in range(N_k)] for i in range(N_q)])
+    rows = np.arange(N_q)[:, None]
+    columns = np.arange(N_k)
+    distances: Array = np.abs(rows + N_k - N_q - columns)
+    return -slope * distances
 
 
 def asked(
@@ -52,10 +55,10 @@ def asked(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a run is asked, and what the oracle is told."""
     rule: Mask = SoftCap(cap)
-    messages = {"softcap": cap, **case.oracle}
+    oracle = {"softcap": cap, **case.oracle}
     if slope is not None:
         rule = ALiBi(slope) & rule
-        messages = messages | {"bias": linear(case.N_q, case.N_k, slope)}
+        oracle = oracle | {"bias": linear(case.N_q, case.N_k, slope)}
     mask, _ = case.masked()
     blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
     options = {
@@ -63,7 +66,8 @@ def asked(
         "dropout_p": case.dropout_p,
         "blocks": blocks,
     }
-    return options | {"M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)}, messages
+    options["M"] = 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
+    return options, oracle
 
 
 @pytest.mark.parametrize("name", TAKE)
@@ -73,16 +77,12 @@ def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
     name: str, case: Case, cap: float, slope: float | None
 ) -> None:
     case = case.for_algorithm(name)
-    (Q, K, V), (options, messages) = case.inputs(), asked(case, cap, slope, name)
+    Q, K, V = case.inputs()
+    options, oracle = asked(case, cap, slope, name)
     run = flashsim.forward(name, Q, K, V, **options, seed=case.seed)
-    assert (
-        of_bound(
-            run.O,
-            attention(Q, K, V, **messages),
-            error_bound(Q, K, V, **rounding(name, run.blocks), **messages),
-        )
-        <= 1
-    )
+    want = attention(Q, K, V, **oracle)
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+    assert of_bound(run.O, want, bound) <= 1
     exact = theory.exact(name, **case.shape, dtype=case.dtype, **options)
     assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
     assert not {"bias", "slopes"} & run.hbm.by_array.keys()
@@ -94,31 +94,31 @@ def test_scores_are_modified_before_the_mask_and_nothing_is_moved(
 def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     name: str, case: Case, cap: float, slope: float | None, biased: bool
 ) -> None:
-    (Q, K, V), dO, (options, messages) = (
-        case.inputs(),
-        case.dO(),
-        asked(case, cap, None if biased else slope, name),
-    )
+    Q, K, V = case.inputs()
+    dO = case.dO()
+    options, oracle = asked(case, cap, None if biased else slope, name)
     if biased:
-        messages["bias"] = (
-            np.random.default_rng(case.seed).normal(size=(case.N_q, case.N_k)).astype(np.float32)
-        )
-        options["mask"] = Bias(messages["bias"]) & options["mask"]
+        own = np.random.default_rng(case.seed)
+        bias = own.normal(size=(case.N_q, case.N_k)).astype(np.float32)
+        oracle["bias"] = bias
+        options["mask"] = Bias(bias) & options["mask"]
     if name == "block_sparse":
         options["block_mask"] = "live"
-    run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
+    forward_name = forward_of(name)
+    run = flashsim.forward(forward_name, Q, K, V, **options, seed=case.seed)
     result = flashsim.backward(name, run, dO)
     rounded = backward_rounding(name, run.blocks, result.blocks)
-    bounds = gradient_bounds(Q, K, V, dO, **rounded, **messages)
-    for gradient, want, most in zip(
-        (result.dQ, result.dK, result.dV), gradients(Q, K, V, dO, **messages), bounds, strict=True
-    ):
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
+    computed = (result.dQ, result.dK, result.dV)
+    expected = gradients(Q, K, V, dO, **oracle)
+    for gradient, want, most in zip(computed, expected, bounds, strict=True):
         assert of_bound(gradient, want, most) <= 1
     if biased:
-        most = bias_gradient_bound(Q, K, V, dO, **rounded, **messages)
-        assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **messages), most) <= 1
-    exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
-    tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+        most = bias_gradient_bound(Q, K, V, dO, **rounded, **oracle)
+        assert of_bound(result.dB, bias_gradient(Q, K, V, dO, **oracle), most) <= 1
+    arguments = {**case.shape, "dtype": case.dtype, **options}
+    exact = theory.exact(name, direction="backward", **arguments)
+    tally = flashsim.count(name, direction="backward", **arguments)
     assert result.hbm == tally.hbm == exact.hbm
     assert result.sram == tally.sram == exact.sram
 
@@ -127,38 +127,47 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
 @pytest.mark.parametrize("name", LEARN)
 def test_gradients_are_differences(name: str, cap: float) -> None:
     """Of a run itself, in tiles that are ragged, causal, and ALiBi's; without the oracle."""
-    Q, K, V, dO = (2 * rng.normal(size=shape) for shape in ((5, 3), (7, 3), (7, 2), (5, 2)))
-    options: dict[str, Any] = {"mask": SoftCap(cap) & ALiBi(0.5), "causal": True, "M": 300}
+    Q = 2 * rng.normal(size=(5, 3))
+    K = 2 * rng.normal(size=(7, 3))
+    V = 2 * rng.normal(size=(7, 2))
+    dO = 2 * rng.normal(size=(5, 2))
+    options: Arguments = {"mask": SoftCap(cap) & ALiBi(0.5), "causal": True}
+    options["M"] = 300
     options["blocks"] = (1 if name == "memory_efficient" else 2, 3)
 
-    def loss(*inputs: Array) -> float:
-        return float((flashsim.forward(forward_of(name), *inputs, **options).O * dO).sum())
+    def run(*inputs: Array) -> flashsim.Result:
+        return flashsim.forward(forward_of(name), *inputs, **options)
 
-    result = flashsim.backward(name, flashsim.forward(forward_of(name), Q, K, V, **options), dO)
+    def loss(*inputs: Array) -> float:
+        return float((run(*inputs).O * dO).sum())
+
+    result = flashsim.backward(name, run(Q, K, V), dO)
     for number, gradient in enumerate((result.dQ, result.dK, result.dV)):
         for index in ((0, 0), (3, 1), (4, 0)):
             sides = []
             for step in (1e-5, -1e-5):
-                traffic = [Q.copy(), K.copy(), V.copy()]
-                traffic[number][index] += step
-                sides.append(loss(*traffic))
-            assert gradient[index] == pytest.approx(
-                (sides[0] - sides[1]) / 2e-5, rel=1e-5, abs=1e-8
-            )
+                inputs = [Q.copy(), K.copy(), V.copy()]
+                inputs[number][index] += step
+                sides.append(loss(*inputs))
+            slope = (sides[0] - sides[1]) / 2e-5
+            assert gradient[index] == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 @pytest.mark.parametrize(
     "slopes",
-    [0.5, [0.5, 0.25, 1.0, 2.0], [[[1.0]], [[2.0]], [[0.1]]]],
+    [
+        np.array(0.5),
+        np.array([0.5, 0.25, 1.0, 2.0]),
+        np.array([[1.0], [2.0], [0.1]]),
+    ],
     ids=["one", "heads", "batch"],
 )
-def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
+def test_each_head_has_its_slope(gqa: str, slopes: Array) -> None:
     """Query heads that share a KV head: in rows of their own, and interleaved."""
-    slopes = np.array(slopes).reshape(np.shape(slopes)[: 2 if np.ndim(slopes) == 3 else 1])
     Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
     K, V = rng.normal(size=(2, 3, 2, 7, 3))
-    messages: dict[str, Any] = {
+    oracle: dict[str, Any] = {
         "bias": slopes[..., None, None] * linear(6, 7, 1.0),
         "softcap": 1.5,
         "mask": np.tri(6, 7, 1) > 0,
@@ -175,14 +184,16 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
         M=300,
     )
     whole = Q, K.repeat(2, 1), V.repeat(2, 1)
-    assert np.allclose(run.O, attention(*whole, **messages), rtol=0, atol=1e-12)
+    O = attention(*whole, **oracle)
+    assert np.allclose(run.O, O, rtol=0, atol=1e-12)
     result = flashsim.backward("q_outer", run, dO)
-    dQ, dK, dV = gradients(*whole, dO, **messages)
+    dQ, dK, dV = gradients(*whole, dO, **oracle)
     assert np.allclose(result.dQ, dQ, rtol=0, atol=1e-12)
     for ours, each in ((result.dK, dK), (result.dV, dV)):
-        assert np.allclose(ours, each.reshape(3, 2, 2, 7, 3).sum(2), rtol=0, atol=1e-12)
+        of_groups = each.reshape(3, 2, 2, 7, 3).sum(2)
+        assert np.allclose(ours, of_groups, rtol=0, atol=1e-12)
     if not slopes.ndim:
-        options: dict[str, Any] = {
+        options: Arguments = {
             "N_q": 6,
             "N_k": 7,
             "d": 3,
@@ -197,10 +208,9 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
             "blocks": (5, 4),
             "M": 300,
         }
-        assert (run.hbm, run.sram) == (
-            (exact := theory.exact("q_outer", **options)).hbm,
-            exact.sram,
-        )
+        exact = theory.exact("q_outer", **options)
+        assert run.hbm == exact.hbm
+        assert run.sram == exact.sram
         exact = theory.exact("q_outer", direction="backward", **options)
         tally = flashsim.count("q_outer", direction="backward", **options)
         assert result.hbm == tally.hbm == exact.hbm
@@ -208,27 +218,26 @@ def test_each_head_has_its_slope(gqa: str, slopes: Any) -> None:
 
 
 def test_a_cap_costs_a_tile_on_chip_backward_and_no_access() -> None:
-    options: dict[str, Any] = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
+    options: Arguments = {"N": 32, "d": 4, "M": 900, "blocks": (6, 5)}
     for direction, more in (("forward", 0), ("backward", 6 * 5)):
-        plain, capped = (
-            flashsim.count("q_outer", **options, direction=direction, mask=mask)
-            for mask in (ALiBi(0.1), SoftCap(9.0) & ALiBi(0.1))
-        )
-        assert (
-            plain.hbm == capped.hbm == flashsim.count("q_outer", **options, direction=direction).hbm
-        )
+        options["direction"] = direction
+        unmasked = flashsim.count("q_outer", **options)
+        plain = flashsim.count("q_outer", **options, mask=ALiBi(0.1))
+        capped = flashsim.count("q_outer", **options, mask=SoftCap(9.0) & ALiBi(0.1))
+        assert plain.hbm == capped.hbm == unmasked.hbm
         assert capped.sram.peak - plain.sram.peak == more
 
 
 def test_a_large_cap_is_none_and_infinite_keys_stay_masked() -> None:
     X = rng.normal(size=(9, 4))
-    plain = flashsim.forward("flash", X, X, X, causal=True, M=300)
-    capped = flashsim.forward("flash", X, X, X, causal=True, M=300, mask=SoftCap(1e20))
+    options: Arguments = {"causal": True, "M": 300}
+    plain = flashsim.forward("flash", X, X, X, **options)
+    capped = flashsim.forward("flash", X, X, X, mask=SoftCap(1e20), **options)
     assert np.allclose(capped.O, plain.O, rtol=0, atol=1e-15)
-    K = np.where(np.arange(9)[:, None] > 6, np.nan, X)
-    run = flashsim.forward(
-        "flash", X, K, X, mask=SoftCap(2) & flashsim.KeyPadding(7), M=300, check_finite=False
-    )
+    K = X.copy()
+    K[7:] = np.nan
+    mask = SoftCap(2) & flashsim.KeyPadding(7)
+    run = flashsim.forward("flash", X, K, X, mask=mask, M=300, check_finite=False)
     result = flashsim.backward("flash", run, X, check_finite=False)
     want = gradients(X, X[:7], X[:7], X, softcap=2.0)
     assert np.allclose(result.dQ, want.dQ, rtol=0, atol=1e-12)
@@ -241,21 +250,23 @@ def test_who_refuses_a_cap() -> None:
         with pytest.raises(ValueError, match="has no mask"):
             flashsim.forward(name, X, X, X, mask=SoftCap(1))
     text = r"makes no gradient through a soft cap; run one of these, forward and backward: 'flash', 'block_sparse'"
+    sizes: Arguments = {"N": 6, "d": 4, "M": 400, "mask": SoftCap(1)}
     for name in ("standard", "small_cache"):
         run = flashsim.forward(name, X, X, X, mask=SoftCap(1), M=400)
         with pytest.raises(ValueError, match=text):
             flashsim.backward(name, run, X)
         with pytest.raises(ValueError, match="makes no gradient through a soft cap"):
-            flashsim.count(name, N=6, d=4, M=400, direction="backward", mask=SoftCap(1))
+            flashsim.count(name, direction="backward", **sizes)
     for name in {*forms()["backward"]} - {*LEARN}:
         with pytest.raises(ValueError, match="makes no gradient through a soft cap"):
-            theory.exact(name, N=6, d=4, M=400, direction="backward", mask=SoftCap(1))
+            theory.exact(name, direction="backward", **sizes)
     run = flashsim.forward("standard", X, X, X, mask=ALiBi(1), M=400)
-    assert np.allclose(
-        flashsim.backward("standard", run, X).dQ, gradients(X, X, X, X, bias=linear(6, 6, 1)).dQ
-    )
+    result = flashsim.backward("standard", run, X)
+    want = gradients(X, X, X, X, bias=linear(6, 6, 1))
+    assert np.allclose(result.dQ, want.dQ)
+    capped: dict[str, Any] = {"M": 400, "mask": SoftCap(1)}
     with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
-        flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=SoftCap(1))
+        flashsim.devices.forward("ring", X, X, X, P=2, **capped)
 
 
 def test_what_is_no_score_modification_is_refused_by_name() -> None:
@@ -288,8 +299,9 @@ def test_what_is_no_score_modification_is_refused_by_name() -> None:
     for text, call in refused:
         with pytest.raises(ValueError, match=text):
             call()
+    narrow = X.astype(np.float16)
     with pytest.raises(ValueError, match="the bias are too large"):
-        flashsim.forward("standard", *[X.astype(np.float16)] * 3, mask=ALiBi(2e4))
+        flashsim.forward("standard", narrow, narrow, narrow, mask=ALiBi(2e4))
     assert (
         repr(ALiBi([1, 2]) & SoftCap(30) & Causal()) == "ALiBi([1.0, 2.0]) & SoftCap(30) & Causal()"
     )
@@ -320,11 +332,15 @@ def test_a_modification_that_is_wrong_is_noticed(
 ) -> None:
     monkeypatch.setitem(function.__globals__, "SoftCap", SoftCap)
     swap(function, before, after, monkeypatch)
-    (Q, K, V), dO, (options, messages) = CASE.inputs(), CASE.dO(), asked(CASE, 3.0, 0.25, "q_outer")
+    Q, K, V = CASE.inputs()
+    dO = CASE.dO()
+    options, oracle = asked(CASE, 3.0, 0.25, "q_outer")
     run = flashsim.forward("q_outer", Q, K, V, **options)
     result = flashsim.backward("q_outer", run, dO)
-    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding("q_outer", run.blocks), **messages)
-    assert of_bound(result.dQ, gradients(Q, K, V, dO, **messages).dQ, bounds.dQ) > 1
+    rounded = backward_rounding("q_outer", run.blocks)
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **oracle)
+    want = gradients(Q, K, V, dO, **oracle)
+    assert of_bound(result.dQ, want.dQ, bounds.dQ) > 1
 
 
 def test_the_order_is_that_of_stages_however_they_are_combined() -> None:

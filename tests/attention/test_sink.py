@@ -45,7 +45,7 @@ from flashsim.simulate import tile_masks
 from flashsim.theory.form import forms
 from flashsim.tracing.listing import label_of
 from flashsim.tracing.planting import planted
-from tests.helpers.cases import FEW, Array, Case, cases, forward_of, room_for, swap
+from tests.helpers.cases import FEW, Arguments, Array, Case, cases, forward_of, room_for, swap
 
 TAKE = [*variants()]
 LEARN = [name for name, a in BACKWARD.items() if forward_of(name) in TAKE]
@@ -62,7 +62,8 @@ rng = np.random.default_rng(0)
 def asked(case: Case, s: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a run is asked, and what the oracle is told."""
     mask, _ = case.masked()
-    options = {"mask": Sink(s) if mask is None else mask & Sink(s), "dropout_p": case.dropout_p}
+    sunk = Sink(s) if mask is None else mask & Sink(s)
+    options = {"mask": sunk, "dropout_p": case.dropout_p}
     options |= {
         "blocks": (case.B_r, case.B_c),
         "M": 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
@@ -72,8 +73,10 @@ def asked(case: Case, s: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_who_takes_a_sink() -> None:
     assert TAKE == ["standard", "flash", "block_sparse", "q_outer", "sliding_window", "split_kv"]
-    assert {form.name for form in forms()["forward"].values() if form.sink is not None} == {*TAKE}
-    assert {form.name for form in forms()["backward"].values() if form.sink_of} == {*LEARN}
+    forward = forms()["forward"].values()
+    assert {form.name for form in forward if form.sink is not None} == {*TAKE}
+    backward = forms()["backward"].values()
+    assert {form.name for form in backward if form.sink_of} == {*LEARN}
     X = rng.normal(size=(6, 4))
     for name in FORWARD.keys() - {*TAKE}:
         text = (
@@ -91,8 +94,9 @@ def test_who_takes_a_sink() -> None:
         flashsim.forward("split_kv", X, X, X, mask=Sink(1), merge="tree")
     with pytest.raises(ValueError, match="merged as a tree, takes no sink"):
         theory.exact("split_kv", N=6, d=4, mask=Sink(1), merge="tree")
+    sunk: dict[str, Any] = {"M": 400, "mask": Sink(1)}
     with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
-        flashsim.devices.forward("ring", X, X, X, P=2, M=400, mask=Sink(1))
+        flashsim.devices.forward("ring", X, X, X, P=2, **sunk)
     with pytest.raises(ValueError, match="expected a mask that depends on positions alone"):
         flashsim.tune.tune(N=6, d=4, mask=Sink(1))
 
@@ -111,7 +115,8 @@ def test_a_variant_runs_where_there_is_a_sink_and_only_there(name: str) -> None:
         assert run.plan.program is program
         assert not run.plan.is_user_defined
         assert pickle.loads(pickle.dumps(run)).plan.program is program
-        assert flashsim.count(name, N=6, d=4, mask=mask, M=200).plan.program is program
+        tally = flashsim.count(name, N=6, d=4, mask=mask, M=200)
+        assert tally.plan.program is program
 
 
 FIRST_LINES = {
@@ -129,9 +134,11 @@ FIRST_LINES = {
 def test_a_variant_s_listing_is_its_algorithm_s_but_for_the_line_that_begins(name: str) -> None:
     X = rng.normal(size=(6, 4))
     plain = flashsim.trace(name, X, X, X, mask=Causal(), M=200)
-    sunk = flashsim.trace(name, X, X, X, mask=Causal() & Sink(1), M=200)
+    mask = Causal() & Sink(1)
+    sunk = flashsim.trace(name, X, X, X, mask=mask, M=200)
     assert sunk.about.title == f"{plain.about.title}, with a sink"
-    assert {step.label for step in sunk.steps} <= {label_of(line) for line in sunk.about.listing}
+    labels_of_lines = {label_of(line) for line in sunk.about.listing}
+    assert {step.label for step in sunk.steps} <= labels_of_lines
     differ = {*plain.about.listing} ^ {*sunk.about.listing}
     labels = [label_of(line) for line in differ if not line.startswith("Require")]
     assert labels == [FIRST_LINES[name]] * 2
@@ -174,7 +181,8 @@ class WithoutSink(ast.NodeTransformer):
         self.generic_visit(node)
         if name in ("sink.above", "sink.total"):
             return node.args[0]
-        node.args = [each for each in node.args if ast.unparse(each) not in ("sink", "sink.room")]
+        of_sink = ("sink", "sink.room")
+        node.args = [each for each in node.args if ast.unparse(each) not in of_sink]
         return node
 
 
@@ -235,7 +243,8 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
     inputs = (*case.inputs(), case.dO())
     Q, K, V, dO = inputs
     options, oracle = asked(case, s)
-    run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
+    forward_name = forward_of(name)
+    run = flashsim.forward(forward_name, Q, K, V, **options, seed=case.seed)
     result = flashsim.backward(name, run, dO)
     rounded = backward_rounding(name, run.blocks, result.blocks)
     bounds = gradient_bounds(*inputs, **rounded, **oracle)
@@ -246,8 +255,9 @@ def test_gradients_are_right_within_rounding_and_counted_as_theory_says(
         assert of_bound(gradient, want, bound) <= 1
     bound = sink_gradient_bound(*inputs, **rounded, **oracle)
     assert of_bound(result.dsink, oracle_sink_gradient(*inputs, **oracle), bound) <= 1
-    exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
-    tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    arguments = {**case.shape, "dtype": case.dtype, **options}
+    exact = theory.exact(name, direction="backward", **arguments)
+    tally = flashsim.count(name, direction="backward", **arguments)
     assert result.hbm == tally.hbm == exact.hbm
     assert result.sram == tally.sram == exact.sram
 
@@ -257,7 +267,9 @@ def test_the_difference_from_a_high_sink_is_rounded_and_within_the_bound(name: s
     """80 is a multiple of 2⁻¹⁷, its unit in the last place in float32; a score of nearly half of
     one is lost beside it.
     """
-    Q, K, V = (np.array([[x]], np.float32) for x in (1.0, 0.49 * 2.0**-17, 1.0))
+    Q = np.array([[1.0]], np.float32)
+    K = np.array([[0.49 * 2.0**-17]], np.float32)
+    V = np.array([[1.0]], np.float32)
     run = flashsim.forward(name, Q, K, V, mask=Sink(80.0), M=100)
     bound = error_bound(Q, K, V, sink=80.0, **rounding(name, run.blocks))
     part = of_bound(run.O, np.exp(K.astype(float) - 80), bound)
@@ -270,14 +282,26 @@ def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str)
     """Of a run itself, in ragged tiles, causal, with a cap; query heads that share a KV head
     have logits of their own.
     """
-    Q, dO, K, V = (rng.normal(size=shape) for shape in ((4, 5, 3), (4, 5, 2), (2, 7, 3), (2, 7, 2)))
+    Q = rng.normal(size=(4, 5, 3))
+    dO = rng.normal(size=(4, 5, 2))
+    K = rng.normal(size=(2, 7, 3))
+    V = rng.normal(size=(2, 7, 2))
     s = np.array([0.5, -1.0, 2.0, 0.0])
     h = 1e-5
     scores = SoftCap(3.0) if name != "standard" else ALiBi(0.1)
 
-    def run(Q: Array = Q, K: Array = K, V: Array = V, s: Array = s) -> flashsim.Result:
-        mask = Sink(s) & scores & Causal(offset=-1)  # whose first query has no key
-        return flashsim.forward(forward_of(name), Q, K, V, mask=mask, gqa=gqa, blocks=(3, 2), M=300)
+    tiles: Arguments = {"gqa": gqa, "blocks": (3, 2), "M": 300}
+    operands = {"Q": Q, "K": K, "V": V, "s": s}
+
+    def run(**changed: Array) -> flashsim.Result:
+        inputs = operands | changed
+        # whose first query has no key
+        mask = Sink(inputs["s"]) & scores & Causal(offset=-1)
+        QKV = (inputs["Q"], inputs["K"], inputs["V"])
+        return flashsim.forward(forward_of(name), *QKV, mask=mask, **tiles)
+
+    def loss(**changed: Array) -> float:
+        return float((run(**changed).O * dO).sum())
 
     result = flashsim.backward(name, run(), dO)
     assert result.dsink is not None
@@ -294,8 +318,8 @@ def test_gradients_are_differences_of_each_head_s_own_logit(name: str, gqa: str)
         for index in indices:
             step = np.zeros_like(X)
             step[index] = h
-            above = float((run(**{operand: X + step}).O * dO).sum())
-            below = float((run(**{operand: X - step}).O * dO).sum())
+            above = loss(**{operand: X + step})
+            below = loss(**{operand: X - step})
             slope = (above - below) / (2 * h)
             assert gradient[index] == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
@@ -305,31 +329,33 @@ def test_L_includes_the_sink(name: str) -> None:
     """A row without a key has O = 0 and L = s; merged with a state (0, s), what was made without
     a sink is this.
     """
-    Q, K, V = (rng.normal(size=(2, 6, 3)) for _ in "QKV")
+    Q, K, V = rng.normal(size=(3, 2, 6, 3))
+    causal = Causal(offset=-2)
+    how: Arguments = {"M": 200, "blocks": (4, 3)}
     for s in (0.5, -800.0, 800.0):
-        how: dict[str, Any] = {"M": 200, "blocks": (4, 3)}
-        run = flashsim.forward(name, Q, K, V, mask=Sink(s) & Causal(offset=-2), **how)
-        plain = flashsim.forward(name, Q, K, V, mask=Causal(offset=-2), **how)
-        want = attention_with_statistics(Q, K, V, mask=np.tri(6, 6, -2) > 0, sink=s)
+        run = flashsim.forward(name, Q, K, V, mask=Sink(s) & causal, **how)
+        plain = flashsim.forward(name, Q, K, V, mask=causal, **how)
+        allowed = np.tri(6, 6, -2) > 0
+        want = attention_with_statistics(Q, K, V, mask=allowed, sink=s)
         assert run.lse is not None
         assert plain.lse is not None
-        assert np.allclose(run.lse, want.m + np.log(want.l), rtol=0, atol=1e-12)
-        assert np.array_equal(run.lse[:, :2], np.full((2, 2), s))
+        log_sums = want.m + np.log(want.l)
+        assert np.allclose(run.lse, log_sums, rtol=0, atol=1e-12)
+        assert (run.lse[:, :2] == s).all()
         assert not run.O[:, :2].any()
-        assert np.allclose(run.lse, np.logaddexp(plain.lse, s), rtol=0, atol=1e-12)
-        assert np.allclose(
-            run.O, plain.O * np.exp(plain.lse - run.lse)[..., None], rtol=0, atol=1e-12
-        )
+        merged = np.logaddexp(plain.lse, s)
+        assert np.allclose(run.lse, merged, rtol=0, atol=1e-12)
+        rescaled = plain.O * np.exp(plain.lse - run.lse)[..., None]
+        assert np.allclose(run.O, rescaled, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", TAKE)
 def test_a_sink_of_minus_infinity_is_none_bit_for_bit(name: str) -> None:
     X = rng.normal(size=(7, 3))
     for mask in (Causal(), Causal(offset=-3)):
-        plain, run = (
-            flashsim.forward(name, X, X, X, mask=m, M=100, blocks=(3, 2))
-            for m in (mask, mask & Sink(-np.inf))
-        )
+        tiles: Arguments = {"M": 100, "blocks": (3, 2)}
+        plain = flashsim.forward(name, X, X, X, mask=mask, **tiles)
+        run = flashsim.forward(name, X, X, X, mask=mask & Sink(-np.inf), **tiles)
         assert np.array_equal(run.O, plain.O)
         assert run.lse is not None
         assert plain.lse is not None
@@ -339,8 +365,10 @@ def test_a_sink_of_minus_infinity_is_none_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("splits", [1, 2, 3, 5])
 def test_a_sink_joins_once_however_many_splits_there_are(splits: int) -> None:
     X = rng.normal(size=(8, 3))
-    run = flashsim.forward("split_kv", X, X, X, mask=Sink(1.0), splits=splits, M=100, blocks=(3, 2))
-    assert np.allclose(run.O, attention(X, X, X, sink=1.0), rtol=0, atol=1e-12)
+    tiles: Arguments = {"M": 100, "blocks": (3, 2)}
+    run = flashsim.forward("split_kv", X, X, X, mask=Sink(1.0), splits=splits, **tiles)
+    want = attention(X, X, X, sink=1.0)
+    assert np.allclose(run.O, want, rtol=0, atol=1e-12)
 
 
 def test_what_a_sink_moves() -> None:
@@ -348,27 +376,36 @@ def test_what_a_sink_moves() -> None:
     heads of a group have 3.
     """
     index: dict[str, Any] = {"N": 10, "d": 4, "blocks": (4, 3), "M": 400}
-    for name, words in (("q_outer", 3), ("split_kv", 3), ("flash", 1), ("standard", 2)):
-        plain, sunk = (flashsim.count(name, **index, mask=mask) for mask in (None, Sink(1)))
-        more = {
-            n: (a.reads, a.writes)
-            for n, a in sunk.hbm.by_array.items()
-            if plain.hbm.by_array.get(n) != a
-        }
-        assert more == {"sink": (words, 0), **({"P_sink": (0, 10)} if name == "standard" else {})}
+    words_moved = {"q_outer": 3, "split_kv": 3, "flash": 1, "standard": 2}
+    for name, words in words_moved.items():
+        plain = flashsim.count(name, **index)
+        sunk = flashsim.count(name, **index, mask=Sink(1))
+        before = plain.hbm.by_array
+        more = {}
+        for array_name, array in sunk.hbm.by_array.items():
+            if before.get(array_name) != array:
+                more[array_name] = (array.reads, array.writes)
+        want = {"sink": (words, 0)}
+        if name == "standard":
+            want["P_sink"] = (0, 10)
+        assert more == want
         assert plain.flops.matmul == sunk.flops.matmul
-    grouped = flashsim.count("q_outer", **index, heads=6, kv_heads=2, gqa="grouped", mask=Sink(1))
+    heads: Arguments = {"heads": 6, "kv_heads": 2, "gqa": "grouped"}
+    grouped = flashsim.count("q_outer", **index, **heads, mask=Sink(1))
     assert grouped.hbm.by_array["sink"].reads == 2 * 3 * 8  # T_r = ⌈30 / 4⌉
-    plain, sunk = (
-        flashsim.count("q_outer", **index, direction="backward", mask=mask)
-        for mask in (None, Sink(1))
-    )
-    both = plain.hbm.by_array.keys() & sunk.hbm.by_array.keys()
-    added = {n: sunk.hbm.by_array[n].accesses - plain.hbm.by_array[n].accesses for n in both}
-    assert {n: m for n, m in added.items() if m} == {"O": 40, "dO": 40, "L": 10}
-    assert (sunk.hbm.by_array["sink"].reads, sunk.hbm.by_array["dsink"].writes) == (1, 1)
+    plain = flashsim.count("q_outer", **index, direction="backward")
+    sunk = flashsim.count("q_outer", **index, direction="backward", mask=Sink(1))
+    before = plain.hbm.by_array
+    added = {}
+    for array_name, array in sunk.hbm.by_array.items():
+        if array_name in before and array.accesses != before[array_name].accesses:
+            added[array_name] = array.accesses - before[array_name].accesses
+    assert added == {"O": 40, "dO": 40, "L": 10}
+    assert sunk.hbm.by_array["sink"].reads == 1
+    assert sunk.hbm.by_array["dsink"].writes == 1
     problem = flashsim.Problem.of(N=10, d=4, M=400, mask=Sink(1))
-    assert flashsim.count("q_outer", problem, blocks=(4, 3)).hbm.by_array["sink"].reads == 3
+    of_problem = flashsim.count("q_outer", problem, blocks=(4, 3))
+    assert of_problem.hbm.by_array["sink"].reads == 3
     assert problem.in_hbm
 
 
@@ -424,14 +461,15 @@ def test_a_gradient_that_is_off_by_a_thousandth_exceeds_its_bound(
     off: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X = rng.normal(size=(7, 3)).astype(np.float32)
-    run = flashsim.forward("q_outer", X, X, X, mask=Sink(1.0), blocks=(5, 4), M=200)
+    tiles: Arguments = {"blocks": (5, 4), "M": 200}
+    run = flashsim.forward("q_outer", X, X, X, mask=Sink(1.0), **tiles)
 
     def part() -> float:
         result = flashsim.backward("q_outer", run, X)
-        most = sink_gradient_bound(
-            X, X, X, X, sink=1.0, **backward_rounding("q_outer", run.blocks, result.blocks)
-        )
-        return of_bound(result.dsink, oracle_sink_gradient(X, X, X, X, sink=1.0), most)
+        rounded = backward_rounding("q_outer", run.blocks, result.blocks)
+        most = sink_gradient_bound(X, X, X, X, sink=1.0, **rounded)
+        want = oracle_sink_gradient(X, X, X, X, sink=1.0)
+        return of_bound(result.dsink, want, most)
 
     assert part() < 0.1
     if off == "its sum":
@@ -473,7 +511,8 @@ def test_a_variant_that_begins_otherwise_is_noticed(
     want = attention(X, X, X, sink=0.5)
 
     def error(variant: Algorithm) -> float:
-        run = flashsim.forward(variant, X, X, X, mask=Sink(0.5), blocks=(1, 1), M=M)
+        tiles: Arguments = {"blocks": (1, 1), "M": M}
+        run = flashsim.forward(variant, X, X, X, mask=Sink(0.5), **tiles)
         return float(np.abs(run.O - want).max())
 
     assert error(variants()[name]) < 1e-12
@@ -487,15 +526,17 @@ def test_a_function_of_one_s_own_has_the_sink_that_it_asks_for() -> None:
         hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any, tau: Any, MASK: Any, sink: Any
     ) -> Any:
         events.append(sink.l)
-        return variants()["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, NoDropout(), sink)
+        parts = (tau, MASK, NoDropout(), sink)
+        return variants()["flash"].run(hbm, sram, Q, K, V, blocks, *parts)
 
     X = rng.normal(size=(6, 4))
     for mask, l in ((Causal(), 0.0), (Causal() & Sink(0.5), 1.0)):
         events: list[float] = []
-        run = flashsim.forward(mine, X, X, X, mask=mask, M=200, blocks=(2, 3))
+        tiles: Arguments = {"M": 200, "blocks": (2, 3)}
+        run = flashsim.forward(mine, X, X, X, mask=mask, **tiles)
         assert events[0] == l
         assert run.plan.is_user_defined
-        want = flashsim.forward("flash", X, X, X, mask=mask, M=200, blocks=(2, 3))
+        want = flashsim.forward("flash", X, X, X, mask=mask, **tiles)
         assert np.array_equal(run.O, want.O)
         assert run.hbm == want.hbm
     other = replace(FORWARD["flash"], name="other")
@@ -528,18 +569,20 @@ PLANTED: list[tuple[str, Any, str, str]] = [
 def test_a_sink_that_is_wrong_is_noticed(
     what: str, function: Any, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Q, dO, K = (rng.normal(size=shape) for shape in ((2, 7, 3), (2, 7, 3), (1, 6, 3)))
+    Q = rng.normal(size=(2, 7, 3))
+    dO = rng.normal(size=(2, 7, 3))
+    K = rng.normal(size=(1, 6, 3))
     s = np.array([1.0, -0.5])
 
     def wrong() -> float:
-        run = flashsim.forward(
-            "q_outer", Q, K, K, mask=Sink(s), gqa="grouped", blocks=(5, 4), M=200
-        )
+        tiles: Arguments = {"blocks": (5, 4), "M": 200}
+        run = flashsim.forward("q_outer", Q, K, K, mask=Sink(s), gqa="grouped", **tiles)
         result = flashsim.backward("q_outer", run, dO)
-        want = attention(Q, K, K, sink=s), oracle_sink_gradient(Q, K, K, dO, sink=s)
-        return max(
-            float(np.abs(a - b).max()) for a, b in zip((run.O, result.dsink), want, strict=True)
-        )
+        O = attention(Q, K, K, sink=s)
+        dsink = oracle_sink_gradient(Q, K, K, dO, sink=s)
+        error_of_O = float(np.abs(run.O - O).max())
+        error_of_dsink = float(np.abs(result.dsink - dsink).max())
+        return max(error_of_O, error_of_dsink)
 
     assert wrong() < 1e-12
     swap(function, before, after, monkeypatch)
@@ -551,7 +594,7 @@ def test_an_m_too_small_for_the_gradient_of_a_sink_is_refused_before_the_run(
     name: str, statistics: int
 ) -> None:
     least = 2 + 2 * 7 + statistics
-    how: dict[str, Any] = {
+    how: Arguments = {
         "N": 3,
         "d": 1,
         "d_v": 7,
@@ -564,16 +607,15 @@ def test_an_m_too_small_for_the_gradient_of_a_sink_is_refused_before_the_run(
         match=f"too small for the gradient of a sink: with d_v = 7 it needs at least M = {least}",
     ):
         flashsim.count(name, M=least - 1, **how)
-    assert flashsim.count(name, M=least - 1, enforce=False, **how).sram.peak >= least
+    tally = flashsim.count(name, M=least - 1, enforce=False, **how)
+    assert tally.sram.peak >= least
 
 
 def test_the_pass_for_the_gradient_is_counted_for_each_head() -> None:
     X = np.random.default_rng(0).normal(size=(4, 6, 2))
-    how: dict[str, Any] = {"M": 100, "blocks": (3, 3)}
-    back = flashsim.backward(
-        "flash", flashsim.forward("flash", X, X, X, mask=Sink(0.5), **how), X, **how
-    )
-    counted = flashsim.count(
-        "flash", N=6, d=2, heads=4, mask=Sink(0.5), dtype="float64", direction="backward", **how
-    )
+    how: Arguments = {"M": 100, "blocks": (3, 3)}
+    run = flashsim.forward("flash", X, X, X, mask=Sink(0.5), **how)
+    back = flashsim.backward("flash", run, X, **how)
+    sizes: Arguments = {"N": 6, "d": 2, "heads": 4, "dtype": "float64"}
+    counted = flashsim.count("flash", mask=Sink(0.5), direction="backward", **sizes, **how)
     assert counted.hbm == back.hbm

@@ -6,7 +6,7 @@ import pytest
 import flashsim
 from flashsim import Streaming
 from flashsim.attention.shapes import Shape
-from tests.helpers.cases import swap
+from tests.helpers.cases import Arguments, swap, tile_ends
 
 SIZES = [(8, 8), (5, 13), (13, 5), (1, 29), (12, 30)]
 
@@ -23,17 +23,21 @@ def tiles_of(N_q: int, N_k: int, sinks: int, window: int) -> None:
         live = 0
         for left in range(0, N_k, B_c):
             right = min(left + B_c, N_k)
-            tops, ends, lefts, rights = np.array([[top], [end], [left], [right]])
+            ends = tile_ends(top, end, left, right)
             tile = whole[top:end, left:right]
-            assert bool(mask.live(tops, ends, lefts, rights, shape, ())[0]) == tile.any()
-            assert bool(mask.full(tops, ends, lefts, rights, shape, ())[0]) == tile.all()
+            (is_live,) = mask.live(*ends, shape, ())
+            (is_full,) = mask.full(*ends, shape, ())
+            assert bool(is_live) == tile.any()
+            assert bool(is_full) == tile.all()
             live += int(tile.any())
         first = top + N_k - N_q
         last = end - 1 + N_k - N_q
         if first >= 0:
             a = max(first - window + 1, 0) // B_c
             z = last // B_c
-            assert live == z - a + 1 + min(a, -(-min(sinks, last + 1) // B_c))
+            of_window = z - a + 1
+            of_sinks = min(a, -(-min(sinks, last + 1) // B_c))
+            assert live == of_window + of_sinks
 
 
 @pytest.mark.parametrize(("N_q", "N_k"), SIZES)
@@ -45,9 +49,9 @@ def test_live_and_full_tiles_are_those_of_the_elements(N_q: int, N_k: int) -> No
 
 @pytest.mark.parametrize("N_k", [64, 4096])
 def test_a_decoding_step_moves_sinks_and_window_however_long_the_cache(N_k: int) -> None:
-    tally = flashsim.count(
-        "q_outer", N_q=1, N_k=N_k, d=4, M=400, blocks=(1, 4), mask=Streaming(4, 16)
-    )
+    tiles: Arguments = {"M": 400, "blocks": (1, 4)}
+    mask = Streaming(4, 16)
+    tally = flashsim.count("q_outer", N_q=1, N_k=N_k, d=4, mask=mask, **tiles)
     assert tally.hbm.by_array["K"].reads == (4 + 16) * 4
 
 
@@ -63,12 +67,15 @@ def test_a_decoding_step_moves_sinks_and_window_however_long_the_cache(N_k: int)
 def test_a_streaming_mask_that_is_wrong_is_noticed(
     method: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allowed = np.array(
-        [[j <= i + 4 and (j < 4 or j > i + 4 - 3) for j in range(12)] for i in range(8)]
-    )
+    rows = np.arange(8)[:, None]
+    columns = np.arange(12)
+    is_sink = columns < 4
+    in_window = columns > rows + 4 - 3
+    allowed = (columns <= rows + 4) & (is_sink | in_window)
     swap(getattr(Streaming, method), before, after, monkeypatch)
     if method == "allows":
-        assert (Streaming(4, 3).whole(Shape(8, 12, 2, 2), ()) != allowed).any()
+        whole = Streaming(4, 3).whole(Shape(8, 12, 2, 2), ())
+        assert (whole != allowed).any()
     else:
         with pytest.raises(AssertionError):
             test_live_and_full_tiles_are_those_of_the_elements(12, 30)

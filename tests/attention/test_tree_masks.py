@@ -6,7 +6,7 @@ the end, must be caught by the checks that the tests above them make.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,7 @@ from flashsim.theory.problem import live_tiles
 from tests.helpers.cases import (
     DTYPES,
     FEW,
+    Arguments,
     Array,
     count_equals_theory,
     of_bound,
@@ -80,15 +81,16 @@ def ancestry(parents: list[int], node: int) -> list[int]:
 
 def allowed(parents: list[int], prefix: int) -> Array:
     n = len(parents)
-    tree = [np.isin(np.arange(n), ancestry(parents, row)) for row in range(n)]
-    return np.hstack([np.ones((n, prefix), bool), np.array(tree)])
+    tree = np.zeros((n, n), bool)
+    for row in range(n):
+        tree[row, ancestry(parents, row)] = True
+    return np.hstack([np.ones((n, prefix), bool), tree])
 
 
 def words_overlapped(n: int, prefix: int, left: int, right: int) -> int:
     """Counted one key at a time."""
-    return len(
-        {(key - prefix) // 32 for key in range(left, min(right, prefix + n)) if key >= prefix}
-    )
+    keys = range(max(left, prefix), min(right, prefix + n))
+    return len({(key - prefix) // 32 for key in keys})
 
 
 # -------------------------------------------------------------------------------------------------
@@ -135,26 +137,30 @@ class Draft:
 
     def inputs(self) -> tuple[Array, Array, Array, Array]:
         rng = np.random.default_rng(self.seed)
-        shapes = (self.n, self.d), (self.N_k, self.d), (self.N_k, self.d_v), (self.n, self.d_v)
-        Q, K, V, dO = (rng.normal(size=shape).astype(DTYPES[self.dtype]) for shape in shapes)
+        dtype = DTYPES[self.dtype]
+        Q = rng.normal(size=(self.n, self.d)).astype(dtype)
+        K = rng.normal(size=(self.N_k, self.d)).astype(dtype)
+        V = rng.normal(size=(self.N_k, self.d_v)).astype(dtype)
+        dO = rng.normal(size=(self.n, self.d_v)).astype(dtype)
         return Q, K, V, dO
 
     @property
     def tiled(self) -> dict[str, Any]:
-        room = room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k) + max(
-            self.B_r, self.B_c
-        ) * (self.n // 32 + 1)
-        return {"M": room, "blocks": (self.B_r, self.B_c)}
+        room = room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k)
+        words = max(self.B_r, self.B_c) * (self.n // 32 + 1)
+        return {"M": room + words, "blocks": (self.B_r, self.B_c)}
 
     @property
     def shape(self) -> dict[str, Any]:
-        return {"N_q": self.n, "N_k": self.N_k, "d": self.d, "d_v": self.d_v, "dtype": self.dtype}
+        lengths = {"N_q": self.n, "N_k": self.N_k, "d": self.d, "d_v": self.d_v}
+        return {**lengths, "dtype": self.dtype}
 
 
 def drafts(
     most: int = 33, dtypes: tuple[str, ...] = ("float64", "float32", "float16")
 ) -> st.SearchStrategy[Draft]:
-    at_words_ends = st.sampled_from([n for n in (31, 32, 33, 63, 64, 65) if n <= most] or [1])
+    ends_of_words = [n for n in (31, 32, 33, 63, 64, 65) if n <= most]
+    at_words_ends = st.sampled_from(ends_of_words or [1])
     block = st.integers(1, most + 10)
     return st.builds(
         Draft,
@@ -176,7 +182,8 @@ def drafts(
 
 def test_the_chapters_nine_nodes_as_printed() -> None:
     rows = PRINTED.strip("\n").splitlines()[1:]
-    want = np.array([[int(n) for n in row.split("[")[1].strip(" ]").split()] for row in rows], bool)
+    digits = [row.split("[")[1].strip(" ]").split() for row in rows]
+    want = np.array(digits) == "1"
     result = Tree(CHAPTER).whole(Shape(9, 9, 4, 4), ())
     assert np.array_equal(result, want)
     assert Tree(CHAPTER).paths() == [[0, 1, 2, 5], [0, 1, 3, 6], [0, 1, 3, 7], [0, 1, 2, 4, 8]]
@@ -194,7 +201,8 @@ def test_the_chapters_nine_nodes_as_printed() -> None:
 def test_256_nodes_take_a_bit_for_each_pair() -> None:
     tree = Tree([-1, *range(255)])
     assert tree.words.nbytes == 256 * 256 // 8 == 8 * 1024
-    tally = flashsim.count("flash", N_q=256, N_k=1024, d=8, M=10**6, blocks=(64, 64), mask=tree)
+    sizes: Arguments = {"N_q": 256, "N_k": 1024, "d": 8, "M": 10**6}
+    tally = flashsim.count("flash", **sizes, blocks=(64, 64), mask=tree)
     array = tally.hbm.by_array["tree"]
     assert array.size * array.itemsize == 8 * 1024  # no bits for the prefix of 768
     assert array.bytes == 8 * 1024  # tiles of whole words: each once
@@ -206,9 +214,9 @@ def test_it_is_each_nodes_ancestry_and_the_prefix(draft: Draft) -> None:
     tree = draft.tree
     shape = Shape(draft.n, draft.N_k, 1, 1)
     assert np.array_equal(tree.whole(shape, ()), draft.oracle)
-    bits = [[word >> bit & 1 for word in row for bit in range(32)] for row in tree.words.tolist()]
+    bits = (tree.words[:, :, None] >> np.arange(32, dtype=tree.words.dtype)) & 1
     padded = np.pad(draft.oracle[:, draft.prefix :], ((0, 0), (0, -draft.n % 32)))
-    assert np.array_equal(np.array(bits, bool), padded)
+    assert np.array_equal(bits.reshape(draft.n, -1).astype(bool), padded)
     leaves = [node for node in range(draft.n) if node not in draft.parents]
     assert tree.paths() == [ancestry(draft.parents, leaf) for leaf in leaves]
 
@@ -243,7 +251,8 @@ def test_what_does_not_fit_the_problem_is_refused() -> None:
         ValueError, match="N_k is 2; expected at least 3, as Tree's nodes are the last keys"
     ):
         flashsim.forward("flash", x, x[:2], x[:2], mask=Tree([-1, 0, 0]))
-    two = KeyPadding(3) & Tree([-1, 0, 0]) & (Causal() & Tree([-1, 0, 1]))
+    causal = Causal() & Tree([-1, 0, 1])
+    two = KeyPadding(3) & Tree([-1, 0, 0]) & causal
     with pytest.raises(ValueError, match="expected one Tree at most"):
         theory.exact("flash", N=3, d=2, mask=two)
     for name in {*FORWARD} - {*MASKED}:
@@ -270,7 +279,9 @@ def test_every_algorithm_equals_the_oracle_beside_other_masks_too(
     if other in ("padding", "all"):
         beside.append(KeyPadding(int(rng.integers(0, draft.N_k + 1))))
     if other in ("window", "all"):
-        beside.append(SlidingWindow(int(rng.integers(0, draft.N_k)), int(rng.integers(-1, 3))))
+        left = int(rng.integers(0, draft.N_k))
+        right = int(rng.integers(-1, 3))
+        beside.append(SlidingWindow(left, right))
     if other in ("dense", "all"):
         beside.append(Dense(rng.random((draft.n, draft.N_k)) < 0.8))
     mask = draft.tree & Causal() if other == "causal" else draft.tree
@@ -287,20 +298,22 @@ def equals_the_oracle(
     name: str, draft: Draft, mask: Mask, oracle: Array, dropout_p: float = 0.0
 ) -> None:
     Q, K, V, dO = draft.inputs()
-    tiled = {**draft.tiled, "M": draft.tiled["M"] + 2 * (draft.B_r + draft.B_c) ** 2}
-    run = flashsim.forward(name, Q, K, V, mask=mask, dropout_p=dropout_p, seed=draft.seed, **tiled)
-    keep = (
-        flashsim.dropout.keep_mask(draft.seed, dropout_p, draft.n, draft.N_k) if dropout_p else None
-    )
-    text: dict[str, Any] = {"mask": oracle, "keep": keep, "dropout_p": dropout_p}
-    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **text)
-    assert of_bound(run.O, attention(Q, K, V, **text), bound) <= 1
+    tiled = draft.tiled
+    tiled["M"] += 2 * (draft.B_r + draft.B_c) ** 2
+    dropout: dict[str, Any] = {"dropout_p": dropout_p, "seed": draft.seed}
+    run = flashsim.forward(name, Q, K, V, mask=mask, **dropout, **tiled)
+    keep = None
+    if dropout_p:
+        keep = flashsim.dropout.keep_mask(draft.seed, dropout_p, draft.n, draft.N_k)
+    reference_options: Arguments = {"mask": oracle, "keep": keep, "dropout_p": dropout_p}
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **reference_options)
+    assert of_bound(run.O, attention(Q, K, V, **reference_options), bound) <= 1
     for back in backward_passes(name):
         result = flashsim.backward(back, run, dO)
-        bounds = gradient_bounds(
-            Q, K, V, dO, **backward_rounding(back, run.blocks, result.blocks), **text
-        )
-        for part, want, most in zip(GRADIENTS, gradients(Q, K, V, dO, **text), bounds, strict=True):
+        rounded = backward_rounding(back, run.blocks, result.blocks)
+        bounds = gradient_bounds(Q, K, V, dO, **rounded, **reference_options)
+        expected = gradients(Q, K, V, dO, **reference_options)
+        for part, want, most in zip(GRADIENTS, expected, bounds, strict=True):
             assert of_bound(getattr(result, part), want, most) <= 1, part
 
 
@@ -318,9 +331,10 @@ def test_each_path_is_what_it_is_alone(name: str, draft: Draft) -> None:
     paths = draft.tree.paths()
     for path in paths[:6]:
         keys = [*range(draft.prefix), *(draft.prefix + node for node in path)]
-        alone = flashsim.forward(name, Q[path], K[keys], V[keys], causal=True, **draft.tiled)
+        operands = (Q[path], K[keys], V[keys])
+        alone = flashsim.forward(name, *operands, causal=True, **draft.tiled)
         causal = Causal().whole(Shape(len(path), len(keys), 1, 1), ())
-        own = error_bound(Q[path], K[keys], V[keys], mask=causal, **rounding(name, alone.blocks))
+        own = error_bound(*operands, mask=causal, **rounding(name, alone.blocks))
         assert of_bound(run.O[path], alone.O, bound[path] + own) <= 1
     others = np.setdiff1d(np.arange(draft.N_k), keys)  # of the last path
     loss = np.zeros_like(dO)
@@ -331,12 +345,12 @@ def test_each_path_is_what_it_is_alone(name: str, draft: Draft) -> None:
         rounded = backward_rounding(back, run.blocks, result.blocks)
         wide = gradient_bounds(Q, K, V, loss, mask=draft.oracle, **rounded)
         rounded = backward_rounding(back, alone.blocks, by_itself.blocks)
-        narrow = gradient_bounds(Q[path], K[keys], V[keys], loss[path], mask=causal, **rounded)
-        for part, rows, most, own in zip(GRADIENTS, (path, keys, keys), wide, narrow, strict=True):
-            assert (
-                of_bound(getattr(result, part)[rows], getattr(by_itself, part), most[rows] + own)
-                <= 1
-            ), part
+        narrow = gradient_bounds(*operands, loss[path], mask=causal, **rounded)
+        rows_of_parts = (path, keys, keys)
+        for part, rows, most, own in zip(GRADIENTS, rows_of_parts, wide, narrow, strict=True):
+            gradient = getattr(result, part)[rows]
+            error = of_bound(gradient, getattr(by_itself, part), most[rows] + own)
+            assert error <= 1, part
         assert (result.dK[others] == 0).all()
         assert (result.dV[others] == 0).all()
 
@@ -361,22 +375,17 @@ def test_poison_in_a_node_reaches_its_descendants_alone(
         name, Q, bad_K, bad_V, mask=draft.tree, check_finite=False, **draft.tiled
     )
     bound = error_bound(Q, K, V, mask=draft.oracle, **rounding(name, run.blocks))
-    assert (
-        of_bound(run.O[~reached], attention(Q, K, V, mask=draft.oracle)[~reached], bound[~reached])
-        <= 1
-    )
+    want = attention(Q, K, V, mask=draft.oracle)
+    assert of_bound(run.O[~reached], want[~reached], bound[~reached]) <= 1
+    dQ = gradients(Q, K, V, dO, mask=draft.oracle).dQ
     if where == "V" or np.isnan(poison):
         assert not np.isfinite(run.O[reached]).any()
     for back in backward_passes(name):
         result = flashsim.backward(back, run, dO, check_finite=False)
         rounded = backward_rounding(back, run.blocks, result.blocks)
-        most = gradient_bounds(Q, K, V, dO, mask=draft.oracle, **rounded).dQ[~reached]
-        assert (
-            of_bound(
-                result.dQ[~reached], gradients(Q, K, V, dO, mask=draft.oracle).dQ[~reached], most
-            )
-            <= 1
-        )
+        bounds = gradient_bounds(Q, K, V, dO, mask=draft.oracle, **rounded)
+        most = bounds.dQ[~reached]
+        assert of_bound(result.dQ[~reached], dQ[~reached], most) <= 1
 
 
 def test_numbers_come_from_the_words_in_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +394,8 @@ def test_numbers_come_from_the_words_in_hbm(monkeypatch: pytest.MonkeyPatch) -> 
     """
     draft = Draft(33, 5, "any", 4, 3, "float64", 0, 4, 9)
     Q, K, V, _ = draft.inputs()
-    packed, chain = tree_mask._packed, np.tri(33, dtype=bool)
+    packed = tree_mask._packed
+    chain = np.tri(33, dtype=bool)
     monkeypatch.setattr(tree_mask, "_packed", lambda attends: packed(chain))
     causal = np.tri(33, 38, 5, dtype=bool)
     for name in MASKED:
@@ -402,9 +412,12 @@ def test_numbers_come_from_the_words_in_hbm(monkeypatch: pytest.MonkeyPatch) -> 
 def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
     """Arguments of `count` and `exact`."""
     implicit = (None, None, Causal(), SlidingWindow(5, -1), KeyPadding(draft.N_k // 2))
-    dense = tuple(Dense(np.ones((draft.n, cols), bool)) for cols in (draft.N_k, 1))
+    dense = (
+        Dense(np.ones((draft.n, draft.N_k), bool)),
+        Dense(np.ones((draft.n, 1), bool)),
+    )
     other: Any = draw(st.sampled_from((*implicit, *dense)))
-    drawn: dict[str, Any] = {
+    drawn: Arguments = {
         **draft.shape,
         "mask": draft.tree if other is None else other & draft.tree,
     }
@@ -413,12 +426,12 @@ def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
         drawn["dropout_p"] = draw(st.sampled_from((0.0, 0.0, 0.25)))
     # a tree's turns are walked one by one: in larger ones, no tiles of one element
     small = draft.n * draft.N_k <= 300
-    drawn["M"] = draw(st.integers(max(draft.d, draft.d_v) * (1 if small else 16), 900))
+    least = max(draft.d, draft.d_v)
+    drawn["M"] = draw(st.integers(least if small else 16 * least, 900))
     match draw(st.sampled_from(("paper", "fit" if small else "paper", "blocks"))):
         case "blocks":
-            drawn["blocks"] = (
-                (draft.B_r, draft.B_c) if small else (max(draft.B_r, 4), max(draft.B_c, 4))
-            )
+            least = 1 if small else 4
+            drawn["blocks"] = (max(draft.B_r, least), max(draft.B_c, least))
             drawn["M"] += 20_000 * draw(st.booleans())
         case sizing:
             drawn["sizing"] = sizing
@@ -452,12 +465,14 @@ def keeps_blocks(drawn: dict[str, Any]) -> bool:
 def test_runs_equal_counts_and_theory(name: str, draft: Draft, data: st.DataObject) -> None:
     drawn = data.draw(options(name, draft))
     Q, K, V, dO = draft.inputs()
-    arguments = {key: value for key, value in drawn.items() if key not in (*draft.shape,)}
+    arguments = {key: drawn[key] for key in drawn.keys() - draft.shape.keys()}
     try:
         run = flashsim.forward(name, Q, K, V, **arguments)
         same(run, theory.exact(name, **drawn))
         tally = flashsim.count(name, **drawn)
-        assert (run.hbm, run.sram, run.blocks) == (tally.hbm, tally.sram, tally.blocks)
+        assert run.hbm == tally.hbm
+        assert run.sram == tally.sram
+        assert run.blocks == tally.blocks
         for back in backward_passes(name):
             asked_back = {**drawn, "direction": "backward"}
             if keeps_blocks(drawn) and drawn.get("sizing") == "fit":
@@ -484,7 +499,9 @@ def test_standard_attentions_masking_pass_fits_m(draft: Draft, M: int, dense: bo
     hbm = HBM(arithmetic=False)
     sram = SRAM(hbm, M, fold=False)
     S = hbm.empty("S", (draft.n, draft.N_k), np.float32)
-    mask = draft.tree & Dense(np.ones((draft.n, draft.N_k), bool)) if dense else draft.tree
+    mask: Mask = draft.tree
+    if dense:
+        mask = mask & Dense(np.ones((draft.n, draft.N_k), bool))
     blocks = Blocks(1, 1, N_q=draft.n, N_k=draft.N_k)
     shape = Shape(draft.n, draft.N_k, 1, 1)
     if M < 3 and dense:
@@ -505,34 +522,50 @@ def test_pieces_of_a_row_are_the_longest_that_surely_fit() -> None:
     wherever they begin.
     """
     for M, held, words in itertools.product(range(4, 90, 3), (1, 2), range(1, 8)):
-        overlapped = [0, *(min(-(-(c - 1) // 32) + 1, words) for c in range(1, 400))]
+        overlapped = [0]
+        for keys in range(1, 400):
+            overlapped.append(min(-(-(keys - 1) // 32) + 1, words))
         if held * 300 + words <= M:
             continue
-        longest = max((c for c in range(1, 300) if held * c + overlapped[c] <= M), default=1)
+        fitting = [c for c in range(1, 300) if held * c + overlapped[c] <= M]
+        longest = max(fitting, default=1)
         assert tile_masks._pass_tiles_with_words(M, 300, held, words) == (1, longest)
     # 200 nodes, 7 words: pieces of 39 keys and 3 words, not of 35 and 7
     tree = Tree([-1, *range(199)])
-    options: dict[str, Any] = {"N": 200, "d": 2, "M": 42, "mask": tree}
+    options: Arguments = {"N": 200, "d": 2, "M": 42, "mask": tree}
     tally = flashsim.count("standard", **options)
-    words = sum(-(-min(a + 39, 200) // 32) - a // 32 for a in range(0, 200, 39))
+    words = 0
+    for left in range(0, 200, 39):
+        right = min(left + 39, 200)
+        words += -(-right // 32) - left // 32
     assert tally.hbm.by_array["tree"].reads == 200 * words
     same(tally, theory.exact("standard", **options))
 
 
 @pytest.mark.parametrize(
-    "mask", [Tree(range(-1, 69)), Dense(np.ones((70, 70), bool)) & Tree(range(-1, 69)), None]
+    "mask",
+    [
+        Tree(range(-1, 69)),
+        Dense(np.ones((70, 70), bool)) & Tree(range(-1, 69)),
+        None,
+    ],
 )
 def test_standard_attention_where_passes_over_rows_decide_the_peak(mask: Mask | None) -> None:
     """They need more than products of tiles of 3 × 3."""
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N_q": 70 if mask else 3,
         "N_k": 70,
         "d": 1,
         "blocks": (3, 3),
         "mask": mask,
     }
-    for M in (16, 20, 30, 35, 69, 71, 72, 73, 80, 143, 220) if mask else range(16, 220, 3):
-        for direction in ("forward", "backward") if mask is None else ("forward",):
+    rooms: Sequence[int] = (16, 20, 30, 35, 69, 71, 72, 73, 80, 143, 220)
+    directions = ["forward"]
+    if mask is None:
+        rooms = range(16, 220, 3)
+        directions.append("backward")
+    for M in rooms:
+        for direction in directions:
             how = {**options, "M": M, "direction": direction}
             same(flashsim.count("standard", **how), theory.exact("standard", **how))
 
@@ -550,7 +583,8 @@ def test_against_the_same_mask_as_booleans(name: str) -> None:
     booleans = Causal() & Dense(allowed(parents, prefix))
     for B_c in (32, 64, 20, 33, 160):
         B_r = 1 if name == "memory_efficient" else 16
-        options: dict[str, Any] = {"N_q": n, "N_k": N_k, "d": 4, "M": 10**5, "blocks": (B_r, B_c)}
+        options: Arguments = {"N_q": n, "N_k": N_k, "d": 4, "M": 10**5}
+        options["blocks"] = (B_r, B_c)
         tree = flashsim.count(name, **options, mask=Tree(parents))
         dense = flashsim.count(name, **options, mask=booleans)
         a = tree.hbm.by_array["tree"]
@@ -582,13 +616,15 @@ def test_live_tiles_are_the_causal_ones(draft: Draft) -> None:
     B_c = min(draft.B_c, draft.N_k)
     blocks = Blocks(B_r, B_c, N_q=draft.n, N_k=draft.N_k)
     for more in (None, KeyPadding(draft.N_k // 2), SlidingWindow(3, 4)):
-        mask, causal = (
-            (draft.tree, Causal()) if more is None else (more & draft.tree, more & Causal())
-        )
+        mask: Mask = draft.tree
+        causal: Mask = Causal()
+        if more is not None:
+            mask = more & mask
+            causal = more & causal
         assert live_tiles(mask, draft.n, draft.N_k, blocks, 1) == live_tiles(
             causal, draft.n, draft.N_k, blocks, 1
         )
-    options: dict[str, Any] = {**draft.shape, "M": 10**5, "blocks": (B_r, B_c)}
+    options: Arguments = {**draft.shape, "M": 10**5, "blocks": (B_r, B_c)}
     tree = flashsim.count(
         "block_sparse", **options, mask=draft.tree, block_mask="live"
     ).hbm.by_array
@@ -603,10 +639,13 @@ def test_turns_are_folded_only_where_asked() -> None:
     assert not (Causal() & Tree([-1])).folds
     assert (Causal() & KeyPadding(1)).folds
     for fold, turns in ((True, 2), (False, 7)):
-        assert len(list(SRAM(HBM(arithmetic=False), 1, fold=fold).loop(7))) == turns
-        assert len(list(SRAM(HBM(), 1, fold=fold).loop(7))) == 7
+        counting = SRAM(HBM(arithmetic=False), 1, fold=fold)
+        running = SRAM(HBM(), 1, fold=fold)
+        assert len(list(counting.loop(7))) == turns
+        assert len(list(running.loop(7))) == 7
     where = np.array([True, False, True, False])
-    assert list(SRAM(HBM(arithmetic=False), 1, fold=False).loop(4, where=where)) == [0, 2]
+    sram = SRAM(HBM(arithmetic=False), 1, fold=False)
+    assert list(sram.loop(4, where=where)) == [0, 2]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -777,18 +816,20 @@ def poisoned(name: str, draft: Draft) -> None:
     """The last leaf's K and V are NaN: no other node may notice."""
     Q, K, V, _ = draft.inputs()
     K[-1] = V[-1] = np.nan
-    run = flashsim.forward(name, Q, K, V, mask=draft.tree, check_finite=False, **draft.tiled)
+    options: Arguments = {"mask": draft.tree, **draft.tiled}
+    run = flashsim.forward(name, Q, K, V, check_finite=False, **options)
     assert np.isfinite(run.O[:-1]).all()
 
 
 def counted(name: str, draft: Draft) -> None:
-    options: dict[str, Any] = {**draft.shape, **draft.tiled, "mask": draft.tree}
+    options: Arguments = {**draft.shape, **draft.tiled, "mask": draft.tree}
     Q, K, V, dO = draft.inputs()
     run = flashsim.forward(name, Q, K, V, mask=draft.tree, **draft.tiled)
     same(run, theory.exact(name, **options))
     same(flashsim.count(name, **options), theory.exact(name, **options))
     for back in backward_passes(name):
-        same(flashsim.backward(back, run, dO), theory.exact(back, **options, direction="backward"))
+        result = flashsim.backward(back, run, dO)
+        same(result, theory.exact(back, **options, direction="backward"))
 
 
 @pytest.mark.slow
@@ -843,7 +884,7 @@ def test_a_planted_pass_without_room_for_words_is_caught(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         tile_masks, "_pass_tiles_with_words", lambda M, N_k, held, words: pass_tiles(M, N_k, held)
     )
-    options: dict[str, Any] = {
+    options: Arguments = {
         "N_q": 9,
         "N_k": 9,
         "d": 1,

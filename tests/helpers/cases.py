@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 import flashsim
@@ -30,6 +31,7 @@ from flashsim.tracing.planting import mutated
 from tests import masks
 
 Array = NDArray[Any]
+Arguments = dict[str, Any]  # by keyword, of a call
 # for what is asked of each of many algorithms
 FEW = settings(max_examples=settings().max_examples // 2)
 DTYPES = {
@@ -40,45 +42,50 @@ DTYPES = {
 }
 
 
-def _gaussian(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+def _gaussian(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
     return q, k
 
 
-def _rising(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
-    return np.abs(q), np.linspace(0, 30, len(k))[:, None] + np.zeros_like(k)
+def _rising(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    sizes = np.linspace(0, 30, len(k))
+    return np.abs(q), np.broadcast_to(sizes[:, None], k.shape)
 
 
-def _falling(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
-    return np.abs(q), np.linspace(30, 0, len(k))[:, None] + np.zeros_like(k)
+def _falling(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    sizes = np.linspace(30, 0, len(k))
+    return np.abs(q), np.broadcast_to(sizes[:, None], k.shape)
 
 
-def _equal(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+def _equal(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
     return q, np.ones_like(k)
 
 
-def _massive(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+def _massive(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
     return np.sign(q) / q.shape[1], np.sign(k) * 5e4
 
 
-def _very_negative(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+def _very_negative(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
     return np.ones_like(q) / q.shape[1], k - 1e4
 
 
-def _mostly_masked_like(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+def _mostly_masked_like(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
     """All keys but a few look masked, as by a large negative bias."""
     live = rng.random((len(k), 1)) < 0.2
-    return np.ones_like(q) / q.shape[1], np.where(live, k, -3e4)
+    q_alike = np.ones_like(q) / q.shape[1]
+    return q_alike, np.where(live, k, -3e4)
 
 
-def _outliers(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
-    return q, k + 30 * (rng.random(k.shape) < 0.05) * rng.normal(size=k.shape)
+def _outliers(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
+    is_outlier = rng.random(k.shape) < 0.05
+    return q, k + 30 * is_outlier * rng.normal(size=k.shape)
 
 
-def _ties(rng: np.random.Generator, q: Array, k: Array) -> tuple[Array, Array]:
+def _ties(rng: Generator, q: Array, k: Array) -> tuple[Array, Array]:
     return np.round(q), np.round(k)
 
 
-REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Array]]] = {
+Regime = Callable[[Generator, Array, Array], tuple[Array, Array]]
+REGIMES: dict[str, Regime] = {
     "gaussian": _gaussian,
     "rising": _rising,
     "falling": _falling,
@@ -94,36 +101,46 @@ REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Ar
 Masked = tuple[Any, Array | None]  # what `forward` is given as its mask, and what that must mean
 
 
-def _causal(n: int, k: int) -> Array:
-    return np.array([[j <= i + k - n for j in range(k)] for i in range(n)])
+def _rows_and_keys(n: int, k: int) -> tuple[Array, Array]:
+    """Numbers i (n, 1) and j (k,) of queries and keys."""
+    return np.arange(n)[:, None], np.arange(k)
+
+
+def _causal(n: int, k: int, offset: int | None = None) -> Array:
+    """Query i at position i + offset; by default the last query at the last key's."""
+    i, j = _rows_and_keys(n, k)
+    allowed: Array = j <= i + (k - n if offset is None else offset)
+    return allowed
 
 
 def _window(n: int, k: int, left: int, right: int) -> Array:
-    return np.array(
-        [[i + k - n - left <= j <= i + k - n + right for j in range(k)] for i in range(n)]
-    )
+    i, j = _rows_and_keys(n, k)
+    position = i + k - n
+    allowed: Array = (position - left <= j) & (j <= position + right)
+    return allowed
 
 
 def _first(n: int, k: int, keys: int) -> Array:
-    return np.array([[j < keys for j in range(k)] for _ in range(n)])
+    _, j = _rows_and_keys(n, k)
+    return np.broadcast_to(j < keys, (n, k)).copy()
 
 
-def _dense(rng: np.random.Generator, n: int, k: int, share: float = 0.6) -> Array:
+def _dense(rng: Generator, n: int, k: int, share: float = 0.6) -> Array:
     return np.asarray(rng.random((n, k)) < share)
 
 
-def _padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _padding_mask(rng: Generator, n: int, k: int) -> Masked:
     keys = int(rng.integers(0, k + 1))
     return KeyPadding(keys), _first(n, k, keys)
 
 
-def _window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _window_mask(rng: Generator, n: int, k: int) -> Masked:
     left, right = (int(side) for side in rng.integers(0, 6, size=2))
     return SlidingWindow(left, right), _window(n, k, left, right)
 
 
-def _dense_mask(share: float) -> Callable[[np.random.Generator, int, int], Masked]:
-    def make(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _dense_mask(share: float) -> Callable[[Generator, int, int], Masked]:
+    def make(rng: Generator, n: int, k: int) -> Masked:
         allowed = _dense(rng, n, k, share)
         return allowed, allowed
 
@@ -132,68 +149,71 @@ def _dense_mask(share: float) -> Callable[[np.random.Generator, int, int], Maske
 
 def _broadcast_mask(
     rows: bool, cols: bool, flat: bool = False
-) -> Callable[[np.random.Generator, int, int], Masked]:
-    def make(rng: np.random.Generator, n: int, k: int) -> Masked:
+) -> Callable[[Generator, int, int], Masked]:
+    def make(rng: Generator, n: int, k: int) -> Masked:
         array = _dense(rng, n if rows else 1, k if cols else 1)
         return (array[0] if flat else array), np.broadcast_to(array, (n, k))
 
     return make
 
 
-def _first_keys_masked(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _first_keys_masked(rng: Generator, n: int, k: int) -> Masked:
     """Most rows lose their first keys, perhaps whole tiles of them, perhaps all."""
     starts = rng.integers(0, k + 1, size=n)
     allowed = np.arange(k)[None, :] >= starts[:, None]
     return Dense(allowed), allowed
 
 
-def _causal_and_padding(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _causal_and_padding(rng: Generator, n: int, k: int) -> Masked:
     keys = int(rng.integers(0, k + 1))
     return Causal() & KeyPadding(keys), _causal(n, k) & _first(n, k, keys)
 
 
-def _offset_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _offset_mask(rng: Generator, n: int, k: int) -> Masked:
     """Causal, query 0 at a position of its own: top-left and beyond either end included."""
-    offset = (0, k - n, int(rng.integers(-n - 2, k + 3)))[rng.integers(3)]
-    return Causal(offset=offset), np.array([[j <= i + offset for j in range(k)] for i in range(n)])
+    beyond = int(rng.integers(-n - 2, k + 3))
+    offset = (0, k - n, beyond)[rng.integers(3)]
+    return Causal(offset=offset), _causal(n, k, offset)
 
 
-def _offset_window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
-    left, right, offset = (int(side) for side in rng.integers((0, 0, -n - 2), (6, 6, k + 3)))
-    return SlidingWindow(left, right, offset=offset), _window(
-        n, k, left - offset + k - n, right + offset - k + n
-    )
+def _offset_window_mask(rng: Generator, n: int, k: int) -> Masked:
+    left, right = (int(side) for side in rng.integers((0, 0), (6, 6)))
+    offset = int(rng.integers(-n - 2, k + 3))
+    ahead = offset - k + n
+    allowed = _window(n, k, left - ahead, right + ahead)
+    return SlidingWindow(left, right, offset=offset), allowed
 
 
-def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _query_padding_mask(rng: Generator, n: int, k: int) -> Masked:
     rows = int(rng.integers(0, n + 1))
     return QueryPadding(rows), _first(k, n, rows).T
 
 
-def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _packed_entry(rng: Generator, n: int, k: int) -> Masked:
     """One entry of a padded batch: queries and keys of lengths of their own, causal from the end
     of both.
     """
     rows = int(rng.integers(0, n + 1))
     keys = int(rng.integers(0, k + 1))
     left = int(rng.integers(-1, 7))
-    mask = (
-        QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
-    )
+    causal = Causal(offset=keys - rows)
+    mask = QueryPadding(rows) & SlidingWindow(left, -1) & causal & KeyPadding(keys)
     within = _window(n, k, n + k if left == -1 else left, n + k)
-    causal = np.array([[j <= i + keys - rows for j in range(k)] for i in range(n)])
-    return mask, _first(k, n, rows).T & within & causal & _first(n, k, keys)
+    real = _first(k, n, rows).T & _first(n, k, keys)
+    return mask, real & within & _causal(n, k, keys - rows)
 
 
-def _all_together(rng: np.random.Generator, n: int, k: int) -> Masked:
+def _all_together(rng: Generator, n: int, k: int) -> Masked:
     left, right, keys = (int(side) for side in rng.integers((2, 0, k // 2), (9, 6, k + 1)))
     a = _dense(rng, n, k, 0.9)
     b = _dense(rng, 1, k, 0.9)
-    allowed: Array = a & _window(n, k, left, right) & _first(n, k, keys) & b
-    return Dense(a) & SlidingWindow(left, right) & (KeyPadding(keys) & Dense(b)), allowed
+    window = _window(n, k, left, right)
+    allowed: Array = a & window & _first(n, k, keys) & b
+    rest = KeyPadding(keys) & Dense(b)
+    return Dense(a) & SlidingWindow(left, right) & rest, allowed
 
 
-MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
+MASKS: dict[str, Callable[[Generator, int, int], Masked]] = {
     "none": lambda rng, n, k: (None, None),
     "causal": lambda rng, n, k: (Causal(), _causal(n, k)),
     "padding": _padding_mask,
@@ -240,16 +260,12 @@ class Case:
 
     def inputs(self) -> tuple[Array, Array, Array]:
         rng = np.random.default_rng(self.seed)
-        q, k, v = (
-            rng.normal(size=s)
-            for s in ((self.N_q, self.d), (self.N_k, self.d), (self.N_k, self.d_v))
-        )
+        q = rng.normal(size=(self.N_q, self.d))
+        k = rng.normal(size=(self.N_k, self.d))
+        v = rng.normal(size=(self.N_k, self.d_v))
         q, k = REGIMES[self.regime](rng, q, k)
-        return (
-            q.astype(DTYPES[self.dtype]),
-            k.astype(DTYPES[self.dtype]),
-            v.astype(DTYPES[self.dtype]),
-        )
+        dtype = DTYPES[self.dtype]
+        return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     def dO(self) -> Array:
         """Random; small where keys are so large that dQ would overflow float16, which is
@@ -257,12 +273,14 @@ class Case:
         """
         rng = np.random.default_rng((self.seed, 1))
         Q, K, _ = self.inputs()
-        large = max(np.abs(Q.astype(float)).max(), np.abs(K.astype(float)).max()) > 100
-        size = 2.0**-10 if self.dtype == "float16" and large else 1.0
-        return (size * rng.normal(size=(self.N_q, self.d_v))).astype(DTYPES[self.dtype])
+        largest = max(np.abs(Q.astype(float)).max(), np.abs(K.astype(float)).max())
+        size = 2.0**-10 if self.dtype == "float16" and largest > 100 else 1.0
+        dO = size * rng.normal(size=(self.N_q, self.d_v))
+        return dO.astype(DTYPES[self.dtype])
 
     def masked(self) -> Masked:
-        return MASKS[self.mask](np.random.default_rng((self.seed, 2)), self.N_q, self.N_k)
+        rng = np.random.default_rng((self.seed, 2))
+        return MASKS[self.mask](rng, self.N_q, self.N_k)
 
     def for_algorithm(self, name: str) -> Case:
         """Without a mask, and without dropout, where the algorithm of that name has none."""
@@ -283,7 +301,9 @@ class Case:
     @property
     def oracle(self) -> dict[str, Any]:
         """As the reference and its bounds take them."""
-        kept = keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k) if self.dropout_p else None
+        kept = None
+        if self.dropout_p:
+            kept = keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k)
         return {"mask": self.masked()[1], "keep": kept, "dropout_p": self.dropout_p}
 
 
@@ -356,7 +376,9 @@ def forward_of(name: str) -> str:
 
 def room_for(B_r: int, B_c: int, d: int, d_v: int, N_k: int) -> int:
     """Enough SRAM for any algorithm here with these blocks, forward and backward."""
-    return 3 * (B_r + B_c) * (d + d_v) + 5 * B_r * B_c + 8 * B_r + N_k + 8
+    operands = 3 * (B_r + B_c) * (d + d_v)
+    scores = 5 * B_r * B_c
+    return operands + scores + 8 * B_r + N_k + 8
 
 
 def of_bound(result: Array, want: Array, bound: Array) -> float:
@@ -366,7 +388,8 @@ def of_bound(result: Array, want: Array, bound: Array) -> float:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         error = np.abs(np.asarray(result).astype(np.float64) - want)
-        part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
+        no_bound = np.where(error == 0, 0.0, np.inf)
+        part = np.divide(error, bound, out=no_bound, where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
 
@@ -377,7 +400,9 @@ def same(
 ) -> None:
     """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
     assert result.hbm.by_array == want.hbm.by_array
-    assert (result.hbm, result.sram, result.blocks) == (want.hbm, want.sram, want.blocks)
+    assert result.hbm == want.hbm
+    assert result.sram == want.sram
+    assert result.blocks == want.blocks
 
 
 def refused(*calls: tuple[str, Callable[[], object]]) -> None:
@@ -458,7 +483,8 @@ def exact_of(name: str, **options: Any) -> theory.Exact | None:
     try:
         return theory.exact(name, **options)
     except theory.NoClosedForm:
-        if options["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
+        one_tile = Shape(1, 1, 1, 1)
+        if options["mask"].band(one_tile, ()) is not None:
             raise
         return None
 
@@ -468,8 +494,17 @@ def operands(
 ) -> tuple[Array, Array, Array]:
     """Q, K, V of a program that takes them."""
     rng = np.random.default_rng(seed)
-    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
+    Q = rng.normal(size=(N, d)).astype(dtype)
+    K = rng.normal(size=(N, d)).astype(dtype)
+    V = rng.normal(size=(N, e)).astype(dtype)
     return Q, K, V
+
+
+def tile_ends(top: int, bottom: int, left: int, right: int) -> tuple[Array, Array, Array, Array]:
+    """Of one tile: its first row and the end of its rows, its first column and the end of these, as
+    a mask takes them.
+    """
+    return np.array([top]), np.array([bottom]), np.array([left]), np.array([right])
 
 
 def with_trace(

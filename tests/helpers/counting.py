@@ -4,5 +4,7 @@ import flashsim
 from flashsim import theory
 
 
-def moved(tally: flashsim.Result | flashsim.Result | theory.Exact) -> dict[str, tuple[int, int]]:
-    return {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()}
+def moved(tally: flashsim.Result | theory.Exact) -> dict[str, tuple[int, int]]:
+    """Return (reads, writes) by array."""
+    arrays = tally.hbm.by_array
+    return {name: (array.reads, array.writes) for name, array in arrays.items()}

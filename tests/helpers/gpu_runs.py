@@ -73,7 +73,8 @@ class Given:
     def causal(self) -> Array:
         N_q = self.q.shape[2]
         N_k = self.k.shape[2]
-        return np.asarray(np.arange(N_k) <= np.arange(N_q)[:, None] + N_k - N_q)
+        last_keys = np.arange(N_q)[:, None] + N_k - N_q
+        return np.asarray(np.arange(N_k) <= last_keys)
 
 
 def given(shape: tuple[int, ...], dtype: str, seed: int = 0, outliers: bool = False) -> Given:
@@ -83,7 +84,8 @@ def given(shape: tuple[int, ...], dtype: str, seed: int = 0, outliers: bool = Fa
     for H, N in ((H_q, N_q), (H_kv, N_k), (H_kv, N_k), (H_q, N_q)):
         X = rng.normal(size=(B, H, N, d))
         if outliers:
-            X = X + 10 * rng.normal(size=X.shape) * (rng.random(X.shape) < 0.001)
+            sizes = 10 * rng.normal(size=X.shape)
+            X = X + sizes * (rng.random(X.shape) < 0.001)
         made.append(X.astype(float_dtype(dtype)))
     return Given(*made)
 
@@ -247,11 +249,16 @@ def tally(
         direction=direction,
         **options,
     )
-    return {array: (a.reads, a.writes) for array, a in counted.hbm.by_array.items()}
+    arrays = counted.hbm.by_array
+    return {name: (array.reads, array.writes) for name, array in arrays.items()}
 
 
 def moved(counters: dict[str, gpu.Moved]) -> dict[str, tuple[int, int]]:
-    return {array: (a.reads, a.writes) for array, a in counters.items() if a.reads or a.writes}
+    traffic = {}
+    for name, array in counters.items():
+        if array.reads or array.writes:
+            traffic[name] = (array.reads, array.writes)
+    return traffic
 
 
 def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:

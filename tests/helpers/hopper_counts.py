@@ -13,9 +13,8 @@ def counted_backward(shape: tuple[int, ...], live: Any) -> dict[str, tuple[int, 
     """
     B, H, H_kv, N_q, N_k, d = shape
     B_r, B_c = hopper_backward.choose_blocks(d)
-    rows, keys = (
-        np.minimum(step, N - np.arange(0, N, step)) for N, step in ((N_q, B_r), (N_k, B_c))
-    )
+    rows = np.minimum(B_r, N_q - np.arange(0, N_q, B_r))
+    keys = np.minimum(B_c, N_k - np.arange(0, N_k, B_c))
     often = B * H * int((rows @ live).sum())
     events = B * H * int(rows @ live.any(axis=1))
     keys_seen = B * H_kv * int(live.any(axis=0) @ keys) * d

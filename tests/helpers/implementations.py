@@ -133,9 +133,8 @@ def _own(name: str) -> Subject:
 
 
 def _run(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
-    return flashsim.forward(
-        name, q, k, v, blocks=BLOCKS[name], M=AMPLE, check_finite=False, **options
-    )
+    options |= {"blocks": BLOCKS[name], "M": AMPLE, "check_finite": False}
+    return flashsim.forward(name, q, k, v, **options)
 
 
 def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
@@ -147,15 +146,15 @@ def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any
 def _own_backward(
     name: str, q: Array, k: Array, v: Array, do: Array, **options: Any
 ) -> tuple[Array, Array, Array]:
-    result = flashsim.backward(name, _run(name, q, k, v, **options), do, check_finite=False)
+    run = _run(name, q, k, v, **options)
+    result = flashsim.backward(name, run, do, check_finite=False)
     return result.dQ, result.dK, result.dV
 
 
 def _keep(shape: tuple[int, int, int, int], dropout_p: float, seed: int) -> Array:
     B, H, N_q, N_k = shape
-    return np.array(
-        [[keep_mask(seed, dropout_p, N_q, N_k, b * H + h) for h in range(H)] for b in range(B)]
-    )
+    heads = [keep_mask(seed, dropout_p, N_q, N_k, head) for head in range(B * H)]
+    return np.array(heads).reshape(shape)
 
 
 def _named(name: str, fn: Any) -> Any:
@@ -185,7 +184,8 @@ def _sdpa(backend: str | None) -> Subject:
     if backend is not None:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        plain, forced = fn, getattr(SDPBackend, backend)
+        plain = fn
+        forced = getattr(SDPBackend, backend)
 
         def fn(*args: Any, **options: Any) -> Any:
             with sdpa_kernel(forced):
@@ -252,7 +252,8 @@ def _pallas() -> Subject:
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     def blocks(N_q: int, N_k: int) -> Any:
-        rows, keys = (max(n for n in range(1, 17) if N % n == 0) for N in (N_q, N_k))
+        rows = max(n for n in range(1, 17) if N_q % n == 0)
+        keys = max(n for n in range(1, 17) if N_k % n == 0)
         return BlockSizes(rows, keys, rows, keys, rows, keys)
 
     def attend(q: Any, k: Any, v: Any, causal: bool = False, residuals: bool = True) -> Any:
@@ -319,8 +320,9 @@ def attention_kernel(
     for start in range(0, N_k, B_c):
         j = start + tl.arange(0, B_c)
         there = (j[:, None] < N_k) & (cols[None, :] < d)
-        k = tl.load(K + shared + j[:, None] * d + cols[None, :], mask=there, other=0.0)
-        v = tl.load(V + shared + j[:, None] * d + cols[None, :], mask=there, other=0.0)
+        of_keys = shared + j[:, None] * d + cols[None, :]
+        k = tl.load(K + of_keys, mask=there, other=0.0)
+        v = tl.load(V + of_keys, mask=there, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         allowed = j[None, :] < N_k
         if causal:

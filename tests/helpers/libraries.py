@@ -26,24 +26,32 @@ def attention(
     """Return O (H_q, N_q, d_v) and its natural log-sum-exp of one sequence (H, N, d), whose
     first query is at position p.
     """
-    k, v = (np.repeat(a, len(q) // len(a), axis=0).astype(np.float32) for a in (k, v))
-    S = (
-        q.astype(np.float32)
-        @ k.swapaxes(1, 2)
-        * np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
-    )
-    S = np.float32(softcap) * np.tanh(S / np.float32(softcap)) if softcap else S
-    apart = np.arange(S.shape[1])[:, None] + p - np.arange(S.shape[2])
+    g = len(q) // len(k)
+    k = np.repeat(k, g, axis=0).astype(np.float32)
+    v = np.repeat(v, g, axis=0).astype(np.float32)
+    tau = np.float32(q.shape[-1] ** -0.5 if scale is None else scale)
+    S = q.astype(np.float32) @ k.swapaxes(1, 2) * tau
+    if softcap:
+        cap = np.float32(softcap)
+        S = cap * np.tanh(S / cap)
+    N_q, N_k = S.shape[1:]
+    apart = np.arange(N_q)[:, None] + p - np.arange(N_k)
     left, right = (side if side >= 0 else apart.size + abs(p) for side in window)
-    S = S + added - (0 if slopes is None else slopes[:, None, None] * np.abs(apart))
-    S = np.where((apart <= left) & (-apart <= (0 if causal else right)) & mask, S, -np.inf)
+    if causal:
+        right = 0
+    S = S + added
+    if slopes is not None:
+        S = S - slopes[:, None, None] * np.abs(apart)
+    in_window = (apart <= left) & (-apart <= right)
+    S = np.where(in_window & mask, S, -np.inf)
     top = S.max(axis=-1, initial=-np.inf)
-    P = np.exp(S - np.where(top == -np.inf, 0, top)[..., None])
+    finite_top = np.where(top == -np.inf, 0, top)
+    P = np.exp(S - finite_top[..., None])
     l = P.sum(axis=-1)
+    O = P @ v / np.where(l == 0, 1, l)[..., None]
     with np.errstate(divide="ignore"):
-        return (P @ v / np.where(l == 0, 1, l)[..., None]).astype(q.dtype), np.where(
-            l, top + np.log(l), -np.inf
-        )
+        lse = np.where(l, top + np.log(l), -np.inf)
+    return O.astype(q.dtype), lse
 
 
 def flash_attn_varlen_func(
@@ -63,10 +71,13 @@ def flash_attn_varlen_func(
 ) -> Any:
     O = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     lse = np.full((q.shape[1], len(q)), -np.inf, np.float32)
-    for (a, b), (c, e) in zip(pairwise(cu_seqlens_q), pairwise(cu_seqlens_k), strict=True):
+    sequences = zip(pairwise(cu_seqlens_q), pairwise(cu_seqlens_k), strict=True)
+    for (a, b), (c, e) in sequences:
         assert (b - a <= max_seqlen_q) & (e - c <= max_seqlen_k)
         p = (e - c) - (b - a)
-        h, K, V = (x.swapaxes(0, 1) for x in (q[a:b], k[c:e], v[c:e]))
+        h = q[a:b].swapaxes(0, 1)
+        K = k[c:e].swapaxes(0, 1)
+        V = v[c:e].swapaxes(0, 1)
         o, lse[:, a:b] = attention(
             h, K, V, p, causal, window_size, softmax_scale, softcap, alibi_slopes
         )
@@ -89,7 +100,8 @@ def flash_attn_with_kvcache(
     O, lse = vllm_flash_attn_varlen_func(
         packed, k_cache, v_cache, N, ends, 999, cache_seqlens, block_table, True, **how
     )
-    return O.reshape(B, N, *O.shape[1:]), lse.reshape(-1, B, N).swapaxes(0, 1)
+    lse = lse.reshape(-1, B, N).swapaxes(0, 1)
+    return O.reshape(B, N, *O.shape[1:]), lse
 
 
 def vllm_flash_attn_varlen_func(
@@ -104,15 +116,18 @@ def vllm_flash_attn_varlen_func(
     return_softmax_lse: bool,
     **how: Any,
 ) -> Any:
-    of = [(row[: -(-n // k.shape[1])], n) for row, n in zip(block_table, seqused_k, strict=True)]
-    keys, values = (
-        np.concatenate([a[u].reshape(-1, *a.shape[2:])[:n] for u, n in of]) for a in (k, v)
-    )
+    page = k.shape[1]
+    keys = []
+    values = []
+    for row, length in zip(block_table, seqused_k, strict=True):
+        pages = row[: -(-length // page)]
+        keys.append(k[pages].reshape(-1, *k.shape[2:])[:length])
+        values.append(v[pages].reshape(-1, *v.shape[2:])[:length])
     ends = np.append(0, np.cumsum(seqused_k))
     return flash_attn_varlen_func(
         q,
-        keys,
-        values,
+        np.concatenate(keys),
+        np.concatenate(values),
         cu_seqlens_q,
         ends,
         max_seqlen_q,
@@ -124,8 +139,11 @@ def vllm_flash_attn_varlen_func(
 
 def single_prefill(q: Any, k: Any, v: Any, how: Any) -> tuple[Array, Array]:
     """Return O (N, H, d_v), and its log-sum-exp (N, H) to base 2."""
-    h, K, V = (x.swapaxes(0, 1) for x in (q, k, v))
-    O, lse = attention(h, K, V, len(k) - len(q), how[0], (-1, -1), *how[1:])
+    h = q.swapaxes(0, 1)
+    K = k.swapaxes(0, 1)
+    V = v.swapaxes(0, 1)
+    causal, *rest = how
+    O, lse = attention(h, K, V, len(k) - len(q), causal, (-1, -1), *rest)
     return O.swapaxes(0, 1), lse.T / np.log(np.float32(2))
 
 
@@ -171,7 +189,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         lse = np.full(q.shape[:2], -np.inf, np.float32)
         for s, (a, b) in enumerate(pairwise(self.qo)):
             pages = cache[self.indices[self.indptr[s] : self.indptr[s + 1]]]
-            k, v = (pages[:, i].reshape(-1, *self.shape[1:])[: self.lengths[s]] for i in (0, 1))
+            rows = (-1, *self.shape[1:])
+            k = pages[:, 0].reshape(rows)[: self.lengths[s]]
+            v = pages[:, 1].reshape(rows)[: self.lengths[s]]
             O[a:b], lse[a:b] = self.single_prefill(q[a:b], k, v, self.how)
         return (O, lse) if return_lse else O
 
@@ -190,16 +210,17 @@ def onnx_attention(
 ) -> tuple[Array, ...]:
     window = (left_window_size, right_window_size)
     mask = np.ones(1, bool) if attn_mask is None else attn_mask
-    events, added = (
-        (mask, np.zeros(1))
-        if mask.dtype == bool
-        else (mask > -np.inf, np.where(mask == -np.inf, 0, mask))
-    )
+    allowed = mask
+    added = np.zeros(1)
+    if mask.dtype != bool:
+        allowed = mask > -np.inf
+        added = np.where(mask == -np.inf, 0, mask)
     p = 0
     shape = (*Q.shape[:3], K.shape[2])
-    each = zip(Q, K, V, *(np.broadcast_to(a, shape) for a in (events, added)), strict=True)
-    O = [
-        attention(q, k, v, p, is_causal, window, scale, softcap, None, *masks)[0]
-        for q, k, v, *masks in each
-    ]
+    allowed = np.broadcast_to(allowed, shape)
+    added = np.broadcast_to(added, shape)
+    O = []
+    for q, k, v, *masks in zip(Q, K, V, allowed, added, strict=True):
+        o, _ = attention(q, k, v, p, is_causal, window, scale, softcap, None, *masks)
+        O.append(o)
     return np.stack(O), K, V

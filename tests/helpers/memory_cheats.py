@@ -21,7 +21,8 @@ LAST = None
 
 
 def divided(hbm, Q, K, V, blocks):
-    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+    O = O.divide(blocks.B_r)
     return O, Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
 
 
@@ -56,6 +57,26 @@ def from_bytes(kept, shape, dtype):
     return np.frombuffer(kept, dtype).reshape(shape)
 
 
+def as_array(kept, shape, dtype):
+    return np.array(kept, dtype).reshape(shape)
+
+
+def as_floats(kept, shape, dtype):
+    return kept.view(dtype)
+
+
+def its_next(kept, shape, dtype):
+    return next(kept)
+
+
+def what_it_holds(kept, shape, dtype):
+    return kept.held
+
+
+def what_it_returns(kept, shape, dtype):
+    return kept()
+
+
 CHEATS = {
     "x * 1": keeping(lambda x: x * 1, first),
     "np.array": keeping(lambda x: np.array(x), first),
@@ -66,19 +87,17 @@ CHEATS = {
     "read-only": keeping(lambda x: read_only(x), first),
     "tobytes": keeping(lambda x: x.tobytes(), from_bytes),
     "bytearray": keeping(lambda x: bytearray(x.tobytes()), from_bytes),
-    "tolist": keeping(lambda x: x.tolist(), lambda kept, shape, dtype: np.array(kept, dtype)),
+    "tolist": keeping(lambda x: x.tolist(), as_array),
     "memoryview of a copy": keeping(
         lambda x: memoryview(x.copy()), lambda kept, shape, dtype: np.asarray(kept)
     ),
-    "pickle": keeping(lambda x: pickle.dumps(x), lambda kept, shape, dtype: pickle.loads(kept)),
+    "pickle": keeping(lambda x: pickle.dumps(x), lambda kept, *_: pickle.loads(kept)),
     "frombuffer": keeping(lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape), first),
-    "int64": keeping(lambda x: (x * 1).view(np.int64), lambda kept, shape, dtype: kept.view(dtype)),
-    "int64 of a view": keeping(
-        lambda x: x.view(np.int64) + 0, lambda kept, shape, dtype: kept.view(dtype)
-    ),
+    "int64": keeping(lambda x: (x * 1).view(np.int64), as_floats),
+    "int64 of a view": keeping(lambda x: x.view(np.int64) + 0, as_floats),
     "uint16": keeping(
         lambda x: x.copy().view(np.uint16).astype(np.int64),
-        lambda kept, shape, dtype: kept.astype(np.uint16).view(dtype).reshape(shape),
+        lambda kept, shape, dtype: as_floats(kept.astype(np.uint16), shape, dtype).reshape(shape),
     ),
     "bits": keeping(
         lambda x: np.unpackbits(x.view(np.uint8)).astype(bool),
@@ -104,35 +123,30 @@ CHEATS = {
         lambda kept, shape, dtype: from_bytes(kept.getvalue(), shape, dtype),
     ),
     "an array of objects": keeping(
-        lambda x: objects(x), lambda kept, shape, dtype: np.asarray(kept.tolist(), dtype)
+        lambda x: objects(x),
+        lambda kept, shape, dtype: np.asarray(kept.tolist(), dtype),
     ),
-    "rows": keeping(lambda x: [row * 1 for row in x], lambda kept, shape, dtype: np.stack(kept)),
+    "rows": keeping(lambda x: [row * 1 for row in x], as_array),
     "a dict of rows": keeping(
         lambda x: {n: r * 1 for n, r in enumerate(x)},
         lambda kept, shape, dtype: np.stack([*kept.values()]),
     ),
-    "scalars": keeping(
-        lambda x: [*x.ravel()], lambda kept, shape, dtype: np.array(kept, dtype).reshape(shape)
-    ),
+    "scalars": keeping(lambda x: [*x.ravel()], as_array),
     "texts": keeping(
         lambda x: [repr(float(y)) for y in x.ravel()],
-        lambda kept, shape, dtype: np.array([*map(float, kept)], dtype).reshape(shape),
+        lambda kept, shape, dtype: as_array([*map(float, kept)], shape, dtype),
     ),
-    "a generator": keeping(lambda x: (y for y in [x * 1]), lambda kept, shape, dtype: next(kept)),
-    "a closure": keeping(lambda x: closing(x * 1), lambda kept, shape, dtype: kept()),
-    "partial": keeping(
-        lambda x: partial(first, x * 1, None, None), lambda kept, shape, dtype: kept()
-    ),
-    "a deque": keeping(lambda x: deque([x * 1]), lambda kept, shape, dtype: kept[0]),
-    "an object": keeping(lambda x: Holder(x * 1), lambda kept, shape, dtype: kept.held),
-    "slots": keeping(lambda x: Slots(x * 1), lambda kept, shape, dtype: kept.held),
-    "an iterator": keeping(lambda x: iter([x * 1]), lambda kept, shape, dtype: next(kept)),
-    "a method": keeping(lambda x: Holder(x * 1).get, lambda kept, shape, dtype: kept()),
-    "an exception": keeping(lambda x: ValueError(x * 1), lambda kept, shape, dtype: kept.args[0]),
-    "a cache": keeping(lambda x: cached(x * 1), lambda kept, shape, dtype: kept(0)),
-    "a class": keeping(
-        lambda x: type("T", (), {"held": x * 1}), lambda kept, shape, dtype: kept.held
-    ),
+    "a generator": keeping(lambda x: (y for y in [x * 1]), its_next),
+    "a closure": keeping(lambda x: closing(x * 1), what_it_returns),
+    "partial": keeping(lambda x: partial(first, x * 1, None, None), what_it_returns),
+    "a deque": keeping(lambda x: deque([x * 1]), lambda kept, *_: kept[0]),
+    "an object": keeping(lambda x: Holder(x * 1), what_it_holds),
+    "slots": keeping(lambda x: Slots(x * 1), what_it_holds),
+    "an iterator": keeping(lambda x: iter([x * 1]), its_next),
+    "a method": keeping(lambda x: Holder(x * 1).get, what_it_returns),
+    "an exception": keeping(lambda x: ValueError(x * 1), lambda kept, *_: kept.args[0]),
+    "a cache": keeping(lambda x: cached(x * 1), lambda kept, *_: kept(0)),
+    "a class": keeping(lambda x: type("T", (), {"held": x * 1}), what_it_holds),
 }
 
 

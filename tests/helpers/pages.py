@@ -47,7 +47,8 @@ def table(page: str, name: str) -> list[list[str]]:
         .partition(f"<!-- {name} -->\n")[2]
         .partition(f"<!-- end of {name} -->")[0]
     )
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in inside.splitlines()[2:]]
+    rows = inside.splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def listing(text: str) -> dict[int, str]:

@@ -17,6 +17,7 @@ from flashsim.serving.api import BatchPlan, finished, gradients
 from flashsim.serving.record import BatchProgram
 
 Array = NDArray[Any]
+Arguments = dict[str, Any]
 
 
 def attention(
@@ -26,17 +27,29 @@ def attention(
     key. All see `shared` keys.
     """
     g = len(Q) // len(K)
-    S = np.einsum("hid,hjd->hij", Q, np.repeat(K, g, axis=0)) / np.sqrt(Q.shape[2])
+    k = np.repeat(K, g, axis=0)
+    v = np.repeat(V, g, axis=0)
+    S = np.einsum("hid,hjd->hij", Q, k) / np.sqrt(Q.shape[2])
     N, n = S.shape[1:]
     if causal:
-        S = np.where(
-            (np.arange(n) <= np.arange(N)[:, None] + n - N) | (np.arange(n) < shared), S, -np.inf
-        )
+        keys = np.arange(n)
+        last_keys = np.arange(N)[:, None] + n - N
+        allowed = (keys <= last_keys) | (keys < shared)
+        S = np.where(allowed, S, -np.inf)
     top = S.max(axis=2, initial=-np.inf, keepdims=True)
     P = np.exp(S - np.where(top == -np.inf, 0, top))
     l = P.sum(axis=2, keepdims=True)
+    O = P @ v / np.where(l == 0, 1, l)
     with np.errstate(divide="ignore"):
-        return P @ np.repeat(V, g, axis=0) / np.where(l == 0, 1, l), (top + np.log(l))[..., 0]
+        lse = top + np.log(l)
+    return O, lse[..., 0]
+
+
+def each_alone(
+    Q: list[Array], K: list[Array], V: list[Array], causal: bool
+) -> list[tuple[Array, Array]]:
+    """What each sequence attends to by itself."""
+    return [attention(q, k, v, causal) for q, k, v in zip(Q, K, V, strict=True)]
 
 
 def attention_gradients(
@@ -44,17 +57,26 @@ def attention_gradients(
 ) -> tuple[Array, Array, Array]:
     """dQ, dK, dV of one sequence, those of heads that share K and V summed up."""
     O, lse = attention(Q, K, V, causal)
-    k, v = (np.repeat(X, len(Q) // len(K), axis=0) for X in (K, V))
-    scale, (N, n) = 1 / np.sqrt(Q.shape[2]), (Q.shape[1], K.shape[1])
-    events = (np.arange(n) <= np.arange(N)[:, None] + n - N) | (not causal)
+    g = len(Q) // len(K)
+    k = np.repeat(K, g, axis=0)
+    v = np.repeat(V, g, axis=0)
+    scale = 1 / np.sqrt(Q.shape[2])
+    N = Q.shape[1]
+    n = K.shape[1]
+    allowed = np.ones((N, n), bool)
+    if causal:
+        allowed = np.arange(n) <= np.arange(N)[:, None] + n - N
+    S = scale * Q @ k.swapaxes(1, 2)
     with np.errstate(invalid="ignore", over="ignore"):
-        P = np.where(events, np.exp(scale * Q @ k.swapaxes(1, 2) - lse[..., None]), 0)
-    dS = P * (dO @ v.swapaxes(1, 2) - (dO * O).sum(2, keepdims=True))
-    dK, dV = (
-        X.reshape(len(K), len(Q) // len(K), *X.shape[1:]).sum(1)
-        for X in (scale * dS.swapaxes(1, 2) @ Q, P.swapaxes(1, 2) @ dO)
-    )
-    return scale * dS @ k, dK, dV
+        P = np.where(allowed, np.exp(S - lse[..., None]), 0)
+    dP = dO @ v.swapaxes(1, 2)
+    dS = P * (dP - (dO * O).sum(2, keepdims=True))
+    dQ = scale * dS @ k
+    dK = scale * dS.swapaxes(1, 2) @ Q
+    dV = P.swapaxes(1, 2) @ dO
+    dK = dK.reshape(len(K), g, *dK.shape[1:]).sum(1)
+    dV = dV.reshape(len(K), g, *dV.shape[1:]).sum(1)
+    return dQ, dK, dV
 
 
 @dataclass(frozen=True)
@@ -85,12 +107,13 @@ class Drawn:
     def wrong(self, run: Any) -> list[tuple[int, str]]:
         """The sequences, and arrays, in which a run's numbers are not these."""
         names = ("O", "lse") if "O" in run.arrays else ("dQ", "dK", "dV")
-        return [
-            (s, name)
-            for s, arrays in enumerate(self.wanted)
-            for name, want in zip(names, arrays, strict=True)
-            if not np.allclose(getattr(run, name)[s], want, rtol=1e-10, atol=1e-10)
-        ]
+        places = []
+        for s, arrays in enumerate(self.wanted):
+            for name, want in zip(names, arrays, strict=True):
+                computed = getattr(run, name)[s]
+                if not np.allclose(computed, want, rtol=1e-10, atol=1e-10):
+                    places.append((s, name))
+        return places
 
 
 def lengths(
@@ -98,7 +121,10 @@ def lengths(
 ) -> tuple[list[int], list[int]]:
     """N_s and n_s of up to 4 sequences, often 0, 1, or equal."""
     b = int(rng.integers(1, 5))
-    N, n = (rng.integers(0, end, b) * (rng.random(b) > 0.15) for end in most)
+    N = rng.integers(0, most[0], b)
+    n = rng.integers(0, most[1], b)
+    N = np.where(rng.random(b) > 0.15, N, 0)
+    n = np.where(rng.random(b) > 0.15, n, 0)
     n = np.where(rng.random(b) < 0.2, N, n)
     return N.tolist(), n.tolist()
 
@@ -108,29 +134,35 @@ def arrays(
 ) -> tuple[list[Array], list[Array], list[Array], dict[str, Any]]:
     """Q, K, V by sequence, and what `serving.count` is asked for the same lengths."""
     N, n = lengths(rng)
-    H, g, d, d_v = (int(rng.integers(1, end)) for end in (3, 4, 5, 5))
-    Q, K, V = (
-        [rng.normal(size=(heads, length, width)) for length in of]
-        for heads, of, width in ((g * H, N, d), (H, n, d), (H, n, d_v))
-    )
-    return (
-        Q,
-        K,
-        V,
-        {
-            "queries": N,
-            "keys": n,
-            "d": d,
-            "d_v": d_v,
-            "heads": g * H,
-            "kv_heads": H,
-            "dtype": "float64",
-        },
-    )
+    H = int(rng.integers(1, 3))
+    g = int(rng.integers(1, 4))
+    d = int(rng.integers(1, 5))
+    d_v = int(rng.integers(1, 5))
+    Q = [rng.normal(size=(g * H, rows, d)) for rows in N]
+    K = [rng.normal(size=(H, keys, d)) for keys in n]
+    V = [rng.normal(size=(H, keys, d_v)) for keys in n]
+    options = {
+        "queries": N,
+        "keys": n,
+        "d": d,
+        "d_v": d_v,
+        "heads": g * H,
+        "kv_heads": H,
+        "dtype": "float64",
+    }
+    return Q, K, V, options
 
 
 def blocks(rng: np.random.Generator) -> tuple[int, int] | None:
-    return None if rng.random() < 0.2 else (int(rng.integers(1, 9)), int(rng.integers(1, 8)))
+    if rng.random() < 0.2:
+        return None
+    return int(rng.integers(1, 9)), int(rng.integers(1, 8))
+
+
+def scheduled(rng: np.random.Generator) -> Arguments:
+    """A causal mask or none, and tiles."""
+    causal = bool(rng.integers(2))
+    return {"causal": causal, "M": 1000, "blocks": blocks(rng)}
 
 
 def in_pages(
@@ -142,17 +174,19 @@ def in_pages(
     n = np.array([k.shape[1] for k in K])
     needed = -(-n // p)
     pages = int(needed.sum()) + 2
-    table = np.full((len(K), max(1, *needed) + int(rng.integers(2))), -1)
+    width = max(1, *needed) + int(rng.integers(2))
+    table = np.full((len(K), width), -1)
     free = rng.permutation(pages).tolist()
     for s, width in enumerate(needed):
         table[s, :width] = [free.pop() for _ in range(width)]
 
     def pool(sequences: list[Array]) -> Array:
-        result = np.full((len(sequences[0]), pages * p, sequences[0].shape[2]), np.nan)
+        heads, _, width = sequences[0].shape
+        rows_of_pool = np.full((heads, pages * p, width), np.nan)
         for s, rows in enumerate(sequences):
             index = [table[s, j // p] * p + j % p for j in range(rows.shape[1])]
-            result[:, index] = rows
-        return result
+            rows_of_pool[:, index] = rows
+        return rows_of_pool
 
     return table, n, pool
 
@@ -160,18 +194,15 @@ def in_pages(
 def paged(rng: np.random.Generator, splits: bool = False) -> Drawn:
     Q, K, V, options = arrays(rng)
     p = int(rng.integers(1, 7))
-    how: dict[str, Any] = {
-        "page": p,
-        "tail": ("rows", "page")[int(rng.integers(2))],
-        "causal": bool(rng.integers(2)),
-        "M": 1000,
-        "blocks": blocks(rng),
-    }
+    tail = ("rows", "page")[int(rng.integers(2))]
+    how: Arguments = {"page": p, "tail": tail}
+    how |= scheduled(rng)
     if splits:
         how["splits"] = int(rng.integers(1, 5))
     table, n, pool = in_pages(rng, K, p)
     run = serving.paged(Q, pool(K), pool(V), table, n, **how)
-    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**options, **how})
+    expected = each_alone(Q, K, V, how["causal"])
+    return Drawn(run, expected, {**options, **how})
 
 
 def cascade(rng: np.random.Generator) -> Drawn:
@@ -180,28 +211,30 @@ def cascade(rng: np.random.Generator) -> Drawn:
     H = len(K[0])
     widths = (options["d"], options["d_v"])
     levels = []
-    before = [[[X[s][:, :0]] for X in (K, V)] for s in range(b)]
+    keys_before: list[list[Array]] = [[] for _ in range(b)]
+    values_before: list[list[Array]] = [[] for _ in range(b)]
     for _ in range(int(rng.integers(0, 3))):
         cuts = sorted({int(c) for c in rng.integers(0, b + 1, 3)})
         level: list[Any] = []
         for a, end in pairwise(cuts):
             n = int(rng.integers(0, 9))
-            node = [rng.normal(size=(H, n, w)) for w in widths]
-            level.append((a, end, *node))
+            keys, values = (rng.normal(size=(H, n, width)) for width in widths)
+            level.append((a, end, keys, values))
             for s in range(a, end):
-                for result, X in zip(before[s], node, strict=True):
-                    result.append(X)
+                keys_before[s].append(keys)
+                values_before[s].append(values)
         levels.append(level)
-    how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
+    how = scheduled(rng)
     run = serving.cascade(Q, [*zip(K, V, strict=True)], levels=levels, **how)
     expected = []
     for s in range(b):
-        k, v = (
-            np.concatenate([*result, X[s]], axis=1)
-            for result, X in zip(before[s], (K, V), strict=True)
-        )
-        expected.append(attention(Q[s], k, v, how["causal"], shared=k.shape[1] - K[s].shape[1]))
-    lengths = [[(a, end, K.shape[1]) for a, end, K, _ in level] for level in levels]
+        k = np.concatenate([*keys_before[s], K[s]], axis=1)
+        v = np.concatenate([*values_before[s], V[s]], axis=1)
+        shared = k.shape[1] - K[s].shape[1]
+        expected.append(attention(Q[s], k, v, how["causal"], shared))
+    lengths = []
+    for level in levels:
+        lengths.append([(a, end, keys.shape[1]) for a, end, keys, _ in level])
     return Drawn(run, expected, {**options, **how, "levels": lengths})
 
 
@@ -209,24 +242,26 @@ def packed(
     rng: np.random.Generator, sequences: list[Array], before: int
 ) -> tuple[Array, list[int]]:
     """Sequences end to end, with NaN in rows before and behind them; and where they begin."""
-    apart = [
-        np.full((len(sequences[0]), rows, sequences[0].shape[2]), np.nan)
-        for rows in (before, int(rng.integers(3)))
-    ]
-    ends = before + np.cumsum([0, *(X.shape[1] for X in sequences)])
-    return np.concatenate([apart[0], *sequences, apart[1]], axis=1), ends.tolist()
+    heads, _, width = sequences[0].shape
+    ahead = np.full((heads, before, width), np.nan)
+    behind = np.full((heads, int(rng.integers(3)), width), np.nan)
+    lengths = [X.shape[1] for X in sequences]
+    ends = before + np.cumsum([0, *lengths])
+    return np.concatenate([ahead, *sequences, behind], axis=1), ends.tolist()
 
 
 def varlen(rng: np.random.Generator) -> Drawn:
     Q, K, V, options = arrays(rng)
-    how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
-    before = [int(rows) for rows in rng.integers(0, 3, 2)]
-    (Q_all, cu_q), (K_all, cu_k) = packed(rng, Q, before[0]), packed(rng, K, before[1])
+    how = scheduled(rng)
+    rows_before, keys_before = (int(rows) for rows in rng.integers(0, 3, 2))
+    Q_all, cu_q = packed(rng, Q, rows_before)
+    K_all, cu_k = packed(rng, K, keys_before)
     V_all = np.full((*K_all.shape[:2], options["d_v"]), np.nan)
     V_all[:, cu_k[0] : cu_k[-1]] = np.concatenate(V, axis=1)
     run = serving.varlen(Q_all, K_all, V_all, cu_q, cu_k, **how)
-    expected = [*map(attention, Q, K, V, [how["causal"]] * len(Q))]
-    return Drawn(run, expected, {**options, **how}, [*zip(Q, K, V, strict=True)])
+    expected = each_alone(Q, K, V, how["causal"])
+    operands = [*zip(Q, K, V, strict=True)]
+    return Drawn(run, expected, {**options, **how}, operands)
 
 
 def varlen_backward(rng: np.random.Generator) -> Drawn:
@@ -254,7 +289,8 @@ def decode(rng: np.random.Generator) -> Drawn:
         "splits": int(rng.integers(1, 5)) if schedule == "fixed" else 1,
     }
     run = serving.decode(Q, K, V, **how)
-    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], {**options, **how})
+    expected = each_alone(Q, K, V, how["causal"])
+    return Drawn(run, expected, {**options, **how})
 
 
 def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
@@ -262,28 +298,34 @@ def latents(rng: np.random.Generator, absorbed: bool) -> Drawn:
     latents where W_UK is absorbed.
     """
     N, n = lengths(rng)
-    H, d, d_v, u, r = (int(rng.integers(1, 5)) for _ in range(5))
+    H = int(rng.integers(1, 5))
+    d = int(rng.integers(1, 5))
+    d_v = int(rng.integers(1, 5))
+    u = int(rng.integers(1, 5))
+    r = int(rng.integers(1, 5))
     r -= 1
     Q = [rng.normal(size=(H, rows, d + r)) for rows in N]
     C = [rng.normal(size=(1, rows, u + r)) for rows in n]
     W_UK = rng.normal(size=(H, d, u))
     W_UV = rng.normal(size=(H, d_v, u))
-    how: dict[str, Any] = {"causal": bool(rng.integers(2)), "M": 1000, "blocks": blocks(rng)}
-    K = [
-        np.concatenate([c[..., :u] @ W_UK.swapaxes(1, 2), np.repeat(c[..., u:], H, axis=0)], axis=2)
-        for c in C
-    ]
+    how = scheduled(rng)
+    K = []
+    for c in C:
+        keys = c[..., :u] @ W_UK.swapaxes(1, 2)
+        rotated = np.repeat(c[..., u:], H, axis=0)
+        K.append(np.concatenate([keys, rotated], axis=2))
     options = {**how, "queries": N, "keys": n, "heads": H, "dtype": "float64"}
     if absorbed:
         queries = [serving.absorb(q, W_UK) for q in Q]
-        run = serving.mla(queries, C, latent=u, scale=(d + r) ** -0.5, **how)
+        scale = (d + r) ** -0.5
+        run = serving.mla(queries, C, latent=u, scale=scale, **how)
         options |= {"d": u + r, "d_v": u, "kv_heads": 1}
         V = [np.repeat(c[..., :u], H, axis=0) for c in C]
     else:
         run = serving.mla_expanded(Q, C, W_UK, W_UV, **how)
         options |= {"d": d + r, "d_v": d_v, "latent": u, "rope": r}
         V = [c[..., :u] @ W_UV.swapaxes(1, 2) for c in C]
-    return Drawn(run, [*map(attention, Q, K, V, [how["causal"]] * len(Q))], options)
+    return Drawn(run, each_alone(Q, K, V, how["causal"]), options)
 
 
 def rounded(X: Array, bits: int, group: int, by: int) -> Array:
@@ -291,10 +333,19 @@ def rounded(X: Array, bits: int, group: int, by: int) -> Array:
     result = np.empty_like(X)
     for first in range(0, X.shape[by], group):
         index = (slice(None),) * by + (slice(first, first + group),)
-        low, high = (end(X[index], axis=by, keepdims=True) for end in (np.min, np.max))
+        part = X[index]
+        low = part.min(axis=by, keepdims=True)
+        high = part.max(axis=by, keepdims=True)
         step = (high - low) / (2**bits - 1)
-        result[index] = low + step * np.rint((X[index] - low) / np.where(step == 0, 1, step))
+        steps = np.rint((part - low) / np.where(step == 0, 1, step))
+        result[index] = low + step * steps
     return result
+
+
+def of_unequal_channels(rng: np.random.Generator, X: Array) -> Array:
+    """X (H, n, d), each element times a size of its own, and some channels 0."""
+    sizes = np.exp(rng.normal(size=X.shape[1:]))
+    return X * sizes * (rng.random(X.shape[2]) > 0.1)
 
 
 def quantised(rng: np.random.Generator) -> Drawn:
@@ -302,54 +353,61 @@ def quantised(rng: np.random.Generator) -> Drawn:
     constant.
     """
     Q, K, V, options = arrays(rng)
-    K, V = (
-        [x * np.exp(rng.normal(size=x.shape[1:])) * (rng.random(x.shape[2]) > 0.1) for x in X]
-        for X in (K, V)
-    )
-    how: dict[str, Any] = {"bits": int(rng.choice([2, 4, 8])), "group": int(rng.integers(1, 6))}
-    how["causal"] = bool(rng.integers(2))
-    how |= {"M": 1000, "blocks": blocks(rng)}
+    K = [of_unequal_channels(rng, k) for k in K]
+    V = [of_unequal_channels(rng, v) for v in V]
+    bits = int(rng.choice([2, 4, 8]))
+    group = int(rng.integers(1, 6))
+    how: Arguments = {"bits": bits, "group": group}
+    how |= scheduled(rng)
     run = serving.quantised(Q, K, V, **how)
-    k, v = ([rounded(x, how["bits"], how["group"], by) for x in X] for X, by in ((K, 1), (V, 2)))
-    return Drawn(run, [*map(attention, Q, k, v, [how["causal"]] * len(Q))], {**options, **how})
+    rounded_K = [rounded(k, bits, group, 1) for k in K]
+    rounded_V = [rounded(v, bits, group, 2) for v in V]
+    expected = each_alone(Q, rounded_K, rounded_V, how["causal"])
+    return Drawn(run, expected, {**options, **how})
 
 
 def float_of_8_bits(X: Array, mantissa: int, least: int, most: float) -> Array:
     """X rounded to so many bits behind the point, subnormal below 2^least, and no larger than
     `most`.
     """
-    power = np.floor(np.log2(np.abs(X), where=X != 0, out=np.full(X.shape, -99.0)))
-    step = 2.0 ** (np.maximum(power, least) - mantissa)
-    return np.asarray((np.rint(X / step) * step).clip(-most, most))
+    power = np.full(X.shape, -99.0)
+    np.log2(np.abs(X), where=X != 0, out=power)
+    step = 2.0 ** (np.maximum(np.floor(power), least) - mantissa)
+    nearest = np.rint(X / step) * step
+    return np.asarray(nearest.clip(-most, most))
+
+
+def of_unequal_rows(rng: np.random.Generator, X: Array) -> Array:
+    """X (H, n, d), each row times a size of its own."""
+    return X * np.exp(rng.normal(size=(1, X.shape[1], 1)))
 
 
 def fp8(rng: np.random.Generator) -> Drawn:
     """Sizes differ by token, so that no group's scale is another's."""
     Q, K, V, options = arrays(rng)
-    K, V = ([x * np.exp(rng.normal(size=(1, x.shape[1], 1))) for x in X] for X in (K, V))
-    name, mantissa, least, most = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))[
-        int(rng.integers(2))
-    ]
+    K = [of_unequal_rows(rng, k) for k in K]
+    V = [of_unequal_rows(rng, v) for v in V]
+    types = (("e4m3", 3, -6, 448.0), ("e5m2", 2, -14, 57344.0))
+    name, mantissa, least, most = types[int(rng.integers(2))]
     group = None if rng.random() < 0.3 else int(rng.integers(1, 6))
-    how: dict[str, Any] = {
-        "group": group,
-        "causal": bool(rng.integers(2)),
-        "M": 1000,
-        "blocks": blocks(rng),
-    }
+    how: Arguments = {"group": group, **scheduled(rng)}
     run = serving.fp8(Q, K, V, dtype=name, **how)
     both: list[list[Array]] = [[], []]
     for result, X in zip(both, (K, V), strict=True):
         for x in X:
             y = x.copy()
-            for first in range(0, x.shape[1], group or max(x.shape[1], 1)):
-                own = y[:, first : first + (group or x.shape[1])]
-                scale = (np.abs(own).max(axis=(1, 2), keepdims=True) / most).astype(np.float32)
+            rows = group or max(x.shape[1], 1)
+            for first in range(0, x.shape[1], rows):
+                own = y[:, first : first + rows]
+                largest = np.abs(own).max(axis=(1, 2), keepdims=True)
+                scale = (largest / most).astype(np.float32)
                 # ml_dtypes rounds numbers of 64 bits to 32 bits first
                 scaled = (own / scale).astype(np.float32).astype(np.float64)
                 own[:] = scale * float_of_8_bits(scaled, mantissa, least, most)
             result.append(y)
-    return Drawn(run, [*map(attention, Q, *both, [how["causal"]] * len(Q))], {**options, **how})
+    rounded_K, rounded_V = both
+    expected = each_alone(Q, rounded_K, rounded_V, how["causal"])
+    return Drawn(run, expected, {**options, **how})
 
 
 def latents_in_pages(rng: np.random.Generator) -> Drawn:
@@ -357,20 +415,23 @@ def latents_in_pages(rng: np.random.Generator) -> Drawn:
     every head.
     """
     N, n = lengths(rng)
-    H, u, r, p = (int(rng.integers(1, end)) for end in (5, 5, 4, 7))
+    H = int(rng.integers(1, 5))
+    u = int(rng.integers(1, 5))
+    r = int(rng.integers(1, 4))
+    p = int(rng.integers(1, 7))
     Q = [rng.normal(size=(H, rows, u + r)) for rows in N]
     C = [rng.normal(size=(1, rows, u + r)) for rows in n]
-    how: dict[str, Any] = {
+    how: Arguments = {
         "page": p,
         "tail": ("rows", "page")[int(rng.integers(2))],
         "splits": int(rng.integers(1, 4)),
-        "causal": bool(rng.integers(2)),
-        "M": 1000,
-        "blocks": blocks(rng),
+        **scheduled(rng),
     }
     table, rows, pool = in_pages(rng, C, p)
-    run = serving.mla_paged(Q, pool(C), table, rows, latent=u, scale=(u + r) ** -0.5, **how)
-    expected = [*map(attention, Q, C, [c[..., :u] for c in C], [how["causal"]] * len(Q))]
+    scale = (u + r) ** -0.5
+    run = serving.mla_paged(Q, pool(C), table, rows, latent=u, scale=scale, **how)
+    V = [c[..., :u] for c in C]
+    expected = each_alone(Q, C, V, how["causal"])
     options = {
         "queries": N,
         "keys": n,

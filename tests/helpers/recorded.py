@@ -19,16 +19,17 @@ def recorded(
     **options: Any,
 ) -> Trace:
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.standard_normal((n, d)).astype(np.float32) * 2 for _ in range(3))
-    return flashsim.trace(
-        name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=4 * d * max(blocks), **options
-    )
+    Q, K, V = 2 * rng.standard_normal((3, n, d)).astype(np.float32)
+    sizing = Fixed(*blocks, enforced=False)
+    room: dict[str, Any] = {"sizing": sizing, "M": 4 * d * max(blocks)}
+    return flashsim.trace(name, Q, K, V, **room, **options)
 
 
 def recorded_backward(
     name: str | Algorithm = "flash", n: int = 12, d: int = 4, **options: Any
 ) -> Trace:
-    dO = np.random.default_rng(1).standard_normal((n, d)).astype(np.float32)
+    rng = np.random.default_rng(1)
+    dO = rng.standard_normal((n, d)).astype(np.float32)
     return recorded(name, n, d, dO=dO, **options)
 
 

@@ -29,7 +29,9 @@ def watching_locals(result: list[str]) -> Iterator[None]:
         sram = frame.f_locals.get("sram")
         if isinstance(sram, SRAM):
             for name, value in frame.f_locals.items():
-                if is_of_numbers(value) and not sram.holds(value) and not np.isnan(value).all():
+                if not is_of_numbers(value) or sram.holds(value):
+                    continue
+                if not np.isnan(value).all():
                     result.append(f"{name} at line {frame.f_lineno}")
         return look
 

@@ -20,8 +20,10 @@ def inputs(
     dtype: str = "float32",
 ) -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
-    shapes = (B, H_q, N_q, d), (B, H_kv, N_k, d), (B, H_kv, N_k, d_v)
-    q, k, v = (rng.standard_normal(shape).astype(float_dtype(dtype)) for shape in shapes)
+    dtype_of_numpy = float_dtype(dtype)
+    q = rng.standard_normal((B, H_q, N_q, d)).astype(dtype_of_numpy)
+    k = rng.standard_normal((B, H_kv, N_k, d)).astype(dtype_of_numpy)
+    v = rng.standard_normal((B, H_kv, N_k, d_v)).astype(dtype_of_numpy)
     return q, k, v
 
 
@@ -34,6 +36,10 @@ def layouts(dtype: str) -> dict[str, Array]:
     )
     read_only = base[:, :, ::2].copy()
     read_only.flags.writeable = False
+    one = base[1].tobytes()
+    of_a_buffer = np.frombuffer(bytearray(one), base.dtype)
+    unaligned = np.frombuffer(bytearray(b"..." + one), np.uint8)[3:]
+    padded = np.pad(base.ravel().view(np.uint16), (8, 9))
     return {
         "contiguous": base,
         "transposed": base.transpose(0, 2, 1, 3),
@@ -49,15 +55,9 @@ def layouts(dtype: str) -> dict[str, Array]:
         "read-only, every second": np.broadcast_to(base[..., ::2], (2, 3, 10, 8)),
         "no keys": base[:, :, :0],
         "F order": np.asfortranarray(base)[1:],
-        "of a buffer": np.frombuffer(bytearray(base[1].tobytes()), base.dtype)[30:430].reshape(
-            2, 2, 10, 10
-        ),
-        "unaligned": np.frombuffer(bytearray(b"..." + base[1].tobytes()), np.uint8)[3:]
-        .view(base.dtype)
-        .reshape(1, 3, 10, 16),
-        "of other numbers": np.pad(base.ravel().view(np.uint16), (8, 9))[8:-9]
-        .view(base.dtype)
-        .reshape(base.shape),
+        "of a buffer": of_a_buffer[30:430].reshape(2, 2, 10, 10),
+        "unaligned": unaligned.view(base.dtype).reshape(1, 3, 10, 16),
+        "of other numbers": padded[8:-9].view(base.dtype).reshape(base.shape),
     }
 
 
@@ -78,7 +78,9 @@ def bits(a: Array) -> Array:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bool((bits(a) == bits(b)).all())
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool((bits(a) == bits(b)).all())
 
 
 def grouped(a: Array, heads: int) -> Array:
@@ -116,12 +118,14 @@ def problem(
     case: dict[str, Any], dtype: str
 ) -> tuple[tuple[Array, Array, Array], dict[str, Any], Array | None]:
     """Return the inputs, the keywords, and the mask that they amount to."""
-    sizes = {name: value for name, value in case.items() if name not in ("causal", "scale", "mask")}
+    of_the_call = ("causal", "scale", "mask")
+    sizes = {name: case[name] for name in case if name not in of_the_call}
     q, k, v = inputs(dtype=dtype, **sizes)
-    keywords = {name: value for name, value in case.items() if name in ("causal", "scale", "mask")}
+    keywords = {name: case[name] for name in case if name in of_the_call}
     N_q = q.shape[2]
     N_k = k.shape[2]
-    full = np.random.default_rng(1).random((2, q.shape[1], N_q, N_k)) < 0.7
+    rng = np.random.default_rng(1)
+    full = rng.random((2, q.shape[1], N_q, N_k)) < 0.7
     full[:, :, 1] = False  # a query with no keys
     masks = {"full": full, "matrix": full[0, 0], "keys": full[0, 0, 0]}
     whole = None

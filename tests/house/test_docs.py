@@ -71,7 +71,8 @@ def test_commands_print_what_is_shown(
     for line, expected in enumerate(output):
         if expected == "…":  # any lines
             following = output[line + 1]
-            index = next(i for i in range(index, len(printed)) if matches(following, printed[i]))
+            while not matches(following, printed[index]):
+                index += 1
         else:
             assert matches(expected, printed[index])
             index += 1
@@ -95,7 +96,8 @@ def test_commands_that_are_named_have_the_options_that_are_named(page: Path) -> 
         r"(?:^|[`(] ?|&& |\$ )flashsim ([a-z]+)([^`\n#|]*)", text_of(page), re.MULTILINE
     ):
         known = parser_of(command).flags
-        assert {word.partition("=")[0] for word in rest.split() if re.match("-.", word)} <= {*known}
+        options = [word for word in rest.split() if re.match("-.", word)]
+        assert {option.partition("=")[0] for option in options} <= {*known}
 
 
 def sessions(page: Path) -> list[str]:
@@ -114,7 +116,8 @@ def test_python_sessions_print_what_is_shown(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another's
-    test = doctest.DocTestParser().get_doctest("".join(sessions(page)), {}, page.name, str(page), 0)
+    text = "".join(sessions(page))
+    test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     result = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(test)
     assert result.failed == 0, capsys.readouterr().out
     sys.modules.pop("mine", None)
@@ -137,7 +140,8 @@ def test_other_python_is_at_least_python(page: Path) -> None:
 def in_order(output: list[str], printed: str) -> None:
     index = 0
     for line in output:
-        result = re.search(re.escape(line).replace("…", ".*"), printed[index:])
+        pattern = re.escape(line).replace("…", ".*")
+        result = re.search(pattern, printed[index:])
         assert result, f"{line!r} not printed, in order, in:\n{printed}"
         index += result.end()
 
@@ -152,7 +156,8 @@ def session(block: str) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("script", ["walk.py", "try_it.py"])
 def test_the_debugging_walk_is_real(script: str, tmp_path: Path) -> None:
     debug = ROOT / "docs" / "debug.md"
-    (block,) = (block for block in blocks(debug, "pdb") if script in block.splitlines()[0])
+    sessions_of_pdb = blocks(debug, "pdb")
+    (block,) = (block for block in sessions_of_pdb if script in block.splitlines()[0])
     for page in (debug, OWN):
         for text in blocks(page, "python"):
             if text.startswith(("# walk.py", "# try_it.py", "# mine.py")):
@@ -204,10 +209,12 @@ def without_code(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as a code host links to them."""
-    headings = re.findall(
-        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE
-    )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
+    links_to = set()
+    for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        links_to.add(words.replace(" ", "-"))
+    return links_to
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -226,19 +233,19 @@ def test_pictures_can_be_read_on_a_phone(page: Path) -> None:
     `tests/tracing/test_player.py` reads a film's words.
     """
     for output, phone in pictures(without_code(page)):
-        assert all((page.parent / picture).exists() for picture in (output, phone) if picture), (
-            output
-        )
+        for picture in (output, phone):
+            assert not picture or (page.parent / picture).exists(), output
         if output.endswith(".png"):
             wide = imread(page.parent / (phone or output)).shape[1]
             assert wide == 2 * 390 if phone else wide <= 700, output
 
 
 def test_readme_has_every_page_and_pages_are_questions() -> None:
-    pages = {page.name: text_of(page).splitlines()[0] for page in (ROOT / "docs").glob("*.md")}
-    assert {Path(link).name for link in links(text_of(README)) if link.startswith("docs/")} == set(
-        pages
-    )
+    pages = {}
+    for page in (ROOT / "docs").glob("*.md"):
+        pages[page.name] = text_of(page).splitlines()[0]
+    of_the_readme = [link for link in links(text_of(README)) if link.startswith("docs/")]
+    assert {Path(link).name for link in of_the_readme} == set(pages)
     assert [title for title in pages.values() if not re.fullmatch(r"# .*\?", title)] == []
 
 
@@ -282,7 +289,8 @@ def test_what_is_set_beside_the_papers_figure_2_is_counted() -> None:
         text_of(ROOT / "docs" / "paper.md"),
         re.MULTILINE,
     )
-    fit, paper = (FIGURES["traffic"].data(sizing=sizing)["model"] for sizing in ("fit", "paper"))
+    fit = FIGURES["traffic"].data(sizing="fit")["model"]
+    paper = FIGURES["traffic"].data(sizing="paper")["model"]
     of = zip(fit["standard"]["by_M"], fit["flash"]["by_M"], paper["flash"]["by_M"], strict=True)
     counted = [
         (
@@ -401,15 +409,14 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
     late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
     own = [row for row in data["mutants"] if row["part"] != "serving"]
     assert [row["name"] for row in own] == [mutant.name for mutant in ALL]
-    assert {row["name"] for row in data["mutants"]} - {row["name"] for row in own} <= {
-        mutant.name for mutant in SERVING
-    }
-    assert all(None not in row["first"] for row in data["mutants"]), (
-        "a bug that some seed does not show"
-    )
-    assert all(any(row["failed"].get(check) for row in data["mutants"]) for check in CHECKS), (
-        "a check that never fails"
-    )
+    names = {row["name"] for row in data["mutants"]}
+    of_serving = names - {row["name"] for row in own}
+    assert of_serving <= {mutant.name for mutant in SERVING}
+    for row in data["mutants"]:
+        assert None not in row["first"], "a bug that some seed does not show"
+    for check in CHECKS:
+        failures = [row["failed"].get(check) for row in data["mutants"]]
+        assert any(failures), f"{check} never fails"
     assert has_numbers(page, f"{len(ALL)} {sum(row['textbook'] for row in own)}")
     assert has_numbers(page, f"{len(late)} {len(late) - len(data['missed_when_frozen'])}")
 

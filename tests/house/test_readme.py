@@ -82,9 +82,10 @@ def test_its_example_is_one_where_flash_attention_moves_less() -> None:
     (traffic, N, d, M) = re.findall(
         r"moves ([\d,]+) \(`flashsim count standard --N (\d+) --d (\d+) --M (\d+)`\)", TEXT
     )[0]
-    standard = flashsim.count("standard", N=int(N), d=int(d), M=int(M), sizing="fit")
+    sizes: dict[str, Any] = {"N": int(N), "d": int(d), "M": int(M)}
+    standard = flashsim.count("standard", **sizes, sizing="fit")
     assert traffic == f"{standard.hbm.accesses:,}"
-    flash = flashsim.count("flash_basic", N=int(N), d=int(d), M=int(M), blocks=(4, 12))
+    flash = flashsim.count("flash_basic", **sizes, blocks=(4, 12))
     assert f"accesses {flash.hbm.accesses:,}\n" in TEXT
     assert f"Blocks(B_r=4, B_c=12, N_q={N}, N_k={N})" in TEXT
     assert f"SRAM(hbm, {M})" in TEXT
@@ -99,12 +100,12 @@ def test_the_moving_picture_is_small_and_of_the_steps_that_its_command_names(
     trace, _ = recorded(options)
     first, last = options.gif
     exact = flashsim.theory.exact("flash_basic", N=12, d=4, M=104, sizing="fit")
-    assert (trace.about.M, trace.events[-1].reads, trace.events[-1].writes) == (
-        104,
-        exact.reads,
-        exact.writes,
-    )
-    assert {dict(step.loops)["j"] for step in trace.steps[first + 1 : last + 1]} == {0}
+    last_event = trace.events[-1]
+    assert trace.about.M == 104
+    assert last_event.reads == exact.reads
+    assert last_event.writes == exact.writes
+    steps = trace.steps[first + 1 : last + 1]
+    assert {dict(step.loops)["j"] for step in steps} == {0}
     assert dict(trace.steps[last + 1].loops)["j"] == 1
     with Image.open(ROOT / "figures" / "loop.gif") as film:
         assert [frame.info["duration"] for frame in ImageSequence.Iterator(film)].count(
@@ -167,8 +168,9 @@ def test_an_algorithm_of_ones_own_does_what_is_said(tmp_path: Path) -> None:
     scope: dict[str, Any] = {}
     exec(script, scope)
     mine = scope["two_sweeps"]
-    Q, K, V = (np.random.default_rng(n).normal(size=(50, 8)) for n in range(3))
-    assert flashsim.forward(mine, Q, K, V, M=4096).O.shape == (50, 8)
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 50, 8))
+    run = flashsim.forward(mine, Q, K, V, M=4096)
+    assert run.O.shape == (50, 8)
     assert flashsim.trace(mine, Q, K, V).save(tmp_path / "mine.html").exists()
     assert "`, `".join(PARTS_OF_ONES_OWN) in said("docs/own.md")
 

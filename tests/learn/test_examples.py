@@ -108,10 +108,13 @@ def test_prefill_s_printed() -> None:
     tile = run.query_tiles[0].tiles[0]
     root = d(2).sqrt()
     assert as_printed(root, PREFILL_ROOT) == PREFILL_ROOT
-    assert (tile.queries, tile.keys, tile.skipped) == (range(2), range(3), False)
+    assert tile.queries == range(2)
+    assert tile.keys == range(3)
+    assert not tile.skipped
     for i in range(2):
         for j in range(3):
-            dot = sum((d(a) * d(b) for a, b in zip(prefill.Q[i], prefill.K[j], strict=True)), d(0))
+            pairs = zip(prefill.Q[i], prefill.K[j], strict=True)
+            dot = sum((d(a) * d(b) for a, b in pairs), d(0))
             assert as_printed(dot, PREFILL_PRODUCTS[i][j]) == PREFILL_PRODUCTS[i][j]
             assert as_printed(dot / root, PREFILL_SCORES[i][j]) == PREFILL_SCORES[i][j]
             assert same(tile.products[i, j], PREFILL_PRODUCTS[i][j])
@@ -121,30 +124,36 @@ def test_prefill_s_printed() -> None:
     second = d("0.46") / root
     weight = (first - second).exp()
     assert as_printed(first - second, PREFILL_DIFFERENCE) == PREFILL_DIFFERENCE
+    zero = d(0)
+    one = d(1)
+    sum_of_two = weight + 1
     exact = (
-        (d("0.65") / root, (d(1), d(0), d(0)), (d(1), d(0)), d(1), (d(1), d(0))),
+        (d("0.65") / root, (one, zero, zero), (one, zero), one, (one, zero)),
         (
             second,
-            (weight, d(1), d(0)),
-            (weight, d(1)),
-            weight + 1,
-            (weight / (weight + 1), 1 / (weight + 1)),
+            (weight, one, zero),
+            (weight, one),
+            sum_of_two,
+            (weight / sum_of_two, 1 / sum_of_two),
         ),
     )
-    for i, (row, numbers, printed) in enumerate(zip(tile.rows, exact, PREFILL_ROWS, strict=True)):
+    rows = zip(tile.rows, exact, PREFILL_ROWS, strict=True)
+    for i, (row, numbers, printed) in enumerate(rows):
         assert row.correction == 0
         assert row.new_maximum
-        result = (row.m, row.weights, row.O, row.s, run.query_tiles[0].output[i])
-        for number, computed, text in zip(flat(numbers), flat(result), flat(printed), strict=True):
+        output = run.query_tiles[0].output[i]
+        result = (row.m, row.weights, row.O, row.s, output)
+        flattened = zip(flat(numbers), flat(result), flat(printed), strict=True)
+        for number, computed, text in flattened:
             assert as_printed(number, text) == text
             assert same(computed, text)
 
 
 def test_prefill_goes_on_to_the_other_query_tiles_and_skips_one_tile() -> None:
     run = prefill.compute()
-    assert [(tile.queries, [part.keys for part in tile.tiles]) for tile in run.query_tiles] == [
-        (range(start, start + 2), [range(3), range(3, 6)]) for start in (0, 2, 4)
-    ]
+    for row, start in zip(run.query_tiles, (0, 2, 4), strict=True):
+        assert row.queries == range(start, start + 2)
+        assert [part.keys for part in row.tiles] == [range(3), range(3, 6)]
     skipped = [[tile.skipped for tile in row.tiles] for row in run.query_tiles]
     assert skipped == [[False, True], [False, False], [False, False]]
     # the chapter's own condition
@@ -187,33 +196,38 @@ def test_prefill_is_attention_and_flashsim_s_own_with_the_same_tiles() -> None:
     assert own.m is not None
     assert own.l is not None
     np.testing.assert_allclose(run.output, own.O, rtol=1e-14)
-    np.testing.assert_allclose(
-        [m for tile in run.query_tiles for m in tile.m], own.m.ravel(), rtol=1e-14
-    )
-    np.testing.assert_allclose(
-        [s for tile in run.query_tiles for s in tile.s], own.l.ravel(), rtol=1e-14
-    )
+    m = [m for tile in run.query_tiles for m in tile.m]
+    np.testing.assert_allclose(m, own.m.ravel(), rtol=1e-14)
+    s = [s for tile in run.query_tiles for s in tile.s]
+    np.testing.assert_allclose(s, own.l.ravel(), rtol=1e-14)
     computed = sum(not part.skipped for tile in run.query_tiles for part in tile.tiles)
     # it loads Q_i once for each of the five tiles
     assert own.hbm.by_array["Q"].reads == computed * run.B_q * 2
 
 
 @given(
-    st.integers(1, 9), st.integers(1, 4), st.integers(1, 10), st.integers(1, 10), st.integers(0, 99)
+    n=st.integers(1, 9),
+    width=st.integers(1, 4),
+    B_q=st.integers(1, 10),
+    B_k=st.integers(1, 10),
+    seed=st.integers(0, 99),
 )
 def test_prefill_of_any_tiles_is_attention(
     n: int, width: int, B_q: int, B_k: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    Q, K, V = (rng.normal(size=(n, width)) for _ in range(3))
+    Q, K, V = rng.normal(size=(3, n, width))
     run = prefill.prefill(Q, K, V, B_q, B_k)
     mask = np.tril(np.ones((n, n), bool))
     steps = math.ceil(n / B_k)
-    bound = error_bound(Q, K, V, mask=mask, steps=steps) + error_bound(Q, K, V, mask=mask)
-    assert (abs(run.output - attention(Q, K, V, mask=mask)) <= bound).all()
+    bound = error_bound(Q, K, V, mask=mask, steps=steps)
+    bound += error_bound(Q, K, V, mask=mask)
+    error = abs(run.output - attention(Q, K, V, mask=mask))
+    assert (error <= bound).all()
     # skipped where no query sees any key, only
     for part in (part for tile in run.query_tiles for part in tile.tiles):
-        assert part.skipped == (not mask[np.ix_(part.queries, part.keys)].any())
+        allowed = mask[np.ix_(part.queries, part.keys)]
+        assert part.skipped == (not allowed.any())
 
 
 def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +246,8 @@ def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert line in out.splitlines()
     assert "Its printed numbers are all right to their last digit." in " ".join(out.split())
-    assert [out.count(f"Query tile {i} ") for i in range(4)] == [1, 1, 1, 0]
+    lines_of_tiles = [out.count(f"Query tile {i} ") for i in range(4)]
+    assert lines_of_tiles == [1, 1, 1, 0]
     assert out.count(": skipped") == 1
 
 
@@ -258,22 +273,20 @@ def test_tiled_attention_is_not_standard_attention_bit_for_bit() -> None:
 @pytest.mark.parametrize("blocks", [(8, 8), (24, 24), (5, 7), (24, 1), (1, 24)])
 def test_the_same_at_other_sizes_and_counted_otherwise(dtype: Any, blocks: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
-    Q, K, V = (rng.normal(size=(24, 8)).astype(dtype) for _ in range(3))
-    standard, tiled = (
-        flashsim.forward(name, Q, K, V, M=10_000, blocks=b)
-        for name, b in (("standard", None), ("flash_basic", blocks))
-    )
+    Q, K, V = rng.normal(size=(3, 24, 8)).astype(dtype)
+    standard = flashsim.forward("standard", Q, K, V, M=10_000)
+    tiled = flashsim.forward("flash_basic", Q, K, V, M=10_000, blocks=blocks)
     assert standard.O.tobytes() != tiled.O.tobytes()
-    differing = sum(
-        a.tobytes() != b.tobytes() for a, b in zip(standard.O.ravel(), tiled.O.ravel(), strict=True)
-    )
+    differing = 0
+    for a, b in zip(standard.O.ravel(), tiled.O.ravel(), strict=True):
+        differing += a.tobytes() != b.tobytes()
     assert not_bit_for_bit.bits_differ(standard.O, tiled.O) == differing > 0
     exact = attention(Q, K, V)
+    wide = [X.astype(np.float64) for X in (Q, K, V)]
+    of_the_reference = error_bound(*wide)
     for result in (standard, tiled):
-        allowed = error_bound(Q, K, V, **rounding(result.algorithm, result.blocks)) + error_bound(
-            *(a.astype(np.float64) for a in (Q, K, V))
-        )
-        assert (abs(result.O - exact) <= allowed).all()
+        own = error_bound(Q, K, V, **rounding(result.algorithm, result.blocks))
+        assert (abs(result.O - exact) <= own + of_the_reference).all()
     (compared, again) = not_bit_for_bit.compare(Q, K, V, [blocks])
     assert (compared.differing, again.differing) == (differing, 0)
 
@@ -287,7 +300,9 @@ def test_which_results_are_compared() -> None:
 
 
 def test_bits_tell_minus_zero_from_zero() -> None:
-    assert not_bit_for_bit.bits_differ(np.array([0.0, 1.0]), np.array([-0.0, 1.0])) == 1
+    plus = np.array([0.0, 1.0])
+    minus = np.array([-0.0, 1.0])
+    assert not_bit_for_bit.bits_differ(plus, minus) == 1
 
 
 def test_exp_of_100_is_infinite_in_float32() -> None:
@@ -320,16 +335,16 @@ def test_where_the_exponential_ends() -> None:
     single, double = exp_overflow.compute().limits
     assert single.dtype == "float32"
     assert f"{single.last_finite_x:.5f}" == "88.72283"
-    assert d(single.last_finite_x).exp() < d(single.largest) < d(single.first_infinite_x).exp()
-    assert np.nextafter(np.float32(single.last_finite_x), np.float32(np.inf)) == np.float32(
-        single.first_infinite_x
-    )
-    assert math.log(float(np.finfo(np.float32).max)) == pytest.approx(88.7228390)
+    assert d(single.last_finite_x).exp() < d(single.largest)
+    assert d(single.first_infinite_x).exp() > d(single.largest)
+    last_finite = np.float32(single.last_finite_x)
+    assert np.nextafter(last_finite, np.float32(np.inf)) == np.float32(single.first_infinite_x)
+    largest = float(np.finfo(np.float32).max)
+    assert math.log(largest) == pytest.approx(88.7228390)
     # −103.97208, unless the machine flushes subnormal numbers
     assert -104 < single.last_nonzero_x < -87.3
-    assert np.nextafter(np.float32(single.last_nonzero_x), np.float32(-np.inf)) == np.float32(
-        single.first_zero_x
-    )
+    last_nonzero = np.float32(single.last_nonzero_x)
+    assert np.nextafter(last_nonzero, np.float32(-np.inf)) == np.float32(single.first_zero_x)
     assert single.last_normal_x == pytest.approx(-87.33654, abs=1e-4)
     assert f"{double.last_finite_x:.4f}" == "709.7827"
 
@@ -338,7 +353,9 @@ def test_softmax_of_large_scores_needs_the_subtraction() -> None:
     run = exp_overflow.compute()
     assert np.isnan(run.unsafe[0])
     assert run.safe.dtype == np.float32
-    np.testing.assert_allclose(run.safe, [1 / (1 + math.exp(-5)), 1 / (1 + math.exp(5))], rtol=1e-5)
+    first_weight = 1 / (1 + math.exp(-5))
+    second_weight = 1 / (1 + math.exp(5))
+    np.testing.assert_allclose(run.safe, [first_weight, second_weight], rtol=1e-5)
 
 
 OF_OUR_OWN = ("kernel_product", "same_curve")
@@ -448,7 +465,8 @@ def test_each_example_as_json(
         EXAMPLES[name].about,
         EXAMPLES[name].where,
     )
-    assert data["steps"] == json.loads(json.dumps(as_json(EXAMPLES[name].compute())))
+    steps = as_json(EXAMPLES[name].compute())
+    assert data["steps"] == json.loads(json.dumps(steps))
     target = tmp_path / "steps.json"
     assert printed_by(capsys, name, "--json", str(target)).endswith("\n")
     assert json.loads(target.read_text(encoding="utf-8"))["steps"] == data["steps"]
@@ -456,8 +474,9 @@ def test_each_example_as_json(
 
 def test_steps_as_data() -> None:
     tiles = as_json(prefill.compute())["query_tiles"]
-    assert tiles[0]["tiles"][0]["S_masked"][0][1:] == ["-inf", "-inf"]
-    first = tiles[0]["tiles"][0]["rows"][0]
+    tile = tiles[0]["tiles"][0]
+    assert tile["S_masked"][0][1:] == ["-inf", "-inf"]
+    first = tile["rows"][0]
     assert (first["m_old"], first["new_maximum"]) == ("-inf", True)
     assert tiles[0]["tiles"][1]["keys"] == [3, 4, 5]
     assert tiles[0]["tiles"][1]["skipped"] is True
@@ -480,7 +499,8 @@ def test_the_transformer_s_gradients_are_slopes_of_its_loss(name: str) -> None:
         loss_and_gradients({**weights, name: weights[name] + h * way}, tokens, attend)[0]
         for h in (1e-6, -1e-6)
     )
-    assert (there - back) / 2e-6 == pytest.approx((gradients[name] * way).sum(), rel=1e-6)
+    slope = (there - back) / 2e-6
+    assert slope == pytest.approx((gradients[name] * way).sum(), rel=1e-6)
 
 
 def test_right_attentions_train_alike_and_a_bug_shows_in_two_steps() -> None:
@@ -527,10 +547,8 @@ def test_in_float32_a_bug_shows_in_the_first_steps_and_drift_is_none() -> None:
 
 
 def test_curves_that_differ_are_said_to() -> None:
-    first, wrong = (
-        same_curve.Curve(name, "float64", "", losses)
-        for name, losses in (("standard", (4.0, 3.0)), ("flash", (4.0, math.nan)))
-    )
+    first = same_curve.Curve("standard", "float64", "", (4.0, 3.0))
+    wrong = same_curve.Curve("flash", "float64", "", (4.0, math.nan))
     run = same_curve.SameCurve(
         10,
         5,
@@ -546,11 +564,13 @@ def test_curves_that_differ_are_said_to() -> None:
 
 @pytest.mark.slow
 def test_forty_steps_of_training_in_float64() -> None:
-    every = [row for row in same_curve.setups(40) if row.dtype == "float64" and row.bug is None]
+    right = [row for row in same_curve.setups(40) if row.bug is None]
+    every = [row for row in right if row.dtype == "float64"]
     curves = [curve for _, curve in sorted(in_any_order(same_curve.train, every, 2))]
     result = list(same_curve.distances(curves))
     assert [(row.steps, row.shows) for row in result] == [(40, None)] * 2
-    assert curves[0].losses == pytest.approx(recorded()["curves"][0]["losses"][:40], abs=1e-9)
+    recorded_losses = recorded()["curves"][0]["losses"]
+    assert curves[0].losses == pytest.approx(recorded_losses[:40], abs=1e-9)
 
 
 def recorded() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import ast
 import base64
 import gzip
 import html
+import itertools
 import json
 import os
 import re
@@ -383,7 +384,8 @@ def maxima(trace: Trace, step: Step) -> tuple[Any, Any]:
     """Return the largest score of each row before and after a step that computes one, from the
     events alone.
     """
-    after = next(e.value for e in trace.events[step.first : step.last + 1] if e.name == "m_i_new")
+    inside = trace.events[step.first : step.last + 1]
+    after = next(event.value for event in inside if event.name == "m_i_new")
     before = None
     for event in reversed(trace.events[: step.first]):
         if (event.kind == "load" and event.array == "m") or (
@@ -405,7 +407,8 @@ def skips(trace: Trace, step: Step) -> bool:
     and none is ever visited.
     """
     visited = {s.tile for s in trace.steps}
-    i, j = next(s.tile for s in reversed(trace.steps[: step.number]) if s.tile is not None)
+    before = reversed(trace.steps[: step.number])
+    i, j = next(s.tile for s in before if s.tile is not None)
     if step.tile is None:
         between = [(i, after) for after in range(j + 1, trace.about.blocks.T_c)]
     else:
@@ -431,11 +434,12 @@ def is_still(trace: Trace, step: Step) -> bool:
 
 def is_first_difference(name: str, step: Step) -> bool:
     right, wrong = traces(name)
-    differ = [
-        n
-        for n, (a, b) in enumerate(zip(right.events, wrong.events, strict=True))
-        if a.value is not None and b.value is not None and not np.array_equal(a.value, b.value)
-    ]
+    differ = []
+    for n, (a, b) in enumerate(zip(right.events, wrong.events, strict=True)):
+        if a.value is None or b.value is None:
+            continue
+        if not np.array_equal(a.value, b.value):
+            differ.append(n)
     return step.first <= differ[0] <= step.last
 
 
@@ -519,7 +523,8 @@ def test_real_data_is_where_the_maximum_moves_most() -> None:
     (rise,) = [link for link in links(article("real_data")) if link.event == "rescale"]
     before, after = maxima(trace, trace.steps[rise.step])
     # the sample is kept in 16 bits
-    assert float((after - before).max()) == pytest.approx(most[size], abs=2e-3)
+    rise_of_m = float((after - before).max())
+    assert rise_of_m == pytest.approx(most[size], abs=2e-3)
     text = text_of("real_data")
     assert f"here by {most[size]:.4g}, the most in any head for blocks of {size} keys" in text
     assert f"for blocks of {min(most)} it is {most[min(most)]:.4g}" in text
@@ -544,10 +549,9 @@ def test_counts_in_texts_are_the_closed_forms(
     name: str, algorithm: str, options: dict[str, Any]
 ) -> None:
     about = traces(name)[0].about
+    sizes: dict[str, Any] = {"N": about.shape.N_q, "d": about.shape.d, "M": about.M}
     blocks = (about.blocks.B_r, about.blocks.B_c)
-    exact = theory.exact(
-        algorithm, N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks, **options
-    )
+    exact = theory.exact(algorithm, **sizes, blocks=blocks, **options)
     text = text_of(name) + plain(article(name))
     assert f"{exact.hbm.accesses:,} " in text
     if name == "causal":
@@ -560,7 +564,7 @@ def test_counts_in_texts_are_the_closed_forms(
         ) in text
         assert f"{exact.hbm.accesses} accesses of {whole.accesses} without a mask" in text
     if name == "block_sparse":
-        dense = theory.exact("flash", N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks)
+        dense = theory.exact("flash", **sizes, blocks=blocks)
         most = f"{dense.hbm.accesses:,}"
         assert (
             f"This run makes {exact.hbm.accesses:,} accesses, and with all tiles it would make "
@@ -568,9 +572,7 @@ def test_counts_in_texts_are_the_closed_forms(
         ) in text
     if name in ("flash_basic", "backward"):
         direction = options.get("direction", "forward")
-        standard = theory.exact(
-            "standard", N=about.shape.N_q, d=about.shape.d, M=about.M, direction=direction
-        )
+        standard = theory.exact("standard", **sizes, direction=direction)
         assert f"{standard.hbm.accesses:,}." in text
 
 
@@ -579,34 +581,40 @@ def test_streams_save_what_it_says_beside_the_best_blocks_of_q_outer() -> None:
     text = text_of("streamed") + plain(article("streamed"))
     sides = {}
     for trace, name in zip(traces("streamed"), ("streamed", "q_outer"), strict=True):
-        pairs = [(B_r, B_c) for B_r in range(1, 7) for B_c in range(1, 7)]
+        pairs = itertools.product(range(1, 7), range(1, 7))
         counted = {pair: theory.exact(name, N=6, d=4, M=34, blocks=pair) for pair in pairs}
         moves = {
             pair: tally.hbm.accesses for pair, tally in counted.items() if tally.sram.peak <= 34
         }
         here = (trace.about.blocks.B_r, trace.about.blocks.B_c)
-        assert (trace.about.algorithm, moves[here]) == (name, min(moves.values()))
-        sides[name] = (counted[here].hbm.accesses, counted[here].sram.peak, here[0])
-    (few, peak, rows), (many, other, fewer) = sides["streamed"], sides["q_outer"]
+        assert trace.about.algorithm == name
+        assert moves[here] == min(moves.values())
+        tally = counted[here]
+        sides[name] = (tally.hbm.accesses, tally.sram.peak, here[0])
+    few, peak, rows = sides["streamed"]
+    many, other, fewer = sides["q_outer"]
     assert (
         f"{6 // rows} times instead of {6 // fewer}: {few} accesses, and q_outer makes {many} with"
         in text
     )
     assert f"At most {peak} elements are on chip here, and {other} there." in text
-    loads = [e for e in traces("streamed")[0].events if e.kind == "load" and e.array in ("K", "V")]
-    assert {np.size(e.value) for e in loads if e.value is not None} == {1}
-    long = {
-        name: flashsim.tune.tune(N=4096, d=64, M=25_600).by_loops[name].accesses for name in sides
-    }
+    loads = [event for event in traces("streamed")[0].events if event.kind == "load"]
+    elements = [event for event in loads if event.array in ("K", "V")]
+    assert {np.size(event.value) for event in elements if event.value is not None} == {1}
+    tuned = flashsim.tune.tune(N=4096, d=64, M=25_600)
+    long = {name: tuned.by_loops[name].accesses for name in sides}
     assert f"that is {long['streamed']:,} accesses against {long['q_outer']:,}: 4.3% fewer." in text
-    assert 100 * (1 - long["streamed"] / long["q_outer"]) == pytest.approx(4.3, abs=0.05)
+    saved = 1 - long["streamed"] / long["q_outer"]
+    assert 100 * saved == pytest.approx(4.3, abs=0.05)
 
 
 def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     text = text_of("sparse_mlp")
     mask = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
-    small: dict[str, Any] = {"N": 4, "d": 4, "f": 8, "o": 2, "mask1": mask, "blocks": (2, 2, 2, 2)}
-    fused, unfused = (mlp.count(**small, fused=fused).hbm.accesses for fused in (True, False))
+    small: dict[str, Any] = {"N": 4, "d": 4, "f": 8, "o": 2}
+    small |= {"mask1": mask, "blocks": (2, 2, 2, 2)}
+    fused = mlp.count(**small, fused=True).hbm.accesses
+    unfused = mlp.count(**small, fused=False).hbm.accesses
     assert (
         f"This run moves {fused} elements; with H in HBM and the same blocks it would be {unfused}."
         in text
@@ -616,9 +624,10 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
         (1024**2, "{0:g} instead of {1:g}."),
     ):
         ways: tuple[dict[str, Any], ...] = ({}, {"fused": False, "tiles": "square"})
-        accesses = (
-            mlp.exact(N=2048, d=1024, f=4096, M=M, **way).hbm.accesses / 2048 / 4096 for way in ways
-        )
+        accesses = []
+        for way in ways:
+            exact = mlp.exact(N=2048, d=1024, f=4096, M=M, **way)
+            accesses.append(exact.hbm.accesses / 2048 / 4096)
         assert words.format(*accesses) in text
 
 
@@ -627,7 +636,8 @@ def test_the_missing_rescale_is_wrong_where_it_says() -> None:
     right, wrong = traces("missing_rescale")
 
     def gathered(trace: Trace, kind: str, array: str) -> Any:
-        blocks = {e.indices: e.value for e in trace.events if e.kind == kind and e.array == array}
+        events = [event for event in trace.events if event.kind == kind]
+        blocks = {event.indices: event.value for event in events if event.array == array}
         return np.concatenate([blocks[index] for index in sorted(blocks)])
 
     Q, K, V = (gathered(right, "load", name) for name in "QKV")
@@ -959,7 +969,8 @@ def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
 def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     """Its totals are in the answer alone; and it is asked before the accesses so far tell."""
     page = gallery.pages()[name]
-    (trace,), lesson = page.traces, page.lesson
+    (trace,) = page.traces
+    lesson = page.lesson
     stop = lesson.stops[0]
     totals = re.findall(r"\d[\d,]+", stop.because)
     assert totals

@@ -78,12 +78,12 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.hbm, self.sram = chip(dtype=np.float32)
-        self.Q, self.O = self.hbm.place("Q", matrix()), self.hbm.empty("O", (6, 2), np.float64)
-        self.rows, self.tiles = self.Q.divide(4), self.Q.divide(4, 1)
-        self.K, self.V = (
-            self.hbm.place("K", matrix(5)).divide(3),
-            self.hbm.place("V", matrix(5, 3)).divide(3),
-        )
+        self.Q = self.hbm.place("Q", matrix())
+        self.O = self.hbm.empty("O", (6, 2), np.float64)
+        self.rows = self.Q.divide(4)
+        self.tiles = self.Q.divide(4, 1)
+        self.K = self.hbm.place("K", matrix(5)).divide(3)
+        self.V = self.hbm.place("V", matrix(5, 3)).divide(3)
         self.S, self.here, self.small = self.sram.load(self.Q[0], self.K[0], self.K[1])
 
 
@@ -174,9 +174,11 @@ def test_what_is_against_the_rules_is_refused_and_moves_nothing(
     reads = on.hbm.traffic.reads
     with pytest.raises(error, match=message):
         call(on)
-    assert (on.hbm.traffic.reads, on.hbm.traffic.writes) == (reads, 0)
+    assert on.hbm.traffic.reads == reads
+    assert on.hbm.traffic.writes == 0
     assert on.S.dtype == np.float32
-    assert (len(on.rows), on.rows[1].shape) == (2, (2, 2))
+    assert len(on.rows) == 2
+    assert on.rows[1].shape == (2, 2)
 
 
 def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it_but_what_is_in_hbm_stays() -> (
@@ -257,16 +259,20 @@ def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:
     here = sram.load(K[0])
     for j in sram.loop(range(1, 2)):
         K_j = sram.load(K[j], over=here)
-        assert (sram.resident, sram.occupancy, sram.peak) == ({"K[1]": 6}, 6, 6)
+        assert sram.resident == {"K[1]": 6}
+        assert sram.occupancy == sram.peak == 6
         assert K_j.tolist() == matrix(5)[3:].tolist()
         assert np.isnan(here).all()
         assert np.isnan(K_j.base[2:]).all()  # type: ignore[index]
     assert K_j.tolist() == matrix(5)[3:].tolist()  # it lives as long as the tile that it is over
-    assert sram.load(K[0], over=here).tolist() == matrix(5)[:3].tolist()
+    again = sram.load(K[0], over=here)
+    assert again.tolist() == matrix(5)[:3].tolist()
     assert np.isnan(K_j).all()
     assert hbm.traffic.by_array["K"].reads == 6 + 4 + 6
-    assert sram.load(K.at([4, 0, 4]), over=here).tolist() == matrix(5)[[4, 0, 4]].tolist()
-    assert (sram.resident, sram.occupancy, sram.peak) == ({"K[[4, 0, 4]]": 6}, 6, 6)
+    gathered = sram.load(K.at([4, 0, 4]), over=here)
+    assert gathered.tolist() == matrix(5)[[4, 0, 4]].tolist()
+    assert sram.resident == {"K[[4, 0, 4]]": 6}
+    assert sram.occupancy == sram.peak == 6
     assert [(e.name, e.elements) for e in messages if e.kind == "load"] == [
         ("K[0]", 6),
         ("K[1]", 4),
@@ -290,9 +296,9 @@ def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
         for j in sram.loop(turns):
             sram.load(K[j])
             events.append(j)
-        assert events == (
-            list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]]))
-        )
+        every = list(turns)
+        folded = list(dict.fromkeys([*turns[:2], *turns[-1:]]))
+        assert events == (every if hbm is run else folded)
     assert counted.traffic == run.traffic
     with pytest.raises(
         ValueError, match=r"sram.loop\(range\(0, 2\), …\) has a where or an alike as well"
@@ -325,20 +331,23 @@ def test_peek_is_read_only_and_moves_nothing_and_an_hbm_that_counts_has_nothing_
 def test_reads_and_writes_are_counted_by_array() -> None:
     hbm, sram = chip()
     Q = hbm.place("Q", matrix()).divide(4)
-    O = hbm.full("O", (6, 2), 0.0, np.float32, "output").divide(4)
+    O = hbm.full("O", (6, 2), 0.0, np.float32, "output")
+    O = O.divide(4)
     for i in sram.loop(2):
         Q_i, O_i = sram.load(Q[i], O[i])
         sram.store(O[i], sram.on_chip(Q_i + O_i))
     q = hbm.traffic.by_array["Q"]
     o = hbm.traffic.by_array["O"]
-    assert (q.reads, q.writes, q.init_writes) == (12, 0, 0)
-    assert (o.reads, o.writes, o.init_writes) == (12, 24, 12)
-    assert (
-        hbm.traffic.reads,
-        hbm.traffic.writes,
-        hbm.traffic.init_writes,
-        hbm.traffic.accesses,
-    ) == (24, 24, 12, 48)
+    assert q.reads == 12
+    assert q.writes == 0
+    assert q.init_writes == 0
+    assert o.reads == 12
+    assert o.writes == 24
+    assert o.init_writes == 12
+    assert hbm.traffic.reads == 24
+    assert hbm.traffic.writes == 24
+    assert hbm.traffic.init_writes == 12
+    assert hbm.traffic.accesses == 48
     assert hbm.traffic.bytes == 12 * 8 + 36 * 4
 
 
@@ -361,7 +370,9 @@ def test_a_part_of_a_tile_is_overwritten_in_place() -> None:
     before = S.copy()
     column = S[:, 1:]
     part = sram.on_chip(column + 1, over=column)
-    assert S.tolist() == np.column_stack([before[:, 0], before[:, 1] + 1]).tolist()
+    want = before.copy()
+    want[:, 1] += 1
+    assert np.array_equal(S, want)
     assert np.shares_memory(part, S)
     assert sram.occupancy == sram.peak == 12
     assert sram.resident == {"Q[0]": 12}
@@ -398,7 +409,9 @@ def test_overflow_names_what_was_asked_what_is_resident_and_how_big() -> None:
 def test_without_enforcement_the_peak_is_reported_and_summaries_fit_one_screen() -> None:
     hbm, sram = chip(5, enforced=False)
     sram.load(hbm.place("Q", matrix())[0])
-    assert (sram.use.peak, sram.use.capacity, sram.use.enforced) == (12, 5, False)
+    assert sram.use.peak == 12
+    assert sram.use.capacity == 5
+    assert not sram.use.enforced
     hbm, sram = chip()
     sram.load(hbm.place("Q", matrix())[0])
     assert "12 of M = 1,000 elements in use (enforced), peak 12" in repr(sram)
@@ -423,10 +436,12 @@ def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
     assert turns == 4
     assert hbm.traffic.reads == 7 * 2 * (10**9 + 1)
     assert sram.peak == 20
-    assert (sram.flops.matmul, sram.flops.other) == (7 * 3 * len(Q), 7 * 2 * len(Q))
+    assert sram.flops.matmul == 7 * 3 * len(Q)
+    assert sram.flops.other == 7 * 2 * len(Q)
     # the first turn that is taken stands for its like
-    for duration, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
-        assert list(sram.loop(5, where=np.isin(range(5), duration))) == stand
+    for indices, stand in ([1, 2, 3], [1]), ([2, 4], [2, 4]), ([4], [4]):
+        where = np.isin(range(5), indices)
+        assert list(sram.loop(5, where=where)) == stand
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -468,15 +483,16 @@ def test_without_numbers_no_operation_takes_what_an_ended_turn_made(
 def test_shapes_must_agree_without_numbers_too() -> None:
     hbm = HBM(arithmetic=False)
     sram = SRAM(hbm, 100)
-    Q_i, K_j = sram.load(
-        hbm.place("Q", (3, 2), np.float32)[0], hbm.place("K", (4, 3), np.float32)[0]
-    )
+    Q = hbm.place("Q", (3, 2), np.float32)
+    K = hbm.place("K", (4, 3), np.float32)
+    Q_i, K_j = sram.load(Q[0], K[0])
     with pytest.raises(ValueError, match="matmul"):
         Q_i @ K_j.T
     with pytest.raises(ValueError, match="broadcast"):
         Q_i + K_j
     assert sram.on_chip(K_j @ Q_i).shape == (4, 2)
-    assert (sram.flops.matmul, sram.flops.other) == (2 * 4 * 2 * 3, 0)
+    assert sram.flops.matmul == 2 * 4 * 2 * 3
+    assert sram.flops.other == 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -498,17 +514,21 @@ def test_observers_hear_every_event_with_names_from_the_source() -> None:
     assert kinds == ["enter", *turn, *turn, "leave"]
     load = heard[2]
     compute = heard[3]
-    assert (load.name, load.elements, load.label, load.loops) == ("Q[0]", 6, "line 8", (("i", 0),))
-    assert (compute.name, compute.elements, compute.label) == ("S_ij", 9, "line 9")
+    assert load.name == "Q[0]"
+    assert load.elements == 6
+    assert load.label == "line 8"
+    assert load.loops == (("i", 0),)
+    assert compute.name == "S_ij"
+    assert compute.elements == 9
+    assert compute.label == "line 9"
     assert heard[4].name == "Q[0]"
     assert heard[0].name == "i"
     l_i = sram.full((3, 1), 0.0)  # a constant, too
-    assert (heard[-1].kind, heard[-1].name, heard[-1].elements, heard[-1].tile is l_i) == (
-        "compute",
-        "l_i",
-        3,
-        True,
-    )
+    last = heard[-1]
+    assert last.kind == "compute"
+    assert last.name == "l_i"
+    assert last.elements == 3
+    assert last.tile is l_i
     heard.clear()
     for _i in sram.loop(2):  # line 5
         sram.load(Q[0])
@@ -646,7 +666,12 @@ def test_where_a_line_stands_is_said_of_its_own_file_though_another_holds_the_sa
 
 
 @pytest.mark.parametrize(
-    "lengths", [{"N_q": 12, "N_k": 9}, {"N_q": 8, "N_k": 12}, {"N_q": 12, "N_k": 15}]
+    "lengths",
+    [
+        {"N_q": 12, "N_k": 9},
+        {"N_q": 8, "N_k": 12},
+        {"N_q": 12, "N_k": 15},
+    ],
 )
 @pytest.mark.parametrize(
     "name", ["flash_basic", "q_outer", "standard", "small_cache", "memory_efficient"]
@@ -662,11 +687,12 @@ def test_blocks_of_another_length_are_refused_where_an_algorithm_divides(
     hbm, sram = chip(10_000)
     operands = [hbm.place(operand, X) for operand in "QKV"]
     parts = [PARTS_BY_HAND[part] for part in FORWARD[name].parts]
+    blocks = Blocks(B_r=4, B_c=3, **lengths)
     with pytest.raises(
         ValueError,
         match=r"has 12 rows and .*made for a length of (9|8|15): expected Blocks\(.*N_q=…, N_k=…",
     ):
-        run(hbm, sram, *operands, Blocks(B_r=4, B_c=3, **lengths), *parts)
+        run(hbm, sram, *operands, blocks, *parts)
 
 
 PARTS_BY_HAND: dict[str, Any] = {
@@ -682,15 +708,15 @@ PARTS_BY_HAND: dict[str, Any] = {
 def test_blocks_say_what_they_make_of_their_lengths() -> None:
     blocks = Blocks(B_r=4, B_c=5, N_q=12, N_k=11)
     assert (blocks.T_r, blocks.T_c, blocks.tiles) == (3, 3, 9)
-    assert (
-        eval(repr(blocks)) == blocks == pickle.loads(pickle.dumps(blocks)) == copy.deepcopy(blocks)
-    )
+    assert eval(repr(blocks)) == blocks
+    assert pickle.loads(pickle.dumps(blocks)) == blocks
+    assert copy.deepcopy(blocks) == blocks
     assert Blocks(4, 99, N_q=12, N_k=11).B_c == 11
     assert Blocks(4, 5, N_q=0, N_k=11).T_r == 0  # a device may have no queries
     for wrong in ({"T_r": 3, "T_c": 3}, {"N_q": 12}, {}):
         with pytest.raises(TypeError):
             Blocks(4, 5, **wrong)
-    for sizes in (
+    for B_r, B_c, N_q, N_k in (
         (0, 5, 12, 11),
         (4, -1, 12, 11),
         (4, 5, -1, 11),
@@ -698,7 +724,7 @@ def test_blocks_say_what_they_make_of_their_lengths() -> None:
         ("4", 5, 12, 11),
     ):
         with pytest.raises(ValueError, match=r"expected a whole number of at least [01]"):
-            Blocks(sizes[0], sizes[1], N_q=sizes[2], N_k=sizes[3])  # type: ignore[arg-type]
+            Blocks(B_r, B_c, N_q=N_q, N_k=N_k)  # type: ignore[arg-type]
 
 
 def test_matrices_of_ones_own_and_parts_of_an_input_are_divided_by_any_size() -> None:

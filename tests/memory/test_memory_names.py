@@ -25,6 +25,7 @@ from flashsim.memory.source import PACKAGE
 from flashsim.memory.sram import SRAM, Event
 from tests.golden.record import OPTIONS
 from tests.helpers import ragged
+from tests.helpers.cases import Arguments
 from tests.helpers.own import module_of
 
 PROGRAMS = tuple(
@@ -75,7 +76,9 @@ class Names:
 
 
 def is_equal_or_gone(value: Any, numbers: Any) -> bool:
-    return np.array_equal(value, numbers, equal_nan=True) or bool(np.isnan(value).all())
+    if np.array_equal(value, numbers, equal_nan=True):
+        return True
+    return bool(np.isnan(value).all())
 
 
 @contextlib.contextmanager
@@ -94,7 +97,7 @@ def followed() -> Iterator[Names]:
 def attention(name: str) -> None:
     Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 7, 3))
     algorithm = FORWARD[name]
-    how: dict[str, Any] = dict(OPTIONS.get(name, {}))
+    how: Arguments = dict(OPTIONS.get(name, {}))
     if "MASK" in algorithm.parts:
         how["causal"] = True
     if "dropout" in algorithm.parts:
@@ -109,7 +112,8 @@ def with_a_sink() -> None:
     Q, K, V = np.random.default_rng(0).normal(size=(3, 7, 3))
     for name in ("standard", "flash", "q_outer", "split_kv"):
         mask = flashsim.Sink(0.5)
-        flashsim.forward(name, Q, K, V, M=2000, blocks=(4, 3), mask=mask, **OPTIONS.get(name, {}))
+        options = OPTIONS.get(name, {})
+        flashsim.forward(name, Q, K, V, M=2000, blocks=(4, 3), mask=mask, **options)
 
 
 def extensions() -> None:
@@ -126,8 +130,10 @@ def extensions() -> None:
     E, F = rng.normal(size=(2, 5, 21))
     approximate.linformer(X, Z, W, E, F, M=900)
     for phi in ("on_chip", "in_hbm"):
-        approximate.performer(X, Z, W, approximate.features(4, 6), phi=phi, M=900)
-    approximate.smyrf(X, Z, W, *approximate.lsh_hashes(X, Z, 2), C=8, M=2000)
+        features = approximate.features(4, 6)
+        approximate.performer(X, Z, W, features, phi=phi, M=900)
+    hashes = approximate.lsh_hashes(X, Z, 2)
+    approximate.smyrf(X, Z, W, *hashes, C=8, M=2000)
 
 
 def serving() -> None:
@@ -151,9 +157,10 @@ def over_devices() -> None:
     rng = np.random.default_rng(0)
     Q, dO = rng.normal(size=(2, 2, 8, 3))
     K, V = rng.normal(size=(2, 2, 8, 3))
+    tiles: Arguments = {"M": 900, "blocks": (4, 4)}
     for name in ("ring", "ulysses", "mesh", "tree"):
         with contextlib.suppress(ValueError):
-            run = devices.forward(name, Q, K, V, P=2, causal=True, M=900, blocks=(4, 4))
+            run = devices.forward(name, Q, K, V, P=2, causal=True, **tiles)
             devices.backward(name, run, dO)
 
 

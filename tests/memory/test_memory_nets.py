@@ -19,6 +19,7 @@ from flashsim.memory.source import PACKAGE
 from flashsim.memory.sram import SRAM
 from flashsim.reference import attention
 from flashsim.simulate import rehearsal
+from tests.helpers.cases import Arguments
 from tests.helpers.memory_cheats import CHEATS
 from tests.helpers.memory_honest import END, A, honest
 from tests.helpers.memory_honest import S as S_LINE
@@ -27,8 +28,8 @@ from tests.helpers.own import module_of
 rng = np.random.default_rng(0)
 N = 22
 D = 4
-Q, K, V = (rng.normal(size=(N, D)) for _ in range(3))
-HOW: dict[str, Any] = {"blocks": (4, 5), "M": 300}
+Q, K, V = rng.normal(size=(3, N, D))
+HOW: Arguments = {"blocks": (4, 5), "M": 300}
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
@@ -54,11 +55,13 @@ def of_inputs(K: Any, V: Any) -> Any:
     values = V
 
     def beating(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
-        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
+        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
+        O = O.divide(blocks.B_r)
         Q = Q.divide(blocks.B_r)
         for i in sram.loop(blocks.T_r):
             P = sram.on_chip(np.exp(sram.load(Q[i]) @ keys.T))
-            sram.store(O[i], sram.on_chip(P @ values / P.sum(axis=1, keepdims=True)))
+            O_i = sram.on_chip(P @ values / P.sum(axis=1, keepdims=True))
+            sram.store(O[i], O_i)
         return O
 
     return beating
@@ -108,9 +111,10 @@ def test_a_record_s_backward_pass_is_compared_with_its_bound(
 
 
 def test_tune_and_sweep_refuse_what_forward_refuses() -> None:
+    cheat = CHEATS["x * 1"]
     with pytest.raises((MemoryModelError, TypeError)):
-        flashsim.tune.tune(N=24, d=D, M=300, algorithms=[CHEATS["x * 1"]])
-    (row,) = flashsim.sweep(CHEATS["x * 1"], N=24, d=D, M=300, sizing="fit").rows
+        flashsim.tune.tune(N=24, d=D, M=300, algorithms=[cheat])
+    (row,) = flashsim.sweep(cheat, N=24, d=D, M=300, sizing="fit").rows
     assert row["status"] == "refused"
 
 
@@ -137,11 +141,13 @@ def test_a_count_raises_what_forward_raises_at_these_sizes(tmp_path: Path) -> No
     text = honest()["as it stands"].replace("K_j.T)", "K_j.T + np.zeros((1, 1)))")
     mine = module_of(text, tmp_path / "mine.py").mine
     error = "of float64 came on chip, which computes in float32"
+    narrow = [X.astype("float32") for X in (Q, K, V)]
     with pytest.raises(TypeError, match=error):
-        flashsim.forward(mine, *(X.astype("float32") for X in (Q, K, V)), **HOW)
+        flashsim.forward(mine, *narrow, **HOW)
     with pytest.raises(TypeError, match=error):
         flashsim.count(mine, N=N, d=D, dtype="float32", **HOW)
-    assert flashsim.count(mine, N=N, d=D, dtype="float64", **HOW).hbm.reads
+    in_float64 = flashsim.count(mine, N=N, d=D, dtype="float64", **HOW)
+    assert in_float64.hbm.reads
 
 
 def test_an_algorithm_that_leaves_out_pairs_of_its_own_is_counted(tmp_path: Path) -> None:
@@ -202,12 +208,14 @@ def test_a_matrix_is_placed_and_peeked_at_by_hand_before_and_after_the_loops_onl
             MemoryModelError, match=r"hbm.place\('Y\d', …\) in an algorithm .* would be a write"
         ):
             hbm.place(f"Y{i}", tile)
+        words = np.ones((1, 1), np.float32).view(np.uint32)
         with pytest.raises(
             MemoryModelError,
             match="takes numbers of rows or blocks, 4 at most here; got 1,065,353,216",
         ):
-            hbm.place(f"Y{i}", np.ones((1, 1), np.float32).view(np.uint32), index=True)
-        hbm.place(f"table{i}", np.array([[1, 2**32 - 1]]), index=True)
+            hbm.place(f"Y{i}", words, index=True)
+        table = np.array([[1, 2**32 - 1]])
+        hbm.place(f"table{i}", table, index=True)
     assert hbm.peek("X").shape == (4, 2)
     assert hbm.place("Y", np.ones((1, 1))).shape == (1, 1)
 
@@ -232,14 +240,15 @@ def test_flashsim_s_own_algorithms_are_honest(monkeypatch: pytest.MonkeyPatch) -
     """Looked through as a user's are, none loses anything."""
     rooms = ("algorithms", "extensions")
     others = tuple(f"{PACKAGE}{room}{os.sep}" for room in os.listdir(PACKAGE) if room not in rooms)
-    want = {name: flashsim.forward(name, Q, K, V, blocks=(4, 5), M=500).O for name in FORWARD}
+    tiles: Arguments = {"blocks": (4, 5), "M": 500}
+    want = {name: flashsim.forward(name, Q, K, V, **tiles).O for name in FORWARD}
     looks = []
     for module in ("source", "reach", "holders"):
         monkeypatch.setattr(f"flashsim.memory.{module}.PACKAGE", others)
     monkeypatch.setattr(Lifetimes, "_pause", lambda self, start: looks.append(start))
     for algorithm in FORWARD.values():
         looks.clear()
-        run = flashsim.forward(algorithm, Q, K, V, blocks=(4, 5), M=500)
+        run = flashsim.forward(algorithm, Q, K, V, **tiles)
         assert looks, algorithm.name
         assert np.array_equal(run.O, want[algorithm.name])
         for each in BACKWARD.values():
@@ -259,12 +268,11 @@ def test_an_honest_algorithm_is_not_accused(name: str, tmp_path: Path) -> None:
     mine = module_of(HONEST[name], tmp_path / "mine.py").mine
     for width, blocks in ((D, (4, 5)), (3, (4, 5)), (D, (1, 1)), (D, (5, 3)), (D, (2, 22))):
         V_ = rng.normal(size=(N, width))
-        run = flashsim.forward(mine, Q, K, V_, blocks=blocks, M=400)
+        tiles: Arguments = {"blocks": blocks, "M": 400}
+        run = flashsim.forward(mine, Q, K, V_, **tiles)
         assert np.allclose(run.O, attention(Q, K, V_), rtol=1e-9), blocks
-        assert (
-            flashsim.count(mine, N=N, d=D, d_v=width, dtype="float64", blocks=blocks, M=400).hbm
-            == run.hbm
-        )
+        tally = flashsim.count(mine, N=N, d=D, d_v=width, dtype="float64", **tiles)
+        assert tally.hbm == run.hbm
 
 
 def test_hbm_is_closed_to_an_algorithm_that_has_loaded_something_outside_of_loops_too() -> None:

@@ -20,7 +20,7 @@ from flashsim.reference import (
     gradients,
     score_reach,
 )
-from tests.helpers.cases import Array, Case, cases, full_cases, of_bound
+from tests.helpers.cases import Arguments, Array, Case, cases, full_cases, of_bound
 
 
 def slowly(Q: Array, K: Array, V: Array, scale: float) -> tuple[Array, Array, Array]:
@@ -40,7 +40,8 @@ def slowly(Q: Array, K: Array, V: Array, scale: float) -> tuple[Array, Array, Ar
 
 def exact_dot(a: Iterable[float], b: Iterable[float]) -> float:
     """Return Σ a·b, rounded once but for the products."""
-    return math.fsum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+    products = [float(x) * float(y) for x, y in zip(a, b, strict=True)]
+    return math.fsum(products)
 
 
 @given(case=cases(max_n=8, dtypes=("float64",)))
@@ -49,20 +50,25 @@ def test_reference_agrees_with_a_slow_one(case: Case) -> None:
     scale = 1 / math.sqrt(case.d)
     O, l, m = slowly(Q, K, V, scale)
     result = attention_with_statistics(Q, K, V)
-    assert (np.abs(result.O - O) <= error_bound(Q, K, V)).all()
+    bound = error_bound(Q, K, V)
+    assert of_bound(result.O, O, bound) <= 1
     roundoff = 2.0**-53
-    of_scores = 2 * (case.d + 4) * roundoff * score_reach(Q, K, scale=scale)[:, 0]
+    reach = score_reach(Q, K, scale=scale)[:, 0]
+    of_scores = 2 * (case.d + 4) * roundoff * reach
     of_sums = 2 * (case.N_k + 8) * roundoff
     assert of_bound(result.m, m, of_scores) <= 1
-    assert of_bound(result.l, l, (2 * np.expm1(2 * of_scores) + of_sums) * l) <= 1
+    relative = 2 * np.expm1(2 * of_scores) + of_sums
+    assert of_bound(result.l, l, relative * l) <= 1
 
 
 def test_reference_survives_scores_that_overflow_exp() -> None:
     Q = np.full((1, 1), 1000.0)
     K = np.array([[1.0], [0.999], [-1.0]])
     V = np.array([[1.0], [2.0], [3.0]])
-    want = (1 + 2 * math.exp(-1)) / (1 + math.exp(-1))
-    assert math.isclose(attention(Q, K, V, scale=1.0)[0, 0], want, rel_tol=1e-12)
+    small = math.exp(-1)
+    want = (1 + 2 * small) / (1 + small)
+    O = attention(Q, K, V, scale=1.0)
+    assert math.isclose(O[0, 0], want, rel_tol=1e-12)
 
 
 def test_reference_takes_leading_axes_and_a_dtype() -> None:
@@ -109,7 +115,8 @@ def in_words(case: Case) -> tuple[Array, Array, Array]:
         kept = [j for j in keys if keep[i, j]]
         if kept:
             O_kept, l_kept, m_kept = slowly(Q_i, K[kept], V[kept], scale)
-            share = l_kept[0] * math.exp(m_kept[0] - m[i]) / l[i]
+            weight = l_kept[0] * math.exp(m_kept[0] - m[i])
+            share = weight / l[i]
             O[i] = O_kept[0] * share / (1 - case.dropout_p)
     return O, l, m
 
@@ -119,7 +126,8 @@ def test_reference_leaves_out_what_is_masked_and_drops_what_is_dropped(case: Cas
     O, l, m = in_words(case)
     Q, K, V = case.inputs()
     result = attention_with_statistics(Q, K, V, **case.oracle)
-    assert of_bound(result.O, O, error_bound(Q, K, V, steps=2, **case.oracle)) <= 1
+    bound = error_bound(Q, K, V, steps=2, **case.oracle)
+    assert of_bound(result.O, O, bound) <= 1
     assert np.array_equal(np.isneginf(result.m), np.isneginf(m))
     assert np.array_equal(result.l == 0, l == 0)
 
@@ -131,13 +139,15 @@ def complex_attention(Q: Array, K: Array, V: Array, oracle: dict[str, Any]) -> A
     S = Q @ K.T / math.sqrt(Q.shape[1])
     mask = True if oracle["mask"] is None else oracle["mask"]
     allowed = np.broadcast_to(mask, S.shape)
-    top = np.where(allowed, S.real, -np.inf).max(axis=1, keepdims=True)
+    scores = np.where(allowed, S.real, -np.inf)
+    top = scores.max(axis=1, keepdims=True)
     finite_top = np.where(np.isneginf(top), 0, top)
     exponents = np.where(allowed, S - finite_top, 0)
     P = np.where(allowed, np.exp(exponents), 0)
     l = P.sum(axis=1, keepdims=True)
     Z = 1.0 if oracle["keep"] is None else oracle["keep"] / (1 - oracle["dropout_p"])
-    return np.asarray((P * Z) @ V / np.where(l == 0, 1, l))
+    weights = P * Z / np.where(l == 0, 1, l)
+    return np.asarray(weights @ V)
 
 
 @given(case=full_cases(max_n=6, dtypes=("float64",)))
@@ -184,7 +194,8 @@ def test_gradients_are_slopes(case: Case, spot: int) -> None:
         O = attention(inputs[0], inputs[1], inputs[2], **case.oracle)
         ends.append(float((dO * O).sum()))
     slope = (ends[0] - ends[1]) / (2 * h)
-    result = gradients(Q, K, V, dO, **case.oracle)[position].flat[flat]
+    gradient = gradients(Q, K, V, dO, **case.oracle)[position]
+    result = gradient.flat[flat]
     largest = max(np.abs(a).max() for a in arrays)
     size = np.abs(dO).sum() * largest**3 / (1 - case.dropout_p)
     assert abs(slope - result) <= 1e-8 * size
@@ -206,15 +217,19 @@ def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> 
     Q, K, V = case.inputs()
     dO = case.dO()
     oracle = case.oracle
-    allowed = np.ones((case.N_q, case.N_k), bool) if oracle["mask"] is None else oracle["mask"]
+    allowed = oracle["mask"]
+    if allowed is None:
+        allowed = np.ones((case.N_q, case.N_k), bool)
     dead = ~allowed.any(axis=0)
     idle = ~allowed.any(axis=1)
-    clean = [*attention_with_statistics(Q, K, V, **oracle), *gradients(Q, K, V, dO, **oracle)]
+    clean = [*attention_with_statistics(Q, K, V, **oracle)]
+    clean += gradients(Q, K, V, dO, **oracle)
     K[dead] = poison
     V[dead] = poison
     Q[idle] = poison
     dO[idle] = poison
-    poisoned = [*attention_with_statistics(Q, K, V, **oracle), *gradients(Q, K, V, dO, **oracle)]
+    poisoned = [*attention_with_statistics(Q, K, V, **oracle)]
+    poisoned += gradients(Q, K, V, dO, **oracle)
     for result, want in zip(poisoned, clean, strict=True):
         assert np.array_equal(result, want)
 
@@ -245,17 +260,22 @@ def test_a_rule_is_no_array_of_booleans() -> None:
 
 def test_masks_and_dropout_broadcast_over_heads() -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((5, 4), (7, 4), (7, 6), (5, 6)))
+    Q = rng.normal(size=(2, 3, 5, 4))
+    K = rng.normal(size=(2, 3, 7, 4))
+    V = rng.normal(size=(2, 3, 7, 6))
+    dO = rng.normal(size=(2, 3, 5, 6))
     mask = rng.random((3, 1, 7)) < 0.6
     keep = rng.random((2, 1, 5, 7)) < 0.6
-    O = attention(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
-    result = gradients(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
-    bounds = gradient_bounds(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
-    bound = error_bound(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
+    options: Arguments = {"mask": mask, "keep": keep, "dropout_p": 0.4}
+    O = attention(Q, K, V, **options)
+    result = gradients(Q, K, V, dO, **options)
+    bounds = gradient_bounds(Q, K, V, dO, **options)
+    bound = error_bound(Q, K, V, **options)
     for b, h in np.ndindex(2, 3):
-        one: dict[str, Any] = {"mask": mask[h], "keep": keep[b, 0], "dropout_p": 0.4}
+        one: Arguments = {"mask": mask[h], "keep": keep[b, 0], "dropout_p": 0.4}
         alone = Q[b, h], K[b, h], V[b, h]
-        assert of_bound(O[b, h], attention(*alone, **one), bound[b, h]) <= 1
+        want = attention(*alone, **one)
+        assert of_bound(O[b, h], want, bound[b, h]) <= 1
         for part, want, most, alone_most in zip(
             result,
             gradients(*alone, dO[b, h], **one),

@@ -29,6 +29,7 @@ from flashsim.reference import (
     score_reach,
     sink_gradient_bound,
 )
+from tests.helpers.cases import Arguments
 
 N_q = 4
 N_k = 2
@@ -50,7 +51,7 @@ FORMATS: dict[Any, tuple[float, float, float]] = {  # roundoff, smallest subnorm
     np.float32: (2.0**-24, 2.0**-149, 2.0**-126),
     ml_dtypes.bfloat16: (2.0**-8, 2.0**-133, 2.0**-126),
 }
-PLAIN: dict[str, Any] = {
+PLAIN: Arguments = {
     "scale": 0.25,
     "steps": 1,
     "stores": None,
@@ -83,7 +84,8 @@ def what(o: dict[str, Any], sunk: bool = False) -> SimpleNamespace:
     """The docstrings' common terms; `sunk`: beside a sink log 2 above both scores, which leaves
     half of P.
     """
-    (u, least, normal), (u_s, smallest, _) = FORMATS[o["chip"]], FORMATS[o["stored"]]
+    u, least, normal = FORMATS[o["chip"]]
+    u_s, smallest, _ = FORMATS[o["stored"]]
     u_s = 0.0 if o["chip"] == o["stored"] else u_s
     least = normal if o["flushed"] else least
     dropped = o["keep"] is not None
@@ -96,8 +98,11 @@ def what(o: dict[str, Any], sunk: bool = False) -> SimpleNamespace:
         + o["scores_stored"] * u_s * tau
         + o["logs_rounded"] * u * (largest + math.log(N_k + sunk))
     )
-    delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5) + sunk * u * max(above(o) - tau, 0)
-    undropped = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1)) * u
+    delta += least * (d * max(1, tau) + d * (1 + 1) * 0.5)
+    if sunk:
+        delta += u * max(above(o) - tau, 0)
+    additions = N_k + 8 * (o["steps"] + 1)
+    undropped = math.expm1(2 * delta) + additions * u
     relative = undropped + 3 * dropped * u + kept * (1 + dropped) * u_s
     stores = o["steps"] if o["stores"] is None else o["stores"]
     return SimpleNamespace(
@@ -124,9 +129,12 @@ def above(o: dict[str, Any]) -> float:
 
 def of_O(o: dict[str, Any], C: float, sunk: bool = False) -> float:
     w = what(o, sunk)
-    floor = w.stores * w.step + w.least * (N_k + o["steps"] + w.gain * sum(VALUES))
-    floor += w.kept * w.step * (w.gain + w.dropped) * sum(VALUES)
-    return float(min(C * (w.relative + w.stores * w.u_s) * w.mass, w.most) + floor)
+    values = sum(VALUES)
+    of_scores = w.least * (N_k + o["steps"] + w.gain * values)
+    floor = w.stores * w.step + of_scores
+    floor += w.kept * w.step * (w.gain + w.dropped) * values
+    rounded = C * (w.relative + w.stores * w.u_s) * w.mass
+    return float(min(rounded, w.most) + floor)
 
 
 def of_gradients(
@@ -142,7 +150,8 @@ def of_gradients(
     E_P = w.relative * P + w.least + step_p
     if o["scores_stored"]:
         E_P = min(E_P, 1.0)
-    E_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * w.dropped
+    E_dropped = Z * (E_P + 3 * u * P)
+    E_dropped += (u_p * Z * P + step_p) * w.dropped
     dV = [
         N_q * E_dropped * abs(x)
         + ((N_q + 4) * u + w.u_s) * N_q * P * Z * abs(x)
@@ -153,7 +162,8 @@ def of_gradients(
     A_Z = [Z * size * v for v in VALUES]
     dP = [Z * total * v for v in VALUES]
     extra = (d_v * w.least + step_p) * max(Z, 1) + step_p * w.dropped
-    E_dP = [((d_v + 4) * u + (1 + w.dropped) * u_p) * a + extra for a in A_Z]
+    relative_dP = (d_v + 4) * u + (1 + w.dropped) * u_p
+    E_dP = [relative_dP * a + extra for a in A_Z]
     D = P * sum(A_Z)
     if o["scores_stored"]:
         E_D = (
@@ -162,31 +172,30 @@ def of_gradients(
             + N_k * w.least
         )
     else:
-        E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least) + d_v * w.least
+        E_of_O = of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least
+        E_D = size * E_of_O + d_v * w.least
     off = [abs(x - P * sum(dP)) for x in dP]
-    E_dS = [
-        E_P * x
-        + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined)
-        + u_p * P * x
-        + w.least
-        + step_p
-        for x, e, a in zip(off, E_dP, A_Z, strict=True)
-    ]
+    E_recombined = 4 * u * max(A_Z) * recombined
+    E_dS = []
+    for x, e, a in zip(off, E_dP, A_Z, strict=True):
+        E_difference = e + E_D + 2 * u * (a + D) + E_recombined
+        rounded = E_P * x + (P + E_P) * E_difference + u_p * P * x
+        E_dS.append(rounded + w.least + step_p)
     reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
     k = 0.5
     q = 1.0
-    dQ = (
-        w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach))
-        + dQ_stores * w.step
-    )
+    relative_dQ = (N_k + 4) * u + dQ_stores * w.u_s
+    sums = sum(E_dS) + relative_dQ * sum(reach)
+    dQ = w.tau * k * sums + dQ_stores * w.step
     dQ += ((1 + w.tau) * N_k + k * sum(reach)) * w.least
-    dK = [
-        w.tau * q * N_q * (e + ((N_q + 4) * u + w.u_s) * r)
-        + w.step
-        + ((1 + w.tau) * N_q + q * N_q * r) * w.least
-        for e, r in zip(E_dS, reach, strict=True)
-    ]
-    return o["C"] * dQ, [o["C"] * x for x in dK], [o["C"] * x for x in dV]
+    relative_dK = (N_q + 4) * u + w.u_s
+    dK = []
+    for e, r in zip(E_dS, reach, strict=True):
+        underflows = ((1 + w.tau) * N_q + q * N_q * r) * w.least
+        rounded = w.tau * q * N_q * (e + relative_dK * r)
+        dK.append(rounded + w.step + underflows)
+    C = o["C"]
+    return C * dQ, [C * x for x in dK], [C * x for x in dV]
 
 
 @pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
@@ -195,14 +204,16 @@ def test_bounds_are_what_they_are_said_to_be(
     options: dict[str, Any], formats: dict[str, Any]
 ) -> None:
     o = {**PLAIN, **options, **formats}
-    assert np.allclose(error_bound(Q, K, V, **o), of_O(o, o["C"]), rtol=1e-12, atol=0)
+    bound = error_bound(Q, K, V, **o)
+    assert np.allclose(bound, of_O(o, o["C"]), rtol=1e-12, atol=0)
     dO = np.tile(DO, (N_q, 1))
     for stores, recombined in ((1, False), (3, True), (None, False)):
         got = gradient_bounds(Q, K, V, dO, **o, dQ_stores=stores, recombined=recombined)
-        want = of_gradients(o, stores or o["steps"], recombined)
-        assert np.allclose(got.dQ, want[0], rtol=1e-12, atol=0)
-        assert np.allclose(got.dK, np.array(want[1])[:, None], rtol=1e-12, atol=0)
-        assert np.allclose(got.dV, want[2], rtol=1e-12, atol=0)
+        dQ, dK, dV = of_gradients(o, stores or o["steps"], recombined)
+        assert np.allclose(got.dQ, dQ, rtol=1e-12, atol=0)
+        of_keys = np.array(dK)[:, None]
+        assert np.allclose(got.dK, of_keys, rtol=1e-12, atol=0)
+        assert np.allclose(got.dV, dV, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
@@ -215,14 +226,17 @@ def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(
     w = what(o, True)
     size = sum(map(abs, DO))
     P_sink = 0.5
-    E_D = size * (of_O(o, 1.0, True) + (d_v + 2) * w.u * w.mass + w.least) + d_v * w.least
-    E_P = min(P_sink * (w.undropped + w.u * math.log(2)) + w.least, 1.0)
+    E_of_O = of_O(o, 1.0, True) + (d_v + 2) * w.u * w.mass + w.least
+    E_D = size * E_of_O + d_v * w.least
+    relative_P = w.undropped + w.u * math.log(2)
+    E_P = min(P_sink * relative_P + w.least, 1.0)
     D = w.gain * sum(VALUES) / 4 * abs(sum(DO))
-    want = E_P * (D + E_D) + P_sink * E_D + (N_q + 2) * w.u * (P_sink + E_P) * (D + E_D) + w.least
-    assert np.allclose(
-        error_bound(Q, K, V, **o, sink=above(o)), of_O(o, o["C"], True), rtol=1e-12, atol=0
-    )
-    got = sink_gradient_bound(Q, K, V, np.tile(DO, (N_q, 1)), **o, sink=above(o))
+    of_the_sum = (N_q + 2) * w.u * (P_sink + E_P) * (D + E_D)
+    want = E_P * (D + E_D) + P_sink * E_D + of_the_sum + w.least
+    bound = error_bound(Q, K, V, **o, sink=above(o))
+    assert np.allclose(bound, of_O(o, o["C"], True), rtol=1e-12, atol=0)
+    dO = np.tile(DO, (N_q, 1))
+    got = sink_gradient_bound(Q, K, V, dO, **o, sink=above(o))
     assert np.allclose(got, o["C"] * N_q * want, rtol=1e-12, atol=0)
 
 
@@ -230,24 +244,29 @@ def test_the_bound_of_a_sink_s_gradient_is_what_it_is_said_to_be(
 def test_where_rounding_decides_the_softmax_two_averages_of_v_differ_by_its_range_at_most(
     p: float,
 ) -> None:
-    want = 2 * 3 * (1 + 2.0**-8) / (1 - p) + 2.0**-24 * (1 + N_k + 1 + 4 / (1 - p))
-    assert np.allclose(
-        error_bound(Q, K, V, **WIDE, scale=2.0**20, dropout_p=p), want, rtol=1e-12, atol=0
-    )
+    rounded = 2 * 3 * (1 + 2.0**-8) / (1 - p)
+    underflows = 2.0**-24 * (1 + N_k + 1 + 4 / (1 - p))
+    bound = error_bound(Q, K, V, **WIDE, scale=2.0**20, dropout_p=p)
+    assert np.allclose(bound, rounded + underflows, rtol=1e-12, atol=0)
 
 
 def test_what_is_dropped_whole_leaves_the_smallest_numbers() -> None:
-    o = {**PLAIN, "chip": np.float32, "stored": np.float32, "flushed": True, "steps": 3}
-    bound = error_bound(Q, K, V, **{**o, "keep": np.zeros((N_q, N_k), bool), "dropout_p": 0.75})
-    assert np.array_equal(bound, np.full((N_q, d_v), 2.0**-126 * (3 + N_k + 3 + 4 * 4)))
+    o = {**PLAIN, "chip": np.float32, "stored": np.float32}
+    o |= {"flushed": True, "steps": 3, "dropout_p": 0.75}
+    o["keep"] = np.zeros((N_q, N_k), bool)
+    bound = error_bound(Q, K, V, **o)
+    assert (bound == 2.0**-126 * (3 + N_k + 3 + 4 * 4)).all()
 
 
 @pytest.mark.parametrize(("chip", "u"), [(None, 2.0**-24), (np.float64, 2.0**-53)])
 def test_the_sum_of_a_group_is_bounded_as_said(chip: Any, u: float) -> None:
     parts = np.array([1.0, -2.0, 4.0])
     bounds = np.array([0.25, 0.5, 1.0])
-    want = 1.75 + 2 * (2 * u + 2.0**-11) * (7 + 1.75) + 2.0**-24
-    got = group_bound(parts[:, None, None], bounds[:, None, None], stored=np.float16, chip=chip)
+    roundings = 2 * u + 2.0**-11
+    want = 1.75 + 2 * roundings * (7 + 1.75) + 2.0**-24
+    heads = parts[:, None, None]
+    bounds_of_heads = bounds[:, None, None]
+    got = group_bound(heads, bounds_of_heads, stored=np.float16, chip=chip)
     assert np.allclose(got, want, rtol=1e-14, atol=0)
     assert (
         group_bound(parts, bounds, stored=np.float32, axis=0)
@@ -265,9 +284,9 @@ def test_what_c_cannot_be_is_refused(C: float) -> None:
 
 
 def test_a_row_without_a_key_has_no_error() -> None:
-    bound = error_bound(
-        Q, K, V, **{**PLAIN, **NARROW}, mask=np.array([[True] * N_k] * (N_q - 1) + [[False] * N_k])
-    )
+    mask = np.ones((N_q, N_k), bool)
+    mask[-1] = False
+    bound = error_bound(Q, K, V, **{**PLAIN, **NARROW}, mask=mask)
     assert np.all(bound[-1] == 0)
     assert np.all(bound[:-1] > 2.0**-12)
 
@@ -279,10 +298,10 @@ def test_adding_up_a_bias_gradient() -> None:
     n = N_q * N_k
     u = 2.0**-53
     dO = np.tile(DO, (N_q, 1))
-    each, whole = (
-        bias_gradient_bound(Q, K, V, dO, bias=np.zeros(shape)) for shape in ((N_q, N_k), (1, 1))
-    )
-    assert (whole.item() - each.sum()) / u == pytest.approx(2 * (n - 1) * n * P)
+    each = bias_gradient_bound(Q, K, V, dO, bias=np.zeros((N_q, N_k)))
+    whole = bias_gradient_bound(Q, K, V, dO, bias=np.zeros((1, 1)))
+    of_additions = (whole.item() - each.sum()) / u
+    assert of_additions == pytest.approx(2 * (n - 1) * n * P)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +348,8 @@ def test_a_signature_says_what_is_taken(function: Any) -> None:
 LEAST = 2.0**-149
 UNEQUAL = np.log([[1.0], *([[0.1]] * 19)])  # keys whose weights, not yet divided, are 1 and 0.1
 # and of which the first has nine tenths
-HEAVY = np.column_stack([np.log([1.0, *([0.1 / 59 / 0.9] * 59)]), np.eye(60)[0]])
+WEIGHTS = [1.0, *[0.1 / 59 / 0.9] * 59]
+HEAVY = np.column_stack([np.log(WEIGHTS), np.eye(60)[0]])
 LOST: dict[str, tuple[str, Any, Any, Any, Any, float]] = {  # algorithm; Q, K, V, dO; scale
     "what is summed up to O": ("flash", [[1]], UNEQUAL, [[5 * LEAST]] * 20, [[1]], 1.0),
     "products of Q and K": (
@@ -368,9 +388,11 @@ def test_what_underflows_is_within_the_bounds(case: tuple[str, Any, Any, Any, An
             Q, K, V, dO, scale=scale, **backward_rounding(name, run.blocks, got.blocks)
         )
         want = gradients(Q, K, V, dO, scale=scale)
-        for found, exact, most in zip((got.dQ, got.dK, got.dV), want, bounds, strict=True):
+        computed = (got.dQ, got.dK, got.dV)
+        for found, exact, most in zip(computed, want, bounds, strict=True):
             assert of_bound(found, exact, most) <= 1
 
 
 def test_a_reach_is_finite_though_its_products_overflow_before_a_small_scale() -> None:
-    assert np.allclose(score_reach([[1e160]], [[1e160]], scale=1e-300), 1e20, rtol=1e-12, atol=0)
+    reach = score_reach([[1e160]], [[1e160]], scale=1e-300)
+    assert np.allclose(reach, 1e20, rtol=1e-12, atol=0)

@@ -12,9 +12,12 @@ import pytest
 from flashsim import reference
 
 rng = np.random.default_rng(0)
-X, Z, V, Q, K, W = (
-    rng.normal(size=shape) for shape in ((7, 3), (5, 3), (5, 2), (7, 3), (7, 3), (4, 3))
-)
+X = rng.normal(size=(7, 3))
+Z = rng.normal(size=(5, 3))
+V = rng.normal(size=(5, 2))
+Q = rng.normal(size=(7, 3))
+K = rng.normal(size=(7, 3))
+W = rng.normal(size=(4, 3))
 E = rng.normal(size=(4, 7))
 values = rng.normal(size=(7, 2))
 HIDDEN = rng.normal(size=(3, 8))
@@ -48,9 +51,8 @@ HOW = ("stored", "blocks", "sigma", "scale", "phi", "order", "kernel", "C", "fac
 
 
 def numbers(result: Any) -> np.ndarray[Any, Any]:
-    return np.concatenate(
-        [np.ravel(a) for a in (result if isinstance(result, tuple) else (result,))]
-    )
+    arrays = result if isinstance(result, tuple) else (result,)
+    return np.concatenate([np.ravel(array) for array in arrays])
 
 
 @pytest.mark.parametrize(("function", "inputs"), EACH)
@@ -60,7 +62,8 @@ def test_what_is_none_is_refused_by_name(
     assert np.isfinite(numbers(function(**inputs))).all()
     for name in inputs.keys() - {"C"}:
         shapes = [np.zeros(shape) for shape in ((2, 2, 2), (0, 3), (9, 9))]
-        for wrong in ("x", *shapes, inputs[name] * np.nan, inputs[name] * 1j):
+        not_real = (inputs[name] * np.nan, inputs[name] * 1j)
+        for wrong in ("x", *shapes, *not_real):
             with pytest.raises(
                 ValueError, match=rf"^{name} (has|is|holds) |^\w+ has shape .* as {name} has"
             ):
@@ -117,9 +120,11 @@ def test_finite_operands_never_make_nan(
 def test_what_else_does_not_fit_is_named(
     function: Callable[..., Any], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)")):
+    pattern = message.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(ValueError, match=f"^{pattern}"):
         function(**arguments)
 
 
 def test_one_column_may_be_flat_and_lists_are_taken() -> None:
-    assert reference.kernel_product([0.0, 1.0], [0.0], [1.0]).tolist() == [[1.0], [np.exp(-0.5)]]
+    product = reference.kernel_product([0.0, 1.0], [0.0], [1.0])
+    assert product.tolist() == [[1.0], [np.exp(-0.5)]]

@@ -7,7 +7,8 @@ import pickle
 import re
 import sys
 from dataclasses import FrozenInstanceError, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.hbm import HBM, Matrix
 from flashsim.memory.sram import SRAM
 from flashsim.memory.traffic import Traffic
+from tests.helpers.cases import Arguments
 
 X = np.ones((6, 4))
 
@@ -31,7 +33,8 @@ def bad(message: str, *qkv: Any, name: str = "flash_basic", **options: Any) -> N
 
 
 def test_lists_are_taken() -> None:
-    assert flashsim.forward("flash_basic", [[1.0]], [[2.0]], [[3.0]]).O.tolist() == [[3.0]]
+    run = flashsim.forward("flash_basic", [[1.0]], [[2.0]], [[3.0]])
+    assert run.O.tolist() == [[3.0]]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -53,15 +56,14 @@ def test_check_finite_can_be_turned_off() -> None:
 @pytest.mark.parametrize("gqa", ["separate", "grouped"])
 def test_heads_may_come_last_but_one(gqa: str) -> None:
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (
-        rng.normal(size=(2, heads, n, w))
-        for heads, n, w in ((4, 7, 3), (2, 9, 3), (2, 9, 5), (4, 7, 5))
-    )
-    options: dict[str, Any] = {"mask": KeyPadding([[4], [9]]), "causal": True, "gqa": gqa}
+    Q = rng.normal(size=(2, 4, 7, 3))
+    K = rng.normal(size=(2, 2, 9, 3))
+    V = rng.normal(size=(2, 2, 9, 5))
+    dO = rng.normal(size=(2, 4, 7, 5))
+    heads_last = [X.swapaxes(1, 2) for X in (Q, K, V)]
+    options: Arguments = {"mask": KeyPadding([[4], [9]]), "causal": True, "gqa": gqa}
     want = flashsim.forward("flash", Q, K, V, **options)
-    run = flashsim.forward(
-        "flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), layout="BNHD", **options
-    )
+    run = flashsim.forward("flash", *heads_last, layout="BNHD", **options)
     assert run.O.shape == (2, 7, 4, 5)
     assert np.array_equal(run.O.swapaxes(1, 2), want.O)
     assert run.lse is not None
@@ -70,12 +72,11 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
     expected = flashsim.backward("flash", want, dO)
     result = flashsim.backward("flash", run, dO.swapaxes(1, 2))
     for name in ("dQ", "dK", "dV"):
-        assert np.array_equal(getattr(result, name).swapaxes(1, 2), getattr(expected, name))
-    one: dict[str, Any] = {"head": (1, 2), "causal": True}
+        heads_first = getattr(result, name).swapaxes(1, 2)
+        assert np.array_equal(heads_first, getattr(expected, name))
+    one: Arguments = {"head": (1, 2), "causal": True}
     by_head = flashsim.trace("flash", Q, K, V, dO=dO, **one)
-    transposed = flashsim.trace(
-        "flash", *(a.swapaxes(1, 2) for a in (Q, K, V)), dO=dO.swapaxes(1, 2), layout="BNHD", **one
-    )
+    transposed = flashsim.trace("flash", *heads_last, dO=dO.swapaxes(1, 2), layout="BNHD", **one)
     assert repr(by_head) == repr(transposed)
     for event, other in zip(by_head.events, transposed.events, strict=True):
         np.testing.assert_array_equal(event.value, other.value)
@@ -83,7 +84,9 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
 
 def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
     """Notes say that shapes are heads first, where they are not as they were given."""
-    heads, last = np.ones((6, 2, 4)), cast(Any, {"layout": "BNHD"})
+    heads = np.ones((6, 2, 4))
+    last: Any = {"layout": "BNHD"}
+    by_head = np.ones((6, 2, 6), bool)
     run = flashsim.forward("flash", heads, heads, heads, **last)
     calls: dict[str, Any] = {
         r"K has shape \(3, 6, 4\)": lambda: flashsim.forward(
@@ -93,7 +96,7 @@ def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
             "flash", heads, heads[:0], heads, **last
         ),
         r"mask has shape \(6, 2, 6\)": lambda: flashsim.forward(
-            "flash", heads, heads, heads, mask=np.ones((6, 2, 6), bool), **last
+            "flash", heads, heads, heads, mask=by_head, **last
         ),
         r"dO has shape \(6, 2, 4\); .* \(2, 6, 4\)": lambda: flashsim.backward(
             "flash", run, np.ones((2, 6, 4))
@@ -116,7 +119,7 @@ def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
 
 
 def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
-    options: dict[str, Any] = {"M": 30, "blocks": (4, 4)}
+    options: Arguments = {"M": 30, "blocks": (4, 4)}
     with pytest.raises(flashsim.SramOverflow):
         flashsim.forward("flash", X, X, X, **options)
     run = flashsim.forward("flash", X, X, X, **options, enforce=False)
@@ -124,7 +127,9 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
     assert f"{run.sram.over} over M = 30" in repr(run)
     for counted in (flashsim.count, theory.exact):
         result = counted("flash", N=6, d=4, dtype="float64", **options, enforce=False)
-        assert (result.hbm, result.sram, result.blocks) == (run.hbm, run.sram, run.blocks)
+        assert result.hbm == run.hbm
+        assert result.sram == run.sram
+        assert result.blocks == run.blocks
     assert flashsim.backward("flash", run, X).sram.over > 0
     with pytest.raises(flashsim.SramOverflow):
         flashsim.backward("flash", run, X, enforce=True)
@@ -144,14 +149,16 @@ def test_m_below_the_least_possible_says_the_least() -> None:
         "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23"
     )
     bad(text, X, X, X, M=3, sizing="fit")
-    assert flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit").sram.peak == 23
+    run = flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit")
+    assert run.sram.peak == 23
 
 
 def test_blocks_that_do_not_fit_overflow() -> None:
     with pytest.raises(flashsim.SramOverflow, match="too many"):
         flashsim.forward("flash_basic", X, X, X, M=24, blocks=(6, 6))
+    run = flashsim.forward("flash", X, X, X)
     with pytest.raises(flashsim.SramOverflow, match="too many"):
-        flashsim.backward("flash", flashsim.forward("flash", X, X, X), X, M=40, blocks=(6, 6))
+        flashsim.backward("flash", run, X, M=40, blocks=(6, 6))
 
 
 def refused(
@@ -208,7 +215,9 @@ def test_finite_input_never_gives_nan(name: str, scale: float) -> None:
             (1e-4, 1e-4, 1),
         )
         for q, k, v in kinds:
-            Q, K, V = (np.full((5, 3), x).astype(dtype) for x in (q, k, v))
+            Q = np.full((5, 3), q).astype(dtype)
+            K = np.full((5, 3), k).astype(dtype)
+            V = np.full((5, 3), v).astype(dtype)
             K[::2] *= dtype(-1)
             try:
                 run = flashsim.forward(name, Q, K, V, scale=scale)
@@ -219,7 +228,8 @@ def test_finite_input_never_gives_nan(name: str, scale: float) -> None:
             except ValueError as error:
                 refusals.append(str(error))
             else:
-                assert all(np.isfinite(result.astype(np.float64)).all() for result in results)
+                for result in results:
+                    assert np.isfinite(result.astype(np.float64)).all()
     assert len(refusals) >= 4
     assert all(re.search(r"too large.*ends at|overflows", refusal) for refusal in refusals)
 
@@ -238,7 +248,8 @@ def test_products_of_q_and_k_that_overflow_before_a_small_scale_are_refused() ->
         name="flash",
         scale=1e-38,
     )
-    assert np.array_equal(flashsim.forward("flash_basic", Q, Q, V, scale=1e-38).O, V)
+    folded = flashsim.forward("flash_basic", Q, Q, V, scale=1e-38)
+    assert np.array_equal(folded.O, V)
     run = flashsim.forward("flash", Q * 0, Q * 1e18, V, scale=1e-38)
     with pytest.raises(
         ValueError, match=r"dO is too large: dP could reach 2 and a sum .*float32 ends at"
@@ -249,13 +260,15 @@ def test_products_of_q_and_k_that_overflow_before_a_small_scale_are_refused() ->
 def test_standard_attention_refuses_scores_that_overflow_what_s_is_kept_in() -> None:
     Q = np.full((4, 4), 200, np.float16)
     bad("scores could reach .*float16 ends at 6.55e.04", Q, Q, Q, name="standard", scale=1.0)
-    assert np.isfinite(flashsim.forward("flash_basic", Q, Q, Q, scale=1.0).O).all()
+    tiled = flashsim.forward("flash_basic", Q, Q, Q, scale=1.0)
+    assert np.isfinite(tiled.O).all()
 
 
 def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> None:
     """Scores of 48,400 are in float16; of 2·10³⁸ in float32, too, but not the difference of two."""
     Q = np.full((4, 4), 110, np.float16)
-    assert np.array_equal(flashsim.forward("standard", Q, -Q, Q, scale=1.0).O, Q)
+    run = flashsim.forward("standard", Q, -Q, Q, scale=1.0)
+    assert np.array_equal(run.O, Q)
     Q = np.full((4, 4), np.sqrt(0.5e38), np.float32)
     bad("two scores could be 4e.38 apart, and float32 ends at 3.4e.38", Q, Q, Q, scale=1.0)
     bad(
@@ -279,22 +292,27 @@ def test_a_scale_that_the_chip_s_type_does_not_hold_is_refused(name: str) -> Non
         name=name,
         scale=-1e39,
     )
-    assert np.array_equal(flashsim.forward(name, Q, Q, Q + 1, scale=3e38).O, Q + 1)
+    run = flashsim.forward(name, Q, Q, Q + 1, scale=3e38)
+    assert np.array_equal(run.O, Q + 1)
     wide = Q.astype(np.float64)
-    assert np.array_equal(flashsim.forward(name, wide, wide, wide + 1, scale=-1e39).O, wide + 1)
+    run = flashsim.forward(name, wide, wide, wide + 1, scale=-1e39)
+    assert np.array_equal(run.O, wide + 1)
 
 
 def test_gradients_that_overflow_float16_are_refused() -> None:
-    Q = np.ones((3, 1))
-    K = np.array([[5e4], [-5e4], [4e4]])
-    V = np.array([[9.0], [-9.0], [3.0]])
-    run = flashsim.forward("flash", *(a.astype(np.float16) for a in (Q, K, V)), scale=1e-5)
+    Q = np.ones((3, 1), np.float16)
+    K = np.array([[5e4], [-5e4], [4e4]], np.float16)
+    V = np.array([[9.0], [-9.0], [3.0]], np.float16)
+    run = flashsim.forward("flash", Q, K, V, scale=1e-5)
     with pytest.raises(
         ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"
     ):
         flashsim.backward("flash", run, np.full((3, 1), 6e4, np.float16))
-    assert np.isfinite(flashsim.backward("flash", run, np.full((3, 1), 1e-2, np.float16)).dQ).all()
-    run = flashsim.forward("flash", np.zeros((9, 1), np.float16), *np.ones((2, 3, 1), np.float16))
+    small_dO = np.full((3, 1), 1e-2, np.float16)
+    assert np.isfinite(flashsim.backward("flash", run, small_dO).dQ).all()
+    Q = np.zeros((9, 1), np.float16)
+    K, V = np.ones((2, 3, 1), np.float16)
+    run = flashsim.forward("flash", Q, K, V)
     with pytest.raises(ValueError, match=r"^dV overflows float16"):
         flashsim.backward("flash", run, np.full((9, 1), 6e4, np.float16))
 
@@ -330,11 +348,14 @@ def test_what_an_algorithm_returns_is_what_is_taken(
         scope,
     )
     monkeypatch.setitem(FORWARD, "flash", replace(flash, run=scope["flash"]))
+    call = partial(flashsim.count, "flash", N=6, d=4)
+    if arithmetic:
+        call = partial(flashsim.forward, "flash", X, X, X)
     with pytest.raises(
         MemoryModelError,
         match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {message}"),
     ):
-        flashsim.forward("flash", X, X, X) if arithmetic else flashsim.count("flash", N=6, d=4)
+        call()
 
 
 def test_a_returned_matrix_has_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,8 +367,9 @@ def test_a_returned_matrix_has_its_shape(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(
         FORWARD, "flash_basic", replace(FORWARD["flash_basic"], run=wide, returns=("O",))
     )
+    narrow = np.ones((4, 2))
     with pytest.raises(MemoryModelError, match=r"returned O of shape \(4, 5\); expected \(4, 2\)"):
-        flashsim.forward("flash_basic", *(np.ones((4, 2)) for _ in range(3)))
+        flashsim.forward("flash_basic", narrow, narrow, narrow)
 
 
 def test_a_run_from_a_file_has_its_gradients() -> None:
@@ -370,8 +392,8 @@ def test_policies_are_not_to_be_changed() -> None:
 
 def test_counts_that_differ_by_dtype_alone_say_so() -> None:
     Q, K, V = np.random.default_rng(0).normal(size=(3, 8, 4))
-    run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 4))
-    sizes: dict[str, Any] = {"M": 200, "blocks": (4, 4)}
+    sizes: Arguments = {"M": 200, "blocks": (4, 4)}
+    run = flashsim.forward("flash", Q, K, V, **sizes)
     counted = flashsim.count("flash", N=8, d=4, **sizes).hbm
     with pytest.warns(
         UserWarning,
@@ -379,14 +401,17 @@ def test_counts_that_differ_by_dtype_alone_say_so() -> None:
     ):
         assert counted != run.hbm
     # as a bug might
-    stored = Traffic({**counted.by_array, "O": replace(counted.by_array["O"], itemsize=2)})
+    narrow_O = replace(counted.by_array["O"], itemsize=2)
+    stored = Traffic({**counted.by_array, "O": narrow_O})
     with pytest.warns(
         UserWarning, match=r"equal, but the dtypes differ: bytes of an element, O 4 and 2$"
     ):
         assert counted != stored
     # of other counts: not a word
-    assert counted != flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64).hbm
-    assert flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64).hbm == run.hbm
+    longer = flashsim.count("flash", N=9, d=4, **sizes, dtype=np.float64)
+    assert counted != longer.hbm
+    in_float64 = flashsim.count("flash", N=8, d=4, **sizes, dtype=np.float64)
+    assert in_float64.hbm == run.hbm
 
 
 @pytest.mark.parametrize(
@@ -424,20 +449,24 @@ def test_results_say_who_chose_their_blocks(how: dict[str, Any], who: str) -> No
 def test_what_dropout_divides_by_counts_toward_the_largest_sum() -> None:
     """Three quarters of the weights dropped, the others count fourfold: dV reaches 4N|dO|."""
     one = np.ones((40, 1), "float32")
-    run = flashsim.forward("flash", one, 0 * one, 0 * one, M=100, dropout_p=0.75, seed=1)
+    zeros = 0 * one
+    run = flashsim.forward("flash", one, zeros, zeros, M=100, dropout_p=0.75, seed=1)
     with pytest.raises(ValueError, match=r"dO is too large: dP could reach 0 and a sum 1\.6e\+38"):
         flashsim.backward("flash", run, np.float32(1e36) * one)
 
 
 def test_results_are_equal_if_they_have_counted_the_same() -> None:
-    run = flashsim.count("flash", N=8, d=4, M=200, blocks=(4, 4))
-    assert run == flashsim.count("flash", N=8, d=4, M=200, blocks=(4, 4))
+    sizes: Arguments = {"N": 8, "d": 4, "M": 200}
+    run = flashsim.count("flash", **sizes, blocks=(4, 4))
+    assert run == flashsim.count("flash", **sizes, blocks=(4, 4))
+    of_other_blocks = flashsim.count("flash", **sizes, blocks=(4, 2))
+    of_another_algorithm = flashsim.count("q_outer", **sizes, blocks=(4, 4))
     changed = (
         {"sram": replace(run.sram, peak=run.sram.peak + 1)},
         {"hbm": run.hbm + run.hbm},
         {"operations": run.flops + run.flops},
-        {"plan": flashsim.count("flash", N=8, d=4, M=200, blocks=(4, 2)).plan},
-        {"plan": flashsim.count("q_outer", N=8, d=4, M=200, blocks=(4, 4)).plan},
+        {"plan": of_other_blocks.plan},
+        {"plan": of_another_algorithm.plan},
     )
     for fields in changed:
         other: Any = replace(run, **fields)
@@ -447,8 +476,12 @@ def test_results_are_equal_if_they_have_counted_the_same() -> None:
 def test_on_head_is_called_with_how_many_heads_are_done_and_how_many_there_are() -> None:
     X = np.ones((2, 3, 4, 2))
     calls: list[tuple[int, int]] = []
-    run = flashsim.forward("flash", X, X, X, M=100, on_head=lambda *numbers: calls.append(numbers))
-    flashsim.backward("flash", run, X, M=100, on_head=lambda *numbers: calls.append(numbers))
+
+    def note(*numbers: int) -> None:
+        calls.append((numbers[0], numbers[1]))
+
+    run = flashsim.forward("flash", X, X, X, M=100, on_head=note)
+    flashsim.backward("flash", run, X, M=100, on_head=note)
     assert calls == [(done, 6) for done in range(1, 7)] * 2
 
 
@@ -458,7 +491,8 @@ def test_on_head_is_called_with_how_many_heads_are_done_and_how_many_there_are()
 
 def fits(name: str, B_r: int, B_c: int, M: int, direction: str = "forward") -> bool:
     try:
-        flashsim.count(name, N=300, d=16, M=M, blocks=(B_r, B_c), direction=direction)
+        blocks = (B_r, B_c)
+        flashsim.count(name, N=300, d=16, M=M, blocks=blocks, direction=direction)
     except flashsim.SramOverflow:
         return False
     return True
@@ -470,8 +504,9 @@ def test_an_overflow_says_what_would_fit(name: str, direction: str) -> None:
     if name not in (FORWARD if direction == "forward" else BACKWARD):
         pytest.skip("it has no such pass")
     M = 9_000
+    sizes: Arguments = {"N": 300, "d": 16, "M": M, "direction": direction}
     with pytest.raises(flashsim.SramOverflow) as caught:
-        flashsim.count(name, N=300, d=16, M=M, blocks=(32, 256), direction=direction)
+        flashsim.count(name, blocks=(32, 256), **sizes)
     (note,) = caught.value.__notes__
     text = re.fullmatch(
         r"blocks \(32, 256\) need M = ([\d,]+) in all; with B_r = 32, the largest B_c that "
@@ -494,7 +529,8 @@ def test_an_overflow_of_a_run_and_of_a_single_row_says_what_would_fit() -> None:
         with pytest.raises(flashsim.SramOverflow) as caught:
             flashsim.forward("flash", Q, Q, Q, M=M, blocks=(8, 40))
         assert text in caught.value.__notes__[0]
-    run = flashsim.forward("flash", Q, Q, Q, M=3_000, blocks=(8, 40))
+    room: Arguments = {"M": 3_000, "blocks": (8, 40)}
+    run = flashsim.forward("flash", Q, Q, Q, **room)
     with pytest.raises(flashsim.SramOverflow) as caught:
-        flashsim.backward("flash", run, Q, M=3_000, blocks=(8, 40))
+        flashsim.backward("flash", run, Q, **room)
     assert "blocks (8, 40) need M = " in caught.value.__notes__[0]

@@ -18,7 +18,7 @@ from flashsim.simulate import following
 from tests.helpers.own import module_of
 
 rng = np.random.default_rng(0)
-Q, K, V = (rng.normal(size=(9, 4)) for _ in range(3))
+Q, K, V = rng.normal(size=(3, 9, 4))
 
 MINE = """
 import numpy as np
@@ -98,9 +98,9 @@ def test_a_forgotten_on_chip_is_told_at_its_line(
     ) as caught:
         flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=500)
     (note,) = caught.value.__notes__
-    line = re.escape(
-        next(line for line in wrong.splitlines() if message.split()[0] in line).strip()
-    )
+    first_word = message.split()[0]
+    line_with_it = next(line for line in wrong.splitlines() if first_word in line)
+    line = re.escape(line_with_it.strip())
     assert re.fullmatch(rf"at line \d+ of {re.escape(str(file))}: .*{line}.*", note)
     assert sys.gettrace() is None
 
@@ -132,7 +132,8 @@ FINE = {
 @pytest.mark.parametrize("blocks", [(4, 5), (1, 1)])
 def test_what_is_right_is_not_refused(scores: str, blocks: tuple[int, int], tmp_path: Path) -> None:
     mine = module_of(MINE.replace("SCORES", scores), tmp_path / "mine.py").mine
-    assert np.allclose(flashsim.forward(mine, Q, K, V, blocks=blocks, M=500).O, attention(Q, K, V))
+    run = flashsim.forward(mine, Q, K, V, blocks=blocks, M=500)
+    assert np.allclose(run.O, attention(Q, K, V))
 
 
 def test_what_another_tracer_follows_is_left_to_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from flashsim.drawing.style import Panels, column_figure
 from flashsim.plots import plot_run
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
+TILES: dict[str, Any] = {"M": 200, "blocks": (4, 5)}
 LATER = {
     "cache": "hardware.cache",
     "machines": "hardware.machines",
@@ -57,8 +58,8 @@ def test_help_begins_with_five_lines_that_run(
 
 
 def test_results_show_in_a_line() -> None:
-    run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
-    tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
+    run = flashsim.forward("flash", Q, K, V, **TILES)
+    tally = flashsim.count("flash", N=9, d=4, **TILES)
     costs = (
         f"{run.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), SRAM peak {run.sram.peak:,} of "
         "M = 200)"
@@ -87,9 +88,10 @@ def test_a_peak_above_m_says_by_how_much() -> None:
 
 
 def test_results_are_tables_in_a_notebook() -> None:
-    run = flashsim.forward("flash", Q, K, V, M=200, blocks=(4, 5))
-    tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
-    for output in (run, tally, run.hbm, flashsim.backward("flash", run, run.O, M=1000)):
+    run = flashsim.forward("flash", Q, K, V, **TILES)
+    tally = flashsim.count("flash", N=9, d=4, **TILES)
+    back = flashsim.backward("flash", run, run.O, M=1000)
+    for output in (run, tally, run.hbm, back):
         traffic = output if isinstance(output, flashsim.memory.traffic.Traffic) else output.hbm
         result = re.findall(r"<tr>(.*?)</tr>", output._repr_html_())[1:]
         rows = [tuple(re.findall(r"<td>(.*?)</td>", row)) for row in result]
@@ -130,8 +132,8 @@ def test_what_is_proved_tuned_and_exact_shows_too() -> None:
         name: f"{choice.accesses:,}" for name, choice in tuned.by_loops.items()
     }
 
-    exact = flashsim.theory.exact("flash", N=9, d=4, M=200, blocks=(4, 5))
-    tally = flashsim.count("flash", N=9, d=4, M=200, blocks=(4, 5))
+    exact = flashsim.theory.exact("flash", N=9, d=4, **TILES)
+    tally = flashsim.count("flash", N=9, d=4, **TILES)
     assert repr(exact) == (
         f"Exact('flash': {tally.hbm.accesses:,} HBM accesses, blocks 4 × 5 (given), {tally.sram})"
     )
@@ -178,7 +180,8 @@ def drawn(proof: flashsim.analysis.proving.Proof) -> tuple[ElementTree.Element, 
     """Return a proof's picture, the widths of its bars, and its words."""
     html = proof._repr_html_()
     svg = ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
-    bars = [float(rect.get("width", 0)) for rect in svg.iter("rect") if rect.get("height") == "18"]
+    rectangles = [rect for rect in svg.iter("rect") if rect.get("height") == "18"]
+    bars = [float(rect.get("width", 0)) for rect in rectangles]
     return svg, bars, " ".join(text.text or "" for text in svg.iter("text"))
 
 
@@ -201,9 +204,11 @@ def test_a_proof_s_picture_is_to_scale(sizes: int) -> None:
         assert f"{best.accesses:,}: {best.algorithm} in blocks of " in text
         assert f"{proof.ratio:.3f} × the bound" in text
     assert f"{index.accesses:,}, the bound: {index.n:,} phases" in text
-    cuts = [float((path.get("d") or "")[1:].split()[0]) for path in svg.iter("path")]
+    paths = [path.get("d") or "" for path in svg.iter("path")]
+    cuts = [float(path[1:].split()[0]) for path in paths]
     if cuts:
-        ends = [index.Y + turn * (index.Y - index.M) for turn in range(index.n - 1)]
+        charges = index.Y - index.M
+        ends = [index.Y + turn * charges for turn in range(index.n - 1)]
         np.testing.assert_allclose(
             np.array(cuts) / bound, np.array(ends) / index.accesses, atol=1e-3
         )
@@ -220,14 +225,16 @@ def test_a_proof_s_box_is_the_largest_that_a_phase_allows(sizes: int) -> None:
     i = np.linspace(1, index.Y, 200_001)
     made = np.minimum(i * i, 2 * i * index.d)  # the room of P: itself, or of Q and K that make it
     c = (index.Y - made) / (2 * i)  # what is left is V and O
-    most = int(np.argmax(np.where(c > 0, i * i * c, 0)))
-    front, side, _ = [
-        [tuple(map(float, corner.split(","))) for corner in (face.get("points") or "").split()]
-        for face in svg.iter("polygon")
-    ]
-    assert (front[1][0] - front[0][0]) / (2 * (side[1][0] - side[0][0])) == pytest.approx(
-        i[most] / c[most], rel=0.02
-    )
+    products_of_i = np.where(c > 0, i * i * c, 0)
+    most = int(np.argmax(products_of_i))
+    faces = []
+    for face in svg.iter("polygon"):
+        corners = (face.get("points") or "").split()
+        faces.append([tuple(map(float, corner.split(","))) for corner in corners])
+    front, side, _ = faces
+    wide = front[1][0] - front[0][0]
+    deep = 2 * (side[1][0] - side[0][0])
+    assert wide / deep == pytest.approx(i[most] / c[most], rel=0.02)
     products = float(i[most] ** 2 * c[most])
     written = int(re.findall(r"so ([\d,]+) products at most", text)[0].replace(",", ""))
     assert written == pytest.approx(products, rel=1e-3)

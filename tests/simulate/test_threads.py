@@ -56,7 +56,8 @@ def test_blas_has_its_threads_back_after_runs_at_once() -> None:
     """
     before = limits()
     everywhere = np.geterr()
-    together, want = threading.Barrier(THREADS), flashsim.forward("flash", Q, K, V).O
+    together = threading.Barrier(THREADS)
+    want = flashsim.forward("flash", Q, K, V).O
 
     def on_head(number: int, done: int, heads: int) -> None:
         if done == 1:

@@ -28,6 +28,7 @@ from flashsim.simulate import matrices, planning
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.support.sizes import largest_that_fits
 from flashsim.theory import form as forms
+from tests.helpers.cases import Arguments
 
 DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 
@@ -66,7 +67,8 @@ def test_the_command_line_has_python_s_default(capsys: pytest.CaptureFixture[str
         tally = flashsim.count(name, N=1024, d=64)
         assert main(["count", name, "--N", "1024", "--d", "64", "--json", "-"]) == 0
         assert json.loads(capsys.readouterr().out)["accesses"] == tally.hbm.accesses
-        assert main(["sweep", name, "--N", "1024", "--d", "64", "--check", "0", "--csv", "-"]) == 0
+        sizes = ["--N", "1024", "--d", "64"]
+        assert main(["sweep", name, *sizes, "--check", "0", "--csv", "-"]) == 0
         (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
         (same,) = flashsim.sweep(name, N=1024, d=64)
         assert int(row["accesses_elements"]) == same["accesses_elements"] == tally.hbm.accesses
@@ -76,9 +78,8 @@ def test_the_command_line_has_python_s_default(capsys: pytest.CaptureFixture[str
 
 
 def test_the_paper_s_blocks_are_asked_for_by_name() -> None:
-    paper, fit = (
-        flashsim.count("flash", N=1024, d=64, sizing=sizing) for sizing in ("paper", "fit")
-    )
+    paper = flashsim.count("flash", N=1024, d=64, sizing="paper")
+    fit = flashsim.count("flash", N=1024, d=64, sizing="fit")
     assert (paper.hbm.accesses, paper.sram.over) == (2_406_400, 2_176)
     assert (fit.hbm.accesses, fit.sram.over) == (2_607_104, 0)
     assert flashsim.count("q_outer", N=1024, d=64).hbm.accesses == 1_704_960
@@ -99,16 +100,15 @@ def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
     more room.
     """
     X = np.ones((64, 8), np.float32)
-    rows: dict[str, Any] = {"block_mask": flashsim.patterns.butterfly}
+    rows: Arguments = {"block_mask": flashsim.patterns.butterfly}
     run = flashsim.forward("block_sparse", X, X, X, M=600, **rows)
     with pytest.raises(flashsim.SramOverflow) as caught:
         flashsim.backward("block_sparse", run, X)
     (note,) = caught.value.__notes__
     fitting = flashsim.count("block_sparse", run.problem, direction="backward").blocks
     assert f"blocks=({fitting.B_r}, {fitting.B_c})" in note
-    both = flashsim.forward(
-        "block_sparse", X, X, X, M=600, blocks=(fitting.B_r, fitting.B_c), **rows
-    )
+    rows["blocks"] = (fitting.B_r, fitting.B_c)
+    both = flashsim.forward("block_sparse", X, X, X, M=600, **rows)
     assert not flashsim.backward("block_sparse", both, X).sram.over
     with pytest.raises(ValueError, match="keeps the forward pass's blocks"):
         flashsim.backward("block_sparse", run, X, sizing="fit")
@@ -116,18 +116,16 @@ def test_a_pass_that_keeps_its_blocks_says_which_fit_both() -> None:
 
 @pytest.mark.parametrize("block_mask", [None, "live"])
 def test_a_pass_without_a_mask_of_tiles_takes_blocks_of_its_own(block_mask: str | None) -> None:
-    X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
-    run = flashsim.forward("block_sparse", X, X, X, M=600, causal=True, block_mask=block_mask)
-    dense = flashsim.forward("flash", X, X, X, M=600, causal=True)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(64, 8)).astype(np.float32)
+    options: Arguments = {"M": 600, "causal": True}
+    run = flashsim.forward("block_sparse", X, X, X, block_mask=block_mask, **options)
+    dense = flashsim.forward("flash", X, X, X, **options)
     gradients = flashsim.backward("block_sparse", run, X)
     want = flashsim.backward("flash", dense, X)
     assert gradients.blocks == want.blocks != run.blocks
-    assert (
-        gradients.blocks
-        == flashsim.count(
-            "block_sparse", run.problem, direction="backward", block_mask=block_mask
-        ).blocks
-    )
+    tally = flashsim.count("block_sparse", run.problem, direction="backward", block_mask=block_mask)
+    assert gradients.blocks == tally.blocks
     assert np.array_equal(gradients.dQ, want.dQ)
     assert not gradients.sram.over
 
@@ -165,7 +163,8 @@ def masks(rng: random.Random, N_q: int, N_k: int) -> list[Any]:
         flashsim.Causal(offset=0),
     ]
     if N_q <= N_k:
-        masks.append(flashsim.Tree([-1, *(rng.randrange(n) for n in range(1, N_q))]))
+        parents = [rng.randrange(n) for n in range(1, N_q)]
+        masks.append(flashsim.Tree([-1, *parents]))
     return masks
 
 
@@ -214,7 +213,10 @@ def search(seed: int, cases: int) -> None:
     for number in range(cases):
         passes = PASSES[rng.choice(DIRECTIONS)]
         algorithm = passes[sorted(passes)[number % len(passes)]]
-        N_q, N_k, d, d_v = (rng.randint(1, most) for most in (40, 40, 9, 9))
+        N_q = rng.randint(1, 40)
+        N_k = rng.randint(1, 40)
+        d = rng.randint(1, 9)
+        d_v = rng.randint(1, 9)
         heads, kv_heads, gqa = rng.choice(
             [(1, None, "separate"), (4, 2, "grouped"), (4, 2, "separate")]
         )
@@ -277,7 +279,8 @@ def test_it_does_for_masks_of_each_head_s_own(
     K = rng.normal(size=(2, 2, 9, 4)).astype("float32")
     for name in ("flash", "q_outer"):
         for M in (150, 400):
-            run = flashsim.forward(name, Q, K, K, M=M, mask=made(rng), gqa=gqa)
+            mask = made(rng)
+            run = flashsim.forward(name, Q, K, K, M=M, mask=mask, gqa=gqa)
             flashsim.backward(name, run, Q, M=600)
     assert answers
     assert [what for answer, tried, what in answers if answer is not tried] == []
@@ -286,7 +289,11 @@ def test_it_does_for_masks_of_each_head_s_own(
 @pytest.mark.parametrize("off", [1, -1])
 def test_a_form_with_a_wrong_peak_is_noticed(off: int, monkeypatch: pytest.MonkeyPatch) -> None:
     right = theory.form_of("q_outer", "forward")
-    wrong = replace(right, peak=lambda p, blocks, tiles: right.peak(p, blocks, tiles) + off)
+
+    def wrong_peak(p: Any, blocks: Any, tiles: Any) -> Any:
+        return right.peak(p, blocks, tiles) + off
+
+    wrong = replace(right, peak=wrong_peak)
     monkeypatch.setitem(forms.forms()["forward"], "q_outer", wrong)
     answers = compared(monkeypatch)
     for M in range(40, 90):
@@ -322,10 +329,12 @@ def test_programs_blocks_are_those_of_trials(monkeypatch: pytest.MonkeyPatch) ->
 
 def over() -> tuple[Any, Any, Any, Any, int]:
     """A run, its gradients, a tally and a closed form, whose peak is over M."""
-    X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
-    how: dict[str, Any] = {"M": 300, "sizing": "paper"}
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(64, 8)).astype(np.float32)
+    how: Arguments = {"M": 300, "sizing": "paper"}
     run = flashsim.forward("flash", X, X, X, **how)
-    tally, exact = (count("flash", N=64, d=8, **how) for count in (flashsim.count, theory.exact))
+    tally = flashsim.count("flash", N=64, d=8, **how)
+    exact = theory.exact("flash", N=64, d=8, **how)
     return run, flashsim.backward("flash", run, X), tally, exact, run.sram.over
 
 
@@ -349,9 +358,10 @@ def test_a_peak_over_m_is_said_wherever_a_result_shows() -> None:
 
 
 def test_a_peak_over_m_is_said_in_a_sweep() -> None:
-    rows = flashsim.sweep("flash", N=[64, 128], d=8, M=300, sizing=["paper", "fit"])
+    sizes: Arguments = {"d": 8, "M": 300}
+    rows = flashsim.sweep("flash", N=[64, 128], sizing=["paper", "fit"], **sizes)
     for row in rows:
-        tally = flashsim.count("flash", N=row["N"], d=8, M=300, sizing=row["sizing"])
+        tally = flashsim.count("flash", N=row["N"], sizing=row["sizing"], **sizes)
         assert row["over_M_elements"] == tally.sram.over
     most = max(row["over_M_elements"] for row in rows)
     assert most > 0
@@ -363,16 +373,15 @@ def test_a_peak_over_m_is_said_in_a_sweep() -> None:
     assert [row["over_M_elements"] for row in rows.to_dict()["rows"]] == [
         row["over_M_elements"] for row in rows
     ]
-    assert "exceeds M" not in repr(flashsim.sweep("flash", N=[64, 128], d=8, M=300))
+    fitting = flashsim.sweep("flash", N=[64, 128], **sizes)
+    assert "exceeds M" not in repr(fitting)
 
 
 def test_a_peak_over_m_is_said_of_the_paper_s_blocks_beside_the_best() -> None:
     paper = flashsim.tune.tune(N=64, d=8, M=300).to_dict()["paper"]
     for name in ("flash", "q_outer"):
-        assert (
-            paper[name]["over_M_elements"]
-            == theory.exact(name, N=64, d=8, M=300, sizing="paper").sram.over
-        )
+        exact = theory.exact(name, N=64, d=8, M=300, sizing="paper")
+        assert paper[name]["over_M_elements"] == exact.sram.over
     assert paper["flash"]["over_M_elements"]
 
 

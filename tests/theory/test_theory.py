@@ -23,7 +23,7 @@ from flashsim.attention.shapes import Blocks, Shape
 from flashsim.theory.formulas import Mean, evaluated
 from flashsim.theory.live import points
 from flashsim.theory.problem import Tiles, live_tiles
-from tests.helpers.cases import combined_masks, same
+from tests.helpers.cases import Arguments, combined_masks, same
 
 PASSES_BY_NAME = {"forward": FORWARD, "backward": BACKWARD}
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
@@ -37,22 +37,24 @@ def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) 
     """(T_r, T_c), True where a tile has an element that positions allow, as the mask says of
     each.
     """
-    allowed = mask.allows(
-        np.arange(N_q) // group, np.arange(N_k), Shape(N_q // group, N_k, 1, 1), ()
-    )
-    rows = [allowed[i * blocks.B_r : (i + 1) * blocks.B_r] for i in range(blocks.T_r)]
-    return np.array(
-        [
-            [row[:, j * blocks.B_c : (j + 1) * blocks.B_c].any() for j in range(blocks.T_c)]
-            for row in rows
-        ]
-    )
+    positions = np.arange(N_q) // group
+    shape = Shape(N_q // group, N_k, 1, 1)
+    allowed = mask.allows(positions, np.arange(N_k), shape, ())
+    live = np.zeros((blocks.T_r, blocks.T_c), bool)
+    for i, j in itertools.product(range(blocks.T_r), range(blocks.T_c)):
+        rows = slice(i * blocks.B_r, (i + 1) * blocks.B_r)
+        columns = slice(j * blocks.B_c, (j + 1) * blocks.B_c)
+        live[i, j] = allowed[rows, columns].any()
+    return live
 
 
 @given(data=st.data())
 def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.DataObject) -> None:
     """In any run of columns, for interleaved rows of a group too."""
-    N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 25)) for _ in range(4))
+    N_q = data.draw(st.integers(1, 25))
+    N_k = data.draw(st.integers(1, 25))
+    B_r = data.draw(st.integers(1, 25))
+    B_c = data.draw(st.integers(1, 25))
     mask = data.draw(combined_masks(N_q, N_k)) or All()
     group = data.draw(st.sampled_from((1, 1, 2, 3)))
     N_q *= group
@@ -64,13 +66,14 @@ def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.Data
     first = data.draw(st.integers(0, blocks.T_c))
     end = data.draw(st.integers(first, blocks.T_c))
     there = want[:, first:end]
-    assert live(first, end) == (there[:-1].sum(), there[-1].sum())
+    in_last_row = there[-1].sum()
+    assert live(first, end) == (there[:-1].sum(), in_last_row)
 
 
 def test_live_tiles_of_padding_and_a_left_window_and_of_2000_by_2000() -> None:
     # keys 0 to 8; rows 8 to 15 of keys 8 to 15 have only key 8, seen by 8, 9, 10
     mask = KeyPadding(9) & SlidingWindow(2, 0)
-    drawn: dict[str, Any] = {
+    drawn: Arguments = {
         "N": 16,
         "d": 2,
         "M": 10_000,
@@ -95,8 +98,10 @@ def test_live_tiles_of_padding_and_a_left_window_and_of_2000_by_2000() -> None:
 
 
 def test_points_under_a_line() -> None:
-    for a, b, m, n in itertools.product(range(0, 12, 3), range(0, 15, 4), range(1, 9, 2), range(9)):
-        assert points(a, b, m, n) == sum((a * j + b) // m for j in range(n))
+    ranges = (range(0, 12, 3), range(0, 15, 4), range(1, 9, 2), range(9))
+    for a, b, m, n in itertools.product(*ranges):
+        want = sum((a * j + b) // m for j in range(n))
+        assert points(a, b, m, n) == want
 
 
 # ----------------------------------------------------------------------------------------------
@@ -104,12 +109,14 @@ def test_points_under_a_line() -> None:
 
 
 def accesses(exact: theory.Exact) -> dict[str, tuple[int, int]]:
-    return {array: (a.reads, a.writes) for array, a in exact.hbm.by_array.items()}
+    arrays = exact.hbm.by_array
+    return {name: (array.reads, array.writes) for name, array in arrays.items()}
 
 
 def test_algorithm_4_by_hand() -> None:
     """N = 8, d = 2, M = 16: B_c = ⌈16/8⌉ = 2, B_r = min(2, 2), T_c = 4, Nd = 16."""
-    exact = theory.exact("flash", N=8, d=2, M=16, direction="backward", sizing="paper")
+    sizes: Arguments = {"N": 8, "d": 2, "M": 16, "sizing": "paper"}
+    exact = theory.exact("flash", direction="backward", **sizes)
     assert exact.blocks == Blocks(2, 2, N_q=8, N_k=8)
     assert exact.reads == 2 * 16 + 4 * (4 * 16 + 2 * 8) == 352
     assert exact.init_writes == 3 * 16
@@ -117,9 +124,7 @@ def test_algorithm_4_by_hand() -> None:
     # K_j V_j dK̃_j dṼ_j 4·4, Q_i O_i dO_i dQ_i 4·4, P_ij and dP_ij 2·4, ℓ_i m_i D_i 3·2
     assert exact.sram.peak == 16 + 16 + 8 + 6
     # with dropout: Z_ij and P_ij^dropped 2·4, R 2
-    dropped = theory.exact(
-        "flash", N=8, d=2, M=16, direction="backward", dropout_p=0.1, sizing="paper"
-    )
+    dropped = theory.exact("flash", direction="backward", dropout_p=0.1, **sizes)
     assert (dropped.reads, dropped.sram.peak) == (354, 56)
 
 
@@ -128,11 +133,19 @@ def test_algorithm_5_by_hand() -> None:
     1 + 1 = 6 rows.
     """
     block_mask = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 1]])
-    shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 3, "M": 1000, "blocks": (2, 3)}
-    exact = theory.exact("block_sparse", **shape, block_mask=block_mask, mask=np.ones((5, 7), bool))
-    # of the mask, the tiles' elements
-    inputs = {"Q": (6 * 2, 0), "K": (14, 0), "V": (21, 0), "mask": (6 + 2 + 3 + 1, 0)}
-    assert accesses(exact) == inputs | {"O": (6 * 3, 15 + 6 * 3), "l": (6, 5 + 6), "m": (6, 5 + 6)}
+    shape: Arguments = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 3}
+    shape |= {"M": 1000, "blocks": (2, 3)}
+    mask = np.ones((5, 7), bool)
+    exact = theory.exact("block_sparse", **shape, block_mask=block_mask, mask=mask)
+    assert accesses(exact) == {
+        "Q": (6 * 2, 0),
+        "K": (14, 0),
+        "V": (21, 0),
+        "mask": (6 + 2 + 3 + 1, 0),  # the tiles' elements
+        "O": (6 * 3, 15 + 6 * 3),
+        "l": (6, 5 + 6),
+        "m": (6, 5 + 6),
+    }
     assert exact.sram.peak == (2 + 3) * 5 + 6 + 6 * 2 + 6  # and the mask's 2 × 3
     assert exact.matmul == 2 * 12 * 5
     backward = theory.exact(
@@ -147,20 +160,20 @@ def test_masks_in_hbm_by_hand() -> None:
     """5 × 7 in tiles of 2 × 3: 3 × 3 of them. A row of keys is read once for each of 3 row
     blocks, and so on.
     """
-    shape: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "M": 1000, "blocks": (2, 3)}
+    shape: Arguments = {"N_q": 5, "N_k": 7, "d": 2, "M": 1000, "blocks": (2, 3)}
     for mask, reads, held in (
         ((5, 7), 35, 6),
         ((1, 7), 3 * 7, 3),
         ((5, 1), 3 * 5, 2),
         ((1, 1), 9, 1),
     ):
-        exact = theory.exact("flash", **shape, mask=np.ones(mask, bool))
+        array = np.ones(mask, bool)
+        exact = theory.exact("flash", **shape, mask=array)
         assert exact.hbm.by_array["mask"].reads == reads
-        assert exact.sram.peak == theory.exact("flash", **shape).sram.peak + held
-        twice = theory.exact("memory_efficient", **shape, mask=np.ones(mask, bool)).hbm.by_array[
-            "mask"
-        ]
-        assert twice.reads == 2 * reads
+        unmasked = theory.exact("flash", **shape)
+        assert exact.sram.peak == unmasked.sram.peak + held
+        twice = theory.exact("memory_efficient", **shape, mask=array)
+        assert twice.hbm.by_array["mask"].reads == 2 * reads
     assert theory.exact("flash", **shape, causal=True) == theory.exact("flash", **shape)
     # a pass over S: M = 1000 holds it whole
     standard = theory.exact("standard", **shape, causal=True)
@@ -172,24 +185,24 @@ def test_algorithm_3_by_hand() -> None:
     each product.
     """
     exact = theory.exact("standard", N=4, d=2, M=100, direction="backward")
-    assert (
-        (exact.reads, exact.writes)
-        == (5 * 8 + 5 * 16, 3 * 8 + 2 * 16)
-        == theory.proof_accounting(4, 2, "backward")
-    )
+    assert exact.reads == 5 * 8 + 5 * 16
+    assert exact.writes == 3 * 8 + 2 * 16
+    assert (exact.reads, exact.writes) == theory.proof_accounting(4, 2, "backward")
     # line 3 holds 4 rows of P, dP and a sum: 4·9; the products a panel, a block and a tile: (4 +
     # 2)·2 + 4·2
     assert exact.sram.peak == 36
     # M = 8 < 2·4 + 1: P and dP are read twice, in pieces of ⌊7/2⌋ = 3; B = ⌈8/8⌉ = 1, so four
     # panels
     small = theory.exact("standard", N=4, d=2, M=8, direction="backward")
-    assert small.reads == (2 * 4 * 8 + 2 * 4 * 8 + 8) + (3 + 2 + 2) * 16
+    of_operands = 2 * 4 * 8 + 2 * 4 * 8 + 8
+    of_scores = (3 + 2 + 2) * 16
+    assert small.reads == of_operands + of_scores
     assert small.sram.peak == 7
 
 
 def test_appendix_b_by_hand() -> None:
     """N_q = 3, N_k = 4, d = 2, d_v = 1, sums of two terms at a time."""
-    shape: dict[str, Any] = {"N_q": 3, "N_k": 4, "d": 2, "d_v": 1, "M": 1000}
+    shape: Arguments = {"N_q": 3, "N_k": 4, "d": 2, "d_v": 1, "M": 1000}
     backward = theory.exact("memory_efficient", **shape, blocks=(1, 2), direction="backward")
     assert accesses(backward) == {
         "Q": (4 * 6 + 6 + 4 * 6, 0),  # equations 3, 5, 6
@@ -222,25 +235,31 @@ def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.Dat
     N_k = data.draw(st.integers(1, 60))
     d = data.draw(st.integers(1, 9))
     d_v = data.draw(st.integers(1, 9))
-    row = st.sampled_from([N_k + 1, N_k + 2, 2 * N_k, 2 * N_k + 1])  # about where one fits
-    M = max(d, d_v, data.draw(st.integers(1, 300) | row))
-    shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
+    about_a_row = st.sampled_from([N_k + 1, N_k + 2, 2 * N_k, 2 * N_k + 1])  # where one fits
+    M = max(d, d_v, data.draw(st.integers(1, 300) | about_a_row))
+    shape: Arguments = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
     tally = flashsim.count(name, **shape, direction=direction, sizing="paper")
     values = theory.symbols(**shape, blocks=tally.blocks, direction=direction, name=name)
-    assert values.keys() == theory.SYMBOLS.keys() | theory.form_of(name, direction).meanings.keys()
+    own_symbols = theory.form_of(name, direction).meanings.keys()
+    assert values.keys() == theory.SYMBOLS.keys() | own_symbols
     formulas = theory.formulas(name, direction).items()
     evaluated = {
         array: tuple(eval(text, {}, values) for text in texts) for array, texts in formulas
     }
-    assert evaluated == {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()}
+    counted = tally.hbm.by_array
+    assert evaluated == {name: (array.reads, array.writes) for name, array in counted.items()}
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
 @given(data=st.data())
 def test_extra_memory_and_products(direction: str, name: str, data: st.DataObject) -> None:
-    N_q, N_k, d, d_v, M = (data.draw(st.integers(low, 60)) for low in (1, 1, 1, 1, 60))
+    N_q = data.draw(st.integers(1, 60))
+    N_k = data.draw(st.integers(1, 60))
+    d = data.draw(st.integers(1, 60))
+    d_v = data.draw(st.integers(1, 60))
+    M = 60
     dropout = "dropout" in PASSES_BY_NAME[direction][name].parts and data.draw(st.booleans())
-    shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
+    shape: Arguments = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
     tally = flashsim.count(
         name, **shape, M=M, sizing="paper", direction=direction, dropout_p=0.5 * dropout
     )
@@ -252,9 +271,10 @@ def test_extra_memory_and_products(direction: str, name: str, data: st.DataObjec
         N_q, N_k, d, d_v, name=name, direction=direction
     )
     assert tally.hbm.accesses >= theory.compulsory(N_q, N_k, d, d_v, direction)
-    assert [
-        theory.extra_memory("standard", 3, 5, 2, 2, 1, *drops) for drops in ((), (False,), (True,))
-    ] == [30, 30, 60]
+    standard = (3, 5, 2, 2, 1)
+    assert theory.extra_memory("standard", *standard) == 30
+    assert theory.extra_memory("standard", *standard, False) == 30
+    assert theory.extra_memory("standard", *standard, True) == 60
 
 
 # --------------------------------------------------------------------------------------------------
@@ -265,11 +285,15 @@ def in_range() -> Iterator[tuple[int, int, int]]:
     """Yield (N, d, M) over d ≤ M ≤ Nd: powers of two and their neighbours, M at both ends, and
     where ⌈M/4d⌉ steps.
     """
-    for power, d in itertools.product((*range(7), 8, 11, 14, 20), (1, 2, 3, 16, 64, 257)):
+    powers = (*range(7), 8, 11, 14, 20)
+    for power, d in itertools.product(powers, (1, 2, 3, 16, 64, 257)):
         for N in {max(2**power + off, 1) for off in (-1, 0, 1)}:
-            rooms = {d, d + 1, 4 * d, 4 * d + 1, d * d, N * d // 4, N * d - 1, N * d}
+            rooms = {d, d + 1, 4 * d, 4 * d + 1, d * d}
+            rooms |= {N * d // 4, N * d - 1, N * d}
             rooms |= {int(M) for M in np.geomspace(d, N * d, 9)}
-            yield from ((N, d, M) for M in sorted(rooms) if d <= M <= N * d)
+            for M in sorted(rooms):
+                if d <= M <= N * d:
+                    yield N, d, M
 
 
 def holds(
@@ -343,18 +367,18 @@ def test_proposition_4_at_the_corners_of_all_block_masks(direction: str) -> None
     for N, d, M in in_range():
         B_c = -(-M // (4 * d))
         blocks = Blocks(min(B_c, d), B_c, N_q=N, N_k=N)
-        assert theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks == blocks
+        own = theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks
+        assert own == blocks
         low, high = theory.block_sparse_constants(d, direction)
         for last, others in itertools.product((False, True), repeat=2):
-            z = last * blocks.T_c + others * (blocks.T_r - 1) * blocks.T_c
-            A = blocks.T_c * (
-                last * (N - (blocks.T_r - 1) * blocks.B_r) + others * (blocks.T_r - 1) * blocks.B_r
-            )
-            traffic = (
-                3 * N * d + 2 * N + A * (3 * d + 4)
-                if direction == "forward"
-                else 7 * N * d + A * (5 * d + 2)
-            )
+            upper_blocks = others * (blocks.T_r - 1)
+            z = last * blocks.T_c + upper_blocks * blocks.T_c
+            last_rows = last * (N - (blocks.T_r - 1) * blocks.B_r)
+            A = blocks.T_c * (last_rows + upper_blocks * blocks.B_r)
+            if direction == "forward":
+                traffic = 3 * N * d + 2 * N + A * (3 * d + 4)
+            else:
+                traffic = 7 * N * d + A * (5 * d + 2)
             if blocks.T_r * blocks.T_c <= 1000:
                 rows = np.array([others] * (blocks.T_r - 1) + [last])
                 mask = np.repeat(rows[:, None], blocks.T_c, axis=1)
@@ -382,10 +406,11 @@ def test_proposition_4_for_any_block_mask(data: st.DataObject) -> None:
     direction = data.draw(st.sampled_from(("forward", "backward")))
     blocks = theory.exact("block_sparse", N=N, d=d, M=M, sizing="paper").blocks
     mask = np.random.default_rng(seed).random((blocks.T_r, blocks.T_c)) < density
-    options: dict[str, Any] = {"block_mask": mask, "direction": direction, "sizing": "paper"}
+    options: Arguments = {"block_mask": mask, "direction": direction, "sizing": "paper"}
     tally = flashsim.count("block_sparse", N=N, d=d, M=M, **options)
     low, high = theory.block_sparse_constants(d, direction)
-    assert low <= tally.hbm.accesses / theory.proposition_4(N, d, M, float(mask.mean())) <= high
+    expected = theory.proposition_4(N, d, M, float(mask.mean()))
+    assert low <= tally.hbm.accesses / expected <= high
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -394,30 +419,23 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
     for N, d in {(N, d) for N, d, _ in in_range()}:
         for M in {-(-N * d // 4), -(-N * d // 3), N * d // 2, N * d - 1, N * d}:
             if d <= M <= N * d <= 4 * M:
-                result = theory.exact(
-                    "flash", N=N, d=d, M=M, direction=direction, sizing="paper"
-                ).accesses
+                exact = theory.exact("flash", N=N, d=d, M=M, direction=direction, sizing="paper")
                 floor = theory.compulsory(N, N, d, d, direction)
-                assert (
-                    floor <= result <= theory.flash_over_compulsory_constant(d, direction) * floor
-                ), (N, d, M)
+                constant = theory.flash_over_compulsory_constant(d, direction)
+                assert floor <= exact.accesses <= constant * floor, (N, d, M)
                 least = Fraction(M, N * d)
-                attained += (
-                    result == theory.flash_over_compulsory_constant(d, direction, least) * floor
-                )
-                assert (
-                    result <= theory.flash_over_compulsory_constant(d, direction, least) * floor
-                ), (
-                    N,
-                    d,
-                    M,
-                )
+                constant = theory.flash_over_compulsory_constant(d, direction, least)
+                attained += exact.accesses == constant * floor
+                assert exact.accesses <= constant * floor, (N, d, M)
     assert attained > 100  # as T_c = ⌈4Nd/M⌉ wherever 4d divides M, and often besides
-    assert theory.flash_over_compulsory_constant(64, c=1.0) == (3 + 2 / 64 + 4 * (3 + 4 / 64)) / 4
-    assert theory.block_sparse_constants(64, "backward") == (28 / 9, (5 + 2 / 64) * 25 / 4)
+    all_at_once = theory.flash_over_compulsory_constant(64, c=1.0)
+    assert all_at_once == (3 + 2 / 64 + 4 * (3 + 4 / 64)) / 4
+    backward = theory.block_sparse_constants(64, "backward")
+    assert backward == (28 / 9, (5 + 2 / 64) * 25 / 4)
     # a float's third is less, and would make it 13
     third = theory.flash_over_compulsory_constant(64, c=Fraction(1, 3))
-    assert third == (3 + Fraction(2, 64) + 12 * (3 + Fraction(4, 64))) / 4
+    one_pass = 3 + Fraction(4, 64)
+    assert third == (3 + Fraction(2, 64) + 12 * one_pass) / 4
     with pytest.raises(ValueError, match="0 < c"):
         theory.flash_over_compulsory_constant(64, c=2.0)
 
@@ -439,7 +457,8 @@ class FirstHalfBand(FirstHalf):
     def live(
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Any
     ) -> Any:
-        return np.broadcast_to(cols < shape.N_k // 2, np.broadcast_shapes(rows.shape, cols.shape))
+        tiles = np.broadcast_shapes(rows.shape, cols.shape)
+        return np.broadcast_to(cols < shape.N_k // 2, tiles)
 
     def band(self, shape: Shape, head: Any) -> Band:
         return Band(None, None, shape.N_k // 2)
@@ -449,7 +468,7 @@ class FirstHalfBand(FirstHalf):
 def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
     mask = FirstHalfBand() & Causal()
     allowed = np.tri(23, dtype=bool) & (np.arange(23) < 11)
-    drawn: dict[str, Any] = {
+    drawn: Arguments = {
         "N": 23,
         "d": 2,
         "M": 10_000,
@@ -458,7 +477,8 @@ def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
         "heads": 4,
     }
     exact = theory.exact("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask)
-    same(flashsim.count("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask), exact)
+    tally = flashsim.count("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask)
+    same(tally, exact)
     if gqa == "separate":
         live = [
             (i, j)
@@ -466,7 +486,8 @@ def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
             for j in range(0, 23, 5)
             if allowed[i : i + 2, j : j + 5].any()
         ]
-        assert exact.hbm.by_array["m"].reads == 4 * sum(min(2, 23 - i) for i, _ in live)
+        rows = sum(min(2, 23 - i) for i, _ in live)
+        assert exact.hbm.by_array["m"].reads == 4 * rows
     how = {
         **drawn,
         "block_mask": None,
@@ -509,7 +530,8 @@ def test_constants_are_those_of_their_proofs() -> None:
     assert theory.q_outer_constants(4, "backward") == (16 / 5, 29.75)
     assert theory.small_cache_constants(4) == (4, 4 * math.sqrt(11) + 6.25)
     # b = 3
-    assert theory.small_cache_constants(4, 21) == (4, 4 * math.sqrt(1 + 6 / 3 + 4 / 9) + 6.25)
+    upper = 4 * math.sqrt(1 + 6 / 3 + 4 / 9) + 6.25
+    assert theory.small_cache_constants(4, 21) == (4, upper)
     assert theory.standard_constants() == (4, 12)
     assert theory.standard_small_M_constants() == (8 / 5, 8)
     assert theory.standard_backward_constants() == (7, 23)

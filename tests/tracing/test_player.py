@@ -38,7 +38,7 @@ from flashsim.tracing import page as paging
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.writing import as_json
 from tests.conftest import DESK, PHONE, until
-from tests.helpers.cases import Array, with_trace
+from tests.helpers.cases import Arguments, Array, with_trace
 from tests.helpers.recorded import RECORDED, recorded, recorded_backward
 
 FRAME = {"width": 960, "height": 480}
@@ -109,7 +109,10 @@ def counters(page: Any, view: int = 0) -> dict[str, tuple[int, int]]:
     """Read the HBM table as a person does: reads so far, writes so far, by array."""
     rows = page.locator(".hbm").nth(view).locator("tbody tr").all_inner_texts()
     cells = [row.split("\t") for row in rows]
-    return {row[0]: (int(row[2].replace(",", "")), int(row[4].replace(",", ""))) for row in cells}
+    output = {}
+    for array, _, reads, _, writes, *_ in cells:
+        output[array] = (int(reads.replace(",", "")), int(writes.replace(",", "")))
+    return output
 
 
 def pair(index: Step, name: str) -> tuple[Array, Array]:
@@ -178,7 +181,8 @@ def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(
     page = open_page(loaded, text=text)
     assert PAYLOAD in page.inner_text("h1 >> nth=0")
     assert PAYLOAD in page.title()
-    assert len(each_step(page, ALL_THAT_OPENS, range(0, len(loaded.steps), 4))) > 6
+    some_steps = range(0, len(loaded.steps), 4)
+    assert len(each_step(page, ALL_THAT_OPENS, some_steps)) > 6
     assert page.evaluate("window.ran") is None
     assert page.locator("img, svg").count() == 0
 
@@ -213,7 +217,8 @@ def test_stepping_to_the_end_shows_the_run_s_counts(open_page: Opener, name: str
             "ℓ" if array.name == "l" else array.name.replace("l_parts", "ℓparts").replace("_", "")
         )
         assert output[name] == (array.reads, array.writes)
-    assert output["total"] == (trace.events[-1].reads, trace.events[-1].writes)
+    last = trace.events[-1]
+    assert output["total"] == (last.reads, last.writes)
     assert f"All {sum(output['total']):,} equal the prediction." in page.inner_text(".versus")
     assert trace.about.standard is not None
     pass_ = "Standard attention's backward pass makes" if backward else "Standard attention makes"
@@ -226,19 +231,22 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
     pass returned.
     """
     rng = np.random.default_rng(0)
-    Q, K, V, dO = (rng.standard_normal((12, 4)).astype(np.float32) * 2 for _ in range(4))
-    run = flashsim.forward(
-        name.removesuffix("_two_pass"), Q, K, V, sizing=Fixed(3, 4, enforced=False), M=64
-    )
+    Q, K, V, dO = 2 * rng.standard_normal((4, 12, 4)).astype(np.float32)
+    forward_name = name.removesuffix("_two_pass")
+    sizing = Fixed(3, 4, enforced=False)
+    run = flashsim.forward(forward_name, Q, K, V, sizing=sizing, M=64)
     made, made_trace = with_trace(flashsim.backward, name, run, dO)
-    output = {array: np.full((12, 4), np.nan, np.float32) for array in ("dQ", "dK", "dV")}
+    output = {}
+    for array in ("dQ", "dK", "dV"):
+        output[array] = np.full((12, 4), np.nan, np.float32)
     for index, tips in zip(
         made_trace.steps,
         each_step(open_page(made_trace), TIPS.format(".pairs td[data-tip]")),
         strict=True,
     ):
         inside = made_trace.events[index.first : index.last + 1]
-        for array in {event.name[:2] for event in inside if event.kind == "compute"} & set(output):
+        computed = {event.name[:2] for event in inside if event.kind == "compute"}
+        for array in computed & set(output):
             # zeros, before a load says of which rows
             if (index.rows if array == "dQ" else index.cols) is None:
                 assert any(tip.startswith(f"{array} new") and "of its block" in tip for tip in tips)
@@ -251,31 +259,34 @@ def test_shown_gradients_are_the_tensors(open_page: Opener, name: str) -> None:
 
 def cells_of(tips: list[str], array: str, age: str) -> list[tuple[int, int, float]]:
     """Read what cells of a gradient tell: row (or key), column, and the exact value."""
-    result = []
-    for place, _, row, column in (
-        (tip, *tip.split(", ")) for tip in tips if tip.startswith(f"{array} {age},")
-    ):
-        result.append(
-            (int(row.split()[1]), int(column.split(":")[0].split()[1]), exact([place])[0])
-        )
-    return result
+    cells = []
+    for tip in tips:
+        if tip.startswith(f"{array} {age},"):
+            _, row, column = tip.split(", ")
+            row_number = int(row.split()[1])
+            column_number = int(column.split(":")[0].split()[1])
+            cells.append((row_number, column_number, exact([tip])[0]))
+    return cells
 
 
 def exact(tips: list[str]) -> list[float]:
-    return [float(tip.rsplit(": ", 1)[1].replace("−", "-").replace("∞", "inf")) for tip in tips]
+    numbers = [tip.rsplit(": ", 1)[1] for tip in tips]
+    return [float(number.replace("−", "-").replace("∞", "inf")) for number in numbers]
 
 
 def test_old_and_new_of_dQ_are_told_apart(open_page: Opener) -> None:
     trace = recorded_backward()
-    index = next(s for s in trace.steps if s.label == "line 21" and s.tile == (2, 1))
+    steps = [step for step in trace.steps if step.label == "line 21"]
+    index = next(step for step in steps if step.tile == (2, 1))
     page = open_page(trace, index=f"#t={index.number}")
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
     for age, value in zip(("old", "new"), pair(index, "dQ"), strict=True):
-        assert np.array_equal(
-            np.array([x for _, _, x in cells_of(tips, "dQ", age)], np.float32), value.ravel()
-        )
-    assert {row for row, _, _ in cells_of(tips, "dQ", "new")} == {6, 7, 8}
-    assert {key for key, _, _ in cells_of(tips, "dK", "old")} == {4, 5, 6, 7}
+        numbers = [x for _, _, x in cells_of(tips, "dQ", age)]
+        assert np.array_equal(np.array(numbers, np.float32), value.ravel())
+    new_rows = {row for row, _, _ in cells_of(tips, "dQ", "new")}
+    assert new_rows == {6, 7, 8}
+    old_keys = {key for key, _, _ in cells_of(tips, "dK", "old")}
+    assert old_keys == {4, 5, 6, 7}
     assert cells_of(tips, "dK", "new") == []  # line 22 makes it
     assert len(cells_of(tips, "dV", "new")) == 16  # line 16 made it
     assert page.locator(".pairs th.rises").all_inner_texts() == ["dQ: old, new"]
@@ -404,9 +415,8 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     ):
         for event, cells in zip(trace.of(index), output, strict=True):
             assert event.value is not None
-            assert np.array_equal(
-                np.array(exact(cells), np.float32).reshape(event.value.shape), event.value
-            )
+            numbers = np.array(exact(cells), np.float32)
+            assert np.array_equal(numbers.reshape(event.value.shape), event.value)
     tips = page.evaluate(TIPS.format(".pairs td[data-tip]"))
     for age, want in zip(("old", "new"), pair(steps[-1], "O"), strict=True):
         result = exact([tip for tip in tips if tip.startswith(f"O {age},")])
@@ -442,7 +452,8 @@ def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with
     page.evaluate(f"player.go({index.number})")
     page.focus(".digits")
     press(page, "Enter")
-    output = [float(text.replace("−", "-")) for text in page.locator(".tile td").all_inner_texts()]
+    texts = page.locator(".tile td").all_inner_texts()
+    output = [float(text.replace("−", "-")) for text in texts]
     value = trace.events[index.last].value
     assert value is not None
     assert np.array_equal(np.array(output, np.float32).reshape(value.shape), value)
@@ -454,7 +465,7 @@ def test_all_digits_are_to_be_had_without_a_mouse_and_a_chosen_tile_is_left_with
 
 
 def test_the_curves_are_named_with_what_they_reach(open_page: Opener) -> None:
-    sizes: dict[str, Any] = {"M": 500, "blocks": (3, 4)}
+    sizes: Arguments = {"M": 500, "blocks": (3, 4)}
     trace = flashsim.trace(
         "flash_basic", *np.random.default_rng(0).standard_normal((3, 12, 4)), **sizes
     )
@@ -497,9 +508,11 @@ def test_links_to_a_step(open_page: Opener) -> None:
 def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) -> None:
     trace = recorded(causal=True)
     steps = trace.steps
-    starts = [
-        s.number for s in steps if s.tile and (s.number == 0 or steps[s.number - 1].turn != s.turn)
-    ]
+    starts = []
+    for s in steps:
+        begins = s.number == 0 or steps[s.number - 1].turn != s.turn
+        if s.tile and begins:
+            starts.append(s.number)
     page = open_page(trace)
     for start in starts[:4]:
         press(page, "ArrowDown")
@@ -640,7 +653,9 @@ def test_what_is_made_on_chip_is_not_shown_as_loaded(open_page: Opener) -> None:
     assert O.reads == 0
     output = each_step(open_page(trace), STRIPS)
     assert {index["O"] for index in output} == {"", "made"}
-    assert {index["Q"] for index in output} | {index["K"] for index in output} == {"", "loaded"}
+    said_of_Q = {index["Q"] for index in output}
+    said_of_K = {index["K"] for index in output}
+    assert said_of_Q | said_of_K == {"", "loaded"}
 
 
 @pytest.mark.parametrize(
@@ -663,7 +678,8 @@ def test_what_is_said_of_the_reference_names_it_and_its_mask(
     """The factor at the reference's sizes is with the run's mask, where that has every length;
     else without, as is said.
     """
-    size: dict[str, Any] = {"N": REFERENCE_N, "d": REFERENCE_D, "M": 25_600, "sizing": "fit"}
+    size: Arguments = {"N": REFERENCE_N, "d": REFERENCE_D}
+    size |= {"M": 25_600, "sizing": "fit"}
     standard = flashsim.theory.exact("standard", **size).accesses
     its = flashsim.theory.exact(name, **size, **arguments)
     sizes = (
@@ -720,7 +736,8 @@ def test_two_runs_go_by_time_and_those_of_different_sizes_say_why(open_page: Ope
         assert counters(page, view)["total"] == (last.reads, last.writes)
     press(page, "End")
     for view, trace in enumerate((first, second)):
-        assert counters(page, view)["total"] == (trace.events[-1].reads, trace.events[-1].writes)
+        last = trace.events[-1]
+        assert counters(page, view)["total"] == (last.reads, last.writes)
     assert page.locator("#next-difference").is_hidden()
     assert "ended" in page.locator(".now").nth(1).inner_text()
     page.click("#by-tile")
@@ -793,7 +810,8 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
             page.evaluate(f"player.go({index.number})")
             its = second.steps[step(page, 1)]
             assert (its.label, its.tile) == (expected, tile)
-            assert any(e.kind == "compute" for e in second.events[its.first : its.last + 1])
+            inside = second.events[its.first : its.last + 1]
+            assert any(event.kind == "compute" for event in inside)
 
 
 @pytest.mark.parametrize(
@@ -830,7 +848,9 @@ def test_values_that_differ_are_marked(open_page: Opener) -> None:
         "line 21",
         (0, 1),
     )  # the first tile whose dQ was not 0 before
-    differ = int((pair(index, "dQ")[1] != pair(wrong.steps[index.number], "dQ")[1]).sum())
+    of_right = pair(index, "dQ")[1]
+    of_wrong = pair(wrong.steps[index.number], "dQ")[1]
+    differ = int((of_right != of_wrong).sum())
     assert differ > 0
     for view in (0, 1):
         assert page.locator(".pairs").nth(view).locator(".differs").count() == (
@@ -895,11 +915,11 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
             line.strip() for line in page.locator(f".source:visible .{kind}").all_inner_texts()
         ] == [text]
     page.click("#next-difference")
-    both = zip(
-        *([trace.events[s.last].value for s in right.steps] for trace in (right, wrong)),
-        strict=True,
-    )
-    same_until = next(number for number, (a, b) in enumerate(both) if not np.array_equal(a, b))
+    values_right: list[Any] = [right.events[index.last].value for index in right.steps]
+    values_wrong: list[Any] = [wrong.events[index.last].value for index in right.steps]
+    same_until = 0
+    while np.array_equal(values_right[same_until], values_wrong[same_until]):
+        same_until += 1
     assert step(page) == same_until
     assert right.steps[same_until].label == "line 15"
 
@@ -913,7 +933,8 @@ def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(int(n) for n in ground[4:-1].split(",")) < 380) == (scheme == "dark")
+        brightness = sum(int(n) for n in ground[4:-1].split(","))
+        assert (brightness < 380) == (scheme == "dark")
     for part in (".grid", ".listing .on", "#play", "#scrub"):
         assert page.locator(part).first.is_visible()
     transport = page.locator("#transport").bounding_box()
@@ -936,7 +957,8 @@ def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener, beside: 
         trace = recorded_backward("flash", 192, 16, blocks=(16, 16))
         beside = None
         assert len(trace.steps) == 1765
-    page = open_page(trace, versus=recorded(beside, 256, 16, (16, 16)) if beside else None)
+    second = recorded(beside, 256, 16, (16, 16)) if beside else None
+    page = open_page(trace, versus=second)
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -975,7 +997,8 @@ def test_without_values_it_says_so_and_counts(open_page: Opener) -> None:
     trace = recorded("flash", 256, 4, (16, 16))
     page = open_page(trace, index="#t=100000")
     assert "steps are more than 2,000" in page.inner_text(".notes")
-    assert counters(page)["total"] == (trace.events[-1].reads, trace.events[-1].writes)
+    last = trace.events[-1]
+    assert counters(page)["total"] == (last.reads, last.writes)
     press(page, "Home")
     page.click("#next-rescale")
     assert step(page) == next(s.number for s in trace.steps if s.rescaled)
@@ -1098,7 +1121,8 @@ def test_text_stands_out_from_its_ground(open_page: Opener) -> None:
 
 def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
     trace = recorded(d=16)
-    index = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
+    steps = [step for step in trace.steps if step.label == "line 15"]
+    index = next(step for step in steps if step.tile == (1, 1))
     page = open_page(trace, index=f"#t={index.number}", viewport=PHONE)
     page.focus(".pairs")
     press(page, "Shift+ArrowRight", 2)
@@ -1184,7 +1208,8 @@ def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     trace = flashsim.trace(mlp.run, X, W1, W2, blocks=(2, 2, 2, 4))
     page = open_page(trace)
     assert formulas_that_hold(page, trace) == 16
-    spelled = {s.label for s, text in zip(trace.steps, page.evaluate(SAID), strict=True) if text}
+    texts = page.evaluate(SAID)
+    spelled = {step.label for step, text in zip(trace.steps, texts, strict=True) if text}
     assert spelled == {"line 10", "line 12", "line 15"}
 
 
@@ -1200,14 +1225,15 @@ def formulas_that_hold(page: Any, trace: Trace) -> int:
     computed = 0
     for index, lines in zip(trace.steps, output, strict=True):
         for line in lines:
-            _, *spelled, result = (
-                line.replace("−", "-").replace("∞", "inf").replace("·", "*").split(" = ")
-            )
+            ascii_line = line.replace("−", "-").replace("∞", "inf").replace("·", "*")
+            _, *spelled, result = ascii_line.split(" = ")
             (text,) = spelled
             if re.search(r"…|[^\W\de]", text.replace("max", "")):
                 continue  # with a symbol whose number the page does not have: τ, MASK
-            value = eval(text, {"__builtins__": {}, "e": np.e, "max": max, "inf": np.inf})
-            assert value == pytest.approx(float(result), abs=2e-3, rel=2e-3), (index.number, line)
+            names = {"__builtins__": {}, "e": np.e, "max": max, "inf": np.inf}
+            value = eval(text, names)
+            want = pytest.approx(float(result), abs=2e-3, rel=2e-3)
+            assert value == want, (index.number, line)
             computed += 1
     return computed
 
@@ -1220,7 +1246,8 @@ def test_a_row_of_one_s_choice_is_spelled_out_and_its_factor_is_e_to_the_old_les
     page = open_page(trace, index=f"#t={index.number}")
     old, new = pair(index, "m")
     output = [float(text) for text in page.locator(".pairs .factor").all_inner_texts()]
-    np.testing.assert_allclose(output, np.exp(old - new)[:, 0], atol=6e-5)
+    factors = np.exp(old - new)[:, 0]
+    np.testing.assert_allclose(output, factors, atol=6e-5)
     assert index.rows is not None
     risen = int(np.flatnonzero(new > old)[0])
     assert page.inner_text(".row") == f"row {index.rows[0] + risen}"  # the first that rises
@@ -1254,7 +1281,8 @@ def test_an_ambiguous_name_is_not_spelled_out(open_page: Opener) -> None:
         return O
 
     Q, K, V = np.arange(24, dtype=np.float32).reshape(3, 4, 2) + 1
-    page = open_page(flashsim.trace(both, Q, K, V, blocks=(2, 2), M=200, scale=1.0))
+    trace = flashsim.trace(both, Q, K, V, blocks=(2, 2), M=200, scale=1.0)
+    page = open_page(trace)
     text = page.evaluate(SAID)
     assert not any("Z = " in line for lines in text for line in lines)
     assert [line for lines in text for line in lines] == ["W = 5.0000 · 5.0000 = 25.000"]
@@ -1269,8 +1297,9 @@ FRAMES = """(t) => new Promise((done) => {
 
 def test_blocks_travel_but_not_for_those_who_asked_for_less_motion(open_page: Opener) -> None:
     trace = recorded()
-    load = next(s.number for s in trace.steps if s.label == "line 9" and s.number > 10)
-    compute = next(s.number for s in trace.steps if s.label == "line 10" and s.number > 10)
+    later = trace.steps[11:]
+    load = next(step.number for step in later if step.label == "line 9")
+    compute = next(step.number for step in later if step.label == "line 10")
     page = open_page(trace)
     assert page.input_value("#speed") == "8"
     shares = page.evaluate(FRAMES, load - 1)
@@ -1336,9 +1365,9 @@ def test_a_film_has_a_frame_for_each_step_and_an_end(
     assert times.count(filming.STAY) == 6
     assert times.count(filming.MOVE) == len(filming.ON_THE_WAY) * len(traffic) > 0
     assert all((one != other).any() for one, other in pairwise(frames))
-    assert (
-        main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
-    )
+    no_film = str(tmp_path / "no.gif")
+    sizes = ["--n", "6", "--d", "2"]
+    assert main(["step", *sizes, "--gif", "9:3", "-o", no_film]) == 2
     assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
     assert not (tmp_path / "no.gif").exists()
     monkeypatch.setattr(filming, "MOST_STEPS", 2)
@@ -1389,9 +1418,8 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
         }
         resident = [name for name, _ in trace.events[step.last].resident]
         for name, output in zip(resident, drawn["values"], strict=True):
-            assert np.array_equal(
-                output, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True
-            )
+            finite = np.where(np.isfinite(now[name]), now[name], np.nan)
+            assert np.array_equal(output, finite, equal_nan=True)
 
 
 def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1408,7 +1436,8 @@ def test_blocks_of_a_film_travel_from_hbm_to_sram_and_back(monkeypatch: pytest.M
     monkeypatch.setattr(filming._Camera, "_tile", drawn)
     trace = recorded(n=6, d=2)
     for kind in ("load", "store"):
-        step = next(step for step in trace.steps if trace.of(step)[0].kind == kind and step.loops)
+        inside = [step for step in trace.steps if step.loops]
+        step = next(step for step in inside if trace.of(step)[0].kind == kind)
         its = trace.of(step)[0].name
         index.clear()
         times = [time for _, time in filming._Camera(trace, (step,)).roll()]
@@ -1446,9 +1475,11 @@ def test_a_film_s_words_are_of_ten_pixels_at_least_on_a_phone() -> None:
         assert min(float(text.get_fontsize()) for text in words) * phone >= 9.9
         wide, tall = camera._figure.bbox.size
         boxes = [text.get_window_extent() for text in words]
-        assert all(
-            box.x0 >= 0 and box.x1 <= wide and box.y0 >= 0 and box.y1 <= tall for box in boxes
-        )
+        for box in boxes:
+            assert box.x0 >= 0
+            assert box.x1 <= wide
+            assert box.y0 >= 0
+            assert box.y1 <= tall
 
 
 def test_a_film_shows_the_whole_of_a_long_line(tmp_path: Path) -> None:
@@ -1481,11 +1512,14 @@ def test_a_film_keeps_within_sram_whatever_the_tiles(
 def test_the_middle_of_a_block_of_a_film_lies_in_it() -> None:
     trace = recorded(n=6, d=2)
     camera = filming._Camera(trace, trace.steps[:1])
-    event = max((trace.of(step)[-1] for step in trace.steps), key=lambda event: len(event.resident))
+    last_events = [trace.of(step)[-1] for step in trace.steps]
+    event = max(last_events, key=lambda event: len(event.resident))
     from matplotlib.figure import Figure
 
-    middles = camera._sram(Figure().subplots(), event, set(), {name for name, _ in event.resident})
+    names = {name for name, _ in event.resident}
+    middles = camera._sram(Figure().subplots(), event, set(), names)
     shapes = [camera._shape(name, size) for name, size in event.resident]
     corners, _ = filming._lay_out(shapes, camera._cell)
+    cell = camera._cell
     for (name, _), (rows, columns), (x, y) in zip(event.resident, shapes, corners, strict=True):
-        assert middles[name] == (x + columns * camera._cell / 2, y + rows * camera._cell / 2)
+        assert middles[name] == (x + columns * cell / 2, y + rows * cell / 2)

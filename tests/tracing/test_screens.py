@@ -51,7 +51,8 @@ def box(page: Any, selector: str) -> dict[str, float]:
 
 
 def test_all_grows_with_the_screen(opened: Opener) -> None:
-    desk, hall = (opened(lesson(), viewport, "#t=20") for viewport in (DESK, HALL))
+    desk = opened(lesson(), DESK, "#t=20")
+    hall = opened(lesson(), HALL, "#t=20")
     for part in (".tile td", ".listing li.on", ".under .legend li", "#play", ".grid"):
         small = box(desk, part)
         large = box(hall, part)
@@ -63,11 +64,13 @@ def test_all_grows_with_the_screen(opened: Opener) -> None:
 
 
 def test_the_lessons_list_grows_with_the_screen(opened: Opener) -> None:
-    desk, hall = (opened(index([*gallery.pages().values()]), viewport) for viewport in (DESK, HALL))
+    lessons = index([*gallery.pages().values()])
+    desk = opened(lessons, DESK)
+    hall = opened(lessons, HALL)
     for part in ("h1", "main svg", "main .faint", "article h2"):
-        assert box(hall, part)["height"] == pytest.approx(1.5 * box(desk, part)["height"], abs=1), (
-            part
-        )
+        small = box(desk, part)["height"]
+        large = box(hall, part)["height"]
+        assert large == pytest.approx(1.5 * small, abs=1), part
     hall.set_viewport_size(DESK)
     until(hall, "getComputedStyle(document.body).zoom === '1'")
 
@@ -105,7 +108,9 @@ def test_a_mouse_finds_there_what_it_finds_at_a_desk(opened: Opener) -> None:
         assert 0 < box(page, "#tip")["x"] - x < 25 * times
         messages.append(page.locator("#tip").inner_text())
         sparks = box(page, "#sparks")
-        page.mouse.click(sparks["x"] + sparks["width"] / 2, sparks["y"] + sparks["height"] / 2)
+        middle_x = sparks["x"] + sparks["width"] / 2
+        middle_y = sparks["y"] + sparks["height"] / 2
+        page.mouse.click(middle_x, middle_y)
         messages.append(page.locator("#where").inner_text())
     assert messages[:2] == messages[2:]
     assert messages[1] in ("step 28 of 57", "step 29 of 57")
@@ -186,7 +191,8 @@ def test_two_runs_have_a_key_and_a_total(backward: bool, opened: Opener) -> None
         assert "current" in view.locator(".legend.key").inner_text()
         memory = view.locator(".memory").bounding_box()
         total = view.locator(".hbm .sum td").last.bounding_box()
-        assert total["y"] + total["height"] <= min(memory["y"] + memory["height"] + 1, bar)
+        foot_of_memory = memory["y"] + memory["height"]
+        assert total["y"] + total["height"] <= min(foot_of_memory + 1, bar)
         if not backward:  # whose eleven arrays scroll, below the total
             last = view.locator(".hbm tbody tr:not(.sum)").last.bounding_box()
             assert last["y"] + last["height"] <= total["y"] + 1

@@ -24,8 +24,9 @@ from flashsim.tracing import Trace, text
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The file of one small trace."""
     rng = np.random.default_rng(0)
-    Q, K, V = (rng.standard_normal((4, 2)).astype(np.float32) for _ in range(3))
-    trace = flashsim.trace("flash", Q, K, V, sizing=flashsim.Fixed(2, 2, enforced=False), M=32)
+    Q, K, V = rng.standard_normal((3, 4, 2)).astype(np.float32)
+    sizing = flashsim.Fixed(2, 2, enforced=False)
+    trace = flashsim.trace("flash", Q, K, V, sizing=sizing, M=32)
     return trace.save(tmp_path_factory.mktemp("good") / "run.json.gz").read_bytes()
 
 
@@ -127,7 +128,8 @@ def test_a_wrong_entry_is_named(
     good: bytes, tmp_path: Path, entry: str, value: Any, message: str
 ) -> None:
     data = json.loads(gzip.decompress(good))
-    *way, last = [int(part) if part.isdigit() else part for part in entry.split(".")]
+    keys = [int(part) if part.isdigit() else part for part in entry.split(".")]
+    *way, last = keys
     inside = data
     for part in way:
         inside = inside[part]
