@@ -82,12 +82,12 @@ PROBLEM = np.dtype(
 class Tiles(NamedTuple):
     """B_r × B_c, and which ideas are used.
 
-    longest     row blocks that see the most keys come first
+    longest     the row blocks that see the most keys run first
     split       tiles that need a mask have a loop of their own, so that the other tiles' loop has
                 no masking
     lazy        O_i is rescaled only if a maximum has grown by much
     sums        a tile's maxima are computed only if sums of weights show that one has grown by much
-    mends       then most weights are multiplied instead of computed again
+    mends       if one has grown, most weights are multiplied by a factor instead of computed again
     turns       consumers start their products one after the other
     persistent  a block of threads takes row block after row block, instead of only one
     abreast     how many tiles, side by side, are one block of a block mask
