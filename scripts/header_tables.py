@@ -243,7 +243,7 @@ def array_masks(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     for direction in ("forward", "backward"):
         for name in ("hopper", "torch_cudnn", "torch_efficient", "scalar", "hopper, no mask"):
             rates = ([result[direction, mask, d][name] for d in (64, 128)] for mask in names)
-            label = LABELS.get(name, {"scalar": "scalar rung"}.get(name, name))
+            label = LABELS.get(name, {"scalar": "scalar kernel"}.get(name, name))
             yield [
                 f"{direction}, {label}",
                 *(f"{of_64:.0f} / {of_128:.0f}" for of_64, of_128 in rates),

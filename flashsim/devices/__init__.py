@@ -1,4 +1,4 @@
-"""Attention over several devices: each an HBM, an SRAM, and links, on which blocks travel.
+"""Attention over several devices. Each has an HBM, an SRAM, and links, over which it sends blocks.
 
 forward, backward   run it on simulated devices
 count, exact        what it moves, on lengths alone, and by formula

@@ -52,7 +52,7 @@ from flashsim.theory.closed_form import Exact, NoClosedForm, form_beside
 
 @dataclass(frozen=True, kw_only=True)
 class DevicesPlan(Plan):
-    """A program on the shares of P devices: a launch for each, side by side, joined by links.
+    """A program on the shares of P devices: one launch for each device; links connect them.
 
     share    the problem, the rows of each device, and the blocks
     columns  of a mesh, else 1
@@ -92,14 +92,14 @@ class DevicesPlan(Plan):
         return Sizes(B_r=self.share.B_r, B_c=self.share.B_c)
 
     def exact(self) -> Exact:
-        """Say where the closed form is: it is of each device."""
+        """Raise an error that names the closed form: it is one of each device."""
         raise NoClosedForm(
             "the closed form of a program over devices is of each device; expected "
             "flashsim.devices.exact(result)"
         )
 
     def described(self) -> dict[str, Any]:
-        """Return what was asked, as plain data."""
+        """Return the arguments, as plain data."""
         share = self.share
         problem = self.share.problem
         return {
@@ -226,7 +226,7 @@ class DevicesResult(Result):
         return *super()._counted(), self.devices
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was asked, and each device's numbers, as plain data."""
+        """Return the arguments, and each device's numbers, as plain data."""
         data: dict[str, Any] = {"program": self.algorithm, **self.plan.described()}
         data["devices"] = []
         for p, device in enumerate(self.devices):
@@ -271,11 +271,11 @@ def forward(
 ) -> DevicesResult:
     """Run attention over P simulated devices, each with an SRAM of M elements.
 
-    Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; N is shared out over
-    the devices.
+    Q is (..., H_q, N, d), K and V (..., H_kv, N, ·), as in `flashsim.forward`; the N rows are
+    divided among the devices.
 
-    name     "ring", "ulysses", "mesh", or "tree", where all queries, fewer perhaps than keys, are
-             on device 0; or a record like theirs, of a function changed
+    name     "ring", "ulysses", "mesh", or "tree", where device 0 has all queries, which may be
+             fewer than the keys; or a record of your own, like theirs
     layout   which rows a device has: "contiguous", "striped" or "zigzag"
              (`flashsim.devices.layouts`); None: the program's own
     columns  of the mesh, a divisor of P; None: those with the fewest words sent
@@ -283,8 +283,8 @@ def forward(
              M
     mask     a mask of positions: `flashsim.Causal`, `SlidingWindow`, padding; not one that must be
              in HBM
-    observers  `observers[p]` are told of each event of device p's memory, and of what it posts and
-               waits for
+    observers  `observers[p]` follow device p: they receive each event of its memory, and its posts
+               and waits
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where blocks do not fit M,
     `LinkError` for a program that breaks a rule of the links.
@@ -391,7 +391,8 @@ def count(
 def form_of(program: DevicesProgram) -> theory.DevicesForm:
     """Return the closed form of one of flashsim's programs.
 
-    Raises NoClosedForm, a ValueError, for the user's own: blocks cannot be chosen by its peak.
+    Raises NoClosedForm, a ValueError, for a user's own program: its blocks cannot be chosen by a
+    peak that is not known.
     """
     form = theory.forms().get((program.name, program.direction))
     if form is None or not is_of_package(program.run):
@@ -406,8 +407,8 @@ def exact(tally: DevicesResult) -> list[theory.ExactDevice]:
     """Return the same by formula, for each device: `words` and `hbm`, with which counts agree by
     `==`.
 
-    Raises ValueError for what is not a result of this room, NoClosedForm for a program of the
-    user's own.
+    Raises ValueError for what is not a result of this package, NoClosedForm for a user's own
+    program.
     """
     if not isinstance(tally, DevicesResult):
         raise ValueError(
@@ -459,7 +460,7 @@ def share_out(
     columns: Any,
     blocks: Any,
 ) -> tuple[DevicesProgram, Share, int]:
-    """Share a problem out over P devices: return the program, the devices' shares in their blocks,
+    """Divide a problem among P devices: return the program, the devices' shares in their blocks,
     and the columns of a mesh, else 1. Raises ValueError.
     """
     known = programs(check_choice("direction", direction, DIRECTIONS))
@@ -526,9 +527,7 @@ def share_out(
 def own_rows(
     program: DevicesProgram, share: Share, rank: int, arrays: Mapping[str, Array] | None
 ) -> dict[str, Any]:
-    """Return a device's own rows of what is given, (heads, N, width) by name; None: their
-    shapes.
-    """
+    """Return a device's own rows of the arrays, (heads, N, width) by name; None: their shapes."""
     shape = share.problem.shape
     rows_by_name = dict[str, Any]()
     widths = {

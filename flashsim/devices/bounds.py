@@ -1,5 +1,5 @@
-"""Lower bounds on the words that devices receive, of a problem that is shared out: what
-`flashsim.theory.bounds.words` proves, at this problem's numbers.
+"""Lower bounds on the words that devices receive, for a problem that is divided among them: the
+theorems of `flashsim.theory.bounds.words`, at this problem's numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def lower_words(
 
     most     pairs of heads' rows that a device does at most; None: all do equally many
     at_root  whether device 0 has all queries
-    S        the room of a device, in words; None: there is room for everything
+    S        the memory of a device, in words; None: enough for everything
     """
     return words_bound(_rows(share, most, at_root), S)
 

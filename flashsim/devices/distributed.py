@@ -9,8 +9,8 @@ GPUs) or MPI.
     gradients = flashsim.devices.distributed.backward(part, dO, engine=engine)
     engine.close()
 
-Each process holds its rows in an HBM of its own and runs the file that the simulation runs.
-`flashsim.devices.engines` has what carries messages. Processes that were asked for different things
+Each process has its rows in its own HBM, and runs the same file as the simulation.
+`flashsim.devices.engines` has the libraries that send messages. Processes with different arguments
 raise LinkError.
 """
 
@@ -106,7 +106,7 @@ def forward(
     processes.
 
     Q, K, V are whole, and the same in every process, which takes its own rows of them. Arguments
-    and errors as there; LinkError, too, where processes were asked for different things.
+    and errors as there; LinkError, too, if processes have different arguments.
     """
 
     def agreed() -> Any:

@@ -1,8 +1,8 @@
-"""Who carries messages between processes: torch.distributed, with gloo or with NCCL between GPUs,
+"""What sends messages between processes: torch.distributed, with gloo or with NCCL between GPUs,
 and MPI.
 
-Bytes that are handed to an engine are counted, and, over MPI, those that it says were received. A
-message of another length, and a process that ends, raise LinkError in the others, within `timeout`
+Bytes that are passed to an engine are counted, and, over MPI, those that it says were received. If
+a message has the wrong length, or a process ends, the others raise LinkError within `timeout`
 seconds.
 """
 
@@ -34,9 +34,7 @@ STARTED_BY = {
 
 
 class Processes(Engine, Protocol):
-    """An engine between processes: which of them this is, what went over it in bytes, and a word
-    from all.
-    """
+    """An engine between processes: which of them this is, and how many bytes it sent."""
 
     rank: int
     size: int
@@ -44,10 +42,10 @@ class Processes(Engine, Protocol):
     received: int | None
 
     def everyone_s(self, word: Any) -> list[Any]:
-        """Return what each process said, in the order of ranks."""
+        """Return each process's value, in the order of ranks."""
 
     def close(self) -> None:
-        """End it, when all processes are done."""
+        """End the engine, when all processes have finished."""
 
 
 class Torch:
@@ -98,7 +96,9 @@ class Torch:
         return words
 
     def close(self) -> None:
-        """Leave together: a process that is gone while others still talk to it would end them."""
+        """Wait for all processes, then end: if one ended while others still send to it, they would
+        end too.
+        """
         self._dist.barrier()
         self._dist.destroy_process_group()
 
@@ -108,9 +108,9 @@ class Nccl(Torch):
     the host.
 
     NCCL never stops waiting for a process that has ended. `finish` waits `timeout` seconds, ends
-    NCCL, and raises LinkError. A process that does not ask is ended by PyTorch after twice that,
-    unless it runs a graph. `graphs` hold messages: NCCL ends only once they are gone. In a graph
-    that runs later, messages would seem to arrive at once.
+    NCCL, and raises LinkError. A process that does not call `finish` is ended by PyTorch after
+    twice that time, unless it runs a graph. `graphs` hold messages: NCCL ends only when they are
+    deleted. A graph that ran later would take its messages as arrived.
     """
 
     backends = "cpu:gloo,cuda:nccl"
@@ -199,8 +199,8 @@ class Nccl(Torch):
 
 
 class Gloo(Torch):
-    """Torch over gloo, which takes a message that was cut short for a whole one, and ends the
-    process at one that is too long.
+    """Torch over gloo. gloo accepts a message that was cut short as if it were whole, and ends the
+    process if a message is too long.
 
     So 8 bytes with its length go before each message, beside `handed`. A message is received from
     `wait` on, once its length is known to be right; messages from one rank in the order of their
@@ -235,8 +235,8 @@ class Gloo(Torch):
                 )
 
     def wait(self, ticket: Ticket, site: Site) -> None:
-        """Compare lengths, receive the ticket's messages, after what was to come before them,
-        and see its own off.
+        """Compare lengths, receive the ticket's messages, after those that were posted before them,
+        and wait until its own are sent.
         """
         peers = {due.from_ for due in self._due if due.number == ticket.number}
         now = [due for due in self._due if due.number <= ticket.number and due.from_ in peers]
@@ -322,7 +322,7 @@ class Mpi:
         return words
 
     def close(self) -> None:
-        """Do nothing: mpi4py leaves together at the end of the program."""
+        """Do nothing: at the end of the program mpi4py waits for all processes."""
 
 
 def started_by() -> str | None:
@@ -356,7 +356,7 @@ def engine(name: str | None = None, timeout: float = 60.0) -> Processes:
 
 @contextmanager
 def _named(who: str, lost: str = "lost its message") -> Iterator[None]:
-    """Turn what an engine raises into LinkError that says whose it is."""
+    """Turn an engine's error into a LinkError that names the process."""
     try:
         yield
     except LinkError:
@@ -367,7 +367,9 @@ def _named(who: str, lost: str = "lost its message") -> Iterator[None]:
 
 
 def all_processes(rank: int) -> AbstractContextManager[None]:
-    """The same where all processes speak, or should."""
+    """Return a context that turns an error in a step of all processes into a LinkError with this
+    rank.
+    """
     return _named(f"rank {rank}", "did not hear from all processes")
 
 

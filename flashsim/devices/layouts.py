@@ -1,4 +1,4 @@
-"""Which device holds which rows: `where[p]`, the positions of device p's rows, in order."""
+"""Which device has which rows: `where[p]` is the positions of device p's rows, in order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def positions(layout: Any, N: int, P: int) -> list[Positions]:
 
     contiguous  ⌈N/P⌉ rows each
     striped     p, p + P, p + 2P, … ("Striped Attention", Brandon et al.)
-    zigzag      chunks p and 2P − 1 − p of ⌈N/2P⌉ rows: what a causal mask leaves is then equal
-                (ring-flash-attention, Zhu)
+    zigzag      chunks p and 2P − 1 − p of ⌈N/2P⌉ rows: under a causal mask all devices then have
+                equal work (ring-flash-attention, Zhu)
 
     Raises ValueError for another layout.
     """

@@ -2,9 +2,9 @@
 devices.
 
 Time is a model. A device does `flops` operations a second, 2(d + d_v) for each pair of a query
-head's row and a key, and sends `link` bytes a second. Devices go in step. A step of the ring takes
-as long as its arithmetic or as its messages, if that is longer; Ulysses and the mesh wait for their
-messages before and after. HBM is taken to keep up.
+head's row and a key, and sends `link` bytes a second. All devices begin each step together. A step
+of the ring takes as long as its arithmetic or its messages, whichever is longer; Ulysses and the
+mesh wait for their messages before and after the arithmetic. HBM is assumed to be fast enough.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ def hidden_from(
     """Return from how many rows a device a step's arithmetic takes longer than its messages:
     H_kv·bytes·F / (2·H_q·B).
 
-    From twice as many under a causal mask with zigzag or striped rows, whose steps do half.
+    Under a causal mask with zigzag or striped rows, from twice as many, because each step has half
+    of the pairs.
     """
     rows = kv_heads * itemsize * flops / (2 * heads * link)
     return 2 * rows if causal else rows

@@ -1,5 +1,5 @@
-"""What every device knows of the problem and of how its rows are shared out: positions, blocks,
-which tiles are live.
+"""What every device knows of the problem and of the division of its rows: positions, blocks, which
+tiles are live.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Alike = Sequence[Hashable] | None
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A problem that is shared out over P devices.
+    """A problem that is divided among P devices.
 
     problem   attention with heads; its mask depends on positions alone, the same for all heads
     where     `where[p]`, the positions of device p's keys

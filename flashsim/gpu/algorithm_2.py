@@ -43,7 +43,7 @@ def shared_bytes(d: int, B_r: int, B_c: int) -> int:
 
 def backward_shared_bytes(d: int, B_r: int, B_c: int) -> int:
     """Return the bytes of shared memory of Q_i, dO_i, K_j, V_j, P_ij^dropped, dS_ij, ℓ_i, m_i;
-    R's two words come on top.
+    R takes two words more.
     """
     return FLOAT * (2 * B_r * (d + 1) + 2 * B_c * (d + 1) + 2 * B_r * (B_c + 1) + 2 * B_r)
 
@@ -85,7 +85,7 @@ def backward(
 ) -> None:
     """Fill dq, dk, dv.
 
-    Algorithm 4 takes ℓ and m. It gets ℓ = 1 and m = lse here, which is the same softmax. Each query
+    Algorithm 4 takes ℓ and m. Here ℓ = 1 and m = lse, which give the same softmax. Each query
     head of a group writes its own part of dK and dV in the inputs' dtype. A second pass sums the
     parts.
     """

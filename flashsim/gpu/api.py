@@ -28,7 +28,7 @@ def plan(
     blocks: tuple[int, int] | None = None,
     count: bool = False,
 ) -> Plan:
-    """Return which rung `forward` or `backward` chooses for these arguments if `kernel` is None.
+    """Return which kernel `forward` or `backward` chooses for these arguments if `kernel` is None.
     Errors as in `forward`.
     """
     with Taken("qkv", (q, k, v), mask) as x:
@@ -124,9 +124,9 @@ def backward(
     """Return dq, dk, dv, with shapes and dtypes of q, k, v. `do` is the gradient of o.
 
     o and lse are what `forward` returned for the same arguments: o and do are (B, H_q, N_q, d), lse
-    is (B, H_q, N_q), float32. `deterministic` asks kernels that can choose for the same bits in
-    every run. With `count`, returns (dq, dk, dv, moved). Other arguments and errors are as in
-    `forward`.
+    is (B, H_q, N_q), float32. With `deterministic`, results have the same bits in every run, if the
+    kernel can do this. With `count`, returns (dq, dk, dv, moved). Other arguments and errors are as
+    in `forward`.
     """
     if kernel is not None and rungs.kernel(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")

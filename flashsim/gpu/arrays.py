@@ -1,9 +1,9 @@
 """Arrays on a GPU, of any library: how they are described, and how results of the same library are
 made.
 
-A kernel needs only addresses, shapes and strides. CuPy arrays and PyTorch tensors are asked for
-these directly. Arrays of other libraries become CuPy arrays by DLPack, and so do all arrays for
-kernels that CuPy calls. Neither copies.
+A kernel needs only addresses, shapes and strides. CuPy arrays and PyTorch tensors have these as
+attributes. Arrays of other libraries become CuPy arrays by DLPack, and so do all arrays for kernels
+that CuPy launches. Neither copies.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class CuPy:
     def scratch(self, size: int, results: list[Any]) -> tuple[Any, int]:
         """Return memory of `size` bytes for the kernels that fill `results`, and its address.
 
-        It may be freed once they are launched, since what the pool gives to later calls on the
-        stream is used after them. But a graph that is being captured runs again later, for as long
-        as its results are used. So the first result is then replaced by one in the same memory.
+        It may be freed once they are launched: a later call on the stream that takes the same
+        memory from the pool runs after them. But a graph that is being captured runs again later,
+        for as long as its results are used. So in a capture, the first result is replaced by an
+        array that owns this memory too.
         """
         cuda = self._cupy.cuda
         if not cuda.runtime.streamIsCapturing(self.stream(0)):
@@ -103,8 +104,8 @@ class CuPy:
 
 
 class PyTorch:
-    """PyTorch's tensors. Asking them, and taking memory from PyTorch's own pool, takes less time
-    than DLPack.
+    """PyTorch's tensors. To read their attributes, and to take memory from PyTorch's own pool, is
+    faster than DLPack.
     """
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ class PyTorch:
         return getattr(self._torch, name)
 
     def new(self, specifications: Sequence[New], arrays: Sequence[Any]) -> list[Any]:
-        """Return new tensors. One that is like a given tensor takes half the time to make."""
+        """Return new tensors. To make one like another tensor takes half the time."""
         like = self._torch.empty_like
         dense = self._torch.contiguous_format
         first = arrays[0]

@@ -2,12 +2,13 @@
 
     results = benchmark(settings(lengths=(1024, 4096), head_dims=(128,)))
 
-The contestants of a setting take turns. In every round, each runs for some milliseconds, at least
-one launch, between two CUDA events. Reported are the median, least and most over the rounds. Inputs
-are random numbers: zeros would draw less power, and the clock would be higher. All contestants
-share one power limit, so one that follows a kernel with a high power draw runs slower. Power and
-clock at the end of a turn are therefore reported beside the rate. A time is that of the whole call,
-including Python where the GPU does not hide it.
+The contestants of a setting (the kernels that are compared) take turns. In every round, each runs
+for some milliseconds, at least one launch, between two CUDA events. The record has the median,
+least and most over the rounds. Inputs are random numbers: with zeros, the GPU would draw less
+power, and its clock would be higher. All contestants share one power limit, so one that follows a
+kernel with a high power draw runs slower. Therefore the record also has power and clock at the end
+of a turn. A time is that of the whole call, including Python's part if the GPU's work does not hide
+it.
 
 All our kernels are compiled beforehand, in parallel.
 """
@@ -66,8 +67,8 @@ def benchmark(
     turn_ms: float = TURN_MS,
     on_setting: OnSetting | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the times of all contestants for each setting, as plain data. If one fails, its reason
-    is kept and the rest go on.
+    """Return the times of all contestants for each setting, as plain data. If one fails, the record
+    has the reason, and the others continue.
 
     `names` are of NAMES; if empty, all that the setting allows take part. Raises MissingGPU without
     a GPU.
@@ -123,8 +124,8 @@ def race(
     rounds: int,
     turn_ms: float = TURN_MS,
 ) -> Iterator[Timing]:
-    """Yield each contestant's timing. `makers` has names and what makes their calls. Those that
-    fail come first.
+    """Yield each contestant's timing, first those that fail. `makers` has names, and functions that
+    return a contestant's call.
     """
     cupy = import_cupy()
     calls: dict[str, Call] = {}
@@ -179,11 +180,11 @@ def interleaved(
     fits into `turn_ms`.
 
     Each round has its own random order, since a call that always followed one with a low power draw
-    would always clock higher. One more round, the first, finds how many launches fit. It counts for
-    a call if that is one launch. Each call is made once before it is timed there, as it may have to
-    ask the driver for memory, which can take longer than the call itself. A call that fails twice
-    goes to `failed` with the reason, and the others go on. Without `failed`, the error is raised.
-    `look` is called in each turn before the last launch, while the GPU is busy.
+    would always have a higher clock. One more round, the first, finds how many launches fit. It
+    counts for a call if that is one launch. Before that, each call runs once without a clock: it
+    may allocate memory from the driver, which can take longer than the call itself. A call that
+    fails twice goes to `failed` with the reason, and the others continue. Without `failed`, the
+    error is raised. `look` is called in each turn before the last launch, while the GPU is busy.
     """
     rounds = max(rounds, LEAST_ROUNDS)
     shuffled = random.Random(0)

@@ -154,8 +154,8 @@ def contestants(
 
 
 def absent(names: Sequence[str]) -> dict[str, str]:
-    """Return by name why peers do not take part on this machine. `requested_names` are those asked
-    for, if any.
+    """Return why peers do not take part on this machine, by name. `requested_names` are those that
+    the user named, if any.
     """
     if torch_if_there() is None:
         return dict.fromkeys(PEERS, "PyTorch is not installed, or sees no GPU")
@@ -194,7 +194,7 @@ def _longest(name: str, otherwise: int) -> int:
 
 
 def dtype_of(rung: Kernel, setting: Setting) -> str:
-    """Return the setting's dtype, or the 8-bit dtype of a rung that takes nothing else."""
+    """Return the setting's dtype, or the 8-bit dtype of a kernel that takes nothing else."""
     return rung.dtypes[0] if rung.output else setting.dtype
 
 

@@ -32,7 +32,7 @@ class Counters:
     def for_launch(self, names: Sequence[str], events: Sequence[str] = ()) -> Any:
         """Return 64-bit zeros for one launch to add to: two for each name, one for each event.
 
-        The launch may go to any stream. So the zeros are there when this returns.
+        The launch may go to any stream. So the zeros are written before this returns.
         """
         cupy = import_cupy()
         totals = cupy.zeros(2 * len(names) + len(events), "uint64")

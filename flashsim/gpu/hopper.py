@@ -3,9 +3,8 @@ lists of live tiles.
 
 `hopper_backward` is the backward pass, or `hopper_backward_wide` if d = 256.
 
-The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or 256. Elsewhere this rung runs
-`tensor_core` instead, if that takes d, with a RuntimeWarning. `flashsim.gpu.plan` says so
-beforehand.
+The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or 256. Otherwise `tensor_core`
+runs instead, if that takes d, with a RuntimeWarning. `flashsim.gpu.plan` says so beforehand.
 """
 
 from __future__ import annotations
@@ -82,12 +81,12 @@ PROBLEM = np.dtype(
 class Tiles(NamedTuple):
     """B_r × B_c, and which ideas are used.
 
-    longest     row blocks that see the most keys come first
+    longest     the row blocks that see the most keys run first
     split       tiles that need a mask have a loop of their own, so that the other tiles' loop has
                 no masking
     lazy        O_i is rescaled only if a maximum has grown by much
     sums        a tile's maxima are computed only if sums of weights show that one has grown by much
-    mends       then most weights are multiplied instead of computed again
+    mends       if one has grown, most weights are multiplied by a factor instead of computed again
     turns       consumers start their products one after the other
     persistent  a block of threads takes row block after row block, instead of only one
     abreast     how many tiles, side by side, are one block of a block mask
@@ -201,8 +200,8 @@ def varlen_tiles(d: int, causal: bool) -> Tiles:
 
 
 def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
-    """Say whether in each 64 successive rows, all see some of the last tile of 64 keys that any
-    of them sees.
+    """Say whether this holds for each 64 successive rows: all of them see a key of the last tile of
+    64 keys that any of them sees.
     """
     return window[1] == -1 or window[1] >= N_q - 1 or (N_k - N_q + window[1]) % ROWS == 0
 
@@ -215,8 +214,8 @@ def as_list(d: int, kind: str, dropout: bool) -> str:
 
 
 def steps(d: int) -> dict[str, Tiles]:
-    """Return the kernel without its ideas, then with one more each time. `forward` uses the
-    last, or the one before turns.
+    """Return the kernel without its ideas, then with one more idea each time. `forward` uses the
+    last one, or the one before `turns`.
     """
     tiles = TILES[d][0]._replace(
         longest=False,
@@ -416,13 +415,14 @@ def _launch(
 
 
 def section_of(bytes_a_head: float, l2_bytes: int, heads: int, teams: int = 1) -> int:
-    """Return how many heads make a section. Within a section, the row blocks of all heads that see
-    the most keys come first.
+    """Return how many heads make a section. In a section, the row blocks that see the most keys run
+    first, those of all its heads.
 
     With more than MOST_HEADS short heads, all multiprocessors would load K and V of different heads
-    at once, and nothing later. LEAST_HEADS long heads may exceed the L2, since row blocks of one
-    length read the same keys at about the same time. Sections are about equal: in a last one with
-    few heads, some multiprocessors would have no row block while others have a long one.
+    at once, and no later load would find them in the L2. LEAST_HEADS long heads may exceed the L2,
+    since row blocks of one length read the same keys at about the same time. Sections are about
+    equal: in a last one with few heads, some multiprocessors would have no row block while others
+    have a long one.
     """
     most = min(heads, MOST_HEADS * teams, max(LEAST_HEADS, section(bytes_a_head, l2_bytes, heads)))
     return ceil_div(heads, ceil_div(heads, most))

@@ -138,12 +138,13 @@ def section_of(
     deterministic: bool,
     attributes: Mapping[str, int],
 ) -> int:
-    """Return how many KV heads' key blocks take turns.
+    """Return of how many KV heads the key blocks alternate.
 
-    Causally, these are as many as have Q, dO, and dQ in fp32 in the L2 together. If all key blocks
-    see all queries, they start with the same dQ_i. In turn, they then add one after the other, and
-    stay so much behind each other. Multiprocessors that start at the same time should then have
-    different heads: as many heads take turns as have a multiprocessor for each of their key blocks.
+    With a causal mask, these are as many as have Q, dO, and dQ in fp32 in the L2 together. Without
+    a mask, all key blocks of a head start with the same dQ_i. If `deterministic`, they add to it
+    one after the other, and each stays one addition behind the one before. So multiprocessors that
+    start at the same time should have different heads. Then the number is that of the heads that
+    have a multiprocessor for each of their key blocks.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     if "CAUSAL" in kind:

@@ -2,9 +2,9 @@
 which merges the parts.
 
 The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and at most 64 queries for a KV
-head: those of all heads of its group, at all positions. With more, up to 256 of a head,
-`hopper_grouped` launches another kernel in its place, and also where that is faster. Elsewhere this
-rung runs `hopper` instead, with a RuntimeWarning.
+head: those of all heads of its group, at all positions. With more queries, up to 256 of a head,
+`hopper_grouped` launches another kernel, and also where that kernel is faster. Otherwise `hopper`
+runs instead, with a RuntimeWarning.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def choose_cut(heads: int, T_c: int, rows: int, multiprocessors: int) -> Cut:
 
 
 def cluster_of_head(heads: int, T_c: int, multiprocessors: int) -> int:
-    """Return how many blocks of threads, more than 2, a cluster has that shares a head, or 0 if
-    heads are not cut so.
+    """Return how many blocks of threads (4 or 8) compute one head as a cluster, or 0 if heads are
+    not cut in this way.
     """
     for blocks in CLUSTERS:
         idle = heads * blocks < FILLED * multiprocessors
@@ -115,7 +115,7 @@ def parts(heads: int, T_c: int, blocks: int) -> list[int]:
 
 
 def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
-    """Return why this rung does not take queries and keys of these shapes, or ""."""
+    """Return why neither kernel takes queries and keys of these shapes, or ""."""
     return "" if takes(q, k) else hopper_grouped.unsuited(q, k)
 
 
@@ -237,8 +237,8 @@ def launches(
     blocks: int,
     merged: int,
 ) -> tuple[Launches, int]:
-    """Return what decodes with so many blocks of threads, and what merges `merged` parts, if heads
-    have parts; and parts' bytes.
+    """Return the launches that decode with so many blocks of threads, and merge `merged` parts if
+    heads are cut; and how many bytes the parts take.
 
     It is called with the addresses of parts, Q, K, V, with pages of the table and lengths, of O, L
     and totals. Tiles of K and V are `box`; `settings` are other fields of PROBLEM.

@@ -1,8 +1,8 @@
 """FlashAttention, forward, full and causal, on Hopper: launches kernels/hopper_forward.cu, the
 kernel to read first.
 
-`hopper` takes masks and dropout, too, and is the faster one for d = 64, causally. So
-`flashsim.gpu.plan` chooses that one.
+`hopper` also takes masks and dropout, and is faster for d = 64 with a causal mask. So
+`flashsim.gpu.plan` chooses `hopper`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FlashAttention of 8-bit numbers, e4m3, on Hopper: launches kernels/hopper_fp8.cu.
 
-The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung takes these numbers. O
+The kernel needs a GPU of compute capability 9.0 and d = 128; no other kernel takes these numbers. O
 is float16.
 """
 
@@ -89,9 +89,9 @@ def to_fp8(x: Any, *, keys_contiguous: bool = False) -> Any:
 
     x is float32, float16 or bfloat16. The result has no gradient.
 
-    keys_contiguous  for V, (…, N, d): lay its keys next to each other, each of the d columns padded
-                     to a multiple of 16 keys. The shape stays the same. `forward` takes such a V as
-                     it is, and otherwise has to transpose V
+    keys_contiguous  for V, (…, N, d): put its keys next to each other in memory, each of the d
+                     columns padded to a multiple of 16 keys. The shape stays the same. `forward`
+                     uses such a V as it is; it must transpose any other V
 
     Numbers beyond ±448 become ±448. To avoid this, divide by a scale and give it to `forward`:
     `forward(to_fp8(q / s), to_fp8(k / t), to_fp8(v), scale=s * t / d**0.5)`. Raises ValueError for

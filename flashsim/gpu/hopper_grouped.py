@@ -1,8 +1,8 @@
 """Few queries, but more than 64 of a KV head, on Hopper: launches kernels/hopper_grouped.cu and, if
-heads are split, the merging.
+heads are split, the kernel that merges parts.
 
-`hopper_decode` is the rung; this module has its second kernel. Queries of a group's heads fill
-tiles of 128 rows together.
+Users call it as `hopper_decode`, which has two kernels; this module has the second one. The queries
+of all heads of a group are the rows of one tile, of up to 128 rows.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def choose_cut(row_blocks: int, T_c: int, multiprocessors: int) -> Cut:
     """Return how heads are cut, if all heads together have `row_blocks` row blocks, and T_c tiles
     of keys each.
 
-    An item of work, one part of a row block, takes about as long as its tiles and a start and an
-    end. Items are done in waves, one on each multiprocessor. In clusters there is one wave, and no
-    second launch if one cluster has a row block's parts.
+    An item of work is one part of a row block. It takes about as long as its tiles, a start and an
+    end. Items run in waves, one item on each multiprocessor. With clusters there is one wave, and
+    no second launch if one cluster has all parts of a row block.
     """
 
     def time(cut: Cut) -> float:

@@ -1,8 +1,8 @@
-"""Packed batches on Hopper: launches kernels/hopper.cu for sequences that lie end to end, with a
-list of row blocks.
+"""Packed batches on Hopper: launches kernels/hopper.cu for sequences that follow each other in
+memory, with a list of row blocks.
 
-Sequences come in groups, the longest first. The L2 holds the keys and values of a group, of some
-heads at a time. Within a group, the row blocks that see the most keys come first.
+The list has groups of sequences, the longest sequences first. The L2 holds the keys and values of a
+group, of some heads at a time. In a group, the row blocks that see the most keys run first.
 """
 
 from __future__ import annotations

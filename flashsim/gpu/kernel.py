@@ -1,7 +1,7 @@
-"""A rung of the ladder is a `Kernel`. Each rung's file ends with its record, KERNEL, and `ladder`
-collects them.
+"""`Kernel` is the record of one kernel, a rung of the ladder. Each kernel's file ends with its
+record, KERNEL, and `ladder` collects them.
 
-To add a rung:
+To add a kernel:
 
 1. `flashsim/gpu/kernels/x.cu`, and `flashsim/gpu/x.py`, which launches it and ends in `KERNEL =
    Kernel(…)`. It may share the headers `scalar.cuh`, `mma.cuh` and `hopper.cuh`.
@@ -12,8 +12,8 @@ To add a rung:
 3. On a GPU: `flashsim bench --json figures/gpu_bench.json`, then `python scripts/gpu_figures.py`,
    `python scripts/docs_tables.py`, and for Hopper's kernels `python scripts/header_tables.py`.
 4. Has a change made a kernel slower? On a GPU, `python scripts/research/bench_against.py` times it
-   by turns with its state at an older commit, and says how much one build differs from itself
-   (`figures/gpu_bench_against.json`).
+   and its state at an older commit, which take turns, and says how much one build differs from
+   itself (`figures/gpu_bench_against.json`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flashsim.gpu.counters import Counters
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks for besides its arrays, checked.
+    """The arguments of a call besides its arrays, checked.
 
     scale      softmax scale τ
     causal     key j is attended to if j ≤ i + N_k − N_q
@@ -99,16 +99,16 @@ def hopper_variants(
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A rung.
+    """The record of a kernel.
 
     name, about  the name in `flashsim.gpu.forward(kernel=name)`, and one line about it
     short, look  its name in pictures, and its curve's colour, marker and dashes
-    rung         its place on the ladder, from 0; a higher rung is faster
+    rung         its place on the ladder, from 0; a kernel with a higher number is faster
     fastest_in   the directions in which `flashsim.gpu.plan` may choose it
     model        the simulator's algorithm that has the same counts and bounds on rounding
     tensor_cores whether it multiplies on tensor cores itself, which rounds P̃ and dS to the inputs'
                  type
-    longest      the largest N in benchmarks that do not ask for it by name; None: any
+    longest      the largest N in benchmarks that do not name it; None: any
     dtypes       those that it takes of "float16", "bfloat16", "float32" and "float8_e4m3fn"
     output       the dtype of its results, or None: the inputs'
     head_dims    widths d of Q, K and V that it takes

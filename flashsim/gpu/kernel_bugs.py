@@ -23,8 +23,8 @@ SHARED = '#include "scalar.cuh"'
 def planted(file: str, *changes: Change) -> Iterator[None]:
     """Within the `with`, change the text of kernels/`file` for all threads.
 
-    Raises ValueError for a text that does not occur exactly once, and for a file of a rung that
-    keeps the functions it once loaded: all but the scalar rungs.
+    Raises ValueError for a text that does not occur exactly once, and for the file of a kernel that
+    keeps the functions it once loaded: all but the scalar kernels.
     """
     original = compiling.KERNELS
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(original.glob("*.cu"))}

@@ -138,10 +138,10 @@ def variants(
     """Return what the tests compile of `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in
     `dims`.
 
-    The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a, float has all of
-    `types` at the middle of `dims`, and the first and the last elsewhere. Half has the last of
-    `types` at all `dims`. Bfloat16, counting builds and sm_80, which has the same source, have the
-    last of `types` at the middle.
+    The last of `types`, such as ", Causal, NoDropout", uses the most of the code. For sm_90a, float
+    has all of `types` at the middle of `dims`, and the first and the last elsewhere. Half has the
+    last of `types` at all `dims`. Bfloat16, counting builds and sm_80, which has the same source,
+    have the last of `types` at the middle.
     """
     middle = dims[len(dims) // 2]
     most = types[-1:]
@@ -183,15 +183,15 @@ def ready(
 
 
 class Launches:
-    """Launches, one after the other, of which only addresses are not settled. To be called with the
-    stream's handle and them.
+    """Launches, one after the other, that are complete but for addresses. To be called with the
+    stream's handle and the addresses.
 
     `each` has a kernel, its grid, threads and shared memory. `arguments` makes every kernel's
-    arguments of the addresses. They are kept, so they may depend on nothing else that changes.
-    Memory may be freed and come back at the same address.
+    arguments from the addresses. They are kept for later calls with the same addresses, so they may
+    depend on nothing else that changes: the same address may then be another array's.
 
-    From the second call on, the launches are a CUDA graph. To launch it takes the host less time
-    than a kernel does.
+    From the second call on, the launches are a CUDA graph, which the host launches in less time
+    than one kernel.
 
     early  kernels after the first may start before the one before them has ended; they call
            `wait_for_kernel` of hopper.cuh
@@ -319,7 +319,8 @@ class Launch(Launches):
 
 
 class Prepared(NamedTuple):
-    """Does a rung's work for arrays of which only the addresses are not settled.
+    """A kernel's work for arrays of known shapes, strides and dtypes; only the addresses are
+    missing.
 
     run      to be called with the stream's handle, the address of scratch memory, and the arrays'
              addresses: q, k, v, o, and lse if it is wanted; or q, k, v, o, lse, do, dq, dk, dv. The
@@ -348,8 +349,8 @@ class Prepared(NamedTuple):
 def temporaries() -> AbstractContextManager[Any]:
     """Return a context in which CuPy allocates what only launches on the current stream use.
 
-    If the stream captures a graph, the driver allocates and frees it each time as the graph runs,
-    which takes the GPU some time.
+    If the stream captures a graph, the driver allocates and frees this memory each time the graph
+    runs, which takes the GPU some time.
     """
     cuda = import_cupy().cuda
     if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):

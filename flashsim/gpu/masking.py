@@ -1,4 +1,4 @@
-"""Masks as kernels know them, made of `forward`'s arguments."""
+"""Masks in the form that kernels take, made from `forward`'s arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder collects every `KERNEL` of this folder. Rungs need not be listed anywhere else."""
+"""The ladder: every `KERNEL` of this folder, in one dict. No other list has the kernels' names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashsim.gpu.kernel import Kernel
 
 @cache
 def ladder() -> dict[str, Kernel]:
-    """Return the rungs by name, from the lowest: all modules here that have a .cu file of their
+    """Return the kernels by name, from the slowest: all modules here that have a .cu file of their
     name and a record.
     """
     files = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)])]
@@ -26,7 +26,7 @@ def ladder() -> dict[str, Kernel]:
 
 
 def kernel(name: str) -> Kernel:
-    """Return a rung of the ladder, or raise ValueError."""
+    """Return the kernel of this name, or raise ValueError."""
     if not is_one_of(name, ladder()):
         raise ValueError(
             f"kernel is {short_repr(name)}; expected one of {', '.join(map(repr, ladder()))}"
@@ -35,8 +35,8 @@ def kernel(name: str) -> Kernel:
 
 
 def fastest(direction: str, dtype: str) -> list[Kernel]:
-    """Return the rungs that may be chosen in a direction, the fastest first. For an 8-bit dtype,
-    only rungs made for it.
+    """Return the kernels that may be chosen in a direction, the fastest first. For an 8-bit dtype,
+    only kernels made for it.
     """
     kernels = [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
     return [rung for rung in kernels if rung.output and dtype in rung.dtypes] or [

@@ -1,5 +1,5 @@
-"""Serving on Hopper: `paged` attends to keys in pages, and `varlen` to sequences that lie end to
-end. See `flashsim.serving`.
+"""Serving on Hopper: `paged` computes attention over keys in pages, and `varlen` over packed
+sequences, one after the other. See `flashsim.serving`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def paged(
              GPU, and other mistakes are not noticed
     count    also return what was moved, by array, as `flashsim.gpu.forward` does
 
-    Rows of the pool that belong to no sequence may hold anything, even NaN. Finite inputs give
+    Rows of the pool that belong to no sequence may have any value, even NaN. Finite inputs give
     finite results as long as scaled scores, and sums of values, are finite. Returns O, or a tuple
     (O, lse), (O, moved), (O, lse, moved); lse is (b, H_q, N), float32.
 
@@ -119,8 +119,8 @@ def varlen(
     return_lse: bool = False,
     count: bool = False,
 ) -> Any:
-    """Return attention of sequences that lie end to end, (H_q, ΣN, d), float16 or bfloat16, d of 64
-    or 128.
+    """Return attention of packed sequences, one after the other: (H_q, ΣN, d), float16 or bfloat16,
+    d of 64 or 128.
 
     q, k, v     (H_q, ΣN, d), (H_kv, Σn, d), (H_kv, Σn, d) with any strides but the last, such as
                 (ΣN, H_q, d) with axes swapped

@@ -1,5 +1,5 @@
-"""Settles what a call on a GPU runs: checks its arguments, chooses a rung, prepares all but
-addresses, and keeps that.
+"""From a call's arguments to what runs on the GPU: checks them, chooses a kernel, prepares all but
+addresses, and keeps that for the next call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LONGEST = 2**31 - 2**12
 
 @dataclass(frozen=True)
 class Plan:
-    """What `forward` will run: a rung's name, and why not a faster one. If this rung will
-    refuse, the last reason is why.
+    """What `forward` will run: a kernel's name, and why not a faster one. If this kernel will raise
+    an error, the last reason says why.
     """
 
     kernel: str
@@ -85,7 +85,7 @@ def _aligned(names: Sequence[str], addresses: Sequence[int]) -> bool:
 def planned(
     direction: str, x: Taken, causal: bool, dropout_p: float, others: tuple[Any, ...]
 ) -> Plan:
-    """Return which rung will run. `others` are as in `settled`."""
+    """Return which kernel will run. `others` are as in `settled`."""
     mask, block_mask, blocks, count = others
     arrays = _described(x.library, x.names, x.found)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, x.mask, host(block_mask))
@@ -118,8 +118,8 @@ def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any,
     plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
     others  mask, block_mask, blocks, count
 
-    This takes longer than a launch. So it is kept if it depends only on shapes, strides and dtypes:
-    if of `others` at most a window is given.
+    This takes longer than a launch. So the result is kept if it depends only on shapes, strides and
+    dtypes, that is, if none of `others` but a window is used.
     """
     key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
     mask, block_mask, blocks, count = others

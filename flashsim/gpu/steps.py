@@ -1,11 +1,11 @@
-"""What each idea gains: every rung on one problem, forward, with the steps within `hopper`,
-PyTorch's and FlashAttention-4.
+"""What each idea gains: every kernel of the ladder on one problem, forward, with the steps within
+`hopper`, and PyTorch's kernels and FlashAttention-4.
 
     record = climb(Setting(4096, 128))
 
-The record has the time and rate of each, all from one interleaved run. It has the accesses that the
-simulator and the kernel's counting build count, in elements. And it has what the hardware's
-counters saw, in bytes, between L2 and multiprocessors and in DRAM.
+The record has the time and rate of each, from one run in which they took turns. It has the accesses
+that the simulator and the kernel's counting build count, in elements. And it has the hardware's
+counts, in bytes, between L2 and multiprocessors and in DRAM.
 
 A step of `hopper` is the kernel with fewer of its ideas: two loops, a persistent grid, the longest
 row blocks first, lazy rescaling, sums for maxima, mending, turns. docs/gpu-tried.md has the ideas
@@ -35,7 +35,7 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Step:
-    """A rung, or `hopper` with some of its ideas: how to call it, and the simulator's algorithm
+    """A kernel, or `hopper` with some of its ideas: how to call it, and the simulator's algorithm
     and block sizes.
     """
 
@@ -50,8 +50,8 @@ class Step:
         return "count" in self.rung.takes and self.tiles is None
 
     def call(self, setting: Setting, *, counting: bool = False) -> Call:
-        """Return what runs it on random arrays. `counting` runs the counting build, which only
-        whole rungs have.
+        """Return a function that runs it on random arrays; with `counting`, in the counting build,
+        which the steps of `hopper` do not have.
         """
         from flashsim import gpu
 
@@ -76,7 +76,7 @@ class Step:
 
 
 def steps(setting: Setting) -> Iterator[Step]:
-    """Yield the steps, from the lowest rung up."""
+    """Yield the steps, from the slowest kernel up."""
     for rung in ladder().values():
         shape = setting.batch, setting.H, setting.N, setting.d
         lacks = setting.causal and "causal" not in rung.takes, setting.d not in rung.head_dims

@@ -28,7 +28,7 @@ def computed(block_mask: Any, blocks: tuple[int, int], shape: Shape) -> bytes:
 def live_tiles(
     bits: bytes, tile: tuple[int, int], blocks: Blocks, shape: Shape, window: tuple[int, int]
 ) -> NDArray[np.bool_]:
-    """Return which of a kernel's tiles, (T_r, T_c), lie in the window and in a computed block.
+    """Return which of a kernel's tiles, (T_r, T_c), are in the window and in a computed block.
     `tile` is the blocks' size.
     """
     T = -(-shape.N_q // tile[0]), -(-shape.N_k // tile[1])

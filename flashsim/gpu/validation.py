@@ -1,4 +1,4 @@
-"""Bytes that the model predicts, beside those that Nsight Compute reads from the hardware's
+"""Bytes that the model predicts, compared with those that Nsight Compute reads from the hardware's
 counters.
 
     record = validate()        # runs itself once under ncu, and once alone for the times

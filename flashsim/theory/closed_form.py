@@ -1,7 +1,7 @@
-"""What every closed form is, and what it says: `ClosedForm` and `Exact`.
+"""`ClosedForm`, what every closed form is, and `Exact`, what it returns.
 
-A program has a closed form: its costs by formula, written from the paper. As there are kinds of
-programs, there are kinds of closed forms:
+A program's closed form is its costs by formula, written from the paper. Each kind of program has
+its kind of closed form:
 
     Form         attention                  flashsim.theory.form
     MatrixForm   matrices of given sizes    flashsim.theory.matrices
@@ -28,9 +28,7 @@ FormKind = TypeVar("FormKind", bound="ClosedForm")
 
 
 class NoClosedForm(ValueError):
-    """Theory has no closed form for a program, a mask or a sizing; it may be that it can be
-    counted.
-    """
+    """There is no closed form for a program, a mask or a sizing. A count may still be possible."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +90,7 @@ class Exact:
 class ClosedForm:
     """What theory knows of one program. Each kind of program has a kind of closed form.
 
-    name, direction  the program's; "forward" where nothing is said
+    name, direction  the program's; the default direction is "forward"
     """
 
     name: str
@@ -128,7 +126,7 @@ def _form_in(package: str, name: str, direction: str) -> ClosedForm:
 
 
 def form_beside(program: Any, direction: str, kind: type[FormKind]) -> FormKind | None:
-    """Return the closed form that stands in the file of a program of the user's own, or None.
+    """Return the closed form in the file of a user's own program, or None.
 
     It has the program's name, or its function's, and the direction. `program` is a record or a
     function.

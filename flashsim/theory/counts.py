@@ -1,4 +1,4 @@
-"""`exact`: what a run costs, by formula. By the form of each algorithm and direction."""
+"""`exact`: what a run costs, by the closed form of its algorithm and direction."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def exact(
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`, a
     `flashsim.Problem` too.
 
-    For an algorithm of one's own, `name` is its `flashsim.theory.Form`, or the algorithm: its form
-    is then looked for in the file that defines it (`flashsim.theory.form_of`).
+    For your own algorithm, `name` is its `flashsim.theory.Form`, or the algorithm, whose form must
+    then be in the file that defines it (`flashsim.theory.form_of`).
 
     With `causal`, key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right.
 
-    Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`,
-    a run would raise `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them,
-    whatever the block mask then skips.
+    Blocks that do not fit raise no error here: `sram.peak` then exceeds an enforced
+    `sram.capacity`, and a run would raise `SramOverflow`. "fit" blocks are chosen for all tiles, as
+    a run chooses them, even if the block mask skips some.
     """
     form = form_of(name, direction)
     fixed = check_blocks(blocks)

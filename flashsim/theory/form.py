@@ -46,8 +46,8 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
 
 
 def means(p: OneHead, passes: tuple[Tiles, ...]) -> dict[str, Mean]:
-    """Return T_c and T_r where the computed tiles of each pass are these: of rows in the first
-    pass, of keys in the last.
+    """Return the means that T_c and T_r stand for if these are the computed tiles of each pass: of
+    rows in the first pass, of keys in the last.
     """
     return {"T_c": Mean(passes[0].rows, p.N_q), "T_r": Mean(passes[-1].columns, p.N_k)}
 
@@ -65,11 +65,11 @@ class Form(ClosedForm):
     initial          names of the arrays that are initialised, all of each
     symbols          values of symbols that are this algorithm's only
     meanings         what these stand for, in words
-    kept             what arrays have in HBM that are not whole matrices, such as a strip of S:
+    kept             of arrays in HBM that are not whole matrices, such as a strip of S: their
                      elements, and how they are stored
     passes           the computed tiles of each pass over S; the first hands dS to a bias's gradient
-    traffic          what each array moves, for a set of computed tiles, where the formulas do not
-                     tell
+    traffic          what each array moves, for a set of computed tiles, where the formulas are not
+                     enough
     peak             the most on chip, in elements
     products         how many products of 2·N_q·N_k·d FLOPs it makes, and of 2·N_q·N_k·d_v
     matmul           FLOPs of products for a set of computed tiles, where its passes cut S in tiles
@@ -141,7 +141,7 @@ class Form(ClosedForm):
         )
 
     def accesses(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-        """Return how many elements all arrays of `moved` move, sooner than that does."""
+        """Return how many elements all arrays move together; faster than `traffic_by_array`."""
         if self.traffic is not None:
             return sum(array.accesses for array in self.traffic_by_array(p, blocks, tiles).values())
         passes, values = self._values(p, blocks, tiles)
@@ -172,7 +172,7 @@ class Form(ClosedForm):
         return passes, values | (means(p, passes) if tiles.chosen else {})
 
     def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """Return what one of its functions says; an error in a user's own notes the line of
+        """Return the value of one of its functions. An error in a user's function names the line of
         their file.
         """
         try:
@@ -393,7 +393,7 @@ class FormAtProblem:
         return Exact(form.name, traffic, use, sizes, launches * matmul, sizing)
 
     def accesses(self, B_r: int, B_c: int) -> int:
-        """Return the accesses of one head: those of `exact`, sooner, as nothing else is counted."""
+        """Return the accesses of one head, as `exact` does, but faster: nothing else is counted."""
         sizes = clipped(self.p, B_r, B_c)
         return self.form.accesses(self.p, sizes, self.tiles(sizes))
 
@@ -417,8 +417,7 @@ def forms() -> dict[str, dict[str, Form]]:
 
 
 def form_of(what: Any, direction: str) -> Form:
-    """Return the form of that name, or that form; or, of a user's own algorithm, the form that
-    stands in its file.
+    """Return the form of that name, or that form; for a user's own algorithm, the form in its file.
 
     That is the `Form` among the names of the module that defines the function, if it has the
     function's name (or the record's) and direction. Raises NoClosedForm, a ValueError, where there
@@ -446,7 +445,7 @@ def form_of(what: Any, direction: str) -> Form:
 
 
 def has_form(program: Any) -> bool:
-    """Return whether a program has a closed form: flashsim's, or one that stands in its file."""
+    """Return whether a program has a closed form: flashsim's, or one in its own file."""
     try:
         form_of(program, program.direction)
     except NoClosedForm:

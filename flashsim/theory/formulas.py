@@ -33,10 +33,11 @@ NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 @dataclass(frozen=True)
 class Mean:
-    """T_c or T_r where some tiles are computed: in how many of them a row, or a key, is on average.
+    """T_c or T_r if only some tiles are computed: the mean number of computed tiles that a row, or
+    a key, is in.
 
-    Only its product with the number of rows, or of keys, is whole: the rows, or columns, of those
-    tiles together.
+    Only its product with the number of rows, or of keys, is a whole number: that of the rows, or
+    columns, of those tiles together.
     """
 
     total: Any
@@ -75,7 +76,7 @@ def _code(formula: str) -> CodeType:
 def common_symbols(
     N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str
 ) -> dict[str, int]:
-    """Return the value of those that no one algorithm has for itself."""
+    """Return the value of the symbols that all algorithms share."""
     check_blocks_of_run(blocks)
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {

@@ -1,5 +1,5 @@
-"""Query heads that share a KV head, g of them: what a group costs as one problem, and what summing
-dK and dV over it does.
+"""A group is g query heads that share a KV head: what it costs as one problem, and what the sums of
+dK and dV over it cost.
 
 "grouped" is the form of an algorithm at g·N_q queries, once for each KV head: a mask's positions
 are ⌊row/g⌋, and its arrays with a row for each query have one for each row. "separate" is the form
@@ -20,9 +20,7 @@ from flashsim.theory.problem import Arrays, OneHead
 
 
 def shared(arrays: Arrays, group: int, kv_heads: int) -> Arrays:
-    """Return one query head's arrays for all heads: K and V take up the room of the KV heads
-    only.
-    """
+    """Return one query head's arrays for all heads: K and V have the size of the KV heads only."""
     heads = {name: array.times(group * kv_heads) for name, array in arrays.items()}
     return heads | {
         name: replace(heads[name], size=arrays[name].size * kv_heads) for name in ("K", "V")

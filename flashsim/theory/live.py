@@ -40,11 +40,11 @@ def choice_of(array: Bools) -> Chosen:
 
 @dataclass(frozen=True)
 class Live:
-    """Those with a position that all windows and paddings allow. `left` and `right` are large where
-    there is no limit.
+    """The tiles with a position that all windows and paddings allow. `left` and `right` are large
+    where there is no limit.
 
-    The first `length` keys and the first `rows` rows may meet. left + right ≥ 0, or no key may:
-    length = 0.
+    Only the first `length` keys and the first `rows` rows may be allowed. left + right ≥ 0; if no
+    key is allowed, length = 0.
     """
 
     N_q: int

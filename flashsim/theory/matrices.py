@@ -45,7 +45,7 @@ def given(rows: str, columns: str, stored: Type = "inputs", *, reads: str = "1")
 
 
 def between(rows: str, columns: str, stored: Type = "inputs", *, reads: str = "1") -> Array:
-    """Return what is neither input nor output, written once."""
+    """Return an array that is neither input nor output, written once."""
     return Array("extra", Kind(rows, columns, stored), reads, "1")
 
 
@@ -151,7 +151,7 @@ def exact_program(
     """Return the exact counts of a program's run by formula, of its name or its `MatrixForm`.
 
     Arguments are those of `flashsim.simulate.matrices.count_program`; options that move nothing may
-    be left out. Theory does not refuse what does not fit: `sram.peak` then exceeds an enforced
+    be left out. Blocks that do not fit raise no error here: `sram.peak` then exceeds an enforced
     `sram.capacity`. Raises NoClosedForm, a ValueError, for an unknown name.
     """
     if not isinstance(name, MatrixForm) and not is_one_of(name, matrix_forms()):

@@ -1,5 +1,5 @@
-"""The sparse MLP: its forms. nnz: elements of a weight's live blocks; fused, of blocks of f that
-are live on both sides alone.
+"""The closed forms of the sparse MLP. nnz is the number of elements in a weight's live blocks; if
+fused, only in blocks of f that are live in both weights.
 
 In square tiles X is read N·Σ_j d_j and H N·Σ_k f_k: d_j are the live rows of W1 in block j of f,
 f_k those of W2 in block k of o. The peaks:
@@ -17,7 +17,7 @@ costs N·f·min(d, o)(s₁d + s₂o)/M more, and saves 2N·f, H's way out and ba
 
     M > min(d, o)(s₁d + s₂o)/2,
 
-whatever N and f are: dense, with d = o, from Saha and Ye's border M = d² on.
+whatever N and f are: with dense weights and d = o, from Saha and Ye's border M = d² on.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""As "q_outer_two_pass", rows streamed: B_c keys stay while single rows of Q pass, then B_r
-queries.
+"""As "q_outer_two_pass", with streamed rows: first B_c keys stay on chip while rows of Q are read
+one by one, then B_r queries while keys are.
 
 Empty tiles are never loaded. w = d + d_v.
 

@@ -1,5 +1,5 @@
-"""The loops exchanged, keys there and back: at each turn the block at that end stays on chip. Every
-tile is computed.
+"""The loops exchanged; the keys are read upwards for one row block and downwards for the next. At
+each turn the last block stays on chip. Every tile is computed.
 
 The last block of keys, of N_k − (T_c − 1)B_c, is kept ⌊T_r/2⌋ times, the first ⌊(T_r − 1)/2⌋ times.
 So the rows of K that are read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)/2⌋B_c. w =

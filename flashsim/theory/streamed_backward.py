@@ -1,5 +1,5 @@
-"""Blocks of keys stay while single rows of Q and dO pass; D and dQ begin with the first block. w =
-d + d_v.
+"""Blocks of keys stay on chip while rows of Q and dO are read one by one; the first block computes
+D and begins dQ. w = d + d_v.
 
 peak    b_c(2w + 1) + w + d + 2: K_j V_j dK̃_j dṼ_j, P_nj, Q_n dO_n dQ_n, L_n D_n; + 2b_c with
         dropout, Z_nj and P_nj^dropped

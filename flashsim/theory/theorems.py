@@ -10,7 +10,8 @@ most of the work:
 T is T_c for FlashAttention and T_r for standard attention; ⌈M/4d⌉ ≤ N wherever M ≤ Nd, so clipping
 to N changes nothing.
 
-Last comes Saha and Ye's bound for M < d², which is from another paper, and where blocks are others.
+The last part is Saha and Ye's bound for M < d². It is from another paper, and its blocks are not
+the paper's.
 """
 
 from __future__ import annotations

@@ -99,10 +99,10 @@ def block_table(full: bool) -> Claim:
 
 
 def page_waste(full: bool) -> Claim:
-    """PagedAttention (Kwon et al., 2023), Figure 2. Of the memory that is kept for K and V, systems
-    that reserve room for whole sequences used 20.4 to 38.2%, and wasted the rest. Pages of p rows
-    waste (p − 1)/2 rows a sequence. If a token has w bytes of K and V, pages and table together
-    take the fewest bytes at p = √(8n/w).
+    """PagedAttention (Kwon et al., 2023), Figure 2. Systems that reserve memory for whole sequences
+    used 20.4 to 38.2% of the memory that they kept for K and V, and wasted the rest. Pages of p
+    rows waste (p − 1)/2 rows of each sequence on average. If a token has w bytes of K and V, pages
+    and table together take the fewest bytes at p = √(8n/w).
     """
     lengths = range(373, 629)
     waste = {}
@@ -135,9 +135,9 @@ def pool_bytes(page: int, lengths: Sequence[int], row: int, word: int = 0) -> in
 
 
 def cascade_saving(full: bool) -> Claim:
-    """FlashInfer, "Cascade Inference" (Ye et al., 2024): up to 31 times faster. A prefix that b
-    sequences share is not read b times less often. ⌈b·g·N/B_r⌉ passes over it remain, so accesses
-    fall at most B_r/(g·N)-fold.
+    """FlashInfer, "Cascade Inference" (Ye et al., 2024): up to 31 times faster. If b
+    sequences share a prefix, it is not read b times less often. ⌈b·g·N/B_r⌉ passes over it remain,
+    so accesses fall by a factor of at most B_r/(g·N).
     """
     ratios = {}
     b = 128
@@ -167,7 +167,8 @@ def cascade_saving(full: bool) -> Claim:
 
 def cascade_break_even(full: bool) -> Claim:
     """vLLM's use_cascade_attention. vLLM shares a prefix only from 256 keys and 8 requests on. By
-    accesses a tenth of these keys is enough: few keys repay the cost of sharing, R·d + 4R(d_v + 1).
+    accesses a tenth of these keys is enough: sharing costs R·d + 4R(d_v + 1) accesses, and a few
+    keys save as many.
     """
     smallest = {}
     for g in (1, 4, 8):
@@ -283,8 +284,9 @@ def document_stream(lengths: list[int], d: int, B: int) -> int:
 
 def stream_k(full: bool) -> Claim:
     """LeanAttention (Sanovar et al., 2024): 1.73 times faster than FlashDecoding. Stream-K gives
-    the busiest of G workers ⌈T/G⌉ of T tiles. Some number of fixed splits balances as well, but
-    makes many times as many parts. Another comes near with few parts.
+    the busiest of G workers ⌈T/G⌉ of T tiles. With a large number of fixed splits the busiest
+    worker has no more, but there are many times as many parts. With a small number it has little
+    more, and there are few parts.
     """
     workers = 108
     result = serving.count(
@@ -410,8 +412,8 @@ def mla_intensity(full: bool) -> Claim:
 
 def mla_cache(full: bool) -> Claim:
     """DeepSeek-V2 (2024), Table 1. For each token a latent is kept, which is as large as K and V of
-    2.25 groups. Latents save traffic only if W_UK and W_UV are absorbed. If each step makes K and V
-    from the latents, it moves more than if K and V had been kept.
+    2.25 groups. Latents save traffic only if W_UK and W_UV are absorbed. If each step computes K
+    and V from the latents, it moves more than if K and V had been kept.
     """
     full_heads = {**MLA, "keys": [4096], "kv_heads": 128, "d": 192, "d_v": 128, "blocks": (1, 64)}
     absorbed = serving.count("mla", keys=[4096], **MLA).hbm
@@ -421,7 +423,7 @@ def mla_cache(full: bool) -> Claim:
     ratio_to_kept = (kept.by_array["K"].size + kept.by_array["V"].size) / 4096 / row
     times = {
         "K and V kept": kept.accesses / absorbed.accesses,
-        "made": expanded.accesses / absorbed.accesses,
+        "K and V computed": expanded.accesses / absorbed.accesses,
     }
     text = ", ".join(f"{name} {ratio:.1f}×" for name, ratio in times.items())
     return Claim(
@@ -429,15 +431,15 @@ def mla_cache(full: bool) -> Claim:
         "float16; without the query's own projections",
         f"{row:.0f} numbers a token, as many as {row / 256:.2f} groups of 128, "
         f"{ratio_to_kept:.1f}× fewer than K and V; accesses over absorbed: {text}",
-        row == 576 and 1 < times["K and V kept"] < times["made"],
+        row == 576 and 1 < times["K and V kept"] < times["K and V computed"],
         {"times": times, "fewer": ratio_to_kept},
     )
 
 
 def quantised_bits(full: bool) -> Claim:
     """KIVI (Liu et al., 2024): K and V in 2 bits. With a scale and a zero of 16 bits for each 32
-    numbers, these are 3 bits: 5.3 times fewer than float16's, and not 8 times. Tiles that cut
-    groups read the scales of keys twice, and so take more.
+    numbers, 2 bits become 3: 5.3 times fewer than float16's, and not 8 times. Tiles that cut groups
+    read the scales of keys twice, so they move more.
     """
     bits_by_case = {}
     for bits, group, B_c in ((2, 32, 64), (4, 32, 64), (8, 128, 128), (2, 32, 48)):
@@ -454,7 +456,7 @@ def quantised_bits(full: bool) -> Claim:
         bits_by_case[f"{bits} bits, G = {group}, B_c = {B_c}"] = 8 * nbytes / (2 * 6144 * 128)
     fewest, *_, cut = bits_by_case.values()
     text = "; ".join(f"{name}: {bits:.2f}" for name, bits in bits_by_case.items())
-    measured = f"bits a number, all told: {text}; {16 / fewest:.1f}× fewer than 16"
+    measured = f"bits per number, scales included: {text}; {16 / fewest:.1f}× fewer than 16"
     return Claim(
         "one query, n = 6,144, d = 128",
         measured,
@@ -530,11 +532,10 @@ def mla_pages(full: bool) -> Claim:
 
 
 def sinks(full: bool) -> Claim:
-    """gpt-oss (OpenAI, 2025): a learnable sink a head, in the denominator alone. The sink acts like
-    a key of score s and value
-    0. It costs one word for each row block, however many splits there are; a kernel that added it
-    once for each split was wrong (rocm-libraries 12227). The gradient of the sink takes one more
-    pass.
+    """gpt-oss (OpenAI, 2025): a learnable sink for each head, in the denominator alone. The sink
+    acts like a key of score s and value 0. It costs one word for each row block, however many
+    splits there are; a kernel that added it once for each split was wrong (rocm-libraries 12227).
+    The gradient of the sink takes one more pass.
     """
     rng = np.random.default_rng(22)
     off = 0.0
@@ -567,7 +568,7 @@ def sinks(full: bool) -> Claim:
 
 def streaming(full: bool) -> Claim:
     """StreamingLLM (Xiao et al., 2023): up to 22.2 times faster than computing the window anew. A
-    step moves the same at any length: the sinks, the window, and what tiles round up to. With M =
+    step moves the same at any length: the sinks, the window, and the rest of their tiles. With M =
     100 KB, computing the window anew moves less than 22.2 times as much, but does far more
     arithmetic. So arithmetic can explain the 22.2 times, and traffic cannot.
     """

@@ -1,5 +1,5 @@
-"""Ring attention. Row block i has a live tile in k_i steps, or else the first: its Q is read k_i
-times, and its O, ℓ, m go and come k_i − 1 times.
+"""Ring attention. Row block i has a live tile in k_i steps (if in none, the first step counts as
+one): its Q is read k_i times, and its O, ℓ, m are written and read again k_i − 1 times.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""How evenly a layout shares out the work."""
+"""How evenly a layout divides the work."""
 
 from collections.abc import Sequence
 from fractions import Fraction

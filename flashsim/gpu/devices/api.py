@@ -45,8 +45,8 @@ def forward(
     causal: bool = False,
     scale: float | None = None,
 ) -> Part:
-    """Attend over all processes' rows, of which q (H_q, n, d), k and v (H_kv, n, d) are this one's:
-    tensors on its GPU.
+    """Compute attention over all processes' rows. q (H_q, n, d), k and v (H_kv, n, d) are this
+    process's rows: tensors on its GPU.
 
     name    "ring", or "ulysses", whose devices need as many KV heads each
     layout  which rows a process has, in order: "contiguous", "striped" or "zigzag", the ring's own;
@@ -55,8 +55,8 @@ def forward(
 
     Float16 or bfloat16. A batch may be among the heads: (B·H, n, d). Work is queued on PyTorch's
     current stream. All processes make the same calls in the same order. Raises ValueError for
-    arguments that make no sense, and `LinkError` where processes were asked for different things:
-    the first call of a kind compares them.
+    arguments that make no sense, and `LinkError` if processes have different arguments: the first
+    call of a kind compares them.
     """
     share = share_of(name, q, k, v, links=links, layout=layout, causal=causal, scale=scale)
     q, k, v = (X.contiguous() for X in (q, k, v))

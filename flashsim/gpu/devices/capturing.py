@@ -1,5 +1,5 @@
-"""Calls of kernels and messages as one CUDA graph: the host then launches once, where it would
-launch each.
+"""Calls of kernels and messages as one CUDA graph: the host launches the graph once, and not each
+kernel.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from flashsim.memory.device import LinkError
 
 
 class Captured:
-    """A call, captured after two that warm up; `result` is what it returned, filled anew each time
-    that it runs again.
+    """A call as a CUDA graph, captured after two calls that warm up. `result` is what the call
+    returned; each run of the graph fills it again.
 
-    All processes capture, and run it, in the same order. Messages are counted in its making alone.
+    All processes capture it, and run it, in the same order. Messages are counted only when it is
+    captured.
     """
 
     def __init__(self, call: Callable[[], Any]) -> None:
