@@ -366,8 +366,8 @@ def test_row_blocks_that_see_most_keys_come_first() -> None:
         keys = []
         for s, i in listed:
             last_row = min(128 * (i + 1), N[s])
-            seen = max(last_row + n[s] - N[s], 0)
-            keys.append(min(seen, n[s]) if causal else n[s])
+            visible_keys = max(last_row + n[s] - N[s], 0)
+            keys.append(min(visible_keys, n[s]) if causal else n[s])
         assert keys == sorted(keys, reverse=True)
     of_empty = hopper_varlen.order(N[1:2], n[1:2], 128, True, 10, 1)
     assert of_empty.shape == (0, 2)

@@ -148,8 +148,8 @@ def test_without_room_every_access_reaches_dram_by_array(name: str, case: str) -
     traffic = runs[0].hbm
     for backward in runs[1:]:
         traffic = traffic + backward.hbm
-    moved = {array for array, a in traffic.by_array.items() if a.accesses}
-    assert moved == set(l2.by_array)
+    arrays = {array for array, a in traffic.by_array.items() if a.accesses}
+    assert arrays == set(l2.by_array)
     for array, accesses in l2.by_array.items():
         want = traffic.by_array[array]
         assert accesses == CacheTraffic(want.reads, want.writes, 0, want.reads, want.writes)

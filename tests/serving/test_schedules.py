@@ -102,9 +102,9 @@ def test_no_tile_of_O_that_fits_reads_less(M: int, N_q: int, d_v: int) -> None:
 
     tiles = product(range(1, N_q + 1), range(1, d_v + 1))
     reads_of_fitting = [read(*tile) for tile in tiles if size(*tile) <= M]
-    chosen = small_cache_hybrid.line_3(M, N_q, d_v)
-    assert read(*chosen) == min(reads_of_fitting, default=read(1, 1))
-    assert not reads_of_fitting or size(*chosen) <= M
+    blocks = small_cache_hybrid.line_3(M, N_q, d_v)
+    assert read(*blocks) == min(reads_of_fitting, default=read(1, 1))
+    assert not reads_of_fitting or size(*blocks) <= M
 
 
 @pytest.mark.parametrize("counted", [flashsim.count, theory.exact])

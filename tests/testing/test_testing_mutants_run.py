@@ -80,8 +80,8 @@ class Case:
         """Return the array, or an equal one whose axes lie otherwise in memory."""
         if not strided:
             return a.astype(dtype)
-        turned = a.astype(dtype).transpose(2, 0, 3, 1).copy()
-        return turned.transpose(1, 3, 0, 2)
+        other_layout = a.astype(dtype).transpose(2, 0, 3, 1).copy()
+        return other_layout.transpose(1, 3, 0, 2)
 
     def given_mask(self) -> Array | None:
         """Return the mask."""
