@@ -3,6 +3,7 @@ sizes, M and options.
 """
 
 import argparse
+from bdb import BdbQuit
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -137,6 +138,8 @@ def _with_M(
         return loose
     try:
         peaks = [_peak(algorithm, options, operands, loose) for algorithm in algorithms]
+    except BdbQuit:  # the user quits the debugger
+        raise
     except Exception:
         return loose
     return {**call, "M": max(on_paper, *peaks)}
