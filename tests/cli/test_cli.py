@@ -21,7 +21,7 @@ from flashsim.attention import qkv
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.cli import COMMANDS, PURPOSES, ROUTE, inputs, main, parse
 from flashsim.learn.playground.page import FIRST
-from flashsim.plots import FIGURES
+from flashsim.plots import FIGURES, Chart
 from flashsim.support.sizes import human_bytes, parse_size
 from flashsim.support.tables import console, print_table, problem
 from tests.helpers.pages import ROOT, text_of
@@ -433,6 +433,45 @@ def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str
     ):
         assert main(command) == 2
         assert text in capsys.readouterr().err
+
+
+def _draw_width(data: dict[str, Any], ax: Any) -> None:
+    ax.plot([0, 1], [0, data["d"]])
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        (("--N", "64"), "mine does not take it; it takes --d, --M"),
+        (("--backward",), "--backward is for blocks; mine does not take it; it takes --d, --M"),
+        (("--M", "1KB"), ""),  # of the default dtype
+    ],
+)
+def test_a_figure_of_ones_own_says_what_it_takes(
+    option: tuple[str, ...],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def mine_data(*, d: int = 64, M: int = 100) -> dict[str, Any]:
+        return {"d": d, "M": M}
+
+    mine = Chart("mine", mine_data, "a figure of one's own", 3.0, _draw_width)
+    monkeypatch.setitem(FIGURES, "mine", mine)
+    assert main(["plot", "mine", *option]) == (2 if error else 0)
+    assert error in capsys.readouterr().err
+    if not error:
+        record = json.loads(Path("flashsim-mine.json").read_text(encoding="utf-8"))
+        assert record["data"] == {"d": 64, "M": 256}
+
+
+def test_each_argument_of_a_figure_has_a_default() -> None:
+    def mine_data(*, N: int, d: int = 64) -> dict[str, Any]:
+        return {"N": N, "d": d}
+
+    with pytest.raises(ValueError, match=r"^figure 'mine': mine_data has no default for N; "):
+        Chart("mine", mine_data, "a figure of one's own", 3.0, _draw_width)
 
 
 @pytest.mark.usefixtures("no_pictures")
