@@ -58,6 +58,7 @@ def add_options(parser: Parser) -> None:
         "--M",
         "--sizing",
         "--blocks",
+        "--no-enforce",
         "--json",
     )
     add_declared(parser)
@@ -74,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("the following arguments are required: --d")
     names = ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
     arguments = problem_arguments(options, *names, sink=one_sink(options))
+    if options.enforce is not None:
+        arguments["enforce"] = options.enforce
     arguments |= algorithm_options(options, [options.named, options.algorithm])
     counted = comparison.count_lines(what, arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))

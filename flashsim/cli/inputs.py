@@ -43,7 +43,7 @@ def add_inputs(parser: Parser) -> None:
             "blocks need"
         ),
     )
-    parser.add("--sizing", "--causal", "--offset", "--sink", "--dropout")
+    parser.add("--no-enforce", "--sizing", "--causal", "--offset", "--sink", "--dropout")
     add_declared(parser)
     parser.add("--seed", help="seed of random operands and of dropout. Default: 0")
 
@@ -98,6 +98,7 @@ def arguments(
         **mask_arguments(options, sink=one_sink(options)),
         "dropout_p": options.dropout_p,
         "seed": options.seed,
+        "enforce": options.enforce,
         **algorithm_options(options, named),
         "sizing": Fixed(*options.blocks) if options.blocks else options.sizing,
     }

@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
         "convert Q, K, V to this type first. Default: the type in the file; float32 for the sample"
     )
     parser.add("--dtype", default=None, help=converted)
-    parser.add("--M", "--sizing", "--blocks", "--gqa")
+    parser.add("--M", "--sizing", "--blocks", "--no-enforce", "--gqa")
     add_declared(parser)
     parser.add("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
     parser.add("--output", help="save STEM.png, .svg, .json. Default: flashsim-run")
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             watch,
             both_ways=options.direction == "backward",
             M=elements(options.M, inputs.Q.dtype.itemsize),
-            **by_name(options, "scale", "sizing", "blocks", "dropout_p", "seed", "gqa"),
+            **by_name(options, "scale", "sizing", "blocks", "enforce", "dropout_p", "seed", "gqa"),
             **mask_arguments(options, sink=_sink(options), mask=mask),
             **extra,
         )

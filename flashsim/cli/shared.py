@@ -131,6 +131,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "or one for each head"
         ),
     },
+    "--no-enforce": {
+        "action": "store_const",
+        "dest": "enforce",
+        "const": False,
+        "help": (
+            "go on where more than M is on chip, and say by how much. Default: that is an error, "
+            "except with --sizing paper"
+        ),
+    },
     "--sizing": {
         "choices": ["fit", "paper"],
         "default": DEFAULT_SIZING,

@@ -435,6 +435,57 @@ def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str
         assert text in capsys.readouterr().err
 
 
+TOO_LARGE = ("--M", "100", "--blocks", "16", "16")
+
+
+def test_count_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("count", "flash", "--N", "64", "--d", "8", *TOO_LARGE)
+    assert "does not fit in SRAM" in refused(capsys, *sizes)
+    for direction in ("forward", "backward"):
+        flags = ("--backward",) if direction == "backward" else ()
+        assert main([*sizes, *flags, "--no-enforce", "--json", "count.json"]) == 0
+        assert " too many" in capsys.readouterr().out
+        data = json.loads(Path("count.json").read_text(encoding="utf-8"))
+        tally = flashsim.count(
+            "flash", N=64, d=8, M=100, blocks=(16, 16), enforce=False, direction=direction
+        )
+        assert data["sram"] == tally.sram.to_dict()
+        assert data["sram"]["peak"] > data["sram"]["capacity"] == 100
+        assert data["accesses"] == tally.hbm.accesses
+        assert data["equals_theory"] is True
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_run_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("small.npz", **arrays())
+    command = ("run", "--qkv", "small.npz", "--algorithm", "flash", "--backward", *TOO_LARGE)
+    assert "does not fit in SRAM" in refused(capsys, *command)
+    assert main([*command, "--no-enforce"]) == 0
+    data = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]
+    for passes in (data["algorithms"], data["backward"]):
+        assert passes["flash"]["sram"]["peak"] > 100
+        assert passes["flash"]["sram"]["enforced"] is False
+
+
+def test_step_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("step", "--N", "64", "--d", "8", *TOO_LARGE, "-o", "x.json.gz")
+    assert "does not fit in SRAM" in refused(capsys, *command)
+    assert main([*command, "--no-enforce"]) == 0
+    about = flashsim.load_trace("x.json.gz").about
+    assert about.peak > about.M == 100
+    assert not about.enforced
+
+
+def test_sweep_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "flash", "--N", "64", "--d", "8", *TOO_LARGE, "--csv", "-"]
+    status = {}
+    for flags in ((), ("--no-enforce",)):
+        main([*command, *flags])
+        (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        status[flags] = row["status"]
+    assert status == {(): "does not fit", ("--no-enforce",): "ok"}
+
+
 def _draw_width(data: dict[str, Any], ax: Any) -> None:
     ax.plot([0, 1], [0, data["d"]])
 
