@@ -16,6 +16,7 @@ from flashsim.cli.shared import (
     add_declared,
     algorithm_options,
     mask_arguments,
+    mask_of_file,
     one_sink,
 )
 from flashsim.cli.values import elements
@@ -43,7 +44,8 @@ def add_inputs(parser: Parser) -> None:
             "blocks need"
         ),
     )
-    parser.add("--no-enforce", "--sizing", "--causal", "--offset", "--sink", "--dropout")
+    parser.add("--no-enforce", "--sizing", "--causal", "--offset", "--mask")
+    parser.add("--sink", "--dropout")
     add_declared(parser)
     parser.add("--seed", help="seed of random operands and of dropout. Default: 0")
 
@@ -94,8 +96,9 @@ def arguments(
     from flashsim.analysis.verify.comparison import sized_for_both
 
     named = [options.named, options.algorithm, options.vs]
+    mask = None if options.mask is None else mask_of_file(options.mask)
     call: dict[str, Any] = {
-        **mask_arguments(options, sink=one_sink(options)),
+        **mask_arguments(options, sink=one_sink(options), mask=mask),
         "dropout_p": options.dropout_p,
         "seed": options.seed,
         "enforce": options.enforce,
