@@ -143,27 +143,26 @@ def chart(*arguments: Any, **options: Any) -> Callable[[Callable[[Data, Any], No
     return partial(Chart, *arguments, **options)
 
 
-def setting(
+def count_arguments(
     *,
-    N: int,
     d: int,
     M: Size | None,
     dtype: Any,
+    N: int | None = None,
     blocks: tuple[int, int] | None = None,
     sizing: str = "fit",
 ) -> dict[str, Any]:
-    """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype),
-    the dtype's name, and `blocks` if they are not None, else `sizing`.
+    """Return arguments of `flashsim.count`: N, if it is not None, as in a figure over many N; d; M
+    in elements (by default 100 KB of the dtype); the dtype's name; and `blocks` if they are not
+    None, else `sizing`.
 
     Raises ValueError or TypeError with the name of an invalid argument.
     """
     stored = float_dtype(dtype)
-    arguments: dict[str, Any] = {
-        "N": check_count("N", N),
-        "d": check_count("d", d),
-        "M": check_M(M, stored.itemsize),
-        "dtype": stored.name,
-    }
+    arguments: dict[str, Any] = {} if N is None else {"N": check_count("N", N)}
+    arguments["d"] = check_count("d", d)
+    arguments["M"] = check_M(M, stored.itemsize)
+    arguments["dtype"] = stored.name
     check_sizing(sizing, blocks)
     if blocks is None:
         arguments["sizing"] = sizing

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -516,7 +517,7 @@ def test_count_and_step_take_the_mask_of_a_file(capsys: pytest.CaptureFixture[st
         assert "mask has shape (5, 24); expected" in error
 
 
-def _draw_width(data: dict[str, Any], ax: Any) -> None:
+def _draw_width(data: Mapping[str, Any], ax: Any) -> None:
     ax.plot([0, 1], [0, data["d"]])
 
 
