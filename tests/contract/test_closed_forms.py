@@ -117,7 +117,7 @@ def test_a_closed_form_of_the_users_own_stands_beside_its_program() -> None:
         run.plan.exact()
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "reads": {"arrays": {**FORM.arrays, "A": matrices.given("N", "d", reads="2")}},
     "peak": {"peak": lambda p, b, options: b.B_r * p.d + 1},
     "products": {"matmul": lambda p, b, options: 2},
