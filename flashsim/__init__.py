@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the public names for type checkers; MODULES and NAMES have 
     from flashsim.algorithms.blocks import Fit as Fit
     from flashsim.algorithms.blocks import Fixed as Fixed
     from flashsim.algorithms.blocks import Paper as Paper
+    from flashsim.algorithms.program import MatrixProgram as MatrixProgram
     from flashsim.analysis import tune as tune
     from flashsim.analysis.optima import optimum as optimum
     from flashsim.analysis.proving import prove as prove
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # the public names for type checkers; MODULES and NAMES have 
     from flashsim.attention.masks.sink import Sink as Sink
     from flashsim.attention.masks.streaming import Streaming as Streaming
     from flashsim.attention.masks.tree import Tree as Tree
+    from flashsim.attention.matrices import Kind as Kind
     from flashsim.attention.problem import Problem as Problem
     from flashsim.attention.shapes import Blocks as Blocks
     from flashsim.extensions import approximate as approximate
@@ -75,6 +77,8 @@ if TYPE_CHECKING:  # the public names for type checkers; MODULES and NAMES have 
     from flashsim.simulate.api import backward as backward
     from flashsim.simulate.api import count as count
     from flashsim.simulate.api import forward as forward
+    from flashsim.simulate.matrices import count_program as count_program
+    from flashsim.simulate.matrices import run_program as run_program
     from flashsim.simulate.results import Result as Result
     from flashsim.tracing import observers as observers
     from flashsim.tracing import trace as trace
@@ -114,6 +118,7 @@ NAMES = {
     "Fit": "flashsim.algorithms.blocks",
     "Fixed": "flashsim.algorithms.blocks",
     "Paper": "flashsim.algorithms.blocks",
+    "MatrixProgram": "flashsim.algorithms.program",
     "optimum": "flashsim.analysis.optima",
     "prove": "flashsim.analysis.proving",
     "sweep": "flashsim.analysis.sweeping",
@@ -130,6 +135,7 @@ NAMES = {
     "Sink": "flashsim.attention.masks.sink",
     "Streaming": "flashsim.attention.masks.streaming",
     "Tree": "flashsim.attention.masks.tree",
+    "Kind": "flashsim.attention.matrices",
     "Problem": "flashsim.attention.problem",
     "Blocks": "flashsim.attention.shapes",
     "MemoryModelError": "flashsim.memory.errors",
@@ -141,6 +147,8 @@ NAMES = {
     "backward": "flashsim.simulate.api",
     "count": "flashsim.simulate.api",
     "forward": "flashsim.simulate.api",
+    "count_program": "flashsim.simulate.matrices",
+    "run_program": "flashsim.simulate.matrices",
     "Result": "flashsim.simulate.results",
     "trace": "flashsim.tracing",
     "load_trace": "flashsim.tracing.loading",

@@ -315,6 +315,12 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST
     return gradient
 
 
+NO_RULE = (
+    ": the oracle takes arrays, and run.plan.attended(head) is that of a run; bias, softcap and "
+    "sink are its other arguments"
+)
+
+
 def check_attention(
     *, mask: Any = None, keep: Any = None, bias: Any = None, **operands: Any
 ) -> list[Array]:
@@ -348,7 +354,7 @@ def check_attention(
         ) from None
     onto = (*leading, Q[-2], K[-2])
     for name, a, check in (
-        ("mask", mask, check_booleans),
+        ("mask", mask, partial(check_booleans, or_else=NO_RULE)),
         ("keep", keep, check_booleans),
         ("bias", bias, check_real),
     ):

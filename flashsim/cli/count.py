@@ -14,6 +14,7 @@ from flashsim.cli.shared import (
     add_declared,
     algorithm_named,
     algorithm_options,
+    mask_of_file,
     one_sink,
     problem_arguments,
 )
@@ -53,11 +54,13 @@ def add_options(parser: Parser) -> None:
     parser.add(
         "--causal",
         "--offset",
+        "--mask",
         "--sink",
         "--dropout",
         "--M",
         "--sizing",
         "--blocks",
+        "--no-enforce",
         "--json",
     )
     add_declared(parser)
@@ -73,7 +76,11 @@ def run(options: argparse.Namespace) -> int:
     if options.d is None:
         raise ValueError("the following arguments are required: --d")
     names = ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
-    arguments = problem_arguments(options, *names, sink=one_sink(options))
+    sink = one_sink(options)
+    mask = None if options.mask is None else mask_of_file(options.mask)
+    arguments = problem_arguments(options, *names, sink=sink, mask=mask)
+    if options.enforce is not None:
+        arguments["enforce"] = options.enforce
     arguments |= algorithm_options(options, [options.named, options.algorithm])
     counted = comparison.count_lines(what, arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))

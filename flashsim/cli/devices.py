@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     for name in [options.program] if options.program else PROGRAMS[:3]:
         columns = _columns(options, name)
         tallies.append(devices.count(name, P=P or 4, columns=columns, **sizes, **schedule))
-    agree = all(_agrees(tally) for tally in tallies)
+    agree = all(tally.equals_theory for tally in tallies)
     numbers = {"agrees": agree, "programs": [tally.to_dict() for tally in tallies]}
     finish(options, numbers, lambda: _show(tallies))
     if not agree:
@@ -109,13 +109,6 @@ def _columns(options: argparse.Namespace, program: str) -> int | None:
     """
     columns: int | None = options.columns
     return columns if program == "mesh" or options.program else None
-
-
-def _agrees(tally: DevicesResult) -> bool:
-    from flashsim.devices import exact
-
-    both = zip(exact(tally), tally.devices, strict=True)
-    return all((form.words, form.hbm) == (device.words, device.hbm) for form, device in both)
 
 
 def _print_problem(attention: Problem, where: str) -> None:

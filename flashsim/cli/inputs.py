@@ -3,6 +3,7 @@ sizes, M and options.
 """
 
 import argparse
+from bdb import BdbQuit
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from flashsim.cli.shared import (
     add_declared,
     algorithm_options,
     mask_arguments,
+    mask_of_file,
     one_sink,
 )
 from flashsim.cli.values import elements
@@ -42,7 +44,8 @@ def add_inputs(parser: Parser) -> None:
             "blocks need"
         ),
     )
-    parser.add("--sizing", "--causal", "--offset", "--sink", "--dropout")
+    parser.add("--no-enforce", "--sizing", "--causal", "--offset", "--mask")
+    parser.add("--sink", "--dropout")
     add_declared(parser)
     parser.add("--seed", help="seed of random operands and of dropout. Default: 0")
 
@@ -93,10 +96,12 @@ def arguments(
     from flashsim.analysis.verify.comparison import sized_for_both
 
     named = [options.named, options.algorithm, options.vs]
+    mask = None if options.mask is None else mask_of_file(options.mask)
     call: dict[str, Any] = {
-        **mask_arguments(options, sink=one_sink(options)),
+        **mask_arguments(options, sink=one_sink(options), mask=mask),
         "dropout_p": options.dropout_p,
         "seed": options.seed,
+        "enforce": options.enforce,
         **algorithm_options(options, named),
         "sizing": Fixed(*options.blocks) if options.blocks else options.sizing,
     }
@@ -137,6 +142,8 @@ def _with_M(
         return loose
     try:
         peaks = [_peak(algorithm, options, operands, loose) for algorithm in algorithms]
+    except BdbQuit:  # the user quits the debugger
+        raise
     except Exception:
         return loose
     return {**call, "M": max(on_paper, *peaks)}

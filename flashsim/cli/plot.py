@@ -147,7 +147,8 @@ def run(options: argparse.Namespace) -> int:
         return _all(options)
     chart = FIGURES[options.figure]
     if "M" in arguments:
-        dtype = float_dtype(arguments.get("dtype", chart.takes["dtype"]))
+        default = chart.takes.get("dtype", DEFAULT_DTYPE)
+        dtype = float_dtype(arguments.get("dtype", default))
         arguments["M"] = elements(arguments["M"], dtype.itemsize)
     stem = figure_stem(options, options.output, f"flashsim-{options.figure}")
     data, files = _draw(chart, arguments, stem, options, options.command_line)
@@ -177,8 +178,10 @@ def _check_combinations(options: argparse.Namespace, arguments: Mapping[str, Any
     chart = FIGURES[options.figure]
     for name in arguments:
         if name not in chart.takes:
+            flags = [_flag(option) for option in HELP if option in chart.takes]
             raise ValueError(
-                f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it"
+                f"{_flag(name)} is for {_takers(name)}; {options.figure} does not take it; it "
+                f"takes {', '.join(flags) or 'no options'}"
             )
     if options.csv is not None and chart.rows is None:
         raise ValueError(f"--csv is for {_with_tables()}; {options.figure} does not take it")

@@ -12,7 +12,7 @@ from flashsim.attention.inputs import float_dtype
 from flashsim.cli.optimum import SEARCHED, run_optimum
 from flashsim.cli.outputs import check_outputs, finish, trace_file
 from flashsim.cli.parser import Parser
-from flashsim.cli.shared import FILE, FLAG, LENGTHS, by_name, problem_arguments
+from flashsim.cli.shared import FILE, FLAG, LENGTHS, by_name, mask_of_file, problem_arguments
 from flashsim.support.tables import print_paragraphs, print_table, print_words, problem, sram
 
 HAND_PROVED = "Proved by hand; a program checked the arithmetic."
@@ -50,14 +50,13 @@ def add_options(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from flashsim.analysis.proving import prove
-    from flashsim.attention import qkv
 
     _check_combinations(options)
     if options.check is not None:
         return _check(options.check)
     if options.output is not None:
         check_outputs(options, trace_file(options.output))
-    mask = None if options.mask is None else qkv.load_mask(options.mask)
+    mask = None if options.mask is None else mask_of_file(options.mask)
     problem = problem_arguments(options, mask=mask)
     if options.exact:
         del problem["direction"]

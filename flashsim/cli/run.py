@@ -6,6 +6,7 @@ from typing import Any
 
 from flashsim.attention.inputs import float_dtype
 from flashsim.attention.masks.paddings import KeyPadding
+from flashsim.attention.masks.rules import Mask
 from flashsim.attention.masks.sink import Sink
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.parser import Parser
@@ -17,6 +18,7 @@ from flashsim.cli.shared import (
     algorithm_options,
     by_name,
     mask_arguments,
+    mask_of_file,
 )
 from flashsim.cli.values import elements, finite
 
@@ -49,7 +51,7 @@ def add_options(parser: Parser) -> None:
         "convert Q, K, V to this type first. Default: the type in the file; float32 for the sample"
     )
     parser.add("--dtype", default=None, help=converted)
-    parser.add("--M", "--sizing", "--blocks", "--gqa")
+    parser.add("--M", "--sizing", "--blocks", "--no-enforce", "--gqa")
     add_declared(parser)
     parser.add("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
     parser.add("--output", help="save STEM.png, .svg, .json. Default: flashsim-run")
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dtype or not options.qkv:
         inputs = inputs.astype(float_dtype(options.dtype or "float32"))
     inputs = inputs.head(options.head)
-    mask: Any = qkv.load_mask(options.mask) if options.mask else None
+    mask: Mask | None = None if options.mask is None else mask_of_file(options.mask)
     if options.padded:
         mask = KeyPadding(int(qkv.sample_mask().sum()))
     algorithms = options.algorithm or ["standard", DEFAULT_ALGORITHM]
@@ -85,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
             watch,
             both_ways=options.direction == "backward",
             M=elements(options.M, inputs.Q.dtype.itemsize),
-            **by_name(options, "scale", "sizing", "blocks", "dropout_p", "seed", "gqa"),
+            **by_name(options, "scale", "sizing", "blocks", "enforce", "dropout_p", "seed", "gqa"),
             **mask_arguments(options, sink=_sink(options), mask=mask),
             **extra,
         )

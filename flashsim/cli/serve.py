@@ -88,8 +88,7 @@ def run(options: argparse.Namespace) -> int:
         **by_name(options, *batch),
         **{name: value for name, value in own.items() if value is not None},
     )
-    exact = serving.exact(tally)
-    agree = (exact.hbm, exact.sram) == (tally.hbm, tally.sram)
+    agree = tally.equals_theory
     finish(options, {"agrees": agree, **tally.to_dict()}, lambda: _show(tally))
     if not agree:
         print("The counts differ from theory.", file=sys.stderr)

@@ -10,7 +10,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import forward_of, resolve
 from flashsim.attention.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
-from flashsim.attention.masks.rules import Causal
+from flashsim.attention.masks.rules import Causal, Dense
 from flashsim.attention.masks.sink import Sink
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
@@ -129,6 +129,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": (
             "a learnable sink: a key with this logit and value 0, which no mask hides; one number, "
             "or one for each head"
+        ),
+    },
+    "--no-enforce": {
+        "action": "store_const",
+        "dest": "enforce",
+        "const": False,
+        "help": (
+            "go on where more than M is on chip, and say by how much. Default: that is an error, "
+            "except with --sizing paper"
         ),
     },
     "--sizing": {
@@ -283,6 +292,13 @@ def one_sink(options: argparse.Namespace) -> Sink | None:
             "head"
         )
     return Sink(logits[0])
+
+
+def mask_of_file(path: Path) -> Dense:
+    """Return the mask in the file of --mask. Raises ValueError."""
+    from flashsim.attention.qkv import load_mask
+
+    return Dense(load_mask(path))
 
 
 def mask_arguments(

@@ -94,6 +94,7 @@ def _add_axes(parser: Parser) -> None:
     parser.add("--blocks", **many, action="append", type=values.sides, metavar="B", help=blocks)
     sizings = f"{SIZINGS}. Default: {DEFAULT_SIZING}"
     parser.add("--sizing", **many, default=None, help=sizings)
+    parser.add("--no-enforce", const=[False])
     dtypes = f"one or more of {', '.join(FLOATS)}. Default: {DEFAULT_DTYPE}"
     parser.add("--dtype", **many, default=None, metavar="NAME", help=dtypes)
     answer: dict[str, Any] = {

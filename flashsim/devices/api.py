@@ -222,6 +222,18 @@ class DevicesResult(Result):
         """The HBM accesses of all devices together, in elements."""
         return self.hbm.accesses
 
+    @property
+    def equals_theory(self) -> bool | None:
+        """Whether each device's words and accesses are those of the closed form; None where there
+        is none.
+        """
+        try:
+            forms = exact(self)
+        except NoClosedForm:
+            return None
+        pairs = zip(forms, self.devices, strict=True)
+        return all((form.words, form.hbm) == (device.words, device.hbm) for form, device in pairs)
+
     def _counted(self) -> tuple[Any, ...]:
         return *super()._counted(), self.devices
 

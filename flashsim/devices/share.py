@@ -117,7 +117,7 @@ class Share:
             rows = self.queries[rank]
             cols = self.where[src]
             band = self.problem.mask.band(self.problem.shape, ())
-            if band is not None and band.positional:
+            if band is not None and band.is_exact:
                 live = self._touched(rows, cols, band)
             else:
                 live = self._looked_at(rows, cols)

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
-from flashsim.plots.chart import Data, chart, describe, setting
+from flashsim.plots.chart import Data, chart, count_arguments, describe
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -47,7 +47,7 @@ def appendix_b5_data(
 
     `products` is how many products of 2N²d the backward pass computes.
     """
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    shape = count_arguments(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     forward, backward = (
         {name: count(name, **shape, direction=way) for name in _LOOKS}
         for way in ("forward", "backward")

@@ -28,7 +28,7 @@ from flashsim.drawing.style import (
 )
 from flashsim.extensions import approximate
 from flashsim.memory.traffic import Occupancy
-from flashsim.plots.chart import AxesList, Data, chart, describe, setting
+from flashsim.plots.chart import AxesList, Data, chart, count_arguments, describe
 from flashsim.support.sizes import Size, ceil_div
 
 EXACT = ("standard", "flash", "q_outer")
@@ -106,8 +106,8 @@ def approximate_data(
     ValueError for what is not a size, a C that does not fit, and an M so small that a method does
     not fit, or that the butterfly has too many tiles.
     """
-    shape = setting(N=1, d=d, M=M, dtype=dtype)
-    del shape["N"], shape["sizing"]
+    shape = count_arguments(d=d, M=M, dtype=dtype)
+    del shape["sizing"]
     names = (*EXACT, *_LOOKS)
     if k is not None:
         check_count("k", k)

@@ -26,7 +26,7 @@ from flashsim.drawing.bars import (
 )
 from flashsim.drawing.style import column_figure, compared_both_ways, left_edge, looks, styled
 from flashsim.plots.blocks import blocks_data, plot_blocks
-from flashsim.plots.chart import AxesList, Data, chart, describe, setting
+from flashsim.plots.chart import AxesList, Data, chart, count_arguments, describe
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -54,7 +54,7 @@ def arrays_data(
     there is one. No mask, no dropout. heads / `kv_heads` query heads share a KV head, and run as
     one problem; None: each has its own. `sram_peak` is by direction.
     """
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    shape = count_arguments(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     heads, shared = check_heads(heads, kv_heads)
     mask_and_heads: dict[str, Any] = {"causal": causal} if causal else {}
     if heads > 1:

@@ -42,7 +42,7 @@ class Chart:
     """A figure.
 
     name     by which `flashsim.plots.draw` finds it
-    data     counts, and returns the numbers
+    data     counts, and returns the numbers; each of its arguments has a default
     about    a line about what it shows
     height   inches of its printed column, or a function of the data that returns them
     draw_on  (data, ax) draws on axes that have the project's style; several panels are a list
@@ -70,6 +70,16 @@ class Chart:
     exact: bool = True
     docs_arguments: Mapping[str, Any] = field(default_factory=dict)
     rows: Callable[[Data], list[dict[str, Any]]] | None = None
+
+    def __post_init__(self) -> None:
+        for parameter in inspect.signature(self.data).parameters.values():
+            is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty and not is_variadic:
+                function = getattr(self.data, "__name__", "data")
+                raise ValueError(
+                    f"figure {self.name!r}: {function} has no default for {parameter.name}; "
+                    f"expected one, as `flashsim plot {self.name}` draws it without options"
+                )
 
     @property
     def takes(self) -> dict[str, Any]:
@@ -133,27 +143,26 @@ def chart(*arguments: Any, **options: Any) -> Callable[[Callable[[Data, Any], No
     return partial(Chart, *arguments, **options)
 
 
-def setting(
+def count_arguments(
     *,
-    N: int,
     d: int,
     M: Size | None,
     dtype: Any,
+    N: int | None = None,
     blocks: tuple[int, int] | None = None,
     sizing: str = "fit",
 ) -> dict[str, Any]:
-    """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype),
-    the dtype's name, and `blocks` if they are not None, else `sizing`.
+    """Return arguments of `flashsim.count`: N, if it is not None, as in a figure over many N; d; M
+    in elements (by default 100 KB of the dtype); the dtype's name; and `blocks` if they are not
+    None, else `sizing`.
 
     Raises ValueError or TypeError with the name of an invalid argument.
     """
     stored = float_dtype(dtype)
-    arguments: dict[str, Any] = {
-        "N": check_count("N", N),
-        "d": check_count("d", d),
-        "M": check_M(M, stored.itemsize),
-        "dtype": stored.name,
-    }
+    arguments: dict[str, Any] = {} if N is None else {"N": check_count("N", N)}
+    arguments["d"] = check_count("d", d)
+    arguments["M"] = check_M(M, stored.itemsize)
+    arguments["dtype"] = stored.name
     check_sizing(sizing, blocks)
     if blocks is None:
         arguments["sizing"] = sizing

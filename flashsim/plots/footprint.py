@@ -13,7 +13,7 @@ from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.numbers import as_power
 from flashsim.drawing.style import BLACK, GREY, looks, ticks, title_x
 from flashsim.memory.traffic import ArrayTraffic
-from flashsim.plots.chart import Data, chart, describe_blocks, setting
+from flashsim.plots.chart import Data, chart, count_arguments, describe_blocks
 from flashsim.support.sizes import Size, smallest_true
 from flashsim.theory import Exact, exact
 
@@ -41,8 +41,7 @@ def memory_data(
     keys, and they take few queries at a time, which keeps fewer copies at once.) `sram_peak` is at
     the largest N.
     """
-    shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
-    del shape["N"]
+    shape = count_arguments(d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
 
     def need(N: int, name: str, extra: bool) -> int:
         arrays = _arrays(name, N, shape).values()

@@ -16,7 +16,7 @@ from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import MACHINES, Machine
 from flashsim.hardware.reading import machine_of
 from flashsim.memory.sram import Event
-from flashsim.plots.chart import Data, chart, describe, setting
+from flashsim.plots.chart import Data, chart, count_arguments, describe
 from flashsim.simulate.api import count, forward
 from flashsim.support.sizes import Size
 
@@ -47,7 +47,7 @@ def l2_data(
     single rows, as for M = 300. `on_done` is called with (percent of the accesses, 100).
     """
     on_done = check_callback("on_done", on_done)
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    shape = count_arguments(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     N = shape["N"]
     d = shape["d"]
     options = {name: shape[name] for name in ("M", "sizing", "blocks") if name in shape}

@@ -18,7 +18,7 @@ from flashsim.drawing.style import BLACK, GREY, compared_both_ways, looks, ticks
 from flashsim.hardware.cache import L2
 from flashsim.hardware.machines import Machine, Roofline, kv_tile, predict, roofline
 from flashsim.hardware.reading import machine_of
-from flashsim.plots.chart import AxesList, Data, chart, describe, setting
+from flashsim.plots.chart import AxesList, Data, chart, count_arguments, describe
 from flashsim.simulate.api import backward, count, forward
 
 _THROUGH_L2 = ("standard", "flash")
@@ -51,7 +51,7 @@ def roofline_data(
     machine = machine_of(machine)
     dtype = usual_dtype(machine) if dtype is None else dtype
     M = machine.M(dtype)
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    shape = count_arguments(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     shape_without_M = {name: value for name, value in shape.items() if name != "M"}
     others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
     for name_or_record in algorithms:

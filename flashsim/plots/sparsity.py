@@ -16,7 +16,7 @@ from flashsim.attention.inputs import REFERENCE_D
 from flashsim.attention.masks import patterns
 from flashsim.drawing.numbers import in_units, power_for, say_in
 from flashsim.drawing.style import BY_DIRECTION, GREY, ticks, title_x
-from flashsim.plots.chart import Data, chart, describe, setting
+from flashsim.plots.chart import Data, chart, count_arguments, describe
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -49,7 +49,7 @@ def sparsity_data(
     blocks, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). Blocks and
     `sram_peak` are those of the backward pass.
     """
-    arguments = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
+    arguments = count_arguments(N=N, d=d, M=M, dtype=dtype, blocks=blocks, sizing=sizing)
     larger = count("block_sparse", **arguments, direction="backward")
     sizes = larger.blocks
     peak = larger.sram.peak

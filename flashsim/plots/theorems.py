@@ -17,7 +17,7 @@ from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import resolve
 from flashsim.attention.inputs import REFERENCE_D
 from flashsim.drawing.style import BLACK, BLUE, GREY, SKY, looks, on_slide, ticks, title_x
-from flashsim.plots.chart import AxesList, Chart, Data, setting
+from flashsim.plots.chart import AxesList, Chart, Data, count_arguments
 from flashsim.simulate.api import count
 from flashsim.support.sizes import Size
 
@@ -61,7 +61,7 @@ def theorem_data(
     ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
     theorem = _THEOREMS[number]
-    checked = setting(N=N, d=d, M=M, dtype=dtype, sizing="paper")
+    checked = count_arguments(N=N, d=d, M=M, dtype=dtype, sizing="paper")
     fixed = {name: checked[name] for name in "NdM"}
     others = [resolve(algorithm, theorem.direction) for algorithm in algorithms]
     panels = {

@@ -8,8 +8,11 @@ bounds given here for chip=float64, stored=float64.
 
 Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the
 weight is kept, and divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k), as does `bias`,
-which is added to the scaled scores. A query whose every key is masked has O = 0, l = 0, m = −∞ and
-gradients 0. What is masked is never read: NaN in a masked key or value stays there.
+which is added to the scaled scores. A rule, such as `flashsim.Causal()`, is refused; of a run,
+`run.plan.attended(head)` is the array of one query head, whose index is () where there is one head.
+
+A query whose every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked is never
+read: NaN in a masked key or value stays there.
 """
 
 from types import ModuleType as _Module

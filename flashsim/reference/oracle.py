@@ -45,7 +45,8 @@ def attention(
     1/√d.
 
     S is scale · QKᵀ + bias, or softcap · tanh(scale · QKᵀ / softcap) + bias. `sink` is the score of
-    a key whose value is 0, which no mask forbids; it broadcasts to the leading axes.
+    a key whose value is 0, which no mask forbids; it broadcasts to the leading axes. `mask`, `keep`
+    and `bias` are arrays; of a run, `run.plan.attended(head)` is the array of its mask.
     """
     return attention_with_statistics(
         Q,

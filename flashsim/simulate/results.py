@@ -96,6 +96,31 @@ class Result(ByArray):
         """
         return self.plan.problem
 
+    @property
+    def equals_theory(self) -> bool | None:
+        """Whether the counts are those of the closed form, `plan.exact()`; None where there is
+        none.
+
+        Raises ValueError for a closed form of the user's own that fails.
+        """
+        from flashsim.theory.closed_form import NoClosedForm
+
+        try:
+            exact = self.plan.exact()
+        except NoClosedForm:
+            return None
+        except Exception as error:
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            raise ValueError(
+                f"the closed form of {self.algorithm!r} cannot be evaluated: "
+                f"{type(error).__name__}: {error}{notes}"
+            ) from error
+        if (self.hbm, self.sram, self.blocks) != (exact.hbm, exact.sram, exact.blocks):
+            return False
+        if exact.matmul is None or self.operations is None:
+            return True
+        return bool(self.operations.matmul == exact.matmul)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Result) and self._counted() == other._counted()
 
@@ -131,7 +156,21 @@ class Result(ByArray):
         return data
 
     def _repr_html_(self) -> str:
-        return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
+        return self.hbm.table(
+            f"{self.algorithm}: HBM accesses, in elements", [self._costs() + self._verdict()]
+        )
+
+    def _verdict(self) -> str:
+        """Say that the closed form of the user's own is wrong; "" where it is right, or there is
+        none.
+        """
+        if not self.plan.is_user_defined:
+            return ""
+        try:
+            equals_theory = self.equals_theory
+        except ValueError as error:
+            return f"; {error}"
+        return "; NOT EQUAL TO THE CLOSED FORM" if equals_theory is False else ""
 
     def _costs(self) -> str:
         if isinstance(self.blocks, Mapping):
@@ -145,5 +184,6 @@ class Result(ByArray):
             if isinstance(array, np.ndarray) and name in self.plan.main_results():
                 arrays.append(f"{name} {array.shape} {array.dtype}")
         text = ", ".join([*arrays, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
+        text += self._verdict()
         direction = ", backward" if self.plan.program.direction == "backward" else ""
         return f"Result({self.algorithm!r}{direction}: {text})"

@@ -7,7 +7,7 @@ Exit status:
 1    a claim or a check failed
 2    the arguments or the input make no sense, or a file or a stream cannot be read or written
 3    all that was checked passed, and not all was checked
-130  interrupted (Ctrl-C)
+130  interrupted (Ctrl-C, or the user quits the debugger)
 143  terminated (SIGTERM)
 141  the reader of the output has gone, as in `flashsim verify | head`; a shell has this number for
      a program that SIGPIPE ended
@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import unicodedata
+from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
@@ -56,7 +57,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
         except Terminated as stop:
             _print_error(f"terminated{_notes(stop)}")
             status = TERMINATED
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, BdbQuit) as stop:
             _print_error(f"interrupted{_notes(stop)}")
             status = INTERRUPTED
         except (MemoryError, OverflowError) as error:

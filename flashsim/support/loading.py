@@ -5,6 +5,7 @@ line of it where the error is.
 import importlib
 import importlib.util
 import sys
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,7 @@ def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
         sys.path.insert(0, str(folder))
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BdbQuit):
         raise
     except BaseException as error:  # sys.exit's, too
         message = str(error)

@@ -21,7 +21,7 @@ from flashsim.memory.sram import SRAM
 from flashsim.simulate.attention import AttentionPlan
 from flashsim.simulate.matrices import MatrixPlan
 from flashsim.simulate.results import Result
-from flashsim.tracing.data import STANDARD, About, Counts, Kind
+from flashsim.tracing.data import DATA, STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
@@ -123,10 +123,15 @@ def trace_of(
     recorder: Recorder, of: Any, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
 ) -> Trace:
     """Return the trace of what has a record, `of`. `exact`: its closed form, or None; `about`:
-    an `About`'s other fields.
+    an `About`'s other fields. Raises ValueError for a run without a step.
     """
     sram = recorder.sram
     assert sram is not None
+    if not any(event.kind in DATA for event in recorder.events):
+        raise ValueError(
+            f"the run of {of.name} has no step: it loads, computes and stores nothing; expected at "
+            "least one of these"
+        )
     description = About(
         algorithm=of.name,
         title=of.title,

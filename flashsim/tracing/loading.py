@@ -139,6 +139,8 @@ class _Columns:
 class _TraceFile:
     """A file's content. `flashsim.tracing.writing` describes it."""
 
+    format: str
+    version: int
     about: _About
     lanes: Lanes | None = None
     names: tuple[str, ...]
@@ -225,12 +227,7 @@ def _about(about: _About) -> About:
     _check_choice(about.direction, ("forward", "backward"), "about.direction")
     shape = about.shape
     sizes = about.blocks
-    for where, length in (
-        ("about.M", about.M),
-        ("about.shape.N_q", shape.N_q),
-        ("about.shape.N_k", shape.N_k),
-        ("about.shape.d", shape.d),
-    ):
+    for where, length in (("about.M", about.M), ("about.shape.d", shape.d)):
         if length == 0:
             raise ValueError(f"{where} is 0; expected at least 1")
     blocks = Blocks(sizes.B_r, sizes.B_c, N_q=shape.N_q, N_k=shape.N_k)

@@ -1,9 +1,10 @@
 """A trace as a file that `flashsim.load_trace` reads again: JSON, gzipped.
 
-The JSON is versioned: {"format": "flashsim trace", "version": 2, …}. Events are columns of equal
-length. What repeats, names, lines of source, sets of residents and values, is kept once and
-referred to by index. Values are one base64 string of little-endian floats of the chip's dtype, and
-`shapes` cuts it into tiles.
+The JSON is versioned: {"format": "flashsim trace", "version": 2, …}. A reader takes one version and
+only its names: who adds a field raises the version. Events are columns of equal length. What
+repeats, names, lines of source, sets of residents and values, is kept once and referred to by
+index. Values are one base64 string of little-endian floats of the chip's dtype, and `shapes` cuts
+it into tiles.
 """
 
 import base64

@@ -137,8 +137,8 @@ def test_rows_and_columns_to_run_stand_for_all() -> None:
 
 
 def test_bands_meet_in_the_lesser() -> None:
-    with_window = Band(None, 3, 9) & Band(2, None, 7, positional=False)
-    assert with_window == Band(2, 3, 7, positional=False)
+    with_window = Band(None, 3, 9) & Band(2, None, 7, is_exact=False)
+    assert with_window == Band(2, 3, 7, is_exact=False)
     of_both = Band(5, 3, 9) & Band(2, 4, 9)
     assert of_both == Band(2, 3, 9)
 

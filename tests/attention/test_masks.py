@@ -656,7 +656,7 @@ class Diagonals(Mask):
         return (rows[:, None] - cols) % 7 == 0
 
     def band(self, shape: Shape, head: Any) -> Band:
-        return Band(None, None, shape.N_k, positional=False)
+        return Band(None, None, shape.N_k, is_exact=False)
 
 
 class LiveDiagonals(Diagonals):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from flashsim.attention import qkv
 from flashsim.attention.inputs import REFERENCE_D, REFERENCE_N
 from flashsim.cli import COMMANDS, PURPOSES, ROUTE, inputs, main, parse
 from flashsim.learn.playground.page import FIRST
-from flashsim.plots import FIGURES
+from flashsim.plots import FIGURES, Chart
 from flashsim.support.sizes import human_bytes, parse_size
 from flashsim.support.tables import console, print_table, problem
 from tests.helpers.pages import ROOT, text_of
@@ -342,9 +343,10 @@ def test_options_as_they_were_once_spelled(capsys: pytest.CaptureFixture[str]) -
             messages.append(capsys.readouterr().out)
         assert messages[0] == messages[1]
     assert main(["count", "--help"]) == 0
-    assert "_k" not in capsys.readouterr().out.partition("examples:")[0].replace(
-        "N_k − N_q", ""
-    ).replace("split_kv", "")
+    options, _, _ = capsys.readouterr().out.partition("examples:")
+    for right in ("N_k − N_q", "N_q, N_k", "split_kv"):
+        options = options.replace(right, "")
+    assert "_k" not in options
 
 
 def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,6 +435,125 @@ def test_plot_blocks_writes_its_numbers_as_csv(capsys: pytest.CaptureFixture[str
     ):
         assert main(command) == 2
         assert text in capsys.readouterr().err
+
+
+TOO_LARGE = ("--M", "100", "--blocks", "16", "16")
+
+
+def test_count_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("count", "flash", "--N", "64", "--d", "8", *TOO_LARGE)
+    assert "does not fit in SRAM" in refused(capsys, *sizes)
+    for direction in ("forward", "backward"):
+        flags = ("--backward",) if direction == "backward" else ()
+        assert main([*sizes, *flags, "--no-enforce", "--json", "count.json"]) == 0
+        assert " too many" in capsys.readouterr().out
+        data = json.loads(Path("count.json").read_text(encoding="utf-8"))
+        tally = flashsim.count(
+            "flash", N=64, d=8, M=100, blocks=(16, 16), enforce=False, direction=direction
+        )
+        assert data["sram"] == tally.sram.to_dict()
+        assert data["sram"]["peak"] > data["sram"]["capacity"] == 100
+        assert data["accesses"] == tally.hbm.accesses
+        assert data["equals_theory"] is True
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_run_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("small.npz", **arrays())
+    command = ("run", "--qkv", "small.npz", "--algorithm", "flash", "--backward", *TOO_LARGE)
+    assert "does not fit in SRAM" in refused(capsys, *command)
+    assert main([*command, "--no-enforce"]) == 0
+    data = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]
+    for passes in (data["algorithms"], data["backward"]):
+        assert passes["flash"]["sram"]["peak"] > 100
+        assert passes["flash"]["sram"]["enforced"] is False
+
+
+def test_step_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("step", "--N", "64", "--d", "8", *TOO_LARGE, "-o", "x.json.gz")
+    assert "does not fit in SRAM" in refused(capsys, *command)
+    assert main([*command, "--no-enforce"]) == 0
+    about = flashsim.load_trace("x.json.gz").about
+    assert about.peak > about.M == 100
+    assert not about.enforced
+
+
+def test_sweep_goes_on_beyond_an_M_that_is_not_enforced(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "flash", "--N", "64", "--d", "8", *TOO_LARGE, "--csv", "-"]
+    status = {}
+    for flags in ((), ("--no-enforce",)):
+        main([*command, *flags])
+        (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        status[flags] = row["status"]
+    assert status == {(): "does not fit", ("--no-enforce",): "ok"}
+
+
+def test_count_and_step_take_the_mask_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    mask = np.random.default_rng(0).random((24, 24)) < 0.5
+    np.save("mask.npy", mask)
+    sizes: dict[str, Any] = {"N": 24, "d": 4, "M": 256}
+    common = ("--N", "24", "--d", "4", "--M", "256", "--mask", "mask.npy")
+    for flags, more in (
+        ((), {"mask": mask}),
+        (("--causal",), {"mask": mask, "causal": True}),
+        (("--backward",), {"mask": mask, "direction": "backward"}),
+    ):
+        assert main(["count", "flash", *common, *flags, "--json", "count.json"]) == 0
+        data = json.loads(Path("count.json").read_text(encoding="utf-8"))
+        tally = flashsim.count("flash", **sizes, **more)
+        assert data["by_array"] == tally.hbm.to_dict()["by_array"]
+        assert data["by_array"]["mask"]["reads"] > 0
+        assert data["arguments"]["mask"] == "Dense(array of shape (24, 24))"
+        assert data["equals_theory"] is True
+    assert main(["step", "flash", *common, "-o", "x.json.gz"]) == 0
+    about = flashsim.load_trace("x.json.gz").about
+    assert about.options == "Dense(array of shape (24, 24))"
+    reads = {array.name: array.reads for array in about.arrays}
+    assert reads["mask"] == mask.size
+    capsys.readouterr()
+    np.save("mask.npy", mask[:5])
+    for command in ("count", "step"):
+        error = refused(capsys, command, "flash", *common)
+        assert "mask has shape (5, 24); expected" in error
+
+
+def _draw_width(data: Mapping[str, Any], ax: Any) -> None:
+    ax.plot([0, 1], [0, data["d"]])
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        (("--N", "64"), "mine does not take it; it takes --d, --M"),
+        (("--backward",), "--backward is for blocks; mine does not take it; it takes --d, --M"),
+        (("--M", "1KB"), ""),  # of the default dtype
+    ],
+)
+def test_a_figure_of_ones_own_says_what_it_takes(
+    option: tuple[str, ...],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def mine_data(*, d: int = 64, M: int = 100) -> dict[str, Any]:
+        return {"d": d, "M": M}
+
+    mine = Chart("mine", mine_data, "a figure of one's own", 3.0, _draw_width)
+    monkeypatch.setitem(FIGURES, "mine", mine)
+    assert main(["plot", "mine", *option]) == (2 if error else 0)
+    assert error in capsys.readouterr().err
+    if not error:
+        record = json.loads(Path("flashsim-mine.json").read_text(encoding="utf-8"))
+        assert record["data"] == {"d": 64, "M": 256}
+
+
+def test_each_argument_of_a_figure_has_a_default() -> None:
+    def mine_data(*, N: int, d: int = 64) -> dict[str, Any]:
+        return {"N": N, "d": d}
+
+    with pytest.raises(ValueError, match=r"^figure 'mine': mine_data has no default for N; "):
+        Chart("mine", mine_data, "a figure of one's own", 3.0, _draw_width)
 
 
 @pytest.mark.usefixtures("no_pictures")

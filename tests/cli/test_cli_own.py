@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,8 @@ FILES = {
     "helped.py": "import helper\nf = helper.two_sweeps\n",
     "helper.py": TWO_SWEEPS,
     "loads.py": SKIPPING,
+    "stops.py": TWO_SWEEPS.replace("    on_chip = ", "    breakpoint()\n    on_chip = "),
+    "halts.py": "import bdb\n\nraise bdb.BdbQuit\n",
     "plain.py": "def attention(q, k, v):\n    return q\n\nN = 3\n",
 }
 
@@ -289,6 +292,39 @@ def test_debug_stops_at_a_line_of_the_file(
     assert f"mine.py({line})two_sweeps()\n-> O_i = on_chip(O_i + on_chip" in out
     assert "('at', 2, 1, (4, 3))" in out
     bdb.Breakpoint.clearBreakpoints()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("step", "stops.py:two_sweeps"),
+        ("count", "stops.py:two_sweeps", "--N", "12", "--d", "4"),
+        ("sweep", "stops.py:two_sweeps", "--N", "12", "24", "--d", "4"),
+        ("run", "--head", "0", "--algorithm", "stops.py:two_sweeps"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_debugger_that_quits_is_an_interrupt(command: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flashsim", *command],
+        input="q\n" * 9,
+        env={**os.environ, "PYTHONBREAKPOINT": "", "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.count("(Pdb)") == 1
+    assert done.returncode == 130
+    assert re.fullmatch(r"interrupted \(at line 10 of \S*stops.py: .*\)\n", done.stderr)
+    assert not Path("flashsim-step.html").exists()
+
+
+def test_a_debugger_that_quits_while_the_file_is_imported_is_an_interrupt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["count", "halts.py:f", "--N", "12", "--d", "4"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_debug_with_another_hook(

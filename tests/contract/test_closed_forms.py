@@ -2,7 +2,9 @@
 counted.
 """
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import theory
+from flashsim import serving, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.program import MatrixProgram
 from flashsim.attention.matrices import Kind
-from flashsim.simulate.matrices import run_program
+from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.theory import NoClosedForm, matrices
 from flashsim.theory.matrices import MatrixForm
 from tests.contract.attention import arguments_of_count
+from tests.helpers import own
 from tests.helpers.cases import count_equals_theory, same
 
 ids_of_passes = {
@@ -112,6 +115,71 @@ def test_a_closed_form_of_the_users_own_stands_beside_its_program() -> None:
     run = run_program(other, {"A": np.ones((7, 3))}, M=30, blocks=(2,))
     with pytest.raises(NoClosedForm, match="no closed form of 'thrice'"):
         run.plan.exact()
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "reads": {"arrays": {**FORM.arrays, "A": matrices.given("N", "d", reads="2")}},
+    "peak": {"peak": lambda p, b, options: b.B_r * p.d + 1},
+    "products": {"matmul": lambda p, b, options: 2},
+}
+
+
+@pytest.mark.parametrize("wrong", [None, *WRONG])
+def test_a_result_says_whether_the_users_closed_form_is_right(
+    wrong: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong is not None:
+        monkeypatch.setitem(globals(), "FORM", replace(FORM, **WRONG[wrong]))
+    tally = count_program(TWICE, {"N": 7, "d": 3}, M=30, blocks=(2,))
+    run = run_program(TWICE, {"A": np.ones((7, 3))}, M=30, blocks=(2,))
+    assert tally.equals_theory is (wrong is None)
+    assert run.equals_theory is (wrong in (None, "products"))  # which a run does not count
+    for result in (tally, run):
+        is_marked = "NOT EQUAL TO THE CLOSED FORM" in repr(result)
+        assert is_marked is not result.equals_theory
+        assert is_marked is ("NOT EQUAL TO THE CLOSED FORM" in result._repr_html_())
+
+
+def test_a_closed_form_that_fails_is_said_where_the_result_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "FORM", replace(FORM, peak=lambda p, b, options: b.B_c * p.d))
+    tally = count_program(TWICE, {"N": 7, "d": 3}, M=30, blocks=(2,))
+    assert "the closed form of 'twice' cannot be evaluated: AttributeError: " in repr(tally)
+    with pytest.raises(ValueError, match="there is no size 'B_c'"):
+        _ = tally.equals_theory
+
+
+def test_a_result_without_a_closed_form_says_so() -> None:
+    other = replace(TWICE, name="thrice", run=lambda *arguments: twice(*arguments))
+    tally = count_program(other, {"N": 7, "d": 3}, M=30, blocks=(2,))
+    assert tally.equals_theory is None
+    assert "CLOSED FORM" not in repr(tally)
+
+
+@pytest.mark.parametrize("text", ["2 * blocks.T_r", "3 * blocks.T_r"])
+def test_attention_s_results_say_it_in_the_same_way(text: str, tmp_path: Path) -> None:
+    module = own.module_of(
+        (own.TWO_SWEEPS + own.FORM).replace("2 * blocks.T_r", text), tmp_path / "sweeps_formed.py"
+    )
+    function = module.two_sweeps
+    function.__module__ = module.__name__
+    sys.modules[module.__name__] = module
+    try:
+        tally = flashsim.count(function, N=50, d=8, M=500)
+        assert tally.equals_theory is (text == "2 * blocks.T_r")
+        assert ("NOT EQUAL TO THE CLOSED FORM" in repr(tally)) is not tally.equals_theory
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_serving_s_and_devices_results_equal_theory() -> None:
+    assert serving.count("varlen", queries=[3, 2], keys=[4, 2], d=4, M=200).equals_theory is True
+    tally = flashsim.devices.count("ring", N=8, d=4, P=2, M=200)
+    assert tally.equals_theory is True
+    first = tally.devices[0]
+    other = replace(first, hbm=tally.hbm)
+    assert replace(tally, devices=[other, *tally.devices[1:]]).equals_theory is False
 
 
 def test_a_program_of_the_users_own_is_traced() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -278,6 +279,17 @@ def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
         [sys.executable, SCRIPTS / "draw_house.py"], capture_output=True, text=True, check=True
     )
     assert done.stdout in (SCRIPTS.parent / "docs/code.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_s_arrows_are_dashed_where_only_functions_import() -> None:
+    text = (SCRIPTS.parent / "docs/code.md").read_text(encoding="utf-8")
+    arrows = re.findall(r"^    (\w+) (-->|-\.->) (\w+)$", text, re.MULTILINE)
+    assert {arrow for _, arrow, _ in arrows} == {"-->", "-.->"}
+    for room, arrow, other in arrows:
+        of_room = (ROOT / room).rglob("*.py")
+        sources = "\n".join(path.read_text(encoding="utf-8") for path in of_room)
+        names = rf"^(from|import) flashsim\.{other}\b|^from flashsim import .*\b{other}\b"
+        assert bool(re.search(names, sources, re.MULTILINE)) is (arrow == "-->"), (room, other)
 
 
 LAYOUT = {

@@ -38,6 +38,7 @@ from flashsim.plots import lower
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
+from flashsim.plots.chart import count_arguments
 from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.fusing import pays_from
 from flashsim.plots.lower import lower_backward_data, lower_data
@@ -970,6 +971,15 @@ def test_figures_have_the_same_defaults_as_counts() -> None:
         of_rates = "flops" in chart.takes or chart.name == "roofline"
         for name in ("M",) if of_rates else ("M", "dtype"):
             assert chart.takes.get(name, options[name].default) == options[name].default
+
+
+def test_arguments_of_counts_of_a_figure_over_lengths_have_no_length() -> None:
+    """What is left are arguments of a count, to which the figure adds each N."""
+    arguments = count_arguments(d=8, M="1KB", dtype="float16")
+    assert arguments == {"d": 8, "M": 512, "dtype": "float16", "sizing": "fit"}
+    assert count_arguments(N=64, d=8, M="1KB", dtype="float16") == {"N": 64, **arguments}
+    with pytest.raises(ValueError, match=r"^N is 0; expected "):
+        count_arguments(N=0, d=8, M=None, dtype="float16")
 
 
 def test_the_size_asked_for_is_the_size_counted() -> None:

@@ -249,7 +249,10 @@ def test_the_reference_lets_nan_reach_those_who_attend() -> None:
 def test_a_rule_is_no_array_of_booleans() -> None:
     Q = K = V = np.ones((4, 2))
     with pytest.raises(
-        ValueError, match=r"^mask is SlidingWindow\(2, 0\); expected booleans, True = attend$"
+        ValueError,
+        match=r"^mask is SlidingWindow\(2, 0\); expected booleans, True = attend: the oracle takes "
+        r"arrays, and run\.plan\.attended\(head\) is that of a run; bias, softcap and sink are its "
+        r"other arguments$",
     ):
         attention(Q, K, V, mask=SlidingWindow(2, 0))
     with pytest.raises(

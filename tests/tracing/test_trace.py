@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashsim
-from flashsim import Fixed
+from flashsim import Fixed, serving
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.attention.masks import patterns
 from flashsim.cli import main, parse
@@ -589,6 +589,31 @@ def test_float64_and_bfloat16_values_survive(tmp_path: Path) -> None:
         Q, K, V = (array.astype(dtype) for array in operands(7, 3))
         trace = flashsim.trace("flash", Q, K, V, M=48)
         assert same(flashsim.load_trace(trace.save(tmp_path / "x.json.gz")), trace)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0)])
+def test_a_batch_without_queries_or_without_keys_comes_back(
+    queries: int, keys: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    Q = rng.standard_normal((1, queries, 2))
+    K = rng.standard_normal((1, keys, 2))
+    V = rng.standard_normal((1, keys, 2))
+    run = serving.varlen(Q, K, V, [0, queries], [0, keys], M=64)
+    trace = flashsim.trace(serving.varlen_backward, run, [*run.O], M=64)
+    assert (trace.about.shape.N_q, trace.about.shape.N_k) == (queries, keys)
+    back = flashsim.load_trace(trace.save(tmp_path / "x.json.gz"))
+    assert same(back, trace)
+    assert back.html() == trace.html()
+
+
+def test_a_run_that_has_no_step_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    K = rng.standard_normal((1, 3, 2))
+    with pytest.raises(
+        ValueError, match=r"^the run of varlen has no step: it loads, computes and "
+    ):
+        flashsim.trace(serving.varlen, K[:, :0], K, K, [0, 0], [0, 3], M=64)
 
 
 @pytest.mark.parametrize("suffix", ["json.gz", "html"])

@@ -5,12 +5,12 @@ count is the closed form's.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from flashsim import reference, theory
+from flashsim import reference
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import backward_of, is_user_defined, resolve
@@ -83,7 +83,7 @@ def run_all(
         on_head = watch(algorithm.title, inputs.heads)
         start = time.perf_counter()
         run = forward(algorithm, inputs.Q, inputs.K, inputs.V, **sizes, on_head=on_head)
-        forwards[name] = _result(run, run, forward_errors(run), time.perf_counter() - start)
+        forwards[name] = _result(run, forward_errors(run), time.perf_counter() - start)
         if backward_pass is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
@@ -91,7 +91,7 @@ def run_all(
         start = time.perf_counter()
         gradients = backward(backward_pass, run, dO, on_head=on_head)
         errors = backward_errors(run, gradients, dO)
-        backwards[name] = _result(run, gradients, errors, time.perf_counter() - start)
+        backwards[name] = _result(gradients, errors, time.perf_counter() - start)
     return forwards, backwards
 
 
@@ -119,7 +119,7 @@ def sized_for_both(
     return sized | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
 
 
-def _result(run: Result, cost: Result, compared: Iterable[Compared], seconds: float) -> Comparison:
+def _result(cost: Result, compared: Iterable[Compared], seconds: float) -> Comparison:
     worst, of_bound = _worst(compared) or (None, None)
     return Comparison(
         cost.plan.program.title,
@@ -128,31 +128,9 @@ def _result(run: Result, cost: Result, compared: Iterable[Compared], seconds: fl
         cost.blocks,
         worst,
         of_bound,
-        _agrees(run, cost),
+        cost.equals_theory,
         seconds,
     )
-
-
-def _agrees(run: Result, cost: Result) -> bool | None:
-    """Whether theory says the same; None for an algorithm without a form, and for masks by head."""
-    algorithm = cost.plan.program
-    plan = run.plan
-    if plan.mask.per_head or not _has_form(algorithm):
-        return None
-    problem = replace(run.problem, M=cost.sram.capacity, mask=plan.mask)
-    blocks = (cost.blocks.B_r, cost.blocks.B_c)
-    exact = theory.exact(
-        algorithm, problem, blocks=blocks, direction=algorithm.direction, **plan.options
-    )
-    return (cost.hbm, cost.sram.peak, cost.blocks) == (exact.hbm, exact.sram.peak, exact.blocks)
-
-
-def _has_form(algorithm: Algorithm) -> bool:
-    try:
-        theory.form_of(algorithm, algorithm.direction)
-    except ValueError:
-        return False
-    return True
 
 
 def forward_errors(run: Result) -> Iterator[Compared]:
@@ -298,8 +276,4 @@ def count_lines(algorithm: Any, arguments: Mapping[str, Any]) -> Counted:
     algorithm = resolve(algorithm, arguments["direction"])
     ledger = Ledger()
     result = count(algorithm, **arguments, observers=[ledger])
-    agrees = None
-    if _has_form(algorithm):
-        exact = theory.exact(algorithm, **arguments)
-        agrees = (result.hbm, result.sram, result.blocks) == (exact.hbm, exact.sram, exact.blocks)
-    return Counted(algorithm, result, ledger, arguments, agrees)
+    return Counted(algorithm, result, ledger, arguments, result.equals_theory)

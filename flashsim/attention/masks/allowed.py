@@ -27,14 +27,14 @@ def allowed_pairs(rule: Mask, shape: Shape, head: Head = ()) -> tuple[str, int, 
         rows = min(N_q, N_k)
         return "causal", rows * N_k - rows * (rows - 1) // 2, rows, N_k
     band = rule.band(shape, head)
-    positional = band is not None and band.positional
-    if N_q + N_k > LONGEST or (not positional and N_q * N_k > LONGEST):
+    is_exact = band is not None and band.is_exact
+    if N_q + N_k > LONGEST or (not is_exact and N_q * N_k > LONGEST):
         raise ValueError(
             f"mask is {rule!r} on N_q = {N_q:,}, N_k = {N_k:,}: too many to look at each; expected "
             "no mask, "
             "causal, or shorter lengths"
         )
-    if band is None or not positional:
+    if band is None or not is_exact:
         allowed = rule.whole(shape, head)
         return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
     diagonal = np.arange(N_q) + N_k - N_q

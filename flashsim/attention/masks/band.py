@@ -30,14 +30,15 @@ class Band(NamedTuple):
     − N_q.
 
     A side that is None has no limit, and neither have queries that are None. `left` or `right` may
-    be negative: the query's own position is then outside. `positional`: positions alone decide, so
-    a tile inside the band is full. Otherwise every live tile is partial.
+    be negative: the query's own position is then outside. `is_exact`: the mask allows all pairs
+    inside, so a tile inside is full. Otherwise the band is only around them, and every live tile
+    is partial.
     """
 
     left: int | None
     right: int | None
     keys: int
-    positional: bool = True
+    is_exact: bool = True
     queries: int | None = None
 
     def __and__(self, other: Band) -> Band:
@@ -45,7 +46,7 @@ class Band(NamedTuple):
         right = _least(self.right, other.right)
         keys = min(self.keys, other.keys)
         queries = _least(self.queries, other.queries)
-        return Band(left, right, keys, self.positional and other.positional, queries)
+        return Band(left, right, keys, self.is_exact and other.is_exact, queries)
 
     @property
     def is_empty(self) -> bool:
@@ -70,10 +71,10 @@ class Band(NamedTuple):
         self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape
     ) -> NDArray[np.bool_]:
         """Return, for the same tiles, whether what is farthest from each limit is inside, and
-        positions alone decide.
+        the band is exact.
         """
         met = self._meets(col_ends - rows, cols - row_ends, row_ends, col_ends, 1, shape)
-        return met if self.positional else np.zeros_like(met)
+        return met if self.is_exact else np.zeros_like(met)
 
     def _meets(
         self, least: Any, most: Any, row: Any, col: Any, over: int, shape: Shape
@@ -115,7 +116,7 @@ class Band(NamedTuple):
         T_r = blocks.T_r
         B_r = blocks.B_r
         rows = shape.N_q if self.queries is None else self.queries * group
-        partial = self._replace(positional=False)
+        partial = self._replace(is_exact=False)
         yield False, (0, B_r, min(rows // B_r, T_r - 1)), self
         if rows // B_r < T_r - 1:
             yield False, (rows // B_r, rows % B_r, min(rows % B_r, 1)), partial
@@ -207,7 +208,7 @@ class _Rows:
         right = self._right
         shift = self._shift
         columns = min(self._blocks.T_c - 1, self._band.keys // B_c)
-        if not self._band.positional or left + right + 2 - (height - 1) // g <= B_c:
+        if not self._band.is_exact or left + right + 2 - (height - 1) // g <= B_c:
             return 0, 0
         begin = _clipped_sum(
             B_r, top + height - 1 + (shift - left + B_c - 1) * g, g * B_c, number, columns
@@ -217,7 +218,7 @@ class _Rows:
 
     def _full_last(self, first: int, height: int, number: int) -> int:
         """Return how many of the row blocks have a full tile in the last column."""
-        if not self._band.positional or self._band.keys < self._N_k:
+        if not self._band.is_exact or self._band.keys < self._N_k:
             return 0
         top = first * self._blocks.B_r
         g = self._g

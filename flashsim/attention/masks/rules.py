@@ -54,7 +54,7 @@ Head = tuple[int, ...]
 NO_OPTIONS: Mapping[str, Any] = {}
 MOST_OFFSET = 2**61
 ONE_AT_MOST = (("Tree", "tree"), ("Bias", "bias"), ("Sink", "sink"))
-EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)  # every tile live, and none full
+EVERYWHERE = Band(None, None, MOST_OFFSET, is_exact=False)  # every tile live, and none full
 
 
 class Mask(ABC):
@@ -72,7 +72,7 @@ class Mask(ABC):
        accesses, `full` less masking, `keys` and `queries` serve padding at the end. If the mask is
        one band, write `band`, as a subclass of `BandMask` does: counting is quick, and algorithms
        that skip tiles have a closed form, which others lack. If it is not, `band` may be the
-       narrowest band around it, with `positional=False`, as `ArrayMask` has it: then empty tiles
+       narrowest band around it, with `is_exact=False`, as `ArrayMask` has it: then empty tiles
        inside of the band are computed.
     3. `tests/masks/x.py`, like `tests/masks/dilated.py`, with the mask and its meaning in plain
        words. The tests of masks, gradients, grouped heads and theory find it there.
@@ -309,7 +309,7 @@ class ArrayMask(BandMask):
         )
 
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, shape.N_k, positional=False)
+        return Band(None, None, shape.N_k, is_exact=False)
 
     @property
     def per_head(self) -> bool:

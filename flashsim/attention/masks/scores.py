@@ -37,7 +37,7 @@ class ScoreMod(BandMask):
         return (self,)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, shape.N_k, positional=False)
+        return Band(None, None, shape.N_k, is_exact=False)
 
     @abstractmethod
     def modified(self, S: Tile, rows: Index, cols: Index, shape: Shape, head: Head) -> Tile:

@@ -67,7 +67,7 @@ class Sink(BandMask):
         check_broadcast("Sink's logits array", self.logits.shape, leading, "the leading axes")
 
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, shape.N_k, positional=False)
+        return Band(None, None, shape.N_k, is_exact=False)
 
     def of(self, head: Head, group: int) -> Array:
         """Return the logits of the query heads of a launch, (1, group): of `head`, or of the

@@ -70,7 +70,7 @@ class Tree(BandMask):
 
     def band(self, shape: Shape, head: Head) -> Band:
         """Return that of a causal mask: no node attends to a later one."""
-        return Band(None, 0, shape.N_k, positional=False)
+        return Band(None, 0, shape.N_k, is_exact=False)
 
     @property
     def tree(self) -> Tree:

@@ -113,7 +113,7 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
         "the paper’s Figure 2, an A100’s 192 KB of float16: with mask, dropout and backward pass "
         f"it measured {FACTOR:.1f} times."
     )
-    figure = {"share": SHARE, "steps": STEPS, "said": measured}
+    figure = {"share": SHARE, "steps": STEPS, "measurement": measured}
     separator = ",\n  "
     lines = [
         '"use strict";',

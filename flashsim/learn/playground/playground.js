@@ -219,7 +219,7 @@ class Playground {
     find("#saved").value = Math.round(step);
     find("#share").textContent = Number(share.toPrecision(3));
     const follows = ` The factor follows M/d², here ${Number(share.toPrecision(3))}.`;
-    const last = Math.round(step) === FIGURE_2.steps ? ` That is ${FIGURE_2.said}` : "";
+    const last = Math.round(step) === FIGURE_2.steps ? ` That is ${FIGURE_2.measurement}` : "";
     const said =
       its.peak > sizes.M
         ? `Of standard attention${backward} no blocks fit into M = ${say(sizes.M)}.`
