@@ -21,6 +21,8 @@ NOT_FOR_KERNELS = (
     ("offset", "--offset"),
     ("sink", "--sink"),
     ("blocks", "--blocks"),
+    ("mask", "--mask"),
+    ("enforce", "--no-enforce"),
 )
 """Options that say what flashsim's programs compute, by their names in a command's values."""
 
