@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the public names for type checkers; MODULES and NAMES have 
     from flashsim import devices as devices
     from flashsim import memory as memory
     from flashsim import plots as plots
+    from flashsim import profiling as profiling
     from flashsim import reference as reference
     from flashsim import serving as serving
     from flashsim import testing as testing
@@ -106,6 +107,7 @@ MODULES = (
     "observers",
     "patterns",
     "plots",
+    "profiling",
     "reference",
     "serving",
     "testing",

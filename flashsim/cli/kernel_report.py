@@ -14,6 +14,7 @@ from flashsim.attention.problem import Problem
 from flashsim.profiling import Profile, ProfilingError
 from flashsim.profiling.comparing import Nearest
 from flashsim.profiling.recording import Line, LineTraffic
+from flashsim.support.install import extra_with
 from flashsim.support.sizes import human_bytes
 from flashsim.support.tables import print_table, print_words
 
@@ -46,8 +47,7 @@ def profile(options: argparse.Namespace, function: Callable[..., Any]) -> Profil
         raise ValueError(str(error)) from error
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{error.name} is not installed; expected it for a kernel of Triton's: "
-            "pip install 'flashsim[triton]'"
+            f"{error.name} is not installed; kernels of Triton need it: {extra_with('triton')}"
         ) from None
 
 

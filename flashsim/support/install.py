@@ -14,6 +14,7 @@ EXTRA_OF = {
     "pandas": "pandas",
     "hypothesis": "testing",
     "cupy": "gpu",
+    "triton": "triton",
 }
 """flashsim's extra that installs a package."""
 OTHERS = {
