@@ -33,6 +33,20 @@ class Array:
     row_axis: int
     role: Role = "extra"
 
+    @classmethod
+    def contiguous(
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        address: int,
+        row_axis: int,
+        role: Role = "extra",
+    ) -> Array:
+        """Return an array whose elements lie one behind the other in row-major order."""
+        strides = row_major_strides(shape)
+        return cls(name, shape, strides, dtype.itemsize, dtype.name, address, row_axis, role)
+
     @property
     def size(self) -> int:
         """How many elements it has."""
@@ -131,6 +145,20 @@ class Memory:
     def knows(self, block: Block) -> bool:
         """Return whether an array lies in this block."""
         return block.start in self._arrays
+
+    def free_name(self, name: str, kernel: str) -> str:
+        """Return the name, if no array has it; else with the kernel's before it, and a number
+        behind it where that is taken, too.
+        """
+        names = {array.name for array in self.arrays()}
+        if name in names:
+            name = f"{kernel}.{name}"
+        number = 2
+        unique = name
+        while unique in names:
+            unique = f"{name}_{number}"
+            number += 1
+        return unique
 
     def rename(self, old: str, new: str, role: Role) -> None:
         """Give an array another name and role."""

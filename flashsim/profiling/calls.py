@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from flashsim.memory.traffic import Role
 from flashsim.profiling.arrays import Array
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.frontend import Frontend
+from flashsim.profiling.pallas_kernels import Pallas
 from flashsim.profiling.profile import Profile
 from flashsim.profiling.recording import Recorder
 from flashsim.profiling.triton_kernels import Triton
 
-FRONTENDS: tuple[Frontend, ...] = (Triton(),)
+FRONTENDS: Mapping[str, Callable[[], Frontend]] = {"torch": Triton, "jax": Pallas}
+"""By the library whose arrays a kernel takes: what makes a frontend, one for each call."""
 NAMES: Mapping[str, tuple[str, ...]] = {
     "Q": ("q", "query", "queries"),
     "K": ("k", "key", "keys"),
@@ -41,15 +44,16 @@ def count(
     direction: str = "forward",
     **keywords: Any,
 ) -> Profile:
-    """Call `function(*arguments, **keywords)`, whose Triton kernels run in Triton's interpreter,
-    and return what they read and write.
+    """Call `function(*arguments, **keywords)`, whose kernels run in an interpreter, and return
+    what they read and write.
 
-    Parameters named q, k, v (or query, key, value) are taken for Q, K and V, and the first returned
-    tensor of O's shape for O; then the result is compared with flashsim's programs. `layout` is the
-    order of axes of arrays with four, "BHND" or "BNHD"; with three they are (heads, N, d), with two
-    (N, d). An argument `causal` or `is_causal` says whether the kernel is causal, aligned at the
-    bottom right. `direction="backward"` counts the pass that computes dQ, dK, dV from a random dO;
-    what the forward pass before it moves is not counted.
+    Kernels of Triton take PyTorch's tensors; kernels of Pallas take JAX's arrays. Parameters named
+    q, k, v (or query, key, value) are taken for Q, K and V, and the first returned array of O's
+    shape for O; then the result is compared with flashsim's programs. `layout` is the order of axes
+    of arrays with four, "BHND" or "BNHD"; with three they are (heads, N, d), with two (N, d). An
+    argument `causal` or `is_causal` says whether the kernel is causal, aligned at the bottom right.
+    `direction="backward"` counts the pass that computes dQ, dK, dV from a random dO; what the
+    forward pass before it moves is not counted.
 
     Raises `ProfilingError` where a kernel cannot be counted, such as one that reads outside its
     arrays; the message names the line.
@@ -59,14 +63,20 @@ def count(
     recorder = Recorder(row_axis=LAYOUTS[layout])
     values = _arguments_by_name(function, arguments, keywords)
     roles = _roles(values)
-    frontend = _frontend_of(values)
+    _check_distinct(values, roles)
+    frontend = _frontend_of(function, values)
     for name, value in values.items():
+        role = roles.get(name)
         if frontend.is_array(value):
-            role = roles.get(name)
             if role is None:
                 frontend.add(recorder, name, value, "extra")
             else:
                 frontend.add(recorder, role, value, "input")
+        elif role is not None:
+            raise ValueError(
+                f"{name} is of the type {type(value).__name__}; expected an array as "
+                f"{frontend.kernels} take them"
+            )
     problem = None
     if len(roles) == len(NAMES):
         problem = _problem(values, roles, layout)
@@ -118,10 +128,14 @@ def count_attention(
     *,
     layout: str = "BHND",
     direction: str = "forward",
+    library: str | None = None,
     **keywords: Any,
 ) -> Profile:
-    """Call `function(Q, K, V, **keywords)` on normally distributed PyTorch tensors of a problem's
-    lengths, heads and type, and return what its kernels read and write, as `count` does.
+    """Call `function(Q, K, V, **keywords)` on normally distributed arrays of a problem's lengths,
+    heads and type, and return what its kernels read and write, as `count` does.
+
+    library  whose arrays they are: "torch" or "jax"; None: JAX's where the function's module
+             imports JAX and not PyTorch, else PyTorch's
 
     A parameter `causal` or `is_causal` of the function is set as the problem's mask is, and a
     parameter `scale`, `sm_scale` or `softmax_scale` that has no default to the problem's scale.
@@ -134,7 +148,10 @@ def count_attention(
     for name in SCALE:
         if name in parameters and parameters[name].default is inspect.Parameter.empty:
             keywords.setdefault(name, problem.scale)
-    Q, K, V = _operands(problem, layout, FRONTENDS[0])
+    if library is None:
+        library = _library_of(function)
+    check_choice("library", library, tuple(FRONTENDS))
+    Q, K, V = _operands(problem, layout, FRONTENDS[library]())
     return count(function, Q, K, V, layout=layout, direction=direction, **keywords)
 
 
@@ -160,14 +177,27 @@ def _arguments_by_name(
     return dict(bound.arguments)
 
 
-def _frontend_of(values: Mapping[str, Any]) -> Frontend:
-    """Return the frontend whose arrays are among a call's arguments; Triton where there are
-    none.
+def _frontend_of(function: Callable[..., Any], values: Mapping[str, Any]) -> Frontend:
+    """Return a frontend whose arrays are among a call's arguments; where there are none, that of
+    the function's library.
     """
-    for frontend in FRONTENDS:
+    for make in FRONTENDS.values():
+        frontend = make()
         if any(frontend.is_array(value) for value in values.values()):
             return frontend
-    return FRONTENDS[0]
+    return FRONTENDS[_library_of(function)]()
+
+
+def _library_of(function: Callable[..., Any]) -> str:
+    """Return "jax" where a function's module imports JAX and not PyTorch; else "torch"."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    modules = set()
+    for value in getattr(inner, "__globals__", {}).values():
+        name = getattr(value, "__name__", "") if inspect.ismodule(value) else ""
+        modules.add(name.partition(".")[0])
+    if "jax" in modules and not modules & {"torch", "triton"}:
+        return "jax"
+    return "torch"
 
 
 def _roles(values: Mapping[str, Any]) -> dict[str, str]:
@@ -178,6 +208,13 @@ def _roles(values: Mapping[str, Any]) -> dict[str, str]:
             if name.lower() in names and hasattr(value, "shape"):
                 roles[name] = role
     return roles
+
+
+def _check_distinct(values: Mapping[str, Any], roles: Mapping[str, str]) -> None:
+    """Raise ValueError where one array is two of Q, K, V: its accesses could be those of either."""
+    for name, other in combinations(roles, 2):
+        if values[name] is values[other]:
+            raise ValueError(f"{other} is the same array as {name}; expected a copy of its own")
 
 
 def _problem(values: Mapping[str, Any], roles: Mapping[str, str], layout: str) -> Problem:

@@ -13,6 +13,7 @@ from flashsim.profiling.recording import Recorder
 
 class Frontend(Protocol):
     """A kernel language: how its calls run on this machine, and how their accesses are recorded.
+    Each counted call has one of its own.
 
     kernels  what it counts, in words
     """

@@ -35,6 +35,8 @@ class Profile(Exported):
     findings   what moves without need, the most first
     blocks     B_r and B_c of its tiles; None: not found
     nearest    flashsim's program with the nearest accesses; None: no problem, or no blocks
+    on_chip_bytes  the most bytes of on-chip memory that a launch occupies, such as a TPU's VMEM;
+                   None: the language does not say
     """
 
     function: str
@@ -49,6 +51,7 @@ class Profile(Exported):
     findings: tuple[Finding, ...]
     blocks: tuple[int, int] | None
     nearest: Nearest | None
+    on_chip_bytes: int | None
 
     @classmethod
     def of(
@@ -77,6 +80,7 @@ class Profile(Exported):
             findings(recorder, arrays, problem),
             blocks,
             program,
+            recorder.on_chip_bytes,
         )
 
     @property
@@ -125,6 +129,7 @@ class Profile(Exported):
             "direction": self.direction,
             **self.hbm.to_dict(),
             "sector_bytes": dict(self.sectors),
+            "on_chip_bytes": self.on_chip_bytes,
             "launches": [asdict(launch) for launch in self.launches],
             "by_line": lines,
             "findings": [_plain_finding(finding) for finding in self.findings],

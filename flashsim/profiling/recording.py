@@ -103,11 +103,12 @@ class _Marks:
 class Recorder:
     """It is told each access, and sums.
 
-    row_axis  the axis of rows of an array with four axes
-    memory    the arrays
-    launches  in order; accesses belong to the last
-    lines     the sums, by line, array and kind
-    tiles     each access, without its elements
+    row_axis       the axis of rows of an array with four axes
+    memory         the arrays
+    launches       in order; accesses belong to the last
+    lines          the sums, by line, array and kind
+    tiles          each access, without its elements
+    on_chip_bytes  the most bytes of on-chip memory that a launch occupies; None: not known
     """
 
     row_axis: int = -2
@@ -115,6 +116,7 @@ class Recorder:
     launches: list[Launch] = field(default_factory=list)
     lines: dict[tuple[Line, str, Kind], LineTraffic] = field(default_factory=dict)
     tiles: list[Tile] = field(default_factory=list)
+    on_chip_bytes: int | None = None
     _owners: list[object] = field(default_factory=list)
     _marks: dict[str, _Marks] = field(default_factory=dict)
     _programs: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
@@ -154,11 +156,16 @@ class Recorder:
             traffic.sectors += sectors if len(parts) == 1 else _sectors_of(array, positions)
             self._mark(traffic, array, positions, program)
 
+    def occupy(self, on_chip_bytes: int) -> None:
+        """Record that a launch occupies so many bytes of on-chip memory at once."""
+        self.on_chip_bytes = max(self.on_chip_bytes or 0, on_chip_bytes)
+
     def forget(self) -> None:
         """Forget all accesses and launches; the arrays stay."""
         self.launches.clear()
         self.lines.clear()
         self.tiles.clear()
+        self.on_chip_bytes = None
         self._marks.clear()
         self._programs.clear()
 

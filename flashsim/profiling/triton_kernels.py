@@ -218,20 +218,12 @@ def _add_tensor(recorder: Recorder, name: str, tensor: Any, role: Role, kernel: 
     }
     if same or not tensor.numel():
         return
-    names = {array.name for array in recorder.memory.arrays()}
-    if name in names:
-        name = f"{kernel}.{name}"
-    number = 2
-    unique = name
-    while unique in names:
-        unique = f"{name}_{number}"
-        number += 1
     storage = tensor.untyped_storage()
     row_axis = max(len(shape) - 2, 0)
     if len(shape) == 4:
         row_axis = 4 + recorder.row_axis
     array = Array(
-        unique,
+        recorder.memory.free_name(name, kernel),
         shape,
         tuple(tensor.stride()),
         tensor.element_size(),
