@@ -1,9 +1,10 @@
-"""A call of a kernel, counted: which arrays are Q, K, V and O, and what the kernel computes."""
+"""A call of kernels or operators, counted: which arrays are Q, K, V, O, and what it computes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from flashsim.memory.traffic import Role
 from flashsim.profiling.arrays import Array
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.frontend import Frontend
+from flashsim.profiling.jax_operators import Jax
+from flashsim.profiling.numpy_operators import NumPy
 from flashsim.profiling.profile import Profile
 from flashsim.profiling.recording import Recorder
-from flashsim.profiling.triton_kernels import Triton
+from flashsim.profiling.torch_operators import Torch
 
-FRONTENDS: tuple[Frontend, ...] = (Triton(),)
+FRONTENDS: Mapping[str, Callable[[], Frontend]] = {"torch": Torch, "jax": Jax, "numpy": NumPy}
+"""By the library whose arrays a function takes: what makes a frontend, one for each call."""
 NAMES: Mapping[str, tuple[str, ...]] = {
     "Q": ("q", "query", "queries"),
     "K": ("k", "key", "keys"),
@@ -41,15 +45,19 @@ def count(
     direction: str = "forward",
     **keywords: Any,
 ) -> Profile:
-    """Call `function(*arguments, **keywords)`, whose Triton kernels run in Triton's interpreter,
-    and return what they read and write.
+    """Call `function(*arguments, **keywords)` and return what it reads and writes in HBM: Triton's
+    kernels, run in its interpreter, by their instructions, and operators of PyTorch, JAX or NumPy
+    as if each read its operands once and wrote its result once. The first array among the arguments
+    says which library the function is written for; without any it is PyTorch.
 
     Parameters named q, k, v (or query, key, value) are taken for Q, K and V, and the first returned
-    tensor of O's shape for O; then the result is compared with flashsim's programs. `layout` is the
-    order of axes of arrays with four, "BHND" or "BNHD"; with three they are (heads, N, d), with two
-    (N, d). An argument `causal` or `is_causal` says whether the kernel is causal, aligned at the
-    bottom right. `direction="backward"` counts the pass that computes dQ, dK, dV from a random dO;
-    what the forward pass before it moves is not counted.
+    array of O's size for O; then the result is compared with flashsim's programs. It is not where
+    the three are not arrays of their own, or where the function is a module with weights, which
+    computes more than attention. `layout` is the order of axes of arrays with four, "BHND" or
+    "BNHD"; with three they are (heads, N, d), with two (N, d). An argument `causal` or `is_causal`
+    says whether the attention is causal, aligned at the bottom right. `direction="backward"` counts
+    the pass that computes dQ, dK, dV from a random dO; what the forward pass before it moves is not
+    counted.
 
     Raises `ProfilingError` where a kernel cannot be counted, such as one that reads outside its
     arrays; the message names the line.
@@ -58,9 +66,11 @@ def count(
     check_direction(direction)
     recorder = Recorder(row_axis=LAYOUTS[layout])
     values = _arguments_by_name(function, arguments, keywords)
-    roles = _roles(values)
+    weights = _of_module(function, "named_parameters")
+    roles = {} if weights else _roles(values)
     frontend = _frontend_of(values)
-    for name, value in values.items():
+    arrays = {**values, **weights, **_of_module(function, "named_buffers")}
+    for name, value in arrays.items():
         if frontend.is_array(value):
             role = roles.get(name)
             if role is None:
@@ -68,25 +78,38 @@ def count(
             else:
                 frontend.add(recorder, role, value, "input")
     problem = None
-    if len(roles) == len(NAMES):
+    inputs = [array for array in recorder.memory.arrays() if array.role == "input"]
+    if len(inputs) == len(NAMES):
         problem = _problem(values, roles, layout)
     elif direction == "backward":
         raise ValueError(
-            f"{name_of(function)} has no arguments q, k and v; expected them for its backward pass"
+            f"{name_of(function)} has no arguments q, k and v, each an array of its own; expected "
+            "them for its backward pass"
         )
-    with frontend.listening(recorder):
-        if direction == "forward":
+    if direction == "forward":
+        with frontend.listening(recorder):
             results = frontend.run(function, arguments, keywords)
-        else:
-            _run_backward(frontend, recorder, function, values, roles)
+        outputs = _outputs(frontend, recorder, results)
+    else:
+        _run_backward(frontend, recorder, function, values, roles)
     if not recorder.launches:
         raise ProfilingError(
-            f"{name_of(function)} launched none of {frontend.kernels}; expected a function that "
-            "does"
+            f"{name_of(function)} ran none of {frontend.kernels}; expected a function that does, "
+            "of arguments that are arrays of the same library"
         )
     if problem is not None and direction == "forward":
-        _name_output(recorder, frontend.arrays_of(recorder, results), "output")
+        _name_output(recorder, outputs, "output")
     return Profile.of(name_of(function), recorder, problem, direction)
+
+
+def _outputs(frontend: Frontend, recorder: Recorder, results: Any) -> list[Array]:
+    """Return the recorder's arrays that are among a call's results. These are written, whatever
+    made them.
+    """
+    outputs = list(frontend.arrays_of(recorder, results))
+    for array in outputs:
+        recorder.settle(array.name)
+    return outputs
 
 
 def _run_backward(
@@ -99,17 +122,18 @@ def _run_backward(
     """Run the forward pass, forget what it moved, run the backward pass, and name its arrays."""
     names = {role: name for name, role in roles.items()}
     by = [names[role] for role in NAMES]
-    output, pullback = frontend.with_gradient(function, values, by)
-    _name_output(recorder, frontend.arrays_of(recorder, output), "input")
+    with frontend.listening(recorder):
+        output, pullback = frontend.with_gradient(function, values, by)
+    _name_output(recorder, _outputs(frontend, recorder, output), "input")
     recorder.forget()
     normals = np.random.default_rng(0).standard_normal(tuple(output.shape), np.float32)
     gradient = frontend.make(normals, str(output.dtype).removeprefix("torch."))
     frontend.add(recorder, "dO", gradient, "input")
-    gradients = pullback(gradient)
+    with frontend.listening(recorder):
+        gradients = pullback(gradient)
     for role, result in zip(NAMES, gradients, strict=True):
-        for array in frontend.arrays_of(recorder, result):
+        for array in _outputs(frontend, recorder, result)[:1]:
             recorder.rename(array.name, f"d{role}", "output")
-            break
 
 
 def count_attention(
@@ -134,7 +158,7 @@ def count_attention(
     for name in SCALE:
         if name in parameters and parameters[name].default is inspect.Parameter.empty:
             keywords.setdefault(name, problem.scale)
-    Q, K, V = _operands(problem, layout, FRONTENDS[0])
+    Q, K, V = _operands(problem, layout, FRONTENDS["torch"]())
     return count(function, Q, K, V, layout=layout, direction=direction, **keywords)
 
 
@@ -149,9 +173,13 @@ def _arguments_by_name(
 ) -> dict[str, Any]:
     """Return the arguments of a call by the names of parameters, defaults included."""
     try:
-        signature = inspect.signature(function)
+        # A module of PyTorch passes everything on.
+        signature = inspect.signature(getattr(function, "forward", function))
     except (TypeError, ValueError):  # of some functions in C
-        return {**{f"argument_{place}": value for place, value in enumerate(arguments)}, **keywords}
+        names = _documented_names(function)
+        for place in range(len(names), len(arguments)):
+            names.append(f"argument_{place}")
+        return {**dict(zip(names, arguments, strict=False)), **keywords}
     try:
         bound = signature.bind(*arguments, **keywords)
     except TypeError as error:
@@ -160,14 +188,49 @@ def _arguments_by_name(
     return dict(bound.arguments)
 
 
+def _documented_names(function: Callable[..., Any]) -> list[str]:
+    """Return the parameters that the first line of a function's docstring lists, as PyTorch's
+    functions in C do: "name(query, key, value, mask=None) -> Tensor".
+    """
+    text = (function.__doc__ or "").strip()
+    head = re.match(rf"{re.escape(name_of(function))}\(([^()]*)\)", text)
+    if head is None:
+        return []
+    parameters = head[1].replace("*,", "").split(",")
+    return [parameter.split("=")[0].strip() for parameter in parameters]
+
+
+def _of_module(function: Callable[..., Any], method: str) -> dict[str, Any]:
+    """Return the arrays by name that a method of PyTorch's modules yields, where the function is a
+    module, or a method of one; empty otherwise.
+    """
+    module = getattr(function, "__self__", function)
+    if not hasattr(module, method):
+        return {}
+    return dict(getattr(module, method)())
+
+
 def _frontend_of(values: Mapping[str, Any]) -> Frontend:
-    """Return the frontend whose arrays are among a call's arguments; Triton where there are
+    """Return a frontend for the first array among a call's arguments; PyTorch's where there is
     none.
     """
-    for frontend in FRONTENDS:
-        if any(frontend.is_array(value) for value in values.values()):
-            return frontend
-    return FRONTENDS[0]
+    frontends = [make() for make in FRONTENDS.values()]
+    for value in _values_in(dict(values)):
+        for frontend in frontends:
+            if frontend.is_array(value):
+                return frontend
+    return frontends[0]
+
+
+def _values_in(value: Any) -> Iterator[Any]:
+    """Yield a value, or those in a tuple, list or dictionary."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _values_in(part)
+    else:
+        yield value
 
 
 def _roles(values: Mapping[str, Any]) -> dict[str, str]:
@@ -229,15 +292,17 @@ def _operands(problem: Problem, layout: str, frontend: Frontend) -> Iterator[Any
         yield frontend.make(random.standard_normal(axes, np.float32), problem.dtype.name)
 
 
-def _name_output(recorder: Recorder, results: Iterator[Array], role: Role) -> None:
-    """Give the first returned array that the kernels wrote the name O; where none was returned, the
-    first array of O's size that they wrote and did not read.
+def _name_output(recorder: Recorder, outputs: Sequence[Array], role: Role) -> None:
+    """Give the name O to the first returned array that was written and has O's size; where there is
+    none, to the first array of that size that was written and not read.
     """
     arrays = {array.name: array for array in recorder.memory.arrays()}
     stores = {line.array for line in recorder.lines.values() if line.kind != "read"}
     loads = {line.array for line in recorder.lines.values() if line.kind == "read"}
     size = arrays["Q"].size // arrays["Q"].shape[-1] * arrays["V"].shape[-1]
-    candidates = [array.name for array in results if array.name in stores]
-    candidates += [name for name in sorted(stores - loads) if arrays[name].size == size]
-    if candidates:
-        recorder.rename(candidates[0], "O", role)
+    candidates = [array.name for array in outputs if array.name in stores]
+    candidates += sorted(stores - loads)
+    for name in candidates:
+        if arrays[name].size == size:
+            recorder.rename(name, "O", role)
+            return
