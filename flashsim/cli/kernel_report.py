@@ -1,4 +1,6 @@
-"""What `flashsim count` does with a kernel of the user's: it calls it, and prints what it moves."""
+"""What `flashsim count` does with a function of the user's: it calls it, and prints what the
+function's kernels and operators move.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +89,9 @@ def show(counts: Profile, M: Any) -> None:
 def _print_launches(counts: Profile) -> None:
     print_words(f"{counts.function}, its kernels run by an interpreter")
     for launch in counts.launches:
+        if not launch.grid:
+            print_words(f"operator {launch.kernel}", "  ")
+            continue
         grid = " × ".join(f"{programs:,}" for programs in launch.grid)
         config = f"; {launch.config} configurations" if launch.config else ""
         print_words(f"launch of {launch.kernel}: {grid} programs{config}", "  ")
@@ -123,8 +128,10 @@ def _print_comparison(counts: Profile, M: Any) -> None:
     """Print which program of flashsim's moves the same or nearly so, and the bounds."""
     program = counts.nearest
     if program is not None:
-        B_r, B_c = program.blocks
-        name = f"{program.algorithm} moves with blocks of {B_r} × {B_c}"
+        name = f"{program.algorithm} moves with each operand of a product read once"
+        if program.blocks is not None:
+            B_r, B_c = program.blocks
+            name = f"{program.algorithm} moves with blocks of {B_r} × {B_c}"
         if not program.skips:
             name += " if it computes every tile"
         arrays = _all_of(program)

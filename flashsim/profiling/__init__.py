@@ -1,4 +1,5 @@
-"""What the kernels that people have move: counted on a CPU, beside closed forms and bounds.
+"""What the kernels and operators that people have move: counted on a CPU, beside closed forms and
+bounds.
 
 profile = flashsim.profiling.count(attention, q, k, v, causal=True)
 profile.by_array["K"].reads      # elements
@@ -10,6 +11,15 @@ profile.findings                 # what moves without need, with the line
 from flashsim.profiling.calls import count, count_attention
 from flashsim.profiling.errors import OutsideArrays, ProfilingError
 from flashsim.profiling.findings import Finding
+from flashsim.profiling.operators import fused
 from flashsim.profiling.profile import Profile
 
-__all__ = ["Finding", "OutsideArrays", "Profile", "ProfilingError", "count", "count_attention"]
+__all__ = [
+    "Finding",
+    "OutsideArrays",
+    "Profile",
+    "ProfilingError",
+    "count",
+    "count_attention",
+    "fused",
+]

@@ -12,6 +12,8 @@ from flashsim.memory.traffic import Role
 from flashsim.profiling.errors import OutsideArrays
 
 PADDING = -1
+ALIGNMENT = 256
+"""Bytes between the addresses that `Memory.invent` makes, at least."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,47 @@ class Array:
         for length in self.shape:
             size *= length
         return size
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has in memory: those of a broadcast axis are one."""
+        elements = 1
+        for length, stride in zip(self.shape, self.strides, strict=True):
+            if stride:
+                elements *= length
+        return elements
+
+    @property
+    def extents(self) -> tuple[tuple[int, int], ...]:
+        """Its axes in memory as (length, stride in bytes), the longest stride first. Axes that
+        continue each other are one, and broadcast ones are left out: arrays at the same address
+        that have the same extents have the same elements, in whatever order.
+        """
+        extents = [(self.itemsize, 1)]
+        for stride, length in sorted(zip(self.strides, self.shape, strict=True)):
+            if stride == 0 or length == 1:
+                continue
+            step = stride * self.itemsize
+            inner_length, inner_step = extents[-1]
+            if step == inner_length * inner_step:
+                extents[-1] = (inner_length * length, inner_step)
+            else:
+                extents.append((length, step))
+        return tuple(reversed(extents))
+
+    def addresses(self, itemsize: int) -> np.ndarray:
+        """Return the addresses of the elements of `itemsize` bytes that it has or has parts of;
+        each once, in order.
+        """
+        *outer, (length, _) = self.extents
+        step = itemsize if length % itemsize == 0 else self.itemsize
+        offsets = np.arange(0, length, step)
+        for outer_length, outer_step in reversed(outer):
+            offsets = (np.arange(outer_length)[:, None] * outer_step + offsets).ravel()
+        addresses = self.address + offsets
+        if itemsize > self.itemsize:
+            addresses -= addresses % itemsize
+        return np.unique(addresses)
 
     def indices(self, addresses: np.ndarray) -> np.ndarray:
         """Return the position in row-major order of the element at each address; `PADDING` where no
@@ -128,6 +171,8 @@ class Memory:
         self._blocks: list[Block] = []
         self._arrays: dict[int, list[Array]] = {}
         self._names: list[str] = []
+        self._invented: dict[int, tuple[object, int]] = {}
+        self._next_address = ALIGNMENT
 
     def add(self, array: Array, block: Block) -> None:
         """Add an array that lies in this block. Of arrays that overlap, those with a role come
@@ -159,6 +204,29 @@ class Memory:
             unique = f"{name}_{number}"
             number += 1
         return unique
+
+    def parts(self, view: Array, block: Block) -> list[tuple[Array, np.ndarray | None]]:
+        """Return the arrays in a block that have elements of a view, and their positions in each;
+        None for the positions of all elements. Empty: no array lies in the block.
+        """
+        if not self.knows(block):
+            return []
+        first = self._arrays[block.start][0]
+        if first.address == view.address and first.extents == view.extents:
+            return [(first, None)]
+        addresses = view.addresses(first.itemsize)
+        return list(self.find(addresses, first.itemsize))
+
+    def invent(self, owner: object, nbytes: int) -> int:
+        """Return an address for an object whose own is unknown: the same for the same object."""
+        if id(owner) not in self._invented:
+            self.place(owner, self._next_address)
+            self._next_address += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        return self._invented[id(owner)][1]
+
+    def place(self, owner: object, address: int) -> None:
+        """Have `invent` return this address for an object, which is kept alive."""
+        self._invented[id(owner)] = (owner, address)
 
     def rename(self, old: str, new: str, role: Role) -> None:
         """Give an array another name and role."""

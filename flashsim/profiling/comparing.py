@@ -1,10 +1,11 @@
 """What a kernel's traffic is compared with: flashsim's nearest program at the kernel's block sizes,
-and the fewest elements that any schedule moves.
+and the fewest elements that any schedule moves. Operators have no block sizes; they are compared
+with `standard`, whose products then read each operand once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from flashsim.algorithms import BACKWARD, FORWARD
@@ -21,6 +22,10 @@ ARRAYS = {
     "backward": ("Q", "K", "V", "dO", "dQ", "dK", "dV"),
 }
 """The arrays by which programs are compared; statistics are kept in many ways."""
+UNBLOCKED = ("standard",)
+"""Programs made of whole operators: the only ones that traffic without blocks is compared with."""
+ROW_STATISTICS = 2
+"""Elements of m and ℓ that go with a row of S."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Nearest:
     """flashsim's program whose accesses to Q, K, V, O are nearest to a kernel's.
 
     algorithm   its name
-    blocks      B_r and B_c, as the kernel's tiles have them
+    blocks      B_r and B_c, as the kernel's tiles have them; None: it has none
     skips       whether its counts are those with tiles skipped that the mask empties
     by_array    its accesses of these arrays
     difference  elements by which the accesses of these differ, over all arrays
@@ -37,7 +42,7 @@ class Nearest:
     """
 
     algorithm: str
-    blocks: tuple[int, int]
+    blocks: tuple[int, int] | None
     skips: bool
     by_array: Mapping[str, ArrayTraffic]
     difference: int
@@ -69,10 +74,10 @@ def blocks_of(tiles: Sequence[Tile]) -> tuple[int, int] | None:
 
 
 def nearest(
-    traffic: Traffic, problem: Problem, blocks: tuple[int, int], direction: str
+    traffic: Traffic, problem: Problem, blocks: tuple[int, int] | None, direction: str
 ) -> Nearest | None:
     """Return the program that is nearest to this traffic, at these block sizes; None where none has
-    a closed form for the problem.
+    a closed form for the problem. Without block sizes, only `UNBLOCKED` is compared.
 
     Of programs equally near, it is the one whose other arrays are nearest; of these, the one with
     most on chip, since a kernel holds whole tiles.
@@ -90,13 +95,22 @@ def nearest(
 def _candidates(
     traffic: Traffic,
     problem: Problem,
-    blocks: tuple[int, int],
+    blocks: tuple[int, int] | None,
     direction: str,
     names: Sequence[str],
 ) -> Iterator[Nearest]:
     masked = not isinstance(problem.mask, All)
     every_tile = replace(problem, mask=All())
-    for algorithm in FORWARD if direction == "forward" else BACKWARD:
+    programs: Iterable[str] = FORWARD if direction == "forward" else BACKWARD
+    whole = blocks
+    M = problem.M
+    if blocks is None:
+        programs = UNBLOCKED
+        shape = problem.shape
+        whole = (shape.N_q, shape.N_k)
+        # A softmax that is one operator holds a row, its gradient two.
+        M = max(M, 2 * shape.N_k + ROW_STATISTICS)
+    for algorithm in programs:
         for variant, skips in ((problem, True), (every_tile, False)):
             if not skips and not masked:
                 continue
@@ -106,11 +120,11 @@ def _candidates(
                     heads=variant.heads,
                     kv_heads=variant.heads // variant.group,
                     mask=None if isinstance(variant.mask, All) else variant.mask,
-                    blocks=blocks,
+                    blocks=whole,
                     enforce=False,
                     direction=direction,
                     dtype=variant.dtype,
-                    M=variant.M,
+                    M=M,
                     **asdict(variant.shape),
                 )
             except (ValueError, MemoryModelError):

@@ -28,9 +28,9 @@ class Finding:
     """Something that a kernel moves without need.
 
     kind      "needless tiles", "read again", "written again", "masked off", "kept in HBM",
-              "wide output", "unused bytes", or "padding"
+              "wide output", "unused bytes", "padding", or "not seen inside"
     line      where; None: no single line
-    array     of which array
+    array     of which array; empty: of none alone
     elements  that move and need not; None: no number of elements says it
     text      the finding in a sentence
     """
@@ -59,6 +59,9 @@ def findings(
     for traffic in lines:
         waste.extend(_of_line(traffic, arrays[traffic.array], total_bytes))
     waste.extend(_kept_in_hbm(recorder, arrays))
+    unseen = {launch.kernel: launch.unseen for launch in recorder.launches if launch.unseen}
+    for kernel, reason in unseen.items():
+        waste.append(Finding("not seen inside", None, "", None, f"{kernel}: {reason}"))
     return tuple(sorted(waste, key=lambda finding: -(finding.elements or 0)))
 
 

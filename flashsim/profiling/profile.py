@@ -1,4 +1,4 @@
-"""`Profile`: what a kernel's call moves, and what that is compared with."""
+"""`Profile`: what a call of kernels or operators moves, and what that is compared with."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from flashsim.support.sizes import Size
 
 @dataclass(frozen=True, repr=False)
 class Profile(Exported):
-    """What one call of a kernel moves between HBM and its programs.
+    """What one call moves between HBM and its kernels' programs, or its operators.
 
     function   its name
     hbm        accesses by array, in elements: `profile.hbm.by_array["K"].reads`
     sectors    bytes of 32-byte sectors that the instructions touch, by array
     lines      the same accesses by line of the source
-    launches   of kernels, in order
-    tiles      each instruction of each program, in order
+    launches   of kernels and operators, in order
+    tiles      each instruction of each program of a kernel, in order
     arrays     what is known of each array
     problem    what it computes; None: the call has no Q, K and V
     direction  "forward" or "backward"
     findings   what moves without need, the most first
-    blocks     B_r and B_c of its tiles; None: not found
-    nearest    flashsim's program with the nearest accesses; None: no problem, or no blocks
+    blocks     B_r and B_c of its tiles; None: not found, as for operators
+    nearest    flashsim's program with the nearest accesses, without blocks only `standard`; None:
+               no problem
     on_chip_bytes  the most bytes of on-chip memory that a launch occupies, such as a TPU's VMEM;
                    None: the language does not say
     """
@@ -62,7 +63,7 @@ class Profile(Exported):
         hbm = _traffic(recorder, arrays)
         blocks = blocks_of(recorder.tiles)
         program = None
-        if problem is not None and blocks is not None:
+        if problem is not None:
             program = nearest(hbm, problem, blocks, direction)
         sectors = dict.fromkeys(hbm.by_array, 0)
         for line in recorder.lines.values():
@@ -119,7 +120,7 @@ class Profile(Exported):
         if self.nearest is not None:
             program = {
                 "algorithm": self.nearest.algorithm,
-                "blocks": list(self.nearest.blocks),
+                "blocks": None if self.nearest.blocks is None else list(self.nearest.blocks),
                 "skips": self.nearest.skips,
                 "equal": self.nearest.equal,
                 "accesses": self.nearest.accesses,

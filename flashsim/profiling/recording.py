@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import FrameType
 from typing import Literal
 
@@ -33,15 +34,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel.
+    """One launch of a kernel, or one operator.
 
-    grid    how many programs, by axis
+    grid    how many programs, by axis; empty: an operator's are not known
     config  the configuration that an autotuner chose, in words; empty: there is none
+    unseen  what of it is not counted, in words; empty: nothing that is known of
     """
 
     kernel: str
     grid: tuple[int, ...]
     config: str = ""
+    unseen: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,19 @@ class LineTraffic:
     padding: int = 0
 
 
-@dataclass
 class _Marks:
-    """Of each element of an array: by which program it was read last, and how often written."""
+    """Of each element of an array: whether it was read, and written, and by which program it was
+    read last.
+    """
 
-    reader: np.ndarray
-    writes: np.ndarray
-    read: np.ndarray
-    read_after_write: int = 0
+    def __init__(self, size: int) -> None:
+        self.read = np.zeros(size, bool)
+        self.written = np.zeros(size, bool)
+        self.read_after_write = 0
+
+    @cached_property
+    def reader(self) -> np.ndarray:
+        return np.zeros(self.read.size, np.int64)
 
 
 @dataclass
@@ -107,8 +115,10 @@ class Recorder:
     memory         the arrays
     launches       in order; accesses belong to the last
     lines          the sums, by line, array and kind
-    tiles          each access, without its elements
+    tiles          each access of a kernel, without its elements
     on_chip_bytes  the most bytes of on-chip memory that a launch occupies; None: not known
+    unsettled      arrays that a fused group made, and the line: written once something outside the
+                   group uses them
     """
 
     row_axis: int = -2
@@ -117,6 +127,7 @@ class Recorder:
     lines: dict[tuple[Line, str, Kind], LineTraffic] = field(default_factory=dict)
     tiles: list[Tile] = field(default_factory=list)
     on_chip_bytes: int | None = None
+    unsettled: dict[str, tuple[Array, Line]] = field(default_factory=dict)
     _owners: list[object] = field(default_factory=list)
     _marks: dict[str, _Marks] = field(default_factory=dict)
     _programs: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
@@ -149,6 +160,7 @@ class Recorder:
             raise OutsideArrays(f"{line}: program {program} {verb} {error}") from None
         sectors = _sectors(touched, itemsize)
         for array, positions in parts:
+            self.settle(array.name)
             traffic = self._line(line, array.name, kind)
             traffic.times += 1
             traffic.elements += positions.size
@@ -168,6 +180,44 @@ class Recorder:
         self.on_chip_bytes = None
         self._marks.clear()
         self._programs.clear()
+        self.unsettled.clear()
+
+    def move(self, kind: Kind, array: Array, positions: np.ndarray | None, line: Line) -> None:
+        """Record that an operator moves each of these elements of an array once; None: all."""
+        elements = array.elements
+        places: np.ndarray | slice = slice(None)
+        if positions is None:
+            sectors = _sectors_of_all(array)
+        else:
+            elements = positions.size
+            sectors = _sectors_of(array, positions)
+            places = positions
+        traffic = self._line(line, array.name, kind)
+        traffic.times += 1
+        traffic.elements += elements
+        traffic.lanes += elements
+        traffic.sectors += sectors
+        marks = self._marks_of(array)
+        # A broadcast array has fewer elements than places.
+        written = min(int(marks.written[places].sum()), elements)
+        if kind == "read":
+            marks.read_after_write += written
+            marks.read[places] = True
+        else:
+            traffic.repeated += written
+            marks.written[places] = True
+
+    def settle(self, name: str) -> None:
+        """Record that a fused group writes an array that it made: something outside uses it."""
+        if name in self.unsettled:
+            array, line = self.unsettled.pop(name)
+            self.move("write", array, None, line)
+
+    def renew(self, array: Array) -> None:
+        """Record that an array's memory is used again for new elements, none of which is written
+        yet.
+        """
+        self._marks_of(array).written[:] = False
 
     def keep_alive(self, owner: object) -> None:
         """Keep an array's owner, so that no other array gets the same addresses."""
@@ -214,13 +264,13 @@ class Recorder:
         if kind != "write":
             if kind == "read":
                 traffic.repeated += int((marks.reader[positions] == ordinal).sum())
-            marks.read_after_write += int((marks.writes[positions] > 0).sum())
+            marks.read_after_write += int(marks.written[positions].sum())
             marks.reader[positions] = ordinal
-            np.add.at(marks.read, positions, 1)
+            marks.read[positions] = True
         if kind != "read":
             if kind == "write":
-                traffic.repeated += int((marks.writes[positions] > 0).sum())
-            np.add.at(marks.writes, positions, 1)
+                traffic.repeated += int(marks.written[positions].sum())
+            marks.written[positions] = True
         heads = array.heads(positions)
         rows = array.rows(positions)
         for head in np.unique(heads):
@@ -241,14 +291,19 @@ class Recorder:
 
     def _marks_of(self, array: Array) -> _Marks:
         if array.name not in self._marks:
-            size = array.size
-            self._marks[array.name] = _Marks(
-                np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
-            )
+            self._marks[array.name] = _Marks(array.size)
         return self._marks[array.name]
 
     def rename(self, old: str, new: str, role: Role) -> None:
-        """Give an array another name and role, also where it was recorded."""
+        """Give an array another name and role, also where it was recorded. Another array that has
+        the name gets a number.
+        """
+        others = {array.name: array for array in self.memory.arrays() if array.name != old}
+        if new in others:
+            number = 1
+            while f"{new}_{number}" in others:
+                number += 1
+            self.rename(new, f"{new}_{number}", others[new].role)
         self.memory.rename(old, new, role)
         lines = {}
         for traffic in self.lines.values():
@@ -265,12 +320,12 @@ class Recorder:
     def elements_read(self, array: str) -> int:
         """Return how many elements of an array are read at least once."""
         marks = self._marks.get(array)
-        return 0 if marks is None else int((marks.read > 0).sum())
+        return 0 if marks is None else int(marks.read.sum())
 
     def elements_written(self, array: str) -> int:
         """Return how many elements of an array are written at least once."""
         marks = self._marks.get(array)
-        return 0 if marks is None else int((marks.writes > 0).sum())
+        return 0 if marks is None else int(marks.written.sum())
 
     def read_after_write(self) -> Mapping[str, int]:
         """Return how many reads of each array are of elements that the kernels have written."""
@@ -286,6 +341,15 @@ def _sectors(addresses: np.ndarray, itemsize: int) -> int:
     first = addresses // SECTOR
     last = (addresses + itemsize - 1) // SECTOR
     return int(np.unique(np.concatenate([first, last])).size)
+
+
+def _sectors_of_all(array: Array) -> int:
+    """Return the same for all elements of an array."""
+    extents = array.extents
+    if len(extents) > 1:
+        return _sectors(array.addresses(array.itemsize), array.itemsize)
+    length, _ = extents[0]
+    return (array.address + length - 1) // SECTOR - array.address // SECTOR + 1
 
 
 def _sectors_of(array: Array, positions: np.ndarray) -> int:

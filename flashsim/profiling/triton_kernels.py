@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -97,8 +97,14 @@ class Triton:
             yield from (array for array in arrays if array.address == tensor.data_ptr())
 
     @contextmanager
-    def listening(self, recorder: Recorder) -> Iterator[None]:
-        """Record what Triton's kernels read and write in this block; all run in the interpreter."""
+    def listening(
+        self,
+        recorder: Recorder,
+        around_launch: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Iterator[None]:
+        """Record what Triton's kernels read and write in this block; all run in the interpreter,
+        each launch in a context of `around_launch`.
+        """
         import triton
         from triton.runtime import autotuner, interpreter, jit
 
@@ -107,7 +113,8 @@ class Triton:
 
         def recorded_launch(executor: Any, *arguments: Any, **keywords: Any) -> None:
             memory.begin(executor, arguments, keywords)
-            launch(executor, *arguments, **keywords)
+            with around_launch():
+                launch(executor, *arguments, **keywords)
 
         def interpreted_kernel(function: Any, *arguments: Any, **keywords: Any) -> None:
             interpreter.InterpretedFunction(function.fn).run(*arguments, **keywords)

@@ -409,7 +409,6 @@ FILLED = {  # as something goes on
     "memory.network._Posted",
     "profiling.recording.LineTraffic",
     "profiling.recording.Recorder",
-    "profiling.recording._Marks",
     "simulate.outcome.Outcome",
     "testing.survey.Survey",
     "testing.survey.Tally",

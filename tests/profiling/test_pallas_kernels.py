@@ -737,15 +737,17 @@ def test_a_kernel_inside_a_larger_compiled_program_is_refused(interpret: Any) ->
         count(function, random(64, 128))
 
 
-def test_a_function_without_a_kernel_is_refused() -> None:
-    with pytest.raises(ProfilingError, match="launched none of Pallas kernels"):
-        count(jnp.sin, random(8, 128))
+def test_a_function_without_a_kernel_is_counted_by_operators() -> None:
+    profile = count(jnp.sin, random(8, 128))
+    assert [launch.kernel for launch in profile.launches] == ["sin"]
+    assert profile.hbm.accesses == 2 * 8 * 128
 
 
-def test_one_array_cannot_be_two_of_q_k_and_v() -> None:
+def test_one_array_that_is_two_of_q_k_and_v_is_compared_with_nothing() -> None:
     x = random(256, 128)
-    with pytest.raises(ValueError, match="k is the same array as q"):
-        count(linear_attention, x, x, random(256, 128, seed=1))
+    profile = count(linear_attention, x, x, random(256, 128, seed=1))
+    assert profile.problem is None
+    assert profile.nearest is None
 
 
 def test_numpys_arrays_are_refused_by_name() -> None:
