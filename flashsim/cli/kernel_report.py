@@ -15,7 +15,7 @@ from flashsim import profiling
 from flashsim.attention.problem import Problem
 from flashsim.profiling import Profile, ProfilingError
 from flashsim.profiling.comparing import Nearest
-from flashsim.profiling.recording import Line, LineTraffic
+from flashsim.profiling.recording import SECTOR, Line, LineTraffic
 from flashsim.support.install import extra_with
 from flashsim.support.sizes import human_bytes
 from flashsim.support.tables import print_table, print_words
@@ -87,7 +87,10 @@ def show(counts: Profile, M: Any) -> None:
 
 
 def _print_launches(counts: Profile) -> None:
-    print_words(f"{counts.function}, its kernels run by an interpreter")
+    manner = "its kernels run by an interpreter"
+    if not any(launch.grid for launch in counts.launches):
+        manner = "operator by operator"
+    print_words(f"{counts.function}, {manner}")
     for launch in counts.launches:
         if not launch.grid:
             print_words(f"operator {launch.kernel}", "  ")
@@ -95,6 +98,9 @@ def _print_launches(counts: Profile) -> None:
         grid = " × ".join(f"{programs:,}" for programs in launch.grid)
         config = f"; {launch.config} configurations" if launch.config else ""
         print_words(f"launch of {launch.kernel}: {grid} programs{config}", "  ")
+    if counts.on_chip_bytes:
+        size = human_bytes(counts.on_chip_bytes)
+        print_words(f"at most {size} on chip: blocks, their second buffers, and scratch", "  ")
     print()
 
 
@@ -118,9 +124,12 @@ def _print_arrays(counts: Profile) -> None:
 
 def _print_lines(lines: Sequence[LineTraffic]) -> None:
     rows = []
-    for each in lines:
-        rows.append((_place(each.line), each.kind, each.array, each.times, each.elements))
-    print_table(("by line", "what =", "array", "how often", "elements"), rows)
+    for each in sorted(lines, key=lambda each: (each.line.file, each.line.number)):
+        place = _place(each.line)
+        sector_bytes = each.sectors * SECTOR
+        rows.append((place, each.kind, each.array, each.times, each.elements, sector_bytes))
+    headings = ("by line", "what =", "array", "how often", "elements", "in sectors")
+    print_table(headings, rows)
     print()
 
 
@@ -161,13 +170,18 @@ def _all_of(program: Nearest) -> str:
 
 
 def _print_findings(counts: Profile) -> None:
+    if counts.difference is not None and not counts.difference.is_wrong:
+        print_words(f"O is attention of Q, K and V: off by at most {counts.difference.error:.1g}")
     if not counts.findings:
-        print_words("no access was found that is not needed")
+        print_words("none of the kinds of waste that docs/profiling.md lists was found")
         return
     print()
     for finding in counts.findings:
         place = "" if finding.line is None else f"{_place(finding.line)}  "
-        print_words(f"{place}{finding.text}")
+        share = ""
+        if finding.elements and counts.hbm.accesses:
+            share = f" ({finding.elements / counts.hbm.accesses:.1%} of all accesses)"
+        print_words(f"{place}{finding.text}{share}")
         if finding.line is not None:
             source = linecache.getline(finding.line.file, finding.line.number).strip()
             print_words(source, "    ")

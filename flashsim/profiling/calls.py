@@ -14,6 +14,7 @@ from flashsim.attention.masks.rules import All
 from flashsim.attention.problem import Problem
 from flashsim.memory.traffic import Role
 from flashsim.profiling.arrays import Array
+from flashsim.profiling.checking import Difference, difference
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.frontend import Frontend
 from flashsim.profiling.jax_operators import Jax
@@ -81,6 +82,7 @@ def count(
         frontend = make()
         recorder = Recorder(row_axis=LAYOUTS[layout])
         problem = _add_arguments(frontend, recorder, function, values, layout)
+        error = None
         if direction == "backward":
             if problem is None:
                 raise ValueError(
@@ -94,8 +96,9 @@ def count(
             outputs = _outputs(frontend, recorder, results)
             if problem is not None:
                 _name_output(recorder, outputs, "output")
+                error = _difference(frontend, values, results, problem, layout)
         if recorder.launches:
-            return Profile.of(name_of(function), recorder, problem, direction)
+            return Profile.of(name_of(function), recorder, problem, direction, error)
     kinds = " or ".join(make().kernels for make in frontends)
     raise ProfilingError(
         f"{name_of(function)} ran none of {kinds}; expected a function that does, of arguments "
@@ -132,6 +135,35 @@ def _add_arguments(
     if len(inputs) < len(NAMES):
         return None
     return _problem(values, roles, layout)
+
+
+def _difference(
+    frontend: Frontend, values: Mapping[str, Any], results: Any, problem: Problem, layout: str
+) -> Difference | None:
+    """Return how far a call's first array is from attention; None where it has arguments that may
+    change what it computes.
+    """
+    roles = _roles(values)
+    operands = {role: values[name] for name, role in roles.items()}
+    scale = None
+    for name, value in values.items():
+        if name in SCALE and value is not None:
+            scale = float(value)
+        elif name not in roles and not _is_neutral(value):
+            return None
+    for result in _values_in(results):
+        if frontend.is_array(result):
+            return difference(operands, result, problem, layout, scale)
+    return None
+
+
+def _is_neutral(value: Any) -> bool:
+    """Return whether an argument changes how attention is computed at most, and not what it is:
+    such as a block size, or a dropout probability of 0.
+    """
+    if isinstance(value, float):
+        return value == 0.0
+    return isinstance(value, bool | int | str | type(None))
 
 
 def _outputs(frontend: Frontend, recorder: Recorder, results: Any) -> list[Array]:

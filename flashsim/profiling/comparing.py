@@ -22,6 +22,11 @@ ARRAYS = {
     "backward": ("Q", "K", "V", "dO", "dQ", "dK", "dV"),
 }
 """The arrays by which programs are compared; statistics are kept in many ways."""
+USUAL = {
+    "forward": ("q_outer", "flash", "standard"),
+    "backward": ("q_outer_two_pass", "q_outer", "standard"),
+}
+"""The programs whose loops kernels mostly have."""
 UNBLOCKED = ("standard",)
 """Programs made of whole operators: the only ones that traffic without blocks is compared with."""
 ROW_STATISTICS = 2
@@ -74,21 +79,32 @@ def blocks_of(tiles: Sequence[Tile]) -> tuple[int, int] | None:
 
 
 def nearest(
-    traffic: Traffic, problem: Problem, blocks: tuple[int, int] | None, direction: str
+    traffic: Traffic,
+    problem: Problem,
+    blocks: tuple[int, int] | None,
+    direction: str,
+    wasteful: bool,
 ) -> Nearest | None:
-    """Return the program that is nearest to this traffic, at these block sizes; None where none has
-    a closed form for the problem. Without block sizes, only `UNBLOCKED` is compared.
+    """Return the program that moves what this traffic is, at these block sizes; where none does, or
+    the kernel is wasteful, the nearest of `USUAL`. None where none has a closed form for the
+    problem. Without block sizes, only `UNBLOCKED` is compared.
+
+    A wasteful kernel may move by chance what another program moves, and it is not that program.
 
     Of programs equally near, it is the one whose other arrays are nearest; of these, the one with
     most on chip, since a kernel holds whole tiles.
     """
     names = [name for name in ARRAYS[direction] if name in traffic.by_array]
-    candidates = _candidates(traffic, problem, blocks, direction, names)
+    candidates = list(_candidates(traffic, problem, blocks, direction, names))
     others = sum(array.accesses for name, array in traffic.by_array.items() if name not in names)
 
     def distance(candidate: Nearest) -> tuple[int, int, int]:
         return candidate.difference, abs(candidate.others - others), -candidate.peak
 
+    usual = [each for each in candidates if each.algorithm in USUAL[direction]]
+    equal = [each for each in candidates if each.equal]
+    if wasteful or not equal:
+        candidates = usual or candidates
     return min(candidates, key=distance, default=None)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from flashsim.attention.masks.rules import All
 from flashsim.attention.problem import Problem
 from flashsim.profiling.arrays import Array
+from flashsim.profiling.checking import Difference
 from flashsim.profiling.recording import SECTOR, Line, LineTraffic, Recorder, Tile
 
 KEYS = ("K", "V", "dK", "dV")
@@ -23,9 +24,13 @@ UNUSED = 0.01
 """Unused bytes of a line's sectors are a finding from this part of all moved bytes on."""
 
 
+WASTE = ("needless tiles", "read again", "written again", "masked off")
+"""The kinds of findings that change how often Q, K, V and O move."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """Something that a kernel moves without need.
+    """Something that a kernel moves without need, or a wrong result.
 
     kind      "needless tiles", "read again", "written again", "masked off", "kept in HBM",
               "wide output", "unused bytes", "padding", or "not seen inside"
@@ -43,12 +48,16 @@ class Finding:
 
 
 def findings(
-    recorder: Recorder, arrays: Mapping[str, Array], problem: Problem | None
+    recorder: Recorder,
+    arrays: Mapping[str, Array],
+    problem: Problem | None,
+    difference: Difference | None = None,
 ) -> tuple[Finding, ...]:
-    """Return what is found, what wastes most first.
+    """Return a wrong result, then what moves without need, the most first.
 
     arrays   by name, as in the recorder
     problem  what the kernel computes; None: nothing is known of its mask
+    difference  how far O is from attention; None: not compared
     """
     lines = list(recorder.lines.values())
     waste: list[Finding] = []
@@ -62,7 +71,14 @@ def findings(
     unseen = {launch.kernel: launch.unseen for launch in recorder.launches if launch.unseen}
     for kernel, reason in unseen.items():
         waste.append(Finding("not seen inside", None, "", None, f"{kernel}: {reason}"))
-    return tuple(sorted(waste, key=lambda finding: -(finding.elements or 0)))
+    waste.sort(key=lambda finding: -(finding.elements or 0))
+    if difference is not None and difference.is_wrong:
+        text = (
+            f"O is not attention of Q, K and V: it is off by up to {difference.error:.3g}, and "
+            f"rounding explains {difference.allowance:.3g}"
+        )
+        waste.insert(0, Finding("wrong result", None, "O", None, text))
+    return tuple(waste)
 
 
 def _of_line(traffic: LineTraffic, array: Array, total_bytes: int) -> Iterator[Finding]:

@@ -12,8 +12,9 @@ from flashsim.attention.inputs import check_M
 from flashsim.attention.problem import Problem
 from flashsim.memory.traffic import ArrayTraffic, Traffic
 from flashsim.profiling.arrays import Array
+from flashsim.profiling.checking import Difference
 from flashsim.profiling.comparing import Nearest, blocks_of, fewest, nearest
-from flashsim.profiling.findings import Finding, findings
+from flashsim.profiling.findings import WASTE, Finding, findings
 from flashsim.profiling.recording import SECTOR, Launch, LineTraffic, Recorder, Tile
 from flashsim.support.exporting import Exported
 from flashsim.support.sizes import Size
@@ -38,6 +39,7 @@ class Profile(Exported):
                no problem
     on_chip_bytes  the most bytes of on-chip memory that a launch occupies, such as a TPU's VMEM;
                    None: the language does not say
+    difference  how far O is from naive attention; None: not compared
     """
 
     function: str
@@ -53,18 +55,26 @@ class Profile(Exported):
     blocks: tuple[int, int] | None
     nearest: Nearest | None
     on_chip_bytes: int | None
+    difference: Difference | None = None
 
     @classmethod
     def of(
-        cls, function: str, recorder: Recorder, problem: Problem | None, direction: str
+        cls,
+        function: str,
+        recorder: Recorder,
+        problem: Problem | None,
+        direction: str,
+        difference: Difference | None = None,
     ) -> Profile:
         """Return what a recorder has summed."""
         arrays = {array.name: array for array in recorder.memory.arrays()}
         hbm = _traffic(recorder, arrays)
         blocks = blocks_of(recorder.tiles)
+        waste = findings(recorder, arrays, problem, difference)
         program = None
         if problem is not None:
-            program = nearest(hbm, problem, blocks, direction)
+            wasteful = any(finding.kind in WASTE for finding in waste)
+            program = nearest(hbm, problem, blocks, direction, wasteful)
         sectors = dict.fromkeys(hbm.by_array, 0)
         for line in recorder.lines.values():
             sectors[line.array] += line.sectors * SECTOR
@@ -78,10 +88,11 @@ class Profile(Exported):
             arrays,
             problem,
             direction,
-            findings(recorder, arrays, problem),
+            waste,
             blocks,
             program,
             recorder.on_chip_bytes,
+            difference,
         )
 
     @property
@@ -134,6 +145,7 @@ class Profile(Exported):
             "launches": [asdict(launch) for launch in self.launches],
             "by_line": lines,
             "findings": [_plain_finding(finding) for finding in self.findings],
+            "error": None if self.difference is None else self.difference.error,
             "nearest": program,
             "fewest": None if self.problem is None else self.fewest(),
         }

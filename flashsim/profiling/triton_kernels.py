@@ -60,8 +60,9 @@ class Triton:
                 cause = cause.__cause__
             if isinstance(cause, ProfilingError):
                 raise cause from None
+            place = _line_of(cause)
             raise ProfilingError(
-                f"a kernel failed in Triton's interpreter: {type(cause).__name__}: {cause}"
+                f"{place}: a kernel failed in Triton's interpreter: {type(cause).__name__}: {cause}"
             ) from error
 
     def with_gradient(
@@ -197,6 +198,21 @@ class _Listener:
         for name, value in values.items():
             for tensor in _tensors_in(value):
                 _add_tensor(self._recorder, name, tensor, "extra", kernel)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the innermost line outside of Triton that an error passed."""
+    import triton
+
+    inside = (str(Path(triton.__file__).parent) + os.sep, __file__)
+    place = "?"
+    traceback = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(inside):
+            place = f"{Path(file).name}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
 
 
 def _tensors_in(value: Any) -> Iterator[Any]:

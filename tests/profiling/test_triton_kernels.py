@@ -226,6 +226,50 @@ def test_waste_is_found_at_its_line(tmp_path: Path, name: str) -> None:
     assert f"({array} +" in source
 
 
+WRONG = {
+    "the last tile is left out": ("range(0, end, B_c)", "range(0, end - B_c, B_c)"),
+    "sums are not rescaled": ("l_i = factor * l_i +", "l_i = l_i +"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_result_is_found(tmp_path: Path, name: str) -> None:
+    module = kernels(tmp_path, *WRONG[name])
+    Q, K, V = operands(64, 64, 16)
+    profile = count(module.attention, Q, K, V, B_r=16, B_c=16)
+    assert profile.findings[0].kind == "wrong result"
+    assert profile.difference is not None
+    assert profile.difference.is_wrong
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_right_result_is_known(dtype: str) -> None:
+    from flashsim.profiling.triton_example import attention
+
+    problem = Problem.of(N=70, d=16, heads=4, kv_heads=2, causal=True, dtype=dtype)
+    profile = count_attention(attention, problem, B_r=16, B_c=32)
+    assert profile.difference is not None
+    assert not profile.difference.is_wrong
+    assert 0 < profile.difference.error < profile.difference.allowance / 4
+
+
+def test_an_error_in_a_kernel_names_its_line(tmp_path: Path) -> None:
+    module = kernels(tmp_path)
+    Q, K, V = operands(32, 32, 48)
+    with pytest.raises(ProfilingError, match=r"kernels_\d+\.py:\d+: a kernel failed .*power of 2"):
+        count(module.attention, Q, K, V)
+
+
+def test_a_wasteful_kernel_is_not_taken_for_another_program(tmp_path: Path) -> None:
+    old, new, *_ = PLANTED["Q in the inner loop"]
+    module = kernels(tmp_path, old, new)
+    Q, K, V = operands(64, 64, 16)
+    profile = count(module.attention, Q, K, V, B_r=16, B_c=16)
+    assert profile.nearest is not None
+    assert profile.nearest.algorithm == "q_outer"
+    assert not profile.nearest.equal
+
+
 def test_tiles_that_a_causal_mask_empties_are_found(tmp_path: Path) -> None:
     module = kernels(tmp_path, "    if causal:  # no key after", "    if False:  # no key after")
     Q, K, V = operands(64, 64, 16)
