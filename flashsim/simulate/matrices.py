@@ -31,6 +31,7 @@ from flashsim.attention.inputs import (
     check_arrays,
     check_matrix,
     chip_dtype,
+    describe_array,
     float_dtype,
     largest,
 )
@@ -56,7 +57,7 @@ SMALL = 7
 SIZINGS: Mapping[str, Sizing] = {"fit": Fit(), "paper": Paper()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MatrixPlan(Plan):
     """A program on matrices of given sizes.
 
@@ -105,6 +106,12 @@ class MatrixPlan(Plan):
         """Return what was asked, as plain data."""
         options = {name: short_repr(value) for name, value in self.options.items()}
         return {"sizes": dict(self.sizes), "dtype": self.dtype.name, "options": options}
+
+    def described_operands(self) -> list[str]:
+        """Return name, shape and dtype of each operand; to count, lengths and the dtype."""
+        if not self.arithmetic:
+            return [repr(self.sizes), self.dtype.name]
+        return [describe_array(name, array) for name, array in self.arrays.items()]
 
     def main_results(self) -> Sequence[str]:
         """Return all results."""
