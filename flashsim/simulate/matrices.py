@@ -77,14 +77,22 @@ class MatrixPlan(Plan):
 
     def exact(self) -> Exact:
         """Return what this run costs, by formula."""
-        from flashsim.theory.closed_form import form_beside
+        from flashsim.theory.closed_form import NoClosedForm, form_beside, forms_in_file
         from flashsim.theory.matrices import MatrixForm
 
-        form = _form_of(self.program)
+        program = self.program
+        form = _form_of(program)
         if form is None:
-            form = form_beside(self.program, self.program.direction, MatrixForm)
+            form = form_beside(program, program.direction, MatrixForm)
         if form is None:
-            return super().exact()
+            others = forms_in_file(program, MatrixForm)
+            if not others:
+                return super().exact()
+            names = ", ".join(f"{other.name!r} ({other.direction})" for other in others)
+            raise NoClosedForm(
+                f"there is no closed form of {program.name!r}: its file has a MatrixForm named "
+                f"{names}; expected one named {program.name!r} ({program.direction})"
+            )
         return form.cost(self.problem, self.blocks, self.options, self.enforced)
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
