@@ -45,7 +45,12 @@ HEADS_FIRST = "BHND"
 ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
-@dataclass(frozen=True)
+def describe_array(name: str, array: Array) -> str:
+    """Return an array's name, shape and dtype, without its numbers."""
+    return f"{name} {array.shape} {array.dtype}"
+
+
+@dataclass(frozen=True, repr=False)
 class Inputs:
     """Q (..., H_q, N_q, d), K (..., H_kv, N_k, d) and V (..., H_kv, N_k, d_v) of one dtype, H_q a
     multiple of H_kv.
@@ -62,6 +67,17 @@ class Inputs:
     leading: tuple[int, ...]
     group: int
     dtype: np.dtype[Any]
+
+    def __repr__(self) -> str:
+        return f"Inputs({', '.join(self.described())})"
+
+    def described(self) -> list[str]:
+        """Return name, shape and dtype of each array."""
+        return [
+            describe_array("Q", self.Q),
+            describe_array("K", self.K),
+            describe_array("V", self.V),
+        ]
 
     def kv(self, head: tuple[int, ...]) -> tuple[int, ...]:
         """Return the index of the KV head that a query head shares: h // g."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.own import algorithm_of
+from flashsim.algorithms.program import MatrixProgram
 from flashsim.cli.parser import suggestion
 from flashsim.profiling.switch import interpret_triton
 from flashsim.support.loading import file_of, module_of
@@ -64,6 +65,11 @@ def _load(text: str) -> Any:
         known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
         raise ValueError(f"there is no algorithm {text!r}{suggestion(text, KNOWN)}; {known}")
     value = load(text, "FILE.py:NAME, such as mine.py:attention")
+    if isinstance(value, MatrixProgram):
+        raise ValueError(
+            f"{text} is a MatrixProgram; expected an algorithm of attention. In Python, "
+            "flashsim.run_program and flashsim.count_program take it"
+        )
     if not isinstance(value, Algorithm) and (not callable(value) or isinstance(value, type)):
         raise ValueError(
             f"{text} is of type {type(value).__name__}; expected a function, or a flashsim "

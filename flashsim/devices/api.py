@@ -27,6 +27,7 @@ from flashsim.attention.inputs import (
     check_inputs,
     check_range,
     chip_dtype,
+    describe_array,
 )
 from flashsim.attention.masks.agreement import check_agreement
 from flashsim.attention.problem import Problem
@@ -50,7 +51,7 @@ from flashsim.support.sizes import Size
 from flashsim.theory.closed_form import Exact, NoClosedForm, form_beside
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DevicesPlan(Plan):
     """A program on the shares of P devices: one launch for each device; links connect them.
 
@@ -114,6 +115,12 @@ class DevicesPlan(Plan):
             "B_r": share.B_r,
             "B_c": share.B_c,
         }
+
+    def described_operands(self) -> list[str]:
+        """Return name, shape and dtype of each operand; to count, lengths and the dtype."""
+        if self.arrays is None:
+            return [str(self.problem.shape), self.dtype.name]
+        return [describe_array(name, array) for name, array in self.arrays.items()]
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield each device's launch."""

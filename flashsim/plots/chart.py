@@ -5,7 +5,9 @@ To add a figure:
 
 1. `flashsim/plots/x.py`: `x_data(…)` counts, `plot_x(data, ax)` draws on the axes; `@chart(…)`
    above it makes it the figure. `docs_arguments=` has the documentation's arguments if they are
-   not the defaults.
+   not the defaults. A parameter of `x_data` that has the name of an option of `flashsim plot`, such
+   as N, becomes this option, with one value. So a parameter with all values of the x axis, such as
+   lengths N, must have another name.
 2. `flashsim plot x -o figures/x` with the documentation's arguments, and look at the picture.
    Commit its JSON, from which the site draws it again. Commit the PNG only if README or a page
    shows it; else add its name to `.gitignore`.

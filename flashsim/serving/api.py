@@ -18,7 +18,7 @@ from flashsim.attention.arguments import (
     check_observers,
     short_repr,
 )
-from flashsim.attention.inputs import Array, chip_dtype, stored_type
+from flashsim.attention.inputs import Array, chip_dtype, describe_array, stored_type
 from flashsim.attention.shapes import Shape, Sizes
 from flashsim.memory.errors import MemoryModelError
 from flashsim.memory.hbm import HBM
@@ -43,7 +43,7 @@ from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BatchPlan(Plan):
     """A program on a ragged batch in its blocks, with the program's options, and its operands:
     arrays, or lengths alone.
@@ -132,6 +132,17 @@ class BatchPlan(Plan):
                 for name, v in self.options.items()
             },
         }
+
+    def described_operands(self) -> list[str]:
+        """Return name, shape and dtype of each operand."""
+        described = []
+        for name, values in self.operands.items():
+            if isinstance(values, tuple):
+                dtype = self.program.stored.get(name, self.dtype.name)
+                described.append(f"{name} {values} {dtype}")
+            else:
+                described.append(describe_array(name, values))
+        return described
 
     def traced(self, recorder: Recorder) -> Trace:
         """Return the trace of the first KV head. Keys are those of the pool, of the prefixes, or

@@ -16,7 +16,7 @@ from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live
 from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.attention.arguments import check_tiles, short_repr
-from flashsim.attention.inputs import Array, Inputs, chip_dtype
+from flashsim.attention.inputs import Array, Inputs, chip_dtype, describe_array
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.dropout import NoDropout, TileDropout
 from flashsim.attention.masks.rules import All, Bools, Head, Mask
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # theory is loaded when it is used
 MOST_RUN_ONE_BY_ONE = 2**22
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionPlan(Plan):
     """One pass of an algorithm over an attention problem.
 
@@ -116,6 +116,13 @@ class AttentionPlan(Plan):
             "gqa": problem.gqa,
             "options": options,
         }
+
+    def described_operands(self) -> list[str]:
+        """Return name, shape and dtype of each operand; to count, lengths and the dtype."""
+        if self.inputs is None:
+            return [str(self.shape), self.dtype.name]
+        more = [describe_array(name, array) for name, array in self.more.items()]
+        return [*self.inputs.described(), *more]
 
     def main_results(self) -> tuple[str, ...]:
         """Return O, or the gradients of Q, K and V."""

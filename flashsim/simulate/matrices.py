@@ -31,6 +31,7 @@ from flashsim.attention.inputs import (
     check_arrays,
     check_matrix,
     chip_dtype,
+    describe_array,
     float_dtype,
     largest,
 )
@@ -56,7 +57,7 @@ SMALL = 7
 SIZINGS: Mapping[str, Sizing] = {"fit": Fit(), "paper": Paper()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MatrixPlan(Plan):
     """A program on matrices of given sizes.
 
@@ -76,14 +77,22 @@ class MatrixPlan(Plan):
 
     def exact(self) -> Exact:
         """Return what this run costs, by formula."""
-        from flashsim.theory.closed_form import form_beside
+        from flashsim.theory.closed_form import NoClosedForm, form_beside, forms_in_file
         from flashsim.theory.matrices import MatrixForm
 
-        form = _form_of(self.program)
+        program = self.program
+        form = _form_of(program)
         if form is None:
-            form = form_beside(self.program, self.program.direction, MatrixForm)
+            form = form_beside(program, program.direction, MatrixForm)
         if form is None:
-            return super().exact()
+            others = forms_in_file(program, MatrixForm)
+            if not others:
+                return super().exact()
+            names = ", ".join(f"{other.name!r} ({other.direction})" for other in others)
+            raise NoClosedForm(
+                f"there is no closed form of {program.name!r}: its file has a MatrixForm named "
+                f"{names}; expected one named {program.name!r} ({program.direction})"
+            )
         return form.cost(self.problem, self.blocks, self.options, self.enforced)
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
@@ -105,6 +114,12 @@ class MatrixPlan(Plan):
         """Return what was asked, as plain data."""
         options = {name: short_repr(value) for name, value in self.options.items()}
         return {"sizes": dict(self.sizes), "dtype": self.dtype.name, "options": options}
+
+    def described_operands(self) -> list[str]:
+        """Return name, shape and dtype of each operand; to count, lengths and the dtype."""
+        if not self.arithmetic:
+            return [repr(self.sizes), self.dtype.name]
+        return [describe_array(name, array) for name, array in self.arrays.items()]
 
     def main_results(self) -> Sequence[str]:
         """Return all results."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # theory is loaded when it is used
 Shape = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Operand:
     """A matrix that is in HBM when a launch begins: its numbers, or, to count, its shape.
 
@@ -48,8 +48,16 @@ class Operand:
     dtype: np.dtype[Any]
     index: bool = False
 
+    def described(self) -> str:
+        """Return name, shape and dtype, without the numbers."""
+        shape = self.values if isinstance(self.values, tuple) else self.values.shape
+        return f"{self.name} {shape} {self.dtype}"
 
-@dataclass(frozen=True, kw_only=True)
+    def __repr__(self) -> str:
+        return f"Operand({self.described()})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Launch:
     """One call of a program's function: run(memory, *first, *operands, *arguments).
 
@@ -72,8 +80,12 @@ class Launch:
     folds: bool = False
     key: Any = None
 
+    def __repr__(self) -> str:
+        operands = [operand.described() for operand in self.operands]
+        return f"Launch({', '.join(operands)})"
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """A program on a problem: all that is known before the run. Each kind of problem has a kind of
     plan, which adds to this.
@@ -97,6 +109,16 @@ class Plan:
     """Whether launches run side by side, on devices that are joined by links; otherwise one
     after another.
     """
+
+    def __repr__(self) -> str:
+        parts = [repr(self.program.name), *self.described_operands(), f"M = {self.M:,}"]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def described_operands(self) -> Sequence[str]:
+        """Return name, shape and dtype of each operand, for a short description; to count,
+        lengths and the dtype.
+        """
+        return (self.dtype.name,)
 
     @property
     def M(self) -> int:

@@ -51,7 +51,7 @@ GROUP_SUM = Pass("group_sum", "Sums over the query heads of a group", sum_over_g
 SINK_GRADIENT = Pass("sink_gradient", "Gradient of a sink's logits", sink_gradient)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PassPlan(Plan):
     """A pass that follows another's launches, in the same memory.
 
@@ -80,6 +80,10 @@ class PassPlan(Plan):
             parts=parts,
             folds=folds,
         )
+
+    def described_operands(self) -> list[str]:
+        """Return name, shape and dtype of each operand of the first launch."""
+        return [operand.described() for operand in self.parts[0]]
 
     def launches(self, outcome: Outcome) -> Iterator[Launch]:
         """Yield the launches."""

@@ -131,10 +131,21 @@ def form_beside(program: Any, direction: str, kind: type[FormKind]) -> FormKind 
     It has the program's name, or its function's, and the direction. `program` is a record or a
     function.
     """
-    function = inspect.unwrap(getattr(program, "run", program))
-    module = sys.modules.get(getattr(function, "__module__", ""))
+    function = _function_of(program)
     names = (getattr(program, "name", ""), getattr(function, "__name__", ""))
-    for value in vars(module).values() if module else ():
-        if isinstance(value, kind) and value.name in names and value.direction == direction:
-            return value
+    for form in forms_in_file(program, kind):
+        if form.name in names and form.direction == direction:
+            return form
     return None
+
+
+def forms_in_file(program: Any, kind: type[FormKind]) -> list[FormKind]:
+    """Return all closed forms of this kind in the file of a user's own program."""
+    module = sys.modules.get(getattr(_function_of(program), "__module__", ""))
+    if module is None:
+        return []
+    return [value for value in vars(module).values() if isinstance(value, kind)]
+
+
+def _function_of(program: Any) -> Any:
+    return inspect.unwrap(getattr(program, "run", program))

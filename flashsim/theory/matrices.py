@@ -69,7 +69,7 @@ class MatrixForm(ClosedForm):
     arrays    each array in HBM, by name. Of block size B_r there are T_r blocks, of C, T
     blocks    its block sizes: name -> the symbol of the length that it divides
     line_1    (rows, lengths) -> block sizes; None: they must be given
-    rows      (M, lengths) -> rows, for the paper's sizes
+    rows      (M, lengths) -> rows, for sizing "paper"; None: there is no such sizing
     traffic   (lengths, block sizes with the numbers of blocks, T_r of B_r, options) -> what arrays
               move of which not all is moved each time
     peak      the most on chip, in elements: mostly the first tile's, whose blocks are whole
@@ -195,11 +195,15 @@ def _blocks(
 
     if fixed is not None:
         return of(fixed)
-    if form.line_1 is None or form.rows is None:
-        raise NoClosedForm(
-            f"{form.name!r} has no line 1; expected blocks ({', '.join(form.blocks)})"
-        )
+    names = ", ".join(form.blocks)
+    if form.line_1 is None:
+        raise NoClosedForm(f"{form.name!r} has no line_1; expected blocks ({names})")
     if sizing == "paper":
+        if form.rows is None:
+            raise NoClosedForm(
+                f"sizing is 'paper', and {form.name!r} has no rows, the paper's sizes; expected "
+                f"blocks ({names}), or sizing 'fit'"
+            )
         return of(form.line_1(form.rows(problem.M, p), p))
     line_1, longest = form.line_1, max(p[symbol] for symbol in form.blocks.values())
 

@@ -538,16 +538,20 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
 
 
 AN_ARRAY = "returned an array of"
-BOOLEANS = "expected booleans of shape (4, 2)"
+BOOLEANS = "expected booleans of shape (2, 3)"
 OWN_MASKS = {
     "numbers to add": (
         "np.where(rows[:, None] >= cols, 0.0, -np.inf)",
-        f"{AN_ARRAY} float64 of shape (4, 2); expected",
+        f"{AN_ARRAY} float64 of shape (2, 3); expected",
     ),
     "nothing": ("None", f"returned None; {BOOLEANS}, True = attend, such as rows[:, None] >= cols"),
     "one of a tile": ("True", f"returned True; {BOOLEANS}"),
-    "columns down": ("rows >= cols[:, None]", f"{AN_ARRAY} bool of shape (2, 4); {BOOLEANS}"),
-    "lists": ("[[bool(i >= j) for j in cols] for i in rows]", "expected booleans of shape (4, 2)"),
+    "columns down": ("rows >= cols[:, None]", f"{AN_ARRAY} bool of shape (3, 2); {BOOLEANS}"),
+    "lists": ("[[bool(i >= j) for j in cols] for i in rows]", BOOLEANS),
+    "integers": (
+        "(rows[:, None] >= cols).astype(np.int64)",
+        f"{AN_ARRAY} int64 of shape (2, 3); {BOOLEANS}",
+    ),
     "too much": ("rows[:, None] >= cols, True", "returned (array"),
     "a name that there is not": ("rows[:, None] >= colz", "name 'colz' is not defined"),
 }
@@ -569,9 +573,52 @@ class Mine(flashsim.Mask):
         with pytest.raises((TypeError, NameError), match=re.escape(said)) as caught:
             flashsim.forward("flash", Q, K, V, mask=mask, **asked)
         assert f" of {tmp_path / 'mask.py'}: " in caught.value.__notes__[0]
-    said = said.replace("(4, 2)", "(4, 6)").replace("(2, 4)", "(6, 4)")
+        with pytest.raises((TypeError, NameError)) as counted:
+            flashsim.count("flash", N=4, d=2, mask=mask, **asked)
+        assert str(counted.value) == str(caught.value)
+        assert counted.value.__notes__ == caught.value.__notes__
+    said = said.replace("(2, 3)", "(4, 6)").replace("(3, 2)", "(6, 4)")
     with pytest.raises((TypeError, NameError), match=re.escape(said)):
         flashsim.prove(N_q=4, N_k=6, d=2, M=100, mask=mine)
+
+
+class TooFew(Mask):
+    """Every second key, by an `allows` that lacks two parameters."""
+
+    def allows(self, rows: Any, cols: Any) -> Any:  # type: ignore[override]
+        return (cols % 2 == 0) & (rows[:, None] >= 0)
+
+
+COUNTS = {
+    "flash": lambda mask: flashsim.count("flash", N=8, d=2, M=100, mask=mask),
+    "standard": lambda mask: flashsim.count("standard", N=8, d=2, M=100, mask=mask),
+    "backward": lambda mask: flashsim.count(
+        "flash", N=8, d=2, M=100, direction="backward", mask=mask
+    ),
+    "tune": lambda mask: flashsim.tune(N=8, d=2, M=100, mask=mask),
+    "theory": lambda mask: flashsim.theory.exact("flash", N=8, d=2, M=100, mask=mask),
+    "devices": lambda mask: flashsim.devices.count("ring", N=8, d=2, M=100, P=2, mask=mask),
+}
+
+
+@pytest.mark.parametrize("count", COUNTS.values(), ids=[*COUNTS])
+def test_every_count_tries_a_mask_of_ones_own_on_one_tile(count: Any) -> None:
+    with pytest.raises(
+        TypeError, match="allows\\(\\) takes 3 positional arguments but 5 were given"
+    ):
+        count(TooFew())
+
+
+@pytest.mark.parametrize("mask", [TooFew, Causal])
+def test_a_mask_s_class_is_to_be_called(mask: Any) -> None:
+    expected = f"mask is the class {mask.__name__}; expected an object; call it: {mask.__name__}()"
+    for call in (
+        lambda: flashsim.count("flash", N=8, d=2, mask=mask),
+        lambda: flashsim.count("flash", N=8, d=2, mask=Causal() & mask),
+        lambda: flashsim.forward("flash", *np.ones((3, 4, 2)), mask=mask),
+    ):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            call()
 
 
 def test_a_mask_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,16 @@ TWICE = """
         found[0]._storage.values *= 2
     return found
 """
+ROW_SUMS = """
+from flashsim import Kind, MatrixProgram
+
+def row_sums(hbm, sram, X, blocks):
+    return X
+
+program = MatrixProgram(
+    title="Row sums", run=row_sums, operands={"X": Kind("N", "d")}, returns={"X": Kind("N", "d")}, blocks={"B": "N"},
+)
+"""
 FILES = {
     "both.py": BOTH_WAYS,
     "twice.py": BOTH_WAYS.replace('\n    return BACKWARD["flash"].run(hbm, sram, *rest)\n', TWICE),
@@ -62,6 +72,7 @@ FILES = {
     "stops.py": TWO_SWEEPS.replace("    on_chip = ", "    breakpoint()\n    on_chip = "),
     "halts.py": "import bdb\n\nraise bdb.BdbQuit\n",
     "plain.py": "def attention(q, k, v):\n    return q\n\nN = 3\n",
+    "sums.py": ROW_SUMS,
 }
 
 
@@ -353,6 +364,8 @@ REFUSED = {
     "run --algorithm syntax.py:f": "syntax.py, line 3: SyntaxError: expected ':': def f(hbm, sram, Q, K, V, blocks)",
     "run --algorithm needs.py:f": "needs.py, line 3: ModuleNotFoundError: No module named 'no_such_package'",
     "run --algorithm plain.py:N": "plain.py:N is of type int; expected a function, or a flashsim Algorithm",
+    "run --algorithm sums.py:program": "sums.py:program is a MatrixProgram; expected an algorithm of attention. In Python, flashsim.run_program and flashsim.count_program take it",
+    "count --N 4 --d 2 sums.py:program": "sums.py:program is a MatrixProgram; expected an algorithm of attention. In Python, flashsim.run_program",
     "run --algorithm plain.py:attention": "attention takes (q, k, v); expected f(hbm, sram, Q, K, V, blocks)",
     "run --algorithm mine.py:two_sweeps --causal": "'mine.py:two_sweeps' (two_sweeps) has no mask",
     "run --algorithm mine.py:two_sweeps --blocks 99 99 --M 99": "does not fit in SRAM",

@@ -2,6 +2,7 @@
 counted.
 """
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from flashsim.attention.matrices import Kind
 from flashsim.simulate.matrices import count_program, run_program
 from flashsim.simulate.results import Result
 from flashsim.theory import NoClosedForm, matrices
-from flashsim.theory.matrices import MatrixForm
+from flashsim.theory.matrices import MatrixForm, exact_program
 from tests.contract.attention import arguments_of_count
 from tests.helpers import own
 from tests.helpers.cases import count_equals_theory, same
@@ -113,8 +114,24 @@ def test_a_closed_form_of_the_users_own_stands_beside_its_program() -> None:
     check(run_program(TWICE, {"A": np.ones((7, 3))}, M=30, blocks=(2,)))
     other = replace(TWICE, name="thrice", run=lambda *arguments: twice(*arguments))
     run = run_program(other, {"A": np.ones((7, 3))}, M=30, blocks=(2,))
-    with pytest.raises(NoClosedForm, match="no closed form of 'thrice'"):
+    lack = "no closed form of 'thrice': its file has a MatrixForm named 'twice' (forward)"
+    expected = "; expected one named 'thrice' (forward)"
+    with pytest.raises(NoClosedForm, match=re.escape(lack + expected)):
         run.plan.exact()
+
+
+def test_only_the_paper_s_sizes_need_rows() -> None:
+    program = replace(TWICE, line_1=lambda rows, lengths: (rows,))
+    form = replace(FORM, line_1=program.line_1)
+    sizes = {"N": 70, "d": 3}
+    theory = exact_program(form, sizes, M=30)
+    tally = count_program(program, sizes, M=30)
+    assert theory.blocks == tally.blocks == {"B_r": 10}
+    assert theory.hbm == tally.hbm
+    with pytest.raises(NoClosedForm, match="sizing is 'paper', and 'twice' has no rows"):
+        exact_program(form, sizes, M=30, sizing="paper")
+    with pytest.raises(NoClosedForm, match="'twice' has no line_1; expected blocks"):
+        exact_program(FORM, sizes, M=30)
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ MOST_PAIRS = 2**22
 
 def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
     """Raise ValueError where `live` or `full` of a mask of the user's contradicts its `allows`, or
-    its `band`.
+    its `band`. Raises TypeError where `allows` returns no booleans of a tile's shape.
 
     blocks  the tiles of the run
     head    of which query head
@@ -31,6 +31,8 @@ def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> Non
         check_agreement(mask.b, blocks, shape, head)
         return
     kind: Any = type(mask)
+    if not is_of_package(kind.allows):
+        _check_allows(mask, shape, head)
     methods = (kind.live, kind.full, kind.band)
     if methods == (Mask.live, Mask.full, Mask.band):  # it says nothing of tiles
         return
@@ -60,6 +62,15 @@ def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> Non
                 ("full", full, band.full(*tiles[:-1])),
             ):
                 _refuse_beside_band(mask, method, rows, cols, says != _of_tiles(follows, len(cols)))
+
+
+def _check_allows(mask: Mask, shape: Shape, head: Head) -> None:
+    """Call `allows` on one small tile, as a count does not call it. Raises TypeError, or what it
+    raises.
+    """
+    rows = np.arange(min(2, shape.N_q))
+    cols = np.arange(min(3, shape.N_k))  # more than rows: a transposed result has another shape
+    allowed_by(mask, rows, cols, shape, head)
 
 
 def _refuse_beside_band(mask: Mask, method: str, rows: Index, cols: Index, wrong: Bools) -> None:

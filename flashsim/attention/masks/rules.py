@@ -327,6 +327,9 @@ class Dense(ArrayMask):
     argument = "mask"
 
     def __init__(self, array: Any) -> None:
+        if isinstance(array, type) and issubclass(array, Mask):
+            name = array.__name__
+            raise ValueError(f"mask is the class {name}; expected an object; call it: {name}()")
         added = "; what is added to scores is flashsim.Bias(array)"
         rule = ", or a flashsim.Mask such as flashsim.Causal()"
         self.array = check_booleans("mask", array, or_else=rule, for_floats=added).copy()
