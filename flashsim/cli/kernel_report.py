@@ -171,7 +171,7 @@ def _all_of(program: Nearest) -> str:
 
 def _print_findings(counts: Profile) -> None:
     if counts.difference is not None and not counts.difference.is_wrong:
-        print_words(f"O is attention of Q, K and V: off by at most {counts.difference.error:.1g}")
+        print_words("O is attention of Q, K and V, up to rounding")
     if not counts.findings:
         print_words("none of the kinds of waste that docs/profiling.md lists was found")
         return

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from flashsim.profiling.errors import ProfilingError
 from flashsim.profiling.recording import Line
+from flashsim.support.install import extra_with
 
 TESTED = "0.10.2"
 """The version of JAX that the tests run with."""
@@ -75,7 +76,7 @@ class Internals:
             import jax
         except ImportError:
             raise ProfilingError(
-                f"JAX is not installed; Pallas kernels need it: pip install jax=={TESTED}"
+                f"JAX is not installed; Pallas kernels need it: {extra_with('pallas')}"
             ) from None
         with only_in_tested_versions():
             import jax.interpreters.ad

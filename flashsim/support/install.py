@@ -15,8 +15,9 @@ EXTRA_OF = {
     "hypothesis": "testing",
     "cupy": "gpu",
     "triton": "triton",
+    "pallas": "pallas",
 }
-"""flashsim's extra that installs a package."""
+"""flashsim's extra that installs a package; Pallas is a part of JAX."""
 OTHERS = {
     "torch": "pip install torch",
     "jax": "pip install jax",

@@ -10,6 +10,7 @@ from flashsim.attention.problem import Problem
 from flashsim.profiling import ProfilingError, count_attention
 from flashsim.profiling.pallas_call import TESTED, Internals
 from flashsim.profiling.pallas_kernels import Pallas
+from flashsim.support.install import extra_with
 
 
 def attention(q: object, k: object, v: object) -> object:
@@ -23,7 +24,7 @@ def test_without_jax_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         count_attention(attention, Problem.of(N_q=8, N_k=8, d=4), library="jax")
 
     assert str(raised.value) == (
-        f"JAX is not installed; Pallas kernels need it: pip install jax=={TESTED}"
+        f"JAX is not installed; Pallas kernels need it: {extra_with('pallas')}"
     )
 
 
