@@ -76,7 +76,7 @@ class Internals:
             import jax
         except ImportError:
             raise ProfilingError(
-                f"JAX is not installed; Pallas kernels need it: {extra_with('pallas')}"
+                f"JAX is not installed; Pallas kernels need it: {extra_with('jax')}"
             ) from None
         with only_in_tested_versions():
             import jax.interpreters.ad

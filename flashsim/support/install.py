@@ -15,9 +15,9 @@ EXTRA_OF = {
     "hypothesis": "testing",
     "cupy": "gpu",
     "triton": "triton",
-    "pallas": "pallas",
+    "jax": "pallas",
 }
-"""flashsim's extra that installs a package; Pallas is a part of JAX."""
+"""flashsim's extra that installs a package."""
 OTHERS = {
     "torch": "pip install torch",
     "jax": "pip install jax",

@@ -253,7 +253,7 @@ WAYS: list[tuple[Callable[[], object], str, str, tuple[int, int, int]]] = [
         "paged",
         (130, 17, 6),
     ),
-    (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", (170, 22, 3)),
+    (partial(devices.count, "ring", P=2, N=12, d=4, M=200), "ring", "ring", (171, 22, 3)),
     (
         partial(count_command, "--blocks", "4", "3"),
         "algorithm_2_flash",

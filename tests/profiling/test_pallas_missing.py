@@ -24,7 +24,7 @@ def test_without_jax_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
         count_attention(attention, Problem.of(N_q=8, N_k=8, d=4), library="jax")
 
     assert str(raised.value) == (
-        f"JAX is not installed; Pallas kernels need it: {extra_with('pallas')}"
+        f"JAX is not installed; Pallas kernels need it: {extra_with('jax')}"
     )
 
 
