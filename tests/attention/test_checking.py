@@ -323,7 +323,7 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
         {"mask": "causal"},
     ),
     (
-        "mask is <class 'flashsim.attention.masks.rules.Causal'>; expected booleans",
+        r"mask is the class Causal; expected an object; call it: Causal\(\)",
         MASKED,
         {"mask": flashsim.Causal},
     ),

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.analysis.tune import tune
 from flashsim.attention.masks.band import Band
 from flashsim.attention.masks.rules import Both, Mask, as_mask
 from flashsim.attention.shapes import Shape
@@ -589,20 +591,21 @@ class TooFew(Mask):
         return (cols % 2 == 0) & (rows[:, None] >= 0)
 
 
-COUNTS = {
-    "flash": lambda mask: flashsim.count("flash", N=8, d=2, M=100, mask=mask),
-    "standard": lambda mask: flashsim.count("standard", N=8, d=2, M=100, mask=mask),
-    "backward": lambda mask: flashsim.count(
-        "flash", N=8, d=2, M=100, direction="backward", mask=mask
-    ),
-    "tune": lambda mask: flashsim.tune(N=8, d=2, M=100, mask=mask),
-    "theory": lambda mask: flashsim.theory.exact("flash", N=8, d=2, M=100, mask=mask),
-    "devices": lambda mask: flashsim.devices.count("ring", N=8, d=2, M=100, P=2, mask=mask),
+SMALL: Arguments = {"N": 8, "d": 2, "M": 100}
+COUNTS: dict[str, Callable[[Mask], object]] = {
+    "flash": lambda mask: flashsim.count("flash", **SMALL, mask=mask),
+    "standard": lambda mask: flashsim.count("standard", **SMALL, mask=mask),
+    "backward": lambda mask: flashsim.count("flash", **SMALL, direction="backward", mask=mask),
+    "tune": lambda mask: tune(**SMALL, mask=mask),
+    "theory": lambda mask: flashsim.theory.exact("flash", **SMALL, mask=mask),
+    "devices": lambda mask: flashsim.devices.count("ring", **SMALL, P=2, mask=mask),
 }
 
 
 @pytest.mark.parametrize("count", COUNTS.values(), ids=[*COUNTS])
-def test_every_count_tries_a_mask_of_ones_own_on_one_tile(count: Any) -> None:
+def test_every_count_tries_a_mask_of_ones_own_on_one_tile(
+    count: Callable[[Mask], object],
+) -> None:
     with pytest.raises(
         TypeError, match="allows\\(\\) takes 3 positional arguments but 5 were given"
     ):
@@ -612,13 +615,12 @@ def test_every_count_tries_a_mask_of_ones_own_on_one_tile(count: Any) -> None:
 @pytest.mark.parametrize("mask", [TooFew, Causal])
 def test_a_mask_s_class_is_to_be_called(mask: Any) -> None:
     expected = f"mask is the class {mask.__name__}; expected an object; call it: {mask.__name__}()"
-    for call in (
-        lambda: flashsim.count("flash", N=8, d=2, mask=mask),
-        lambda: flashsim.count("flash", N=8, d=2, mask=Causal() & mask),
-        lambda: flashsim.forward("flash", *np.ones((3, 4, 2)), mask=mask),
-    ):
-        with pytest.raises(ValueError, match=re.escape(expected)):
-            call()
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        flashsim.count("flash", **SMALL, mask=mask)
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        flashsim.count("flash", **SMALL, mask=Causal() & mask)
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        flashsim.forward("flash", *np.ones((3, 4, 2)), mask=mask)
 
 
 def test_a_mask_is_found_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,12 +31,13 @@ def check_agreement(mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> Non
         check_agreement(mask.b, blocks, shape, head)
         return
     kind: Any = type(mask)
-    if not is_of_package(kind.allows):
+    is_own = not is_of_package(kind.allows)
+    if is_own:
         _check_allows(mask, shape, head)
     methods = (kind.live, kind.full, kind.band)
     if methods == (Mask.live, Mask.full, Mask.band):  # it says nothing of tiles
         return
-    if is_of_package(kind.allows) and all(is_of_package(method) for method in methods):
+    if not is_own and all(is_of_package(method) for method in methods):
         return
     band = mask.band(shape, head)
     cols = np.arange(blocks.T_c) * blocks.B_c
