@@ -1,5 +1,6 @@
-"""Lay what `flashsim.profiling` counts beside the machine: bytes that Triton kernels move between
-L2 and SMs, by a GPU's counters, beside the sectors that Triton's interpreter shows.
+"""Lay what `flashsim.profiling` counts beside the machine: bytes that kernels move between L2
+and SMs, by a GPU's counters, beside the sectors that an interpreter shows: Triton's of the example,
+and JAX's Pallas kernel for GPUs, `jax.experimental.pallas.ops.gpu.attention.mha`.
 
 # on a machine with a GPU, Triton and ncu: the counters alone
 python scripts/validate_profiling.py --counters counters.json
@@ -10,11 +11,13 @@ python scripts/validate_profiling.py --beside counters.json
 import argparse
 import datetime
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +34,9 @@ MEASURE = "--measure"
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the example's attention."""
+    """One call of attention."""
 
+    kernel: str
     direction: str
     N: int
     d: int
@@ -43,12 +47,14 @@ class Case:
 
 
 CASES = (
-    Case("forward", 1024, 64, 4, False, 64, 64),
-    Case("forward", 1024, 64, 4, True, 64, 64),
-    Case("forward", 1000, 64, 4, True, 128, 32),
-    Case("forward", 512, 128, 8, False, 64, 32),
-    Case("backward", 512, 64, 4, False, 64, 64),
-    Case("backward", 512, 64, 4, True, 32, 64),
+    Case("triton", "forward", 1024, 64, 4, False, 64, 64),
+    Case("triton", "forward", 1024, 64, 4, True, 64, 64),
+    Case("triton", "forward", 1000, 64, 4, True, 128, 32),
+    Case("triton", "forward", 512, 128, 8, False, 64, 32),
+    Case("triton", "backward", 512, 64, 4, False, 64, 64),
+    Case("triton", "backward", 512, 64, 4, True, 32, 64),
+    Case("pallas", "forward", 512, 64, 4, False, 64, 64),
+    Case("pallas", "forward", 512, 64, 4, True, 64, 64),
 )
 
 
@@ -83,7 +89,7 @@ def _write_counters(target: Path) -> None:
     record = {
         "command": shlex.join(["python", "scripts/validate_profiling.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {**machine(), "triton": triton.__version__},
+        "machine": {**machine(), "triton": triton.__version__, "jax": version("jax")},
         "rows": rows,
     }
     write_whole(target, json.dumps(record, indent=1) + "\n")
@@ -101,6 +107,7 @@ def _write_comparison(counters: Path, target: Path) -> None:
     record = {
         "command": shlex.join(["python", "scripts/validate_profiling.py", *sys.argv[1:]]),
         "triton": triton.__version__,
+        "jax": version("jax"),
         "measured": measured,
         "rows": rows,
     }
@@ -110,6 +117,8 @@ def _write_comparison(counters: Path, target: Path) -> None:
 
 def _call(case: Case) -> Callable[[], Any]:
     """Return the call on the GPU that is measured; its kernels are compiled before."""
+    if case.kernel == "pallas":
+        return _pallas_call(case)
     import torch
 
     from flashsim.profiling.triton_example import attention
@@ -131,14 +140,40 @@ def _call(case: Case) -> Callable[[], Any]:
     return backward
 
 
-def _counted(case: Case) -> dict[str, int]:
-    """Return the bytes that Triton's interpreter shows for the case."""
-    from flashsim.profiling.triton_example import attention
+def _pallas_call(case: Case) -> Callable[[], Any]:
+    import jax
 
+    shape = (1, case.N, case.heads, case.d)
+    keys = jax.random.split(jax.random.key(0), 3)
+    operands = [jax.random.normal(key, shape, "float16") for key in keys]
+    compiled = jax.jit(partial(_mha(case), causal=case.causal))
+    compiled(*operands).block_until_ready()
+    return lambda: compiled(*operands).block_until_ready()
+
+
+def _mha(case: Case) -> Callable[..., Any]:
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
+
+    sizes = BlockSizes(case.B_r, case.B_c, case.B_r, case.B_c, case.B_r, case.B_c)
+
+    def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        scale = 1 / math.sqrt(case.d)
+        return mha(q, k, v, None, sm_scale=scale, causal=causal, block_sizes=sizes)
+
+    return attention
+
+
+def _counted(case: Case) -> dict[str, int]:
+    """Return the bytes that an interpreter shows for the case."""
     problem = Problem.of(N=case.N, d=case.d, heads=case.heads, causal=case.causal, dtype="float16")
-    profile = count_attention(
-        attention, problem, direction=case.direction, B_r=case.B_r, B_c=case.B_c
-    )
+    if case.kernel == "pallas":
+        profile = count_attention(_mha(case), problem, layout="BNHD", library="jax")
+    else:
+        from flashsim.profiling.triton_example import attention
+
+        profile = count_attention(
+            attention, problem, direction=case.direction, B_r=case.B_r, B_c=case.B_c
+        )
     reads = 0
     writes = 0
     for line in profile.lines:
@@ -152,7 +187,8 @@ def _counted(case: Case) -> dict[str, int]:
 def _print(rows: list[dict[str, Any]]) -> None:
     table = []
     for row in rows:
-        name = f"{row['direction']} N={row['N']} d={row['d']} {row['B_r']}×{row['B_c']}"
+        sizes = f"N={row['N']} d={row['d']} {row['B_r']}×{row['B_c']}"
+        name = f"{row['kernel']} {row['direction']} {sizes}"
         if row["causal"]:
             name += " causal"
         reads = row["l2_reads"] / row["sector_bytes_read"]

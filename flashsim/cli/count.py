@@ -73,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
 
     what = algorithm_named(options, DEFAULT_ALGORITHM)
     if isinstance(what, Kernel):
-        return _run_kernel(options, what)
+        from flashsim.cli import kernel_report
+
+        return kernel_report.run(options, what.function)
     if options.d is None:
         raise ValueError("the following arguments are required: --d")
     names = ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
@@ -86,13 +88,3 @@ def run(options: argparse.Namespace) -> int:
     counted = comparison.count_lines(what, arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0
-
-
-def _run_kernel(options: argparse.Namespace, kernel: Kernel) -> int:
-    """Count a user's kernel, and print what it moves."""
-    from flashsim.cli import kernel_report
-
-    profile = kernel_report.profile(options, kernel.function)
-    numbers = kernel_report.numbers(profile, options.M)
-    finish(options, numbers, lambda: kernel_report.show(profile, options.M))
-    return 0

@@ -13,13 +13,16 @@ from typing import Any
 
 from flashsim import profiling
 from flashsim.attention.problem import Problem
-from flashsim.profiling import Profile, ProfilingError
+from flashsim.cli.outputs import finish
+from flashsim.profiling import Law, Profile, ProfilingError
 from flashsim.profiling.comparing import Nearest
 from flashsim.profiling.recording import SECTOR, Line, LineTraffic
 from flashsim.support.install import extra_with
 from flashsim.support.sizes import human_bytes
 from flashsim.support.tables import print_table, print_words
 
+LONGEST = 2048
+"""The longest N at which a kernel is run; beyond it, minutes become hours."""
 NOT_FOR_KERNELS = (
     ("offset", "--offset"),
     ("sink", "--sink"),
@@ -30,27 +33,48 @@ NOT_FOR_KERNELS = (
 """Options that say what flashsim's programs compute, by their names in a command's values."""
 
 
-def profile(options: argparse.Namespace, function: Callable[..., Any]) -> Profile:
-    """Call the function as the options say, and return what its kernels move. Raises ValueError."""
-    for name, flag in NOT_FOR_KERNELS:
-        if getattr(options, name) is not None:
-            raise ValueError(f"argument {flag}: it is for flashsim's algorithms, not for a kernel")
-    if options.dropout_p:
-        raise ValueError("argument --dropout: a kernel is counted without dropout")
-    keywords = dict(options.option)
+def run(options: argparse.Namespace, function: Callable[..., Any]) -> int:
+    """Count the function's kernels as the options say, and print what they move; at long lengths by
+    the law that short ones follow. Raises ValueError.
+    """
+    _check_options(options)
+    is_long = options.N is not None and options.N > LONGEST
     try:
-        if not signature(function).parameters:
-            return profiling.count(function)
-        problem = _problem(options)
-        return profiling.count_attention(
-            function, problem, layout=options.layout, direction=options.direction, **keywords
-        )
+        if is_long and options.N_q is None and options.N_k is None:
+            law = profiling.law(function, _problem(options), **_call(options))
+            traffic = law.at(options.N)
+            plain = {"law": law.to_dict(), "N": options.N, **traffic.to_dict()}
+            finish(options, plain, lambda: _show_law(law, options.N))
+            return 0
+        counts = _profile(options, function)
     except ProfilingError as error:
         raise ValueError(str(error)) from error
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{error.name} is not installed; kernels of Triton need it: {extra_with('triton')}"
         ) from None
+    finish(options, _numbers(counts, options.M), lambda: _show(counts, options.M))
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    for name, flag in NOT_FOR_KERNELS:
+        if getattr(options, name) is not None:
+            raise ValueError(f"argument {flag}: it is for flashsim's algorithms, not for a kernel")
+    if options.dropout_p:
+        raise ValueError("argument --dropout: a kernel is counted without dropout")
+
+
+def _call(options: argparse.Namespace) -> dict[str, Any]:
+    """Return how the function is called, besides its problem."""
+    how = {"layout": options.layout, "direction": options.direction}
+    return {**dict(options.option), **how}
+
+
+def _profile(options: argparse.Namespace, function: Callable[..., Any]) -> Profile:
+    if not signature(function).parameters:
+        return profiling.count(function)
+    return profiling.count_attention(function, _problem(options), **_call(options))
 
 
 def _problem(options: argparse.Namespace) -> Problem:
@@ -69,7 +93,7 @@ def _problem(options: argparse.Namespace) -> Problem:
     )
 
 
-def numbers(counts: Profile, M: Any) -> dict[str, Any]:
+def _numbers(counts: Profile, M: Any) -> dict[str, Any]:
     """Return the profile as plain data, with the bound for M."""
     plain = counts.to_dict()
     if M is not None and counts.problem is not None:
@@ -77,13 +101,36 @@ def numbers(counts: Profile, M: Any) -> dict[str, Any]:
     return plain
 
 
-def show(counts: Profile, M: Any) -> None:
+def _show(counts: Profile, M: Any) -> None:
     """Print the traffic by array and by line, what it is compared with, and the findings."""
     _print_launches(counts)
     _print_arrays(counts)
     _print_lines(counts.lines)
     _print_comparison(counts, M)
     _print_findings(counts)
+
+
+def _show_law(law: Law, N: int) -> None:
+    """Print what a kernel moves at a length, by its law."""
+    fitted = ", ".join(f"{length:,}" for length in law.lengths[:3])
+    agreeing = " and ".join(f"{length:,}" for length in law.lengths[3:])
+    print_words(
+        f"{law.function} at N = {N:,}, not run there: by the law of its counts at N = {fitted}, "
+        f"with which its counts at N = {agreeing} agree"
+    )
+    print()
+    traffic = law.at(N)
+    formulas = law.formulas()
+    rows: list[Sequence[Any] | None] = []
+    for name, array in traffic.by_array.items():
+        rows.append((name, array.reads, array.writes, *formulas[name]))
+    headings = ("by array", "reads", "writes", "reads =", "writes =")
+    print_table(headings, [*rows, None, ("total", traffic.reads, traffic.writes)])
+    print(f"{traffic.accesses:,} accesses, {human_bytes(traffic.bytes)}\n")
+    if law.blocks is not None:
+        B_r, B_c = law.blocks
+        print_words(f"B_r = {B_r}, B_c = {B_c}; H = {law.problem.heads} heads")
+    _print_findings(law.profile)
 
 
 def _print_launches(counts: Profile) -> None:

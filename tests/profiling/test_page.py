@@ -20,9 +20,9 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def printed(where: str, folder: Path) -> str:
+def printed(where: str, folder: Path, N: int = 256) -> str:
     """Return what `flashsim count` prints of a kernel, as the page calls it."""
-    words = ["count", f"{where}:attention", "--N", "256", "--d", "64", "--causal"]
+    words = ["count", f"{where}:attention", "--N", str(N), "--d", "64", "--causal"]
     done = subprocess.run(
         [sys.executable, "-m", "flashsim", *words],
         capture_output=True,
@@ -38,6 +38,12 @@ def printed(where: str, folder: Path) -> str:
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     page = "\n".join(line.rstrip() for line in PAGE.read_text("utf-8").splitlines())
     assert printed("flashsim.profiling.triton_example", tmp_path) in page
+
+
+@needs_triton
+def test_the_page_shows_what_the_law_says(tmp_path: Path) -> None:
+    page = "\n".join(line.rstrip() for line in PAGE.read_text("utf-8").splitlines())
+    assert printed("flashsim.profiling.triton_example", tmp_path, 1_048_576) in page
 
 
 @needs_triton

@@ -21,6 +21,7 @@ from flashsim.serving.api import BatchPlan, finished
 from flashsim.serving.programs import programs
 from flashsim.serving.schedules import schedule_of
 from flashsim.simulate.results import Result
+from flashsim.theory.closed_form import Exact
 from flashsim.tracing.planting import mutated
 from tests.helpers.counting import moved
 from tests.helpers.ragged import DRAWN, Drawn, in_pages
@@ -841,10 +842,13 @@ def test_the_command_counts_and_fails_where_theory_differs(
     assert report["agrees"] is True
     assert report["hbm"]["accesses"] == tally.hbm.accesses
 
-    def wrong(tally: Result) -> Result:
-        return replace(tally, hbm=tally.hbm.times(2))
+    right = BatchPlan.exact
 
-    monkeypatch.setattr(serving, "exact", wrong)
+    def wrong(plan: BatchPlan) -> Exact:
+        form = right(plan)
+        return replace(form, hbm=form.hbm.times(2))
+
+    monkeypatch.setattr(BatchPlan, "exact", wrong)
     assert main(["serve", "varlen", "--keys", "9", "--d", "4"]) == 1
     assert "The counts differ from theory." in capsys.readouterr().err
 
