@@ -14,8 +14,10 @@ from flashsim.reference import attention
 
 LARGEST = 2**24
 """Numbers of S, over all heads, up to which results are compared: some seconds."""
-ROUNDINGS = 32
-"""A result may be off by so many roundings of its type, times the largest number of V."""
+ROUNDINGS = 8
+"""A result may be off by so many roundings of its type, times the largest number of V, times 1 plus
+the largest score: an error of a score is one of its weight's exponent.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,11 @@ def difference(
     if not isinstance(problem.mask, All):
         mask = problem.mask.whole(shape, (0,) * len(problem.leading))
     expected = attention(Q, K, V, mask=mask, scale=scale)
+    factor = problem.scale if scale is None else scale
+    largest_score = abs(factor) * float(np.abs(Q @ K.swapaxes(1, 2)).max(initial=0))
     rounding = float(np.finfo(problem.dtype).eps) if problem.dtype.kind == "f" else 2.0**-8
-    allowance = ROUNDINGS * rounding * float(np.abs(V).max(initial=0))
+    largest_value = float(np.abs(V).max(initial=0))
+    allowance = ROUNDINGS * rounding * largest_value * (1 + largest_score)
     return Difference(float(np.abs(O - expected).max(initial=0)), allowance)
 
 

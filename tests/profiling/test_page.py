@@ -1,5 +1,6 @@
 """docs/profiling.md: what it shows is what the commands print, and what the record says."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -60,7 +61,7 @@ def test_the_page_shows_what_a_kernel_without_skips_gets(tmp_path: Path) -> None
 def test_the_table_is_the_record() -> None:
     record = json.loads((ROOT / "figures" / "validate_profiling.json").read_text("utf-8"))
     page = PAGE.read_text("utf-8")
-    assert len(record["rows"]) == 6
+    assert len(record["rows"]) == 8
     for row in record["rows"]:
         reads = row["l2_reads"] / row["sector_bytes_read"]
         writes = row["l2_writes"] / row["sector_bytes_written"]
@@ -68,5 +69,17 @@ def test_the_table_is_the_record() -> None:
         if row["causal"]:
             blocks += ", causal"
         sizes = f"N = {row['N']:,}, d = {row['d']}, {row['heads']} heads, {blocks}"
-        assert f"| {row['direction']}, {sizes} | {reads:.4f} | {writes:.4f} |" in page
+        assert (
+            f"| {row['kernel']} {row['direction']}, {sizes} | {reads:.4f} | {writes:.4f} |" in page
+        )
         assert abs(reads - 1) < 0.01
+
+
+def test_the_table_of_kernels_is_the_record() -> None:
+    script = importlib.import_module("profile_kernels")
+    record = json.loads((ROOT / "figures" / "profile_kernels.json").read_text("utf-8"))
+    page = PAGE.read_text("utf-8")
+    assert script.BEGIN + script.table(record["rows"]) + script.END in page
+    for row in record["rows"]:
+        assert row["is_attention"]
+        assert not {"read again", "written again", "masked off"} & row["findings"].keys()
