@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, function: Callable[..., Any]) -> int:
     try:
         if is_long and options.N_q is None and options.N_k is None:
             law = profiling.law(function, _problem(options), **_call(options))
-            traffic = law.at(options.N)
+            traffic = law.traffic(options.N)
             plain = {"law": law.to_dict(), "N": options.N, **traffic.to_dict()}
             finish(options, plain, lambda: _show_law(law, options.N))
             return 0
@@ -119,7 +119,7 @@ def _show_law(law: Law, N: int) -> None:
         f"with which its counts at N = {agreeing} agree"
     )
     print()
-    traffic = law.at(N)
+    traffic = law.traffic(N)
     formulas = law.formulas()
     rows: list[Sequence[Any] | None] = []
     for name, array in traffic.by_array.items():

@@ -7,7 +7,7 @@ profile.nearest                  # flashsim's program with the nearest accesses
 profile.over_bound()             # accesses ÷ the fewest that any schedule makes
 profile.findings                 # what moves without need, with the line
 
-flashsim.profiling.law(attention, problem).at(1_048_576)   # from counts at short lengths
+flashsim.profiling.law(attention, problem).traffic(1_048_576)   # from counts at short lengths
 """
 
 from flashsim.profiling.calls import count, count_attention

@@ -53,7 +53,7 @@ class Law:
     writes: Mapping[str, Polynomial]
     profile: Profile
 
-    def at(self, N: int) -> Traffic:
+    def traffic(self, N: int) -> Traffic:
         """Return the accesses at a length. Raises ValueError where N is no multiple of `step`."""
         if N % self.step or N < 1:
             raise ValueError(

@@ -32,7 +32,7 @@ def test_the_law_is_the_closed_form_at_a_length_that_is_not_run(causal: bool) ->
         causal=causal,
         blocks=(32, 16),
     )
-    traffic = kernel_law.at(N)
+    traffic = kernel_law.traffic(N)
     for name in ("Q", "K", "V", "O"):
         by_law = traffic.by_array[name]
         expected = form.hbm.by_array[name]
@@ -62,7 +62,7 @@ def test_operators_have_a_law_too() -> None:
 def test_a_length_off_the_blocks_is_refused() -> None:
     kernel_law = law(attention, Problem.of(N=64, d=16), B_r=16, B_c=16)
     with pytest.raises(ValueError, match="N is 1,000; expected a multiple of 16"):
-        kernel_law.at(1000)
+        kernel_law.traffic(1000)
 
 
 def test_a_kernel_without_a_law_is_refused() -> None:
