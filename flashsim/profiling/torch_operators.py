@@ -1,6 +1,6 @@
 """PyTorch's operators and Triton's kernels, counted in one call.
 
-A dispatch mode sees each operator after PyTorch has decomposition composite ones. An operator whose
+A dispatch mode sees each operator after PyTorch has taken composite ones apart. An operator whose
 results share the memory of its operands and that changes none of them is a view: it moves nothing.
 """
 
