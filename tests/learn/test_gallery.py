@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +31,7 @@ from flashsim.extensions import mlp
 from flashsim.learn import gallery
 from flashsim.learn.gallery.page import Page, parts_of
 from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
-from flashsim.tracing.loading import trace_of
+from flashsim.tracing.loading import _TraceFile, trace_of
 from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
 from flashsim.tracing.typeset import typeset
 from tests.conftest import DESK, PHONE, until
@@ -61,7 +61,12 @@ def data_of(page: str) -> list[dict[str, Any]]:
 
 @cache
 def traces(name: str) -> list[Trace]:
-    return [trace_of(data) for data in data_of(made()[f"{name}.html"])]
+    file_names = {field.name for field in fields(_TraceFile)}
+    traces = []
+    for data in data_of(made()[f"{name}.html"]):
+        # A page has more than the file of a trace: what its player shows.
+        traces.append(trace_of({name: data[name] for name in file_names & data.keys()}))
+    return traces
 
 
 @dataclass(frozen=True)
