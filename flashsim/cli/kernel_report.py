@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import argparse
 import linecache
+from bdb import BdbQuit
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from flashsim import profiling
@@ -53,8 +55,27 @@ def run(options: argparse.Namespace, function: Callable[..., Any]) -> int:
         raise ValueError(
             f"{error.name} is not installed; kernels of Triton need it: {extra_with('triton')}"
         ) from None
+    except (BdbQuit, ValueError):
+        raise
+    except Exception as error:  # of the user's function, whatever it is
+        place = _place_of(error, function)
+        raise ValueError(f"{place} raised {type(error).__name__}: {error}") from error
     finish(options, _numbers(counts, options.M), lambda: _show(counts, options.M))
     return 0
+
+
+def _place_of(error: Exception, function: Callable[..., Any]) -> str:
+    """Return the innermost line of the function's own file that an error passed; the function's
+    name where there is none.
+    """
+    code = getattr(function, "__code__", None)
+    file = None if code is None else code.co_filename
+    lines = [
+        line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == file
+    ]
+    if not lines:
+        return str(getattr(function, "__name__", "the function"))
+    return _place(Line(str(file), lines[-1]))
 
 
 def _check_options(options: argparse.Namespace) -> None:

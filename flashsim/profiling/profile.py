@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from flashsim.attention.arguments import short_repr
@@ -136,6 +137,9 @@ class Profile(Exported):
                 "equal": self.nearest.equal,
                 "accesses": self.nearest.accesses,
             }
+        error = None
+        if self.difference is not None and isfinite(self.difference.error):
+            error = self.difference.error  # JSON has no NaN; the finding says it
         return {
             "function": self.function,
             "direction": self.direction,
@@ -145,7 +149,7 @@ class Profile(Exported):
             "launches": [asdict(launch) for launch in self.launches],
             "by_line": lines,
             "findings": [_plain_finding(finding) for finding in self.findings],
-            "error": None if self.difference is None else self.difference.error,
+            "error": error,
             "nearest": program,
             "fewest": None if self.problem is None else self.fewest(),
         }

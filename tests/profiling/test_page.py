@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import flashsim
+from flashsim.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "profiling.md"
@@ -83,3 +85,35 @@ def test_the_table_of_kernels_is_the_record() -> None:
     for row in record["rows"]:
         assert row["is_attention"]
         assert not {"read again", "written again", "masked off"} & row["findings"].keys()
+
+
+FAILING = {
+    "raises": ("raise RuntimeError('planned')", r"odd\.py:2 raised RuntimeError: planned"),
+    "multiplies": ("return q @ k", r"odd\.py:2 raised RuntimeError: "),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("name", FAILING)
+def test_what_a_function_raises_is_one_line_with_its_place(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body, expected = FAILING[name]
+    file = tmp_path / "odd.py"
+    file.write_text(f"def attention(q, k, v):\n    {body}\n", "utf-8")
+    assert main(["count", f"{file}:attention", "--N", "8", "--d", "4"]) == 2
+    message = capsys.readouterr().err
+    assert re.search(expected, message)
+    assert len(message.splitlines()) == 1
+
+
+@needs_triton
+def test_a_result_that_is_nan_is_wrong_and_written_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text("def attention(q, k, v):\n    return q * float('nan')\n", "utf-8")
+    target = tmp_path / "numbers.json"
+    words = ["count", f"{file}:attention", "--N", "8", "--d", "4", "--json", str(target)]
+    assert main(words) == 0
+    record = json.loads(target.read_text("utf-8"))
+    assert record["error"] is None
+    assert record["findings"][0]["kind"] == "wrong result"
